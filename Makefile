@@ -1,0 +1,43 @@
+# The only door: developers and CI run the same targets.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup fmt lint types arch test test-fast e2e ci demo run schema clean
+
+setup: $(STAMP)
+$(STAMP): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install --quiet --editable '.[redis]' --group dev
+	@touch $@
+
+demo: setup            ## gateway and three simulated backends on loopback
+	@$(BIN)/vllm-gateway demo
+
+fmt: setup
+	$(BIN)/ruff check --fix --quiet . && $(BIN)/ruff format .
+
+lint: setup
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+arch: setup
+	$(BIN)/lint-imports
+
+test: setup            ## everything that needs no other program than Python
+	$(BIN)/pytest -m 'not e2e'
+
+test-fast: setup
+	$(BIN)/pytest tests/unit tests/properties tests/house
+
+e2e: setup             ## real vLLM, real nginx, real SDKs; skips what is not installed
+	$(BIN)/pytest -m e2e
+
+ci: lint types arch test
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

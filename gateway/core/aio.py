@@ -1,0 +1,70 @@
+"""Time and tasks: the only module that may create a task.
+
+Every task has a name and an owner. `periodic` is one of the two places where `except Exception` is
+allowed: a background loop must outlive one bad turn, and says so in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, Protocol
+
+log = logging.getLogger("gateway.aio")
+
+# Task(eager_start=True) runs the coroutine at once up to its first suspension (Python 3.12).
+_EAGER: Final = sys.version_info >= (3, 12)
+
+
+class Clock(Protocol):
+    """Where time comes from, so that tests can hold it."""
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+
+    def wall(self) -> float:
+        """Seconds since the epoch."""
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    now = staticmethod(time.monotonic)
+    wall = staticmethod(time.time)
+
+
+def start(coro: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
+    """Start a named task; on Python 3.12+ it runs at once up to its first suspension.
+
+    The caller owns the task: keeps the reference and cancels or awaits it.
+    """
+    loop = asyncio.get_running_loop()
+    if _EAGER:
+        return asyncio.Task(coro, loop=loop, name=name, eager_start=True)  # type: ignore[call-arg,unused-ignore]
+    return loop.create_task(coro, name=name)
+
+
+async def periodic(
+    turn: Callable[[], Awaitable[None]],
+    *,
+    every_s: float,
+    name: str,
+    jitter_ratio: float = 0.15,
+    rng: random.Random | None = None,
+) -> None:
+    """Run `turn` for ever, `every_s` (+- jitter) after the end of the one before.
+
+    An exception in one turn is logged and the loop goes on. Run it in a TaskGroup.
+    Cancel: stops at once, inside the turn too.
+    """
+    spread = rng or random.Random()  # noqa: S311 - spreads load, guards nothing
+    while True:
+        try:
+            await turn()
+        except Exception:  # noqa: BLE001 - one bad turn must not end the loop
+            log.exception("periodic task failed", extra={"task": name})
+        await asyncio.sleep(every_s * (1 + spread.uniform(-jitter_ratio, jitter_ratio)))

@@ -1,0 +1,220 @@
+"""The error tree, by whose fault it is.
+
+    GatewayError                          status  OpenAI type              code
+    |-- RequestError        the caller's  400     invalid_request_error    (per raise)
+    |   |-- ContextLengthExceeded         400     invalid_request_error    context_length_exceeded
+    |   |-- ModelNotFound                 404     invalid_request_error    model_not_found
+    |   |-- UnknownUrl                    404     invalid_request_error    unknown_url
+    |   |-- EndpointNotServed             404     invalid_request_error    endpoint_not_supported
+    |   |-- MethodNotAllowed              405     invalid_request_error    method_not_allowed
+    |   |-- BodyTimeout                   408     invalid_request_error    request_timeout
+    |   |-- BodyTooLarge                  413     invalid_request_error    request_too_large
+    |   `-- UnsupportedMediaType          415     invalid_request_error    unsupported_media_type
+    |-- AccessError         the caller's  401     invalid_request_error    invalid_api_key
+    |-- Rejected            nobody's      503     service_unavailable_error
+    |   |-- Overloaded                    503     service_unavailable_error  server_is_overloaded
+    |   |-- Unavailable                   503     service_unavailable_error  model_unavailable
+    |   `-- ShuttingDown                  503     service_unavailable_error  shutting_down
+    |-- UpstreamError       the backend's 502     server_error             backend_error
+    |   |-- ConnectFailed                 502     (nothing was sent: may be retried elsewhere)
+    |   |-- StaleConnection               502     (reused connection died unanswered: one retry)
+    |   |-- BackendBroke                  502     (died or spoke nonsense before the first byte)
+    |   |-- StreamBroke                   502     (after the first byte: an error frame, never a retry)
+    |   `-- BackendTimeout                504     server_error             backend_timeout
+    |-- ClientGone          nobody's      499     never answered, never held against a backend
+    `-- ConfigError         the operator's        never becomes a reply
+
+A reply always has the four keys `message`, `type`, `param`, `code` and a string code
+(Source: openai-openapi ErrorResponse; the SDKs read `body["error"]`).
+Anything that is not a GatewayError is a bug: 500, logged with a traceback, Outcome.BUG.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from gateway.core.types import Outcome
+
+
+class GatewayError(Exception):
+    """A refusal or failure that a client may read. `message` says what, the numbers, what to do."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    default_code: ClassVar[str | None] = None
+    outcome: ClassVar[Outcome] = Outcome.BUG
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code if code is not None else self.default_code
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class RequestError(GatewayError):
+    """The request itself is wrong: 400."""
+
+    status = 400
+    type = "invalid_request_error"
+    outcome = Outcome.REJECTED
+
+
+class ContextLengthExceeded(RequestError):
+    """Prompt plus output do not fit the route's window: 400."""
+
+    default_code = "context_length_exceeded"
+
+
+class ModelNotFound(RequestError):
+    """Unknown model, or one this key may not use; the same words for both: 404."""
+
+    status = 404
+    default_code = "model_not_found"
+
+
+class UnknownUrl(RequestError):
+    """Not in the endpoint allow-list: 404."""
+
+    status = 404
+    default_code = "unknown_url"
+
+
+class EndpointNotServed(RequestError):
+    """The model exists, but its backends do not serve this endpoint: 404."""
+
+    status = 404
+    default_code = "endpoint_not_supported"
+
+
+class MethodNotAllowed(RequestError):
+    """A known path with the wrong method: 405."""
+
+    status = 405
+    default_code = "method_not_allowed"
+
+
+class BodyTimeout(RequestError):
+    """The body did not arrive in time: 408, and the connection closes."""
+
+    status = 408
+    default_code = "request_timeout"
+
+
+class BodyTooLarge(RequestError):
+    """The body has more bytes than the endpoint takes: 413."""
+
+    status = 413
+    default_code = "request_too_large"
+
+
+class UnsupportedMediaType(RequestError):
+    """Wrong content-type, or an encoded body: 415."""
+
+    status = 415
+    default_code = "unsupported_media_type"
+
+
+class AccessError(GatewayError):
+    """No key, a wrong key, or two different ones: 401."""
+
+    status = 401
+    type = "invalid_request_error"
+    default_code = "invalid_api_key"
+    outcome = Outcome.UNAUTHENTICATED
+
+
+class Rejected(GatewayError):
+    """Refused for capacity, nobody's fault: 503 with Retry-After."""
+
+    status = 503
+    type = "service_unavailable_error"
+    outcome = Outcome.SHED
+    shed_reason: ClassVar[str] = "overloaded"
+
+
+class Overloaded(Rejected):
+    """Every backend that could serve it is saturated."""
+
+    default_code = "server_is_overloaded"
+    shed_reason = "kv_full"
+
+
+class Unavailable(Rejected):
+    """The model is known, but none of its backends serves now."""
+
+    default_code = "model_unavailable"
+    shed_reason = "no_backend"
+
+
+class ShuttingDown(Rejected):
+    """This gateway is draining."""
+
+    default_code = "shutting_down"
+    shed_reason = "draining"
+
+
+class UpstreamError(GatewayError):
+    """The backend failed: 502. `reason` is a short closed word for metrics and health."""
+
+    status = 502
+    type = "server_error"
+    default_code = "backend_error"
+    outcome = Outcome.BACKEND_ERROR
+    reason: ClassVar[str] = "error"
+
+
+class ConnectFailed(UpstreamError):
+    """No connection could be made, so nothing was sent; safe to try elsewhere."""
+
+    reason = "connect"
+
+
+class StaleConnection(UpstreamError):
+    """A reused idle connection died before any reply byte; one retry on a fresh connection."""
+
+    reason = "stale"
+
+
+class BackendBroke(UpstreamError):
+    """The backend died or answered nonsense before the client got a byte."""
+
+    reason = "broke"
+
+
+class StreamBroke(UpstreamError):
+    """The backend died, stalled or reported an error after the client's first byte."""
+
+    reason = "stream"
+    outcome = Outcome.STREAM_BROKEN
+
+
+class BackendTimeout(UpstreamError):
+    """The backend was silent past its deadline: 504. Not retried: the work may go on."""
+
+    status = 504
+    default_code = "backend_timeout"
+    reason = "timeout"
+    outcome = Outcome.BACKEND_TIMEOUT
+
+
+class ClientGone(GatewayError):
+    """The client left. Not an error: nothing is answered, nothing is retried."""
+
+    status = 499
+    outcome = Outcome.CLIENT_GONE
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used. `findings` are ready to print, one per line."""
+
+    def __init__(self, findings: list[str]) -> None:
+        super().__init__("\n".join(findings))
+        self.findings = findings

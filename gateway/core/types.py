@@ -1,0 +1,306 @@
+"""The values that flow through the gateway; the first file to read.
+
+Only the standard library is imported here. Values are frozen; what changes (`Slot`, `RequestRecord`)
+says so and names its one owner. Times called `at` or `now` are monotonic seconds; wall time exists
+only in `observe` and in key expiry. Ratios are 0..1, never percent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Endpoint(Enum):
+    """An API path kind; the value is its name in settings, metrics and logs."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+    EMBEDDINGS = "embeddings"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+    COUNT_TOKENS = "count_tokens"
+    RERANK = "rerank"
+    SCORE = "score"
+    TRANSCRIPTIONS = "transcriptions"
+    TRANSLATIONS = "translations"
+    TOKENIZE = "tokenize"
+    DETOKENIZE = "detokenize"
+
+
+class Dialect(Enum):
+    """How a reply's errors, stream frames and endings are written."""
+
+    CHAT = "chat"  # OpenAI chunks with choices[].delta, ended by [DONE]
+    COMPLETIONS = "completions"  # OpenAI chunks with choices[].text, ended by [DONE]
+    RESPONSES = "responses"  # typed events, ended by response.completed or response.incomplete
+    MESSAGES = "messages"  # Anthropic events, ended by message_stop
+    PLAIN = "plain"  # no token stream of its own (embeddings, audio, ...)
+
+
+class Phase(Enum):
+    """Where one backend is in its life; `pools.health` holds the transitions."""
+
+    STARTING = "starting"  # not yet seen healthy since it was added or restarted
+    READY = "ready"
+    DEGRADED = "degraded"  # serves only when no READY backend of the pool can
+    DRAINING = "draining"  # takes no new work, its streams finish
+    CORDONED = "cordoned"  # taken out by an operator, until that is undone
+    DOWN = "down"  # refuses, fails its probes, or makes no progress
+    STOPPED = "stopped"  # removed from the configuration; final
+
+
+class Outcome(Enum):
+    """How one request ended; closed, because it is a metric label."""
+
+    OK = "ok"
+    UNAUTHENTICATED = "unauthenticated"  # 401
+    REJECTED = "rejected"  # the caller's own fault, refused here: 400, 404, 408, 413, 415
+    SHED = "shed"  # refused for capacity: 429, 503
+    UPSTREAM_REJECTED = "upstream_rejected"  # the backend answered 4xx
+    BACKEND_ERROR = "backend_error"  # the backend failed before the first byte to the client
+    BACKEND_TIMEOUT = "backend_timeout"  # the backend was silent past its deadline
+    STREAM_BROKEN = "stream_broken"  # the backend failed after the first byte to the client
+    CLIENT_GONE = "client_gone"  # the client left; never the backend's fault
+    CLIENT_STALLED = "client_stalled"  # the client did not read; cut to bound memory
+    SHUTDOWN = "shutdown"  # cut by our own shutdown after the grace period
+    BUG = "bug"  # ours; logged with a traceback
+
+
+class UsageSource(Enum):
+    """Where token counts come from, best first."""
+
+    UPSTREAM = "upstream"  # the backend's own usage object
+    COUNTED = "counted"  # exact prompt count, stream events counted
+    ESTIMATED = "estimated"  # bounds only
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: one authenticated key. `models` are globs over the names clients use."""
+
+    key_id: str
+    name: str
+    tenant: str
+    priority: int = 0
+    models: tuple[str, ...] = ("*",)
+    max_context_tokens: int | None = None
+    max_output_tokens: int | None = None
+    expires_at_s: float | None = None  # wall time, seconds since the epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is asked: the few fields of a request body that the gateway looks at, and the body itself.
+
+    `choices` is how many choices a complete answer holds (n x number of prompts).
+    `text_bytes` is an upper bound of the UTF-8 length of all prompt text, `None` when the prompt has
+    parts whose tokens the body's size does not bound (images, audio, embeddings).
+    """
+
+    endpoint: Endpoint
+    dialect: Dialect
+    model: str
+    stream: bool
+    body: bytes
+    max_new_tokens: int | None = None
+    max_new_field: str | None = None
+    choices: int = 1
+    wants_usage: bool = False
+    text_bytes: int | None = None
+    prompt_token_ids: int | None = None  # exact prompt length when the prompt is token ids
+    truncates_prompt: bool = False  # truncate_prompt_tokens is set: the engine cuts, not we
+    affinity: str | None = None
+    content_type: bytes = b"application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a model name leads. `window_tokens` is None while no backend has told its window."""
+
+    requested: str
+    pool: str
+    served_model: str  # the name the backends know it by
+    adapter: str | None = None  # set when the name is a LoRA adapter
+    window_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a request needs from a window. `prompt_tokens` is an upper bound unless `exact`."""
+
+    prompt_tokens: int
+    exact: bool
+    max_new_tokens: int | None = None
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt plus the stated output (0 when none is stated)."""
+        return self.prompt_tokens + (self.max_new_tokens or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSample:
+    """One scrape of a backend's /metrics, data-parallel engines summed (KV usage: the largest)."""
+
+    at: float
+    running: int
+    waiting: int
+    kv_usage_ratio: float | None
+    kv_capacity_tokens: int | None = None
+    progress: float = 0.0  # generation + prompt tokens + iterations, monotonic within an incarnation
+    preemptions: float = 0.0
+    asleep: bool = False
+    running_adapters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One entry of a backend's /v1/models. Adapters have a parent and usually no window of their own."""
+
+    name: str
+    parent: str | None
+    window_tokens: int | None
+
+
+# --- what probes, scrapes and traffic tell the pool table: a closed union -----------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePassed:
+    """`GET /health` answered 200."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeFailed:
+    """`GET /health` did not answer 200 in time; `reason` is a short closed word such as `refused`."""
+
+    at: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scraped:
+    """`GET /metrics` was read and understood."""
+
+    sample: LoadSample
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapeFailed:
+    """`GET /metrics` failed or held nothing we know; the load is then unknown, not free."""
+
+    at: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsSeen:
+    """`GET /v1/models` answered; `endpoints` is None when the backend does not tell them."""
+
+    at: float
+    models: tuple[ServedModel, ...]
+    endpoints: frozenset[Endpoint] | None = None
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficOk:
+    """A real request ended well on the backend."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficFailed:
+    """A real request failed by the backend's fault (connect, 5xx, stall, truncation, error frame)."""
+
+    at: float
+    reason: str
+
+
+Observation = (
+    ProbePassed | ProbeFailed | Scraped | ScrapeFailed | ModelsSeen | TrafficOk | TrafficFailed
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One change of a backend's phase, with its evidence in one sentence."""
+
+    backend_id: str
+    before: Phase
+    after: Phase
+    reason: str  # short closed word, a metric label
+    detail: str
+    at: float
+
+
+@dataclass(slots=True)
+class Slot:
+    """A place on a backend, taken from the pool table. Give it back exactly through `release`.
+
+    `release` is synchronous and idempotent, so a `finally` may call it whatever happened before.
+    """
+
+    backend_id: str
+    taken_at: float
+    scrape_count: int  # scrapes seen when taken: newer ones already include this request
+    _give_back: Callable[[Slot], None] | None = None
+
+    def release(self) -> None:
+        """Give the place back; further calls do nothing."""
+        give_back, self._give_back = self._give_back, None
+        if give_back is not None:
+            give_back(self)
+
+
+class Exclusion(Enum):
+    """Why a backend was not eligible for a request."""
+
+    NOT_SERVING = "not_serving"  # its phase takes no work
+    MODEL_MISSING = "model_missing"  # it does not hold the model or adapter
+    ENDPOINT_MISSING = "endpoint_missing"
+    WINDOW_TOO_SMALL = "window_too_small"
+    SATURATED = "saturated"  # KV cache or concurrency limit
+    ALREADY_TRIED = "already_tried"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    source: UsageSource
+    cached_tokens: int | None = None
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What one request learned about itself. The handler owns it; `observe.ledger` settles it once."""
+
+    id: str
+    endpoint: Endpoint
+    received_at: float
+    caller: Caller | None = None
+    model: str | None = None  # as asked, only once it is known to exist
+    pool: str | None = None
+    adapter: str | None = None
+    stream: bool = False
+    backend_id: str | None = None
+    attempts: int = 0
+    sent_at: float | None = None
+    first_byte_at: float | None = None
+    ended_at: float | None = None
+    status: int = 0
+    outcome: Outcome | None = None
+    error_code: str | None = None
+    demand: Demand | None = None
+    usage: Usage | None = None
+    client_retry: int = 0  # x-stainless-retry-count
+    bytes_out: int = 0
+    notes: list[str] = field(default_factory=list)
