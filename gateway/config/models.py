@@ -1,0 +1,337 @@
+"""The settings: one tree that is the source of defaults, units, help and JSON Schema.
+
+Frozen, and unknown keys are errors. Durations are float seconds here and `30s` in the file, sizes
+are bytes and `64MiB`, token counts are ints and may be `32k`. What spans several settings (unique
+names, an open admin listener) is in `config.check`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SecretStr,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from gateway.config.units import (
+    Address,
+    BackendUrl,
+    Duration,
+    DurationOrZero,
+    EmptyIsNone,
+    Listen,
+    OrText,
+    OrWord,
+    Size,
+    Tokens,
+    setting,
+)
+from gateway.core.types import Endpoint
+
+MODEL_NAME: Final = r"^[a-zA-Z0-9][a-zA-Z0-9._:/-]{0,127}$"
+BACKEND_NAME: Final = r"^[a-z0-9][a-z0-9-]{0,62}$"
+
+ModelName = Annotated[str, StringConstraints(pattern=MODEL_NAME)]
+BackendName = Annotated[str, StringConstraints(pattern=BACKEND_NAME)]
+Secret = Annotated[SecretStr | None, EmptyIsNone]
+
+# Settings are accepted before the part that uses them exists, so that files need not change later.
+_LATER: Final = "Accepted and checked; this version does not act on it yet."
+
+
+class OverflowPolicy(Enum):
+    """What happens when the stated output does not fit beside the prompt."""
+
+    REJECT = "reject"
+    CLAMP = "clamp"
+
+
+class Section(BaseModel):
+    """A mapping in the file: frozen, no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class RestartConfig(Section):
+    """How to restart a backend that runs under somebody else's supervision; exactly one way."""
+
+    systemd: str | None = setting(None, "systemd unit, such as vllm@2.service.")
+    docker: str | None = setting(None, "Name of the container.")
+    kubernetes: str | None = setting(None, "namespace/pod of the backend.")
+    command: tuple[str, ...] | None = setting(None, "Program and arguments, run without a shell.")
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> RestartConfig:
+        if len(self.model_fields_set) != 1:
+            raise PydanticCustomError(
+                "one_of", "name exactly one of systemd, docker, kubernetes and command"
+            )
+        return self
+
+
+class LaunchConfig(Section):
+    """A vLLM server that the gateway starts itself, on this machine."""
+
+    model_config = ConfigDict(coerce_numbers_to_str=True)
+
+    command: tuple[str, ...] = Field(
+        min_length=1, description="Program and arguments, such as [vllm, serve, Qwen/Qwen3-8B]."
+    )
+    port: int = Field(ge=1, le=65535, description="Port it listens on, on 127.0.0.1.")
+    gpus: tuple[Annotated[int, Field(ge=0)], ...] = setting(
+        (), "GPUs it may see (CUDA_VISIBLE_DEVICES). Empty: all."
+    )
+    args: dict[str, JsonValue] = setting(
+        {}, "Further flags without their dashes, such as {max-model-len: 8192}."
+    )
+    env: dict[str, str] = setting({}, "Further environment variables.")
+
+
+class BackendConfig(Section):
+    """One vLLM server. A plain URL is short for {url: ...}."""
+
+    name: BackendName = Field(
+        default_factory=lambda: "b1",
+        description="Short name, unique in the pool. Default: b1, b2, ... by position.",
+    )
+    url: BackendUrl = Field(
+        default_factory=str,
+        validate_default=True,
+        description="Its scheme, host and port. With `launch`: taken from there.",
+    )
+    api_key: Secret = setting(None, "Sent to the backend as a bearer token (vLLM's --api-key).")
+    max_in_flight: Annotated[int, Field(ge=1)] | None = setting(
+        None, "Most requests at a time from this gateway. Default: no limit of its own."
+    )
+    endpoints: tuple[Endpoint, ...] | None = setting(
+        None, "Endpoints it serves. Default: those of the pool, else what the backend says."
+    )
+    restart: RestartConfig | None = setting(None, f"How to restart it. {_LATER}")
+    launch: LaunchConfig | None = setting(
+        None, f"Start it from here, in place of `url`. {_LATER} It is expected to run already."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _address_of_launch(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or not isinstance(data.get("launch"), Mapping):
+            return data
+        if "url" in data:
+            raise PydanticCustomError("one_of", "write either url or launch, not both")
+        # A bad port is reported by `launch` itself; the address must not add a second finding.
+        port = data["launch"].get("port")
+        good = isinstance(port, int | str) and str(port).isdecimal()
+        return {**data, "url": f"http://127.0.0.1:{port if good else 1}"}
+
+
+class AdapterConfig(Section):
+    """One LoRA adapter. A plain name is short for {name: ...}."""
+
+    name: ModelName = Field(description="The model name that clients use for it.")
+    path: str | None = setting(None, f"Where the backend finds it, to keep it loaded. {_LATER}")
+
+
+class QueueConfig(Section):
+    """What may wait for a free place, and how long. Accepted now; this version sheds at once."""
+
+    max_requests: int = setting(256, "Most requests that wait at a time.", ge=0)
+    max_wait: DurationOrZero = setting("30s", "Longest wait before a request is shed.")
+
+
+class KvConfig(Section):
+    """When the KV cache of a backend counts as full. The gap keeps it from flapping."""
+
+    stop_admitting: float = setting(0.90, "From this usage (0..1) on, no new work.", gt=0, le=1)
+    resume: float = setting(0.80, "Below this usage (0..1), work again.", ge=0, lt=1)
+
+
+def _named_by_position(value: Any) -> Any:
+    if not isinstance(value, list | tuple):
+        return value
+    widened = ({"url": item} if isinstance(item, str) else item for item in value)
+    return [
+        {"name": f"b{place}", **item} if isinstance(item, Mapping) else item
+        for place, item in enumerate(widened, start=1)
+    ]
+
+
+class PoolConfig(Section):
+    """The backends that serve one model, under the name that clients use."""
+
+    aliases: tuple[ModelName, ...] = setting((), "Further names that clients may use.")
+    backends: Annotated[
+        tuple[Annotated[BackendConfig, OrText("url")], ...], BeforeValidator(_named_by_position)
+    ] = Field(min_length=1, description="The vLLM servers: URLs, or mappings with url or launch.")
+    served_model: ModelName | None = setting(
+        None,
+        "The name the backends know the model by. Default: the pool's name or an alias where a"
+        " backend has it, else the only base model it serves.",
+    )
+    max_context: Annotated[Tokens | None, OrWord("auto", None)] = setting(
+        "auto",
+        "Largest prompt plus output in tokens. auto: as the backends say; a number caps it.",
+    )
+    on_overflow: OverflowPolicy = setting(
+        "reject", "Output that does not fit beside the prompt: reject (400) or clamp it."
+    )
+    adapters: Annotated[
+        Literal["auto"] | tuple[Annotated[AdapterConfig, OrText("name")], ...],
+        OrWord("auto", "auto"),
+    ] = setting("auto", "LoRA names: auto (those the backends have), or a list.")
+    tokenizer: Annotated[Path | None, EmptyIsNone] = setting(
+        None, "Folder with tokenizer.json, to count prompts here. Default: ask a backend."
+    )
+    endpoints: tuple[Endpoint, ...] | None = setting(
+        None, "Endpoints it serves. Default: what the backends say."
+    )
+    queue: QueueConfig = setting({}, "What may wait for a free place.")
+    kv: KvConfig = setting({}, "When a KV cache counts as full.")
+
+
+class AdminConfig(Section):
+    """The operators' listener: metrics, overview, readiness. Never on the public one."""
+
+    listen: Address = setting("127.0.0.1:9090", "Address, or unix:/path.")
+    token: Secret = setting(None, "Bearer token it asks for. Without one: loopback or UNIX only.")
+
+
+class KeysConfig(Section):
+    """Where the API keys are (hashes only)."""
+
+    file: Path = setting("keys.yaml", "The keys file, relative to this file.")
+
+
+class LimitsConfig(Section):
+    """Bounds of what one client may make us hold."""
+
+    max_body: Size = setting("64MiB", "Largest JSON request body.")
+    max_audio_body: Size = setting("32MiB", "Largest audio upload.")
+    max_header_bytes: Size = setting("32KiB", "Largest request head.")
+    max_headers: int = setting(64, "Most request headers.", ge=1)
+    stream_buffer: Size = setting("256KiB", "Most unsent bytes held for one slow reader.")
+
+
+class TimeoutsConfig(Section):
+    """Deadlines of each step of a request; none is infinite."""
+
+    header: Duration = setting("10s", "For the client to send its request head.")
+    body: Duration = setting("30s", "Longest silence while the client sends its body.")
+    connect: Duration = setting("1s", "To connect to a backend.")
+    first_byte: Duration = setting("600s", "From the request to the backend's first byte.")
+    stall: Duration = setting("45s", "Longest silence of a backend in a running stream.")
+    total: Duration = setting("3600s", "Longest whole request.")
+    client_write: Duration = setting("60s", "Longest time a client may leave bytes unread.")
+    heartbeat: Duration = setting("15s", "Silence after which a stream gets a comment line.")
+    keep_alive: Duration = setting("75s", "Idle client connections; longer than the proxy's 60s.")
+    upstream_keep_alive: Duration = setting("3s", "Idle backend connections; vLLM closes at 5s.")
+    tokenize: Duration = setting("2s", "For a backend to count a prompt.")
+
+
+class HealthConfig(Section):
+    """How backends are watched."""
+
+    interval: Duration = setting("2s", "Between two probes of /health.")
+    timeout: Duration = setting("2s", "For a probe or a scrape to answer.")
+    fall: int = setting(3, "Failed probes in a row until a backend is down.", ge=1)
+    rise: int = setting(2, "Passed probes in a row until it is ready again.", ge=1)
+    scrape_interval: Duration = setting("1s", "Between two reads of /metrics.")
+    scrape_stale: Duration = setting("3s", "Age from which its load counts as unknown.")
+    models_interval: Duration = setting("10s", "Between two reads of /v1/models.")
+    progress: Duration = setting("30s", "No progress for this long with work running: it hangs.")
+
+
+class LogFormat(Enum):
+    """How log lines are written."""
+
+    JSON = "json"
+    TEXT = "text"
+
+
+class LogLevel(Enum):
+    """The least urgent lines that are written."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogConfig(Section):
+    """What is written about requests and events. Never prompt text, never keys."""
+
+    access: bool = setting(True, "One line per request on standard output.")
+    format: LogFormat = setting("json", "json or text, for lines that are not the access log.")
+    level: LogLevel = setting("info", "debug, info, warning or error.")
+
+
+class ShutdownConfig(Section):
+    """How the gateway ends."""
+
+    grace: DurationOrZero = setting("120s", "How long running streams may finish.")
+
+
+def _check_redis(value: SecretStr | None) -> SecretStr | None:
+    schemes = ("redis://", "rediss://", "unix://")
+    if value is not None and not value.get_secret_value().startswith(schemes):
+        raise PydanticCustomError("bad_url", "write it like redis://host:6379/0 or rediss://...")
+    return value
+
+
+class Config(Section):
+    """The whole file."""
+
+    version: Literal[1] = setting(1, "Version of this file's format.")
+    listen: Address = setting("127.0.0.1:8080", "Public address, or unix:/path.")
+    admin: AdminConfig = setting({}, "The operators' listener.")
+    redis: Secret = setting(
+        None, f"URL of a Redis that replicas share. Empty: one replica, in memory. {_LATER}"
+    )
+    keys: Annotated[KeysConfig | None, OrWord("none", None)] = setting(
+        {}, "The API keys; `none` turns authentication off."
+    )
+    pools: dict[ModelName, PoolConfig] = Field(
+        min_length=1, description="Pools of backends by the model name that clients use."
+    )
+    limits: LimitsConfig = setting({}, "Bounds of what one client may make us hold.")
+    timeouts: TimeoutsConfig = setting({}, "Deadlines of each step.")
+    health: HealthConfig = setting({}, "How backends are watched.")
+    log: LogConfig = setting({}, "What is written.")
+    shutdown: ShutdownConfig = setting({}, "How the gateway ends.")
+
+    check_redis = field_validator("redis")(_check_redis)
+
+
+__all__ = [
+    "AdapterConfig",
+    "AdminConfig",
+    "BackendConfig",
+    "Config",
+    "HealthConfig",
+    "KeysConfig",
+    "KvConfig",
+    "LaunchConfig",
+    "LimitsConfig",
+    "Listen",
+    "LogConfig",
+    "LogFormat",
+    "LogLevel",
+    "OverflowPolicy",
+    "PoolConfig",
+    "QueueConfig",
+    "RestartConfig",
+    "Section",
+    "ShutdownConfig",
+    "TimeoutsConfig",
+]
