@@ -293,6 +293,8 @@ class RequestRecord:
     stream: bool = False
     backend_id: str | None = None
     attempts: int = 0
+    body_at: float | None = None  # when the whole request body was there
+    queue_s: float = 0.0  # waited for a place on a backend
     sent_at: float | None = None
     first_byte_at: float | None = None
     ended_at: float | None = None
@@ -304,3 +306,4 @@ class RequestRecord:
     client_retry: int = 0  # x-stainless-retry-count
     bytes_out: int = 0
     notes: list[str] = field(default_factory=list)
+    settled: bool = False  # set by the ledger; a second settling is a bug
