@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
@@ -31,6 +30,7 @@ from gateway.config.units import (
     Duration,
     DurationOrZero,
     EmptyIsNone,
+    FilePath,
     Listen,
     OrText,
     OrWord,
@@ -190,7 +190,7 @@ class PoolConfig(Section):
         Literal["auto"] | tuple[Annotated[AdapterConfig, OrText("name")], ...],
         OrWord("auto", "auto"),
     ] = setting("auto", "LoRA names: auto (those the backends have), or a list.")
-    tokenizer: Annotated[Path | None, EmptyIsNone] = setting(
+    tokenizer: Annotated[FilePath | None, EmptyIsNone] = setting(
         None, "Folder with tokenizer.json, to count prompts here. Default: ask a backend."
     )
     endpoints: tuple[Endpoint, ...] | None = setting(
@@ -210,7 +210,7 @@ class AdminConfig(Section):
 class KeysConfig(Section):
     """Where the API keys are (hashes only)."""
 
-    file: Path = setting("keys.yaml", "The keys file, relative to this file.")
+    file: FilePath = setting("keys.yaml", "The keys file, relative to this file.")
 
 
 class LimitsConfig(Section):

@@ -21,6 +21,7 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     PlainValidator,
+    ValidationInfo,
     WithJsonSchema,
 )
 from pydantic.json_schema import JsonSchemaValue
@@ -141,6 +142,8 @@ def parse_listen(value: object) -> Listen:
 def check_backend_url(value: str) -> str:
     """Return the origin `scheme://host:port` of a backend, without a trailing slash."""
     # The address is not repeated in the messages: it might hold a password.
+    if not value.strip():
+        raise PydanticCustomError("empty", "a backend needs a url, or launch")
     try:
         parts = urlsplit(value.strip())
         port = parts.port
@@ -234,6 +237,12 @@ def _empty_is_none(value: object) -> object:
     return None if isinstance(value, str) and not value.strip() else value
 
 
+def _beside_the_file(path: Path, info: ValidationInfo) -> Path:
+    # `load` names the folder of the settings file; elsewhere paths stay as they are.
+    folder = (info.context or {}).get("folder")
+    return folder / path if isinstance(folder, Path) else path
+
+
 def _positive(value: float) -> float:
     if value <= 0:
         raise PydanticCustomError("too_small", "must be longer than zero")
@@ -293,6 +302,7 @@ BackendUrl = Annotated[
         }
     ),
 ]
+FilePath = Annotated[Path, AfterValidator(_beside_the_file)]
 EmptyIsNone: Final = BeforeValidator(_empty_is_none)
 
 

@@ -1,0 +1,196 @@
+"""What spans several settings: checks of meaning, after each value is valid on its own.
+
+Pure: no file, no network. Every check yields all it finds; `load` puts the places to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.config.findings import KeyPath, Severity
+from gateway.config.models import Config, PoolConfig
+from gateway.config.units import Listen, format_duration
+
+# vLLM (uvicorn) closes idle connections after 5 s; below 4 s we close first.
+SAFE_UPSTREAM_KEEP_ALIVE_S: Final = 4.0
+# Clients and the proxies in between rarely wait longer for a first byte.
+LONG_WAIT_S: Final = 300.0
+
+_ANY_HOST: Final = frozenset({"0.0.0.0", "::"})
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """A finding without its place in the file."""
+
+    path: KeyPath
+    code: str
+    message: str
+    hint: str = ""
+    severity: Severity = Severity.ERROR
+
+
+def check_meaning(config: Config) -> Iterator[Remark]:
+    """Yield everything that is wrong or doubtful with settings taken together."""
+    yield from _listeners(config)
+    yield from _names(config)
+    yield from _addresses(config)
+    for name, pool in config.pools.items():
+        yield from _pool(("pools", name), pool)
+    yield from _times(config)
+    yield from _not_yet(config)
+
+
+def _listeners(config: Config) -> Iterator[Remark]:
+    admin, public = config.admin.listen, config.listen
+    if not admin.loopback and config.admin.token is None:
+        yield Remark(
+            ("admin", "listen"),
+            "open-admin",
+            f"the admin listener {admin} is reachable from outside and has no token",
+            "set admin.token, or listen on 127.0.0.1",
+        )
+    if _clash(admin, public):
+        yield Remark(
+            ("admin", "listen"),
+            "address-clash",
+            f"{admin} is the public listener's address too",
+            "give the admin listener its own port",
+        )
+    if config.keys is None and not public.loopback:
+        yield Remark(
+            ("keys",),
+            "auth-off",
+            f"AUTHENTICATION IS OFF and {public} is open to others: anyone may use the models",
+            "write `keys: {file: keys.yaml}`, or listen on 127.0.0.1",
+            Severity.WARNING,
+        )
+
+
+def _clash(one: Listen, other: Listen) -> bool:
+    if one.unix is not None or other.unix is not None:
+        return one.unix == other.unix
+    if one.port != other.port or one.port == 0:
+        return False
+    return one.host == other.host or bool({one.host, other.host} & _ANY_HOST)
+
+
+def _names(config: Config) -> Iterator[Remark]:
+    """Every name that clients may use leads to one place."""
+    owners = {name: f"the pool `{name}`" for name in config.pools}
+    for pool, settings in config.pools.items():
+        listed: list[tuple[KeyPath, str, str]] = [
+            (("aliases", place), alias, "an alias") for place, alias in enumerate(settings.aliases)
+        ]
+        if settings.adapters != "auto":
+            listed += [
+                (("adapters", place), adapter.name, "an adapter")
+                for place, adapter in enumerate(settings.adapters)
+            ]
+        for path, name, kind in listed:
+            if name in owners:
+                message = f"`{name}` is already {owners[name]}"
+                yield Remark(
+                    ("pools", pool, *path), "duplicate-name", message, "names lead to one pool"
+                )
+            else:
+                owners[name] = f"{kind} of `{pool}`"
+
+
+def _addresses(config: Config) -> Iterator[Remark]:
+    """No server is listed twice."""
+    owners: dict[str, tuple[str, str]] = {}
+    for pool, settings in config.pools.items():
+        for place, backend in enumerate(settings.backends):
+            path: KeyPath = ("pools", pool, "backends", place)
+            first = owners.setdefault(backend.url, (pool, backend.name))
+            if first == (pool, backend.name):
+                continue
+            same_pool = first[0] == pool
+            yield Remark(
+                path,
+                "duplicate-backend" if same_pool else "shared-backend",
+                f"{backend.url} is already {first[1]} of the pool `{first[0]}`",
+                "" if same_pool else "each pool counts only its own requests there",
+                Severity.ERROR if same_pool else Severity.WARNING,
+            )
+
+
+def _pool(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
+    seen: dict[str, int] = {}
+    for place, backend in enumerate(pool.backends):
+        first = seen.setdefault(backend.name, place)
+        if first != place:
+            yield Remark(
+                (*path, "backends", place, "name"),
+                "duplicate-backend",
+                f"the backends {first + 1} and {place + 1} of this pool are both named"
+                f" `{backend.name}`",
+                "unnamed backends are b1, b2, ... by position; give this one another name",
+            )
+    if pool.kv.resume >= pool.kv.stop_admitting:
+        yield Remark(
+            (*path, "kv", "resume"),
+            "kv-order",
+            f"resume {pool.kv.resume:g} is not below stop_admitting {pool.kv.stop_admitting:g}",
+            "leave a gap, such as 0.90 and 0.80",
+        )
+    if pool.queue.max_wait > LONG_WAIT_S:
+        yield Remark(
+            (*path, "queue", "max_wait"),
+            "long-wait",
+            f"clients and proxies give up before {format_duration(pool.queue.max_wait)}",
+            f"nginx waits 60s unless told otherwise; stay below {format_duration(LONG_WAIT_S)}",
+            Severity.WARNING,
+        )
+
+
+def _times(config: Config) -> Iterator[Remark]:
+    times, health = config.timeouts, config.health
+    if times.upstream_keep_alive >= SAFE_UPSTREAM_KEEP_ALIVE_S:
+        yield Remark(
+            ("timeouts", "upstream_keep_alive"),
+            "stale-connections",
+            "vLLM closes idle connections after 5s; some requests would meet a closed one after"
+            f" {format_duration(times.upstream_keep_alive)}",
+            "stay below 4s, or raise vLLM's own timeout",
+            Severity.WARNING,
+        )
+    if times.first_byte > times.total:
+        yield Remark(
+            ("timeouts", "first_byte"),
+            "deadline-order",
+            f"first_byte {format_duration(times.first_byte)} is longer than the whole request may"
+            f" take ({format_duration(times.total)})",
+            severity=Severity.WARNING,
+        )
+    if health.scrape_stale < health.scrape_interval:
+        yield Remark(
+            ("health", "scrape_stale"),
+            "deadline-order",
+            "each reading would be stale before the next one comes",
+            "make it two or three times scrape_interval",
+        )
+
+
+def _not_yet(config: Config) -> Iterator[Remark]:
+    """Say what the file asks for and this version does not do."""
+    if config.redis is not None:
+        yield Remark(
+            ("redis",),
+            "not-yet",
+            "this version keeps its state in memory and does not use Redis yet",
+            severity=Severity.WARNING,
+        )
+    for pool, settings in config.pools.items():
+        for place, backend in enumerate(settings.backends):
+            for key, what in (("restart", "restart"), ("launch", "start")):
+                if getattr(backend, key) is not None:
+                    yield Remark(
+                        ("pools", pool, "backends", place, key),
+                        "not-yet",
+                        f"this version does not {what} backends yet, it only watches them",
+                        severity=Severity.WARNING,
+                    )

@@ -1,0 +1,280 @@
+"""A YAML file as plain values, with the place of each one and the environment filled in.
+
+    ${NAME}            the variable; it is an error when it is not set
+    ${NAME:-default}   the variable, or the default when it is unset or empty
+    ${file:/path}      the content of a file (a mounted secret), without its last line end
+    $${                a literal ${
+
+References stand inside values, not in keys. The node graph is walked here, in place of letting the
+parser build objects, because only the nodes know where they start and end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ruamel.yaml import YAML, MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from gateway.config.findings import Finding, KeyPath, Place, Severity
+
+MAX_NODES: Final = 100_000  # an alias bomb ends here
+MAX_SECRET_BYTES: Final = 64 * 1024
+
+_REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)\}")
+_NAME: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:(:-)(.*))?", re.DOTALL)
+_TYPED: Final = frozenset(f"tag:yaml.org,2002:{name}" for name in ("int", "float", "bool", "null"))
+_MERGE: Final = "tag:yaml.org,2002:merge"
+_PLAIN: Final = "tag:yaml.org,2002:"
+
+
+@dataclass(slots=True)
+class Document:
+    """The values of a file, and where they are. `broken` values could not be filled in."""
+
+    file: str
+    lines: list[str]
+    values: object = None
+    places: dict[KeyPath, Place] = field(default_factory=dict)
+    key_places: dict[KeyPath, Place] = field(default_factory=dict)
+    references: dict[KeyPath, str] = field(default_factory=dict)
+    broken: set[KeyPath] = field(default_factory=set)
+    findings: list[Finding] = field(default_factory=list)
+
+    def place(self, path: KeyPath, *, key: bool = False) -> Place:
+        """Return where a value (or its key) is, or the nearest one around it."""
+        for length in range(len(path), 0, -1):
+            part = path[:length]
+            exact = length == len(path) and not key
+            found = self.places.get(part) if exact else self.key_places.get(part)
+            found = found or self.places.get(part)
+            if found is not None:
+                return found
+        return Place()
+
+    def report(
+        self,
+        severity: Severity,
+        code: str,
+        message: str,
+        *,
+        path: KeyPath = (),
+        place: Place | None = None,
+        hint: str = "",
+    ) -> None:
+        """Add a finding at a place, by default that of the value at `path`."""
+        place = place or self.place(path)
+        source = self.lines[place.line - 1] if 0 < place.line <= len(self.lines) else ""
+        self.findings.append(
+            Finding(severity, code, message, hint, self.file, place, path, source.rstrip())
+        )
+
+
+def read_document(text: str, *, file: str, folder: Path, env: Mapping[str, str]) -> Document:
+    """Parse YAML text; every problem becomes a finding of the document, none is raised.
+
+    Args:
+        text: the content of the file.
+        file: its name in findings.
+        folder: what relative `${file:...}` paths start from.
+        env: the environment to fill in.
+    """
+    document = Document(file, text.replace("\r\n", "\n").split("\n"))
+    try:
+        # Safe and pure: no tag makes an object, and nodes carry marks.
+        yaml = YAML(typ="safe", pure=True)
+        root = yaml.compose(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = Place(mark.line + 1, mark.column + 1) if mark else Place()
+        what = " ".join(filter(None, [error.context, error.problem]))
+        document.report(Severity.ERROR, "bad-yaml", f"this is not YAML: {what}", place=place)
+        return document
+    except (YAMLError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        document.report(Severity.ERROR, "bad-yaml", f"this is not YAML: {reason}", place=Place())
+        return document
+    if not isinstance(root, MappingNode):
+        what = "empty" if root is None else "not a mapping"
+        document.report(
+            Severity.ERROR,
+            "bad-yaml",
+            f"the file is {what}",
+            place=Place(),
+            hint="the smallest one is `pools: {MODEL: {backends: [http://HOST:8000]}}`",
+        )
+        return document
+    values = _Reader(document, yaml, folder, env).mapping(root, ())
+    # Compose files made `x-` the place for anchors; it is no setting.
+    document.values = {key: value for key, value in values.items() if not key.startswith("x-")}
+    return document
+
+
+@dataclass(frozen=True, slots=True)
+class _Unresolved:
+    code: str
+    message: str
+    hint: str = ""
+
+
+class _Reader:
+    def __init__(
+        self, document: Document, yaml: YAML, folder: Path, env: Mapping[str, str]
+    ) -> None:
+        self._document = document
+        self._yaml = yaml
+        self._folder = folder
+        self._env = env
+        self._open: set[int] = set()  # nodes being read, to see an alias inside its own anchor
+        self._count = 0
+
+    def mapping(self, node: MappingNode, path: KeyPath) -> dict[str, object]:
+        values: dict[str, object] = {}
+        merged: list[Node] = []
+        for key_node, value_node in node.value:
+            if str(key_node.tag) == _MERGE:
+                merged.append(value_node)
+                continue
+            place = _place(key_node)
+            if not isinstance(key_node, ScalarNode):
+                self._error("bad-yaml", "a key must be a plain name", path, place)
+                continue
+            key = str(key_node.value)
+            if key in values:
+                first = self._document.key_places[(*path, key)].line
+                message = f"`{key}` is written twice, first in line {first}"
+                self._error("duplicate-key", message, (*path, key), place)
+                continue
+            self._document.key_places[(*path, key)] = place
+            values[key] = self._value(value_node, (*path, key))
+        for key, value_node, place in self._merged(merged):
+            if key not in values:
+                self._document.key_places[(*path, key)] = place
+                values[key] = self._value(value_node, (*path, key))
+        return values
+
+    def _merged(self, nodes: list[Node]) -> Iterator[tuple[str, Node, Place]]:
+        """Yield what `<<:` brings in; earlier mappings win."""
+        for node in nodes:
+            for source in node.value if isinstance(node, SequenceNode) else [node]:
+                if not isinstance(source, MappingNode) or id(source) in self._open:
+                    self._error("bad-yaml", "`<<` takes a mapping", (), _place(source))
+                    continue
+                self._open.add(id(source))
+                own = [pair for pair in source.value if str(pair[0].tag) != _MERGE]
+                for key_node, value_node in own:
+                    yield str(key_node.value), value_node, _place(key_node)
+                yield from self._merged([v for k, v in source.value if str(k.tag) == _MERGE])
+                self._open.discard(id(source))
+
+    def _value(self, node: Node, path: KeyPath) -> object:
+        self._document.places[path] = _place(node)
+        self._count += 1
+        if self._count > MAX_NODES:
+            if self._count == MAX_NODES + 1:
+                self._error("bad-yaml", f"more than {MAX_NODES} values (aliases count)", path)
+            return None
+        if id(node) in self._open:
+            self._error("bad-yaml", "this alias is inside its own anchor", path)
+            return None
+        if not str(node.tag).startswith(_PLAIN):
+            self._error("bad-yaml", f"the tag {node.tag} is not supported", path)
+            return None
+        if isinstance(node, ScalarNode):
+            return self._scalar(node, path)
+        self._open.add(id(node))
+        try:
+            if isinstance(node, MappingNode):
+                return self.mapping(node, path)
+            return [self._value(item, (*path, place)) for place, item in enumerate(node.value)]
+        finally:
+            self._open.discard(id(node))
+
+    def _scalar(self, node: ScalarNode, path: KeyPath) -> object:
+        if str(node.tag) in _TYPED:
+            try:
+                value: object = self._yaml.constructor.construct_object(node)
+            except (ValueError, YAMLError):
+                return str(node.value)  # `!!int x`: whoever wants a number says so
+            return value
+        text = str(node.value)
+        return text if "${" not in text else self._filled(text, path, _place(node))
+
+    def _filled(self, text: str, path: KeyPath, place: Place) -> str:
+        failed = False
+
+        def fill(match: re.Match[str]) -> str:
+            nonlocal failed
+            if match[1] is None:
+                return "${"
+            value = self._resolve(match[1])
+            if isinstance(value, str):
+                return value
+            failed = True
+            where = self._reference_place(place, match[0])
+            self._document.report(
+                Severity.ERROR, value.code, value.message, path=path, place=where, hint=value.hint
+            )
+            return ""
+
+        self._document.references[path] = text
+        rest = _REFERENCE.sub("", text)
+        if "${" in rest:
+            failed = True
+            self._error("bad-reference", "`${` has no closing brace", path)
+        filled = _REFERENCE.sub(fill, text)
+        if failed:
+            self._document.broken.add(path)
+        return filled
+
+    def _resolve(self, reference: str) -> str | _Unresolved:
+        """Return what stands for the text between the braces."""
+        if reference.startswith("file:"):
+            return self._secret_file(reference.removeprefix("file:").strip())
+        match = _NAME.fullmatch(reference)
+        if match is None:
+            hint = "write ${NAME}, ${NAME:-default} or ${file:/path}"
+            return _Unresolved("bad-reference", f"`${{{reference}}}` is not a variable", hint)
+        name, has_default, default = match[1], match[2], match[3]
+        value = self._env.get(name)
+        if has_default:
+            return value or default
+        if value is None:
+            hint = f"set it, or write ${{{name}:-}} if it may be missing"
+            problem = f"${{{name}}} is not set and has no default"
+            return _Unresolved("unset-variable", problem, hint)
+        return value
+
+    def _secret_file(self, name: str) -> str | _Unresolved:
+        path = self._folder / name
+        try:
+            with path.open("rb") as file:
+                content = file.read(MAX_SECRET_BYTES + 1)
+            if len(content) > MAX_SECRET_BYTES:
+                problem = f"is larger than {MAX_SECRET_BYTES} bytes"
+            else:
+                return content.decode().removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError:
+            problem = "is not UTF-8 text"
+        except (OSError, ValueError) as error:
+            problem = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        return _Unresolved("unreadable-file", f"{path} {problem}")
+
+    def _reference_place(self, place: Place, reference: str) -> Place:
+        line = self._document.lines[place.line - 1]
+        column = line.find(reference, place.column - 1)
+        return place if column < 0 else Place(place.line, column + 1, len(reference))
+
+    def _error(self, code: str, message: str, path: KeyPath, place: Place | None = None) -> None:
+        self._document.report(Severity.ERROR, code, message, path=path, place=place)
+
+
+def _place(node: Node) -> Place:
+    start, end = node.start_mark, node.end_mark
+    one_line = isinstance(node, ScalarNode) and start.line == end.line
+    width = max(1, end.column - start.column) if one_line else 1
+    return Place(start.line + 1, start.column + 1, width)

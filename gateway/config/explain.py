@@ -1,0 +1,139 @@
+"""Validation errors in the operator's words: what is wrong, and the nearest thing that is right."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from typing import Any, Final, get_args, get_origin
+
+from pydantic_core import ErrorDetails
+
+from gateway.config.check import Remark
+from gateway.config.findings import KeyPath, dotted
+from gateway.config.models import BACKEND_NAME, MODEL_NAME, Config, Section
+
+_NAMES: Final = {
+    MODEL_NAME: "letters, digits and . _ : / -, at most 128, and starts with a letter or digit",
+    BACKEND_NAME: "lower-case letters, digits and -, at most 63, and starts with a letter or digit",
+}
+_WANTED: Final = {
+    "model_type": "a mapping",
+    "dict_type": "a mapping",
+    "tuple_type": "a list",
+    "string_type": "a text",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "path_type": "a path",
+}
+_BOUNDS: Final = {
+    "greater_than": ("gt", "more than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
+
+
+def explain(error: ErrorDetails) -> Remark:
+    """Turn one validation error into a remark on a path of the file."""
+    is_key = error["loc"][-1:] == ("[key]",)
+    path: KeyPath = error["loc"][:-1] if is_key else error["loc"]
+    where, kind, context = dotted(path), error["type"], error.get("ctx", {})
+    written = error["input"]
+    if kind == "extra_forbidden":
+        return _unknown_key(path)
+    if kind == "missing":
+        return Remark(path, "missing-key", f"`{path[-1]}` is missing in {dotted(path[:-1])}")
+    if kind in _WANTED:
+        if written is None:
+            message = f"{where} is empty; it must be {_WANTED[kind]}"
+        else:
+            message = f"{where} must be {_WANTED[kind]}"
+        return Remark(path, "wrong-type", message)
+    if kind in ("enum", "literal_error"):
+        known = re.findall(r"'([^']*)'", context["expected"]) or [str(context["expected"])]
+        hint = _did_you_mean(str(written), known) or f"known: {', '.join(known)}"
+        return Remark(path, "bad-value", f"{where}: `{written}` is not known here", hint)
+    if kind == "string_pattern_mismatch":
+        rule = _NAMES.get(context["pattern"], f"must match {context['pattern']}")
+        return Remark(
+            path,
+            "bad-name",
+            f"`{written}` is not a name that can be used here",
+            f"a name has {rule}",
+        )
+    if kind in _BOUNDS:
+        bound, words = _BOUNDS[kind]
+        return Remark(path, "out-of-range", f"{where} must be {words} {context[bound]}")
+    if kind == "too_short":
+        return Remark(path, "out-of-range", f"{where} needs at least one entry")
+    code = kind.replace("_", "-") if kind in _OWN else "bad-value"
+    return Remark(path, code, f"{where}: {error['msg']}" if where else error["msg"])
+
+
+# The codes that the units and sections raise themselves.
+_OWN: Final = frozenset(
+    ["needs_unit", "bad_duration", "bad_size", "bad_tokens", "bad_address", "bad_url"]
+    + ["one_of", "empty", "too_small"]
+)
+
+
+def _unknown_key(path: KeyPath) -> Remark:
+    section, key = section_at(path[:-1]), str(path[-1])
+    inside = f" in {dotted(path[:-1])}" if len(path) > 1 else ""
+    message = f"unknown key `{key}`{inside}"
+    known = list(section.model_fields)
+    hint = _did_you_mean(key, known)
+    if not hint:
+        hint = _belongs_elsewhere(section, key) or f"known: {', '.join(known)}"
+    return Remark(path, "unknown-key", message, hint)
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word.lower().replace("-", "_"), list(known), n=1)
+    return f"did you mean `{close[0]}`?" if close else ""
+
+
+def _belongs_elsewhere(section: type[Section], key: str) -> str:
+    """Name the section one level down, or at the root, that has the key."""
+    for owner in (section, Config):
+        for name, field in owner.model_fields.items():
+            inner = _section_in(field.annotation)
+            if (
+                inner is not None
+                and get_origin(field.annotation) is not dict
+                and key in inner.model_fields
+            ):
+                return f"it belongs under `{name}`"
+    if key in Config.model_fields:
+        return "it belongs at the top level"
+    return ""
+
+
+def section_at(path: KeyPath) -> type[Section]:
+    """Return the section that a path of the file is in."""
+    section: type[Section] = Config
+    by_name = False  # the next part is a name the operator chose
+    for part in path:
+        if isinstance(part, int) or by_name:
+            by_name = False
+            continue
+        field = section.model_fields.get(part)
+        inner = _section_in(field.annotation) if field is not None else None
+        if field is None or inner is None:
+            break
+        section, by_name = inner, get_origin(field.annotation) is dict
+    return section
+
+
+def _section_in(annotation: Any) -> type[Section] | None:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    found = (_section_in(argument) for argument in get_args(annotation))
+    return next(filter(None, found), None)

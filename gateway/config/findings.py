@@ -1,0 +1,98 @@
+"""What is wrong with a settings file: where, how badly, and what to do about it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+KeyPath = tuple[str | int, ...]  # keys and indexes from the root of the file to a value
+
+# Values of these keys are not shown, because findings end up in build logs.
+_SECRET: Final = re.compile(
+    r"(?i)\b\w*(?:key|token|secret|password|redis)[\"']?\s*:\s*[\"']?([^\s,}\"']+)"
+)
+
+
+class Severity(Enum):
+    """An error keeps the file from being used; a warning does not."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A stretch of one line; line and column count from 1."""
+
+    line: int = 1
+    column: int = 1
+    width: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong. `code` is stable; `str()` is the one-line form."""
+
+    severity: Severity
+    code: str
+    message: str
+    hint: str = ""
+    file: str = ""
+    place: Place = Place()
+    path: KeyPath = ()
+    source: str = field(default="", repr=False)  # the line it is on
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.place.line}:{self.place.column}"
+        hint = f"; {self.hint}" if self.hint else ""
+        return f"{where} {self.severity.value} {self.message}{hint} [{self.code}]"
+
+    def excerpt(self) -> str:
+        """Return the one-line form with the source line and a caret under the place."""
+        place = self.place
+        head = f"{self.file}:{place.line}:{place.column} {self.severity.value} {self.message}"
+        number = f"{place.line:>5}"
+        carets = " " * (place.column - 1) + "^" * place.width
+        lines = [f"{head} [{self.code}]"]
+        if self.source:
+            lines += [
+                f"{number} | {_masked(self.source)}",
+                f"      | {carets} {self.hint}".rstrip(),
+            ]
+        elif self.hint:
+            lines.append(f"      {self.hint}")
+        return "\n".join(lines)
+
+    def as_json(self) -> dict[str, str | int]:
+        """Return the form for programs."""
+        return {
+            "file": self.file,
+            "line": self.place.line,
+            "column": self.place.column,
+            "severity": self.severity.value,
+            "code": self.code,
+            "message": self.message,
+            "hint": self.hint,
+        }
+
+
+def dotted(path: Sequence[str | int]) -> str:
+    """Write a path the way people say it: `pools.qwen3.backends[1].url`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def _masked(line: str) -> str:
+    # Same length, so that the caret stays where it belongs; references to variables are no secret.
+    def hide(match: re.Match[str]) -> str:
+        value = match[1]
+        if value.startswith("${"):
+            return match[0]
+        return match[0][: -len(value)] + "*" * len(value)
+
+    return _SECRET.sub(hide, line)

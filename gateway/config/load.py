@@ -1,0 +1,170 @@
+"""Settings from a file: read, fill in the environment, validate, and say everything that is wrong.
+
+A value that is wrong does not hide the others: it is taken out and the rest is looked at again, so
+that one run reports all there is.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from gateway.config.check import Remark, check_meaning
+from gateway.config.document import Document, read_document
+from gateway.config.explain import explain
+from gateway.config.findings import Finding, KeyPath, Place, Severity
+from gateway.config.models import Config
+from gateway.core.errors import ConfigError
+
+_ROUNDS: Final = 20  # of taking out wrong values; each one takes out at least one
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A usable configuration, where its settings come from, and what is doubtful about it."""
+
+    config: Config
+    origin: Mapping[KeyPath, str] = field(default_factory=dict)
+    warnings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The outcome of a check: findings in the order of the file, and the result if it is usable."""
+
+    findings: tuple[Finding, ...]
+    loaded: Loaded | None
+
+
+def load_config(path: Path, env: Mapping[str, str] = os.environ) -> Loaded:
+    """Return the configuration of a file.
+
+    Raises:
+        ConfigError: with every finding, one line each.
+    """
+    checked = check_file(path, env)
+    if checked.loaded is None:
+        raise ConfigError([str(finding) for finding in checked.findings])
+    return checked.loaded
+
+
+def check_file(path: Path, env: Mapping[str, str] = os.environ) -> Checked:
+    """Check a file; every problem is a finding, a file that cannot be read too."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        message = f"the file cannot be read: {error.strerror or error}"
+        return Checked((Finding(Severity.ERROR, "unreadable-file", message, file=str(path)),), None)
+    except UnicodeDecodeError as error:
+        message = f"the file is not UTF-8 (byte {error.start})"
+        return Checked((Finding(Severity.ERROR, "bad-yaml", message, file=str(path)),), None)
+    return check_text(text, file=str(path), folder=path.absolute().parent, env=env)
+
+
+def check_text(
+    text: str, *, file: str = "<text>", folder: Path, env: Mapping[str, str] | None = None
+) -> Checked:
+    """Check the text of a file; needs no network, and no file but those of `${file:...}`.
+
+    Args:
+        text: YAML.
+        file: its name in findings.
+        folder: what relative paths start from.
+        env: the environment to fill in.
+    """
+    document = read_document(text, file=file, folder=folder, env=env or {})
+    config = None
+    if document.values is not None:
+        config, wrong = _validate(document, folder)
+        if config is not None:
+            _report_remarks(document, config, wrong)
+    findings = tuple(
+        sorted(document.findings, key=lambda f: (f.place.line, f.place.column, f.code))
+    )
+    if config is None or any(f.severity is Severity.ERROR for f in findings):
+        return Checked(findings, None)
+    return Checked(findings, Loaded(config, _origin(document), findings))
+
+
+def _validate(document: Document, folder: Path) -> tuple[Config | None, set[KeyPath]]:
+    """Return the configuration without its wrong values, and the paths of those."""
+    values: Any = copy.deepcopy(document.values)
+    wrong: set[KeyPath] = set(document.broken)
+    for _ in range(_ROUNDS):
+        try:
+            return Config.model_validate(values, context={"folder": folder}), wrong
+        except ValidationError as error:
+            problems = _news([explain(e) for e in error.errors(include_url=False)])
+        for problem in problems:
+            # What follows from a value that is wrong anyhow is no news.
+            if not any(_touches(problem.path, known) for known in wrong):
+                _report(document, problem)
+        for problem in problems:
+            if problem.code != "unknown-key":
+                wrong.add(problem.path)
+            if not _take_out(values, problem.path):
+                return None, wrong
+    return None, wrong
+
+
+def _news(problems: list[Remark]) -> list[Remark]:
+    """Leave out that a list is too short when its entries are what is wrong."""
+    inner = {problem.path[:length] for problem in problems for length in range(len(problem.path))}
+    return [p for p in problems if not (p.code == "out-of-range" and p.path in inner)]
+
+
+def _touches(path: KeyPath, known: KeyPath) -> bool:
+    shorter = min(len(path), len(known))
+    return path[:shorter] == known[:shorter]
+
+
+def _take_out(values: Any, path: KeyPath) -> bool:
+    """Remove the value at `path`, or the innermost mapping entry around it; False at the root."""
+    holder, key, here = None, "", values
+    for part in path:
+        if isinstance(here, dict) and part in here:
+            holder, key, here = here, str(part), here[part]
+        elif isinstance(here, list) and isinstance(part, int) and part < len(here):
+            here = here[part]
+        else:
+            break
+    if holder is None:
+        return False
+    del holder[key]
+    return True
+
+
+def _report_remarks(document: Document, config: Config, wrong: set[KeyPath]) -> None:
+    for remark in check_meaning(config):
+        # A section that lost a wrong value must not be judged by the default in its place.
+        section = remark.path[:-1] or remark.path
+        if not any(path[: len(section)] == section for path in wrong):
+            _report(document, remark)
+
+
+def _report(document: Document, remark: Remark) -> None:
+    at_key = remark.code in ("unknown-key", "bad-name") and remark.path in document.key_places
+    place: Place = document.place(remark.path, key=at_key)
+    document.report(
+        remark.severity,
+        remark.code,
+        remark.message,
+        path=remark.path,
+        place=place,
+        hint=remark.hint,
+    )
+
+
+def _origin(document: Document) -> dict[KeyPath, str]:
+    """Return where each written value stands; what is not in here is a default."""
+    origin = {}
+    for path, place in document.places.items():
+        reference = document.references.get(path)
+        origin[path] = f"{document.file}:{place.line}" + (f" {reference}" if reference else "")
+    return origin
