@@ -11,6 +11,7 @@
     |   |-- BodyTooLarge                  413     invalid_request_error    request_too_large
     |   `-- UnsupportedMediaType          415     invalid_request_error    unsupported_media_type
     |-- AccessError         the caller's  401     invalid_request_error    invalid_api_key
+    |   `-- MissingKey                    401     invalid_request_error    null
     |-- Rejected            nobody's      503     service_unavailable_error
     |   |-- Overloaded                    503     service_unavailable_error  server_is_overloaded
     |   |-- Unavailable                   503     service_unavailable_error  model_unavailable
@@ -22,6 +23,7 @@
     |   |-- StreamBroke                   502     (after the first byte: an error frame, never a retry)
     |   `-- BackendTimeout                504     server_error             backend_timeout
     |-- ClientGone          nobody's      499     never answered, never held against a backend
+    |   `-- ClientStalled                 499     did not read for too long: cut, to bound memory
     `-- ConfigError         the operator's        never becomes a reply
 
 A reply always has the four keys `message`, `type`, `param`, `code` and a string code
@@ -123,12 +125,18 @@ class UnsupportedMediaType(RequestError):
 
 
 class AccessError(GatewayError):
-    """No key, a wrong key, or two different ones: 401."""
+    """A wrong key, or two different ones: 401."""
 
     status = 401
     type = "invalid_request_error"
-    default_code = "invalid_api_key"
+    default_code: ClassVar[str | None] = "invalid_api_key"
     outcome = Outcome.UNAUTHENTICATED
+
+
+class MissingKey(AccessError):
+    """No key at all: 401, with a null code as OpenAI answers."""
+
+    default_code = None
 
 
 class Rejected(GatewayError):
@@ -210,6 +218,12 @@ class ClientGone(GatewayError):
 
     status = 499
     outcome = Outcome.CLIENT_GONE
+
+
+class ClientStalled(ClientGone):
+    """The client stopped reading with its buffers full: the connection is cut."""
+
+    outcome = Outcome.CLIENT_STALLED
 
 
 class ConfigError(Exception):

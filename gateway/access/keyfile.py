@@ -1,0 +1,177 @@
+"""The keys file on disk: read whole, changed under a lock, and the pepper beside it.
+
+    keys.yaml          who may come in: ids, limits and digests, never a key
+    keys.yaml.pepper   32 random bytes, without which the digests prove nothing
+    keys.yaml.lock     held while somebody changes the file
+
+A change is read, made and written under the lock, into a new file that then takes the old one's
+name: a reader sees the file before or after, and two writers lose nothing of each other's. Comments
+stay.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import fcntl
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Final
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from gateway.access.records import KeyRecord, parse_records
+from gateway.core.errors import ConfigError
+
+PEPPER_BYTES: Final = 32
+_OTHERS: Final = 0o007
+
+
+def pepper_path(path: Path) -> Path:
+    """Return where the pepper of a keys file is."""
+    return path.with_name(path.name + ".pepper")
+
+
+def read_records(path: Path) -> list[KeyRecord]:
+    """Read every record of the file.
+
+    Raises:
+        ConfigError: the file is missing or wrong; every finding with its line and column.
+    """
+    return parse_records(path, _load(path))
+
+
+def read_pepper(path: Path) -> bytes:
+    """Read the pepper of a keys file.
+
+    Raises:
+        ConfigError: it is missing, open to everybody, or not a pepper.
+    """
+    pepper = pepper_path(path)
+    try:
+        with pepper.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read(1024)
+    except OSError as error:
+        raise ConfigError(
+            [f"{pepper}: error: {error.strerror}; without it no key of {path.name} can be checked"]
+        ) from error
+    if mode & _OTHERS:
+        raise ConfigError(
+            [f"{pepper}: error: everybody on this machine can read it; run: chmod 600 {pepper}"]
+        )
+    with suppress(binascii.Error):
+        value = base64.b64decode(text.strip(), validate=True)
+        if len(value) == PEPPER_BYTES:
+            return value
+    raise ConfigError([f"{pepper}: error: it does not hold {PEPPER_BYTES} bytes in base64"])
+
+
+@contextmanager
+def edit(path: Path) -> Iterator[tuple[CommentedSeq, list[KeyRecord]]]:
+    """Change the file under its lock: yield the list of records to change and what it holds now.
+
+    The file and its pepper are made when missing. Nothing is written when the body raises.
+
+    Raises:
+        ConfigError: the file is wrong, or may not be written.
+    """
+    try:
+        with _locked(path):
+            _make_pepper(path)
+            document = _load(path) if path.exists() else CommentedMap()
+            if not document:
+                document = CommentedMap(version=1)
+                document.yaml_set_start_comment(
+                    "Keys of vllm-gateway: hashes only. Change it with `vllm-gateway keys`."
+                )
+            records = parse_records(path, document)
+            if not isinstance(document.get("keys"), CommentedSeq):
+                document["keys"] = CommentedSeq()
+            yield document["keys"], records
+            out = BytesIO()
+            _yaml().dump(document, out)
+            # Never write what could not be read again.
+            parse_records(path, _yaml().load(out.getvalue()))
+            _replace(path.resolve(), out.getvalue())
+    except OSError as error:
+        raise ConfigError([f"{error.filename or path}: error: {error.strerror}"]) from error
+
+
+def _yaml() -> YAML:
+    yaml = YAML()
+    yaml.width = 10_000  # never fold what somebody wrote on one line
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    return yaml
+
+
+def _load(path: Path) -> Any:
+    """Return the document with its positions; None for an empty file."""
+    try:
+        return _yaml().load(path.read_bytes())
+    except FileNotFoundError as error:
+        raise ConfigError(
+            [f"{path}: error: there is no such file; `vllm-gateway keys create NAME` makes it"]
+        ) from error
+    except OSError as error:
+        raise ConfigError([f"{path}: error: {error.strerror}"]) from error
+    except MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f":{mark.line + 1}:{mark.column + 1}" if mark is not None else ""
+        raise ConfigError([f"{path}{where}: error: {error.problem or error.context}"]) from error
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{path}: error: not YAML: {str(error).splitlines()[0]}"]) from error
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the file's lock. The lock file stays: removing it would let two holders in."""
+    lock = os.open(
+        path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+    )
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _make_pepper(path: Path) -> None:
+    """Make the pepper on first use; refuse to make one for keys that were hashed with another."""
+    pepper = pepper_path(path)
+    if pepper.exists() or (path.exists() and read_records(path)):
+        read_pepper(path)
+        return
+    _replace(pepper, base64.b64encode(secrets.token_bytes(PEPPER_BYTES)) + b"\n")
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Put a new file in the place of `path`, durably; owner and mode stay, a new file is 0600."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            with suppress(FileNotFoundError):
+                before = path.stat()
+                os.fchmod(file.fileno(), before.st_mode & 0o777)
+                with suppress(PermissionError):
+                    os.fchown(file.fileno(), before.st_uid, before.st_gid)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
