@@ -1,0 +1,298 @@
+"""The health of one backend: a pure phase machine, fed with observations and operators' orders.
+
+What is seen (probes, scrapes, model lists, real traffic) changes *facts*; the phase is what the facts
+add up to. The first line that applies wins:
+
+    told to stop                                           STOPPED    final
+    an operator's order                                    CORDONED or DRAINING, until undone
+    never seen healthy                                     STARTING   patient: failures only name the reason
+    `fall` failed probes, or `burst` refused connects      DOWN       its last failure
+    the engine sleeps                                      DOWN       asleep
+    work runs, no progress for `progress_s`                DOWN       no_progress
+    `burst` requests in a row failed                       DEGRADED   traffic
+    metrics were seen, then none for `metrics_stale_s`     DEGRADED   metrics_stale
+    otherwise                                              READY
+
+               one pass + models                 burst, metrics_stale
+    STARTING ---------------------> READY <------------------------------> DEGRADED
+                                      ^ |  ok, or `ejection_s` over           |
+          `rise` passes + models read | | fall, burst, asleep, no_progress    |
+                                      | v                                     |
+                                      DOWN <----------------------------------+
+
+    any of these --CORDON--> CORDONED, --DRAIN--> DRAINING; RESUME leads to what the facts say by then
+    any --STOP--> STOPPED
+
+Forbidden: out of STOPPED; back to STARTING, save by resuming a backend that never started; into or
+out of CORDONED and DRAINING by observation. `ALLOWED` is the table.
+
+Why it is so: `/health` 200 proves only that the API process lives, so progress is judged apart. A
+full backend is busy, not sick: KV usage and queue length appear nowhere in this module. What a client
+did wrong (4xx, leaving) is never observed at all. A server that went down has to show its model list
+anew before it serves, because a restarted one has lost the adapters that were loaded at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final, assert_never
+
+from gateway.core.types import (
+    LoadSample,
+    ModelsSeen,
+    Observation,
+    Phase,
+    ProbeFailed,
+    ProbePassed,
+    Scraped,
+    ScrapeFailed,
+    TrafficFailed,
+    TrafficOk,
+)
+
+_BY_OBSERVATION: Final = {
+    Phase.STARTING: frozenset({Phase.READY, Phase.DEGRADED, Phase.DOWN}),
+    Phase.READY: frozenset({Phase.DEGRADED, Phase.DOWN}),
+    Phase.DEGRADED: frozenset({Phase.READY, Phase.DOWN}),
+    Phase.DOWN: frozenset({Phase.READY, Phase.DEGRADED}),
+}
+_BY_FACTS: Final = frozenset(_BY_OBSERVATION)
+_BY_ORDER: Final = frozenset({Phase.CORDONED, Phase.DRAINING, Phase.STOPPED})
+
+ALLOWED: Final[Mapping[Phase, frozenset[Phase]]] = {
+    **{phase: after | _BY_ORDER for phase, after in _BY_OBSERVATION.items()},
+    Phase.CORDONED: _BY_FACTS | _BY_ORDER - {Phase.CORDONED},
+    Phase.DRAINING: _BY_FACTS | _BY_ORDER - {Phase.DRAINING},
+    Phase.STOPPED: frozenset(),
+}
+
+
+class Order(Enum):
+    """What an operator, or a changed configuration, wants of a backend."""
+
+    CORDON = "cordon"  # no new work
+    DRAIN = "drain"  # no new work, because it is to go
+    RESUME = "resume"  # undo either
+    STOP = "stop"  # out for good
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The thresholds. Times are seconds."""
+
+    fall: int = 3  # failed probes in a row until DOWN
+    rise: int = 2  # passed probes in a row until a backend that was DOWN serves again
+    burst: int = 5  # failed requests in a row until DEGRADED; refused connects: DOWN
+    progress_s: float = 30.0
+    ejection_s: float = (
+        30.0  # after that long without a failure, DEGRADED by traffic is tried again
+    )
+    metrics_stale_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class HealthState:
+    """All that is known about one backend's health. `phase`, `reason`, `detail` follow from the rest."""
+
+    since: float  # when the phase began
+    phase: Phase = Phase.STARTING
+    reason: str = "new"  # short closed word
+    detail: str = "not probed yet"  # one sentence, with the numbers
+    held: Phase | None = None  # what an order made of it
+    started: bool = False  # seen healthy once
+    up: bool = False  # the verdict of the probes
+    models_known: bool = False  # the model list was read since it last came up
+    trouble: str = "new"  # the latest failure while it is not up
+    probe_passes: int = 0  # in a row
+    probe_failures: int = 0  # in a row
+    connect_failures: int = 0  # requests in a row that found no connection
+    traffic_failures: int = 0  # requests in a row that failed by the backend's fault
+    traffic_reason: str = ""
+    retry_at: float = 0.0  # when a backend that is DEGRADED by traffic is tried again
+    asleep: bool = False
+    progress: float = 0.0
+    stuck_since: float | None = None  # work runs and progress has not moved since
+    stuck_s: float = 0.0  # how long, once that is too long
+    metrics_at: float | None = None
+    metrics_lost: bool = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether the probes agree with each other; if not, it pays to look more often."""
+        return self.up and self.probe_failures == 0
+
+
+def advance(state: HealthState, observation: Observation, policy: Policy) -> HealthState:
+    """Return the state after one observation."""
+    if state.phase is Phase.STOPPED:
+        return state
+    match observation:
+        case ProbePassed(at):
+            state = _rise(_probe_passed(state, at, policy), policy)
+        case ProbeFailed(at, reason):
+            state = _probe_failed(state, reason, policy)
+        case Scraped(sample):
+            at = sample.at
+            state = _scraped(state, sample, policy)
+        case ScrapeFailed(at):
+            state = replace(state, metrics_lost=_metrics_lost(state, at, policy))
+        case ModelsSeen(at):
+            state = _rise(replace(state, models_known=True), policy)
+        case TrafficOk(at):
+            state = replace(state, connect_failures=0, traffic_failures=0)
+        case TrafficFailed(at, reason):
+            state = _traffic_failed(state, observation, policy)
+        case _:
+            assert_never(observation)
+    return _judged(state, at, policy)
+
+
+def obey(state: HealthState, order: Order, at: float, policy: Policy) -> HealthState:
+    """Return the state after an order; one that changes nothing returns the state as it is."""
+    if state.phase is Phase.STOPPED:
+        return state
+    match order:
+        case Order.STOP:
+            return replace(
+                state, phase=Phase.STOPPED, since=at, reason="removed", detail="taken out for good"
+            )
+        case Order.CORDON:
+            return _judged(replace(state, held=Phase.CORDONED), at, policy)
+        case Order.DRAIN:
+            return _judged(replace(state, held=Phase.DRAINING), at, policy)
+        case Order.RESUME:
+            return _judged(replace(state, held=None), at, policy)
+        case _:
+            assert_never(order)
+
+
+# --- what each observation teaches ----------------------------------------------------------------
+
+
+def _probe_passed(state: HealthState, at: float, policy: Policy) -> HealthState:
+    failures = state.traffic_failures
+    if failures >= policy.burst and at >= state.retry_at:
+        failures = policy.burst - 1  # tried again: one more failure takes it out at once
+    return replace(
+        state,
+        probe_passes=state.probe_passes + 1,
+        probe_failures=0,
+        traffic_failures=failures,
+        metrics_lost=_metrics_lost(state, at, policy),
+    )
+
+
+def _probe_failed(state: HealthState, reason: str, policy: Policy) -> HealthState:
+    failures = state.probe_failures + 1
+    state = replace(state, probe_passes=0, probe_failures=failures)
+    if state.up and failures < policy.fall:
+        return state
+    return _fall(state, reason)
+
+
+def _fall(state: HealthState, reason: str) -> HealthState:
+    """Not up: whatever was known of the process may be of one that is gone."""
+    return replace(
+        state,
+        up=False,
+        trouble=reason,
+        probe_passes=0,
+        models_known=False,
+        asleep=False,
+        stuck_since=None,
+        stuck_s=0.0,
+        metrics_at=None,
+        metrics_lost=False,
+    )
+
+
+def _rise(state: HealthState, policy: Policy) -> HealthState:
+    needed = policy.rise if state.started else 1
+    if state.up or not state.models_known or state.probe_passes < needed:
+        return state
+    return replace(state, up=True, started=True, connect_failures=0, traffic_failures=0)
+
+
+def _scraped(state: HealthState, sample: LoadSample, policy: Policy) -> HealthState:
+    """Judge progress: the gauges are written by engine steps, so no running work is a sign of life too."""
+    stuck_since, stuck_s = state.stuck_since, state.stuck_s
+    if sample.running == 0:
+        stuck_since, stuck_s = None, 0.0
+    elif stuck_since is None or sample.progress != state.progress:
+        stuck_since, stuck_s = sample.at, 0.0
+    elif sample.at - stuck_since >= policy.progress_s:
+        stuck_s = sample.at - stuck_since
+    return replace(
+        state,
+        progress=sample.progress,
+        stuck_since=stuck_since,
+        stuck_s=stuck_s,
+        asleep=sample.asleep,
+        metrics_at=sample.at,
+        metrics_lost=False,
+    )
+
+
+def _metrics_lost(state: HealthState, at: float, policy: Policy) -> bool:
+    """A backend that never showed metrics has lost none: it is judged by its probes alone."""
+    return state.metrics_at is not None and at - state.metrics_at > policy.metrics_stale_s
+
+
+def _traffic_failed(state: HealthState, failed: TrafficFailed, policy: Policy) -> HealthState:
+    if failed.reason == "stale":
+        return state  # an idle connection that the server closed in time: nobody's fault
+    connects = state.connect_failures + 1 if failed.reason == "connect" else 0
+    state = replace(
+        state,
+        connect_failures=connects,
+        traffic_failures=state.traffic_failures + 1,
+        traffic_reason=failed.reason,
+        retry_at=failed.at + policy.ejection_s,
+    )
+    return _fall(state, "connect") if state.up and connects >= policy.burst else state
+
+
+# --- what the facts add up to ---------------------------------------------------------------------
+
+
+def _judged(state: HealthState, at: float, policy: Policy) -> HealthState:
+    phase, reason, detail = _verdict(state, policy)
+    if phase is state.phase and reason == state.reason and detail == state.detail:
+        return state
+    since = state.since if phase is state.phase else at
+    return replace(state, phase=phase, reason=reason, detail=detail, since=since)
+
+
+def _verdict(state: HealthState, policy: Policy) -> tuple[Phase, str, str]:
+    if state.held is Phase.CORDONED:
+        return Phase.CORDONED, "cordoned", "takes no new work until it is resumed"
+    if state.held is Phase.DRAINING:
+        return Phase.DRAINING, "draining", "takes no new work, its streams finish"
+    if not state.up:
+        return _not_up(state, policy)
+    if state.asleep:
+        return Phase.DOWN, "asleep", "the engine was put to sleep"
+    if state.stuck_s:
+        return Phase.DOWN, "no_progress", f"work runs, but nothing moved for {state.stuck_s:.0f} s"
+    if state.traffic_failures >= policy.burst:
+        why = f"{policy.burst} or more requests in a row failed, the last: {state.traffic_reason}"
+        return Phase.DEGRADED, "traffic", why
+    if state.metrics_lost:
+        why = f"probes pass, but no metrics for {policy.metrics_stale_s:.0f} s"
+        return Phase.DEGRADED, "metrics_stale", why
+    return Phase.READY, "healthy", "probes pass and work progresses"
+
+
+def _not_up(state: HealthState, policy: Policy) -> tuple[Phase, str, str]:
+    if not state.started:
+        seen = "not probed yet" if state.trouble == "new" else f"last probe: {state.trouble}"
+        return Phase.STARTING, state.trouble, seen
+    if state.trouble == "connect":
+        return Phase.DOWN, "connect", f"{policy.burst} requests in a row found no connection"
+    return (
+        Phase.DOWN,
+        state.trouble,
+        f"{policy.fall} or more probes in a row failed: {state.trouble}",
+    )

@@ -1,0 +1,356 @@
+"""`PoolTable`: the only owner of live state, and the `Backend`s it hands out for reading.
+
+Every method is synchronous, so nobody sees a half-made change between two awaits. Whoever takes a
+slot gives it back through the slot itself; one of a backend that has left the configuration in the
+meantime comes back just as well, and the last one lets the backend go.
+
+What a backend's load is: the requests its last scrape showed, plus our own taken since that scrape.
+Without a fresh scrape its load is unknown, which is not the same as none.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+from urllib.parse import urlsplit
+
+from gateway.config.models import BackendConfig, HealthConfig, PoolConfig
+from gateway.core.aio import Clock
+from gateway.core.types import (
+    Endpoint,
+    LoadSample,
+    ModelsSeen,
+    Observation,
+    Phase,
+    Route,
+    Scraped,
+    ServedModel,
+    Slot,
+    Transition,
+)
+from gateway.pools.health import HealthState, Order, Policy, advance, obey
+
+_TRANSITIONS_KEPT: Final = 1000
+_SERVING: Final = frozenset({Phase.READY, Phase.DEGRADED})
+
+
+@dataclass(slots=True, eq=False)
+class Backend:
+    """One vLLM server as it is now. Only `PoolTable` writes it; do not keep one across an await."""
+
+    pool: str
+    name: str
+    url: str  # origin: scheme, host and port
+    api_key: str | None = field(default=None, repr=False)
+
+    id: str = field(init=False)
+    host: str = field(init=False)
+    port: int = field(init=False)
+    tls: bool = field(init=False)
+    host_header: bytes = field(init=False)
+
+    # Settings; a reload may change them under way.
+    limit: int | None = None  # most requests of ours at a time
+    kv_stop_ratio: float = 0.90
+    kv_resume_ratio: float = 0.80
+    stale_s: float = 3.0  # age from which a scrape says nothing about the load
+    base_names: tuple[str, ...] = ()  # what the pool's model may be called here, best first
+    only_base_name: bool = False  # `served_model` is configured: no guessing
+    set_endpoints: frozenset[Endpoint] | None = None  # configured: wins over what it tells
+
+    # Health, mirrored from `health` because they are read for every request.
+    health: HealthState = field(default_factory=lambda: HealthState(since=0.0))
+    phase: Phase = Phase.STARTING
+    reason: str = "new"
+    since: float = 0.0
+    traffic_failures: int = 0
+
+    # Load.
+    in_flight: int = 0
+    since_scrape: int = 0  # of those, taken after the last scrape
+    scrape_count: int = 0
+    sample: LoadSample | None = None
+    kv_open: bool = True
+
+    # What it serves.
+    models: dict[str, ServedModel] = field(default_factory=dict)
+    base_model: str | None = None  # the name it knows the pool's model by; None: it has it not
+    window_tokens: int | None = None
+    endpoints: frozenset[Endpoint] | None = None
+    version: str | None = None
+
+    give_back: Callable[[Slot], None] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        self.id = f"{self.pool}/{self.name}"
+        self.tls = parts.scheme == "https"
+        self.host = parts.hostname or ""
+        self.port = parts.port or (443 if self.tls else 80)
+        self.host_header = parts.netloc.encode("ascii")
+
+    def stale(self, now: float) -> bool:
+        """Whether the last scrape is missing or too old to tell the load."""
+        sample = self.sample
+        return sample is None or now - sample.at > self.stale_s
+
+    def load(self, now: float) -> float:
+        """Return its requests: scraped ones plus ours since then.
+
+        Unknown load counts our own requests and one that nobody showed us, so that a backend whose
+        metrics are gone never looks emptier than an idle one whose metrics are there.
+        """
+        sample = self.sample
+        if sample is None or now - sample.at > self.stale_s:
+            return self.in_flight + 1.0
+        return float(sample.running + sample.waiting + self.since_scrape)
+
+    def saturated(self, now: float) -> bool:
+        """Whether it can take no more: its own limit, or a KV cache that a fresh scrape shows full."""
+        if self.limit is not None and self.in_flight >= self.limit:
+            return True
+        return not self.kv_open and not self.stale(now)
+
+    def served_name(self, route: Route) -> str:
+        """Return the model name to send: an adapter as it is, the pool's model as it is called here."""
+        return route.adapter or self.base_model or route.served_model
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The LoRA adapters it lists."""
+        return tuple(name for name, model in self.models.items() if model.parent is not None)
+
+    @property
+    def models_known(self) -> bool:
+        """Whether its model list was read since it last came up."""
+        return self.health.models_known
+
+
+class PoolTable:
+    """All pools and their backends.
+
+    `epoch` grows with every change of membership, models, windows or endpoints: what was computed
+    from them may be kept as long as it stands still. Listeners are called synchronously and must not
+    raise: `on_transition` with each change of phase, `on_members` when backends came or went,
+    `on_capacity` with the pool's name when it may be able to take work that it could not take before.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.epoch = 0
+        self.transitions: deque[Transition] = deque(maxlen=_TRANSITIONS_KEPT)
+        self.on_transition: list[Callable[[Transition], None]] = []
+        self.on_members: list[Callable[[], None]] = []
+        self.on_capacity: list[Callable[[str], None]] = []
+        self._clock = clock
+        self._policy = Policy()
+        self._backends: dict[str, Backend] = {}
+        self._pools: dict[str, tuple[Backend, ...]] = {}
+        self._leaving: list[Backend] = []
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def backends(self, pool: str) -> Sequence[Backend]:
+        """Return the configured backends of a pool; empty for a pool that is not there."""
+        return self._pools.get(pool, ())
+
+    def pools(self) -> Mapping[str, Sequence[Backend]]:
+        """Return every pool with its configured backends."""
+        return self._pools
+
+    def get(self, backend_id: str) -> Backend | None:
+        """Return a configured backend by its id `pool/name`."""
+        return self._backends.get(backend_id)
+
+    def ids(self) -> frozenset[str]:
+        """Return the ids of all configured backends."""
+        return frozenset(self._backends)
+
+    def leaving(self) -> Sequence[Backend]:
+        """Return backends that have left the configuration and still carry requests."""
+        return tuple(self._leaving)
+
+    def serving(self) -> tuple[int, int]:
+        """Return how many configured backends serve, and how many there are."""
+        return sum(each.phase in _SERVING for each in self._backends.values()), len(self._backends)
+
+    def __iter__(self) -> Iterator[Backend]:
+        """Go through every configured backend."""
+        return iter(tuple(self._backends.values()))
+
+    # --- membership -------------------------------------------------------------------------------
+
+    def apply(self, pools: Mapping[str, PoolConfig], health: HealthConfig | None = None) -> None:
+        """Make the configuration's backends the members; those that stay keep all their state.
+
+        A backend stays when its pool, name, address and key are the same. One that goes takes no new
+        work; with requests in flight it is DRAINING until the last has ended.
+        """
+        now = self._clock.now()
+        if health is not None:
+            self._policy = Policy(fall=health.fall, rise=health.rise, progress_s=health.progress)
+        before, self._backends = self._backends, {}
+        self._pools = {}
+        for pool, config in pools.items():
+            members = tuple(self._member(pool, each, before, now) for each in config.backends)
+            self._pools[pool] = members
+            for backend, settings in zip(members, config.backends, strict=True):
+                self._backends[backend.id] = backend
+                _configure(backend, config, settings, health)
+        for backend in before.values():
+            if self._backends.get(backend.id) is not backend:
+                self._leave(backend, now)
+        self.epoch += 1
+        for members_listener in self.on_members:
+            members_listener()
+        for pool in self._pools:
+            self._tell_capacity(pool)
+
+    def order(self, backend_id: str, order: Order) -> Transition | None:
+        """Carry out an operator's order; doing it twice changes nothing more.
+
+        Raises:
+            KeyError: no such backend.
+        """
+        backend, now = self._backends[backend_id], self._clock.now()
+        return self._adopt(backend, obey(backend.health, order, now, self._policy), now)
+
+    def _member(
+        self, pool: str, config: BackendConfig, before: Mapping[str, Backend], now: float
+    ) -> Backend:
+        key = config.api_key.get_secret_value() if config.api_key is not None else None
+        known = before.get(f"{pool}/{config.name}")
+        if known is not None and known.url == config.url and known.api_key == key:
+            return known
+        backend = Backend(pool, config.name, config.url, key, health=HealthState(since=now))
+        backend.since = now
+        backend.give_back = partial(self._give_back, backend)
+        return backend
+
+    def _leave(self, backend: Backend, now: float) -> None:
+        order = Order.DRAIN if backend.in_flight else Order.STOP
+        self._adopt(backend, obey(backend.health, order, now, self._policy), now)
+        if backend.in_flight:
+            self._leaving.append(backend)
+
+    # --- slots ------------------------------------------------------------------------------------
+
+    def take(self, backend_id: str, now: float) -> Slot:
+        """Count one request on a backend until its slot is released.
+
+        Raises:
+            KeyError: the backend is not configured (any more).
+        """
+        backend = self._backends[backend_id]
+        backend.in_flight += 1
+        backend.since_scrape += 1
+        return Slot(backend_id, now, backend.scrape_count, backend.give_back)
+
+    def _give_back(self, backend: Backend, slot: Slot) -> None:
+        backend.in_flight -= 1
+        if slot.scrape_count == backend.scrape_count:
+            backend.since_scrape -= 1
+        if self.on_capacity:
+            self._tell_capacity(backend.pool)
+        if self._leaving and backend.in_flight == 0 and backend in self._leaving:
+            self._leaving.remove(backend)
+            now = self._clock.now()
+            self._adopt(backend, obey(backend.health, Order.STOP, now, self._policy), now)
+
+    # --- observations -----------------------------------------------------------------------------
+
+    def observe(self, backend_id: str, observation: Observation) -> Transition | None:
+        """Feed one observation; returns the change of phase that it caused.
+
+        One about a backend that is no longer configured is dropped.
+        """
+        backend = self._backends.get(backend_id)
+        if backend is None:
+            return None
+        if isinstance(observation, Scraped):
+            self._scraped(backend, observation.sample)
+        elif isinstance(observation, ModelsSeen):
+            self._models_seen(backend, observation)
+        state = advance(backend.health, observation, self._policy)
+        at = observation.sample.at if isinstance(observation, Scraped) else observation.at
+        return self._adopt(backend, state, at)
+
+    def load(self, backend: Backend, now: float) -> float:
+        """Return the backend's requests, see `Backend.load`."""
+        return backend.load(now)
+
+    def _scraped(self, backend: Backend, sample: LoadSample) -> None:
+        backend.sample = sample
+        backend.scrape_count += 1
+        backend.since_scrape = 0
+        usage = sample.kv_usage_ratio
+        if usage is None or usage < backend.kv_resume_ratio:
+            backend.kv_open = True
+        elif usage >= backend.kv_stop_ratio:
+            backend.kv_open = False
+        self._tell_capacity(backend.pool)
+
+    def _models_seen(self, backend: Backend, seen: ModelsSeen) -> None:
+        before = (backend.models, backend.endpoints, backend.base_model, backend.window_tokens)
+        backend.models = {model.name: model for model in seen.models}
+        backend.version = seen.version
+        told = backend.set_endpoints
+        backend.endpoints = told if told is not None else seen.endpoints
+        _identify(backend)
+        after = (backend.models, backend.endpoints, backend.base_model, backend.window_tokens)
+        if after != before:
+            self.epoch += 1
+            self._tell_capacity(backend.pool)
+
+    def _adopt(self, backend: Backend, state: HealthState, at: float) -> Transition | None:
+        before, backend.health = backend.phase, state
+        backend.phase, backend.reason, backend.since = state.phase, state.reason, state.since
+        backend.traffic_failures = state.traffic_failures
+        if state.phase is before:
+            return None
+        transition = Transition(backend.id, before, state.phase, state.reason, state.detail, at)
+        self.transitions.append(transition)
+        for listener in self.on_transition:
+            listener(transition)
+        self._tell_capacity(backend.pool)
+        return transition
+
+    def _tell_capacity(self, pool: str) -> None:
+        for listener in self.on_capacity:
+            listener(pool)
+
+
+def _configure(
+    backend: Backend, pool: PoolConfig, config: BackendConfig, health: HealthConfig | None
+) -> None:
+    """Bring the settings of a backend up to date; what it is and does stays."""
+    backend.limit = config.max_in_flight
+    backend.kv_stop_ratio = pool.kv.stop_admitting
+    backend.kv_resume_ratio = pool.kv.resume
+    if health is not None:
+        backend.stale_s = health.scrape_stale
+    backend.only_base_name = pool.served_model is not None
+    backend.base_names = (
+        (pool.served_model,) if pool.served_model else (backend.pool, *pool.aliases)
+    )
+    told = config.endpoints if config.endpoints is not None else pool.endpoints
+    if told is not None:
+        backend.endpoints = frozenset(told)
+    elif backend.set_endpoints is not None:
+        backend.endpoints = None  # the setting is gone; the next model list tells
+    backend.set_endpoints = frozenset(told) if told is not None else None
+    _identify(backend)
+
+
+def _identify(backend: Backend) -> None:
+    """Find the pool's model among those the backend lists, and its window."""
+    bases = [model for model in backend.models.values() if model.parent is None]
+    named = {model.name for model in bases}
+    base = next((name for name in backend.base_names if name in named), None)
+    if base is None and len(bases) == 1 and not backend.only_base_name:
+        base = bases[0].name
+    backend.base_model = base
+    windows = (model.window_tokens for model in bases if model.window_tokens is not None)
+    backend.window_tokens = min(windows, default=None)
