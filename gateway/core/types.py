@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from fnmatch import fnmatchcase
+from functools import lru_cache
 
 
 class Endpoint(Enum):
@@ -88,6 +90,15 @@ class Caller:
     max_context_tokens: int | None = None
     max_output_tokens: int | None = None
     expires_at_s: float | None = None  # wall time, seconds since the epoch
+
+    def may_use(self, model: str) -> bool:
+        """Whether a model or adapter name matches one of the caller's globs (case matters)."""
+        return _matches(self.models, model)
+
+
+@lru_cache(maxsize=4096)
+def _matches(patterns: tuple[str, ...], name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @dataclass(frozen=True, slots=True)

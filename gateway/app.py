@@ -1,0 +1,301 @@
+"""The composition root: a configuration in, wired objects and one TaskGroup out.
+
+    signals --> Process --> public server (uvicorn + GatewayProtocol) --> Handler --> Client --> backends
+                       |--> admin server (uvicorn + Starlette)
+                       |--> Watchers (health, metrics, models of every backend)
+                       `--> ticks: upstream deadlines, head deadlines, access log, loop lag
+
+SIGHUP reloads, SIGTERM and SIGINT drain, a second one stops at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import socket
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import httpx2
+import uvloop
+
+from gateway.access.keys import KeyRing, OpenRing
+from gateway.access.tokens import PromptCounters
+from gateway.config.load import Loaded, load_config
+from gateway.config.models import Config, Listen
+from gateway.config.reload import diff
+from gateway.control.discovery import Watchers
+from gateway.core.aio import Clock, SystemClock, periodic
+from gateway.core.errors import ConfigError
+from gateway.ingress.handler import Handler, Settings
+from gateway.ingress.routes import Readiness, public_app
+from gateway.ingress.server import HeadLimits, Ingress, Server, listen, plain_server, public_server
+from gateway.observe.ledger import Ledger
+from gateway.observe.log import AccessLog, set_up_logging
+from gateway.observe.metrics import Metrics
+from gateway.ops.api import admin_app
+from gateway.pools.table import PoolTable
+from gateway.upstream.client import Client
+from gateway.upstream.relay import TICK_S, Patience
+
+log = logging.getLogger("gateway.app")
+
+EXIT_OK: Final = 0
+EXIT_FAILURE: Final = 1
+# Young collections are rare: the request path makes no reference cycles, so there is little to find.
+_GC_THRESHOLDS: Final = (50_000, 20, 100)
+
+
+@dataclass(slots=True)
+class Process:
+    """Everything one gateway process is made of. Build with `build`, run with `run`."""
+
+    path: Path | None
+    loaded: Loaded
+    clock: Clock
+    table: PoolTable
+    client: Client
+    metrics: Metrics
+    access_log: AccessLog
+    control_http: httpx2.AsyncClient
+    ingress: Ingress
+    handler: Handler
+    watchers: Watchers
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)
+    listening: asyncio.Event = field(default_factory=asyncio.Event)
+    public_port: int = 0
+    admin_port: int = 0
+
+    @property
+    def config(self) -> Config:
+        """The configuration in force."""
+        return self.handler.settings.config
+
+    def readiness(self) -> Readiness:
+        """Ready when not draining and any backend serves (a fleet that is all down must not take traffic)."""
+        serving, total = self.table.serving()
+        return Readiness(
+            ready=not self.handler.draining and serving > 0,
+            checks=(
+                ("accepting", not self.handler.draining, "draining" if self.handler.draining else "ok"),
+                ("backends", serving > 0, f"{serving} of {total} serving"),
+            ),
+        )
+
+
+def build(loaded: Loaded, path: Path | None = None) -> Process:
+    """Wire one process. Nothing is opened yet but the key file.
+
+    Raises:
+        ConfigError: the keys file is unusable.
+    """
+    config = loaded.config
+    clock = SystemClock()
+    table = PoolTable(clock)
+    table.apply(config.pools)
+    metrics = Metrics(table=table, clock=clock)
+    access_log = AccessLog(enabled=config.log.access)
+    control_http = httpx2.AsyncClient(trust_env=False, follow_redirects=False)
+    client = Client(connect_s=config.timeouts.connect, keep_alive_s=config.timeouts.upstream_keep_alive)
+    limits = config.limits
+    ingress = Ingress(
+        story=lambda down: handler.handle(down),
+        limits=HeadLimits(
+            max_bytes=limits.max_header_bytes,
+            max_headers=limits.max_headers,
+            timeout_s=config.timeouts.header,
+            keep_alive_s=config.timeouts.keep_alive,
+        ),
+    )
+    handler = Handler(
+        settings=_settings(config, control_http),
+        table=table,
+        client=client,
+        ledger=Ledger(metrics, access_log),
+        clock=clock,
+        live=ingress.live,
+    )
+    watchers = Watchers(table, config.health, clock)
+    return Process(
+        path, loaded, clock, table, client, metrics, access_log, control_http, ingress, handler, watchers
+    )
+
+
+def _settings(config: Config, control_http: httpx2.AsyncClient) -> Settings:
+    timeouts = config.timeouts
+    return Settings(
+        config=config,
+        keys=OpenRing() if config.keys is None else KeyRing.load(config.keys.file),
+        counters=PromptCounters(config.pools, control_http, deadline_s=timeouts.tokenize),
+        patience=Patience(
+            first_event_s=timeouts.first_byte,
+            stall_s=timeouts.stall,
+            heartbeat_s=timeouts.heartbeat,
+            client_write_s=timeouts.client_write,
+            total_s=timeouts.total,
+        ),
+    )
+
+
+def serve(path: Path) -> int:
+    """Run the gateway until it is told to stop; the process's exit code.
+
+    Raises:
+        ConfigError: the configuration cannot be used.
+    """
+    loaded = load_config(path)
+    set_up_logging(loaded.config.log)
+    process = build(loaded, path)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(run(process))
+    except OSError as error:
+        print(f"vllm-gateway: {error.strerror or error}: {loaded.config.listen}", file=sys.stderr)  # noqa: T201
+        return EXIT_FAILURE
+    return EXIT_OK
+
+
+async def run(process: Process) -> None:
+    """Serve until `process.stopping`, then drain; everything is closed when this returns.
+
+    Cancel: stops without draining.
+    """
+    config = process.config
+    public_socket = _bind(config.listen)
+    admin_socket = _bind(config.admin.listen)
+    process.public_port, process.admin_port = _port(public_socket), _port(admin_socket)
+    public = public_server(
+        public_app(process.handler, process.table, process.clock, process.ingress.new_id, process.readiness),
+        process.ingress,
+    )
+    admin = plain_server(
+        admin_app(
+            table=process.table,
+            metrics=process.metrics,
+            clock=process.clock,
+            loaded=process.loaded,
+            ready=process.readiness,
+        )
+    )
+    loop = asyncio.get_running_loop()
+    _handle_signals(loop, process)
+    try:
+        async with asyncio.TaskGroup() as group:
+            background = [
+                group.create_task(process.watchers.run(), name="watchers"),
+                group.create_task(process.access_log.run(), name="access log"),
+                group.create_task(_ticks(process), name="ticks"),
+            ]
+            servers = [
+                group.create_task(public.serve(sockets=[public_socket]), name="public listener"),
+                group.create_task(admin.serve(sockets=[admin_socket]), name="admin listener"),
+            ]
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(*_GC_THRESHOLDS)
+            process.listening.set()
+            log.info("listening", extra={"event": "listening", "public": str(config.listen), "admin": str(config.admin.listen)})
+            await process.stopping.wait()
+            await _drain(process)
+            _stop(public, admin)
+            await asyncio.wait(servers)
+            for task in background:
+                task.cancel()
+    finally:
+        process.client.close()
+        await process.control_http.aclose()
+        process.access_log.flush()
+
+
+def _stop(*servers: Server) -> None:
+    for server in servers:
+        server.should_exit = True
+
+
+async def _drain(process: Process) -> None:
+    """Refuse new work, let streams finish up to `shutdown.grace`, then tell the rest and end them."""
+    handler = process.handler
+    handler.draining = True
+    grace_s = process.config.shutdown.grace
+    log.info("draining", extra={"event": "draining", "requests": len(process.ingress.live), "grace_s": grace_s})
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + grace_s
+    while process.ingress.live and loop.time() < deadline and not process.hurry.is_set():
+        await asyncio.sleep(0.05)
+    for down in tuple(process.ingress.live):
+        if down.relay is not None:
+            down.relay.shut_down()
+        elif down.task is not None:
+            down.task.cancel()
+    deadline = loop.time() + 1.0
+    while process.ingress.live and loop.time() < deadline:
+        await asyncio.sleep(0.01)
+
+
+async def _ticks(process: Process) -> None:
+    """Drive every coarse deadline, and measure how late the loop runs."""
+    loop = asyncio.get_running_loop()
+    due = loop.time()
+
+    async def tick() -> None:
+        nonlocal due
+        now = loop.time()
+        process.metrics.loop_lag(max(0.0, now - due))
+        process.client.tick(now)
+        process.ingress.tick(now)
+        due = loop.time() + TICK_S
+
+    await periodic(tick, every_s=TICK_S, name="ticks", jitter_ratio=0.0)
+
+
+# --- signals and reload ---------------------------------------------------------------------------
+
+
+def _handle_signals(loop: asyncio.AbstractEventLoop, process: Process) -> None:
+    def stop() -> None:
+        (process.hurry if process.stopping.is_set() else process.stopping).set()
+
+    loop.add_signal_handler(signal.SIGTERM, stop)
+    loop.add_signal_handler(signal.SIGINT, stop)
+    loop.add_signal_handler(signal.SIGHUP, lambda: reload(process))
+
+
+def reload(process: Process) -> bool:
+    """Read the configuration again and swap it in; True when it is in force.
+
+    Streams are untouched. A file that is not valid keeps the old configuration and is logged with
+    every finding. Settings that need a restart are named and keep their old value's effect.
+    """
+    if process.path is None:
+        return False
+    before = process.config
+    try:
+        loaded = load_config(process.path)
+        settings = _settings(loaded.config, process.control_http)
+    except ConfigError as error:
+        process.metrics.reloaded(ok=False)
+        for finding in error.findings:
+            log.error(finding, extra={"event": "config_invalid"})
+        log.error("reload refused, the old configuration stays in force", extra={"event": "reload_failed"})
+        return False
+    effect = diff(before, loaded.config)
+    process.loaded = loaded
+    process.table.apply(loaded.config.pools)
+    process.handler.configure(settings)
+    process.client.keep_only(process.table.ids())
+    process.metrics.reloaded(ok=True)
+    log.info("configuration reloaded", extra={"event": "reloaded", "effect": effect.sentences})
+    return True
+
+
+def _bind(where: Listen) -> socket.socket:
+    return listen(where.host, where.port)
+
+
+def _port(bound: socket.socket) -> int:
+    return int(bound.getsockname()[1])

@@ -1,0 +1,235 @@
+"""The client's side of one request: its head and body in, a reply out, in its own HTTP dialect.
+
+uvicorn keeps a "cycle" per request on its protocol; on the inference routes a `Downstream` stands in
+its place. It has no reference to itself anywhere, so a finished request is freed by reference counts
+alone and the garbage collector stays out of the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from gateway.core import aio
+from gateway.core.errors import BodyTimeout, BodyTooLarge, UnsupportedMediaType
+from gateway.upstream.connection import Reply
+from gateway.upstream.relay import Relay
+from gateway.wire.calls import EndpointSpec
+
+if TYPE_CHECKING:
+    from gateway.ingress.server import GatewayProtocol
+
+_CLIENT_ID: Final = re.compile(rb"[A-Za-z0-9_.-]{1,128}")
+# What of a backend's reply head reaches the client; everything else says something about the inside.
+_PASSED_HEADERS: Final = (b"content-type", b"content-disposition", b"content-language")
+_EVENT_STREAM_HEADERS: Final = (
+    b"cache-control: no-cache, no-transform\r\nx-accel-buffering: no\r\n"  # nginx then never holds a chunk
+)
+
+
+class Downstream:
+    """One request of one client. Owned by the protocol until its reply is complete."""
+
+    __slots__ = (
+        "_body_bytes", "_body_limit", "_body_ready", "_chunked", "_complete", "_expects_continue", "_http11",
+        "_parts", "_protocol", "bytes_out", "content_type", "credentials", "disconnected", "extra_headers",
+        "gone", "id", "keep_alive", "received_at", "relay", "response_complete", "retry_count", "spec",
+        "started", "started_at", "task", "writing_paused",
+    )  # fmt: skip
+
+    def __init__(self, protocol: GatewayProtocol, spec: EndpointSpec, *, new_id: str, now: float) -> None:
+        self._protocol = protocol
+        self.spec = spec
+        self.id = new_id
+        self.received_at = now
+        self.credentials: dict[bytes, bytes] = {}
+        self.content_type = b""
+        self.retry_count = 0
+        self._expects_continue = False
+        self._http11 = True
+        self._parts: list[bytes] = []
+        self._body_bytes = 0
+        self._body_limit = 0
+        self._body_ready: asyncio.Future[None] | None = None
+        self._complete = False
+        self._chunked = False
+        self.extra_headers = b""  # header lines of our own, for whatever reply is written
+        self.bytes_out = 0
+        self.keep_alive = True
+        self.disconnected = False
+        self.response_complete = False  # read by uvicorn
+        self.started = False
+        self.started_at: float | None = None
+        self.writing_paused = False
+        self.gone = False
+        self.relay: Relay | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    # --- the request --------------------------------------------------------------------------------
+
+    def read_head(self, headers: Iterable[tuple[bytes, bytes]], *, http11: bool, keep_alive: bool) -> None:
+        """Take what the gateway looks at from the request head; everything else is dropped here.
+
+        A credential header that comes twice with different values is kept as both, joined by a comma,
+        which no key contains: it will be refused.
+        """
+        self._http11 = http11
+        self.keep_alive = keep_alive
+        for name, value in headers:
+            if name in (b"authorization", b"x-api-key", b"api-key"):
+                before = self.credentials.get(name)
+                self.credentials[name] = value if before in (None, value) else b"%b,%b" % (before, value)
+            elif name == b"content-type":
+                self.content_type = value
+            elif name == b"content-encoding" and value.lower() != b"identity":
+                self.content_type = b"encoded"
+            elif name == b"x-request-id" and _CLIENT_ID.fullmatch(value):
+                self.id = value.decode()
+            elif name == b"x-stainless-retry-count" and value.isdigit():
+                self.retry_count = int(value[:4])
+            elif name == b"expect" and value.lower() == b"100-continue":
+                self._expects_continue = True
+
+    async def read_body(self, limit_bytes: int, timeout_s: float) -> bytes:
+        """Return the whole body.
+
+        Raises:
+            UnsupportedMediaType: the body is compressed (415).
+            BodyTooLarge: more than `limit_bytes`, told or counted (413).
+            BodyTimeout: not whole within `timeout_s` (408).
+        Cancel: nothing is held.
+        """
+        if self.content_type == b"encoded":
+            raise UnsupportedMediaType("Compressed request bodies are not accepted. Send the body without Content-Encoding.")
+        self._body_limit = limit_bytes
+        if not self._complete and self._body_bytes <= limit_bytes:
+            if self._expects_continue:
+                self._protocol.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._body_ready = asyncio.get_running_loop().create_future()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._body_ready
+            except TimeoutError:
+                raise BodyTimeout(
+                    f"The request body did not arrive within {timeout_s:.0f} s ({self._body_bytes} bytes came)."
+                ) from None
+            finally:
+                self._body_ready = None
+        if self._body_bytes > limit_bytes:
+            raise BodyTooLarge(
+                f"The request body is larger than the limit of {limit_bytes} bytes for this endpoint."
+            )
+        parts, self._parts = self._parts, []
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def on_body(self, data: bytes) -> None:
+        """Collect body bytes; once over the limit, or after the reply, they are dropped."""
+        self._body_bytes += len(data)
+        if self.response_complete:
+            return
+        if self._body_limit and self._body_bytes > self._body_limit:
+            self._parts.clear()
+            self._body_is_ready()
+        else:
+            self._parts.append(data)
+
+    def on_message_complete(self) -> None:
+        """The body is whole."""
+        self._complete = True
+        self._body_is_ready()
+
+    def _body_is_ready(self) -> None:
+        if self._body_ready is not None and not self._body_ready.done():
+            self._body_ready.set_result(None)
+
+    @property
+    def body_complete(self) -> bool:
+        """Whether the whole request has been read, so the connection may carry another."""
+        return self._complete
+
+    # --- the reply ------------------------------------------------------------------------------------
+
+    def respond(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
+        """Write a whole reply and finish. Does nothing for a client that has gone."""
+        if not self._complete:
+            self.keep_alive = False
+        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+        length = b"content-length: %d\r\n" % len(body)
+        self._write_head(status, lines + length, body)
+        self._finish()
+
+    def begin(self, reply: Reply) -> None:
+        """Write the head of a streamed reply, in chunks for HTTP/1.1, else closed at its end."""
+        passed = b"".join(
+            [b"%b: %b\r\n" % (name, reply.headers[name]) for name in _PASSED_HEADERS if name in reply.headers]
+        )
+        if reply.content_type == b"text/event-stream":
+            passed += _EVENT_STREAM_HEADERS
+        if self._http11:
+            self._chunked = True
+            passed += b"transfer-encoding: chunked\r\n"
+        else:
+            self.keep_alive = False
+        self._write_head(reply.status, passed, b"")
+
+    def write(self, data: bytes) -> None:
+        """Write body bytes of a streamed reply."""
+        self.bytes_out += len(data)
+        if self._chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        self._protocol.transport.write(data)
+
+    def end(self) -> None:
+        """Finish a streamed reply."""
+        if self._chunked:
+            self._protocol.transport.write(b"0\r\n\r\n")
+        self._finish()
+
+    def cut(self) -> None:
+        """End a reply that cannot be finished: the connection closes without the last chunk."""
+        self.keep_alive = False
+        self.response_complete = True
+        self._protocol.transport.abort()
+
+    def _write_head(self, status: int, lines: bytes, body: bytes) -> None:
+        self.started = True
+        self.started_at = self._protocol.loop.time()
+        self.bytes_out += len(body)
+        close = b"" if self.keep_alive else b"connection: close\r\n"
+        self._protocol.transport.write(
+            b"%b%b%bx-request-id: %b\r\n%b%b\r\n%b"
+            % (STATUS_LINE[status], self._protocol.date_header(), lines, self.id.encode(), self.extra_headers, close, body)
+        )
+
+    def _finish(self) -> None:
+        self.response_complete = True
+        self.relay = None
+        self._protocol.on_reply_complete(self)
+
+    # --- called by the protocol -----------------------------------------------------------------------
+
+    def start(self, story: Callable[[Downstream], Coroutine[Any, Any, None]]) -> None:
+        """Start the request's story as a task that this object owns."""
+        self.task = aio.start(story(self), name="request")
+
+    def on_client_gone(self) -> None:
+        """The connection is lost: end the story wherever it waits."""
+        self.gone = True
+        if self.task is not None and not self.task.done() and not self.response_complete:
+            self.task.cancel()
+
+    def pause_writing(self) -> None:
+        """The client's buffer is full."""
+        self.writing_paused = True
+        if self.relay is not None:
+            self.relay.pause()
+
+    def resume_writing(self) -> None:
+        """The client's buffer has drained."""
+        self.writing_paused = False
+        if self.relay is not None:
+            self.relay.resume()

@@ -1,0 +1,107 @@
+"""The public routes that are not inference: the model list, liveness, readiness, and an honest 404.
+
+Everything here is answered from memory. Paths are compared raw: an escaped or doubled slash is no
+path of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from gateway.core.aio import Clock
+from gateway.core.errors import AccessError, GatewayError, MethodNotAllowed, ModelNotFound, UnknownUrl
+from gateway.core.types import Caller
+from gateway.ingress.handler import Handler
+from gateway.pools.table import PoolTable
+from gateway.routing.catalog import Entry, status
+from gateway.wire.calls import ENDPOINTS
+from gateway.wire.replies import error_body, error_headers, model_entry, model_list
+
+_GET_PATHS = frozenset({"/v1/models", "/livez", "/readyz"})
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether new work is welcome, with one line per check."""
+
+    ready: bool
+    checks: tuple[tuple[str, bool, str], ...]  # name, passed, detail
+
+    def text(self) -> str:
+        """Return one line per check, as kube-apiserver's `?verbose` does."""
+        return "".join(f"[{'+' if ok else '-'}]{name} {detail}\n" for name, ok, detail in self.checks)
+
+
+def public_app(
+    handler: Handler, table: PoolTable, clock: Clock, new_id: Callable[[], str], ready: Callable[[], Readiness]
+) -> Starlette:
+    """Make the Starlette app of the public listener; inference POSTs never reach it."""
+
+    def caller(request: Request) -> Caller:
+        raw = request.headers.get
+        values = [value.encode("latin-1") if (value := raw(name)) is not None else None
+                  for name in ("authorization", "x-api-key", "api-key")]  # fmt: skip
+        return handler.settings.keys.authenticate(*values, clock.wall())
+
+    def told(name: str, entry: Entry) -> dict[str, object]:
+        return model_entry(
+            name,
+            parent=entry.parent,
+            root=entry.route.served_model,
+            window_tokens=entry.route.window_tokens,
+            status=status(entry, table.backends(entry.route.pool)),
+        )
+
+    async def models(request: Request) -> Response:
+        visible = handler.catalog().visible(caller(request))
+        return JSONResponse(model_list([told(name, entry) for name, entry in sorted(visible.items())]))
+
+    async def model(request: Request) -> Response:
+        name = request.path_params["name"]
+        entry = handler.catalog().visible(caller(request)).get(name)
+        if entry is None:
+            raise ModelNotFound("This model does not exist or you do not have access to it. "
+                                "GET /v1/models lists what this key can use.", param="model")  # fmt: skip
+        return JSONResponse(told(name, entry))
+
+    async def livez(request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(request: Request) -> Response:
+        state = ready()
+        body = state.text() if "verbose" in request.query_params else ("ok\n" if state.ready else "not ready\n")
+        return PlainTextResponse(body, status_code=200 if state.ready else 503)
+
+    async def unknown(request: Request) -> Response:
+        path = request.scope["raw_path"]
+        if path in ENDPOINTS or path.decode("latin-1") in _GET_PATHS:
+            raise MethodNotAllowed(f"{request.method} is not allowed here; use {'POST' if path in ENDPOINTS else 'GET'}.")
+        raise UnknownUrl(
+            f"Unknown request URL: {request.method} {request.url.path[:128]}. Did you forget `/v1` in the base URL?"
+        )
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        assert isinstance(error, GatewayError)  # noqa: S101 - registered for GatewayError only
+        request_id = new_id()
+        headers = {name.decode(): value.decode() for name, value in error_headers(error)}
+        headers["x-request-id"] = request_id
+        if isinstance(error, MethodNotAllowed):
+            headers["allow"] = "POST" if request.scope["raw_path"] in ENDPOINTS else "GET"
+        return Response(error_body(error, request_id), status_code=error.status, headers=headers)
+
+    return Starlette(
+        routes=[
+            Route("/v1/models", models, methods=["GET"]),
+            Route("/v1/models/{name:path}", model, methods=["GET"]),
+            Route("/livez", livez, methods=["GET"]),
+            Route("/readyz", readyz, methods=["GET"]),
+            Route("/{rest:path}", unknown, methods=["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE"]),
+        ],
+        exception_handlers={GatewayError: refuse, AccessError: refuse},
+    )

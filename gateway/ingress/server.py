@@ -1,0 +1,303 @@
+"""uvicorn, with the inference routes taken at protocol level.
+
+uvicorn parses every request (httptools) and runs the Starlette app for all but one kind: a POST to a
+path of the endpoint table becomes a `Downstream`, and its story starts straight from the read
+callback, with the body that came along already in hand. What uvicorn lacks is added here: a cap on
+the head's bytes and headers, a deadline for it, a lingering close after an early refusal, errors in
+OpenAI's form, and word to the story when its client's connection is lost.
+
+The uvicorn internals leaned on are named in `tests/contracts/test_uvicorn.py`; the dependency is
+pinned to one minor version for their sake.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import socket
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import httptools
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from gateway.core.errors import GatewayError, RequestError
+from gateway.ingress.downstream import Downstream
+from gateway.wire.calls import ENDPOINTS
+from gateway.wire.replies import error_body
+
+# After an early refusal the rest of the body is read and dropped for this long, so that the client
+# can read the reply before it sees the connection close (RFC 9112 section 9.6).
+_LINGER_S: Final = 2.0
+
+
+class HeadTooLarge(RequestError):
+    """The request head has too many bytes or headers: 431."""
+
+    status = 431
+    default_code = "request_headers_too_large"
+
+
+class HeadTimeout(RequestError):
+    """The request head did not arrive in time: 408."""
+
+    status = 408
+    default_code = "request_timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLimits:
+    """What a request head may be."""
+
+    max_bytes: int
+    max_headers: int
+    timeout_s: float
+    keep_alive_s: float
+
+
+@dataclass(slots=True)
+class Ingress:
+    """What the connections of the public listener share. `live` holds the requests in progress."""
+
+    story: Callable[[Downstream], Coroutine[Any, Any, None]]
+    limits: HeadLimits
+    live: set[Downstream] = field(default_factory=set)
+    connections: set[GatewayProtocol] = field(default_factory=set)
+    _ids: Iterator[int] = field(default_factory=itertools.count)
+    _process: str = field(default_factory=lambda: os.urandom(8).hex())
+
+    def new_id(self) -> str:
+        """Return a request id: unguessable per process, then counted."""
+        return f"req_{self._process}{next(self._ids):08x}"
+
+    def tick(self, now: float) -> None:
+        """Enforce the deadlines of heads and lingering closes; called about twice a second."""
+        for connection in tuple(self.connections):
+            connection.tick(now)
+
+
+class GatewayProtocol(HttpToolsProtocol):
+    """One client connection."""
+
+    def __init__(self, ingress: Ingress, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._ingress = ingress
+        self._head_since: float | None = self.loop.time()  # None while no head is awaited
+        self._head_bytes = 0
+        self._refusal: GatewayError | None = None
+        self._linger_until: float | None = None
+        self._ready: Downstream | None = None  # has its head; starts at the end of this read
+        self._answering: Downstream | None = None
+
+    # --- asyncio.Protocol ---------------------------------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        """Count the connection."""
+        super().connection_made(transport)
+        self._ingress.connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, then start the story: a body that came with its head needs no wait."""
+        if self._head_since is None and (self.cycle is None or self.cycle.response_complete):
+            self._await_head()
+        super().data_received(data)
+        if self._head_since is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > self._ingress.limits.max_bytes:
+                self._refuse_head(self._too_large())
+        ready, self._ready = self._ready, None
+        if ready is not None:
+            self._start(ready)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the requests on this connection, then let uvicorn clean up."""
+        self._ingress.connections.discard(self)
+        if self._answering is not None:
+            self._answering.on_client_gone()
+        self.pipeline.clear()
+        if type(self.cycle) is Downstream:
+            self.cycle = None
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Pass the client's back-pressure on to the request that is being answered."""
+        super().pause_writing()
+        if self._answering is not None:
+            self._answering.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Let the answer go on."""
+        super().resume_writing()
+        if self._answering is not None:
+            self._answering.resume_writing()
+
+    # --- httptools ----------------------------------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take one header, within the limits."""
+        super().on_header(name, value)
+        if len(self.headers) > self._ingress.limits.max_headers:
+            self._refusal = self._too_large()
+            raise httptools.HttpParserError("too many headers")
+
+    def on_headers_complete(self) -> None:
+        """Take the inference routes here; leave the others to uvicorn and Starlette."""
+        self._head_since = None
+        spec = ENDPOINTS.get(self.url.partition(b"?")[0])
+        if spec is None or self.parser.get_method() != b"POST":
+            super().on_headers_complete()
+            return
+        previous = self.cycle
+        http11 = self.parser.get_http_version() == "1.1"
+        self.cycle = down = Downstream(self, spec, new_id=self._ingress.new_id(), now=self.loop.time())
+        down.read_head(self.headers, http11=http11, keep_alive=http11 and self.parser.should_keep_alive())
+        if previous is None or previous.response_complete:
+            self._ready = down
+        else:
+            self.flow.pause_reading()  # pipelined: waits for its turn
+            self.pipeline.appendleft((down, None))
+
+    def on_body(self, body: bytes) -> None:
+        """Hand body bytes to whom the request belongs."""
+        if type(self.cycle) is Downstream:
+            self.cycle.on_body(body)
+        else:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Note the end of the request; a refused body that is now read ends the lingering."""
+        if type(self.cycle) is Downstream:
+            self.cycle.on_message_complete()
+            if self._linger_until is not None:
+                self.transport.close()
+        else:
+            super().on_message_complete()
+
+    # --- uvicorn ------------------------------------------------------------------------------------
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        if type(cycle) is Downstream:
+            self._start(cycle)
+        else:
+            super()._start_asgi_task(cycle, app)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        self._refuse_head(RequestError("Protocol upgrades are not supported here.", code="upgrade_not_supported"))
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP in OpenAI's form, and close."""
+        self._refuse_head(self._refusal or RequestError("The request is not valid HTTP/1.1.", code="invalid_http"))
+
+    # --- ours ---------------------------------------------------------------------------------------
+
+    def _start(self, down: Downstream) -> None:
+        self._answering = down
+        self._ingress.live.add(down)
+        down.start(self._ingress.story)
+
+    def on_reply_complete(self, down: Downstream) -> None:
+        """Go on to the next request, close, or linger until the rest of a refused body is read."""
+        self._answering = None
+        if not down.body_complete:
+            self._linger_until = self.loop.time() + _LINGER_S
+            return
+        if not down.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
+
+    def date_header(self) -> bytes:
+        """Return the date line, which uvicorn renews every second."""
+        return b"date: %b\r\n" % self.server_state.default_headers[0][1]
+
+    def tick(self, now: float) -> None:
+        """Close what took too long: a head that does not end, a lingering close."""
+        limits = self._ingress.limits
+        if self._linger_until is not None and now >= self._linger_until:
+            self.transport.close()
+        elif self._head_since is not None and now - self._head_since >= limits.timeout_s:
+            if self._head_bytes:
+                self._refuse_head(HeadTimeout(f"The request head did not arrive within {limits.timeout_s:.0f} s."))
+            else:
+                self.transport.close()
+
+    def _await_head(self) -> None:
+        self._head_since = self.loop.time()
+        self._head_bytes = 0
+
+    def _too_large(self) -> HeadTooLarge:
+        limits = self._ingress.limits
+        return HeadTooLarge(
+            f"The request head is larger than {limits.max_bytes} bytes or has more than {limits.max_headers} headers."
+        )
+
+    def _refuse_head(self, error: GatewayError) -> None:
+        """Answer a request that has no valid head, and close."""
+        if self._answering is not None or self.transport.is_closing():
+            self.transport.abort()  # something else is being answered on this connection
+            return
+        body = error_body(error, self._ingress.new_id())
+        self.transport.write(
+            b"%b%bcontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
+            % (STATUS_LINE[error.status], self.date_header(), len(body), body)
+        )
+        self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """A uvicorn server that leaves signals to the app; stop it by `should_exit`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Install nothing: the app owns the process's signals."""
+        yield
+
+
+def public_server(app: ASGIApp, ingress: Ingress) -> Server:
+    """Make the public listener's server. Run it with `serve(sockets=[...])`."""
+    return _server(app, keep_alive_s=ingress.limits.keep_alive_s, http=functools.partial(GatewayProtocol, ingress))
+
+
+def plain_server(app: ASGIApp) -> Server:
+    """Make a server for an ordinary app (the admin listener)."""
+    return _server(app, keep_alive_s=75.0, http="httptools")
+
+
+def _server(app: ASGIApp, *, keep_alive_s: float, http: Any) -> Server:
+    config = uvicorn.Config(
+        app,
+        http=http,
+        loop="none",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=int(keep_alive_s),
+        timeout_graceful_shutdown=2,
+    )
+    return Server(config)
+
+
+def listen(host: str, port: int, *, backlog: int = 4096) -> socket.socket:
+    """Bind and listen, so that a taken port is known before anything else starts.
+
+    Raises:
+        OSError: the address is taken or not ours.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(backlog)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener

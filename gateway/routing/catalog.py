@@ -1,0 +1,132 @@
+"""Which names lead where: pools, their aliases, and the LoRA adapters their backends hold.
+
+A catalog is an immutable picture, rebuilt when the pool table's epoch changes (membership, models,
+adapters, windows, endpoints), so a look-up on the request path is one dict access.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from gateway.config.models import PoolConfig
+from gateway.core.errors import EndpointNotServed, ModelNotFound
+from gateway.core.types import Call, Caller, Endpoint, Phase, Route
+from gateway.pools.table import Backend, PoolTable
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One name that clients may use, with what the model list says of it."""
+
+    route: Route
+    parent: str | None  # the pool, for adapters
+    endpoints: frozenset[Endpoint] | None  # None: not known
+
+
+class Catalog:
+    """Name -> Entry. Build with `build`."""
+
+    def __init__(self, entries: Mapping[str, Entry]) -> None:
+        self.entries = dict(entries)
+
+    @classmethod
+    def build(cls, pools: Mapping[str, PoolConfig], table: PoolTable) -> Catalog:
+        """Read the configuration and the table once. Pool names win over aliases, aliases over adapters."""
+        entries: dict[str, Entry] = {}
+        for name, config in pools.items():
+            for adapter, entry in _adapters(name, config, table).items():
+                entries.setdefault(adapter, entry)
+        for name, config in pools.items():
+            for alias in config.aliases:
+                entries[alias] = _entry(alias, name, config, table)
+        for name, config in pools.items():
+            entries[name] = _entry(name, name, config, table)
+        return cls(entries)
+
+    def resolve(self, call: Call, caller: Caller) -> Route:
+        """Return where the call's model name leads.
+
+        Raises:
+            ModelNotFound: unknown, or not for this caller: the same words for both (404).
+            EndpointNotServed: the model's backends do not serve the endpoint (404).
+        """
+        entry = self.entries.get(call.model)
+        if entry is None or not caller.may_use(call.model):
+            raise self._not_found(call.model, caller)
+        if entry.endpoints is not None and call.endpoint not in entry.endpoints:
+            raise EndpointNotServed(
+                f"The model `{call.model}` does not serve the {call.endpoint.value} endpoint. "
+                f"It serves: {', '.join(sorted(each.value for each in entry.endpoints))}.",
+                param="model",
+            )
+        return entry.route
+
+    def visible(self, caller: Caller) -> dict[str, Entry]:
+        """Return what the caller may use, by name."""
+        return {name: entry for name, entry in self.entries.items() if caller.may_use(name)}
+
+    def _not_found(self, model: str, caller: Caller) -> ModelNotFound:
+        close = get_close_matches(model[:128], self.visible(caller), n=1)
+        hint = f" Did you mean `{close[0]}`?" if close else ""
+        return ModelNotFound(
+            f"The model `{_shown(model)}` does not exist or you do not have access to it.{hint} "
+            "GET /v1/models lists what this key can use.",
+            param="model",
+        )
+
+
+def _shown(model: str) -> str:
+    """Return a client's model name fit for an error message: printable and short."""
+    printable = "".join(char if char.isprintable() else "?" for char in model[:128])
+    return printable + ("..." if len(model) > 128 else "")
+
+
+def _entry(name: str, pool: str, config: PoolConfig, table: PoolTable) -> Entry:
+    backends = table.backends(pool)
+    return Entry(
+        route=Route(requested=name, pool=pool, served_model=pool, window_tokens=_window(config, backends)),
+        parent=None,
+        endpoints=_endpoints(config, backends),
+    )
+
+
+def _adapters(pool: str, config: PoolConfig, table: PoolTable) -> dict[str, Entry]:
+    """Return an entry for each adapter that a backend holds or the configuration lists."""
+    backends = table.backends(pool)
+    listed = [] if config.adapters == "auto" else [adapter.name for adapter in config.adapters]
+    held = [name for backend in backends for name, model in backend.models.items() if model.parent is not None]
+    names = held if config.adapters == "auto" else listed
+    entries = {}
+    for name in dict.fromkeys(names):
+        entries[name] = Entry(
+            route=Route(name, pool, served_model=name, adapter=name, window_tokens=_window(config, backends)),
+            parent=pool,
+            endpoints=_endpoints(config, backends),
+        )
+    return entries
+
+
+def _window(config: PoolConfig, backends: Sequence[Backend]) -> int | None:
+    """Return the smallest window any backend told, capped by the configuration."""
+    windows = [backend.window_tokens for backend in backends if backend.window_tokens is not None]
+    if config.max_context is not None:
+        windows.append(config.max_context)
+    return min(windows, default=None)
+
+
+def _endpoints(config: PoolConfig, backends: Sequence[Backend]) -> frozenset[Endpoint] | None:
+    """Return what any backend serves; None when one of them does not tell."""
+    if config.endpoints is not None:
+        return frozenset(config.endpoints)
+    known = [backend.endpoints for backend in backends if backend.endpoints is not None]
+    return frozenset().union(*known) if known and len(known) == len(backends) else None
+
+
+def status(entry: Entry, backends: Iterable[Backend]) -> str:
+    """Return ready, degraded or unavailable: the best phase of the backends that hold the name."""
+    name = entry.route.adapter
+    phases = {backend.phase for backend in backends if name is None or name in backend.models}
+    if Phase.READY in phases:
+        return "ready"
+    return "degraded" if Phase.DEGRADED in phases else "unavailable"

@@ -1,0 +1,186 @@
+"""Connections to every backend: take an idle one or open one, send, give it back.
+
+One process talks to a backend over as many connections as it has requests in flight. Idle ones are
+reused last-in first-out and dropped after `keep_alive_s`, which must stay below the backend's own
+idle limit (vLLM's uvicorn closes after 5 s), so that a request rarely meets a closing connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.core.errors import ConnectFailed
+from gateway.pools.table import Backend
+from gateway.upstream.connection import Connection, Reply
+
+# The kernel's receive buffer bounds what one read can bring, and so what a stream can hold when its
+# client stops reading: one buffer here plus one in the client's transport. Linux doubles the value.
+_RECEIVE_BUFFER_BYTES: Final = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """One request as the backend gets it. `path` is a constant of the endpoint table."""
+
+    path: bytes
+    content_type: bytes
+    request_id: str
+    body: bytes
+
+
+class BackendConnections:
+    """The connections to one backend; `busy` are those that carry a request."""
+
+    def __init__(self, backend: Backend, *, connect_s: float, keep_alive_s: float) -> None:
+        self.backend = backend
+        self._connect_s = connect_s
+        self._keep_alive_s = keep_alive_s
+        self._ssl = ssl.create_default_context() if backend.tls else None
+        self._idle: list[Connection] = []
+        self.busy: set[Connection] = set()
+        self._heads: dict[tuple[bytes, bytes], bytes] = {}
+        self.closed = False
+
+    async def send(self, out: Outgoing, *, deadline: float, fresh: bool) -> Reply:
+        """Send on an idle connection, or a new one; with `fresh`, always a new one.
+
+        Raises:
+            ConnectFailed: nothing was sent (502 unless another backend takes it).
+            StaleConnection, BackendBroke, BackendTimeout: see `Connection.request`.
+        Cancel: the connection is closed.
+        """
+        connection = None if fresh else self._take_idle()
+        if connection is None:
+            connection = await self._connect()
+        self.busy.add(connection)
+        head = b"%b%d\r\nx-request-id: %b\r\n\r\n" % (
+            self._head(out.path, out.content_type),
+            len(out.body),
+            out.request_id.encode(),
+        )
+        return await connection.request(head, out.body, deadline)
+
+    def tick(self, now: float) -> None:
+        """Close connections that have been idle too long and wake the busy ones."""
+        while self._idle and now - self._idle[0].idle_since >= self._keep_alive_s:
+            self._idle.pop(0).abort()
+        for connection in tuple(self.busy):
+            connection.tick(now)
+
+    def close(self) -> None:
+        """Drop the idle connections; busy ones end with their request."""
+        self.closed = True
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.abort()
+
+    @property
+    def idle(self) -> int:
+        """Connections waiting for a request."""
+        return len(self._idle)
+
+    def _take_idle(self) -> Connection | None:
+        oldest = time.monotonic() - self._keep_alive_s
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable and connection.idle_since > oldest:
+                return connection
+            connection.abort()
+        return None
+
+    async def _connect(self) -> Connection:
+        backend = self.backend
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_s):
+                transport, connection = await loop.create_connection(
+                    lambda: Connection(self._on_free, self._on_closed),
+                    backend.host,
+                    backend.port,
+                    ssl=self._ssl,
+                )
+        except (OSError, TimeoutError, ssl.SSLError) as error:
+            raise ConnectFailed("no connection to the backend could be made") from error
+        raw = transport.get_extra_info("socket")
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
+        return connection
+
+    def _on_free(self, connection: Connection) -> None:
+        self.busy.discard(connection)
+        if self.closed:
+            connection.abort()
+            return
+        connection.idle_since = time.monotonic()
+        self._idle.append(connection)
+
+    def _on_closed(self, connection: Connection) -> None:
+        self.busy.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def _head(self, path: bytes, content_type: bytes) -> bytes:
+        """The constant part of a request head, up to the content length's value."""
+        head = self._heads.get((path, content_type))
+        if head is None:
+            backend = self.backend
+            key = backend.api_key
+            authorization = b"" if key is None else b"authorization: Bearer %b\r\n" % key.encode()
+            head = b"POST %b HTTP/1.1\r\nhost: %b\r\n%bcontent-type: %b\r\naccept: */*\r\ncontent-length: " % (
+                path,
+                backend.host_header,
+                authorization,
+                content_type,
+            )
+            if content_type == b"application/json":
+                self._heads[path, content_type] = head
+        return head
+
+
+class Client:
+    """All backends' connections, made on first use and dropped when the backend goes."""
+
+    def __init__(self, *, connect_s: float, keep_alive_s: float) -> None:
+        self._connect_s = connect_s
+        self._keep_alive_s = keep_alive_s
+        self._backends: dict[str, BackendConnections] = {}
+
+    def connections(self, backend: Backend) -> BackendConnections:
+        """The connections of `backend`; a reload that moved it to another address starts afresh."""
+        found = self._backends.get(backend.id)
+        if found is None or found.backend is not backend:
+            if found is not None:
+                found.close()
+            found = self._backends[backend.id] = BackendConnections(
+                backend, connect_s=self._connect_s, keep_alive_s=self._keep_alive_s
+            )
+        return found
+
+    def keep_only(self, backend_ids: set[str]) -> None:
+        """Drop the idle connections of backends that are gone."""
+        for backend_id in self._backends.keys() - backend_ids:
+            gone = self._backends[backend_id]
+            gone.close()
+            if not gone.busy:
+                del self._backends[backend_id]
+
+    def tick(self, now: float) -> None:
+        """Wake every connection; called about twice a second by the app."""
+        for connections in tuple(self._backends.values()):
+            connections.tick(now)
+
+    def close(self) -> None:
+        """Close everything, busy connections too: the backends stop working for them."""
+        for connections in self._backends.values():
+            connections.close()
+            for connection in tuple(connections.busy):
+                connection.abort()
+
+    def open_connections(self) -> tuple[int, int]:
+        """(busy, idle), for the metrics and the leak tests."""
+        all_connections = self._backends.values()
+        return sum(len(each.busy) for each in all_connections), sum(each.idle for each in all_connections)

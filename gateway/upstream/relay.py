@@ -1,0 +1,251 @@
+"""Carry one streamed reply from the backend's connection to the client, callback to callback.
+
+    connection --on_data--> watch (looks on, holds back half frames) --> client.write
+               <--pause/resume--                                     <-- client's transport is full / drained
+
+No task wakes per chunk: the story awaits `Relay.run` once, and it returns when the stream has ended.
+The client's head is held back until the first bytes that say something, so a failure the backend
+reports at once still gets an honest status; after `heartbeat_s` of silence the head goes out with a
+comment, and comments keep flowing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from gateway.core.errors import BackendBroke, BackendTimeout, ClientStalled, GatewayError, StreamBroke, UpstreamError
+from gateway.core.types import Usage
+from gateway.upstream.connection import Reply
+from gateway.wire.sse import HEARTBEAT, json_usage
+
+TICK_S: Final = 0.5  # how often on_tick comes; all times below are good to about that
+
+
+class ClientSide(Protocol):
+    """The client's side of one request, as far as a relay needs it."""
+
+    started: bool  # the head has been written
+    writing_paused: bool  # the transport's buffer is full
+
+    def begin(self, reply: Reply) -> None:
+        """Write the reply's head."""
+
+    def write(self, data: bytes) -> None:
+        """Write body bytes."""
+
+    def end(self) -> None:
+        """Finish the body in the client's framing."""
+
+    def cut(self) -> None:
+        """End a body that cannot be finished, so that the client sees it is cut."""
+
+
+class Watch(Protocol):
+    """Who looks on at the body: `wire.sse.StreamWatch`, or `PlainWatch` for other bodies."""
+
+    complete: bool
+    failed: str | None
+    events: int
+
+    @property
+    def usage(self) -> Usage | None:
+        """Tokens, once the backend told them."""
+
+    def feed(self, data: bytes) -> bytes:
+        """Take what came; return what may be sent on."""
+
+    def close(self) -> bytes:
+        """The backend ended cleanly; return the rest."""
+
+    def broken(self, message: str) -> bytes:
+        """The backend broke off; return an ending that says so, empty if none can be written."""
+
+
+class PlainWatch:
+    """Look on at a body that is no event stream: pass everything, find the usage near its end."""
+
+    _TAIL_BYTES: Final = 1024
+
+    def __init__(self) -> None:
+        self.complete = False
+        self.failed: str | None = None
+        self.events = 0
+        self._tail = b""
+
+    @property
+    def usage(self) -> Usage | None:
+        """What the end of the body says."""
+        return json_usage(self._tail)
+
+    def feed(self, data: bytes) -> bytes:
+        """Pass on everything."""
+        self.events += 1
+        self._tail = (self._tail + data)[-self._TAIL_BYTES :]
+        return data
+
+    def close(self) -> bytes:
+        """The body is whole."""
+        self.complete = True
+        return b""
+
+    def broken(self, message: str) -> bytes:
+        """A cut body has no ending that could say so."""
+        return b""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a stream may be silent, in seconds."""
+
+    first_event_s: float
+    stall_s: float
+    heartbeat_s: float
+    client_write_s: float
+    total_s: float
+
+
+class Relay:
+    """One reply on its way. Owned by the handler; `Connection` and the client's protocol call in."""
+
+    __slots__ = (
+        "_blocked_since", "_client", "_done", "_error", "_events", "_patience", "_progress_at", "_reply",
+        "_sent_at", "_started_at", "watch",
+    )  # fmt: skip
+
+    def __init__(self, reply: Reply, watch: Watch, client: ClientSide, patience: Patience, now: float) -> None:
+        self.watch = watch
+        self._reply = reply
+        self._client = client
+        self._patience = patience
+        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._error: GatewayError | None = None
+        self._events = 0
+        self._started_at = self._progress_at = self._sent_at = now
+        self._blocked_since: float | None = None
+
+    async def run(self) -> GatewayError | None:
+        """Relay until the stream has ended; None, or why it did not end well.
+
+        An error returned with nothing yet sent may be answered with its own status; afterwards the
+        client has already been told in its own protocol.
+        Cancel: the backend's connection is closed at once and nothing more is written.
+        """
+        connection = self._reply.connection
+        assert connection is not None  # noqa: S101 - only streamed replies are relayed
+        connection.attach(self)
+        try:
+            await self._done
+        finally:
+            if not self._done.done() or self._done.cancelled():
+                connection.abort()
+        return self._error
+
+    # --- called by the connection ---------------------------------------------------------------
+
+    def on_data(self, data: bytes) -> None:
+        """Pass on what the watch lets through."""
+        out = self.watch.feed(data)
+        if out:
+            client = self._client
+            if not client.started:
+                if self.watch.failed:
+                    self._stop(BackendBroke("the backend reported an error"))
+                    return
+                client.begin(self._reply)
+            client.write(out)
+            if client.writing_paused:
+                self.pause()
+
+    def on_end(self) -> None:
+        """Finish in the client's protocol; a stream that lacks its ending is a failure."""
+        rest = self.watch.close()
+        self._finish(rest, None if self.watch.complete else StreamBroke("the stream ended before it was complete"))
+
+    def on_lost(self, error: UpstreamError) -> None:
+        """Tell the client in its own protocol that the backend broke off."""
+        self._break(error)
+
+    def on_tick(self, now: float) -> None:
+        """Enforce silence limits and send heart-beats."""
+        patience = self._patience
+        if self._blocked_since is not None:
+            if now - self._blocked_since >= patience.client_write_s:
+                self._stop(ClientStalled(f"the client did not read for {patience.client_write_s:.0f} s"))
+            return
+        events = self.watch.events
+        if events != self._events:
+            self._events = events
+            self._progress_at = self._sent_at = now
+            return
+        limit = patience.stall_s if events else patience.first_event_s
+        if now - self._progress_at >= limit:
+            self._break(BackendTimeout(f"the backend sent nothing for {limit:.0f} s"))
+        elif now - self._started_at >= patience.total_s:
+            self._break(BackendTimeout(f"the stream ran longer than {patience.total_s:.0f} s"))
+        elif now - self._sent_at >= patience.heartbeat_s:
+            self._sent_at = now
+            self._beat()
+
+    # --- called by the client's protocol ----------------------------------------------------------
+
+    def pause(self) -> None:
+        """The client's buffer is full: stop reading from the backend."""
+        if self._blocked_since is None:
+            self._blocked_since = asyncio.get_running_loop().time()
+            if self._reply.connection is not None:
+                self._reply.connection.pause()
+
+    def resume(self) -> None:
+        """The client's buffer has drained."""
+        if self._blocked_since is not None:
+            self._blocked_since = None
+            self._progress_at = asyncio.get_running_loop().time()
+            if self._reply.connection is not None:
+                self._reply.connection.resume()
+
+    def shut_down(self) -> None:
+        """End the stream now, telling the client that the gateway stops."""
+        self._break(StreamBroke("the gateway is shutting down"))
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        if self._reply.content_type == b"text/event-stream":
+            if not self._client.started:
+                self._client.begin(self._reply)
+            self._client.write(HEARTBEAT)
+
+    def _break(self, error: UpstreamError) -> None:
+        if not self._client.started:
+            self._stop(error)
+            return
+        ending = self.watch.broken(error.message)
+        self._finish(ending, None if self.watch.complete else error)
+
+    def _finish(self, rest: bytes, error: GatewayError | None) -> None:
+        client = self._client
+        if error is not None and not client.started:
+            self._stop(BackendBroke(error.message))
+            return
+        if not client.started:
+            client.begin(self._reply)
+        if rest:
+            client.write(rest)
+        if error is None or rest:
+            client.end()
+        else:
+            client.cut()
+        self._stop(error, cut=False)
+
+    def _stop(self, error: GatewayError | None, *, cut: bool = True) -> None:
+        if self._done.done():
+            return
+        self._error = error
+        connection = self._reply.connection
+        if error is not None and connection is not None:
+            connection.abort()
+        if isinstance(error, ClientStalled) and cut:
+            self._client.cut()
+        self._done.set_result(None)

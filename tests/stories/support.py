@@ -1,0 +1,130 @@
+"""A whole gateway in this process, on real sockets, in front of simulated backends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import pathlib
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+import httpx2
+import uvloop
+
+from gateway.access import keys
+from gateway.app import Process, build, run
+from gateway.config.load import load_config
+from gateway.core.types import Phase
+from gateway.sim.server import SimConfig, SimServer
+
+FAST = SimConfig(model="m", speed=1000.0)
+
+
+@dataclass
+class World:
+    """One gateway, its backends, and a client that holds a key."""
+
+    process: Process
+    sims: list[SimServer]
+    key: str
+    path: pathlib.Path
+    http: httpx2.AsyncClient
+    lines: list[dict[str, object]] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.process.public_port}"
+
+    @property
+    def admin_url(self) -> str:
+        return f"http://127.0.0.1:{self.process.admin_port}"
+
+    async def chat(self, text: str = "hello", *, model: str = "m", headers=None, **more) -> httpx2.Response:
+        body = {"model": model, "messages": [{"role": "user", "content": text}], **more}
+        return await self.http.post("/v1/chat/completions", json=body, headers=headers)
+
+    async def until(self, condition, seconds: float = 5.0) -> None:
+        """Wait until `condition()` holds; fail when it does not in time."""
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+    async def ready(self, backends: int) -> None:
+        await self.until(
+            lambda: sum(each.phase is Phase.READY for pool in self.process.config.pools for each in self.process.table.backends(pool)) >= backends
+        )  # fmt: skip
+
+    def in_flight(self) -> int:
+        return sum(each.in_flight for pool in self.process.config.pools for each in self.process.table.backends(pool))
+
+    async def metrics(self) -> str:
+        async with httpx2.AsyncClient(trust_env=False) as http:
+            return (await http.get(self.admin_url + "/metrics")).text
+
+    async def settled(self) -> None:
+        """Wait until nothing is in flight, and check that nothing is left."""
+        await self.until(lambda: not self.process.ingress.live and self.in_flight() == 0)
+        busy, _ = self.process.client.open_connections()
+        assert busy == 0
+
+
+def pools_yaml(sims: Sequence[SimServer], **settings: object) -> str:
+    backends = [f"http://127.0.0.1:{sim.port}" for sim in sims]
+    return json.dumps({"m": {"backends": backends, **settings}})
+
+
+@contextlib.asynccontextmanager
+async def gateway(
+    *sims: SimConfig, pools: str | None = None, extra: str = "", wait: bool = True, pool: dict[str, object] | None = None
+) -> AsyncIterator[World]:
+    """Run simulated backends and a gateway; `pools` is YAML with {0}, {1}, ... for the backends' ports."""
+    async with contextlib.AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(SimServer(each)) for each in (sims or (FAST,))]
+        folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        path = folder / "gateway.yaml"
+        listed = pools if pools is not None else "pools: " + pools_yaml(servers, **(pool or {}))
+        for number, server in enumerate(servers):
+            listed = listed.replace(f"<{number}>", f"http://127.0.0.1:{server.port}")
+        path.write_text(
+            "version: 1\nlisten: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0}\nkeys: {file: keys.yaml}\n"
+            "log: {access: false}\nhealth: {interval: 200ms, scrape_interval: 100ms, models_interval: 500ms}\n"
+            f"shutdown: {{grace: 0s}}\n{extra}\n{listed}\n"
+        )
+        created = keys.create(folder / "keys.yaml", name="test")
+        process = build(load_config(path), path)
+        http = await stack.enter_async_context(httpx2.AsyncClient(trust_env=False, timeout=10))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(run(process), name="gateway")
+            await process.listening.wait()
+            http.base_url = f"http://127.0.0.1:{process.public_port}"
+            http.headers["authorization"] = f"Bearer {created.key}"
+            world = World(process, servers, created.key, path, http)
+            try:
+                if wait:
+                    await world.ready(len(servers))
+                yield world
+            finally:
+                process.stopping.set()
+
+
+def story(test):
+    """Run an async test with a deadline of its own."""
+    import functools
+
+    @functools.wraps(test)
+    def run_it(*args, **kwargs):
+        async def main():
+            async with asyncio.timeout(30):
+                await test(*args, **kwargs)
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main())
+
+    return run_it
+
+
+def frames(text: str) -> list[str]:
+    """Return the data of each event of a stream."""
+    return [line[6:] for line in text.split("\n") if line.startswith("data: ")]

@@ -1,0 +1,261 @@
+"""One upstream connection against scripted bytes on a real socket."""
+
+import asyncio
+
+import pytest
+import uvloop
+
+from gateway.core.errors import BackendBroke, BackendTimeout, StaleConnection, UpstreamError
+from gateway.upstream.connection import Connection
+
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n"
+
+
+class Backend:
+    """Answers each request on each connection with the next script: bytes, or None to close."""
+
+    def __init__(self, *replies: bytes | None) -> None:
+        self.replies = list(replies)
+        self.closed = asyncio.Event()
+
+    async def __aenter__(self):
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self.server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *exc):
+        self.server.close()
+
+    async def _serve(self, reader, writer):
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert b"content-length: 2" in head
+                await reader.readexactly(2)
+                reply = self.replies.pop(0)
+                if reply is None:
+                    break
+                writer.write(reply)
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
+            pass
+        finally:
+            self.closed.set()
+            writer.close()
+
+    async def connect(self) -> tuple[Connection, list[Connection]]:
+        free: list[Connection] = []
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: Connection(free.append, lambda _: None), "127.0.0.1", self.port
+        )
+        return connection, free
+
+
+class Sink:
+    def __init__(self):
+        self.data, self.ended, self.error, self.done = b"", False, None, asyncio.Event()
+
+    def on_data(self, data):
+        self.data += data
+
+    def on_end(self):
+        self.ended = True
+        self.done.set()
+
+    def on_lost(self, error):
+        self.error = error
+        self.done.set()
+
+    def on_tick(self, now):
+        pass
+
+
+def later(seconds=5.0):
+    return asyncio.get_running_loop().time() + seconds
+
+
+def run(main):
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
+
+def exchange(*replies, after=None):
+    async def main():
+        async with Backend(*replies) as backend:
+            connection, free = await backend.connect()
+            reply = await connection.request(HEAD, b"{}", later())
+            return (await after(backend, connection, free, reply)) if after else (reply, connection, free)
+
+    return run(main())
+
+
+def test_a_whole_json_reply_comes_with_its_body_and_frees_the_connection():
+    reply, connection, free = exchange(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
+    assert (reply.status, reply.body, reply.content_type) == (200, b"{}", b"application/json")
+    assert free == [connection]
+
+
+def test_a_chunked_error_is_collected_too():
+    reply, _, free = exchange(
+        b"HTTP/1.1 503 Busy\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
+    )
+    assert (reply.status, reply.body) == (503, b"abcde")
+    assert len(free) == 1
+
+
+def test_interim_replies_are_passed_over():
+    reply, _, _ = exchange(
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+    )
+    assert (reply.status, reply.body) == (200, b"ok")
+    assert b"link" not in reply.headers
+
+
+def test_an_event_stream_goes_to_the_sink_without_its_chunk_framing():
+    async def after(backend, connection, free, reply):
+        assert reply.body is None
+        sink = Sink()
+        connection.attach(sink)
+        await sink.done.wait()
+        return sink, connection, free
+
+    sink, connection, free = exchange(
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        b"9\r\ndata: a\n\n\r\n9\r\ndata: b\n\n\r\n0\r\n\r\n",
+        after=after,
+    )
+    assert sink.data == b"data: a\n\ndata: b\n\n"
+    assert sink.ended
+    assert free == [connection]
+
+
+def test_a_stream_that_is_cut_tells_the_sink():
+    async def after(backend, connection, free, reply):
+        sink = Sink()
+        connection.attach(sink)
+        backend.server.close()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await sink.done.wait()
+        return sink
+
+    sink = exchange(
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n9\r\ndata: a\n\n\r\n",
+        after=after,
+    )
+    assert sink.data == b"data: a\n\n"
+    assert isinstance(sink.error, BackendBroke)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nab",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0_2\r\nab\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nabHTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nx",
+        b"SSH-2.0-OpenSSH_9.2\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000 + b"\r\ncontent-length: 2\r\n\r\nab",
+        b"HTTP/1.1 103 Early Hints\r\n\r\n" * 20,
+        b"HTTP/1.1 101 Switching Protocols\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n",
+    ],
+)
+def test_what_is_not_one_clean_reply_is_refused_and_the_connection_never_reused(reply):
+    async def main():
+        async with Backend(reply) as backend:
+            connection, free = await backend.connect()
+            with pytest.raises(BackendBroke):
+                await connection.request(HEAD, b"{}", later())
+            return connection, free
+
+    connection, free = run(main())
+    assert not connection.usable
+    assert free == []
+
+
+def test_bytes_nobody_asked_for_close_an_idle_connection():
+    async def after(backend, connection, free, reply):
+        connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        return connection
+
+    connection = exchange(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", after=after)
+    assert not connection.usable
+
+
+def test_a_reused_connection_that_dies_unanswered_is_stale_not_broken():
+    async def main():
+        async with Backend(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok", None) as backend:
+            connection, _ = await backend.connect()
+            await connection.request(HEAD, b"{}", later())
+            with pytest.raises(StaleConnection):
+                await connection.request(HEAD, b"{}", later())
+
+    run(main())
+
+
+def test_a_fresh_connection_that_dies_unanswered_is_broken():
+    async def main():
+        async with Backend(None) as backend:
+            connection, _ = await backend.connect()
+            with pytest.raises(BackendBroke):
+                await connection.request(HEAD, b"{}", later())
+
+    run(main())
+
+
+def test_the_deadline_for_the_head_is_kept_by_ticks():
+    async def main():
+        async with Backend(b"") as backend:
+            connection, _ = await backend.connect()
+            now = asyncio.get_running_loop().time()
+            waiting = asyncio.get_running_loop().create_task(connection.request(HEAD, b"{}", now + 10))
+            await asyncio.sleep(0)
+            connection.tick(now + 9)
+            assert not waiting.done()
+            connection.tick(now + 10)
+            with pytest.raises(BackendTimeout):
+                await waiting
+
+    run(main())
+
+
+def test_cancelling_a_request_closes_the_connection_so_that_the_backend_stops():
+    async def main():
+        async with Backend(b"") as backend:
+            connection, free = await backend.connect()
+            waiting = asyncio.get_running_loop().create_task(connection.request(HEAD, b"{}", later()))
+            await asyncio.sleep(0.02)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            await asyncio.wait_for(backend.closed.wait(), 2)  # noqa: TID251 - a test's own deadline
+            return connection, free
+
+    connection, free = run(main())
+    assert not connection.usable
+    assert free == []
+
+
+def test_connection_close_is_obeyed():
+    reply, connection, free = exchange(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok")
+    assert reply.body == b"ok"
+    assert free == []
+    assert not connection.usable
+
+
+def test_a_reply_ended_by_the_connection_is_whole():
+    async def main():
+        async with Backend(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n{}", None) as backend:
+            connection, free = await backend.connect()
+            waiting = asyncio.get_running_loop().create_task(connection.request(HEAD, b"{}", later()))
+            await asyncio.sleep(0.05)
+            for task in asyncio.all_tasks() - {asyncio.current_task(), waiting}:
+                task.cancel()
+            return (await waiting), free
+
+    reply, free = run(main())
+    assert reply.body == b"{}"
+    assert free == []
+
+
+def test_every_failure_is_ours():
+    assert all(issubclass(error, UpstreamError) for error in (BackendBroke, BackendTimeout, StaleConnection))

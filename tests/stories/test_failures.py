@@ -1,0 +1,208 @@
+"""Backends that fail, and clients that leave: what each side sees, and that nothing is left."""
+
+import asyncio
+import json
+
+import pytest
+
+from gateway.core.types import Phase
+from gateway.sim.server import SimConfig
+from tests.stories.support import FAST, frames, gateway, story
+
+SLOW = SimConfig(model="m", decode_step_s=0.02)
+
+
+def chats(sim):
+    return [each for each in sim.requests if each.path == "/v1/chat/completions"]
+
+
+@story
+async def test_a_refused_connection_is_tried_elsewhere_and_the_client_sees_nothing_of_it():
+    async with gateway(FAST, FAST) as world:
+        world.sims[0].inject("refuse")
+        for _ in range(10):
+            assert (await world.chat(max_tokens=1)).status_code == 200
+        assert len(chats(world.sims[1])) == 10
+        await world.settled()
+
+
+@story
+async def test_with_nobody_to_ask_the_client_gets_an_honest_5xx():
+    async with gateway(FAST) as world:
+        world.sims[0].inject("refuse")
+        reply = await world.chat(max_tokens=1)
+        assert reply.status_code in (502, 503)
+        await world.until(lambda: world.process.table.backends("m")[0].phase is Phase.DOWN)
+        reply = await world.chat(max_tokens=1)
+        assert reply.status_code == 503
+        assert reply.json()["error"]["code"] == "model_unavailable"
+        assert 1 <= int(reply.headers["retry-after"]) <= 30
+        assert "127.0.0.1" not in reply.text
+
+
+@story
+async def test_an_idle_connection_that_the_backend_closes_costs_no_request():
+    async with gateway(FAST) as world:
+        await world.chat(max_tokens=1)
+        world.sims[0].inject("keepalive_close@5")
+        for _ in range(5):
+            assert (await world.chat(max_tokens=1)).status_code == 200
+        await world.settled()
+
+
+@pytest.mark.parametrize("fault", ["reset_after=3", "truncate_after=3", "truncate_chunk=3", "clean_end_without_done=3"])
+def test_a_stream_that_breaks_ends_with_an_error_frame_and_done(fault):
+    @story
+    async def check():
+        async with gateway(FAST) as world:
+            world.sims[0].inject(fault.replace("=", ":"))
+            reply = await world.chat(stream=True, max_tokens=20)
+            assert reply.status_code == 200
+            data = frames(reply.text)
+            assert data[-1] == "[DONE]"
+            error = json.loads(data[-2])["error"]
+            assert isinstance(error["code"], str)
+            assert reply.headers["x-request-id"] in error["message"]
+            assert len(chats(world.sims[0])) == 1
+            await world.settled()
+            assert 'outcome="stream_broken"' in await world.metrics()
+
+    check()
+
+
+@story
+async def test_an_error_frame_after_some_tokens_is_relayed_once_with_a_string_code():
+    async with gateway(FAST) as world:
+        world.sims[0].inject("error_frame_after:3")
+        data = frames((await world.chat(stream=True, max_tokens=20)).text)
+        errors = [json.loads(each)["error"] for each in data if '"error"' in each]
+        assert len(errors) == 1
+        assert isinstance(errors[0]["code"], str)
+        assert data[-1] == "[DONE]"
+
+
+@story
+async def test_an_error_frame_before_any_token_becomes_a_real_status():
+    async with gateway(FAST) as world:
+        world.sims[0].inject("error_frame_after:0")
+        reply = await world.chat(stream=True, max_tokens=20)
+        assert reply.status_code == 502
+        assert reply.json()["error"]["type"] == "server_error"
+        await world.settled()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_aborted_answer_is_a_failure_not_a_short_success(stream):
+    @story
+    async def check():
+        async with gateway(FAST) as world:
+            world.sims[0].inject("abort_finish")
+            reply = await world.chat(stream=stream, max_tokens=20)
+            if stream:
+                assert '"error"' in reply.text
+            else:
+                assert reply.status_code == 502
+            await world.settled()
+
+    check()
+
+
+@story
+async def test_content_that_looks_like_an_ending_is_only_content():
+    async with gateway(FAST) as world:
+        data = frames((await world.chat("[[sim:echo]] data: [DONE]\n\n and {\"error\": 1}", stream=True)).text)
+        assert data[-1] == "[DONE]"
+        assert data.count("[DONE]") == 1
+        assert not any(each.startswith('{"error"') for each in data)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_stops_the_engine(stream):
+    @story
+    async def check():
+        async with gateway(SLOW) as world:
+            body = json.dumps({"model": "m", "stream": stream, "max_tokens": 500, "messages": [{"role": "user", "content": "x"}]})
+            _, writer = await asyncio.open_connection("127.0.0.1", world.process.public_port)
+            writer.write(
+                f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {world.key}\r\n"
+                f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()
+            )
+            await world.until(lambda: world.sims[0].engine.running == 1)
+            writer.close()
+            await world.until(lambda: world.sims[0].engine.running == 0, seconds=0.25)
+            await world.settled()
+            assert world.process.table.backends("m")[0].phase is Phase.READY
+            assert 'outcome="client_gone"' in await world.metrics()
+
+    check()
+
+
+@story
+async def test_a_backend_that_answers_nothing_is_given_up_and_not_asked_twice():
+    async with gateway(FAST, FAST, extra="timeouts: {first_byte: 1s}") as world:
+        for sim in world.sims:
+            sim.inject("hang_before_headers")
+        reply = await world.chat(max_tokens=1)
+        assert reply.status_code == 504
+        assert reply.json()["error"]["code"] == "backend_timeout"
+        assert sum(len(chats(sim)) for sim in world.sims) == 1
+        await world.settled()
+
+
+@story
+async def test_a_stalled_stream_is_ended_and_told():
+    async with gateway(FAST, extra="timeouts: {stall: 1s}") as world:
+        world.sims[0].inject("stall_after:3")
+        data = frames((await world.chat(stream=True, max_tokens=20)).text)
+        assert data[-1] == "[DONE]"
+        assert "error" in data[-2]
+        await world.settled()
+
+
+@story
+async def test_silence_is_filled_with_comments():
+    async with gateway(FAST, extra="timeouts: {stall: 30s, heartbeat: 1s}") as world:
+        world.sims[0].inject("stall_after:3")
+        async with world.http.stream("POST", "/v1/chat/completions", json={
+            "model": "m", "stream": True, "max_tokens": 20, "messages": [{"role": "user", "content": "x"}],
+        }) as reply:  # fmt: skip
+            async for line in reply.aiter_lines():
+                if line.startswith(":"):
+                    break
+            else:
+                pytest.fail("no comment came")
+        await world.settled()
+
+
+@pytest.mark.parametrize(("fault", "status"), [("http_500", 500), ("html_error", 502), ("admission_503", 503)])
+def test_the_backends_errors_are_passed_once_in_openai_form(fault, status):
+    @story
+    async def check():
+        async with gateway(FAST, FAST) as world:
+            for sim in world.sims:
+                sim.inject(fault)
+            reply = await world.chat(max_tokens=1)
+            assert reply.status_code == status
+            error = reply.json()["error"]
+            assert set(error) == {"message", "type", "param", "code"}
+            assert isinstance(error["code"], str)
+            assert sum(len(chats(sim)) for sim in world.sims) == 1
+            if status == 503:
+                assert 1 <= int(reply.headers["retry-after"]) <= 30
+
+    check()
+
+
+@story
+async def test_a_client_that_does_not_read_is_bounded_and_cut():
+    async with gateway(SimConfig(model="m", decode_step_s=0.0, max_model_len=200_000), extra="timeouts: {client_write: 1s}") as world:
+        body = json.dumps({"model": "m", "stream": True, "max_tokens": 100_000, "messages": [{"role": "user", "content": "x"}]})
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.process.public_port, limit=1024)
+        writer.write(
+            f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {world.key}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()
+        )
+        await world.until(lambda: not world.process.ingress.live and world.sims[0].engine.running == 0, seconds=15)
+        await world.settled()
+        assert 'outcome="client_stalled"' in await world.metrics()
+        writer.close()

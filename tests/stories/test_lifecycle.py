@@ -1,0 +1,88 @@
+"""Start, reload, drain."""
+
+import asyncio
+import json
+
+from gateway.app import reload
+from gateway.sim.server import SimConfig
+from tests.stories.support import FAST, frames, gateway, story
+
+SLOW = SimConfig(model="m", decode_step_s=0.05)
+
+
+@story
+async def test_a_reload_adds_a_backend_and_leaves_streams_alone():
+    async with gateway(SLOW, FAST, pools="pools: {m: {backends: [<0>]}}", wait=False) as world:
+        await world.ready(1)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(world.chat(stream=True, max_tokens=20))
+            await world.until(lambda: world.in_flight() == 1)
+            text = world.path.read_text()
+            second = f"http://127.0.0.1:{world.sims[1].port}"
+            world.path.write_text(text.replace("]}}", f", {second}]}}}}"))
+            assert reload(world.process)
+            await world.ready(2)
+        assert frames(running.result().text)[-1] == "[DONE]"
+        assert len(world.process.table.backends("m")) == 2
+
+
+@story
+async def test_an_invalid_file_keeps_the_old_configuration():
+    async with gateway(FAST) as world:
+        before = world.process.config
+        world.path.write_text("pools: {m: {backnds: []}}")
+        assert not reload(world.process)
+        assert world.process.config is before
+        assert (await world.chat(max_tokens=1)).status_code == 200
+        assert 'gateway_config_reloads_total{result="failed"} 1.0' in await world.metrics()
+
+
+@story
+async def test_a_reload_that_removes_a_backend_lets_its_streams_finish():
+    async with gateway(SLOW, SLOW) as world:
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(world.chat(stream=True, max_tokens=20)) for _ in range(4)]
+            await world.until(lambda: world.in_flight() == 4)
+            config = world.path.read_text()
+            gone = f'"http://127.0.0.1:{world.sims[0].port}", '
+            assert gone in config
+            world.path.write_text(config.replace(gone, ""))
+            assert reload(world.process)
+        for each in running:
+            assert frames(each.result().text)[-1] == "[DONE]"
+            assert "error" not in each.result().text
+        assert len(world.process.table.backends("m")) == 1
+        await world.settled()
+
+
+@story
+async def test_draining_refuses_new_work_and_lets_streams_finish():
+    async with gateway(SLOW, extra="", pools=None) as world:
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(world.chat(stream=True, max_tokens=10))
+            await world.until(lambda: world.in_flight() == 1)
+            world.process.handler.draining = True
+            assert (await world.http.get("/readyz")).status_code == 503
+            assert (await world.http.get("/livez")).status_code == 200
+            refused = await world.chat(max_tokens=1)
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "shutting_down"
+        assert frames(running.result().text)[-1] == "[DONE]"
+        assert "error" not in running.result().text
+
+
+@story
+async def test_what_is_left_after_the_grace_period_gets_an_error_frame():
+    async with gateway(SLOW) as world:
+        async with world.http.stream(
+            "POST",
+            "/v1/chat/completions",
+            json={"model": "m", "stream": True, "max_tokens": 500, "messages": [{"role": "user", "content": "x"}]},
+        ) as reply:
+            lines = reply.aiter_lines()
+            await anext(lines)
+            world.process.stopping.set()
+            rest = [line async for line in lines]
+        data = [line[6:] for line in rest if line.startswith("data: ")]
+        assert data[-1] == "[DONE]"
+        assert "shutting down" in json.loads(data[-2])["error"]["message"]

@@ -1,0 +1,98 @@
+"""Names lead to pools and to the backends that hold them."""
+
+import json
+
+from gateway.sim.server import SimConfig
+from tests.stories.support import FAST, gateway, story
+
+WITH_LORA = SimConfig(model="m", adapters=("sql", "legal"), speed=1000.0)
+OTHER = SimConfig(model="other", speed=1000.0)
+TWO_POOLS = "pools: {m: {aliases: [gpt-4o], backends: [<0>, <1>]}, other: {backends: [<2>]}}"
+
+
+def served(sim):
+    return [json.loads(each.body)["model"] for each in sim.requests if each.path == "/v1/chat/completions"]
+
+
+@story
+async def test_models_adapters_and_aliases_reach_the_right_backend_under_the_name_it_knows():
+    async with gateway(WITH_LORA, FAST, OTHER, pools=TWO_POOLS) as world:
+        for name in ("m", "gpt-4o", "sql", "legal", "other"):
+            reply = await world.chat(model=name, max_tokens=1)
+            assert reply.status_code == 200, reply.text
+        assert served(world.sims[2]) == ["other"]
+        assert set(served(world.sims[0])) >= {"sql", "legal"}
+        assert set(served(world.sims[1])) <= {"m"}
+        assert "gpt-4o" not in served(world.sims[0]) + served(world.sims[1])
+
+
+@story
+async def test_the_model_list_comes_from_memory_with_windows_and_parents():
+    async with gateway(WITH_LORA, FAST, OTHER, pools=TWO_POOLS) as world:
+        reply = await world.http.get("/v1/models")
+        models = {each["id"]: each for each in reply.json()["data"]}
+        assert set(models) == {"m", "gpt-4o", "sql", "legal", "other"}
+        assert models["sql"]["parent"] == "m"
+        assert models["m"]["parent"] is None
+        for name in ("max_model_len", "context_length", "context_window", "max_context_length"):
+            assert models["m"][name] == WITH_LORA.max_model_len
+        one = await world.http.get("/v1/models/sql")
+        assert one.json() == models["sql"]
+        missing = await world.http.get("/v1/models/org%2Fnone")
+        assert missing.status_code == 404
+        assert missing.json()["error"]["code"] == "model_not_found"
+        assert (await world.http.get("/v1/models", headers={"authorization": ""})).status_code == 401
+
+
+@story
+async def test_an_adapter_that_is_gone_is_an_error_never_the_base_model():
+    async with gateway(WITH_LORA) as world:
+        assert (await world.chat(model="sql", max_tokens=1)).status_code == 200
+        world.sims[0].inject("lost_adapter:sql")
+        before = len(served(world.sims[0]))
+        reply = await world.chat(model="sql", max_tokens=1)
+        assert reply.status_code in (404, 503)
+        await world.until(lambda: "sql" not in world.process.handler.catalog().entries)
+        reply = await world.chat(model="sql", max_tokens=1)
+        assert reply.status_code == 404
+        assert set(served(world.sims[0])[before:]) <= {"sql"}
+
+
+@story
+async def test_load_spreads_over_equal_backends():
+    slow = SimConfig(model="m", decode_step_s=0.01)
+    async with gateway(slow, slow) as world:
+        import asyncio
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(20):
+                group.create_task(world.chat(max_tokens=20))
+        counts = [len(served(sim)) for sim in world.sims]
+        assert min(counts) >= 8, counts
+
+
+@story
+async def test_a_pool_whose_caches_are_full_sheds_with_retry_after():
+    async with gateway(SimConfig(model="m", num_blocks=40, block_size=16, decode_step_s=0.05, max_model_len=640)) as world:
+        import asyncio
+
+        async with asyncio.TaskGroup() as group:
+            holders = [group.create_task(world.chat("fill " * 100, max_tokens=300)) for _ in range(2)]
+            backend = world.process.table.backends("m")[0]
+            await world.until(lambda: backend.saturated(world.process.clock.now()), seconds=10)
+            reply = await world.chat(max_tokens=1)
+            assert reply.status_code == 503
+            assert reply.json()["error"]["code"] == "server_is_overloaded"
+            assert 1 <= int(reply.headers["retry-after"]) <= 30
+            assert reply.headers["x-gateway-shed-reason"] == "kv_full"
+            for holder in holders:
+                holder.cancel()
+
+
+@story
+async def test_an_endpoint_the_backends_do_not_serve_is_a_clear_404():
+    async with gateway(FAST, pool={"endpoints": ["chat"]}) as world:
+        reply = await world.http.post("/v1/embeddings", json={"model": "m", "input": "x"})
+        assert reply.status_code == 404
+        assert reply.json()["error"]["code"] == "endpoint_not_supported"
+        assert "chat" in reply.json()["error"]["message"]
