@@ -51,13 +51,14 @@ def start(coro: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
 async def periodic(
     turn: Callable[[], Awaitable[None]],
     *,
-    every_s: float,
+    every_s: float | Callable[[], float],
     name: str,
     jitter_ratio: float = 0.15,
     rng: random.Random | None = None,
 ) -> None:
     """Run `turn` for ever, `every_s` (+- jitter) after the end of the one before.
 
+    `every_s` may be a function, asked after each turn, where the pace follows what was found.
     An exception in one turn is logged and the loop goes on. Run it in a TaskGroup.
     Cancel: stops at once, inside the turn too.
     """
@@ -67,4 +68,5 @@ async def periodic(
             await turn()
         except Exception:  # noqa: BLE001 - one bad turn must not end the loop
             log.exception("periodic task failed", extra={"task": name})
-        await asyncio.sleep(every_s * (1 + spread.uniform(-jitter_ratio, jitter_ratio)))
+        pause_s = every_s() if callable(every_s) else every_s
+        await asyncio.sleep(pause_s * (1 + spread.uniform(-jitter_ratio, jitter_ratio)))

@@ -1,17 +1,17 @@
 """The health of one backend: a pure phase machine, fed with observations and operators' orders.
 
-What is seen (probes, scrapes, model lists, real traffic) changes *facts*; the phase is what the facts
-add up to. The first line that applies wins:
+What is seen (probes, scrapes, model lists, real traffic) changes *facts*; the phase is what the
+facts add up to. The first line that applies wins:
 
-    told to stop                                           STOPPED    final
-    an operator's order                                    CORDONED or DRAINING, until undone
-    never seen healthy                                     STARTING   patient: failures only name the reason
-    `fall` failed probes, or `burst` refused connects      DOWN       its last failure
-    the engine sleeps                                      DOWN       asleep
-    work runs, no progress for `progress_s`                DOWN       no_progress
-    `burst` requests in a row failed                       DEGRADED   traffic
-    metrics were seen, then none for `metrics_stale_s`     DEGRADED   metrics_stale
-    otherwise                                              READY
+    told to stop                                          STOPPED   final
+    an operator's order                                   CORDONED or DRAINING, until undone
+    never seen healthy                                    STARTING  patient: a failure is the reason
+    `fall` failed probes, or `burst` refused connects     DOWN      its last failure
+    the engine sleeps                                     DOWN      asleep
+    work runs, no progress for `progress_s`               DOWN      no_progress
+    `burst` requests in a row failed                      DEGRADED  traffic
+    metrics were seen, then none for `metrics_stale_s`    DEGRADED  metrics_stale
+    otherwise                                             READY
 
                one pass + models                 burst, metrics_stale
     STARTING ---------------------> READY <------------------------------> DEGRADED
@@ -20,16 +20,16 @@ add up to. The first line that applies wins:
                                       | v                                     |
                                       DOWN <----------------------------------+
 
-    any of these --CORDON--> CORDONED, --DRAIN--> DRAINING; RESUME leads to what the facts say by then
-    any --STOP--> STOPPED
+    any of these --CORDON--> CORDONED, --DRAIN--> DRAINING; any --STOP--> STOPPED
+    CORDONED, DRAINING --RESUME--> what the facts say by then
 
 Forbidden: out of STOPPED; back to STARTING, save by resuming a backend that never started; into or
 out of CORDONED and DRAINING by observation. `ALLOWED` is the table.
 
 Why it is so: `/health` 200 proves only that the API process lives, so progress is judged apart. A
-full backend is busy, not sick: KV usage and queue length appear nowhere in this module. What a client
-did wrong (4xx, leaving) is never observed at all. A server that went down has to show its model list
-anew before it serves, because a restarted one has lost the adapters that were loaded at run time.
+full backend is busy, not sick: KV usage and queue length appear nowhere in this module. What a
+client did wrong (4xx, leaving) is never observed at all. A server that went down has to show its
+model list anew before it serves: a restarted one has lost the adapters loaded at run time.
 """
 
 from __future__ import annotations
@@ -86,15 +86,13 @@ class Policy:
     rise: int = 2  # passed probes in a row until a backend that was DOWN serves again
     burst: int = 5  # failed requests in a row until DEGRADED; refused connects: DOWN
     progress_s: float = 30.0
-    ejection_s: float = (
-        30.0  # after that long without a failure, DEGRADED by traffic is tried again
-    )
+    ejection_s: float = 30.0  # without a failure, until DEGRADED by traffic is tried again
     metrics_stale_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class HealthState:
-    """All that is known about one backend's health. `phase`, `reason`, `detail` follow from the rest."""
+    """What is known of one backend's health; `phase`, `reason` and `detail` follow from the rest."""
 
     since: float  # when the phase began
     phase: Phase = Phase.STARTING
@@ -216,7 +214,7 @@ def _rise(state: HealthState, policy: Policy) -> HealthState:
 
 
 def _scraped(state: HealthState, sample: LoadSample, policy: Policy) -> HealthState:
-    """Judge progress: the gauges are written by engine steps, so no running work is a sign of life too."""
+    """Judge progress. Engine steps write the gauges, so a fall to no running work is one too."""
     stuck_since, stuck_s = state.stuck_since, state.stuck_s
     if sample.running == 0:
         stuck_since, stuck_s = None, 0.0
@@ -291,8 +289,5 @@ def _not_up(state: HealthState, policy: Policy) -> tuple[Phase, str, str]:
         return Phase.STARTING, state.trouble, seen
     if state.trouble == "connect":
         return Phase.DOWN, "connect", f"{policy.burst} requests in a row found no connection"
-    return (
-        Phase.DOWN,
-        state.trouble,
-        f"{policy.fall} or more probes in a row failed: {state.trouble}",
-    )
+    why = f"{policy.fall} or more probes in a row failed, the last: {state.trouble}"
+    return Phase.DOWN, state.trouble, why

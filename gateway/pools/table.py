@@ -109,13 +109,13 @@ class Backend:
         return float(sample.running + sample.waiting + self.since_scrape)
 
     def saturated(self, now: float) -> bool:
-        """Whether it can take no more: its own limit, or a KV cache that a fresh scrape shows full."""
+        """Whether it can take no more: its own limit, or a KV cache freshly seen full."""
         if self.limit is not None and self.in_flight >= self.limit:
             return True
         return not self.kv_open and not self.stale(now)
 
     def served_name(self, route: Route) -> str:
-        """Return the model name to send: an adapter as it is, the pool's model as it is called here."""
+        """Return the model name to send: the adapter, or what the pool's model is called here."""
         return route.adapter or self.base_model or route.served_model
 
     @property
@@ -133,9 +133,9 @@ class PoolTable:
     """All pools and their backends.
 
     `epoch` grows with every change of membership, models, windows or endpoints: what was computed
-    from them may be kept as long as it stands still. Listeners are called synchronously and must not
-    raise: `on_transition` with each change of phase, `on_members` when backends came or went,
-    `on_capacity` with the pool's name when it may be able to take work that it could not take before.
+    from them may be kept as long as it stands still. Listeners are called synchronously and must
+    not raise: `on_transition` with each change of phase, `on_members` when backends came or went,
+    `on_capacity` with the pool's name when it may be able to take work that it could not before.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -185,8 +185,8 @@ class PoolTable:
     def apply(self, pools: Mapping[str, PoolConfig], health: HealthConfig | None = None) -> None:
         """Make the configuration's backends the members; those that stay keep all their state.
 
-        A backend stays when its pool, name, address and key are the same. One that goes takes no new
-        work; with requests in flight it is DRAINING until the last has ended.
+        A backend stays when its pool, name, address and key are the same. One that goes takes no
+        new work; with requests in flight it is DRAINING until the last has ended.
         """
         now = self._clock.now()
         if health is not None:
@@ -332,9 +332,8 @@ def _configure(
     if health is not None:
         backend.stale_s = health.scrape_stale
     backend.only_base_name = pool.served_model is not None
-    backend.base_names = (
-        (pool.served_model,) if pool.served_model else (backend.pool, *pool.aliases)
-    )
+    guesses = (backend.pool, *pool.aliases)
+    backend.base_names = guesses if pool.served_model is None else (pool.served_model,)
     told = config.endpoints if config.endpoints is not None else pool.endpoints
     if told is not None:
         backend.endpoints = frozenset(told)
