@@ -92,7 +92,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class HealthState:
-    """What is known of one backend's health; `phase`, `reason` and `detail` follow from the rest."""
+    """What is known of one backend's health; `phase`, `reason`, `detail` follow from the rest."""
 
     since: float  # when the phase began
     phase: Phase = Phase.STARTING

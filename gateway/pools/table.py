@@ -1,4 +1,4 @@
-"""`PoolTable`: the only owner of live state, and the `Backend`s it hands out for reading.
+"""`PoolTable`: the only owner of live state. It alone writes the `Backend`s it hands out.
 
 Every method is synchronous, so nobody sees a half-made change between two awaits. Whoever takes a
 slot gives it back through the slot itself; one of a backend that has left the configuration in the
@@ -12,121 +12,27 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
-from urllib.parse import urlsplit
 
 from gateway.config.models import BackendConfig, HealthConfig, PoolConfig
 from gateway.core.aio import Clock
 from gateway.core.types import (
-    Endpoint,
     LoadSample,
     ModelsSeen,
     Observation,
     Phase,
-    Route,
     Scraped,
-    ServedModel,
     Slot,
     Transition,
 )
+from gateway.pools.backend import Backend, configure, identify
 from gateway.pools.health import HealthState, Order, Policy, advance, obey
+
+__all__ = ["Backend", "PoolTable"]
 
 _TRANSITIONS_KEPT: Final = 1000
 _SERVING: Final = frozenset({Phase.READY, Phase.DEGRADED})
-
-
-@dataclass(slots=True, eq=False)
-class Backend:
-    """One vLLM server as it is now. Only `PoolTable` writes it; do not keep one across an await."""
-
-    pool: str
-    name: str
-    url: str  # origin: scheme, host and port
-    api_key: str | None = field(default=None, repr=False)
-
-    id: str = field(init=False)
-    host: str = field(init=False)
-    port: int = field(init=False)
-    tls: bool = field(init=False)
-    host_header: bytes = field(init=False)
-
-    # Settings; a reload may change them under way.
-    limit: int | None = None  # most requests of ours at a time
-    kv_stop_ratio: float = 0.90
-    kv_resume_ratio: float = 0.80
-    stale_s: float = 3.0  # age from which a scrape says nothing about the load
-    base_names: tuple[str, ...] = ()  # what the pool's model may be called here, best first
-    only_base_name: bool = False  # `served_model` is configured: no guessing
-    set_endpoints: frozenset[Endpoint] | None = None  # configured: wins over what it tells
-
-    # Health, mirrored from `health` because they are read for every request.
-    health: HealthState = field(default_factory=lambda: HealthState(since=0.0))
-    phase: Phase = Phase.STARTING
-    reason: str = "new"
-    since: float = 0.0
-    traffic_failures: int = 0
-
-    # Load.
-    in_flight: int = 0
-    since_scrape: int = 0  # of those, taken after the last scrape
-    scrape_count: int = 0
-    sample: LoadSample | None = None
-    kv_open: bool = True
-
-    # What it serves.
-    models: dict[str, ServedModel] = field(default_factory=dict)
-    base_model: str | None = None  # the name it knows the pool's model by; None: it has it not
-    window_tokens: int | None = None
-    endpoints: frozenset[Endpoint] | None = None
-    version: str | None = None
-
-    give_back: Callable[[Slot], None] | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        self.id = f"{self.pool}/{self.name}"
-        self.tls = parts.scheme == "https"
-        self.host = parts.hostname or ""
-        self.port = parts.port or (443 if self.tls else 80)
-        self.host_header = parts.netloc.encode("ascii")
-
-    def stale(self, now: float) -> bool:
-        """Whether the last scrape is missing or too old to tell the load."""
-        sample = self.sample
-        return sample is None or now - sample.at > self.stale_s
-
-    def load(self, now: float) -> float:
-        """Return its requests: scraped ones plus ours since then.
-
-        Unknown load counts our own requests and one that nobody showed us, so that a backend whose
-        metrics are gone never looks emptier than an idle one whose metrics are there.
-        """
-        sample = self.sample
-        if sample is None or now - sample.at > self.stale_s:
-            return self.in_flight + 1.0
-        return float(sample.running + sample.waiting + self.since_scrape)
-
-    def saturated(self, now: float) -> bool:
-        """Whether it can take no more: its own limit, or a KV cache freshly seen full."""
-        if self.limit is not None and self.in_flight >= self.limit:
-            return True
-        return not self.kv_open and not self.stale(now)
-
-    def served_name(self, route: Route) -> str:
-        """Return the model name to send: the adapter, or what the pool's model is called here."""
-        return route.adapter or self.base_model or route.served_model
-
-    @property
-    def adapters(self) -> tuple[str, ...]:
-        """The LoRA adapters it lists."""
-        return tuple(name for name, model in self.models.items() if model.parent is not None)
-
-    @property
-    def models_known(self) -> bool:
-        """Whether its model list was read since it last came up."""
-        return self.health.models_known
 
 
 class PoolTable:
@@ -198,7 +104,7 @@ class PoolTable:
             self._pools[pool] = members
             for backend, settings in zip(members, config.backends, strict=True):
                 self._backends[backend.id] = backend
-                _configure(backend, config, settings, health)
+                configure(backend, config, settings, health)
         for backend in before.values():
             if self._backends.get(backend.id) is not backend:
                 self._leave(backend, now)
@@ -298,7 +204,7 @@ class PoolTable:
         backend.version = seen.version
         told = backend.set_endpoints
         backend.endpoints = told if told is not None else seen.endpoints
-        _identify(backend)
+        identify(backend)
         after = (backend.models, backend.endpoints, backend.base_model, backend.window_tokens)
         if after != before:
             self.epoch += 1
@@ -320,36 +226,3 @@ class PoolTable:
     def _tell_capacity(self, pool: str) -> None:
         for listener in self.on_capacity:
             listener(pool)
-
-
-def _configure(
-    backend: Backend, pool: PoolConfig, config: BackendConfig, health: HealthConfig | None
-) -> None:
-    """Bring the settings of a backend up to date; what it is and does stays."""
-    backend.limit = config.max_in_flight
-    backend.kv_stop_ratio = pool.kv.stop_admitting
-    backend.kv_resume_ratio = pool.kv.resume
-    if health is not None:
-        backend.stale_s = health.scrape_stale
-    backend.only_base_name = pool.served_model is not None
-    guesses = (backend.pool, *pool.aliases)
-    backend.base_names = guesses if pool.served_model is None else (pool.served_model,)
-    told = config.endpoints if config.endpoints is not None else pool.endpoints
-    if told is not None:
-        backend.endpoints = frozenset(told)
-    elif backend.set_endpoints is not None:
-        backend.endpoints = None  # the setting is gone; the next model list tells
-    backend.set_endpoints = frozenset(told) if told is not None else None
-    _identify(backend)
-
-
-def _identify(backend: Backend) -> None:
-    """Find the pool's model among those the backend lists, and its window."""
-    bases = [model for model in backend.models.values() if model.parent is None]
-    named = {model.name for model in bases}
-    base = next((name for name in backend.base_names if name in named), None)
-    if base is None and len(bases) == 1 and not backend.only_base_name:
-        base = bases[0].name
-    backend.base_model = base
-    windows = (model.window_tokens for model in bases if model.window_tokens is not None)
-    backend.window_tokens = min(windows, default=None)

@@ -1,0 +1,136 @@
+"""`Backend`: one vLLM server as it is now, and how it reads its settings and its model list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from gateway.config.models import BackendConfig, HealthConfig, PoolConfig
+from gateway.core.types import Endpoint, LoadSample, Phase, Route, ServedModel, Slot
+from gateway.pools.health import HealthState
+
+
+@dataclass(slots=True, eq=False)
+class Backend:
+    """One vLLM server as it is now. Only `PoolTable` writes it; do not keep one across an await."""
+
+    pool: str
+    name: str
+    url: str  # origin: scheme, host and port
+    api_key: str | None = field(default=None, repr=False)
+
+    id: str = field(init=False)
+    host: str = field(init=False)
+    port: int = field(init=False)
+    tls: bool = field(init=False)
+    host_header: bytes = field(init=False)
+
+    # Settings; a reload may change them under way.
+    limit: int | None = None  # most requests of ours at a time
+    kv_stop_ratio: float = 0.90
+    kv_resume_ratio: float = 0.80
+    stale_s: float = 3.0  # age from which a scrape says nothing about the load
+    base_names: tuple[str, ...] = ()  # what the pool's model may be called here, best first
+    only_base_name: bool = False  # `served_model` is configured: no guessing
+    set_endpoints: frozenset[Endpoint] | None = None  # configured: wins over what it tells
+
+    # Health, mirrored from `health` because they are read for every request.
+    health: HealthState = field(default_factory=lambda: HealthState(since=0.0))
+    phase: Phase = Phase.STARTING
+    reason: str = "new"
+    since: float = 0.0
+    traffic_failures: int = 0
+
+    # Load.
+    in_flight: int = 0
+    since_scrape: int = 0  # of those, taken after the last scrape
+    scrape_count: int = 0
+    sample: LoadSample | None = None
+    kv_open: bool = True
+
+    # What it serves.
+    models: dict[str, ServedModel] = field(default_factory=dict)
+    base_model: str | None = None  # the name it knows the pool's model by; None: it has it not
+    window_tokens: int | None = None
+    endpoints: frozenset[Endpoint] | None = None
+    version: str | None = None
+
+    give_back: Callable[[Slot], None] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        self.id = f"{self.pool}/{self.name}"
+        self.tls = parts.scheme == "https"
+        self.host = parts.hostname or ""
+        self.port = parts.port or (443 if self.tls else 80)
+        self.host_header = parts.netloc.encode("ascii")
+
+    def stale(self, now: float) -> bool:
+        """Whether the last scrape is missing or too old to tell the load."""
+        sample = self.sample
+        return sample is None or now - sample.at > self.stale_s
+
+    def load(self, now: float) -> float:
+        """Return its requests: scraped ones plus ours since then.
+
+        Unknown load counts our own requests and one that nobody showed us, so that a backend whose
+        metrics are gone never looks emptier than an idle one whose metrics are there.
+        """
+        sample = self.sample
+        if sample is None or now - sample.at > self.stale_s:
+            return self.in_flight + 1.0
+        return float(sample.running + sample.waiting + self.since_scrape)
+
+    def saturated(self, now: float) -> bool:
+        """Whether it can take no more: its own limit, or a KV cache freshly seen full."""
+        if self.limit is not None and self.in_flight >= self.limit:
+            return True
+        return not self.kv_open and not self.stale(now)
+
+    def served_name(self, route: Route) -> str:
+        """Return the model name to send: the adapter, or what the pool's model is called here."""
+        return route.adapter or self.base_model or route.served_model
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The LoRA adapters it lists."""
+        return tuple(name for name, model in self.models.items() if model.parent is not None)
+
+    @property
+    def models_known(self) -> bool:
+        """Whether its model list was read since it last came up."""
+        return self.health.models_known
+
+
+def configure(
+    backend: Backend, pool: PoolConfig, config: BackendConfig, health: HealthConfig | None
+) -> None:
+    """Bring the settings of a backend up to date; what it is and does stays."""
+    backend.limit = config.max_in_flight
+    backend.kv_stop_ratio = pool.kv.stop_admitting
+    backend.kv_resume_ratio = pool.kv.resume
+    if health is not None:
+        backend.stale_s = health.scrape_stale
+    backend.only_base_name = pool.served_model is not None
+    guesses = (backend.pool, *pool.aliases)
+    backend.base_names = guesses if pool.served_model is None else (pool.served_model,)
+    told = config.endpoints if config.endpoints is not None else pool.endpoints
+    if told is not None:
+        backend.endpoints = frozenset(told)
+    elif backend.set_endpoints is not None:
+        backend.endpoints = None  # the setting is gone; the next model list tells
+    backend.set_endpoints = frozenset(told) if told is not None else None
+    identify(backend)
+
+
+def identify(backend: Backend) -> None:
+    """Find the pool's model among those the backend lists, and its window."""
+    bases = [model for model in backend.models.values() if model.parent is None]
+    named = {model.name for model in bases}
+    base = next((name for name in backend.base_names if name in named), None)
+    if base is None and len(bases) == 1 and not backend.only_base_name:
+        base = bases[0].name
+    backend.base_model = base
+    windows = (model.window_tokens for model in bases if model.window_tokens is not None)
+    backend.window_tokens = min(windows, default=None)
