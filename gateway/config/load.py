@@ -26,20 +26,32 @@ _ROUNDS: Final = 20  # of taking out wrong values; each one takes out at least o
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a setting was written. `reference` is its text when it names the environment."""
+
+    place: Place
+    reference: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     """A usable configuration, where its settings come from, and what is doubtful about it."""
 
     config: Config
-    origin: Mapping[KeyPath, str] = field(default_factory=dict)
+    origin: Mapping[KeyPath, Origin] = field(default_factory=dict)  # what is not here is a default
     warnings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The outcome of a check: findings in the order of the file, and the result if it is usable."""
+    """The outcome of a check, with the findings in the order of the file.
+
+    `partial` is what remains without the wrong values, for a verb that needs one section only.
+    """
 
     findings: tuple[Finding, ...]
-    loaded: Loaded | None
+    loaded: Loaded | None = None
+    partial: Config | None = None
 
 
 def load_config(path: Path, env: Mapping[str, str] = os.environ) -> Loaded:
@@ -60,10 +72,10 @@ def check_file(path: Path, env: Mapping[str, str] = os.environ) -> Checked:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         message = f"the file cannot be read: {error.strerror or error}"
-        return Checked((Finding(Severity.ERROR, "unreadable-file", message, file=str(path)),), None)
+        return Checked((Finding(Severity.ERROR, "unreadable-file", message, file=str(path)),))
     except UnicodeDecodeError as error:
         message = f"the file is not UTF-8 (byte {error.start})"
-        return Checked((Finding(Severity.ERROR, "bad-yaml", message, file=str(path)),), None)
+        return Checked((Finding(Severity.ERROR, "bad-yaml", message, file=str(path)),))
     return check_text(text, file=str(path), folder=path.absolute().parent, env=env)
 
 
@@ -88,8 +100,8 @@ def check_text(
         sorted(document.findings, key=lambda f: (f.place.line, f.place.column, f.code))
     )
     if config is None or any(f.severity is Severity.ERROR for f in findings):
-        return Checked(findings, None)
-    return Checked(findings, Loaded(config, _origin(document), findings))
+        return Checked(findings, partial=config)
+    return Checked(findings, Loaded(config, _origin(document), findings), config)
 
 
 def _validate(document: Document, folder: Path) -> tuple[Config | None, set[KeyPath]]:
@@ -161,10 +173,6 @@ def _report(document: Document, remark: Remark) -> None:
     )
 
 
-def _origin(document: Document) -> dict[KeyPath, str]:
-    """Return where each written value stands; what is not in here is a default."""
-    origin = {}
-    for path, place in document.places.items():
-        reference = document.references.get(path)
-        origin[path] = f"{document.file}:{place.line}" + (f" {reference}" if reference else "")
-    return origin
+def _origin(document: Document) -> dict[KeyPath, Origin]:
+    references = document.references
+    return {path: Origin(at, references.get(path, "")) for path, at in document.places.items()}

@@ -13,7 +13,7 @@ from typing import Final
 from gateway.config.models import BackendConfig, Config, PoolConfig, Section
 from gateway.config.spell import HIDDEN, spell
 
-# Read once at start: sockets, and what is handed to long-lived objects. A prefix covers its section.
+# Read once, at start. A name covers the settings below it.
 NEEDS_RESTART: Final = (
     "listen",
     "admin",
