@@ -1,0 +1,84 @@
+"""Watch every backend of the pool table, following it across reloads.
+
+    run -- one task per backend -- probe   GET /health     2 s; 0.5 s while starting, down, unsure
+                                |- scrape  GET /metrics    1 s
+                                `- models  GET /v1/models  10 s; the probe reads it on coming up
+
+Each loop waits for its own backend only, so one that is silent delays no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from gateway.config.models import HealthConfig
+from gateway.control.fetch import open_client
+from gateway.control.probe import Prober
+from gateway.control.scrape import scrape
+from gateway.core.aio import Clock, periodic
+from gateway.core.types import Observation
+from gateway.pools.table import Backend, PoolTable
+
+_Turn = Callable[[], Awaitable[None]]
+
+
+class Watchers:
+    """All watch loops of one process. `health` may be replaced at any time; the loops follow."""
+
+    def __init__(self, table: PoolTable, health: HealthConfig, clock: Clock) -> None:
+        self.table = table
+        self.health = health
+        self.clock = clock
+
+    async def run(self) -> None:
+        """Watch until cancelled: backends that come get their loops, those that go lose them.
+
+        Cancel: all loops end, nothing is observed any more.
+        """
+        changed = asyncio.Event()
+        changed.set()
+        watched: dict[Backend, asyncio.Task[None]] = {}
+        self.table.on_members.append(changed.set)
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    await changed.wait()
+                    changed.clear()
+                    members = set(self.table)
+                    for gone in watched.keys() - members:
+                        watched.pop(gone).cancel()
+                    for new in members - watched.keys():
+                        task = group.create_task(self._watch(new), name=f"watch {new.id}")
+                        watched[new] = task
+        finally:
+            self.table.on_members.remove(changed.set)
+
+    async def _watch(self, backend: Backend) -> None:
+        def report(observation: Observation) -> None:
+            # After a reload the id may stand for another server than the one that was asked.
+            if self.table.get(backend.id) is backend:
+                self.table.observe(backend.id, observation)
+
+        async with open_client(backend) as client, asyncio.TaskGroup() as group:
+            prober = Prober(backend, client, self.clock, report)
+
+            def loop(kind: str, turn: _Turn, pause_s: Callable[[], float]) -> None:
+                name = f"{kind} {backend.id}"
+                group.create_task(periodic(turn, every_s=pause_s, name=name), name=name)
+
+            loop(
+                "probe",
+                lambda: prober.probe(self.health.timeout),
+                lambda: prober.pause_s(self.health.interval),
+            )
+            loop(
+                "scrape",
+                lambda: scrape(client, self.clock, report, timeout_s=self.health.timeout),
+                lambda: self.health.scrape_interval,
+            )
+            loop(
+                "models",
+                lambda: prober.refresh_models(self.health.timeout),
+                lambda: self.health.models_interval,
+            )
