@@ -1,0 +1,274 @@
+"""Requests on the wire: the endpoint allow-list, what a body asks for, the smallest rewrite.
+
+What goes upstream is the client's own bytes, the same object, unless a field must differ; then the
+values of all other fields are still the client's own bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from gateway.core.errors import RequestError, UnsupportedMediaType
+from gateway.core.types import Call, Dialect, Endpoint
+from gateway.wire.forms import parse_form, replace_field
+from gateway.wire.frames import is_given
+from gateway.wire.peek import (
+    DENIED_FIELDS,
+    Peek,
+    fields_of,
+    is_plain_input,
+    is_plain_text,
+    measure_prompts,
+    peek,
+)
+
+MAX_PROMPTS: Final = 1024  # Source: VLLM_MAX_COMPLETION_PROMPTS, vLLM 0.32
+MAX_INPUTS: Final = 2048  # Source: OpenAI reference, embeddings `input`
+MAX_CHOICES: Final = 128  # Source: OpenAI reference, `n`
+COMPLETIONS_MAX_TOKENS: Final = 16  # when none is stated. Source: OpenAI reference; so in vLLM
+TOOLS_GROWTH: Final = (
+    2  # templates may pretty-print tools: up to this many times their size is added
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSpec:
+    """One allowed path. It is also the path upstream: nothing of a client's URL is forwarded.
+
+    `limits` are the fields that limit the output, the one that wins first.
+    """
+
+    endpoint: Endpoint
+    path: bytes
+    dialect: Dialect
+    limits: tuple[str, ...] = ()
+    multipart: bool = False
+
+
+_ALLOWED: Final = (
+    EndpointSpec(
+        Endpoint.CHAT,
+        b"/v1/chat/completions",
+        Dialect.CHAT,
+        ("max_completion_tokens", "max_tokens"),
+    ),
+    EndpointSpec(Endpoint.COMPLETIONS, b"/v1/completions", Dialect.COMPLETIONS, ("max_tokens",)),
+    EndpointSpec(Endpoint.RESPONSES, b"/v1/responses", Dialect.RESPONSES, ("max_output_tokens",)),
+    EndpointSpec(Endpoint.MESSAGES, b"/v1/messages", Dialect.MESSAGES, ("max_tokens",)),
+    EndpointSpec(Endpoint.COUNT_TOKENS, b"/v1/messages/count_tokens", Dialect.MESSAGES),
+    EndpointSpec(Endpoint.EMBEDDINGS, b"/v1/embeddings", Dialect.PLAIN),
+    EndpointSpec(Endpoint.RERANK, b"/v1/rerank", Dialect.PLAIN),
+    EndpointSpec(Endpoint.SCORE, b"/v1/score", Dialect.PLAIN),
+    EndpointSpec(
+        Endpoint.TRANSCRIPTIONS, b"/v1/audio/transcriptions", Dialect.PLAIN, multipart=True
+    ),
+    EndpointSpec(Endpoint.TRANSLATIONS, b"/v1/audio/translations", Dialect.PLAIN, multipart=True),
+    EndpointSpec(Endpoint.TOKENIZE, b"/tokenize", Dialect.PLAIN),
+    EndpointSpec(Endpoint.DETOKENIZE, b"/detokenize", Dialect.PLAIN),
+)
+ENDPOINTS: Final[Mapping[bytes, EndpointSpec]] = MappingProxyType(
+    {spec.path: spec for spec in _ALLOWED}
+)
+
+
+def parse_call(spec: EndpointSpec, body: bytes, content_type: bytes = b"application/json") -> Call:
+    """Read from a body what the gateway acts on.
+
+    `text_bytes` and `prompt_token_ids` are those of the longest prompt: the window is per prompt.
+
+    Raises:
+        RequestError: 400; the message names the field and never repeats prompt text.
+        UnsupportedMediaType: 415.
+    """
+    if spec.multipart:
+        return _form_call(spec, body, content_type)
+    if content_type != b"application/json":
+        _check_json_type(content_type)
+    seen = peek(body)
+    if not seen.model:
+        raise _missing_model()
+    endpoint = spec.endpoint
+    if endpoint is Endpoint.RESPONSES:
+        _check_stateless(seen)
+    limit, limit_field = _limit(spec, seen)
+    prompts, text_bytes, ids = _prompt(endpoint, seen, body)
+    usage_on_request = _usage_on_request(spec.dialect)
+    options = seen.stream_options
+    return Call(
+        endpoint=endpoint,
+        dialect=spec.dialect,
+        model=seen.model,
+        stream=seen.stream is True and len(spec.limits) > 0,
+        body=body,
+        max_new_tokens=limit,
+        max_new_field=limit_field,
+        choices=_choices(seen.n) * prompts if usage_on_request else 1,
+        wants_usage=not usage_on_request or (options is not None and options.include_usage is True),
+        text_bytes=text_bytes,
+        prompt_token_ids=ids,
+        truncates_prompt=_truncates(endpoint, seen),
+        content_type=content_type,
+    )
+
+
+def upstream_body(
+    call: Call, *, served_model: str, inject_usage: bool, max_new_tokens: int | None = None
+) -> bytes:
+    """Return the body for the backend: `call.body` itself when nothing must change.
+
+    Responses are not kept upstream: `store: true` becomes false, as in a vLLM without its store.
+    """
+    body = call.body
+    renames = served_model != call.model
+    if call.content_type[:10].lower() == b"multipart/":
+        return replace_field(body, call.content_type, "model", served_model) if renames else body
+    responses = call.endpoint is Endpoint.RESPONSES
+    adds_usage = (
+        inject_usage and call.stream and not call.wants_usage and _usage_on_request(call.dialect)
+    )
+    limit_field = None
+    if max_new_tokens is not None and max_new_tokens != call.max_new_tokens:
+        limit_field = call.max_new_field or _STANDARD_LIMIT.get(call.endpoint)
+    if not (renames or adds_usage or limit_field or responses):
+        return body
+    fields = fields_of(body)
+    stores = responses and bytes(fields.get("store", b"")) == b"true"
+    if renames:
+        fields["model"] = _encoded(served_model)
+    if adds_usage:
+        fields["stream_options"] = _with_usage(fields.get("stream_options", Raw()))
+    if limit_field:
+        fields[limit_field] = _encoded(max_new_tokens)
+    if stores:
+        fields["store"] = Raw(b"false")
+    changed = renames or adds_usage or limit_field or stores
+    return msgspec.json.encode(fields) if changed else body
+
+
+_STANDARD_LIMIT: Final = {spec.endpoint: spec.limits[0] for spec in _ALLOWED if spec.limits}
+
+
+def _usage_on_request(dialect: Dialect) -> bool:
+    return dialect is Dialect.CHAT or dialect is Dialect.COMPLETIONS
+
+
+def _form_call(spec: EndpointSpec, body: bytes, content_type: bytes) -> Call:
+    form = parse_form(body, content_type)
+    if not form.fields.get("model"):
+        raise _missing_model()
+    for field in DENIED_FIELDS:
+        if field in form.fields:
+            raise RequestError(
+                f"`{field}` is not accepted here. Leave it out.",
+                param=field,
+                code="unsupported_parameter",
+            )
+    return Call(
+        endpoint=spec.endpoint,
+        dialect=spec.dialect,
+        model=form.fields["model"],
+        stream=form.flag("stream"),
+        body=body,
+        wants_usage=True,
+        content_type=content_type,
+    )
+
+
+def _check_json_type(content_type: bytes) -> None:
+    if content_type.partition(b";")[0].strip().lower() != b"application/json":
+        raise UnsupportedMediaType("The body must be sent as `Content-Type: application/json`.")
+
+
+def _missing_model() -> RequestError:
+    return RequestError(
+        "You must provide a `model`. GET /v1/models lists what this key can use.",
+        param="model",
+        code="missing_required_parameter",
+    )
+
+
+def _check_stateless(seen: Peek) -> None:
+    if seen.background:
+        raise RequestError(
+            "`background` is not supported: responses are not stored here.",
+            param="background",
+            code="unsupported_parameter",
+        )
+    if is_given(seen.previous_response_id):
+        raise RequestError(
+            "The previous response was not found: responses are not stored here. "
+            "Send the whole conversation as `input`.",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+
+
+def _limit(spec: EndpointSpec, seen: Peek) -> tuple[int | None, str | None]:
+    for field in spec.limits:
+        limit: int | None = getattr(seen, field)
+        if limit is None:
+            continue
+        if limit < 0:
+            raise RequestError(
+                f"`{field}` must be at least 1, got {limit}.",
+                param=field,
+                code="integer_below_min_value",
+            )
+        return limit, field
+    return COMPLETIONS_MAX_TOKENS if spec.endpoint is Endpoint.COMPLETIONS else None, None
+
+
+def _choices(n: int | None) -> int:
+    if n is None:
+        return 1
+    if n < 1:
+        raise RequestError(
+            f"`n` must be at least 1, got {n}.", param="n", code="integer_below_min_value"
+        )
+    if n > MAX_CHOICES:
+        raise RequestError(
+            f"`n` must be at most {MAX_CHOICES}, got {n}.",
+            param="n",
+            code="integer_above_max_value",
+        )
+    return n
+
+
+def _prompt(endpoint: Endpoint, seen: Peek, body: bytes) -> tuple[int, int | None, int | None]:
+    """Return the number of prompts, and the longest one's size in bytes and in token ids."""
+    if endpoint is Endpoint.COMPLETIONS and is_given(seen.prompt):
+        return measure_prompts(seen.prompt, "prompt", at_most=MAX_PROMPTS)
+    if endpoint is Endpoint.EMBEDDINGS and is_given(seen.input):
+        return measure_prompts(seen.input, "input", at_most=MAX_INPUTS)
+    if seen.messages is not None:
+        plain = is_plain_text(seen.messages)
+    elif endpoint is Endpoint.RERANK or endpoint is Endpoint.SCORE:
+        plain = b'"content"' not in body  # documents may be made of parts, as messages are
+    else:
+        plain = is_plain_input(seen.input)
+    return 1, len(body) + TOOLS_GROWTH * len(seen.tools) if plain else None, None
+
+
+def _truncates(endpoint: Endpoint, seen: Peek) -> bool:
+    if seen.truncate_prompt_tokens is not None:
+        return True
+    asked = bytes(seen.truncation) if endpoint is Endpoint.RESPONSES else b""
+    return asked not in (b"", b"null", b'"disabled"')
+
+
+def _encoded(value: object) -> Raw:
+    return Raw(msgspec.json.encode(value))
+
+
+def _with_usage(options: Raw) -> Raw:
+    """Ask for the final usage chunk, but not for usage on every chunk, which hangs on it."""
+    fields = fields_of(options) if is_given(options) else {}
+    fields.pop("continuous_usage_stats", None)
+    fields["include_usage"] = Raw(b"true")
+    return _encoded(fields)

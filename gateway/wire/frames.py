@@ -1,0 +1,134 @@
+"""What frames and replies say: the typed fields that the gateway reads, and nothing else.
+
+Unknown fields are skipped unparsed. What does not fit its type is None, never an error: a backend's
+bytes are passed on first, and judged second (by `wire.sse`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw
+
+from gateway.core.types import Usage, UsageSource
+
+
+class Details(msgspec.Struct):
+    """Usage details; OpenAI and Responses spell the field alike."""
+
+    cached_tokens: int | None = None
+
+
+class UsageObject(msgspec.Struct):
+    """Token counts as Chat and Completions, Responses or Anthropic write them."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    prompt_tokens_details: Details | None = None
+    input_tokens_details: Details | None = None
+    cache_read_input_tokens: int | None = None
+
+
+class Choice(msgspec.Struct):
+    """One choice of a Chat or Completions chunk."""
+
+    index: int = 0
+    finish_reason: str | None = None
+
+
+class Chunk(msgspec.Struct):
+    """A Chat or Completions frame."""
+
+    choices: list[Choice] | None = None
+    usage: UsageObject | None = None
+    error: Raw = Raw()
+    object: str | None = None
+
+
+class Response(msgspec.Struct):
+    """The answer inside a Responses API event."""
+
+    status: str | None = None
+    usage: UsageObject | None = None
+
+
+class Delta(msgspec.Struct):
+    """The end of an Anthropic message; `stop_reason` null means that it was aborted."""
+
+    stop_reason: str | None = None
+
+
+class Event(msgspec.Struct):
+    """A Responses API or Anthropic frame."""
+
+    type: str = ""
+    sequence_number: int | None = None
+    response: Response | None = None  # Responses
+    message: Raw = Raw()  # Anthropic's message_start; the text of a Responses error
+    delta: Raw = Raw()
+    usage: UsageObject | None = None
+    error: Raw = Raw()
+
+
+class Started(msgspec.Struct):
+    """The message inside Anthropic's `message_start`."""
+
+    usage: UsageObject | None = None
+
+
+CHUNK: Final = msgspec.json.Decoder(Chunk)
+EVENT: Final = msgspec.json.Decoder(Event)
+USAGE: Final = msgspec.json.Decoder(UsageObject)
+STARTED: Final = msgspec.json.Decoder(Started)
+DELTA: Final = msgspec.json.Decoder(Delta)
+ANY: Final = msgspec.json.Decoder(dict[str, Raw])
+
+_USAGE_OBJECT: Final = re.compile(rb'"usage":\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
+_ABORTED: Final = re.compile(rb'"finish_reason":\s*"(?:abort|error)"')
+
+
+def json_usage(body: bytes) -> Usage | None:
+    """Find the usage in a reply that is no stream, or in the end of one.
+
+    Quotes inside JSON strings are escaped, so only a real key can match.
+    """
+    for found in reversed(_USAGE_OBJECT.findall(body)):
+        usage = decode(USAGE, found)
+        if usage is not None and (told := as_usage(usage)) is not None:
+            return told
+    return None
+
+
+def json_aborted(body: bytes) -> bool:
+    """Whether a chat or completions reply with status 200 was in fact aborted by the engine."""
+    return _ABORTED.search(body) is not None
+
+
+def as_usage(usage: UsageObject, before: Usage | None = None) -> Usage | None:
+    """Return the counts, None without a prompt count; `before` lends one told earlier."""
+    prompt = usage.prompt_tokens if usage.prompt_tokens is not None else usage.input_tokens
+    if prompt is None and before is not None:
+        prompt = before.prompt_tokens
+    if prompt is None:
+        return None
+    made = usage.completion_tokens if usage.completion_tokens is not None else usage.output_tokens
+    details = usage.prompt_tokens_details or usage.input_tokens_details
+    cached = details.cached_tokens if details is not None else usage.cache_read_input_tokens
+    return Usage(prompt, made or 0, UsageSource.UPSTREAM, cached)
+
+
+def is_given(raw: Raw) -> bool:
+    """Whether a raw field is there and not null."""
+    return len(raw) > 0 and bytes(raw) != b"null"
+
+
+def decode(decoder: msgspec.json.Decoder[Any], data: bytes | Raw) -> Any:
+    """Decode what fits the type; None for anything else."""
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        return None

@@ -1,0 +1,334 @@
+"""Replies on the wire: errors in the form clients know, backends' errors too; model lists.
+
+Every error has the four keys and a string code; on the Anthropic endpoints it has Anthropic's form.
+Source: openai-openapi ErrorResponse and Error; Anthropic API reference, "Errors".
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import msgspec
+
+from gateway.core.errors import (
+    AccessError,
+    BackendTimeout,
+    GatewayError,
+    MethodNotAllowed,
+    Rejected,
+)
+from gateway.core.types import Dialect
+
+HEADER_PREFIX: Final = b"x-gateway-"
+MAX_MESSAGE_CHARS: Final = 1024
+MAX_READ_BYTES: Final = 64 * 1024  # of a backend's error; more is no error text
+RETRY_AFTER_MIN_S: Final = 1.0
+RETRY_AFTER_MAX_S: Final = 30.0  # SDKs do not retry at all, or sleep unboundedly, when told more
+_JSON: Final = (b"content-type", b"application/json")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One error as clients read it."""
+
+    status: int
+    type: str
+    code: str
+    message: str
+    param: str | None = None
+
+
+# --- our own errors ------------------------------------------------------------------------------
+
+
+def fault_of(error: GatewayError) -> Fault:
+    """Describe one of our own errors."""
+    return Fault(error.status, error.type, error.code or error.type, error.message, error.param)
+
+
+def error_body(error: GatewayError, request_id: str, dialect: Dialect = Dialect.CHAT) -> bytes:
+    """Write an error reply in the form of the endpoint's dialect."""
+    return fault_body(fault_of(error), request_id, dialect)
+
+
+def error_headers(error: GatewayError) -> list[tuple[bytes, bytes]]:
+    """Return the headers that belong to an error reply."""
+    headers = [_JSON]
+    if error.retry_after_s is not None:
+        headers += _retry_after(error.retry_after_s)
+    if isinstance(error, AccessError):
+        headers.append((b"www-authenticate", b"Bearer"))
+    elif isinstance(error, MethodNotAllowed):
+        headers.append((b"allow", b"POST"))
+    elif isinstance(error, Rejected):
+        headers.append((HEADER_PREFIX + b"shed-reason", error.shed_reason.encode()))
+    elif isinstance(error, BackendTimeout):
+        headers.append((b"x-should-retry", b"false"))  # the backend may still be at it
+    return headers
+
+
+def fault_body(fault: Fault, request_id: str, dialect: Dialect) -> bytes:
+    """Write a fault in the form of the endpoint's dialect."""
+    fault = _in_words_of(dialect, fault)
+    if dialect is Dialect.MESSAGES:
+        error = {"type": anthropic_type(fault), "message": fault.message}
+        return msgspec.json.encode({"type": "error", "error": error, "request_id": request_id})
+    return openai_error(fault)
+
+
+def openai_error(fault: Fault) -> bytes:
+    """Write `{"error": {...}}` with its four keys."""
+    return msgspec.json.encode(
+        {
+            "error": {
+                "message": fault.message,
+                "type": fault.type,
+                "param": fault.param,
+                "code": fault.code,
+            }
+        }
+    )
+
+
+_ANTHROPIC_TYPES: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def anthropic_type(fault: Fault) -> str:
+    """Return Anthropic's error type for a fault."""
+    known = _ANTHROPIC_TYPES.get(fault.status)
+    return known or ("invalid_request_error" if fault.status < 500 else "api_error")
+
+
+_TOO_LONG: Final = {
+    # What clients of these two APIs look for when they decide to shorten the conversation.
+    Dialect.MESSAGES: "prompt is too long",
+    Dialect.RESPONSES: "Your input exceeds the context window of this model",
+}
+
+
+def _in_words_of(dialect: Dialect, fault: Fault) -> Fault:
+    words = _TOO_LONG.get(dialect)
+    if words is None or fault.code != "context_length_exceeded" or words in fault.message:
+        return fault
+    return replace(fault, message=f"{words}. {fault.message}")
+
+
+def _retry_after(seconds: float) -> list[tuple[bytes, bytes]]:
+    """Say when to come back: whole seconds, and milliseconds for the SDKs that read them."""
+    seconds = min(max(seconds, RETRY_AFTER_MIN_S), RETRY_AFTER_MAX_S)
+    return [
+        (b"retry-after", b"%d" % math.ceil(seconds)),
+        (b"retry-after-ms", b"%d" % round(seconds * 1000)),
+    ]
+
+
+# --- backends' errors ----------------------------------------------------------------------------
+
+# Source: the texts of vLLM 0.32 and of the releases before it, each with the window as a number.
+_CONTEXT_LENGTH: Final = re.compile(
+    r"maximum context length is (\d+)"
+    r"|maximum context length \((\d+)\)"
+    r"|longer than the maximum model length of (\d+)"
+    r"|exceeds the max_model_len (\d+)"
+    r"|cannot be greater than max_model_len ?= ?(\d+)"
+)
+_INTERNALS: Final = (
+    (re.compile(r"\b[a-z][a-z0-9+.-]{1,15}://[^\s\"'<>)\]]+", re.IGNORECASE), "<url>"),
+    (re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?(?![\w.])"), "<host>"),
+    (
+        re.compile(r"\[[0-9a-f]*:[0-9a-f:]+\](?::\d+)?|\blocalhost(?::\d+)?", re.IGNORECASE),
+        "<host>",
+    ),
+    (re.compile(r"\b[\w-]+(?:\.[\w-]+)*\.(?:local|internal|svc|cluster|lan)\b(?::\d+)?"), "<host>"),
+    (
+        re.compile(
+            r"(?<![\w/.<])/(?:home|root|usr|opt|var|tmp|etc|srv|mnt|data|models?|workspace|app|proc|dev"
+            r"|run|lib\w*|cache)/[^\s\"'<>,;)\]]*"
+        ),
+        "<path>",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What could be read from a backend's error."""
+
+    message: str = ""
+    param: str | None = None
+    code: str | int | None = None
+    is_route_error: bool = False  # the web framework's own words: the path is not there
+
+
+def normalise_upstream_error(
+    status: int, body: bytes, dialect: Dialect, request_id: str
+) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
+    """Turn a backend's error reply into ours: status, body, headers.
+
+    vLLM's text is kept (at most 1 KiB, without addresses and paths); codes become strings.
+    """
+    fault = upstream_fault(status, body, dialect)
+    headers = [_JSON]
+    if fault.status in (429, 503):
+        headers += _retry_after(random.uniform(1.0, 3.0))  # spread: many are refused at one moment
+    return fault.status, fault_body(fault, request_id, dialect), headers
+
+
+def upstream_fault(status: int, body: bytes, dialect: Dialect) -> Fault:
+    """Judge a backend's error reply.
+
+    `status` 200 means an error frame inside a stream: the status is then the frame's own code.
+    """
+    told = _read(body)
+    if status == 200:
+        status = told.code if isinstance(told.code, int) and 400 <= told.code < 600 else 500
+    message = clean(told.message)
+    window = _CONTEXT_LENGTH.search(message)
+    if status < 500 and window is not None:
+        return _context_fault(message, window, told.param, dialect)
+    if status in (401, 403) and not told.is_route_error:
+        words = "The backend refused the gateway's own key. This is for the operator to mend."
+        return Fault(502, "server_error", "backend_error", words)
+    if 400 <= status < 500 or status == 501:
+        return _caller_fault(status, told, message)
+    if status == 503:
+        words = message or "The backend is overloaded. Please try again later."
+        return Fault(503, "service_unavailable_error", "server_is_overloaded", words)
+    if status == 504:
+        return Fault(504, "server_error", "backend_timeout", message or "The backend timed out.")
+    words = message or f"The backend failed (HTTP {status}) without a readable message."
+    return Fault(status if status >= 500 else 502, "server_error", "backend_error", words)
+
+
+def clean(text: str) -> str:
+    """Shorten a backend's text and take addresses and paths out of it."""
+    text = text[: 4 * MAX_MESSAGE_CHARS]
+    for pattern, word in _INTERNALS:
+        text = pattern.sub(word, text)
+    text = text.strip()
+    return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"
+
+
+def _context_fault(
+    message: str, window: re.Match[str], param: str | None, dialect: Dialect
+) -> Fault:
+    if "maximum context length is" not in message:
+        tokens = next(group for group in window.groups() if group is not None)
+        message = f"This model's maximum context length is {tokens} tokens. {message}"
+    if param not in _LIMITING_PARAMS:
+        param = {
+            Dialect.COMPLETIONS: "prompt",
+            Dialect.RESPONSES: "input",
+            Dialect.PLAIN: "input",
+        }.get(dialect, "messages")
+    return Fault(400, "invalid_request_error", "context_length_exceeded", message, param)
+
+
+_LIMITING_PARAMS: Final = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
+
+
+def _caller_fault(status: int, told: _Told, message: str) -> Fault:
+    """A fault of the request: it would fail on every backend alike."""
+    kind = "invalid_request_error"
+    if told.is_route_error or status in (405, 501):
+        words = "This model's backends do not serve this endpoint."
+        return Fault(404, kind, "endpoint_not_supported", words)
+    if status == 404:
+        code = "model_not_found" if told.param in ("model", None) else "not_found"
+        return Fault(404, kind, code, message or "Not found.", told.param)
+    if status == 429:
+        words = message or "Rate limit reached. Please try again later."
+        return Fault(429, "requests", "rate_limit_exceeded", words)
+    if status == 413:
+        return Fault(413, kind, "request_too_large", message or "The body is too large.")
+    code = told.code if isinstance(told.code, str) and told.code else "invalid_request"
+    words = (
+        message or f"The backend refused the request (HTTP {status}) without a readable message."
+    )
+    return Fault(400, kind, code, words, told.param)  # 422 too: clients know 400
+
+
+def _read(body: bytes) -> _Told:
+    """Read vLLM's envelope, the flat form before 0.10, a bare string, or a `detail`."""
+    try:
+        parsed = msgspec.json.decode(body) if len(body) <= MAX_READ_BYTES else None
+    except (msgspec.DecodeError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        return _Told()
+    error = parsed.get("error")
+    if isinstance(error, str):
+        return _Told(message=error)
+    if "detail" in parsed and error is None:
+        detail = parsed["detail"]
+        known = detail in ("Not Found", "Method Not Allowed")
+        return _Told(message=_as_text(detail), is_route_error=known)
+    source: dict[str, Any] = error if isinstance(error, dict) else parsed
+    code = source.get("code")
+    return _Told(
+        message=_as_text(source.get("message")),
+        param=_field(source.get("param")),
+        code=code if isinstance(code, str | int) and not isinstance(code, bool) else None,
+    )
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    return "" if value is None else msgspec.json.encode(value).decode()
+
+
+def _field(value: object) -> str | None:
+    """Return a param in the client's terms: `body.max_tokens` is `max_tokens`."""
+    if not isinstance(value, str) or len(value) > 128:
+        return None
+    return value.removeprefix("body.") if value not in ("", "body") else None
+
+
+# --- model lists ---------------------------------------------------------------------------------
+
+
+def model_entry(
+    name: str,
+    *,
+    parent: str | None,
+    root: str,
+    window_tokens: int | None,
+    status: str,
+    created: int = 0,
+) -> dict[str, object]:
+    """Describe one model; its context window under every name that clients look for.
+
+    Source: vLLM and Cline read `max_model_len`; OpenRouter and opencode `context_length`.
+    """
+    entry: dict[str, object] = {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "vllm-gateway",
+        "root": root,
+        "parent": parent,
+        "status": status,
+    }
+    if window_tokens is not None:
+        for key in ("max_model_len", "context_length", "context_window", "max_context_length"):
+            entry[key] = window_tokens
+    return entry
+
+
+def model_list(entries: Sequence[dict[str, object]]) -> dict[str, object]:
+    """Wrap entries as `GET /v1/models` answers them."""
+    return {"object": "list", "data": list(entries)}

@@ -1,0 +1,354 @@
+"""Token streams on the wire: looked on at frame by frame, passed on as the same bytes.
+
+A stream is a success only if it says so itself: every choice got a good finish reason, or the
+dialect's terminal event came. `[DONE]` alone proves nothing: vLLM sends it after an error frame and
+after requests it aborted. So a stream that is no success gets one error frame before its end.
+
+    feed --ordinary frames only----------------------------> the same bytes object
+      |--anything else--> whole frames --judged one by one-> same, changed or dropped frame
+      `--half a frame---> held back (64 KiB; beyond that passed on, judged by its two ends)
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+from gateway.core.types import Dialect, Usage
+from gateway.wire.frames import (
+    ANY,
+    CHUNK,
+    DELTA,
+    EVENT,
+    STARTED,
+    Event,
+    Response,
+    as_usage,
+    decode,
+    is_given,
+    json_aborted,
+    json_usage,
+)
+from gateway.wire.replies import Fault, anthropic_type, openai_error, upstream_fault
+
+__all__ = ["HEARTBEAT", "StreamWatch", "json_aborted", "json_usage"]
+
+HEARTBEAT: Final = b": keep-alive\n\n"
+HOLD_BYTES: Final = 64 * 1024
+# Source: vLLM's FinishReason, OpenAI reference. `abort` and `error` are the engine's failures.
+GOOD_REASONS: Final = frozenset({"stop", "length", "tool_calls", "function_call", "repetition"})
+
+_CUT_SHORT: Final = "The backend ended the stream before it was complete."
+_ABORTED: Final = "The backend aborted the request."
+_DONE: Final = b"data: [DONE]\n\n"
+_FRAME_END: Final = re.compile(rb"\n\r?\n")
+_TAIL_BYTES: Final = 4096  # finish reason and usage are near the end of a frame too long to hold
+_OPENAI: Final = frozenset({Dialect.CHAT, Dialect.COMPLETIONS, Dialect.PLAIN})
+
+# What marks an ordinary frame, and how many line ends it has; PLAIN streams are rare and have none.
+_ORDINARY: Final = {
+    Dialect.CHAT: (b'"choices":[{', 2),
+    Dialect.COMPLETIONS: (b'"choices":[{', 2),
+    Dialect.RESPONSES: (b".delta\ndata: {", 3),
+    Dialect.MESSAGES: (b"event: content_block_delta\ndata: {", 3),
+    Dialect.PLAIN: (b"\0", 1),
+}
+
+
+class StreamWatch:
+    """One stream. Its output and verdict depend on the bytes only, not on how they were cut.
+
+    `complete`: it was a success. `failed`: why it was not, `error_frame`, `abort` or `truncated`.
+    `error_status`: the HTTP status that the backend's own error frame stands for.
+    """
+
+    __slots__ = (
+        *("complete", "error_status", "events", "failed", "usage"),
+        *("_aborted", "_choices", "_dialect", "_ended", "_finished", "_hide_usage", "_openai"),
+        *("_carry", "_lines", "_long", "_mark", "_recent", "_request_id", "_sequence"),
+    )
+
+    def __init__(
+        self, dialect: Dialect, *, choices: int, hide_usage: bool, request_id: str
+    ) -> None:
+        self.complete = False
+        self.failed: str | None = None
+        self.error_status: int | None = None
+        self.usage: Usage | None = None
+        self.events = 0
+        self._dialect = dialect
+        self._openai = dialect in _OPENAI
+        self._mark, self._lines = _ORDINARY[dialect]
+        self._choices = choices
+        self._hide_usage = hide_usage
+        self._request_id = request_id
+        self._carry = b""
+        self._long: tuple[bytes, bytes] | None = None  # head and tail of a frame too long to hold
+        self._finished: set[int] = set()
+        self._aborted = False
+        self._ended = False  # the ending was written; nothing may follow
+        self._sequence = -1
+        self._recent = b""  # frames not looked at for their sequence number
+
+    def feed(self, data: bytes) -> bytes:
+        """Take bytes as they came; return what may be sent on now."""
+        if not (self._carry or self._long or self._ended):
+            lines = data.count(b"\n")
+            if lines == self._lines and (
+                self._is_token(data) if self._openai else self._mark in data
+            ):
+                frames = 1
+            else:
+                frames = self._ordinary_frames(data, lines)
+            if frames and data.endswith(b"\n\n"):
+                self.events += frames
+                self._recent = data
+                return data
+        return self._feed_slowly(data)
+
+    # Ordinary frames are searched, not parsed. Who looks different is judged, so a wrong no costs
+    # time only. `rfind`, because it is three times as fast as `in` on frames of this size.
+
+    @staticmethod
+    def _is_token(frame: bytes) -> bool:
+        return (
+            frame.endswith((b"}]}\n\n", b'"usage":null}\n\n'))
+            and frame.rfind(b'"finish_reason":null') > 0
+            and frame.rfind(b'"finish_reason":"') < 0
+        )
+
+    def _ordinary_frames(self, data: bytes, lines: int) -> int:
+        """Return how many frames these bytes hold if all of them only carry tokens, else 0."""
+        frames = data.count(self._mark)
+        if lines != frames * self._lines:
+            return 0
+        if self._openai and (
+            data.count(b'"finish_reason":null') != frames
+            or data.count(b'"finish_reason":') != frames
+            or b'"usage":{' in data
+        ):
+            return 0
+        return frames
+
+    def close(self) -> bytes:
+        """Take note that the backend ended its stream in order; return the rest and the ending."""
+        frame = self._carry.rstrip(b"\r\n") + b"\n\n"  # a last frame may lack its blank line
+        rest = self._judge(frame) if _is_whole(frame) else b""
+        return rest + self.broken(_CUT_SHORT)
+
+    def broken(self, message: str) -> bytes:
+        """Take note that the stream broke off; return the ending that tells so.
+
+        Of a stream that had said everything only the missing end is added.
+        """
+        self._carry = b""
+        cut = b"\n\n" if self._long is not None and not self._ended else b""
+        return cut + self._end(message)
+
+    # --- frames -----------------------------------------------------------------------------------
+
+    def _feed_slowly(self, data: bytes) -> bytes:
+        out: list[bytes] = []
+        if self._long is not None:
+            data = self._pass_long(self._long, data, out)
+        held = len(self._carry)
+        buffer = self._carry + data if held else data
+        start = 0
+        for end in _FRAME_END.finditer(buffer, max(0, held - 3)):
+            out.append(self._judge(buffer[start : end.end()]))
+            start = end.end()
+        carry = buffer[start:]
+        if len(carry) > HOLD_BYTES:
+            out.append(b"" if self._ended else carry)
+            self._long = (carry[:_TAIL_BYTES], carry[-_TAIL_BYTES:])
+            carry = b""
+        self._carry = carry
+        return b"".join(out)
+
+    def _pass_long(self, ends: tuple[bytes, bytes], data: bytes, out: list[bytes]) -> bytes:
+        """Pass on more of a frame too long to hold; return what follows it."""
+        head, tail = ends
+        seen = tail + data
+        found = _FRAME_END.search(seen, max(0, len(tail) - 3))
+        at = found.end() - len(tail) if found else len(data)
+        if not self._ended:
+            out.append(data[:at])
+        if found is None:
+            self._long = (head, seen[-_TAIL_BYTES:])
+            return b""
+        self._long = None
+        if not self._ended:
+            self._judge_ends(head, seen[: found.end()][-_TAIL_BYTES:])
+        return data[at:]
+
+    def _judge(self, frame: bytes) -> bytes:
+        """Return what is to be sent for one whole frame."""
+        if self._ended:
+            return b""
+        if self._openai and frame.startswith(b"data: {") and frame.count(b"\n") == 2:
+            return self._judge_chunk(frame, frame[6:])  # as vLLM writes them: nothing to take apart
+        payload: list[bytes] = []
+        kept: list[bytes] = []
+        lines = [line for line in frame.splitlines() if line]
+        for line in lines:
+            field = line.partition(b":")[0]
+            if field == b"data":
+                payload.append(line[5:].removeprefix(b" "))
+            if field not in (b"id", b"retry"):  # they change how clients reconnect, and break some
+                kept.append(line)
+        if len(kept) != len(lines):
+            frame = b"\n".join(kept) + b"\n\n"
+        if not payload:
+            has_comment = any(line.startswith(b":") for line in kept)
+            return frame if has_comment else b""  # an event without data breaks the SDKs' readers
+        if self._openai:
+            return self._judge_chunk(frame, b"\n".join(payload))
+        return self._judge_event(frame, b"\n".join(payload))
+
+    def _judge_chunk(self, frame: bytes, payload: bytes) -> bytes:
+        if payload.strip() == b"[DONE]":
+            return self._end(_CUT_SHORT, done=True)
+        chunk = decode(CHUNK, payload)
+        if chunk is None:
+            return frame
+        if is_given(chunk.error) or chunk.object == "error":
+            return self._tell_backends(payload)
+        if chunk.usage is not None:
+            self.usage = as_usage(chunk.usage) or self.usage
+        if not chunk.choices:
+            drops = self._hide_usage and chunk.choices is not None and chunk.usage is not None
+            return b"" if drops else frame
+        self.events += 1
+        for choice in chunk.choices:
+            self._note_finish(choice.index, choice.finish_reason)
+        return frame
+
+    def _judge_event(self, frame: bytes, payload: bytes) -> bytes:
+        event = decode(EVENT, payload)
+        if event is None:
+            return frame
+        if event.type == "error" or (not event.type and is_given(event.error)):
+            return self._tell_backends(payload)
+        if self._dialect is Dialect.RESPONSES:
+            return self._judge_response(frame, event)
+        return self._judge_message(frame, event)
+
+    def _judge_response(self, frame: bytes, event: Event) -> bytes:
+        if event.sequence_number is not None:
+            self._sequence = event.sequence_number
+        if event.type.endswith(".delta"):
+            self.events += 1
+        elif event.type in ("response.completed", "response.incomplete"):
+            answer = event.response or Response()
+            self.usage = (as_usage(answer.usage) if answer.usage else None) or self.usage
+            self._aborted = answer.status in ("cancelled", "failed")
+            if self._aborted:
+                return self._end(_ABORTED)
+            self._succeed()
+        elif event.type == "response.failed":
+            self.failed, self._ended = "error_frame", True
+        return frame
+
+    def _judge_message(self, frame: bytes, event: Event) -> bytes:
+        if event.type == "content_block_delta":
+            self.events += 1
+        elif event.type == "message_start" and is_given(event.message):
+            started = decode(STARTED, event.message)
+            if started is not None and started.usage is not None:
+                self.usage = as_usage(started.usage)
+        elif event.type == "message_delta":
+            delta = decode(DELTA, event.delta) if is_given(event.delta) else None
+            self._aborted = delta is not None and delta.stop_reason is None
+            if event.usage is not None:
+                self.usage = as_usage(event.usage, self.usage) or self.usage
+        elif event.type == "message_stop":
+            if self._aborted:
+                return self._end(_ABORTED)
+            self._succeed()
+        return frame
+
+    def _judge_ends(self, head: bytes, tail: bytes) -> None:
+        """Judge a frame that was passed on unseen by its two ends."""
+        self.usage = json_usage(tail) or self.usage
+        if self._openai:
+            self.events += 1
+            index, reason = _INDEX.search(head), _REASON.search(tail)
+            if index and reason:
+                self._note_finish(int(index[1]), reason[1].decode())
+        elif _TERMINAL.match(head):
+            self._succeed()
+
+    # --- the verdict ------------------------------------------------------------------------------
+
+    def _note_finish(self, index: int, reason: str | None) -> None:
+        if reason in GOOD_REASONS:
+            if 0 <= index < self._choices:
+                self._finished.add(index)
+            # An audio stream has a finish reason for every piece of sound: only its end tells.
+            whole = len(self._finished) == self._choices and self._dialect is not Dialect.PLAIN
+            self.complete = whole and self.failed is None
+        elif reason is not None:
+            self._aborted = True
+
+    def _succeed(self) -> None:
+        self._ended = True
+        self.complete = self.failed is None
+
+    def _end(self, message: str, *, done: bool = False) -> bytes:
+        """Write the ending, after an error frame where the stream was no success."""
+        if self._ended:
+            return b""
+        if done and self._dialect is Dialect.PLAIN and self._finished and not self._aborted:
+            self.complete = self.failed is None
+        out = b""
+        if self._aborted:
+            self.complete = False
+        if not self.complete and self.failed is None:
+            self.failed = "abort" if self._aborted else "truncated"
+            words = _ABORTED if self._aborted else message
+            out = self._tell(Fault(502, "server_error", "backend_error", words))
+        self._ended = True
+        return out + _DONE if self._openai else out
+
+    def _tell_backends(self, payload: bytes) -> bytes:
+        """Put the backend's own error frame into the client's form; only the first is told."""
+        if self.failed is not None:
+            return b""
+        fault = upstream_fault(200, payload, self._dialect)
+        self.failed, self.complete, self.error_status = "error_frame", False, fault.status
+        return self._tell(fault)
+
+    def _tell(self, fault: Fault) -> bytes:
+        """Write an error frame. Errors in mid-stream have no header to carry the request's id."""
+        message = f"{fault.message} (request id: {self._request_id})"
+        if self._openai:
+            told = Fault(fault.status, fault.type, fault.code, message, fault.param)
+            return b"data: " + openai_error(told) + b"\n\n"
+        error: dict[str, Any]
+        if self._dialect is Dialect.MESSAGES:
+            inner = {"type": anthropic_type(fault), "message": message}
+            error = {"type": "error", "error": inner}
+        else:
+            numbers = [int(found) for found in _SEQUENCE.findall(self._recent)]
+            error = {
+                "type": "error",
+                "code": fault.code,
+                "message": message,
+                "param": fault.param,
+                "sequence_number": max(self._sequence, *numbers, -1) + 1,
+            }
+        return b"event: error\ndata: " + msgspec.json.encode(error) + b"\n\n"
+
+
+_INDEX: Final = re.compile(rb'"index":\s*(\d{1,9})')
+_REASON: Final = re.compile(rb'"finish_reason":\s*"(\w+)"')
+_SEQUENCE: Final = re.compile(rb'"sequence_number":\s*(\d{1,15})')
+_TERMINAL: Final = re.compile(rb"event: *response\.(?:completed|incomplete)\b")
+
+
+def _is_whole(frame: bytes) -> bool:
+    """Whether a last frame, its blank line missing, is complete all the same."""
+    payload = frame[frame.find(b"data:") + 5 :].strip()
+    return payload == b"[DONE]" or decode(ANY, payload) is not None
