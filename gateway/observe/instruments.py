@@ -1,0 +1,242 @@
+"""Every metric the gateway exports, in one table; the exporter, the reference and tests read it.
+
+Names: prefix `gateway_`, base units, `_total` on counters, `_info` on constants. Labels come from
+closed or configured sets only, never from what a client wrote; `observe.metrics` holds the caps.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from gateway.core.types import Endpoint, Outcome, Phase, UsageSource
+
+UNKNOWN: Final = "_unknown"  # a name that was not resolved
+OTHER: Final = "_other"  # a name beyond the cap on names
+
+# vLLM's own bucket lists (vllm/v1/metrics/loggers.py), so that gateway and engine panels subtract.
+TTFT_BUCKETS: Final = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+INTER_TOKEN_BUCKETS: Final = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
+    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+REQUEST_BUCKETS: Final = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0,
+    40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+)  # fmt: skip
+# Ours are finer: what the gateway adds is far below what an engine takes.
+OVERHEAD_BUCKETS: Final = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+LAG_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+class Kind(Enum):
+    """Prometheus metric types in use."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Instrument:
+    """One metric. `buckets` are upper bounds, `+Inf` not among them."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+def _counter(name: str, help_: str, *labels: str) -> Instrument:
+    return Instrument(name, Kind.COUNTER, help_, labels)
+
+
+def _gauge(name: str, help_: str, *labels: str) -> Instrument:
+    return Instrument(name, Kind.GAUGE, help_, labels)
+
+
+def _histogram(name: str, buckets: tuple[float, ...], help_: str, *labels: str) -> Instrument:
+    return Instrument(name, Kind.HISTOGRAM, help_, labels, buckets)
+
+
+REQUESTS: Final = _counter(
+    "gateway_requests_total",
+    "Requests that ended, by how they ended and the HTTP status told to the client.",
+    "pool", "model", "endpoint", "outcome", "code",
+)  # fmt: skip
+REQUEST_DURATION: Final = _histogram(
+    "gateway_request_duration_seconds",
+    REQUEST_BUCKETS,
+    "From a request's head to its last byte, for requests that were sent to a backend.",
+    "pool", "model",
+)  # fmt: skip
+TTFT: Final = _histogram(
+    "gateway_ttft_seconds",
+    TTFT_BUCKETS,
+    "From a request's head to the first byte of its stream, as the client sees it.",
+    "pool", "model",
+)  # fmt: skip
+INTER_TOKEN: Final = _histogram(
+    "gateway_inter_token_seconds",
+    INTER_TOKEN_BUCKETS,
+    "Mean time between two tokens of a complete stream, one observation per request.",
+    "pool", "model",
+)  # fmt: skip
+OVERHEAD: Final = _histogram(
+    "gateway_overhead_seconds",
+    OVERHEAD_BUCKETS,
+    "The gateway's own time from a request's body to sending it on, without waiting for a place.",
+    "endpoint",
+)
+SHED: Final = _counter(
+    "gateway_shed_total", "Requests refused for capacity, by reason.", "pool", "reason"
+)
+TOKENS: Final = _counter(
+    "gateway_tokens_total",
+    "Tokens of requests that ended; kind is prompt, cached (part of prompt) or completion.",
+    "pool", "model", "kind",
+)  # fmt: skip
+USAGE_SOURCE: Final = _counter(
+    "gateway_usage_source_total", "Requests by where their token counts come from.", "source"
+)
+ATTEMPTS: Final = _counter(
+    "gateway_upstream_attempts_total",
+    "Times a request was sent to a backend; above the number of requests, the rest are retries.",
+    "pool",
+)
+UPSTREAM_FAILURES: Final = _counter(
+    "gateway_upstream_failures_total",
+    "Attempts that failed by the backend's fault, those that a retry made good included.",
+    "pool", "backend", "reason",
+)  # fmt: skip
+CLIENT_RETRIES: Final = _counter(
+    "gateway_client_retries_total",
+    "Requests that were themselves retries, as the client's SDK says.",
+    "pool",
+)
+CLIENT_DISCONNECTS: Final = _counter(
+    "gateway_client_disconnects_total",
+    "Clients that left early; stage is before_send, before_first_byte or streaming.",
+    "pool", "stage",
+)  # fmt: skip
+ACCESS_LOG_DROPPED: Final = _counter(
+    "gateway_access_log_dropped_total",
+    "Log lines lost because standard output was not read or failed.",
+)
+IN_FLIGHT: Final = _gauge(
+    "gateway_inflight_requests", "Requests this gateway has on a backend.", "pool", "backend"
+)
+BACKEND_PHASE: Final = _gauge(
+    "gateway_backend_phase",
+    "1 for the phase a backend is in, 0 for the others.",
+    "pool", "backend", "phase",
+)  # fmt: skip
+KV_USAGE: Final = _gauge(
+    "gateway_backend_kv_usage_ratio",
+    "KV cache in use (0 to 1), as the backend says; absent while that is stale.",
+    "pool", "backend",
+)  # fmt: skip
+RUNNING: Final = _gauge(
+    "gateway_backend_running",
+    "Requests running in the backend, from all its clients; absent while that is stale.",
+    "pool", "backend",
+)  # fmt: skip
+WAITING: Final = _gauge(
+    "gateway_backend_waiting",
+    "Requests waiting in the backend, from all its clients; absent while that is stale.",
+    "pool", "backend",
+)  # fmt: skip
+SCRAPE_AGE: Final = _gauge(
+    "gateway_backend_scrape_age_seconds",
+    "Age of the backend's load figures; +Inf while there are none.",
+    "pool", "backend",
+)  # fmt: skip
+TRANSITIONS: Final = _counter(
+    "gateway_backend_transitions_total",
+    "Changes of a backend's phase, by the phase it came to and the reason.",
+    "pool", "backend", "to", "reason",
+)  # fmt: skip
+OPEN_CONNECTIONS: Final = _gauge(
+    "gateway_open_connections", "Open connections; side is client or backend.", "side"
+)
+LOOP_LAG: Final = _histogram(
+    "gateway_event_loop_lag_seconds", LAG_BUCKETS, "How late the event loop runs its timers."
+)
+CONFIG_INFO: Final = _gauge("gateway_config_info", "1; the configuration in force.", "hash")
+CONFIG_RELOADED: Final = _gauge(
+    "gateway_config_last_reload_success_timestamp_seconds",
+    "When the configuration in force was read, in seconds since the epoch.",
+)
+CONFIG_RELOADS: Final = _counter(
+    "gateway_config_reloads_total",
+    "Reloads asked for; result is success or failure (the old configuration stayed).",
+    "result",
+)
+BUILD_INFO: Final = _gauge(
+    "gateway_build_info", "1; the gateway's and Python's version.", "version", "python"
+)
+
+INSTRUMENTS: Final[tuple[Instrument, ...]] = tuple(
+    value for value in tuple(globals().values()) if isinstance(value, Instrument)
+)
+
+# What prometheus_client's ProcessCollector adds on Linux; not ours, but part of the answer.
+PROCESS_METRICS: Final = (
+    "process_virtual_memory_bytes",
+    "process_resident_memory_bytes",
+    "process_start_time_seconds",
+    "process_cpu_seconds_total",
+    "process_open_fds",
+    "process_max_fds",
+)
+
+_CLOSED_LABELS: Final = {
+    "endpoint": [each.value for each in Endpoint],
+    "outcome": [each.value for each in Outcome],
+    "phase": [each.value for each in Phase],
+    "source": [each.value for each in UsageSource],
+}
+
+
+def reference() -> str:
+    """Return the reference of all metrics as Markdown (the text of deploy/METRICS.md)."""
+    lines = [
+        "# Metrics",
+        "",
+        "`GET /metrics` on the admin listener. Generated from `gateway/observe/instruments.py` by",
+        "`python -m gateway.observe.instruments > deploy/METRICS.md`; a test keeps both the same.",
+        "",
+        "| metric | type | labels | meaning |",
+        "| --- | --- | --- | --- |",
+    ]
+    for each in INSTRUMENTS:
+        labels = ", ".join(f"`{label}`" for label in each.labels) or "none"
+        lines.append(f"| `{each.name}` | {each.kind.value} | {labels} | {each.help} |")
+    lines += ["", "## Labels", ""]
+    lines += [
+        "- `pool` and `backend` are names of the configuration; `model` is a pool's name, an",
+        f"  alias or an adapter. `{UNKNOWN}` stands for requests refused before their model was",
+        f"  known, `{OTHER}` for names beyond the cap on names.",
+    ]
+    lines += [
+        f"- `{label}` is one of {', '.join(f'`{value}`' for value in values)}."
+        for label, values in _CLOSED_LABELS.items()
+    ]
+    lines += ["", "## Buckets", ""]
+    for each in INSTRUMENTS:
+        if each.buckets:
+            bounds = " ".join(f"{bound:g}" for bound in each.buckets)
+            lines.append(f"- `{each.name}`: {bounds}")
+    lines += ["", "## The process", "", "From prometheus_client, on Linux:", ""]
+    lines += [f"- `{name}`" for name in PROCESS_METRICS]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

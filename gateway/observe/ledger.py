@@ -1,0 +1,68 @@
+"""Settles each request exactly once: its metrics and its access line. Tells transitions too."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from gateway.core.aio import Clock
+from gateway.core.types import Outcome, Phase, RequestRecord, Transition
+from gateway.observe.log import AccessLog
+from gateway.observe.metrics import Metrics
+
+log = logging.getLogger("gateway.ledger")
+
+_GOOD_NEWS: Final = frozenset({Phase.STARTING, Phase.READY})
+_BY_ORDER: Final = frozenset({Phase.DRAINING, Phase.CORDONED, Phase.STOPPED})
+
+
+class Ledger:
+    """Where what happened becomes numbers and lines. Synchronous, so a `finally` may call it."""
+
+    def __init__(self, metrics: Metrics, access_log: AccessLog, clock: Clock) -> None:
+        self._metrics = metrics
+        self._access_log = access_log
+        self._clock = clock
+
+    def settle(self, record: RequestRecord) -> None:
+        """Count a request that ended, and write its line.
+
+        A second call for the same record is a bug: it is logged and counts nothing. A record
+        without an outcome is one too, and is counted as such.
+        """
+        if record.settled:
+            log.error("a request was settled twice", extra={"event": "bug", "id": record.id})
+            return
+        record.settled = True
+        if record.ended_at is None:
+            record.ended_at = self._clock.now()
+        if record.outcome is None:
+            record.outcome = Outcome.BUG
+            log.error("a request ended without outcome", extra={"event": "bug", "id": record.id})
+        self._metrics.settle(record)
+        self._access_log.write(record)
+
+    def transition(self, seen: Transition) -> None:
+        """Count a backend's change of phase and log it as event `backend_<phase>`."""
+        self._metrics.transition(seen)
+        after = seen.after
+        level = logging.INFO if after in _GOOD_NEWS or after in _BY_ORDER else logging.WARNING
+        log.log(
+            level,
+            "%s: %s -> %s, %s",
+            seen.backend_id,
+            seen.before.value,
+            after.value,
+            seen.detail,
+            extra={
+                "event": f"backend_{after.value}",
+                "backend": seen.backend_id,
+                "before": seen.before.value,
+                "after": after.value,
+                "reason": seen.reason,
+            },
+        )
+
+    def upstream_failed(self, backend_id: str, reason: str) -> None:
+        """Count an attempt that failed by the backend's fault, whatever became of the request."""
+        self._metrics.upstream_failed(backend_id, reason)

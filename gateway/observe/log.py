@@ -1,0 +1,241 @@
+"""What the gateway writes: one access line per request, and event lines.
+
+Both are JSON, a line each, on standard output; event lines are text for a human where that is a
+terminal. An access line has exactly the fields of `AccessLine`: no prompt, body, header, URL, key.
+An event line has a stable `event` name, a sentence, and fields that the code chose.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from typing import Any, Final
+
+import msgspec
+
+from gateway.config.models import LogConfig, LogFormat
+from gateway.core.aio import Clock, periodic
+from gateway.core.types import RequestRecord
+from gateway.observe.outlet import Outlet
+from gateway.observe.redact import redact, safe_traceback
+
+FLUSH_EVERY_S: Final = 0.5
+_MILLIS: Final = tuple(f"{millis:03d}Z" for millis in range(1000))
+_MAX_MESSAGE: Final = 4096  # characters of one event's sentence
+
+# Attributes that every LogRecord has; what `extra` added is the rest.
+_STANDARD: Final = frozenset(
+    vars(logging.LogRecord("", 0, "", 0, "", None, None)) | {"message": 0, "asctime": 0}
+)
+
+
+class AccessLine(msgspec.Struct, frozen=True, gc=False):
+    """The access log's allow-list. Times are seconds, rounded to microseconds."""
+
+    ts: str  # RFC 3339, UTC: when the request ended
+    id: str
+    key_id: str | None
+    tenant: str | None
+    model: str | None
+    pool: str | None
+    backend: str | None
+    adapter: str | None
+    endpoint: str
+    stream: bool
+    outcome: str | None
+    status: int
+    code: str | None
+    queue_s: float
+    ttft_s: float | None
+    duration_s: float
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    cached_tokens: int | None
+    usage_source: str | None
+    attempts: int
+    bytes_out: int
+    client_retry: int
+
+
+class AccessLog:
+    """Writes one line per request, in batches, off the loop. A full queue drops and counts."""
+
+    def __init__(self, outlet: Outlet, clock: Clock, *, enabled: bool = True) -> None:
+        self.enabled = enabled
+        self._outlet = outlet
+        self._clock = clock
+        self._encode = msgspec.json.Encoder().encode
+        self._second = -1
+        self._prefix = ""
+
+    def write(self, record: RequestRecord) -> None:
+        """Queue the line of a settled request."""
+        if self.enabled:
+            self._outlet.put(self._encode(self._line(record)) + b"\n")
+
+    async def run(self) -> None:
+        """Have the lines written about twice a second, for ever.
+
+        Cancel: what is queued stays queued; `flush` writes it.
+        """
+
+        async def turn() -> None:
+            if self._outlet.waiting:
+                self._outlet.wake()
+
+        await periodic(turn, every_s=FLUSH_EVERY_S, name="access log")
+
+    def flush(self) -> None:
+        """Write what is queued, waiting two seconds at most: for shutdown."""
+        self._outlet.flush()
+
+    def _line(self, record: RequestRecord) -> AccessLine:
+        caller, usage, pool = record.caller, record.usage, record.pool
+        backend, received_at, first_at = record.backend_id, record.received_at, record.first_byte_at
+        return AccessLine(
+            self._now(),
+            record.id,
+            caller.key_id if caller is not None else None,
+            caller.tenant if caller is not None else None,
+            record.model,
+            pool,
+            backend[len(pool) + 1 :] if backend is not None and pool is not None else None,
+            record.adapter,
+            record.endpoint._value_,
+            record.stream,
+            record.outcome._value_ if record.outcome is not None else None,
+            record.status,
+            record.error_code,
+            _micros(record.queue_s),
+            _micros(first_at - received_at) if record.stream and first_at is not None else None,
+            _micros((record.ended_at or received_at) - received_at),
+            usage.prompt_tokens if usage is not None else None,
+            usage.completion_tokens if usage is not None else None,
+            usage.cached_tokens if usage is not None else None,
+            usage.source._value_ if usage is not None else None,
+            record.attempts,
+            record.bytes_out,
+            record.client_retry,
+        )
+
+    def _now(self) -> str:
+        """Return the wall time; its seconds are formatted once a second, not once a line."""
+        wall = self._clock.wall()
+        second = int(wall)
+        if second != self._second:
+            self._second = second
+            self._prefix = time.strftime("%Y-%m-%dT%H:%M:%S.", time.gmtime(second))
+        return self._prefix + _MILLIS[int((wall - second) * 1000)]
+
+
+def _micros(seconds: float) -> float:
+    """Return the time in whole microseconds; less than half of what `round` costs."""
+    return int(seconds * 1e6 + 0.5) / 1e6
+
+
+# --- event lines ----------------------------------------------------------------------------------
+
+
+class OutletHandler(logging.Handler):
+    """Puts event lines on the outlet and has them written at once."""
+
+    def __init__(self, outlet: Outlet) -> None:
+        super().__init__()
+        self._outlet = outlet
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one event; a line that cannot be formatted is told without its arguments."""
+        try:
+            line = self.format(record)
+        except (TypeError, ValueError, KeyError):  # a wrong log call must not break its caller
+            line = (
+                f'{{"level":"ERROR","event":"log_bug","message":"bad log call in {record.name}"}}'
+            )
+        self._outlet.put(line.encode("utf-8", "backslashreplace") + b"\n")
+        self._outlet.wake()
+
+    def flush(self) -> None:
+        """Wait shortly until everything is written: logging does this when the process ends."""
+        self._outlet.flush(1.0)
+
+
+def _sentence(record: logging.LogRecord) -> str:
+    return redact(record.getMessage())[:_MAX_MESSAGE]
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    """Return what the call's `extra` added, redacted; only plain values and lists of them."""
+    return {name: _plain(value) for name, value in vars(record).items() if name not in _STANDARD}
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return redact(str(value))[:_MAX_MESSAGE]
+
+
+class JsonFormatter(logging.Formatter):
+    """`{"ts", "level", "event", "message", "logger", ...}`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return one event as one line of JSON."""
+        millis = int(record.created % 1 * 1000)
+        line: dict[str, Any] = {
+            "ts": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{millis:03d}Z",
+            "level": record.levelname,
+            "event": None,
+            "message": _sentence(record),
+            "logger": record.name,
+            **_fields(record),
+        }
+        if record.exc_info is not None and record.exc_info[1] is not None:
+            line["traceback"] = safe_traceback(record.exc_info[1])
+        return msgspec.json.encode(line).decode()
+
+
+class TextFormatter(logging.Formatter):
+    """`14:02:11 WARNING b3 is down ... (pool=... reason=...)`, safe to show on a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return one event for a human; a traceback follows on lines of its own."""
+        at = time.strftime("%H:%M:%S", time.localtime(record.created))
+        fields = " ".join(f"{name}={value}" for name, value in _fields(record).items())
+        text = f"{at} {record.levelname:<7} {_sentence(record)}"
+        text = _printable(f"{text}  ({fields})" if fields else text)
+        if record.exc_info is not None and record.exc_info[1] is not None:
+            frames = safe_traceback(record.exc_info[1]).splitlines()
+            text = "\n".join([text, *(f"    {_printable(line)}" for line in frames)])
+        return text
+
+
+def _printable(text: str) -> str:
+    """Escape control characters: a hostile name must not steer the operator's terminal."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def set_up_logging(config: LogConfig, fd: int = 1) -> Outlet:
+    """Send all event lines to `fd`, and return the outlet that the access log shares with them.
+
+    A format that was not configured is text on a terminal, JSON elsewhere.
+    """
+    outlet = Outlet(fd)
+    as_text = config.format is LogFormat.TEXT
+    if "format" not in config.model_fields_set:
+        as_text = os.isatty(fd)
+    handler = OutletHandler(outlet)
+    handler.setFormatter(TextFormatter() if as_text else JsonFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(config.level.value.upper())
+    for chatty in ("httpx2", "httpcore2", "asyncio", "uvicorn.access"):
+        # Each probe would be a line, with the backend's address in it.
+        logging.getLogger(chatty).setLevel(max(root.level, logging.WARNING))
+    sys.stdout.flush()  # what was printed before comes first
+    return outlet

@@ -1,0 +1,298 @@
+"""The values of all metrics, and their exposition.
+
+Settling a request costs a few dict updates: `prometheus_client`'s own counters take a lock and
+1-2 us for each update, so values live in plain dicts here and become its families at a scrape.
+Nothing is locked: one event loop writes and renders. Gauges of backends are read when scraped.
+"""
+
+from __future__ import annotations
+
+import platform
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final, Protocol
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from gateway import __version__
+from gateway.core.aio import Clock
+from gateway.core.errors import Rejected
+from gateway.core.types import LoadSample, Outcome, Phase, RequestRecord, Transition, Usage
+from gateway.observe import instruments as table
+from gateway.observe.instruments import INSTRUMENTS, OTHER, UNKNOWN, Instrument, Kind
+
+# Beyond this many (pool, model) pairs new ones share one series: adapters may come and go for ever.
+MAX_NAMES: Final = 1000
+
+Labels = tuple[str, ...]
+
+_CODES: Final = {0: "none", 499: "499"} | {each.value: str(each.value) for each in HTTPStatus}
+_SHED_REASONS: Final = {each.default_code: each.shed_reason for each in Rejected.__subclasses__()}
+
+
+class BackendReading(Protocol):
+    """What a scrape reads of a backend; `pools.table.Backend` has it."""
+
+    @property
+    def pool(self) -> str:
+        """Name of its pool."""
+
+    @property
+    def name(self) -> str:
+        """Its name within the pool."""
+
+    @property
+    def phase(self) -> Phase:
+        """Where it is in its life."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests of this gateway on it."""
+
+    @property
+    def sample(self) -> LoadSample | None:
+        """Its last load figures."""
+
+    def stale(self, now: float) -> bool:
+        """Whether those say nothing any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """Where a scrape finds what others own. Called on the event loop."""
+
+    backends: Callable[[], Iterable[BackendReading]] = tuple
+    connections: Callable[[], Mapping[str, int]] = dict  # by side: client, backend
+    log_dropped: Callable[[], int] = int
+
+
+class Histogram:
+    """Counts by bucket for each set of labels; the last two numbers are `+Inf` and the sum."""
+
+    __slots__ = ("bounds", "cells")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.cells: dict[Labels, list[float]] = {}
+
+    def observe(self, labels: Labels, value: float) -> None:
+        """Count one value."""
+        cell = self.cells.get(labels)
+        if cell is None:
+            cell = self.cells[labels] = [0] * (len(self.bounds) + 2)
+        cell[bisect_left(self.bounds, value)] += 1
+        cell[-1] += value
+
+
+class Metrics(Collector):
+    """Every metric of one process, in its own registry. Single event loop only."""
+
+    def __init__(self, readings: Readings, clock: Clock) -> None:
+        self._readings = readings
+        self._clock = clock
+        self._values: dict[str, dict[Labels, float]] = {
+            each.name: defaultdict(int) for each in INSTRUMENTS if each.kind is not Kind.HISTOGRAM
+        }
+        self._histograms = {
+            each.name: Histogram(each.buckets)
+            for each in INSTRUMENTS
+            if each.kind is Kind.HISTOGRAM
+        }
+        # The hot path's own references: an attribute is cheaper than a look-up by name.
+        self._requests = self._values[table.REQUESTS.name]
+        self._tokens = self._values[table.TOKENS.name]
+        self._usage_source = self._values[table.USAGE_SOURCE.name]
+        self._attempts = self._values[table.ATTEMPTS.name]
+        self._duration = self._histograms[table.REQUEST_DURATION.name]
+        self._ttft = self._histograms[table.TTFT.name]
+        self._inter_token = self._histograms[table.INTER_TOKEN.name]
+        self._overhead = self._histograms[table.OVERHEAD.name]
+        self._lag = self._histograms[table.LOOP_LAG.name]
+        self._names: dict[tuple[str | None, str | None], tuple[str, str]] = {}
+        self._values[table.BUILD_INFO.name][__version__, platform.python_version()] = 1
+        for result in ("success", "failure"):
+            self._values[table.CONFIG_RELOADS.name][(result,)] = 0
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        ProcessCollector(registry=self.registry)
+
+    # --- what happened -------------------------------------------------------------------------
+
+    def settle(self, record: RequestRecord) -> None:
+        """Count one request that ended. `ended_at` and `outcome` are set."""
+        names = self._names.get((record.pool, record.model)) or self._name(record)
+        pool, model = names
+        outcome = record.outcome or Outcome.BUG
+        # `_value_` is the enum's documented plain attribute; `.value` costs five times as much.
+        endpoint = record.endpoint._value_
+        code = _CODES.get(record.status, OTHER)
+        self._requests[pool, model, endpoint, outcome._value_, code] += 1
+        if record.sent_at is not None:
+            self._time(record, names, endpoint, record.sent_at)
+        usage = record.usage
+        if usage is not None:
+            self._count_tokens(names, usage)
+        if outcome is Outcome.SHED:
+            reason = _SHED_REASONS.get(record.error_code, "backend")
+            self._values[table.SHED.name][pool, reason] += 1
+        elif outcome is Outcome.CLIENT_GONE:
+            self._values[table.CLIENT_DISCONNECTS.name][pool, _stage(record)] += 1
+        if record.client_retry:
+            self._values[table.CLIENT_RETRIES.name][(pool,)] += 1
+
+    def _time(self, record: RequestRecord, names: Labels, endpoint: str, sent_at: float) -> None:
+        ended_at = record.ended_at or sent_at
+        self._attempts[names[:1]] += record.attempts
+        self._duration.observe(names, ended_at - record.received_at)
+        if record.attempts == 1:  # later attempts include the failed ones' time, which is not ours
+            own_s = sent_at - (record.body_at or record.received_at) - record.queue_s
+            self._overhead.observe((endpoint,), max(0.0, own_s))
+        first_at = record.first_byte_at
+        if record.stream and first_at is not None:
+            self._ttft.observe(names, first_at - record.received_at)
+            usage = record.usage
+            if usage is not None and usage.completion_tokens > 1 and record.outcome is Outcome.OK:
+                gaps = usage.completion_tokens - 1
+                self._inter_token.observe(names, (ended_at - first_at) / gaps)
+
+    def _count_tokens(self, names: tuple[str, str], usage: Usage) -> None:
+        (pool, model), tokens = names, self._tokens
+        tokens[pool, model, "prompt"] += usage.prompt_tokens
+        tokens[pool, model, "completion"] += usage.completion_tokens
+        if usage.cached_tokens:
+            tokens[pool, model, "cached"] += usage.cached_tokens
+        self._usage_source[(usage.source._value_,)] += 1
+
+    def _name(self, record: RequestRecord) -> tuple[str, str]:
+        """Return the labels for a pair of names seen for the first time, within the cap."""
+        pool = record.pool or UNKNOWN
+        if len(self._names) >= MAX_NAMES:
+            return (pool, OTHER)
+        names = (pool, record.model if record.pool and record.model else UNKNOWN)
+        self._names[record.pool, record.model] = names
+        return names
+
+    def transition(self, seen: Transition) -> None:
+        """Count a change of a backend's phase."""
+        pool, _, name = seen.backend_id.rpartition("/")
+        self._values[table.TRANSITIONS.name][pool, name, seen.after.value, seen.reason] += 1
+
+    def upstream_failed(self, backend_id: str, reason: str) -> None:
+        """Count an attempt that failed by the backend's fault; `reason` is a closed word."""
+        pool, _, name = backend_id.rpartition("/")
+        self._values[table.UPSTREAM_FAILURES.name][pool, name, reason] += 1
+
+    def loop_lag(self, late_s: float) -> None:
+        """Count how late one timer ran."""
+        self._lag.observe((), late_s)
+
+    def configured(self, config_hash: str) -> None:
+        """Tell which configuration is in force from now on."""
+        info = self._values[table.CONFIG_INFO.name]
+        info.clear()
+        info[(config_hash,)] = 1
+        self._values[table.CONFIG_RELOADED.name][()] = self._clock.wall()
+
+    def reloaded(self, *, ok: bool) -> None:
+        """Count a reload that was asked for. After a success call `configured` too."""
+        self._values[table.CONFIG_RELOADS.name][("success" if ok else "failure",)] += 1
+
+    def total_requests(self) -> dict[str, int]:
+        """Return how many requests ended since the start, by outcome."""
+        totals: dict[str, int] = {}
+        for labels, count in self._requests.items():
+            totals[labels[3]] = totals.get(labels[3], 0) + int(count)
+        return totals
+
+    # --- exposition ---------------------------------------------------------------------------
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """Return the exposition and its content type, in the newest format the scraper accepts."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: names are checked by tests, and collecting is for scrapes."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every instrument of the table, in its order."""
+        self._read_gauges()
+        for each in INSTRUMENTS:
+            if each.kind is Kind.HISTOGRAM:
+                yield _histogram_family(each, self._histograms[each.name])
+            else:
+                yield _family(each, self._values[each.name])
+
+    def _read_gauges(self) -> None:
+        values = self._values
+        for each in _READ_WHEN_SCRAPED:
+            values[each.name].clear()
+        now = self._clock.now()
+        for backend in self._readings.backends():
+            labels = (backend.pool, backend.name)
+            values[table.IN_FLIGHT.name][labels] = backend.in_flight
+            for phase in Phase:
+                is_in = backend.phase is phase
+                values[table.BACKEND_PHASE.name][*labels, phase.value] = is_in
+            sample = backend.sample
+            age_s = now - sample.at if sample is not None else float("inf")
+            values[table.SCRAPE_AGE.name][labels] = age_s
+            if sample is not None and not backend.stale(now):
+                values[table.RUNNING.name][labels] = sample.running
+                values[table.WAITING.name][labels] = sample.waiting
+                if sample.kv_usage_ratio is not None:
+                    values[table.KV_USAGE.name][labels] = sample.kv_usage_ratio
+        for side, count in self._readings.connections().items():
+            values[table.OPEN_CONNECTIONS.name][(side,)] = count
+        values[table.ACCESS_LOG_DROPPED.name][()] = self._readings.log_dropped()
+
+
+_READ_WHEN_SCRAPED: Final = (
+    table.IN_FLIGHT,
+    table.BACKEND_PHASE,
+    table.SCRAPE_AGE,
+    table.RUNNING,
+    table.WAITING,
+    table.KV_USAGE,
+    table.OPEN_CONNECTIONS,
+)
+
+
+def _stage(record: RequestRecord) -> str:
+    if record.sent_at is None:
+        return "before_send"
+    return "before_first_byte" if record.first_byte_at is None else "streaming"
+
+
+def _family(each: Instrument, values: Mapping[Labels, float]) -> Metric:
+    make = CounterMetricFamily if each.kind is Kind.COUNTER else GaugeMetricFamily
+    family = make(each.name, each.help, labels=each.labels)
+    for labels, value in values.items():
+        family.add_metric(labels, value)
+    return family
+
+
+def _histogram_family(each: Instrument, histogram: Histogram) -> Metric:
+    family = HistogramMetricFamily(each.name, each.help, labels=each.labels)
+    bounds = [*map(str, each.buckets), "+Inf"]
+    for labels, cell in histogram.cells.items():
+        total = 0.0
+        buckets: list[tuple[str, float]] = []
+        for bound, count in zip(bounds, cell, strict=False):  # the cell ends with the sum
+            total += count
+            buckets.append((bound, total))
+        family.add_metric(labels, buckets, sum_value=cell[-1])
+    return family

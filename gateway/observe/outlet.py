@@ -1,0 +1,101 @@
+"""Lines on their way to standard output: a bounded queue, and the one thread that writes it.
+
+Whoever reads our output may stop reading; then the pipe is full and a write blocks, which must
+never happen to the event loop. So lines wait here; once too many do, new ones are dropped and
+counted.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections import deque
+from typing import Final
+
+MAX_LINES: Final = 20_000  # about 10 MB of access log, or a second of it at full load
+_BATCH_LINES: Final = 1000  # joined while other threads wait for the interpreter
+
+
+class Outlet:
+    """The only writer of one file descriptor, which it does not close. Whole lines, in order.
+
+    `put` and `wake` never block. The thread is a daemon: a reader that is stuck cannot keep the
+    process from ending, and `flush` waits for it only so long.
+    """
+
+    def __init__(self, fd: int = 1, *, max_lines: int = MAX_LINES) -> None:
+        self.dropped = 0
+        self._fd = fd
+        self._max_lines = max_lines
+        # An Event in the queue is set once everything before it is written; None ends the thread.
+        self._lines: deque[bytes | threading.Event | None] = deque()
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._write_all, name="log writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """How many lines are not being written yet."""
+        return len(self._lines)
+
+    def put(self, line: bytes) -> None:
+        """Take one line, its newline included; it is written at the next `wake` or `flush`."""
+        if len(self._lines) >= self._max_lines:
+            self.dropped += 1
+        else:
+            self._lines.append(line)
+
+    def wake(self) -> None:
+        """Have the lines written now."""
+        self._wake.set()
+
+    def flush(self, wait_s: float = 2.0) -> bool:
+        """Wait until what was put so far is written; False if that took too long."""
+        if not self._thread.is_alive():
+            return not self._lines
+        written = threading.Event()
+        self._lines.append(written)
+        self._wake.set()
+        return written.wait(wait_s)
+
+    def close(self, wait_s: float = 2.0) -> bool:
+        """Write what is left and end the thread; False if that took too long."""
+        self._lines.append(None)
+        self._wake.set()
+        self._thread.join(wait_s)
+        return not self._thread.is_alive()
+
+    def _write_all(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            while self._lines:
+                if not self._write_batch():
+                    return
+
+    def _write_batch(self) -> bool:
+        """Write up to the next mark; False once the end was reached."""
+        batch: list[bytes] = []
+        mark: bytes | threading.Event | None = b""
+        while self._lines and len(batch) < _BATCH_LINES:
+            mark = self._lines.popleft()
+            if not isinstance(mark, bytes):
+                break
+            batch.append(mark)
+        if batch:
+            try:
+                self._write(b"".join(batch))
+            except OSError:  # the reader is gone, or the disk is full
+                self.dropped += len(batch)
+        if isinstance(mark, threading.Event):
+            mark.set()
+        return mark is not None
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self._fd, view) :]
+            except BlockingIOError:  # somebody who shares our output made it non-blocking
+                select.select([], [self._fd], [])
