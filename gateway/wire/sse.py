@@ -17,20 +17,8 @@ from typing import Any, Final
 import msgspec
 
 from gateway.core.types import Dialect, Usage
-from gateway.wire.frames import (
-    ANY,
-    CHUNK,
-    DELTA,
-    EVENT,
-    STARTED,
-    Event,
-    Response,
-    as_usage,
-    decode,
-    is_given,
-    json_aborted,
-    json_usage,
-)
+from gateway.wire import frames
+from gateway.wire.frames import Event, as_usage, decode, is_given, json_aborted, json_usage
 from gateway.wire.replies import Fault, anthropic_type, openai_error, upstream_fault
 
 __all__ = ["HEARTBEAT", "StreamWatch", "json_aborted", "json_usage"]
@@ -210,7 +198,7 @@ class StreamWatch:
     def _judge_chunk(self, frame: bytes, payload: bytes) -> bytes:
         if payload.strip() == b"[DONE]":
             return self._end(_CUT_SHORT, done=True)
-        chunk = decode(CHUNK, payload)
+        chunk = decode(frames.CHUNK, payload)
         if chunk is None:
             return frame
         if is_given(chunk.error) or chunk.object == "error":
@@ -226,7 +214,7 @@ class StreamWatch:
         return frame
 
     def _judge_event(self, frame: bytes, payload: bytes) -> bytes:
-        event = decode(EVENT, payload)
+        event = decode(frames.EVENT, payload)
         if event is None:
             return frame
         if event.type == "error" or (not event.type and is_given(event.error)):
@@ -241,7 +229,7 @@ class StreamWatch:
         if event.type.endswith(".delta"):
             self.events += 1
         elif event.type in ("response.completed", "response.incomplete"):
-            answer = event.response or Response()
+            answer = event.response or frames.Response()
             self.usage = (as_usage(answer.usage) if answer.usage else None) or self.usage
             self._aborted = answer.status in ("cancelled", "failed")
             if self._aborted:
@@ -255,11 +243,11 @@ class StreamWatch:
         if event.type == "content_block_delta":
             self.events += 1
         elif event.type == "message_start" and is_given(event.message):
-            started = decode(STARTED, event.message)
+            started = decode(frames.STARTED, event.message)
             if started is not None and started.usage is not None:
                 self.usage = as_usage(started.usage)
         elif event.type == "message_delta":
-            delta = decode(DELTA, event.delta) if is_given(event.delta) else None
+            delta = decode(frames.DELTA, event.delta) if is_given(event.delta) else None
             self._aborted = delta is not None and delta.stop_reason is None
             if event.usage is not None:
                 self.usage = as_usage(event.usage, self.usage) or self.usage
@@ -351,4 +339,4 @@ _TERMINAL: Final = re.compile(rb"event: *response\.(?:completed|incomplete)\b")
 def _is_whole(frame: bytes) -> bool:
     """Whether a last frame, its blank line missing, is complete all the same."""
     payload = frame[frame.find(b"data:") + 5 :].strip()
-    return payload == b"[DONE]" or decode(ANY, payload) is not None
+    return payload == b"[DONE]" or decode(frames.ANY, payload) is not None
