@@ -41,6 +41,15 @@ class Loaded:
     origin: Mapping[KeyPath, Origin] = field(default_factory=dict)  # what is not here is a default
     warnings: tuple[Finding, ...] = ()
 
+    def told_in(self, path: KeyPath) -> str:
+        """Say where a setting comes from: `line 7`, `line 8, ${ADMIN_TOKEN}`, or `default`."""
+        found = self.origin.get(path)
+        if found is None:
+            # A list or mapping is written at its own place, or by the short form around it.
+            return "default"
+        reference = f", {found.reference}" if found.reference else ""
+        return f"line {found.place.line}{reference}"
+
 
 @dataclass(frozen=True, slots=True)
 class Checked:

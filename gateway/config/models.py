@@ -174,6 +174,11 @@ class PoolConfig(Section):
     backends: Annotated[
         tuple[Annotated[BackendConfig, OrText("url")], ...], BeforeValidator(_named_by_position)
     ] = Field(min_length=1, description="The vLLM servers: URLs, or mappings with url or launch.")
+    served_model: ModelName | None = setting(
+        None,
+        "The name the backends know the model by. Default: the pool's name or an alias where a"
+        " backend has it, else the only base model it serves.",
+    )
     max_context: Annotated[Tokens | None, OrWord("auto", None)] = setting(
         "auto",
         "Largest prompt plus output in tokens. auto: as the backends say; a number caps it.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
@@ -9,6 +10,7 @@ from typing import Any, Final
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
+from gateway.config.findings import KeyPath, dotted
 from gateway.config.models import Section
 from gateway.config.units import (
     Listen,
@@ -33,6 +35,27 @@ def spell(value: object, setting: FieldInfo | None = None) -> Any:
     if isinstance(value, int) and parse_size in parsers:
         return format_size(value)
     return _plain(value)
+
+
+def flat(section: Section, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str, Any]]:
+    """Yield path, dotted name and spelled value of every single setting below a section."""
+    for name, field in type(section).model_fields.items():
+        yield from _leaves(getattr(section, name), (*path, name), field)
+
+
+def _leaves(
+    value: object, path: KeyPath, field: FieldInfo | None
+) -> Iterator[tuple[KeyPath, str, Any]]:
+    if isinstance(value, Section):
+        yield from flat(value, path)
+    elif isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from _leaves(item, (*path, key), None)
+    elif isinstance(value, tuple) and any(isinstance(item, Section) for item in value):
+        for place, item in enumerate(value):
+            yield from _leaves(item, (*path, place), None)
+    else:
+        yield path, dotted(path), spell(value, field)
 
 
 def _plain(value: object) -> Any:

@@ -151,6 +151,8 @@ def check_backend_url(value: str) -> str:
         raise PydanticCustomError("bad_url", "the port in the URL is not a number") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise PydanticCustomError("bad_url", "write the backend's URL like http://10.0.0.11:8000")
+    if not parts.netloc.isascii() or any(char.isspace() for char in parts.netloc):
+        raise PydanticCustomError("bad_url", "the host must be ASCII (punycode) without spaces")
     if parts.username is not None or parts.password is not None:
         raise PydanticCustomError("bad_url", "no user or password in the URL; use api_key")
     if parts.path not in ("", "/") or parts.query or parts.fragment:
