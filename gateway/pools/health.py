@@ -78,6 +78,9 @@ class Order(Enum):
     STOP = "stop"  # out for good
 
 
+_HELD: Final = {Order.CORDON: Phase.CORDONED, Order.DRAIN: Phase.DRAINING, Order.RESUME: None}
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """The thresholds. Times are seconds."""
@@ -151,19 +154,11 @@ def obey(state: HealthState, order: Order, at: float, policy: Policy) -> HealthS
     """Return the state after an order; one that changes nothing returns the state as it is."""
     if state.phase is Phase.STOPPED:
         return state
-    match order:
-        case Order.STOP:
-            return replace(
-                state, phase=Phase.STOPPED, since=at, reason="removed", detail="taken out for good"
-            )
-        case Order.CORDON:
-            return _judged(replace(state, held=Phase.CORDONED), at, policy)
-        case Order.DRAIN:
-            return _judged(replace(state, held=Phase.DRAINING), at, policy)
-        case Order.RESUME:
-            return _judged(replace(state, held=None), at, policy)
-        case _:
-            assert_never(order)
+    if order is Order.STOP:
+        return replace(
+            state, phase=Phase.STOPPED, since=at, reason="removed", detail="taken out for good"
+        )
+    return _judged(replace(state, held=_HELD[order]), at, policy)
 
 
 # --- what each observation teaches ----------------------------------------------------------------

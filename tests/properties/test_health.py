@@ -1,0 +1,138 @@
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.types import (
+    LoadSample,
+    ModelsSeen,
+    Phase,
+    ProbeFailed,
+    ProbePassed,
+    Scraped,
+    ScrapeFailed,
+    ServedModel,
+    TrafficFailed,
+    TrafficOk,
+)
+from gateway.pools.health import ALLOWED, HealthState, Order, Policy, advance, obey
+
+POLICY = Policy()
+MODELS = (ServedModel("m", None, 4096),)
+BY_OBSERVATION = frozenset({Phase.READY, Phase.DEGRADED, Phase.DOWN})
+
+failures = st.sampled_from(["connect", "stream", "timeout", "broke", "stale", "http_500"])
+samples = st.builds(
+    LoadSample,
+    at=st.just(0.0),
+    running=st.integers(0, 3),
+    waiting=st.integers(0, 3),
+    kv_usage_ratio=st.none() | st.floats(0, 1),
+    progress=st.integers(0, 3).map(float),
+    asleep=st.booleans(),
+)
+makers = st.one_of(
+    st.just(ProbePassed),
+    st.just(lambda at: ProbeFailed(at, "refused")),
+    st.just(lambda at: ScrapeFailed(at, "timeout")),
+    st.just(lambda at: ModelsSeen(at, MODELS)),
+    st.just(TrafficOk),
+    failures.map(lambda reason: lambda at: TrafficFailed(at, reason)),
+    samples.map(lambda sample: lambda at: Scraped(replace(sample, at=at))),
+)
+orders = st.sampled_from(Order)
+# Each step waits a while, then something is seen or ordered. Repeats make thresholds reachable.
+steps = st.lists(st.tuples(st.floats(0, 20), st.integers(1, 6), makers | orders), max_size=40)
+
+
+def walk(steps, state, at=0.0):
+    """Yield (before, what happened, after) for each step."""
+    for pause, times, what in steps:
+        for _ in range(times):
+            at += pause
+            before = state
+            if isinstance(what, Order):
+                state = obey(state, what, at, POLICY)
+            else:
+                state = advance(state, what(at), POLICY)
+            yield before, what, state, at
+
+
+def end_of(steps):
+    """Return the state that the steps lead to, and when."""
+    new = HealthState(since=0.0)
+    return next(((state, at) for _, _, state, at in reversed([*walk(steps, new)])), (new, 0.0))
+
+
+@given(steps)
+def test_no_forbidden_transition_ever_happens(steps):
+    for before, what, after, at in walk(steps, HealthState(since=0.0)):
+        if after.phase is not before.phase:
+            assert after.phase in ALLOWED[before.phase]
+            assert after.since == at
+            if not isinstance(what, Order):
+                assert after.phase in BY_OBSERVATION
+                assert before.phase in BY_OBSERVATION | {Phase.STARTING}
+        else:
+            assert after.since == before.since
+
+
+@given(steps)
+def test_from_every_state_but_stopped_there_is_a_way_back_to_ready(steps):
+    state, at = end_of(steps)
+    if state.phase is Phase.STOPPED:
+        return
+    state = obey(state, Order.RESUME, at, POLICY)
+    good = [
+        *(ProbePassed(at + 1), ModelsSeen(at + 1, MODELS), ProbePassed(at + 2)),
+        *(TrafficOk(at + 3), Scraped(LoadSample(at + 3, 0, 0, 0.0))),
+    ]
+    for observation in good:
+        state = advance(state, observation, POLICY)
+    assert state.phase is Phase.READY
+
+
+@given(steps)
+def test_time_alone_with_passing_probes_and_metrics_heals_what_traffic_did(steps):
+    """No request may be needed to get back into service: none is sent to one that is out of it."""
+    state, at = end_of(steps)
+    if state.phase is Phase.STOPPED:
+        return
+    state = obey(state, Order.RESUME, at, POLICY)
+    for second in range(1, 40):
+        state = advance(state, ModelsSeen(at + second, MODELS), POLICY)
+        state = advance(state, ProbePassed(at + second), POLICY)
+        state = advance(state, Scraped(LoadSample(at + second, 0, 0, 0.0)), POLICY)
+    assert state.phase is Phase.READY
+
+
+@given(steps, st.integers(0, 10**6), st.integers(0, 10**6), st.none() | st.floats(0, 1))
+def test_how_full_a_backend_is_never_changes_its_phase(steps, running, waiting, usage):
+    """The same history with other loads in its scrapes goes through the same phases."""
+
+    def loaded(what):
+        def make(at):
+            observation = what(at)
+            if not isinstance(observation, Scraped):
+                return observation
+            sample = observation.sample
+            busy = running + 1 if sample.running else 0
+            return Scraped(replace(sample, running=busy, waiting=waiting, kv_usage_ratio=usage))
+
+        return what if isinstance(what, Order) else make
+
+    plain = [after.phase for _, _, after, _ in walk(steps, HealthState(since=0.0))]
+    other = [(pause, times, loaded(what)) for pause, times, what in steps]
+    assert plain == [after.phase for _, _, after, _ in walk(other, HealthState(since=0.0))]
+
+
+@given(steps)
+def test_no_count_of_failures_moves_a_backend_that_never_started(steps):
+    only_failures = [
+        (pause, times, what)
+        for pause, times, what in steps
+        if not isinstance(what, Order)
+        and isinstance(what(0.0), ProbeFailed | TrafficFailed | ScrapeFailed)
+    ]
+    for _, _, state, _ in walk(only_failures, HealthState(since=0.0)):
+        assert state.phase is Phase.STARTING

@@ -1,0 +1,258 @@
+from dataclasses import replace
+
+import pytest
+
+from gateway.core.types import (
+    LoadSample,
+    ModelsSeen,
+    Phase,
+    ProbeFailed,
+    ProbePassed,
+    Scraped,
+    ScrapeFailed,
+    ServedModel,
+    TrafficFailed,
+    TrafficOk,
+)
+from gateway.pools.health import ALLOWED, HealthState, Order, Policy, advance, obey
+
+POLICY = Policy()
+MODELS = (ServedModel("m", None, 4096),)
+
+
+def after(state, *observations):
+    for observation in observations:
+        state = advance(state, observation, POLICY)
+    return state
+
+
+def models(at=0.0):
+    return ModelsSeen(at, MODELS)
+
+
+def scraped(at, *, running=0, progress=0.0, **more):
+    return Scraped(LoadSample(at, running, 0, 0.1, progress=progress, **more))
+
+
+def failing(count, reason, at=1.0):
+    return [TrafficFailed(at, reason)] * count
+
+
+NEW = HealthState(since=0.0)
+READY = after(NEW, models(), ProbePassed(0.0))
+DOWN = after(READY, *[ProbeFailed(1.0, "refused")] * 3)
+
+
+def test_a_new_backend_is_ready_after_one_probe_once_its_models_are_known():
+    assert after(NEW, ProbePassed(1.0)).phase is Phase.STARTING
+    assert after(NEW, models(1.0)).phase is Phase.STARTING
+    assert after(NEW, ProbePassed(1.0), models(1.0)).phase is Phase.READY
+    assert after(NEW, models(1.0), ProbePassed(1.0)).phase is Phase.READY
+
+
+@pytest.mark.parametrize("reason", ["refused", "timeout", "http_503", "models_http_401"])
+def test_a_backend_that_never_started_stays_starting_and_says_why(reason):
+    state = after(NEW, *[ProbeFailed(float(at), reason) for at in range(1000)])
+
+    assert state.phase is Phase.STARTING
+    assert state.reason == reason
+    assert reason in state.detail
+    assert state.since == 0.0
+
+
+def test_three_failed_probes_in_a_row_bring_it_down():
+    state = after(READY, ProbeFailed(1.0, "timeout"), ProbeFailed(2.0, "timeout"))
+    assert state.phase is Phase.READY
+    state = after(state, ProbeFailed(3.0, "refused"))
+    assert (state.phase, state.reason, state.since) == (Phase.DOWN, "refused", 3.0)
+
+
+def test_a_passed_probe_starts_the_count_of_failures_anew():
+    one_bad = (ProbeFailed(1.0, "timeout"), ProbeFailed(1.0, "timeout"), ProbePassed(1.0))
+    assert after(READY, *one_bad * 50).phase is Phase.READY
+
+
+def test_it_comes_back_after_two_passes_with_its_models_read_anew():
+    assert after(DOWN, ProbePassed(2.0), ProbePassed(2.5), ProbePassed(3.0)).phase is Phase.DOWN
+    assert after(DOWN, models(2.0), ProbePassed(2.0)).phase is Phase.DOWN
+    state = after(DOWN, models(2.0), ProbePassed(2.0), ProbePassed(2.5))
+    assert (state.phase, state.since) == (Phase.READY, 2.5)
+
+
+def test_a_failure_between_two_passes_keeps_it_down():
+    state = after(
+        DOWN,
+        models(2.0),
+        ProbePassed(2.0),
+        ProbeFailed(2.5, "reset"),
+        models(3.0),
+        ProbePassed(3.0),
+    )
+    assert (state.phase, state.reason) == (Phase.DOWN, "reset")
+
+
+def test_a_burst_of_refused_connects_brings_it_down_before_the_probes_do():
+    assert after(READY, *failing(4, "connect")).phase is Phase.READY
+    state = after(READY, *failing(5, "connect"))
+    assert (state.phase, state.reason) == (Phase.DOWN, "connect")
+    assert "5 requests" in state.detail
+
+
+def test_failed_streams_in_a_row_degrade_it_and_one_success_brings_it_back():
+    assert after(READY, *failing(4, "stream")).phase is Phase.READY
+    state = after(READY, *failing(5, "stream"))
+    assert (state.phase, state.reason) == (Phase.DEGRADED, "traffic")
+    assert "stream" in state.detail
+    assert after(state, TrafficOk(2.0)).phase is Phase.READY
+
+
+def test_a_success_between_failures_counts():
+    assert after(READY, *[*failing(4, "stream"), TrafficOk(1.0)] * 20).phase is Phase.READY
+
+
+def test_failures_of_other_kinds_between_refused_connects_do_not_bring_it_down():
+    state = after(READY, *[*failing(4, "connect"), *failing(1, "timeout")] * 3)
+    assert state.phase is Phase.DEGRADED
+
+
+def test_a_stale_idle_connection_is_nobodys_fault():
+    assert after(READY, *failing(100, "stale")) == READY
+
+
+def test_degraded_by_traffic_is_tried_again_after_a_while_and_then_falls_at_once():
+    state = after(READY, *failing(5, "stream", at=10.0))
+    assert after(state, ProbePassed(39.0)).phase is Phase.DEGRADED
+    retried = after(state, ProbePassed(40.0))
+    assert retried.phase is Phase.READY
+    assert after(retried, *failing(1, "stream", at=41.0)).phase is Phase.DEGRADED
+    assert after(retried, TrafficOk(41.0), *failing(1, "stream", at=42.0)).phase is Phase.READY
+
+
+def test_what_failed_before_it_went_down_is_not_held_against_the_restarted_one():
+    state = after(READY, *failing(7, "stream"), *[ProbeFailed(2.0, "refused")] * 3)
+    state = after(state, *failing(9, "broke"), models(3.0), ProbePassed(3.0), ProbePassed(3.5))
+    assert state.phase is Phase.READY
+    assert state.traffic_failures == 0
+
+
+def test_work_without_progress_brings_it_down_though_probes_pass():
+    state = after(READY, scraped(100.0, running=3, progress=50.0))
+    for at in range(101, 130):
+        state = after(state, ProbePassed(at), scraped(at, running=3, progress=50.0))
+        assert state.phase is Phase.READY
+    state = after(state, ProbePassed(130.0), scraped(130.0, running=3, progress=50.0))
+    assert (state.phase, state.reason) == (Phase.DOWN, "no_progress")
+    assert "30 s" in state.detail
+    assert after(state, ProbePassed(131.0)).phase is Phase.DOWN
+
+
+FROZEN = after(READY, scraped(0.0, running=1, progress=5.0), scraped(60.0, running=1, progress=5.0))
+
+
+@pytest.mark.parametrize(
+    "sign_of_life",
+    [
+        scraped(61.0, running=1, progress=6.0),
+        scraped(61.0, running=0, progress=5.0),
+        scraped(61.0, running=1, progress=0.0),
+    ],
+    ids=["progress", "nothing runs any more", "counters of a new process"],
+)
+def test_a_frozen_engine_that_moves_again_is_ready(sign_of_life):
+    assert FROZEN.phase is Phase.DOWN
+    assert after(FROZEN, sign_of_life).phase is Phase.READY
+
+
+def test_an_idle_engine_makes_no_progress_and_is_well():
+    state = after(READY, *[scraped(float(at), progress=7.0) for at in range(0, 600)])
+    assert state.phase is Phase.READY
+    state = after(state, scraped(600.0, running=1, progress=7.0))
+    assert state.phase is Phase.READY
+
+
+def test_a_gap_in_the_metrics_is_not_taken_for_a_standstill():
+    state = after(READY, scraped(0.0, progress=7.0), scraped(120.0, running=1, progress=7.0))
+    assert state.phase is Phase.READY
+
+
+def test_a_server_that_died_frozen_comes_back_without_its_past():
+    state = after(FROZEN, *[ProbeFailed(62.0, "refused")] * 3)
+    assert state.reason == "refused"
+    assert after(state, models(90.0), ProbePassed(90.0), ProbePassed(91.0)).phase is Phase.READY
+
+
+def test_an_engine_asleep_is_down_until_it_wakes():
+    state = after(READY, scraped(1.0, asleep=True))
+    assert (state.phase, state.reason) == (Phase.DOWN, "asleep")
+    assert after(state, ProbePassed(2.0), ProbePassed(3.0)).phase is Phase.DOWN
+    assert after(state, scraped(4.0)).phase is Phase.READY
+
+
+def test_an_engine_found_asleep_at_the_start_is_never_ready():
+    state = after(NEW, scraped(0.5, asleep=True), models(1.0), ProbePassed(1.0))
+    assert (state.phase, state.reason) == (Phase.DOWN, "asleep")
+
+
+def test_a_full_backend_is_busy_not_sick():
+    full = LoadSample(1.0, 500, 5000, 1.0, progress=1.0, preemptions=1e6)
+    state = after(READY, *[Scraped(replace(full, at=float(at), progress=at)) for at in range(100)])
+    assert state.phase is Phase.READY
+
+
+@pytest.mark.parametrize("seen", [ProbePassed(11.1), ScrapeFailed(11.1, "timeout")])
+def test_lost_metrics_degrade_it_until_they_are_back(seen):
+    state = after(READY, scraped(1.0))
+    assert after(state, ProbePassed(10.9), ScrapeFailed(10.9, "timeout")).phase is Phase.READY
+    state = after(state, seen)
+    assert (state.phase, state.reason) == (Phase.DEGRADED, "metrics_stale")
+    assert after(state, scraped(12.0)).phase is Phase.READY
+
+
+def test_a_backend_without_metrics_is_judged_by_its_probes():
+    seen = [ScrapeFailed(float(at), "garbage") for at in range(100)]
+    assert after(READY, *seen, ProbePassed(100.0)).phase is Phase.READY
+
+
+def test_probes_that_disagree_are_worth_looking_at_more_often():
+    assert READY.settled
+    assert not NEW.settled
+    assert not DOWN.settled
+    assert not after(READY, ProbeFailed(1.0, "timeout")).settled
+
+
+@pytest.mark.parametrize(
+    ("order", "phase"), [(Order.CORDON, Phase.CORDONED), (Order.DRAIN, Phase.DRAINING)]
+)
+def test_only_a_resume_undoes_an_order_and_it_leads_to_what_is_true_by_then(order, phase):
+    held = obey(READY, order, 1.0, POLICY)
+    assert (held.phase, held.since) == (phase, 1.0)
+    seen = after(held, ProbePassed(2.0), models(2.0), scraped(2.0), TrafficOk(2.0))
+    assert seen.phase is phase
+    assert obey(seen, Order.RESUME, 3.0, POLICY).phase is Phase.READY
+    down = after(held, *[ProbeFailed(2.0, "refused")] * 3)
+    assert down.phase is phase
+    assert obey(down, Order.RESUME, 3.0, POLICY).phase is Phase.DOWN
+    never = obey(NEW, order, 1.0, POLICY)
+    assert obey(never, Order.RESUME, 2.0, POLICY).phase is Phase.STARTING
+
+
+def test_an_order_given_twice_changes_nothing():
+    for order in Order:
+        once = obey(READY, order, 1.0, POLICY)
+        assert obey(once, order, 2.0, POLICY) == once
+
+
+def test_stopped_is_final():
+    stopped = obey(READY, Order.STOP, 1.0, POLICY)
+    assert stopped.phase is Phase.STOPPED
+    assert after(stopped, models(2.0), ProbePassed(2.0), ProbePassed(3.0)) == stopped
+    for order in Order:
+        assert obey(stopped, order, 2.0, POLICY) == stopped
+
+
+def test_the_table_of_transitions_covers_every_phase_and_forbids_what_it_should():
+    assert set(ALLOWED) == set(Phase)
+    assert ALLOWED[Phase.STOPPED] == frozenset()
+    for phase in (Phase.READY, Phase.DEGRADED, Phase.DOWN):
+        assert Phase.STARTING not in ALLOWED[phase]
+    assert all(phase not in ALLOWED[phase] for phase in Phase)

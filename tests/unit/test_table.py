@@ -1,0 +1,432 @@
+import pytest
+
+from gateway.config.models import Config
+from gateway.core.types import (
+    Endpoint,
+    LoadSample,
+    ModelsSeen,
+    Phase,
+    ProbeFailed,
+    ProbePassed,
+    Route,
+    Scraped,
+    ScrapeFailed,
+    ServedModel,
+    TrafficFailed,
+    Transition,
+)
+from gateway.pools.health import Order
+from gateway.pools.table import Backend, PoolTable
+
+ONE, TWO = "http://127.0.0.1:8001", "http://127.0.0.1:8002"
+BASE = ServedModel("m", None, 4096)
+LORA = ServedModel("lora-a", "m", None)
+
+
+class HeldClock:
+    def __init__(self):
+        self.at = 100.0
+
+    def now(self):
+        return self.at
+
+    def wall(self):
+        return self.at
+
+
+def pools(**named):
+    """Return pools from their settings; a list stands for the backends alone."""
+    settings = {
+        name: {"backends": value} if isinstance(value, list) else value
+        for name, value in named.items()
+    }
+    return Config.model_validate({"pools": settings}).pools
+
+
+@pytest.fixture
+def clock():
+    return HeldClock()
+
+
+@pytest.fixture
+def table(clock):
+    table = PoolTable(clock)
+    table.apply(pools(m=[ONE, TWO]))
+    return table
+
+
+def health(**more):
+    return Config.model_validate({"pools": {"m": {"backends": [ONE]}}, "health": more}).health
+
+
+def make_ready(table, backend_id="m/b1", models=(BASE,), endpoints=None, at=100.0):
+    table.observe(backend_id, ModelsSeen(at, models, endpoints, "0.32.0"))
+    table.observe(backend_id, ProbePassed(at))
+    return table.get(backend_id)
+
+
+def scrape(table, at=100.0, backend_id="m/b1", *, running=0, waiting=0, kv=0.1):
+    table.observe(backend_id, Scraped(LoadSample(at, running, waiting, kv)))
+
+
+# --- what a backend is ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port", "tls", "header"),
+    [
+        ("http://10.0.0.1:8000", "10.0.0.1", 8000, False, b"10.0.0.1:8000"),
+        ("http://vllm.internal", "vllm.internal", 80, False, b"vllm.internal"),
+        ("https://vllm.internal", "vllm.internal", 443, True, b"vllm.internal"),
+        ("http://[::1]:8000", "::1", 8000, False, b"[::1]:8000"),
+    ],
+)
+def test_a_backend_knows_where_to_connect(url, host, port, tls, header):
+    backend = Backend("m", "b1", url)
+    assert (backend.host, backend.port, backend.tls, backend.host_header) == (
+        host,
+        port,
+        tls,
+        header,
+    )
+    assert backend.id == "m/b1"
+
+
+def test_a_backend_never_shows_its_key():
+    assert "sesame" not in repr(Backend("m", "b1", ONE, "sesame"))
+
+
+def test_a_new_backend_is_starting_and_its_key_is_plain_for_the_request(clock):
+    table = PoolTable(clock)
+    table.apply(pools(m=[{"url": ONE, "api_key": "sesame"}]))
+    backend = table.get("m/b1")
+    assert (backend.phase, backend.reason, backend.since) == (Phase.STARTING, "new", 100.0)
+    assert backend.api_key == "sesame"
+
+
+# --- load and saturation --------------------------------------------------------------------------
+
+
+def test_load_is_what_the_scrape_showed_plus_what_was_sent_since(table):
+    backend = table.get("m/b1")
+    before = table.take("m/b1", 100.0)
+    scrape(table, 101.0, running=7, waiting=2)
+    assert backend.load(101.0) == 9
+    after = table.take("m/b1", 101.5)
+    assert table.load(backend, 101.5) == 10
+    before.release()
+    assert (backend.load(101.6), backend.in_flight) == (10, 1)
+    after.release()
+    assert (backend.load(101.7), backend.in_flight) == (9, 0)
+
+
+def test_unknown_load_is_our_own_in_flight_and_never_looks_free(table):
+    backend = table.get("m/b1")
+    assert backend.stale(100.0)
+    assert backend.load(100.0) > 0
+    table.take("m/b1", 100.0)
+    one = backend.load(100.0)
+    table.take("m/b1", 100.0)
+    assert backend.load(100.0) == one + 1
+
+
+def test_a_scrape_older_than_three_seconds_tells_nothing_of_the_load(table):
+    backend = table.get("m/b1")
+    scrape(table, 100.0, running=50)
+    assert backend.load(103.0) == 50
+    assert not backend.stale(103.0)
+    assert backend.load(103.1) < 50
+    assert backend.stale(103.1)
+
+
+def test_a_failed_scrape_does_not_forget_the_sample(table):
+    scrape(table, 100.0, running=50)
+    table.observe("m/b1", ScrapeFailed(101.0, "timeout"))
+    assert table.get("m/b1").load(101.0) == 50
+
+
+def test_the_kv_cache_closes_at_the_high_mark_and_opens_below_the_low_one(table):
+    backend = table.get("m/b1")
+    verdicts = []
+    for usage in (0.5, 0.89, 0.90, 0.85, 0.80, 0.79, 0.89):
+        scrape(table, kv=usage)
+        verdicts.append(backend.saturated(100.0))
+    assert verdicts == [False, False, True, True, True, False, False]
+
+
+def test_a_stale_kv_usage_saturates_nothing(table):
+    scrape(table, 100.0, kv=0.99)
+    backend = table.get("m/b1")
+    assert backend.saturated(103.0)
+    assert not backend.saturated(103.1)
+
+
+def test_a_configured_limit_saturates_by_itself(clock):
+    table = PoolTable(clock)
+    table.apply(pools(m=[{"url": ONE, "max_in_flight": 2}]))
+    backend = table.get("m/b1")
+    first = table.take("m/b1", 100.0)
+    assert not backend.saturated(100.0)
+    table.take("m/b1", 100.0)
+    assert backend.saturated(100.0)
+    first.release()
+    assert not backend.saturated(100.0)
+
+
+def test_a_saturated_backend_stays_ready(table):
+    backend = make_ready(table)
+    scrape(table, running=1000, waiting=1000, kv=1.0)
+    assert backend.phase is Phase.READY
+
+
+def test_releasing_twice_counts_once(table):
+    slot, _ = table.take("m/b1", 100.0), table.take("m/b1", 100.0)
+    slot.release()
+    slot.release()
+    assert table.get("m/b1").in_flight == 1
+
+
+def test_a_slot_on_an_unknown_backend_is_an_error(table):
+    with pytest.raises(KeyError):
+        table.take("m/b9", 100.0)
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+
+def test_the_model_list_tells_window_adapters_endpoints_and_version(table):
+    wide = ServedModel("m-again", None, 8192)
+    backend = make_ready(table, models=(BASE, wide, LORA), endpoints=frozenset({Endpoint.CHAT}))
+    assert backend.window_tokens == 4096
+    assert backend.adapters == ("lora-a",)
+    assert backend.endpoints == {Endpoint.CHAT}
+    assert backend.version == "0.32.0"
+    assert backend.base_model == "m"
+
+
+@pytest.mark.parametrize(
+    ("settings", "listed", "expected"),
+    [
+        ({}, ["m", "x"], "m"),
+        ({"aliases": ["gpt-4o"]}, ["x", "gpt-4o"], "gpt-4o"),
+        ({}, ["Qwen/Qwen3-8B"], "Qwen/Qwen3-8B"),
+        ({}, ["x", "y"], None),
+        ({"served_model": "x"}, ["m", "x"], "x"),
+        ({"served_model": "z"}, ["x"], None),
+    ],
+    ids=["pool name", "alias", "the only one", "ambiguous", "configured", "configured, missing"],
+)
+def test_which_model_of_the_backend_is_the_pools(clock, settings, listed, expected):
+    table = PoolTable(clock)
+    table.apply(pools(m={"backends": [ONE], **settings}))
+    backend = make_ready(table, models=tuple(ServedModel(name, None, 10) for name in listed))
+    assert backend.base_model == expected
+
+
+def test_the_name_sent_is_the_adapters_or_what_the_backend_calls_the_model(table):
+    backend = make_ready(table, models=(ServedModel("org/base", None, 10), LORA))
+    assert backend.served_name(Route("m", "m", "m")) == "org/base"
+    assert backend.served_name(Route("lora-a", "m", "lora-a", adapter="lora-a")) == "lora-a"
+
+
+def test_a_vanished_model_unroutes_that_name_only(table):
+    backend = make_ready(table, models=(BASE, LORA))
+    epoch = table.epoch
+    table.observe("m/b1", ModelsSeen(101.0, (BASE,)))
+    assert backend.phase is Phase.READY
+    assert (backend.adapters, backend.base_model) == ((), "m")
+    assert table.epoch > epoch
+    table.observe("m/b1", ModelsSeen(102.0, (LORA,)))
+    assert (backend.adapters, backend.base_model) == (("lora-a",), None)
+    assert backend.phase is Phase.READY
+
+
+def test_the_epoch_stands_still_while_nothing_changes(table):
+    make_ready(table, models=(BASE, LORA))
+    epoch = table.epoch
+    make_ready(table, models=(BASE, LORA))
+    scrape(table)
+    table.observe("m/b1", TrafficFailed(100.0, "stream"))
+    assert table.epoch == epoch
+
+
+@pytest.mark.parametrize(
+    "models", [(BASE, LORA), (ServedModel("m", None, 2048),), (ServedModel("other", None, 4096),)]
+)
+def test_the_epoch_grows_with_adapters_windows_and_names(table, models):
+    make_ready(table)
+    epoch = table.epoch
+    table.observe("m/b1", ModelsSeen(101.0, models))
+    assert table.epoch > epoch
+
+
+def test_configured_endpoints_win_over_what_the_backend_tells(clock):
+    table = PoolTable(clock)
+    backend = {"url": TWO, "endpoints": ["embeddings"]}
+    table.apply(pools(m={"backends": [ONE, backend], "endpoints": ["chat"]}))
+    told = frozenset({Endpoint.COMPLETIONS})
+    assert make_ready(table, "m/b1", endpoints=told).endpoints == {Endpoint.CHAT}
+    assert make_ready(table, "m/b2", endpoints=told).endpoints == {Endpoint.EMBEDDINGS}
+    table.apply(pools(m={"backends": [ONE, backend]}))
+    assert table.get("m/b1").endpoints is None
+    assert make_ready(table, "m/b1", endpoints=told).endpoints == told
+
+
+# --- health ---------------------------------------------------------------------------------------
+
+
+def test_a_change_of_phase_is_told_recorded_and_returned(table):
+    told = []
+    table.on_transition.append(told.append)
+    table.observe("m/b1", ModelsSeen(101.0, (BASE,)))
+    transition = table.observe("m/b1", ProbePassed(101.5))
+    assert isinstance(transition, Transition)
+    assert (transition.backend_id, transition.before, transition.after, transition.at) == (
+        "m/b1",
+        Phase.STARTING,
+        Phase.READY,
+        101.5,
+    )
+    assert told == [transition] == list(table.transitions)
+    backend = table.get("m/b1")
+    assert (backend.phase, backend.since, backend.reason) == (Phase.READY, 101.5, "healthy")
+
+
+def test_the_reason_is_kept_up_to_date_within_a_phase(table):
+    table.observe("m/b1", ProbeFailed(100.0, "refused"))
+    table.observe("m/b1", ProbeFailed(101.0, "http_503"))
+    assert table.get("m/b1").reason == "http_503"
+    assert not table.transitions
+
+
+def test_the_ring_of_transitions_is_bounded(table):
+    for _ in range(600):
+        table.order("m/b1", Order.CORDON)
+        table.order("m/b1", Order.RESUME)
+    assert len(table.transitions) == 1000
+
+
+def test_failed_requests_are_counted_where_the_handler_looks(table):
+    backend = make_ready(table)
+    for _ in range(5):
+        table.observe("m/b1", TrafficFailed(101.0, "stream"))
+    assert (backend.traffic_failures, backend.phase) == (5, Phase.DEGRADED)
+    assert table.serving() == (1, 2)
+
+
+def test_an_observation_of_a_backend_that_left_is_dropped(table):
+    table.apply(pools(m=[TWO]))
+    assert table.observe("m/b2", ProbePassed(101.0)) is None
+
+
+def test_orders_are_carried_out_and_repeats_change_nothing(table):
+    make_ready(table)
+    assert table.order("m/b1", Order.CORDON).after is Phase.CORDONED
+    assert table.order("m/b1", Order.CORDON) is None
+    assert table.serving() == (0, 2)
+    assert table.order("m/b1", Order.RESUME).after is Phase.READY
+
+
+def test_the_health_settings_decide_the_thresholds(clock):
+    table = PoolTable(clock)
+    table.apply(pools(m=[ONE]), health(fall=1, rise=1, progress="5s", scrape_stale="1s"))
+    backend = make_ready(table)
+    table.observe("m/b1", ProbeFailed(101.0, "timeout"))
+    assert backend.phase is Phase.DOWN
+    assert make_ready(table).phase is Phase.READY
+    scrape(table, 110.0, running=1)
+    scrape(table, 115.0, running=1)
+    assert backend.reason == "no_progress"
+    assert backend.stale(116.5)
+
+
+# --- membership -----------------------------------------------------------------------------------
+
+
+def test_a_reload_keeps_what_did_not_change(table):
+    backend = make_ready(table)
+    slot = table.take("m/b1", 100.0)
+    table.apply(pools(m=[ONE, TWO], other=["http://127.0.0.1:8003"]))
+    assert table.get("m/b1") is backend
+    assert (backend.phase, backend.in_flight) == (Phase.READY, 1)
+    assert table.ids() == {"m/b1", "m/b2", "other/b1"}
+    assert [each.id for each in table] == ["m/b1", "m/b2", "other/b1"]
+    assert set(table.pools()) == {"m", "other"}
+    slot.release()
+    assert backend.in_flight == 0
+
+
+def test_a_reload_changes_limits_in_place(table):
+    backend = make_ready(table)
+    changed = {"backends": [{"url": ONE, "max_in_flight": 1}, TWO]}
+    table.apply(pools(m={**changed, "kv": {"stop_admitting": 0.5, "resume": 0.4}}))
+    scrape(table, kv=0.6)
+    assert table.get("m/b1") is backend
+    assert backend.limit == 1
+    assert backend.saturated(100.0)
+
+
+@pytest.mark.parametrize("changed", [{"url": TWO}, {"url": ONE, "api_key": "new"}])
+def test_another_address_or_key_is_another_backend(clock, changed):
+    table = PoolTable(clock)
+    table.apply(pools(m=[ONE]))
+    old = make_ready(table)
+    table.apply(pools(m=[changed]))
+    assert old.phase is Phase.STOPPED
+    assert table.get("m/b1").phase is Phase.STARTING
+
+
+def test_a_removed_backend_with_requests_drains_and_then_stops(table):
+    backend = make_ready(table)
+    slots = [table.take("m/b1", 100.0) for _ in range(2)]
+    table.apply(pools(m=[{"name": "b2", "url": TWO}]))
+    assert backend.phase is Phase.DRAINING
+    assert list(table.leaving()) == [backend]
+    assert table.get("m/b1") is None
+    assert [each.id for each in table.backends("m")] == ["m/b2"]
+    slots[0].release()
+    assert backend.phase is Phase.DRAINING
+    slots[1].release()
+    assert (backend.phase, backend.in_flight) == (Phase.STOPPED, 0)
+    assert not table.leaving()
+
+
+def test_a_removed_pool_leaves_nothing(table):
+    table.apply(pools(other=[ONE]))
+    assert table.backends("m") == ()
+    assert not table.leaving()
+    assert {each.after for each in table.transitions} == {Phase.STOPPED}
+
+
+def test_slots_of_a_replaced_backend_never_touch_its_successor(table):
+    old = make_ready(table)
+    slot = table.take("m/b1", 100.0)
+    table.apply(pools(m=["http://127.0.0.1:9999", TWO]))
+    new = table.get("m/b1")
+    table.take("m/b1", 100.0)
+    slot.release()
+    assert (old.in_flight, old.phase, new.in_flight) == (0, Phase.STOPPED, 1)
+
+
+def test_listeners_hear_of_members_and_of_capacity(table):
+    members, capacity = [], []
+    table.on_members.append(lambda: members.append(1))
+    table.on_capacity.append(capacity.append)
+    slot = table.take("m/b1", 100.0)
+    assert not capacity
+    slot.release()
+    assert capacity == ["m"]
+    scrape(table)
+    assert capacity == ["m", "m"]
+    make_ready(table)
+    assert capacity == ["m"] * 4
+    epoch = table.epoch
+    table.apply(pools(m=[ONE, TWO]))
+    assert members == [1]
+    assert table.epoch > epoch
+
+
+def test_unknown_load_weighs_more_than_an_idle_backend_that_shows_its_load(table):
+    scrape(table)
+    assert table.get("m/b1").load(100.0) == 0
+    assert table.get("m/b2").load(100.0) > 0
