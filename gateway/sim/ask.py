@@ -1,0 +1,277 @@
+"""What a request asks of the engine: bodies of the four generating endpoints, checked as vLLM does.
+
+A prompt may steer its own reply: `[[sim:tokens=5;itl=20ms;ttft=50ms]]` sets how many tokens the
+reply has (as if the model had stopped there) and how fast it comes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gateway.sim.config import SimConfig
+from gateway.sim.errors import SimError, bad_value, invalid, missing, unknown_model
+from gateway.sim.text import BEGIN, render_chat, tokenize
+
+CHAT: Final = "/v1/chat/completions"
+COMPLETIONS: Final = "/v1/completions"
+RESPONSES: Final = "/v1/responses"
+MESSAGES: Final = "/v1/messages"
+COUNT_TOKENS: Final = "/v1/messages/count_tokens"
+
+_CONTROL: Final = re.compile(r"\[\[sim:([^\]]*)\]\]")
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s)")
+_BYTES_PER_TOKEN_MAX: Final = 12  # the longest token of a vocabulary, in characters: 24576 / 2048
+_LIMIT_FIELDS: Final = {
+    CHAT: ("max_completion_tokens", "max_tokens"),
+    COMPLETIONS: ("max_tokens",),
+    RESPONSES: ("max_output_tokens",),
+    MESSAGES: ("max_tokens",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What a prompt says about its own reply."""
+
+    tokens: int | None = None
+    itl_s: float | None = None
+    ttft_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One checked request. `prompts` are token ids; every prompt gets `n` replies."""
+
+    path: str
+    model: str  # as the client wrote it; echoed
+    adapter: str | None
+    prompts: tuple[tuple[int, ...], ...]
+    text: str  # all prompt text, for triggers
+    max_tokens: int
+    stated_max_tokens: int | None
+    n: int
+    stream: bool
+    include_usage: bool
+    usage_always: bool
+    stop: tuple[str, ...]
+    ignore_eos: bool
+    control: Control
+    tool: str | None  # the function to call instead of answering
+    tool_forced: bool  # named by the client: the finish reason is then "stop"
+    return_token_ids: bool
+    echo: bool
+    body: dict[str, Any]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(len(prompt) for prompt in self.prompts)
+
+
+def parse_body(body: bytes) -> dict[str, Any]:
+    """Decode a JSON body, with the errors of vLLM's front end."""
+    try:
+        value = json.loads(body)
+    except json.JSONDecodeError as error:
+        loc = f"body.{error.pos}"
+        empty = "'<dict of 0 items>'"
+        raise invalid("json_invalid", loc, "JSON decode error", empty, error.msg) from None
+    except ValueError:
+        raise SimError(400, "There was an error parsing the body", kind="Bad Request") from None
+    if not isinstance(value, dict):
+        text = "Input should be a valid dictionary or object to extract fields from"
+        shown = f"'<list of {len(value)} items>'" if isinstance(value, list) else repr(value)
+        raise invalid("model_attributes_type", "body", text, shown)
+    return value
+
+
+def resolve_model(body: dict[str, Any], config: SimConfig, adapters: list[str]) -> str | None:
+    """Return the adapter asked for, None for the base model. No model at all is the base model."""
+    name = body.get("model")
+    if not name or name == config.model:
+        return None
+    if name in adapters:
+        return str(name)
+    raise unknown_model(str(name), config.model)
+
+
+def parse_ask(path: str, body: dict[str, Any], config: SimConfig, adapters: list[str]) -> Ask:
+    """Check a request of a generating endpoint. Raises SimError with vLLM's words."""
+    fields = ("input",) if path == RESPONSES else ("messages",)
+    for name in () if path == COMPLETIONS else fields:
+        if name not in body:
+            raise missing(name, len(body))
+    if path == MESSAGES and "max_tokens" not in body:
+        raise missing("max_tokens", len(body))
+    limit_field, limit = _limit(path, body)
+    n = _integer(body, "n") or 1 if body.get("n") != 0 else 0
+    stream_options = body.get("stream_options")
+    if stream_options and not body.get("stream"):
+        text = "Stream options can only be defined when `stream=True`. (parameter=stream_options)"
+        raise SimError(400, text, param="stream_options")
+    adapter = resolve_model(body, config, adapters)
+    prompts, text = _prompts(path, body)
+    max_tokens = _budget(path, max(map(len, prompts)), text, config, (limit_field, limit))
+    if n < 1:
+        raise SimError(400, f"n must be at least 1, got {n}.")
+    if n > 1 and body.get("temperature") == 0:
+        raise SimError(400, f"n must be 1 when using greedy sampling, got {n}.")
+    options = stream_options or {}
+    stop = body.get("stop", body.get("stop_sequences")) or ()
+    tool, forced = _tool(body, text)
+    return Ask(
+        path=path,
+        model=str(body.get("model") or config.model),
+        adapter=adapter,
+        prompts=prompts,
+        text=text,
+        max_tokens=max_tokens,
+        stated_max_tokens=limit,
+        n=n,
+        stream=bool(body.get("stream")),
+        include_usage=bool(options.get("include_usage")),
+        usage_always=bool(options.get("include_usage") and options.get("continuous_usage_stats")),
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        ignore_eos=bool(body.get("ignore_eos")),
+        control=parse_control(text),
+        tool=tool,
+        tool_forced=forced,
+        return_token_ids=bool(body.get("return_token_ids")),
+        echo=bool(body.get("echo")),
+        body=body,
+    )
+
+
+def count_chat(path: str, body: dict[str, Any]) -> tuple[list[int], str]:
+    """Render a chat-like body to token ids and to the text in it."""
+    messages = body.get("messages", body.get("input", ()))
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    system = body.get("system") if path.startswith(MESSAGES) else body.get("instructions")
+    messages = ([{"role": "system", "content": system}] if system else []) + list(messages)
+    open_reply = body.get("add_generation_prompt", True)
+    ids = render_chat(messages, body.get("tools") or (), open_reply=open_reply)
+    return ids, "\n".join(_texts(messages))
+
+
+def parse_control(text: str) -> Control:
+    """Read the last `[[sim:...]]` of a text."""
+    found = _CONTROL.findall(text)
+    pairs = dict(p.split("=", 1) for p in found[-1].split(";") if "=" in p) if found else {}
+    return Control(
+        tokens=int(pairs["tokens"]) if "tokens" in pairs else None,
+        itl_s=parse_duration(pairs["itl"]) if "itl" in pairs else None,
+        ttft_s=parse_duration(pairs["ttft"]) if "ttft" in pairs else None,
+    )
+
+
+def parse_duration(text: str) -> float:
+    """Read `20ms` or `1.5s` as seconds."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise SimError(400, f"not a duration: {text}")
+    return float(match[1]) / (1000 if match[2] == "ms" else 1)
+
+
+def _integer(body: dict[str, Any], name: str) -> int | None:
+    value = body.get(name)
+    if isinstance(value, str):
+        text = "Input should be a valid integer, unable to parse string as an integer"
+        raise invalid("int_parsing", f"body.{name}", text, repr(value))
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    raise invalid("int_type", f"body.{name}", "Input should be a valid integer", repr(value))
+
+
+def _limit(path: str, body: dict[str, Any]) -> tuple[str, int | None]:
+    for name in _LIMIT_FIELDS[path]:
+        value = _integer(body, name)
+        if value is not None:
+            # The Messages endpoint is translated to chat before the check, which shows in errors.
+            return ("max_completion_tokens" if path == MESSAGES else name), value
+    return "max_tokens", None
+
+
+def _prompts(path: str, body: dict[str, Any]) -> tuple[tuple[tuple[int, ...], ...], str]:
+    if path != COMPLETIONS:
+        ids, text = count_chat(path, body)
+        return (tuple(ids),), text
+    prompt = body.get("prompt")
+    if not prompt:
+        text = "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)"
+        raise SimError(400, text, param="prompt")
+    several = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
+    ids_of = [_prompt_ids(one, body.get("add_special_tokens", True)) for one in several]
+    return tuple(ids_of), "\n".join(one for one in several if isinstance(one, str))
+
+
+def _prompt_ids(prompt: str | list[int], begin: bool) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        return ((BEGIN,) if begin else ()) + tuple(tokenize(prompt))
+    for token in prompt:
+        if token < 0 or token >= 1 << 33:
+            raise SimError(400, f"Token id {token} is out of vocabulary")
+    return tuple(prompt)
+
+
+def _budget(
+    path: str, length: int, text: str, config: SimConfig, limit: tuple[str, int | None]
+) -> int:
+    """Return how many tokens the reply may have. 0.32 clamps silently to what the window leaves."""
+    window = config.max_model_len
+    name, stated = limit
+    if stated is not None and stated > window:
+        says = f"{name}={stated} cannot be greater than max_model_len={window}."
+        raise bad_value(f"{says} Please request fewer output tokens.", name, stated)
+    most = window * _BYTES_PER_TOKEN_MAX
+    head = f"This model's maximum context length is {window} tokens. However, your prompt contains"
+    advice = "Please reduce the length of the input prompt."
+    if len(text) > most:
+        says = f"{head} {len(text)} characters (more than {most} characters, which is the upper"
+        says += f" bound for {window} input tokens). {advice}"
+        raise bad_value(says, "input_text", len(text))
+    if length > window:
+        # Text is cut one token past the window before it is counted, so the number is a floor.
+        shown, floor = (window + 1, "at least ") if text or length == window + 1 else (length, "")
+        says = f"{head} {floor}{shown} input tokens, which exceeds this limit even without any"
+        raise bad_value(f"{says} output tokens. {advice}", "input_tokens", shown)
+    if length == window and path == RESPONSES:
+        says = f"The engine prompt length {length} exceeds the max_model_len {window}."
+        kind = "invalid_request_error"
+        raise SimError(400, f"{says} Please reduce prompt.", kind=kind, param="input")
+    default = 16 if path == COMPLETIONS else window
+    budget = min(window - length, default if stated is None else stated)
+    if budget < 1:
+        raise bad_value(f"max_tokens must be at least 1, got {budget}.", "max_tokens", budget)
+    return budget
+
+
+def _texts(messages: list[Any]) -> list[str]:
+    found = []
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        parts = content if isinstance(content, list) else [content]
+        for part in parts:
+            text = part.get("text") if isinstance(part, dict) else part
+            if isinstance(text, str):
+                found.append(text)
+    return found
+
+
+def _tool(body: dict[str, Any], text: str) -> tuple[str | None, bool]:
+    """Return the function to call (the first, or the one that is named), and whether it is forced.
+
+    With `auto` the model calls it when the prompt has the word "tool".
+    """
+    tools = body.get("tools") or ()
+    choice = body.get("tool_choice", "auto")
+    names = [(tool.get("function") or tool).get("name") for tool in tools]
+    if not names or choice == "none":
+        return None, False
+    if isinstance(choice, dict) and choice.get("type") in ("function", "tool"):
+        return str((choice.get("function") or choice).get("name")), True
+    required = choice == "required" or (isinstance(choice, dict) and choice.get("type") == "any")
+    return (str(names[0]), False) if required or "tool" in text else (None, False)

@@ -1,0 +1,76 @@
+"""The settings of one simulated vLLM server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.sim.engine import EngineConfig
+
+# What a text-generating vLLM with scoring and audio would serve; a real one serves fewer, by model.
+PATHS: Final = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/v1/score",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/tokenize",
+    "/detokenize",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SimConfig:
+    """One server. Pacing is in seconds of simulated time, which runs `speed` times as fast as ours.
+
+    `speed=0` means no waiting at all: every step ends at once, and requested paces are ignored.
+    `paths` are the inference paths served (others are 404, as in vLLM when the model lacks a task).
+    """
+
+    model: str = "sim"
+    adapters: tuple[str, ...] = ()
+    max_model_len: int = 8192
+    host: str = "127.0.0.1"
+    port: int = 0
+    api_key: str | None = None
+    max_num_seqs: int = 64
+    num_blocks: int = 4096
+    block_size: int = 16
+    max_loras: int = 4
+    prefill_tokens_per_s: float = 20_000.0
+    decode_step_s: float = 0.010
+    speed: float = 1.0
+    reply_tokens: int = 24  # the length of a reply when nothing else ends it
+    paths: tuple[str, ...] = field(default=PATHS)
+    max_num_queued_reqs: int | None = None
+    old_metrics: bool = False  # names of vLLM <= 0.9
+    dp: int = 1
+    version: str = "0.32.0"
+    keep_alive_s: float = 5.0  # idle connections are closed after it, as vLLM's uvicorn does
+    death_linger_s: float = 0.2  # from the engine's death until the listener is gone
+
+    def __post_init__(self) -> None:
+        if self.num_blocks * self.block_size < self.max_model_len:
+            raise ValueError(
+                f"max_model_len {self.max_model_len} does not fit into the KV cache of"
+                f" {self.num_blocks} blocks of {self.block_size} tokens"
+            )
+        if self.dp < 1:
+            raise ValueError("dp must be at least 1")
+
+    @property
+    def engine(self) -> EngineConfig:
+        """The same, for one engine core."""
+        return EngineConfig(
+            max_num_seqs=self.max_num_seqs,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            max_loras=self.max_loras,
+            prefill_tokens_per_s=self.prefill_tokens_per_s,
+            decode_step_s=self.decode_step_s,
+        )

@@ -1,0 +1,85 @@
+"""Engines in real time: the event loop's clock advances the pure model, tokens go to sinks."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Final
+
+from gateway.sim.engine import Engine
+from gateway.sim.sequence import Emitted, Sequence
+
+DIED: Final = None  # what a sink gets when its engine died
+
+Sink = asyncio.Queue[Emitted | None]
+
+
+class Driver:
+    """One engine and its timer. `speed` 0 makes every step end at once."""
+
+    def __init__(self, engine: Engine, speed: float) -> None:
+        self.engine = engine
+        self.dead = False
+        self._speed = speed
+        self._loop = asyncio.get_running_loop()
+        self._sinks: dict[str, Sink] = {}
+        self._timer: asyncio.Handle | None = None
+        self._frozen = False
+        self._virtual_now = 0.0
+
+    def submit(self, sequence: Sequence, sink: Sink) -> None:
+        """Queue a request; its tokens go to the sink."""
+        self.engine.add(sequence, self._now())
+        self._sinks[sequence.id] = sink
+        self._plan()
+
+    def abort(self, sequence_id: str) -> None:
+        """Forget a request, finished or not."""
+        self._sinks.pop(sequence_id, None)
+        self.engine.abort(sequence_id)
+        self._plan()
+
+    def freeze(self, *, frozen: bool) -> None:
+        """Stop or resume stepping; time goes on meanwhile."""
+        self._frozen = frozen
+        self._plan()
+
+    def die(self) -> None:
+        """Drop all requests; their sinks learn it."""
+        self.dead = True
+        for sequence_id, sink in list(self._sinks.items()):
+            self.engine.abort(sequence_id)
+            sink.put_nowait(DIED)
+        self._sinks.clear()
+        self.close()
+
+    def close(self) -> None:
+        """Stop the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _now(self) -> float:
+        return self._loop.time() * self._speed if self._speed else self._virtual_now
+
+    def _plan(self) -> None:
+        """Set the timer to the engine's next event."""
+        self.close()
+        due = self.engine.next_event_time()
+        if due is None or self._frozen or self.dead:
+            return
+        if self._speed and due != -math.inf:
+            self._timer = self._loop.call_at(due / self._speed, self._turn)
+        else:
+            self._timer = self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        due = self.engine.next_event_time()
+        if not self._speed and due is not None:
+            self._virtual_now = max(self._virtual_now, due)
+        for event in self.engine.step(self._now()):
+            if isinstance(event, Emitted) and event.id in self._sinks:
+                self._sinks[event.id].put_nowait(event)
+                if event.finish is not None:
+                    del self._sinks[event.id]
+        self._plan()

@@ -1,0 +1,321 @@
+"""The pure model of a vLLM engine: batch slots, KV blocks, prefix cache, preemption, adapters.
+
+It knows no clock: the owner calls `step(now)` at `next_event_time()` and gets the tokens that the
+finished step produced. One step is one forward pass over a batch:
+
+    waiting --admit--> running --(prompt computed)--> one token per step --> finished
+       ^                  |
+       '---- preempted ---'   no free block: the youngest running request loses its blocks and
+                              starts again at the front of the queue, keeping what it emitted
+
+Rules, as in vLLM's scheduler: running requests are served before waiting ones are admitted;
+admission is first come first served, except that a request whose adapter does not fit into the
+batch is stepped over; nothing is admitted in a step that preempted.
+Source: vLLM 0.32 v1/core/sched/scheduler.py (order of the rules), block_pool.py (eviction order).
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.sim.blocks import BlockPool
+from gateway.sim.sequence import Emitted, Event, Preempted, Sequence
+
+FINISH_REASONS: Final = ("stop", "length", "abort", "error", "repetition")
+_EPSILON_S: Final = 1e-9  # a step that ends "now" has ended, whatever the rounding
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Sizes and speeds of one engine. Times are seconds of the owner's clock."""
+
+    max_num_seqs: int = 64
+    num_blocks: int = 4096
+    block_size: int = 16
+    max_batched_tokens: int = 2048  # tokens one step computes at most; longer prompts go in chunks
+    max_loras: int = 1
+    prefill_tokens_per_s: float = 20_000.0
+    decode_step_s: float = 0.010
+    decode_step_per_seq_s: float = 0.00005
+    prefix_caching: bool = True
+
+    @property
+    def capacity_tokens(self) -> int:
+        """How many tokens the KV cache holds."""
+        return self.num_blocks * self.block_size
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counters since the start; none ever falls."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generation_tokens: int = 0
+    preemptions: int = 0
+    iterations: int = 0
+    iteration_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    finished: Counter[str] = field(default_factory=Counter)
+    first_tokens: int = 0
+    ttft_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Step:
+    """The forward pass in progress: tokens per sequence, and when it ends."""
+
+    tokens: dict[Sequence, int]
+    ends_at: float
+
+
+class Engine:
+    """One engine core. All methods are synchronous and take the time from outside."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.totals = Totals()
+        self.blocks = BlockPool(config.num_blocks)
+        self.running_queue: list[Sequence] = []
+        self.waiting_queue: deque[Sequence] = deque()
+        self._sequences: dict[str, Sequence] = {}
+        self._step: _Step | None = None
+        self._wake_at: float | None = None
+
+    # --- what a scrape sees ---
+
+    @property
+    def running(self) -> int:
+        """Requests in the batch."""
+        return len(self.running_queue)
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self.waiting_queue)
+
+    @property
+    def kv_usage_ratio(self) -> float:
+        """Share of referenced blocks, 0..1."""
+        return 1 - self.blocks.free / self.blocks.count
+
+    @property
+    def running_adapters(self) -> list[str]:
+        """Adapters of the batch, sorted."""
+        return sorted({s.adapter for s in self.running_queue if s.adapter})
+
+    @property
+    def waiting_adapters(self) -> list[str]:
+        """Adapters of the queue, sorted."""
+        return sorted({s.adapter for s in self.waiting_queue if s.adapter})
+
+    # --- what the owner does ---
+
+    def add(self, sequence: Sequence, now: float) -> None:
+        """Queue a request. Raises ValueError when it could never fit into the KV cache alone."""
+        if not sequence.prompt or not sequence.output:
+            raise ValueError("a request needs a prompt and at least one token to emit")
+        if len(sequence.prompt) + len(sequence.output) > self.config.capacity_tokens:
+            raise ValueError("the request is larger than the whole KV cache")
+        if sequence.id in self._sequences:
+            raise ValueError(f"request {sequence.id} is already here")
+        sequence.arrived_at = now
+        sequence.due_at = now + self._lead(sequence.ttft_s)
+        self._sequences[sequence.id] = sequence
+        self.waiting_queue.append(sequence)
+        self._wake_at = -math.inf
+
+    def abort(self, sequence_id: str) -> bool:
+        """Forget a request at once and free its blocks; False when it is not here."""
+        sequence = self._sequences.pop(sequence_id, None)
+        if sequence is None:
+            return False
+        self._leave(sequence)
+        self.totals.finished["abort"] += 1
+        self._wake_at = -math.inf if self._sequences else None
+        return True
+
+    def next_event_time(self) -> float | None:
+        """When `step` will next have something to do; None while idle."""
+        return self._wake_at if self._step is None else self._step.ends_at
+
+    def step(self, now: float) -> list[Event]:
+        """End the pass that is due, start the next one, and return what happened."""
+        events: list[Event] = []
+        if self._step is not None and self._step.ends_at <= now + _EPSILON_S:
+            step, self._step = self._step, None
+            self._complete(step, now, events)
+        if self._step is None:
+            tokens = self._schedule(now, events)
+            if not tokens and not self.running_queue and self.waiting_queue:
+                tokens = self._schedule(now, events)  # the last running one was just preempted
+            if tokens:
+                self._step = _Step(tokens, now + self._duration(tokens))
+            # Nothing to compute: whoever runs waits for its pace, and so does everybody behind it.
+            self._wake_at = min((s.due_at for s in self.running_queue), default=None)
+        return events
+
+    # --- scheduling ---
+
+    def _lead(self, pace_s: float | None) -> float:
+        """How long before a token its last pass must start."""
+        return max(0.0, (pace_s or 0.0) - self.config.decode_step_s)
+
+    def _duration(self, tokens: dict[Sequence, int]) -> float:
+        prefill = sum(count for count in tokens.values() if count > 1)
+        config = self.config
+        return (
+            config.decode_step_s
+            + config.decode_step_per_seq_s * len(tokens)
+            + prefill / config.prefill_tokens_per_s
+        )
+
+    def _adapter_fits(self, sequence: Sequence) -> bool:
+        if sequence.adapter is None:
+            return True
+        return len({*self.running_adapters, sequence.adapter}) <= self.config.max_loras
+
+    def _wanted(self, sequence: Sequence, now: float, budget: int) -> int:
+        """Tokens to compute now; the one that makes a token come out waits until it is due."""
+        due = sequence.due_at <= now + _EPSILON_S
+        return min(budget, sequence.length - sequence.computed - (0 if due else 1))
+
+    def _schedule(self, now: float, events: list[Event]) -> dict[Sequence, int]:
+        budget = self.config.max_batched_tokens
+        tokens: dict[Sequence, int] = {}
+        preempted = False
+        for sequence in list(self.running_queue):
+            wanted = self._wanted(sequence, now, budget)
+            if wanted <= 0 or sequence not in self.running_queue:
+                continue
+            while not self._grow(sequence, wanted):
+                victim = self.running_queue[-1]
+                preempted = True
+                self._preempt(victim, events)
+                if victim is sequence:
+                    break
+            else:
+                tokens[sequence] = wanted
+                budget -= wanted
+        if not preempted:
+            self._admit(now, budget, tokens)
+        return tokens
+
+    def _admit(self, now: float, budget: int, tokens: dict[Sequence, int]) -> None:
+        passed: list[Sequence] = []
+        slots = self.config.max_num_seqs
+        while self.waiting_queue and budget > 0 and len(self.running_queue) < slots:
+            sequence = self.waiting_queue.popleft()
+            if not self._adapter_fits(sequence):
+                passed.append(sequence)
+                continue
+            self._reuse_prefix(sequence)
+            wanted = max(0, self._wanted(sequence, now, budget))
+            if not self._grow(sequence, wanted):
+                self._release(sequence)
+                self.waiting_queue.appendleft(sequence)
+                break
+            self.totals.prefix_queries += sequence.length
+            self.totals.prefix_hits += sequence.computed
+            self.running_queue.append(sequence)
+            if wanted:
+                tokens[sequence] = wanted
+                budget -= wanted
+        self.waiting_queue.extendleft(reversed(passed))
+
+    def _preempt(self, victim: Sequence, events: list[Event]) -> None:
+        self.running_queue.remove(victim)
+        self._release(victim)
+        victim.preemptions += 1
+        self.totals.preemptions += 1
+        self.waiting_queue.appendleft(victim)
+        events.append(Preempted(victim.id))
+
+    # --- blocks ---
+
+    def _hash_to(self, sequence: Sequence, tokens: int) -> None:
+        """Extend the chain of block hashes over the full blocks of the first `tokens` tokens."""
+        size = self.config.block_size
+        while (len(sequence.hashes) + 1) * size <= tokens:
+            start = len(sequence.hashes) * size
+            parent = sequence.hashes[-1] if sequence.hashes else _salt(sequence.adapter)
+            content = tuple(sequence.token(i) for i in range(start, start + size))
+            sequence.hashes.append(hash((parent, content)))
+
+    def _reuse_prefix(self, sequence: Sequence) -> None:
+        if not self.config.prefix_caching:
+            return
+        # The last token is always computed: its pass is what emits the next one.
+        self._hash_to(sequence, sequence.length - 1)
+        usable = (sequence.length - 1) // self.config.block_size
+        sequence.blocks = self.blocks.find(sequence.hashes[:usable])
+        self.blocks.share(sequence.blocks)
+        sequence.computed = sequence.cached = len(sequence.blocks) * self.config.block_size
+
+    def _grow(self, sequence: Sequence, tokens: int) -> bool:
+        """Hold blocks for `tokens` more computed tokens, or change nothing."""
+        needed = -(-(sequence.computed + tokens) // self.config.block_size) - len(sequence.blocks)
+        if needed > self.blocks.free:
+            return False
+        sequence.blocks.extend(self.blocks.take() for _ in range(needed))
+        return True
+
+    def _release(self, sequence: Sequence) -> None:
+        self.blocks.give_back(sequence.blocks)
+        sequence.blocks = []
+        sequence.computed = 0
+
+    def _leave(self, sequence: Sequence) -> None:
+        self._release(sequence)
+        if sequence in self.running_queue:
+            self.running_queue.remove(sequence)
+        else:
+            self.waiting_queue.remove(sequence)
+        if self._step is not None:
+            self._step.tokens.pop(sequence, None)
+
+    # --- results ---
+
+    def _complete(self, step: _Step, now: float, events: list[Event]) -> None:
+        self.totals.iterations += 1
+        self.totals.iteration_tokens += sum(step.tokens.values())
+        for sequence, count in step.tokens.items():
+            sequence.computed += count
+            if self.config.prefix_caching:
+                self._hash_to(sequence, sequence.computed)
+                full = sequence.computed // self.config.block_size
+                first = (sequence.computed - count) // self.config.block_size
+                for index in range(first, full):
+                    self.blocks.remember(sequence.blocks[index], sequence.hashes[index])
+            if sequence.computed == sequence.length:
+                events.append(self._emit(sequence, now))
+
+    def _emit(self, sequence: Sequence, now: float) -> Emitted:
+        totals = self.totals
+        if not sequence.prefilled:
+            sequence.prefilled = True
+            sequence.first_token_at = now
+            totals.prompt_tokens += len(sequence.prompt)
+            totals.cached_tokens += sequence.cached
+            totals.first_tokens += 1
+            totals.ttft_s += now - sequence.arrived_at
+        position = sequence.emitted
+        sequence.emitted += 1
+        totals.generation_tokens += 1
+        sequence.due_at = now + self._lead(sequence.itl_s)
+        finish = sequence.finish if sequence.emitted == len(sequence.output) else None
+        if finish is not None:
+            del self._sequences[sequence.id]
+            self._leave(sequence)
+            totals.finished[finish] += 1
+        return Emitted(sequence.id, position, sequence.output[position], finish)
+
+
+def _salt(adapter: str | None) -> int:
+    """What keeps the blocks of different adapters apart; equal in every process."""
+    return zlib.crc32(adapter.encode()) if adapter else 0

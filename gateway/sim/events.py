@@ -1,0 +1,280 @@
+"""Bytes of the responses and messages endpoints, event for event as captured from vLLM 0.32."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from gateway.sim.ask import Ask
+from gateway.sim.frames import Head, compact
+from gateway.sim.plan import Piece, Plan
+
+# The chat error chunk does not fit the model it is parsed into, and that is what clients read.
+_MESSAGES_ERROR: Final = (
+    "2 validation errors for ChatCompletionStreamResponse\nmodel\n"
+    "  Field required [type=missing]\nchoices\n  Field required [type=missing]"
+)
+_STOP_REASONS: Final = {"length": "max_tokens", "stop": "end_turn", "tool_calls": "tool_use"}
+
+
+class ResponsesWriter:
+    """`response.*` events with sequence numbers; there is no [DONE]."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self._sequence = 0
+        self._item = f"{'fc' if head.ask.tool else 'msg'}_{head.id.removeprefix('resp_')}"
+        self._text = ""
+        self._tokens = 0
+        self._finish: str | None = None
+        self._open = False
+
+    def opening(self) -> list[bytes]:
+        """Two events that come before the engine has done anything."""
+        response = self._response("in_progress")
+        return [
+            self._event("response.created", {"response": response}),
+            self._event("response.in_progress", {"response": response}),
+        ]
+
+    def piece(self, piece: Piece) -> list[bytes]:
+        """The item is announced with the first token; then one delta each."""
+        frames = [] if self._open else self._announce()
+        self._open = True
+        self._finish = piece.finish
+        self._tokens += piece.token is not None
+        self._text += piece.text
+        if piece.text:
+            frames.append(self._delta(piece.text))
+        return frames
+
+    def closing(self) -> list[bytes]:
+        """Everything is said again; the type stays `response.completed` when the reply was cut."""
+        frames = self._finish_item() if self._open else []
+        response = self._response(_status(self._finish))
+        return [*frames, self._event("response.completed", {"response": response})]
+
+    def broken(self, message: str) -> None:
+        """No event: the connection is cut (the error's own conversion fails)."""
+        return
+
+    def whole(self, plans: list[Plan]) -> dict[str, Any]:
+        """One `response`."""
+        plan = plans[0]
+        self._text, self._tokens, self._finish = "".join(plan.pieces), len(plan.tokens), plan.finish
+        self._open = True
+        return self._response(_status(plan.finish))
+
+    def _announce(self) -> list[bytes]:
+        item = self._output("in_progress", "")
+        frames = [self._event("response.output_item.added", {"item": item, "output_index": 0})]
+        if not self._head.ask.tool:
+            part = {"annotations": [], "text": "", "type": "output_text", "logprobs": []}
+            frames.append(self._event("response.content_part.added", self._at(part=part)))
+        return frames
+
+    def _delta(self, text: str) -> bytes:
+        if self._head.ask.tool:
+            fields = {"delta": text, "item_id": self._item, "output_index": 0}
+            return self._event("response.function_call_arguments.delta", fields)
+        return self._event("response.output_text.delta", self._at(delta=text, logprobs=[]))
+
+    def _finish_item(self) -> list[bytes]:
+        frames = []
+        if self._head.ask.tool:
+            fields = {"arguments": self._text, "item_id": self._item, "output_index": 0}
+            fields["name"] = self._head.ask.tool
+            frames.append(self._event("response.function_call_arguments.done", fields))
+        else:
+            done = self._at(logprobs=[], text=self._text)
+            frames.append(self._event("response.output_text.done", done))
+            frames.append(self._event("response.content_part.done", self._at(part=self._part())))
+        item = {"item": self._output("completed", self._text), "output_index": 0}
+        return [*frames, self._event("response.output_item.done", item)]
+
+    def _part(self) -> dict[str, Any]:
+        return {"annotations": [], "text": self._text, "type": "output_text", "logprobs": None}
+
+    def _at(self, **fields: Any) -> dict[str, Any]:
+        fields |= {"content_index": 0, "item_id": self._item, "output_index": 0}
+        return dict(sorted(fields.items()))  # the order in which vLLM writes them
+
+    def _output(self, status: str, text: str) -> dict[str, Any]:
+        if tool := self._head.ask.tool:
+            call_id = f"chatcmpl-tool-{self._head.id[-16:]}"
+            call = {"arguments": text, "call_id": call_id, "name": tool, "type": "function_call"}
+            return call | {"id": self._item, "status": status}
+        return {
+            "id": self._item,
+            "content": [self._part()] if status == "completed" else [],
+            "role": "assistant",
+            "status": status,
+            "type": "message",
+            "phase": None,
+        }
+
+    def _event(self, kind: str, fields: dict[str, Any]) -> bytes:
+        body = fields | {"sequence_number": self._sequence, "type": kind}
+        self._sequence += 1
+        return b"event: " + kind.encode() + b"\ndata: " + compact(body) + b"\n\n"
+
+    def _response(self, status: str) -> dict[str, Any]:
+        head, ask = self._head, self._head.ask
+        ended = status != "in_progress"
+        cut = {"reason": "max_output_tokens"} if self._finish == "length" else None
+        tools = ask.body.get("tools") or []
+        return {
+            "id": head.id,
+            "created_at": head.created,
+            "incomplete_details": cut,
+            "instructions": ask.body.get("instructions"),
+            "metadata": None,
+            "model": ask.model,
+            "object": "response",
+            "output": [self._output("completed", self._text)] if ended and self._open else [],
+            "parallel_tool_calls": True,
+            "temperature": ask.body.get("temperature", 1.0),
+            "tool_choice": ask.body.get("tool_choice", "auto" if tools else "none"),
+            "tools": tools,
+            "top_p": ask.body.get("top_p", 1.0),
+            "background": False,
+            "max_output_tokens": _stated_or_rest(ask),
+            "max_tool_calls": None,
+            "previous_response_id": None,
+            "prompt": None,
+            "reasoning": None,
+            "service_tier": "auto",
+            "status": status,
+            "text": None,
+            "top_logprobs": None,
+            "truncation": "disabled",
+            "usage": self._usage() if ended else None,
+            "user": None,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "input_messages": None,
+            "output_messages": None,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        prompt = self._head.ask.prompt_tokens
+        turns: dict[str, Any] = {"input_tokens_per_turn": [], "cached_tokens_per_turn": []}
+        out: dict[str, Any] = {"output_tokens_per_turn": [], "tool_output_tokens_per_turn": []}
+        return {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0} | turns,
+            "output_tokens": self._tokens,
+            "output_tokens_details": {"reasoning_tokens": 0, "tool_output_tokens": 0} | out,
+            "total_tokens": prompt + self._tokens,
+        }
+
+
+class MessagesWriter:
+    """Anthropic events; there is no [DONE]."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self._begun = False
+        self._block = False
+        self._tokens = 0
+        self._last: Piece | None = None
+
+    def opening(self) -> list[bytes]:
+        """Nothing: message_start comes with the first engine output."""
+        return []
+
+    def piece(self, piece: Piece) -> list[bytes]:
+        """`message_start` and `content_block_start` with the first token; then one delta each."""
+        frames = [] if self._begun else [self._start()]
+        self._begun = True
+        self._last = piece
+        if piece.token is None:
+            return frames
+        self._tokens += 1
+        if not self._block:
+            self._block = True
+            block = self._content("")
+            frames.append(_event("content_block_start", {"content_block": block, "index": 0}))
+        if piece.text:
+            delta = {"type": "text_delta", "text": piece.text}
+            if self._head.ask.tool:
+                delta = {"type": "input_json_delta", "partial_json": piece.text}
+            frames.append(_event("content_block_delta", {"delta": delta, "index": 0}))
+        return frames
+
+    def closing(self) -> list[bytes]:
+        """The block ends, the reason and the usage follow, then `message_stop`."""
+        frames = [_event("content_block_stop", {"index": 0})] if self._block else []
+        if self._last is not None:
+            reason, sequence = self._reason(self._last.finish, self._last.stop_reason)
+            delta = {"stop_reason": reason, "stop_sequence": sequence}
+            frames.append(_event("message_delta", {"delta": delta, "usage": self._usage()}))
+        return [*frames, _event("message_stop", {})]
+
+    def broken(self, message: str) -> list[bytes]:
+        """An error event that has lost the cause, and no `message_stop`."""
+        error = {"type": "internal_error", "message": _MESSAGES_ERROR}
+        return [_event("error", {"error": error})]
+
+    def whole(self, plans: list[Plan]) -> dict[str, Any]:
+        """One `message`."""
+        plan = plans[0]
+        self._tokens = len(plan.tokens)
+        reason, sequence = self._reason(plan.finish, plan.stop_reason)
+        stop = {"stop_sequence": sequence} if sequence else {}
+        return (
+            self._message([self._content("".join(plan.pieces))], reason)
+            | stop
+            | {"usage": self._usage()}
+        )
+
+    def _reason(self, finish: str | None, stop: str | None) -> tuple[str | None, str | None]:
+        if finish == "stop" and stop:
+            return "stop_sequence", stop
+        if finish == "stop" and self._head.ask.tool:
+            return "tool_use", None
+        return _STOP_REASONS.get(finish or ""), None
+
+    def _content(self, text: str) -> dict[str, Any]:
+        tool = self._head.ask.tool
+        if not tool:
+            return {"type": "text", "text": text}
+        call_id = f"chatcmpl-tool-{self._head.id[-16:]}"
+        block: dict[str, Any] = {"type": "tool_use", "id": call_id, "name": tool, "input": {}}
+        try:
+            block["input"] = json.loads(text or "{}")
+        except ValueError:
+            block["input"] = {}  # cut by max_tokens
+        return block
+
+    def _message(self, content: list[dict[str, Any]], reason: str | None) -> dict[str, Any]:
+        return {
+            "id": self._head.id,
+            "type": "message",
+            "role": "assistant",
+            "content": content,
+            "model": self._head.ask.model,
+            "stop_reason": reason,
+        }
+
+    def _start(self) -> bytes:
+        message = self._message([], None) | {"stop_sequence": None, "usage": self._usage()}
+        return _event("message_start", {"message": message})
+
+    def _usage(self) -> dict[str, Any]:
+        return {"input_tokens": self._head.ask.prompt_tokens, "output_tokens": self._tokens}
+
+
+def _event(kind: str, fields: dict[str, Any]) -> bytes:
+    body = {"type": kind} | fields
+    return b"event: " + kind.encode() + b"\ndata: " + compact(body) + b"\n\n"
+
+
+def _status(finish: str | None) -> str:
+    return {"length": "incomplete", "abort": "cancelled"}.get(finish or "", "completed")
+
+
+def _stated_or_rest(ask: Ask) -> int:
+    return ask.stated_max_tokens if ask.stated_max_tokens is not None else ask.max_tokens

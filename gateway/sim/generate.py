@@ -1,0 +1,230 @@
+"""The generating endpoints: check, queue in the engine, write tokens as they come, or break."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from gateway.sim.ask import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Ask, parse_ask
+from gateway.sim.driver import DIED, Driver, Sink
+from gateway.sim.errors import ENGINE_DEAD, SimError, busy, engine_dead
+from gateway.sim.events import MessagesWriter, ResponsesWriter
+from gateway.sim.faults import CUTS, Fault
+from gateway.sim.frames import ChatWriter, CompletionsWriter, Head, Writer, compact
+from gateway.sim.http import Received, Reply
+from gateway.sim.plan import Piece, Plan, plan_reply
+from gateway.sim.sequence import Sequence
+from gateway.sim.state import SimState
+
+GENERATING: Final = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
+JSON: Final = {"content-type": "application/json"}
+EVENT_STREAM: Final = {"content-type": "text/event-stream; charset=utf-8"}
+_READ_TIME_S: Final = 0.01  # lets the client read what came before a reset
+
+
+@dataclass(slots=True)
+class _Run:
+    """One request in the engine: a sequence for each choice, all feeding one queue."""
+
+    driver: Driver
+    plans: dict[str, Plan]
+    sink: Sink
+    cut: Fault | None
+
+    def submit(self, ask: Ask) -> None:
+        for sequence_id, plan in self.plans.items():
+            sequence = Sequence(
+                id=sequence_id,
+                prompt=plan.prompt,
+                output=plan.tokens,
+                finish="length" if plan.finish == "length" else "stop",
+                adapter=ask.adapter,
+                ttft_s=ask.control.ttft_s,
+                itl_s=ask.control.itl_s,
+            )
+            self.driver.submit(sequence, self.sink)
+
+    def abort(self) -> None:
+        for sequence_id in self.plans:
+            self.driver.abort(sequence_id)
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Give every token until all choices are finished."""
+        open_choices = len(self.plans)
+        while open_choices:
+            event = await self.sink.get()
+            if event is DIED:
+                raise engine_dead()
+            plan = self.plans[event.id]
+            finish = plan.finish if event.finish else None
+            open_choices -= finish is not None
+            yield Piece(plan, event.position, plan.pieces[event.position], event.token, finish)
+
+
+async def generate(state: SimState, request: Received, reply: Reply, body: dict[str, Any]) -> None:
+    """Answer one request. Raises SimError before anything was sent.
+
+    Cancel: the engine forgets the request at once.
+    """
+    ask = parse_ask(request.path, body, state.config, list(state.adapters))
+    _admit(state, ask)
+    writer, reply_id = _writer(state, request, ask)
+    plans = plan_reply(ask, state.config.reply_tokens)
+    cut = state.faults.take(*CUTS)
+    by_id = {f"{reply_id}/{plan.index}": plan for plan in plans}
+    run = _Run(state.least_loaded(), by_id, asyncio.Queue(), cut)
+    try:
+        run.submit(ask)
+        poison = state.faults.find("die_on_prompt")
+        if poison is not None and str(poison.arg) in ask.text:
+            state.die()
+        if ask.stream:
+            await _stream(run, writer, request, reply)
+        else:
+            await _whole(run, writer, request, reply)
+    finally:
+        run.abort()
+
+
+def _admit(state: SimState, ask: Ask) -> None:
+    if state.dead:
+        raise engine_dead()
+    limit = state.config.max_num_queued_reqs
+    full = limit is not None and state.in_flight + ask.n > limit
+    if full or state.faults.take("admission_503"):
+        state.admission_rejections += 1
+        raise busy()
+
+
+def _writer(state: SimState, request: Received, ask: Ask) -> tuple[Writer, str]:
+    given = request.header("x-request-id") or ask.body.get("request_id")
+    chosen = uuid.uuid4().hex[:16]
+    prefix = {COMPLETIONS: "cmpl-", RESPONSES: "resp_"}.get(request.path, "chatcmpl-")
+    own_id = request.path == RESPONSES or not given
+    head = Head(
+        ask, prefix + (chosen if own_id else str(given)), int(time.time()), state.fingerprint
+    )
+    writer: Writer
+    if request.path == COMPLETIONS:
+        writer = CompletionsWriter(head, _prompt_texts(ask))
+    elif request.path == RESPONSES:
+        writer = ResponsesWriter(head)
+    elif request.path == MESSAGES:
+        writer = MessagesWriter(head)
+    else:
+        writer = ChatWriter(head)
+    # Engine ids are unique even when clients repeat theirs.
+    return writer, chosen
+
+
+def _prompt_texts(ask: Ask) -> list[str]:
+    prompt = ask.body["prompt"]
+    several = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
+    return [one if isinstance(one, str) else "" for one in several]
+
+
+async def _stream(run: _Run, writer: Writer, request: Received, reply: Reply) -> None:
+    reply.start_stream(200, EVENT_STREAM)
+    open_plans = {plan.index: plan for plan in run.plans.values()}
+    try:
+        for frame in writer.opening():
+            await reply.chunk(frame)
+        if run.cut is not None and run.cut.number == 0:
+            return await _break_stream(run.cut, writer, reply, list(open_plans.values()))
+        async for piece in run.pieces():
+            for frame in writer.piece(piece):
+                await reply.chunk(frame)
+            request.tokens_emitted += 1
+            if piece.finish is not None:
+                del open_plans[piece.plan.index]
+            if run.cut is not None and run.cut.number == request.tokens_emitted:
+                return await _break_stream(run.cut, writer, reply, list(open_plans.values()))
+    except SimError:  # the engine died
+        return await _break_off(writer, reply)
+    frames = writer.closing()
+    if run.cut is not None and run.cut.name == "clean_end_without_done" and run.cut.arg is None:
+        frames = frames[:-1]
+    for frame in frames:
+        await reply.chunk(frame)
+    reply.end_stream()
+
+
+async def _break_stream(cut: Fault, writer: Writer, reply: Reply, open_plans: list[Plan]) -> None:
+    match cut.name:
+        case "stall_after":
+            await asyncio.Event().wait()
+        case "reset_after":
+            await asyncio.sleep(_READ_TIME_S)
+            reply.reset()
+        case "truncate_after":
+            reply.cut()
+        case "truncate_chunk":
+            reply.raw(b'1f4\r\ndata: {"id":"chat')
+            reply.cut()
+        case "clean_end_without_done":
+            reply.end_stream()
+        case "error_frame_after":
+            await _break_off(writer, reply)
+        case "abort_finish":
+            await _end_aborted(writer, reply, open_plans)
+
+
+async def _end_aborted(writer: Writer, reply: Reply, open_plans: list[Plan]) -> None:
+    frames = [f for plan in open_plans for f in writer.piece(Piece(plan, -1, "", None, "abort"))]
+    for frame in [*frames, *writer.closing()]:
+        await reply.chunk(frame)
+    reply.end_stream()
+
+
+async def _break_off(writer: Writer, reply: Reply) -> None:
+    frames = writer.broken(ENGINE_DEAD)
+    if frames is None:
+        return reply.cut()
+    for frame in frames:
+        await reply.chunk(frame)
+    return reply.end_stream()
+
+
+async def _whole(run: _Run, writer: Writer, request: Received, reply: Reply) -> None:
+    plans = list(run.plans.values())
+    counts = dict.fromkeys((plan.index for plan in plans), 0)
+    cut = run.cut
+    reached = cut is not None and cut.number == 0
+    async for piece in run.pieces():
+        if reached:
+            break
+        counts[piece.plan.index] += 1
+        request.tokens_emitted += 1
+        reached = cut is not None and cut.number == request.tokens_emitted
+    if cut is None or not reached:
+        reply.send(200, compact(writer.whole(plans)), JSON)
+        return
+    if cut.name == "abort_finish":
+        plans = [_aborted(plan, counts[plan.index]) for plan in plans]
+    await _break_whole(cut, compact(writer.whole(plans)), reply)
+
+
+def _aborted(plan: Plan, count: int) -> Plan:
+    if count == len(plan.tokens):
+        return plan
+    return replace(plan, pieces=plan.pieces[:count], tokens=plan.tokens[:count], finish="abort")
+
+
+async def _break_whole(cut: Fault, body: bytes, reply: Reply) -> None:
+    match cut.name:
+        case "stall_after":
+            await asyncio.Event().wait()
+        case "reset_after":
+            reply.reset()
+        case "truncate_after" | "truncate_chunk":
+            reply.start_sized(200, len(body), JSON)
+            reply.raw(body[: len(body) // 2])
+            reply.cut()
+        case "error_frame_after":
+            raise SimError(500, ENGINE_DEAD, kind="InternalServerError")
+        case _:
+            reply.send(200, body, JSON)

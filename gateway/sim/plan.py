@@ -1,0 +1,89 @@
+"""The reply that a request will get, decided before the engine paces it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.sim.ask import Ask
+from gateway.sim.text import TOKEN_BYTES, detokenize, reply_seed, reply_word, tokenize
+
+_ARGUMENT_WORDS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One choice: the text that each token adds, and how it ends.
+
+    Of a tool call the first token announces the function, the others carry the arguments.
+    """
+
+    index: int
+    prompt: tuple[int, ...]
+    pieces: tuple[str, ...]
+    tokens: tuple[int, ...]
+    finish: str
+    stop_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One token on its way out. `token` is None in the empty ending of an aborted reply."""
+
+    plan: Plan
+    position: int
+    text: str
+    token: int | None
+    finish: str | None
+
+    @property
+    def stop_reason(self) -> str | None:
+        """The stop string that ended the reply."""
+        return self.plan.stop_reason if self.finish else None
+
+
+def plan_reply(ask: Ask, reply_tokens: int) -> list[Plan]:
+    """Decide all choices; index = prompt index x n + choice, as in the completions endpoint."""
+    return [
+        _plan_choice(ask, prompt, which * ask.n + choice, choice, reply_tokens)
+        for which, prompt in enumerate(ask.prompts)
+        for choice in range(ask.n)
+    ]
+
+
+def _plan_choice(
+    ask: Ask, prompt: tuple[int, ...], index: int, choice: int, reply_tokens: int
+) -> Plan:
+    seed = reply_seed(prompt, ask.adapter, choice)
+    if ask.tool is not None:
+        words = "".join(reply_word(seed, i) for i in range(_ARGUMENT_WORDS))
+        tokens = tuple(tokenize(f'{{"value": "{words}"}}'))
+        pieces = ("", *(detokenize([token]) for token in tokens))
+        tokens = (*tokenize(ask.tool[:TOKEN_BYTES] or "tool"), *tokens)
+        finish = "stop" if ask.tool_forced else "tool_calls"
+        return _cut(Plan(index, prompt, pieces, tokens, finish), ask.max_tokens)
+    natural = ask.control.tokens or reply_tokens
+    length = ask.max_tokens if ask.ignore_eos else min(natural, ask.max_tokens)
+    finish = "length" if ask.ignore_eos or natural > ask.max_tokens else "stop"
+    pieces = tuple(reply_word(seed, position) for position in range(length))
+    tokens = tuple(tokenize("".join(pieces)))
+    return _stop_early(Plan(index, prompt, pieces, tokens, finish), ask.stop)
+
+
+def _cut(plan: Plan, length: int) -> Plan:
+    if len(plan.pieces) <= length:
+        return plan
+    return Plan(plan.index, plan.prompt, plan.pieces[:length], plan.tokens[:length], "length")
+
+
+def _stop_early(plan: Plan, stops: tuple[str, ...]) -> Plan:
+    """End before the first stop string; its tokens are generated, its text is not shown."""
+    text = "".join(plan.pieces)
+    found = min(((text.find(s) + len(s), s) for s in stops if s and s in text), default=None)
+    if found is None:
+        return plan
+    end, stop = found
+    count = -(-end // TOKEN_BYTES)
+    shown = text[: end - len(stop)]
+    pieces = tuple(shown[i * TOKEN_BYTES : (i + 1) * TOKEN_BYTES] for i in range(count))
+    return Plan(plan.index, plan.prompt, pieces, plan.tokens[:count], "stop", stop)

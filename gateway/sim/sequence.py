@@ -1,0 +1,58 @@
+"""One request inside the simulated engine, and what the engine reports about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One prompt and the reply it will get. The engine owns everything below `itl_s`."""
+
+    id: str
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]  # what will be emitted, one token a step
+    finish: str = "stop"
+    adapter: str | None = None
+    ttft_s: float | None = None  # not sooner than this after arrival
+    itl_s: float | None = None  # not sooner than this after the token before
+    arrived_at: float = 0.0
+    due_at: float = 0.0
+    first_token_at: float | None = None
+    emitted: int = 0
+    computed: int = 0
+    cached: int = 0
+    prefilled: bool = False  # its prompt was counted once
+    blocks: list[int] = field(default_factory=list)
+    hashes: list[int] = field(default_factory=list)
+    preemptions: int = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens known so far: the prompt and what was emitted."""
+        return len(self.prompt) + self.emitted
+
+    def token(self, index: int) -> int:
+        """The token at `index` of prompt and output."""
+        split = len(self.prompt)
+        return self.prompt[index] if index < split else self.output[index - split]
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """A token came out; `finish` is set with the last one."""
+
+    id: str
+    position: int
+    token: int
+    finish: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """A running request lost its blocks and waits again."""
+
+    id: str
+
+
+Event = Emitted | Preempted

@@ -1,0 +1,342 @@
+"""A simulated vLLM server: the real one's paths, replies and habits, without a model.
+
+    async with SimServer(SimConfig(model="m", adapters=("a",))) as sim:
+        sim.url, sim.port            where it listens (loopback; port 0 picks a free one)
+        sim.inject("reset_after:3")  see `faults` for the table; `sim.clear()` heals everything
+        sim.requests                 what came in, headers and bodies, and what became of it
+
+Besides vLLM's own it serves GET /sim/requests, GET|POST|DELETE /sim/faults (POST takes
+`{"fault": "name:arg@count"}`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Self
+
+from gateway.sim import tasks
+from gateway.sim.ask import COUNT_TOKENS, MESSAGES, parse_body
+from gateway.sim.config import SimConfig
+from gateway.sim.engine import Engine
+from gateway.sim.errors import SimError, engine_dead
+from gateway.sim.faults import Fault
+from gateway.sim.frames import compact
+from gateway.sim.generate import EVENT_STREAM, GENERATING, JSON, generate
+from gateway.sim.http import Connection, Received, Reply
+from gateway.sim.metrics import CONTENT_TYPE, render_metrics
+from gateway.sim.state import SimState
+
+__all__ = ["Fault", "SimConfig", "SimServer", "run"]
+
+_REMEMBERED: Final = 2_000  # requests kept for assertions
+_COMMENT_EVERY_S: Final = 0.05
+_AUDIO: Final = ("/v1/audio/transcriptions", "/v1/audio/translations")
+_GUARDED: Final = ("/v1", "/v2")
+_HTML: Final = b"<html><head><title>Bad Gateway</title></head><body>Bad Gateway</body></html>\n"
+
+_JsonTask = Callable[[dict[str, Any], SimState], dict[str, Any]]
+_JSON_TASKS: Final[dict[str, _JsonTask]] = {
+    COUNT_TOKENS: tasks.count_tokens,
+    "/v1/embeddings": tasks.embed,
+    "/v1/rerank": tasks.rerank,
+    "/v1/score": tasks.score,
+    "/tokenize": tasks.tokenize_body,
+    "/detokenize": tasks.detokenize_body,
+}
+_TEXT_TASKS: Final[dict[str, Callable[[dict[str, Any], SimState], str]]] = {
+    "/v1/load_lora_adapter": tasks.load_adapter,
+    "/v1/unload_lora_adapter": tasks.unload_adapter,
+}
+_GETS: Final = ("/health", "/version", "/metrics", "/load", "/ping", "/v1/models", "/openapi.json")
+
+
+class SimServer:
+    """One server. Many may live in one event loop; all are made and stopped inside it."""
+
+    def __init__(self, config: SimConfig | None = None, faults: Sequence[Fault | str] = ()) -> None:
+        self.config = config or SimConfig()
+        self.requests: deque[Received] = deque(maxlen=_REMEMBERED)
+        self.port = self.config.port
+        self.state: SimState
+        self._first_faults = faults
+        self._socket: socket.socket | None = None
+        self._listening = False
+        self._connections: set[Connection] = set()
+        self._accepting: set[asyncio.Task[Any]] = set()
+        self._death: asyncio.TimerHandle | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it is, without a path."""
+        return f"http://{self.config.host}:{self.port}"
+
+    @property
+    def engine(self) -> Engine:
+        """The (first) engine core."""
+        return self.state.engines[0]
+
+    def received(self, path: str) -> list[Received]:
+        """Return the remembered requests for one path."""
+        return [request for request in self.requests if request.path == path]
+
+    async def start(self) -> None:
+        """Bind and listen."""
+        self.state = SimState(self.config)
+        self.state.on_death = self._plan_end
+        self._listen()
+        for fault in self._first_faults:
+            self.inject(fault)
+
+    async def stop(self) -> None:
+        """Close everything at once; requests in progress are cancelled."""
+        if self._death is not None:
+            self._death.cancel()
+        self._close_listener()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        pending = [c.task for c in self._connections if c.task is not None]
+        for connection in list(self._connections):
+            connection.transport.abort()
+        for driver in self.state.drivers:
+            driver.close()
+        if pending or self._accepting:
+            await asyncio.wait([*pending, *self._accepting])
+        await asyncio.sleep(0)  # lets the transports finish closing
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
+
+    def inject(self, fault: Fault | str) -> None:
+        """Make a fault happen from now on."""
+        fault = Fault.parse(fault) if isinstance(fault, str) else fault
+        self.state.faults.add(fault)
+        if fault.name == "frozen":
+            for driver in self.state.drivers:
+                driver.freeze(frozen=True)
+        elif fault.name == "refuse":
+            self._refuse()
+
+    def clear(self) -> None:
+        """Forget all faults and heal what they did: thaw, restart a dead engine, listen again."""
+        self.state.faults.clear()
+        self.state.revive()
+        for driver in self.state.drivers:
+            driver.freeze(frozen=False)
+        if self._death is not None:
+            self._death.cancel()
+        if not self._listening:
+            self._listen()
+
+    # --- listening ---
+
+    def _bind(self) -> socket.socket:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setblocking(False)
+        sock.bind((self.config.host, self.port))
+        self.port = sock.getsockname()[1]
+        return sock
+
+    def _listen(self) -> None:
+        self._socket = self._socket or self._bind()
+        self._socket.listen(1024)
+        self._listening = True
+        asyncio.get_running_loop().add_reader(self._socket, self._accept)
+
+    def _close_listener(self) -> None:
+        if self._listening and self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
+        self._listening = False
+
+    def _refuse(self) -> None:
+        """Keep the port, but refuse connections; those in use end with their present request."""
+        self._close_listener()
+        self._socket = self._socket or self._bind()
+        for connection in list(self._connections):
+            connection.draining = True
+            if connection.task is None:
+                connection.transport.close()
+
+    def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._socket is not None:
+            try:
+                sock, _ = self._socket.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            task = loop.create_task(loop.connect_accepted_socket(self._connection, sock))
+            self._accepting.add(task)
+            task.add_done_callback(self._accepting.discard)
+
+    def _connection(self) -> Connection:
+        return Connection(self._handle, self._connections, self.config.keep_alive_s)
+
+    def _plan_end(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._death = loop.call_later(self.config.death_linger_s, self._refuse)
+
+    # --- answering ---
+
+    async def _handle(self, request: Received, reply: Reply) -> None:
+        try:
+            if request.path.startswith("/sim/"):
+                self._control(request, reply)
+                return
+            self.requests.append(request)
+            self._check_key(request)
+            if request.path in _GETS:
+                await self._get(request, reply)
+            else:
+                await self._post(request, reply)
+        except SimError as error:
+            body = error.body(anthropic=request.path.startswith(MESSAGES))
+            extra = {"allow": error.allow} if error.allow else {}
+            reply.send(error.status, compact(body), JSON | extra)
+
+    def _check_key(self, request: Received) -> None:
+        key = self.config.api_key
+        if key is None or not request.path.startswith(_GUARDED):
+            return
+        scheme, _, given = (request.header("authorization") or "").partition(" ")
+        if scheme.lower() != "bearer" or given != key:
+            raise SimError(401, "", plain={"error": "Unauthorized"})
+
+    async def _get(self, request: Received, reply: Reply) -> None:
+        if request.method != "GET":
+            plain = {"detail": "Method Not Allowed"}
+            raise SimError(405, "", plain=plain, allow="GET")
+        state = self.state
+        match request.path:
+            case "/health" | "/ping":
+                reply.send(self._health(), b"")
+            case "/metrics":
+                await self._metrics(reply)
+            case "/version":
+                reply.send(200, compact({"version": self.config.version}), JSON)
+            case "/load":
+                reply.send(200, compact({"server_load": state.in_flight}), JSON)
+            case "/v1/models":
+                reply.send(200, compact(tasks.list_models(state)), JSON)
+            case _:
+                reply.send(200, compact(tasks.openapi(self.config)), JSON)
+
+    def _health(self) -> int:
+        if self.state.faults.take("health_500"):
+            return 500
+        return 503 if self.state.dead or self.state.faults.take("unhealthy_then_ok") else 200
+
+    async def _metrics(self, reply: Reply) -> None:
+        faults = self.state.faults
+        if slow := faults.take("slow_metrics"):
+            await asyncio.sleep(slow.duration_s or 0)
+        if faults.take("no_metrics"):
+            raise SimError(404, "", plain={"detail": "Not Found"})
+        garbage = faults.take("garbage_metrics")
+        body = b"\x00<html>}{ vllm:num_requests_running{ NaN\n" if garbage else None
+        reply.send(200, body or render_metrics(self.state), {"content-type": CONTENT_TYPE})
+
+    async def _post(self, request: Received, reply: Reply) -> None:
+        path = request.path
+        if path not in self.config.paths and path not in _TEXT_TASKS:
+            raise SimError(404, "", plain={"detail": "Not Found"})
+        if request.method != "POST":
+            plain = {"detail": "Method Not Allowed"}
+            raise SimError(405, "", plain=plain, allow="POST")
+        if path in _TEXT_TASKS:
+            reply.send(200, _TEXT_TASKS[path](_json(request), self.state).encode())
+            return
+        if await self._broken_before(request, reply):
+            return
+        if path in _AUDIO:
+            form = tasks.parse_form(request.header("content-type") or "", request.body)
+            answer = tasks.transcribe(form, self.state)
+            text = isinstance(answer, str)
+            kind = {"content-type": "text/plain; charset=utf-8"} if text else JSON
+            reply.send(200, answer.encode() if isinstance(answer, str) else compact(answer), kind)
+        elif path in GENERATING:
+            await generate(self.state, request, reply, _json(request))
+        else:
+            if self.state.dead and path.startswith("/v1"):
+                raise engine_dead()
+            reply.send(200, compact(_JSON_TASKS[path](_json(request), self.state)), JSON)
+
+    async def _broken_before(self, request: Received, reply: Reply) -> bool:
+        """Carry out a fault that hits before any answer; True when that was the answer."""
+        faults = self.state.faults
+        if request.reused and faults.take("keepalive_close"):
+            reply.cut()
+            return True
+        if hang := faults.take("hang_before_headers"):
+            if hang.duration_s is None:
+                await asyncio.Event().wait()
+            await asyncio.sleep(hang.duration_s or 0)
+        if faults.take("reset_before_headers"):
+            reply.reset()
+            return True
+        if failing := faults.take("http_500"):
+            status = failing.number or 500
+            raise SimError(status, "Internal server error", kind="InternalServerError")
+        if page := faults.take("html_error"):
+            reply.send(page.number or 502, _HTML, {"content-type": "text/html"})
+            return True
+        if faults.take("only_comments"):
+            reply.start_stream(200, EVENT_STREAM)
+            while True:
+                await reply.chunk(b": keep-alive\n\n")
+                await asyncio.sleep(_COMMENT_EVERY_S)
+        return False
+
+    def _control(self, request: Received, reply: Reply) -> None:
+        if request.path == "/sim/requests":
+            answer: Any = [one.shown() for one in self.requests]
+        elif request.path == "/sim/faults":
+            if request.method == "POST":
+                try:
+                    self.inject(str(parse_body(request.body).get("fault")))
+                except ValueError as error:
+                    raise SimError(400, str(error)) from None
+            elif request.method == "DELETE":
+                self.clear()
+            answer = [str(fault) for fault in self.state.faults.active]
+        else:
+            raise SimError(404, "", plain={"detail": "Not Found"})
+        reply.send(200, compact(answer), JSON)
+
+
+def run(config: SimConfig, faults: Sequence[Fault | str] = ()) -> None:
+    """Serve until SIGINT or SIGTERM."""
+
+    async def serve() -> None:
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, ended.set)
+        async with SimServer(config, faults) as server:
+            sys.stderr.write(f"simulated vLLM serves {config.model} on {server.url}\n")
+            await ended.wait()
+
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(serve())
+
+
+def _json(request: Received) -> dict[str, Any]:
+    kind = (request.header("content-type") or "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        text = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
+        raise SimError(400, text, kind="Bad Request")
+    return parse_body(request.body)
