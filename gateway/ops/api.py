@@ -1,0 +1,202 @@
+"""The operators' listener: metrics, overview, liveness, readiness. Read-only.
+
+Its own Starlette app, so that no route can be reached from the public side. With a token configured
+everything but /livez and /readyz asks for it. Bound to loopback, it answers only to names of this
+machine: a web page must not read it through a name that it points here (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.config.load import Loaded
+from gateway.core.aio import Clock
+from gateway.ingress.routes import Readiness
+from gateway.observe.metrics import Metrics
+from gateway.ops.overview import Facts, Moment, overview
+from gateway.pools.table import PoolTable
+
+_OPEN_PATHS: Final = frozenset({"/livez", "/readyz"})
+_LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_HEADERS: Final = {
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+def admin_app(
+    *,
+    table: PoolTable,
+    metrics: Metrics,
+    clock: Clock,
+    loaded: Callable[[], Loaded],
+    ready: Callable[[], Readiness],
+    file: Path | None = None,
+) -> Starlette:
+    """Make the app of the admin listener.
+
+    `loaded` is asked each time, so that a reload shows; the token may change with it.
+    """
+    started_at = clock.now()
+
+    async def get_metrics(request: Request) -> Response:
+        body, content_type = metrics.render(request.headers.get("accept", ""))
+        return _reply(body, content_type)
+
+    async def get_overview(request: Request) -> Response:
+        facts = Facts(
+            table=table,
+            metrics=metrics,
+            config=loaded().config,
+            file=file,
+            draining=_draining(ready()),
+            started_at=started_at,
+        )
+        shown = overview(facts, Moment(clock.now(), clock.wall()))
+        return _reply(msgspec.json.encode(shown), "application/json")
+
+    async def livez(request: Request) -> Response:
+        return _reply(b"ok\n", "text/plain; charset=utf-8")
+
+    async def readyz(request: Request) -> Response:
+        state = ready()
+        text = "ok\n" if state.ready else "not ready\n"
+        if "verbose" in request.query_params:
+            text = state.text() + text
+        status = HTTPStatus.OK if state.ready else HTTPStatus.SERVICE_UNAVAILABLE
+        return _reply(text.encode(), "text/plain; charset=utf-8", status)
+
+    def token() -> str | None:
+        secret = loaded().config.admin.token
+        return secret.get_secret_value() if secret is not None else None
+
+    app = Starlette(
+        routes=[
+            Route("/metrics", get_metrics),
+            Route("/admin/v1/overview", get_overview),
+            Route("/livez", livez),
+            Route("/readyz", readyz),
+        ],
+        middleware=[
+            Middleware(Guard, token=token, local_only=loaded().config.admin.listen.loopback)
+        ],
+        exception_handlers={HTTPException: _http_problem, Exception: _bug},
+    )
+    app.router.redirect_slashes = False  # a redirect would echo the Host header
+    return app
+
+
+class Guard:
+    """Refuses, before any route is looked up: foreign hosts 421, no token 401, not GET 405."""
+
+    def __init__(self, app: ASGIApp, *, token: Callable[[], str | None], local_only: bool) -> None:
+        self._app = app
+        self._token = token
+        self._local_only = local_only
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a refusal, or pass the request on."""
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        await (refusal or self._app)(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        if self._local_only and not _is_local(headers.getlist("host")):
+            return problem(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                "unknown_host",
+                "This listener answers to localhost, 127.0.0.1 and [::1] only.",
+            )
+        if scope["path"] not in _OPEN_PATHS and not self._may_read(headers):
+            return problem(
+                HTTPStatus.UNAUTHORIZED,
+                "unauthorized",
+                "Send the admin token: Authorization: Bearer <admin.token>.",
+                {"www-authenticate": "Bearer"},
+            )
+        if scope["method"] != "GET":
+            return problem(
+                HTTPStatus.METHOD_NOT_ALLOWED,
+                "method_not_allowed",
+                "Everything here is read with GET.",
+                {"allow": "GET"},
+            )
+        return None
+
+    def _may_read(self, headers: Headers) -> bool:
+        token = self._token()
+        if token is None:
+            return True
+        given = headers.getlist("authorization")
+        if len(given) != 1:
+            return False
+        scheme, _, secret = given[0].partition(" ")
+        matches = hmac.compare_digest(secret.strip().encode(), token.encode())
+        return matches and scheme.lower() == "bearer"
+
+
+def problem(
+    status: HTTPStatus, code: str, detail: str, headers: dict[str, str] | None = None
+) -> Response:
+    """Return an error as RFC 9457 problem details; `code` is the machine's word for it."""
+    body = {
+        "type": "about:blank",
+        "title": status.phrase,
+        "status": status.value,
+        "code": code,
+        "detail": detail,
+    }
+    return _reply(msgspec.json.encode(body), "application/problem+json", status, headers)
+
+
+def _reply(
+    body: bytes,
+    content_type: str,
+    status: HTTPStatus = HTTPStatus.OK,
+    headers: dict[str, str] | None = None,
+) -> Response:
+    every = {**_HEADERS, "content-type": content_type, **(headers or {})}
+    return Response(body, status_code=status, headers=every)
+
+
+async def _http_problem(request: Request, error: Exception) -> Response:
+    """Answer what Starlette itself refuses: an unknown path."""
+    status = HTTPStatus(error.status_code if isinstance(error, HTTPException) else 500)
+    known = "/metrics, /admin/v1/overview, /livez and /readyz"
+    return problem(status, status.phrase.lower().replace(" ", "_"), f"There are: {known}.")
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    """Answer a bug of ours; the server logs it."""
+    detail = "The gateway failed on this request; it has been logged."
+    return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "bug", detail)
+
+
+def _is_local(hosts: list[str]) -> bool:
+    """Whether the one Host header names this machine, with or without a port."""
+    if len(hosts) != 1:
+        return False
+    host = hosts[0].lower()
+    name, colon, port = host.rpartition(":")
+    return host in _LOCAL_NAMES or (bool(colon) and port.isdecimal() and name in _LOCAL_NAMES)
+
+
+def _draining(state: Readiness) -> bool:
+    return any(name == "accepting" and not passed for name, passed, _ in state.checks)

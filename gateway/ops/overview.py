@@ -1,0 +1,314 @@
+"""What `GET /admin/v1/overview` tells, and the sentence on top of it.
+
+The shape below is what `vllm-gateway status` and scripts read. Keys are added, never renamed or
+removed, within one `schema_version`. Times are RFC 3339 in UTC. What is not known, or too old to
+be true, is null, never 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Literal, TypedDict
+
+from gateway import __version__
+from gateway.config.models import Config, PoolConfig
+from gateway.core.types import Phase, Transition
+from gateway.observe.metrics import Metrics
+from gateway.pools.table import Backend, PoolTable
+from gateway.routing.catalog import Catalog
+
+SCHEMA_VERSION: Final = 1
+_TRANSITIONS_TOLD: Final = 50
+_SERVING: Final = frozenset({Phase.READY.value, Phase.DEGRADED.value})
+_NAMED: Final = 3  # pools and backends that a sentence names; the rest are counted
+
+# The state of a pool, the worst first:
+#   down       no backend serves
+#   saturated  those that serve can take no more: requests are shed
+#   starting   no backend serves yet, but some are on their way
+#   degraded   it serves, but not every backend is ready
+#   ready      every backend is ready
+PoolState = Literal["down", "saturated", "starting", "degraded", "ready"]
+_WORST_FIRST: Final[tuple[PoolState, ...]] = (
+    "down",
+    "saturated",
+    "starting",
+    "degraded",
+    "ready",
+)
+
+
+class BackendOverview(TypedDict):
+    """One vLLM server."""
+
+    id: str  # pool/name
+    name: str
+    phase: str  # core.types.Phase
+    reason: str  # short closed word
+    since: str
+    phase_age_s: float
+    detail: str  # a sentence with the evidence
+    in_flight: int  # requests of this gateway on it
+    running: int | None  # the backend's own figures; null while unknown or stale
+    waiting: int | None
+    kv_usage_ratio: float | None
+    scrape_age_s: float | None  # null: never scraped
+    stale: bool  # the three above are too old, or there are none
+    saturated: bool  # takes no more work now
+    version: str | None
+    window_tokens: int | None
+    models: list[str]  # adapters included
+
+
+class PoolOverview(TypedDict):
+    """The backends that serve one model."""
+
+    name: str
+    aliases: list[str]
+    state: PoolState
+    window_tokens: int | None
+    adapters: list[str]
+    endpoints: list[str] | None  # null: the backends do not tell
+    backends: list[BackendOverview]
+
+
+class TransitionOverview(TypedDict):
+    """One change of a backend's phase."""
+
+    at: str
+    backend: str  # pool/name
+    before: str
+    after: str
+    reason: str
+    detail: str
+
+
+class ConfigOverview(TypedDict):
+    """The configuration in force. Equal hashes mean equal settings; secrets are not part of it."""
+
+    file: str | None
+    hash: str
+
+
+class Totals(TypedDict):
+    """Sums over all pools; `requests` counts those that ended since the start, by outcome."""
+
+    backends: int
+    backends_ready: int
+    in_flight: int
+    requests: dict[str, int]
+
+
+class Overview(TypedDict):
+    """The whole answer."""
+
+    schema_version: int
+    at: str
+    verdict: str
+    state: PoolState  # the worst of the pools
+    draining: bool
+    version: str
+    uptime_s: float
+    config: ConfigOverview
+    pools: list[PoolOverview]
+    transitions: list[TransitionOverview]  # the newest first
+    totals: Totals
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One instant on both clocks, to tell monotonic times as wall times."""
+
+    now: float
+    wall: float
+
+    def told(self, at: float) -> str:
+        """Return a monotonic time in RFC 3339."""
+        return rfc3339(self.wall - (self.now - at))
+
+
+def rfc3339(wall: float) -> str:
+    """Return seconds since the epoch as `2026-01-31T14:02:11.120Z`."""
+    text = datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
+def config_hash(config: Config) -> str:
+    """Return a short hash of all settings; secrets are masked in what is hashed."""
+    return hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What an overview is made of."""
+
+    table: PoolTable
+    metrics: Metrics
+    config: Config
+    file: Path | None
+    draining: bool
+    started_at: float
+
+
+def overview(facts: Facts, moment: Moment) -> Overview:
+    """Return the overview of this moment."""
+    pools = pool_overviews(facts.config.pools, facts.table, moment)
+    backends = [backend for pool in pools for backend in pool["backends"]]
+    recent = list(facts.table.transitions)[: -_TRANSITIONS_TOLD - 1 : -1]
+    return Overview(
+        schema_version=SCHEMA_VERSION,
+        at=rfc3339(moment.wall),
+        verdict=verdict(pools, draining=facts.draining),
+        state=min((pool["state"] for pool in pools), key=_WORST_FIRST.index, default="ready"),
+        draining=facts.draining,
+        version=__version__,
+        uptime_s=round(moment.now - facts.started_at, 3),
+        config=ConfigOverview(
+            file=str(facts.file) if facts.file is not None else None,
+            hash=config_hash(facts.config),
+        ),
+        pools=pools,
+        transitions=[_transition(each, moment) for each in recent],
+        totals=Totals(
+            backends=len(backends),
+            backends_ready=sum(each["phase"] == Phase.READY.value for each in backends),
+            in_flight=sum(each["in_flight"] for each in backends),
+            requests=facts.metrics.total_requests(),
+        ),
+    )
+
+
+def pool_overviews(
+    configs: Mapping[str, PoolConfig], table: PoolTable, moment: Moment
+) -> list[PoolOverview]:
+    """Return every pool as it is, in the order of the configuration."""
+    entries = Catalog.build(configs, table).entries
+    pools = []
+    for name, config in configs.items():
+        backends = [_backend(each, moment) for each in table.backends(name)]
+        entry = entries[name]
+        endpoints = entry.endpoints
+        pools.append(
+            PoolOverview(
+                name=name,
+                aliases=list(config.aliases),
+                state=_state(backends),
+                window_tokens=entry.route.window_tokens,
+                adapters=sorted(each for each, of in entries.items() if of.parent == name),
+                endpoints=sorted(each.value for each in endpoints) if endpoints else None,
+                backends=backends,
+            )
+        )
+    return pools
+
+
+def _backend(backend: Backend, moment: Moment) -> BackendOverview:
+    sample, stale = backend.sample, backend.stale(moment.now)
+    fresh = None if stale else sample
+    return BackendOverview(
+        id=backend.id,
+        name=backend.name,
+        phase=backend.phase.value,
+        reason=backend.reason,
+        since=moment.told(backend.since),
+        phase_age_s=round(moment.now - backend.since, 3),
+        detail=backend.health.detail,
+        in_flight=backend.in_flight,
+        running=fresh.running if fresh is not None else None,
+        waiting=fresh.waiting if fresh is not None else None,
+        kv_usage_ratio=fresh.kv_usage_ratio if fresh is not None else None,
+        scrape_age_s=round(moment.now - sample.at, 3) if sample is not None else None,
+        stale=stale,
+        saturated=backend.saturated(moment.now),
+        version=backend.version,
+        window_tokens=backend.window_tokens,
+        models=list(backend.models),
+    )
+
+
+def _transition(seen: Transition, moment: Moment) -> TransitionOverview:
+    return TransitionOverview(
+        at=moment.told(seen.at),
+        backend=seen.backend_id,
+        before=seen.before.value,
+        after=seen.after.value,
+        reason=seen.reason,
+        detail=seen.detail,
+    )
+
+
+def _state(backends: Sequence[BackendOverview]) -> PoolState:
+    serving = [each for each in backends if each["phase"] in _SERVING]
+    if serving and all(each["saturated"] for each in serving):
+        return "saturated"
+    if serving:
+        ready = all(each["phase"] == Phase.READY.value for each in backends)
+        return "ready" if ready else "degraded"
+    starting = any(each["phase"] == Phase.STARTING.value for each in backends)
+    return "starting" if starting else "down"
+
+
+# --- the sentence ---------------------------------------------------------------------------------
+
+
+def verdict(pools: Sequence[PoolOverview], *, draining: bool = False) -> str:
+    """Return how things are in one or two sentences, the worst first."""
+    in_flight = sum(backend["in_flight"] for pool in pools for backend in pool["backends"])
+    parts = []
+    if draining:
+        left = _count(in_flight, "request")
+        parts.append(f"Shutting down: {left} still in flight, no new work is taken.")
+    bad = sorted(
+        (pool for pool in pools if pool["state"] != "ready"),
+        key=lambda pool: _WORST_FIRST.index(pool["state"]),
+    )
+    parts += [_pool_sentence(pool) for pool in bad[:_NAMED]]
+    if len(bad) > _NAMED:
+        parts.append(f"{_count(len(bad) - _NAMED, 'more pool')} not ready.")
+    if not bad and not draining:
+        backends = sum(len(pool["backends"]) for pool in pools)
+        parts.append(
+            f"Ready: {_count(len(pools), 'pool')}, {_count(backends, 'backend')}, "
+            f"{_count(in_flight, 'request')} in flight."
+        )
+    elif bad and len(bad) < len(pools):
+        parts.append("Everything else is ready.")
+    return " ".join(parts)
+
+
+def _pool_sentence(pool: PoolOverview) -> str:
+    name, backends = pool["name"], pool["backends"]
+    ready = sum(each["phase"] == Phase.READY.value for each in backends)
+    troubled = [each for each in backends if each["phase"] != Phase.READY.value]
+    match pool["state"]:
+        case "saturated":
+            return f"{name} is saturated: no backend takes more, requests are shed."
+        case "down":
+            head = f"{name} is down: none of {_count(len(backends), 'backend')} serves"
+        case "starting":
+            head = f"{name} is starting: none of {_count(len(backends), 'backend')} is ready yet"
+        case _:
+            head = f"{name} has {ready} of {_count(len(backends), 'backend')} ready"
+    told = [
+        f"{each['name']} {each['phase']} for {_duration(each['phase_age_s'])}, {each['detail']}"
+        for each in troubled[:_NAMED]
+    ]
+    if len(troubled) > _NAMED:
+        told.append(f"{len(troubled) - _NAMED} more")
+    return f"{head} ({'; '.join(told)})." if told else f"{head}."
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _duration(seconds: float) -> str:
+    """Return `8 s`, `6 min`, `3 h` or `12 d`."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
