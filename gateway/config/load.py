@@ -44,8 +44,9 @@ class Loaded:
     def told_in(self, path: KeyPath) -> str:
         """Say where a setting comes from: `line 7`, `line 8, ${ADMIN_TOKEN}`, or `default`."""
         found = self.origin.get(path)
+        if found is None and path[-1] in ("url", "name"):
+            found = self.origin.get(path[:-1])  # in the short form, `- http://...`
         if found is None:
-            # A list or mapping is written at its own place, or by the short form around it.
             return "default"
         reference = f", {found.reference}" if found.reference else ""
         return f"line {found.place.line}{reference}"

@@ -16,7 +16,7 @@ from gateway.config.spell import HIDDEN, spell
 # Read once, at start. A name covers the settings below it.
 NEEDS_RESTART: Final = (
     "listen",
-    "admin",
+    "admin.listen",
     "redis",
     "health",
     "log",

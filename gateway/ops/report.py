@@ -1,0 +1,136 @@
+"""The overview and the keys as rows for people: what `status` and `keys list` print.
+
+Imports nothing of the server, so that looking at it starts fast. What a gateway of another version
+does not tell is shown as unknown, never as 0.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.ops.console import print_table
+
+if TYPE_CHECKING:
+    from gateway.access.records import KeyInfo
+
+_SIGNS: Final = {"ready": "●", "degraded": "◐", "starting": "◌", "saturated": "◐", "down": "○"}
+_EVENTS: Final = 5
+Row = dict[str, object]
+
+
+def degraded(overview: dict[str, Any]) -> bool:
+    """Whether anything needs a look: a pool that is not ready, or a gateway that goes away."""
+    return overview.get("state") != "ready" or bool(overview.get("draining"))
+
+
+def print_overview(overview: dict[str, Any]) -> None:
+    """Print the verdict, the pools, the backends and what changed last."""
+    state = str(overview.get("state", "unknown"))
+    up = _age(overview.get("uptime_s"))
+    head = f"{_SIGNS.get(state, '?')} {state.upper()}  vllm-gateway {overview.get('version', '?')}"
+    _line(f"{head}  up {up}\n  {overview.get('verdict', '')}\n")
+    pools = overview.get("pools", [])
+    print_table([_pool_row(pool) for pool in pools], empty="no pools")
+    _line()
+    print_table(
+        [_backend_row(backend) for pool in pools for backend in pool.get("backends", [])],
+        empty="no backends",
+    )
+    events = overview.get("transitions", [])[:_EVENTS]
+    if events:
+        _line("\nLast events")
+        for event in events:
+            clock = str(event.get("at", ""))[:19].replace("T", " ")
+            change = f"{event.get('before')} -> {event.get('after')}"
+            _line(f"  {clock}  {event.get('backend')}  {change}  {event.get('detail')}")
+
+
+def _pool_row(pool: dict[str, Any]) -> Row:
+    backends = pool.get("backends", [])
+    ready = sum(backend.get("phase") == "ready" for backend in backends)
+    return {
+        "pool": pool.get("name"),
+        "state": pool.get("state"),
+        "ready": f"{ready}/{len(backends)}",
+        "run": _sum(backends, "running"),
+        "wait": _sum(backends, "waiting"),
+        "kv max": _percent(_most(backends, "kv_usage_ratio")),
+        "ours": _sum(backends, "in_flight"),
+        "window": pool.get("window_tokens"),
+        "adapters": len(pool.get("adapters", [])),
+    }
+
+
+def _backend_row(backend: dict[str, Any]) -> Row:
+    ready = backend.get("phase") == "ready"
+    return {
+        "backend": backend.get("id"),
+        "state": backend.get("phase"),
+        "since": _age(backend.get("phase_age_s")),
+        "run": backend.get("running"),
+        "wait": backend.get("waiting"),
+        "kv": _percent(backend.get("kv_usage_ratio")),
+        "ours": backend.get("in_flight"),
+        "vllm": backend.get("version"),
+        "": _doubt(backend) if ready else backend.get("detail", ""),
+    }
+
+
+def _doubt(backend: dict[str, Any]) -> str:
+    if backend.get("saturated"):
+        return "saturated"
+    return "metrics are stale" if backend.get("stale") else ""
+
+
+def key_rows(keys: Sequence[KeyInfo], wall_now: float | None = None) -> list[Row]:
+    """Return the keys as rows for a table or for JSON; times are RFC 3339 in UTC."""
+    now = time.time() if wall_now is None else wall_now
+    return [
+        {
+            "id": key.id,
+            "name": key.name,
+            "state": key.state(now),
+            "models": list(key.models),
+            "max_context": key.max_context_tokens,
+            "max_output": key.max_output_tokens,
+            "created": _day(key.created_s),
+            "ends": _day(key.revoked_s if key.revoked_s is not None else key.ends_s),
+        }
+        for key in keys
+    ]
+
+
+def _day(wall: float | None) -> str | None:
+    if wall is None:
+        return None
+    return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _sum(backends: list[dict[str, Any]], key: str) -> int | None:
+    known = [backend[key] for backend in backends if backend.get(key) is not None]
+    return sum(known) if known else None
+
+
+def _most(backends: list[dict[str, Any]], key: str) -> float | None:
+    return max((b[key] for b in backends if b.get(key) is not None), default=None)
+
+
+def _percent(ratio: float | None) -> str | None:
+    return None if ratio is None else f"{ratio:.0%}"
+
+
+def _age(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds // size:.0f}{unit}"
+    return f"{seconds:.0f}s"
+
+
+def _line(text: str = "") -> None:
+    sys.stdout.write(text + "\n")
