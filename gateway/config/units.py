@@ -20,6 +20,7 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    PlainSerializer,
     PlainValidator,
     ValidationInfo,
     WithJsonSchema,
@@ -189,7 +190,9 @@ class OrWord:
             if part is not NoneType and get_origin(part) is not Literal
         )
         return core_schema.no_info_wrap_validator_function(
-            validate, handler.generate_schema(written)
+            validate,
+            handler.generate_schema(written),
+            serialization=core_schema.plain_serializer_function_ser_schema(lambda value: value),
         )
 
     def __get_pydantic_json_schema__(
@@ -285,6 +288,7 @@ Tokens = Annotated[
 Address = Annotated[
     Listen,
     PlainValidator(parse_listen),
+    PlainSerializer(str, return_type=str),
     WithJsonSchema(
         {
             "type": "string",

@@ -10,7 +10,10 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from http.client import HTTPConnection
 
 
 class Exit(IntEnum):
@@ -36,16 +39,14 @@ class VerbError(Exception):
 
 def print_failure(error: Exception) -> Exit:
     """Print one line and a hint about whatever ended a verb; return the exit code."""
-    from gateway.core.errors import ConfigError
-
-    if isinstance(error, ConfigError):
-        _to_stderr("\n".join(error.findings))
-        return Exit.INVALID_CONFIG
     hint, code = "", Exit.FAILURE
     if isinstance(error, VerbError):
         message, hint, code = str(error), error.hint, error.code
     elif isinstance(error, OSError):
         message = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
+    elif hasattr(error, "findings"):  # ConfigError, by its shape: importing it takes 12 ms
+        _to_stderr("\n".join(error.findings))
+        return Exit.INVALID_CONFIG
     else:
         message = f"this is a bug: {type(error).__name__}: {error}"
         hint = "run it again with -vv for the traceback, and report it"
@@ -62,28 +63,30 @@ def print_json(value: object) -> None:
 
 def print_table(rows: Sequence[Mapping[str, object]], *, empty: str = "none") -> None:
     """Print rows for people, numbers to the right; names of columns are the keys of the first."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     if not rows:
         sys.stdout.write(f"{empty}\n")
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in rows[0]:
-        numeric = all(isinstance(row[name], int | float) or row[name] is None for row in rows)
-        table.add_column(name.upper(), justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row.values()))
-    # Piped output is not cut to a screen that is not there.
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200
-    Console(width=width, highlight=False).print(table)
+    names = list(rows[0])
+    cells = [[name.upper() for name in names], *([_cell(row[n]) for n in names] for row in rows)]
+    widths = [max(len(line[place]) for line in cells) for place in range(len(names))]
+    right = [all(isinstance(row[name], int | float | None) for row in rows) for name in names]
+    for number, line in enumerate(cells):
+        padded = [
+            text.rjust(width) if is_right else text.ljust(width)
+            for text, width, is_right in zip(line, widths, right, strict=True)
+        ]
+        sys.stdout.write(_bold("  ".join(padded).rstrip(), number == 0) + "\n")
 
 
 def _cell(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(str(item) for item in value)
     return "-" if value is None else str(value)
+
+
+def _bold(text: str, wanted: bool) -> str:
+    coloured = wanted and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    return f"\x1b[1m{text}\x1b[0m" if coloured else text
 
 
 def ask(server: str, path: str, token: str, *, timeout_s: float = 5.0) -> dict[str, Any]:
@@ -98,31 +101,69 @@ def ask(server: str, path: str, token: str, *, timeout_s: float = 5.0) -> dict[s
     Raises:
         VerbError: it does not answer, or not that.
     """
-    import httpx2
+    # http.client, because importing httpx2 takes as long again as everything else here.
+    import http.client
 
-    uds = server.removeprefix("unix:") if server.startswith("unix:") else None
-    url = ("http://localhost" if uds else server.rstrip("/")) + path
-    headers = {"authorization": f"Bearer {token}"} if token else {}
+    connection = _connection(server, timeout_s)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        # A TLS context costs 50 ms, which plain HTTP need not wait for.
-        transport = httpx2.HTTPTransport(uds=uds, verify=url.startswith("https:"))
-        with httpx2.Client(transport=transport, trust_env=False, timeout=timeout_s) as http:
-            reply = http.get(url, headers=headers)
-        answer = reply.json() if reply.is_success else None
-    except httpx2.HTTPError as error:
+        connection.request("GET", path, headers=headers)
+        reply = connection.getresponse()
+        body = reply.read()
+    except OSError as error:
         hint = "is it running? `vllm-gateway serve -c FILE`; another address: --server URL"
-        raise VerbError(f"{server} does not answer: {error}", hint) from error
-    except (httpx2.InvalidURL, ValueError) as error:
-        hint = "the admin listener has its own port, see `admin.listen`"
-        raise VerbError(f"{server} is no admin listener: {error}", hint) from error
-    if reply.status_code in (401, 403):
+        raise VerbError(f"{server} does not answer: {error.strerror or error}", hint) from error
+    except (http.client.HTTPException, ValueError) as error:
+        raise VerbError(f"{server} does not speak HTTP: {error!r}", _OTHER_PORT) from error
+    finally:
+        connection.close()
+    if reply.status in (401, 403):
         hint = "give it with --token or GATEWAY_ADMIN_TOKEN"
         raise VerbError(f"{server} asks for its token", hint, Exit.NOT_ALLOWED)
+    if reply.status != http.client.OK:
+        message = f"{server} answered {reply.status} to {path}"
+        raise VerbError(message, _OTHER_PORT, Exit.NOT_FOUND)
+    try:
+        answer = json.loads(body)
+    except ValueError as error:
+        raise VerbError(f"{server} did not answer JSON to {path}", _OTHER_PORT) from error
     if not isinstance(answer, dict):
-        hint = "the admin listener has its own port, see `admin.listen`"
-        message = f"{server} answered {reply.status_code} to {path}"
-        raise VerbError(message, hint, Exit.NOT_FOUND)
+        raise VerbError(f"{server} did not answer an object to {path}", _OTHER_PORT)
     return answer
+
+
+_OTHER_PORT: Final = "the admin listener has its own port, see `admin.listen`"
+
+
+def _connection(server: str, timeout_s: float) -> HTTPConnection:
+    """Return a connection to `http://host:port`, `https://...` or `unix:/path`."""
+    import http.client
+    import socket
+    from urllib.parse import urlsplit
+
+    if server.startswith("unix:"):
+        local = http.client.HTTPConnection("localhost", timeout=timeout_s)
+        local.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        local.sock.settimeout(timeout_s)
+        try:
+            local.sock.connect(server.removeprefix("unix:"))
+        except OSError as error:
+            local.close()
+            raise VerbError(f"{server} does not answer: {error.strerror}") from error
+        return local
+    try:
+        parts = urlsplit(server if "://" in server else f"http://{server}")
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise VerbError(f"{server} is not a URL: {error}", code=Exit.USAGE) from error
+    kinds: dict[str, type[HTTPConnection]] = {
+        "http": http.client.HTTPConnection,
+        "https": http.client.HTTPSConnection,
+    }
+    if host is None or parts.scheme not in kinds:
+        hint = "write it like http://127.0.0.1:9090 or unix:/run/gw-admin.sock"
+        raise VerbError(f"{server} is not a URL", hint, Exit.USAGE)
+    return kinds[parts.scheme](host, port, timeout=timeout_s)
 
 
 def _to_stderr(text: str) -> None:
