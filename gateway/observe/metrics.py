@@ -177,11 +177,12 @@ class Metrics(Collector):
 
     def _name(self, record: RequestRecord) -> tuple[str, str]:
         """Return the labels for a pair of names seen for the first time, within the cap."""
-        pool = record.pool or UNKNOWN
+        pool, model = record.pool, record.model
+        if pool is None or model is None:
+            return (pool or UNKNOWN, UNKNOWN)
         if len(self._names) >= MAX_NAMES:
             return (pool, OTHER)
-        names = (pool, record.model if record.pool and record.model else UNKNOWN)
-        self._names[record.pool, record.model] = names
+        self._names[pool, model] = names = (pool, model)
         return names
 
     def transition(self, seen: Transition) -> None:
@@ -204,6 +205,11 @@ class Metrics(Collector):
         info.clear()
         info[(config_hash,)] = 1
         self._values[table.CONFIG_RELOADED.name][()] = self._clock.wall()
+
+    @property
+    def config_hash(self) -> str | None:
+        """Which configuration is in force, as last told."""
+        return next((labels[0] for labels in self._values[table.CONFIG_INFO.name]), None)
 
     def reloaded(self, *, ok: bool) -> None:
         """Count a reload that was asked for. After a success call `configured` too."""
@@ -243,7 +249,10 @@ class Metrics(Collector):
         now = self._clock.now()
         for backend in self._readings.backends():
             labels = (backend.pool, backend.name)
-            values[table.IN_FLIGHT.name][labels] = backend.in_flight
+            replaced = labels in values[table.IN_FLIGHT.name]
+            values[table.IN_FLIGHT.name][labels] += backend.in_flight
+            if replaced:  # a leaving backend whose name has a new owner: only its requests count
+                continue
             for phase in Phase:
                 is_in = backend.phase is phase
                 values[table.BACKEND_PHASE.name][*labels, phase.value] = is_in

@@ -7,7 +7,6 @@ be true, is null, never 0.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -88,10 +87,10 @@ class TransitionOverview(TypedDict):
 
 
 class ConfigOverview(TypedDict):
-    """The configuration in force. Equal hashes mean equal settings; secrets are not part of it."""
+    """The configuration in force; `hash` is the one in `gateway_config_info`."""
 
     file: str | None
-    hash: str
+    hash: str | None
 
 
 class Totals(TypedDict):
@@ -137,11 +136,6 @@ def rfc3339(wall: float) -> str:
     return text.replace("+00:00", "Z")
 
 
-def config_hash(config: Config) -> str:
-    """Return a short hash of all settings; secrets are masked in what is hashed."""
-    return hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:12]
-
-
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What an overview is made of."""
@@ -169,7 +163,7 @@ def overview(facts: Facts, moment: Moment) -> Overview:
         uptime_s=round(moment.now - facts.started_at, 3),
         config=ConfigOverview(
             file=str(facts.file) if facts.file is not None else None,
-            hash=config_hash(facts.config),
+            hash=facts.metrics.config_hash,
         ),
         pools=pools,
         transitions=[_transition(each, moment) for each in recent],

@@ -1,0 +1,352 @@
+import math
+import random
+import re
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as parse_openmetrics,
+)
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.core.errors import Overloaded, Rejected, ShuttingDown, Unavailable
+from gateway.core.types import (
+    Endpoint,
+    LoadSample,
+    Outcome,
+    Phase,
+    RequestRecord,
+    Transition,
+    Usage,
+    UsageSource,
+)
+from gateway.observe.instruments import INSTRUMENTS, TTFT_BUCKETS
+from gateway.observe.metrics import MAX_NAMES, Histogram, Metrics, Readings
+
+
+class HeldClock:
+    def now(self):
+        return 100.0
+
+    def wall(self):
+        return 1_700_000_000.0
+
+
+@dataclass
+class Reading:
+    pool: str = "m"
+    name: str = "b1"
+    phase: Phase = Phase.READY
+    in_flight: int = 0
+    sample: LoadSample | None = None
+
+    def stale(self, now):
+        return self.sample is None or now - self.sample.at > 3.0
+
+
+def metrics(*backends, **more):
+    return Metrics(Readings(backends=lambda: backends, **more), HeldClock())
+
+
+def record(**more):
+    fields = {
+        "id": "r1",
+        "endpoint": Endpoint.CHAT,
+        "received_at": 10.0,
+        "model": "m",
+        "pool": "m",
+        "backend_id": "m/b1",
+        "attempts": 1,
+        "body_at": 10.25,
+        "sent_at": 10.5,
+        "first_byte_at": 11.0,
+        "ended_at": 13.0,
+        "status": 200,
+        "outcome": Outcome.OK,
+        "stream": True,
+        "usage": Usage(7, 5, UsageSource.UPSTREAM, cached_tokens=3),
+    }
+    return RequestRecord(**(fields | more))
+
+
+LABELS = {each.name: (*each.labels, "le") for each in INSTRUMENTS}
+
+
+def samples(of):
+    """Return every sample: (name, labels as in the table..., le) -> value."""
+    found = {}
+    for family in text_string_to_metric_families(of.render()[0].decode()):
+        for sample in family.samples:
+            name = re.sub("_(bucket|count|sum)$", "", sample.name)
+            labels = [each for each in LABELS.get(name, ()) if each in sample.labels]
+            assert len(labels) == len(sample.labels)
+            found[sample.name, *(sample.labels[each] for each in labels)] = sample.value
+    return found
+
+
+def settled(*records):
+    of = metrics()
+    for each in records:
+        of.settle(each)
+    return samples(of)
+
+
+def test_a_request_is_counted_by_how_it_ended():
+    seen = settled(record(), record(), record(outcome=Outcome.SHED, status=503, usage=None))
+    assert seen["gateway_requests_total", "m", "m", "chat", "ok", "200"] == 2
+    assert seen["gateway_requests_total", "m", "m", "chat", "shed", "503"] == 1
+
+
+def test_times_are_told_from_the_head_of_the_request():
+    seen = settled(record())
+    assert seen["gateway_request_duration_seconds_sum", "m", "m"] == 3.0
+    assert seen["gateway_ttft_seconds_sum", "m", "m"] == 1.0
+    assert seen["gateway_ttft_seconds_bucket", "m", "m", "0.75"] == 0
+    assert seen["gateway_ttft_seconds_bucket", "m", "m", "1.0"] == 1
+    assert seen["gateway_ttft_seconds_count", "m", "m"] == 1
+
+
+def test_inter_token_time_is_the_mean_of_a_complete_stream():
+    seen = settled(record())
+    assert seen["gateway_inter_token_seconds_sum", "m", "m"] == pytest.approx(2.0 / 4)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"stream": False},
+        {"outcome": Outcome.STREAM_BROKEN},
+        {"usage": None},
+        {"usage": Usage(7, 1, UsageSource.UPSTREAM)},
+    ],
+)
+def test_without_a_complete_stream_there_is_no_inter_token_time(more):
+    seen = settled(record(**more))
+    assert ("gateway_inter_token_seconds_count", "m", "m") not in seen
+
+
+def test_overhead_leaves_out_the_upload_and_the_queue():
+    seen = settled(record(queue_s=0.125))
+    assert seen["gateway_overhead_seconds_sum", "chat"] == 0.125
+
+
+def test_overhead_of_a_retried_request_is_not_ours_to_tell():
+    assert ("gateway_overhead_seconds_count", "chat") not in settled(record(attempts=2))
+
+
+def test_a_request_that_was_not_sent_has_no_duration():
+    seen = settled(record(sent_at=None, first_byte_at=None, attempts=0, usage=None))
+    assert ("gateway_request_duration_seconds_count", "m", "m") not in seen
+    assert ("gateway_upstream_attempts_total", "m") not in seen
+
+
+def test_tokens_are_counted_by_kind_and_source():
+    seen = settled(record(), record(usage=Usage(1, 1, UsageSource.COUNTED)))
+    assert seen["gateway_tokens_total", "m", "m", "prompt"] == 8
+    assert seen["gateway_tokens_total", "m", "m", "cached"] == 3
+    assert seen["gateway_tokens_total", "m", "m", "completion"] == 6
+    assert seen["gateway_usage_source_total", "upstream"] == 1
+    assert seen["gateway_usage_source_total", "counted"] == 1
+
+
+@pytest.mark.parametrize("refusal", [Overloaded, Unavailable, ShuttingDown])
+def test_a_shed_request_counts_under_the_reason_of_its_error(refusal):
+    error = refusal("no")
+    seen = settled(record(outcome=error.outcome, error_code=error.code))
+    assert seen["gateway_shed_total", "m", refusal.shed_reason] == 1
+
+
+def test_a_shed_by_the_backend_itself_has_its_own_reason():
+    seen = settled(record(outcome=Outcome.SHED, status=503, error_code=None))
+    assert seen["gateway_shed_total", "m", "backend"] == 1
+
+
+def test_every_refusal_for_capacity_has_a_code_of_its_own():
+    codes = [each.default_code for each in Rejected.__subclasses__()]
+    assert None not in codes
+    assert len(set(codes)) == len(codes)
+
+
+@pytest.mark.parametrize(
+    ("more", "stage"),
+    [
+        ({"sent_at": None, "first_byte_at": None}, "before_send"),
+        ({"first_byte_at": None}, "before_first_byte"),
+        ({}, "streaming"),
+    ],
+)
+def test_a_client_that_left_is_counted_by_how_far_it_came(more, stage):
+    seen = settled(record(outcome=Outcome.CLIENT_GONE, status=499, **more))
+    assert seen["gateway_client_disconnects_total", "m", stage] == 1
+
+
+def test_retries_of_the_clients_sdk_are_counted_once_each():
+    seen = settled(record(client_retry=2), record(client_retry=0))
+    assert seen["gateway_client_retries_total", "m"] == 1
+
+
+def test_a_record_without_outcome_counts_as_a_bug():
+    seen = settled(record(outcome=None, status=0))
+    assert seen["gateway_requests_total", "m", "m", "chat", "bug", "none"] == 1
+
+
+def test_an_unheard_of_status_is_not_a_label():
+    seen = settled(record(status=799))
+    assert seen["gateway_requests_total", "m", "m", "chat", "ok", "_other"] == 1
+
+
+# --- bounded labels -------------------------------------------------------------------------------
+
+
+def random_names(count):
+    rng = random.Random(4)
+    return (f"model-{rng.random()}" for _ in range(count))
+
+
+def test_names_that_were_not_resolved_never_become_labels():
+    of = metrics()
+    of.settle(record(model=None, pool=None, usage=None))
+    before = len(samples(of))
+    for name in random_names(100_000):
+        of.settle(record(model=name, pool=None, usage=None))
+    assert len(samples(of)) == before
+    assert not any("model-" in part for key in samples(of) for part in key)
+
+
+def test_even_resolved_names_are_capped():
+    of = metrics()
+    for name in random_names(MAX_NAMES + 1):
+        of.settle(record(model=name))
+    before = len(samples(of))
+    for name in random_names(100_000):
+        of.settle(record(model=name))
+    assert len(samples(of)) == before
+    counted = sum(value for key, value in samples(of).items() if key[0] == "gateway_requests_total")
+    assert counted == 100_000 + MAX_NAMES + 1
+
+
+# --- backends -------------------------------------------------------------------------------------
+
+
+def test_backends_are_read_when_scraped():
+    backend = Reading(in_flight=4, sample=LoadSample(99.0, 3, 2, 0.5))
+    of = metrics(backend)
+    seen = samples(of)
+    assert seen["gateway_inflight_requests", "m", "b1"] == 4
+    assert seen["gateway_backend_running", "m", "b1"] == 3
+    assert seen["gateway_backend_waiting", "m", "b1"] == 2
+    assert seen["gateway_backend_kv_usage_ratio", "m", "b1"] == 0.5
+    assert seen["gateway_backend_scrape_age_seconds", "m", "b1"] == 1.0
+    backend.in_flight = 0
+    assert samples(of)["gateway_inflight_requests", "m", "b1"] == 0
+
+
+def test_a_backend_is_in_exactly_one_phase():
+    seen = samples(metrics(Reading(phase=Phase.DOWN)))
+    phases = {key[3]: value for key, value in seen.items() if key[0] == "gateway_backend_phase"}
+    assert phases == {phase.value: float(phase is Phase.DOWN) for phase in Phase}
+
+
+@pytest.mark.parametrize("sample", [None, LoadSample(90.0, 3, 2, 0.5)])
+def test_a_stale_load_is_absent_and_never_0(sample):
+    seen = samples(metrics(Reading(sample=sample)))
+    assert ("gateway_backend_running", "m", "b1") not in seen
+    assert ("gateway_backend_waiting", "m", "b1") not in seen
+    assert ("gateway_backend_kv_usage_ratio", "m", "b1") not in seen
+    age = seen["gateway_backend_scrape_age_seconds", "m", "b1"]
+    assert age == (math.inf if sample is None else 10.0)
+
+
+def test_a_backend_that_left_takes_its_series_along():
+    backends = [Reading(sample=LoadSample(99.0, 3, 2, 0.5))]
+    of = Metrics(Readings(backends=lambda: backends), HeldClock())
+    assert ("gateway_inflight_requests", "m", "b1") in samples(of)
+    backends.clear()
+    assert not any("b1" in key for key in samples(of))
+
+
+def test_a_replaced_backend_adds_its_last_requests_and_nothing_else():
+    seen = samples(
+        metrics(Reading(in_flight=1), Reading(in_flight=2, phase=Phase.DRAINING)),
+    )
+    assert seen["gateway_inflight_requests", "m", "b1"] == 3
+    assert seen["gateway_backend_phase", "m", "b1", "ready"] == 1
+    assert seen["gateway_backend_phase", "m", "b1", "draining"] == 0
+
+
+def test_transitions_and_failures_count_under_names_with_slashes():
+    of = metrics()
+    of.transition(Transition("org/m/b1", Phase.READY, Phase.DOWN, "refused", "...", 1.0))
+    of.upstream_failed("org/m/b1", "connect")
+    seen = samples(of)
+    assert seen["gateway_backend_transitions_total", "org/m", "b1", "down", "refused"] == 1
+    assert seen["gateway_upstream_failures_total", "org/m", "b1", "connect"] == 1
+
+
+# --- the process ----------------------------------------------------------------------------------
+
+
+def test_only_the_configuration_in_force_is_told():
+    of = metrics()
+    assert of.config_hash is None
+    of.configured("aaa")
+    of.configured("bbb")
+    of.reloaded(ok=True)
+    of.reloaded(ok=False)
+    seen = samples(of)
+    assert [key for key in seen if key[0] == "gateway_config_info"] == [
+        ("gateway_config_info", "bbb")
+    ]
+    assert of.config_hash == "bbb"
+    assert seen["gateway_config_last_reload_success_timestamp_seconds",] == 1_700_000_000.0
+    assert seen["gateway_config_reloads_total", "success"] == 1
+    assert seen["gateway_config_reloads_total", "failure"] == 1
+
+
+def test_readings_of_others_are_told():
+    of = metrics(connections=lambda: {"client": 3, "backend": 2}, log_dropped=lambda: 9)
+    of.loop_lag(0.02)
+    seen = samples(of)
+    assert seen["gateway_open_connections", "client"] == 3
+    assert seen["gateway_open_connections", "backend"] == 2
+    assert seen["gateway_access_log_dropped_total",] == 9
+    assert seen["gateway_event_loop_lag_seconds_bucket", "0.025"] == 1
+
+
+def test_totals_are_by_outcome():
+    of = metrics()
+    of.settle(record())
+    of.settle(record(endpoint=Endpoint.COMPLETIONS))
+    of.settle(record(outcome=Outcome.BUG))
+    assert of.total_requests() == {"ok": 2, "bug": 1}
+
+
+def test_openmetrics_is_told_to_those_who_ask_for_it():
+    of = metrics(Reading())
+    of.settle(record())
+    body, content_type = of.render("application/openmetrics-text; version=1.0.0; charset=utf-8")
+    assert content_type.startswith("application/openmetrics-text; version=1.0.0")
+    assert any(family.name == "gateway_requests" for family in parse_openmetrics(body.decode()))
+
+
+def test_hostile_names_stay_inside_their_label():
+    of = metrics()
+    name = 'a"} 1\ngateway_evil_total 1\\'
+    of.settle(record(model=name))
+    seen = samples(of)
+    assert ("gateway_evil_total",) not in seen
+    assert seen["gateway_requests_total", "m", name, "chat", "ok", "200"] == 1
+
+
+@given(st.lists(st.floats(0, 5000) | st.sampled_from(TTFT_BUCKETS), max_size=50))
+def test_a_histogram_counts_like_the_definition(values):
+    histogram = Histogram(TTFT_BUCKETS)
+    for value in values:
+        histogram.observe(("m",), value)
+    cell = histogram.cells.get(("m",), [0] * (len(TTFT_BUCKETS) + 2))
+    for place, bound in enumerate(TTFT_BUCKETS):
+        assert sum(cell[: place + 1]) == sum(value <= bound for value in values)
+    assert sum(cell[:-1]) == len(values)
+    assert cell[-1] == pytest.approx(sum(values))
