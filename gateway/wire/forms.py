@@ -28,6 +28,7 @@ _DISPOSITION: Final = re.compile(
     rb'form-data\s*;\s*name="([^"\\\r\n]{1,128})"((?:\s*;\s*filename\*?=(?:"(?:[^"\\\r\n]|\\.)*"|[^\s;"]+))*)\s*',
     re.IGNORECASE,
 )
+_SINGLE: Final = frozenset({"model", "stream"})  # what we act on; lists of others are legal
 _TRUE: Final = frozenset({"true", "1", "yes", "on", "t", "y"})  # what pydantic takes for a boolean
 _FALSE: Final = frozenset({"", "false", "0", "no", "off", "f", "n"})
 
@@ -69,7 +70,7 @@ def parse_form(body: bytes, content_type: bytes) -> Form:
     """Read the plain fields of a whole form.
 
     Raises:
-        RequestError: 400; not a well-formed form, or a field given twice.
+        RequestError: 400; not a well-formed form, or not one model.
         UnsupportedMediaType: 415; not multipart/form-data.
     """
     form = parse_multipart_head(body, content_type, until=None)
@@ -84,23 +85,21 @@ def parse_multipart_head(
     """Read the plain fields at the head of a form; None when more bytes are needed to know `until`.
 
     Raises:
-        RequestError: 400; not a well-formed form, or a field given twice.
+        RequestError: 400; not a well-formed form, or not one model.
         UnsupportedMediaType: 415; not multipart/form-data.
     """
     fields: dict[str, str] = {}
     for part in _parts(prefix, content_type):
         if part is None:
             return Form(fields, whole=True)
+        if part.name in _SINGLE and (part.is_file or part.name in fields):
+            raise RequestError(
+                f"`{part.name}` must be one plain field.", param=part.name, code="invalid_form"
+            )
         if part.is_file:
-            if part.name == until:
-                raise _malformed(f"`{part.name}` is a file")
             continue
         if part.end is None:
             break
-        if part.name in fields:
-            raise RequestError(
-                f"`{part.name}` is given twice.", param=part.name, code="invalid_form"
-            )
         fields[part.name] = _text(prefix, part.name, part.start, part.end)
     return Form(fields, whole=False) if until is not None and until in fields else None
 
@@ -126,10 +125,10 @@ def _parts(data: bytes, content_type: bytes) -> Iterator[_Part | None]:
         if after == b"--":
             yield None
             return
-        if after != b"\r\n":
-            if len(after) == 2 or after not in (b"", b"\r", b"-"):
-                raise _malformed("something follows a boundary")
+        if after in (b"", b"\r", b"-"):
             return
+        if after != b"\r\n":
+            raise _malformed("something follows a boundary")
         head_end = data.find(b"\r\n\r\n", at, at + MAX_PART_HEAD_BYTES)
         if head_end < 0:
             if len(data) - at >= MAX_PART_HEAD_BYTES:

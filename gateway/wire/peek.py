@@ -123,7 +123,7 @@ def peek(body: bytes) -> Peek:
     except UnicodeDecodeError:
         raise RequestError("The body must be JSON in UTF-8.", code="invalid_json") from None
     except RecursionError:
-        raise RequestError("The body is nested too deeply.", code="invalid_json") from None
+        raise _too_deep() from None
     except msgspec.DecodeError as error:
         raise RequestError(_malformed(body, str(error)), code="invalid_json") from None
     _check_denied(seen)
@@ -131,8 +131,15 @@ def peek(body: bytes) -> Peek:
 
 
 def fields_of(raw: bytes | Raw) -> dict[str, Raw]:
-    """Take an object apart; every value keeps its bytes. Names that come twice: the last counts."""
-    return _OBJECT.decode(raw)
+    """Take an object apart; every value keeps its bytes. Of names that come twice the last counts.
+
+    Raises:
+        RequestError: 400; nested too deeply (the limit counts the caller's own depth too).
+    """
+    try:
+        return _OBJECT.decode(raw)
+    except RecursionError:
+        raise _too_deep() from None
 
 
 def is_plain_text(messages: list[Message]) -> bool:
@@ -161,7 +168,7 @@ def is_plain_input(raw: Raw) -> bool:
         return True
     try:
         return is_plain_text(_ITEMS.decode(raw))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return False  # no shape that an engine takes; the backend says so
 
 
@@ -199,7 +206,7 @@ def _is_plain_content(content: Raw, nesting: int) -> bool:
         return True
     try:
         parts = _PARTS.decode(content)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return False  # no shape that an engine takes; the backend says so
     plain = True
     for part in parts:
@@ -246,10 +253,8 @@ def _decode(decoder: msgspec.json.Decoder[Any], raw: Raw, field: str) -> Any:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
         raise _wrong_type(str(error), field) from None
-    except msgspec.DecodeError:
-        raise RequestError(
-            f"`{field}` holds invalid text.", param=field, code="invalid_json"
-        ) from None
+    except RecursionError:
+        raise _too_deep() from None
 
 
 def _wrong_type(why: str, root: str = "") -> RequestError:
@@ -262,6 +267,10 @@ def _wrong_type(why: str, root: str = "") -> RequestError:
     return RequestError(
         f"`{field}` has the wrong type: {expected}.", param=field, code="invalid_type"
     )
+
+
+def _too_deep() -> RequestError:
+    return RequestError("The body is nested too deeply.", code="invalid_json")
 
 
 def _malformed(body: bytes, why: str) -> str:

@@ -225,7 +225,7 @@ class StreamWatch:
 
     def _judge_response(self, frame: bytes, event: Event) -> bytes:
         if event.sequence_number is not None:
-            self._sequence = event.sequence_number
+            self._sequence, self._recent = event.sequence_number, b""
         if event.type.endswith(".delta"):
             self.events += 1
         elif event.type in ("response.completed", "response.incomplete"):
@@ -319,13 +319,13 @@ class StreamWatch:
             inner = {"type": anthropic_type(fault), "message": message}
             error = {"type": "error", "error": inner}
         else:
-            numbers = [int(found) for found in _SEQUENCE.findall(self._recent)]
+            last = _SEQUENCE.findall(self._recent)
             error = {
                 "type": "error",
                 "code": fault.code,
                 "message": message,
                 "param": fault.param,
-                "sequence_number": max(self._sequence, *numbers, -1) + 1,
+                "sequence_number": (int(last[-1]) if last else self._sequence) + 1,
             }
         return b"event: error\ndata: " + msgspec.json.encode(error) + b"\n\n"
 
