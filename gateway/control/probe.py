@@ -72,8 +72,6 @@ class Prober:
             models = parse_models(await fetch(self.client, "/v1/models", timeout_s=timeout_s))
         except FetchError as failed:
             raise FetchError(f"models_{failed.reason}") from failed
-        except ValueError as error:
-            raise FetchError("models_garbage") from error
         if not models:
             raise FetchError("models_garbage")
         if not self.described:
