@@ -29,7 +29,9 @@ _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)\}")
 _NAME: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:(:-)(.*))?", re.DOTALL)
 _TYPED: Final = frozenset(f"tag:yaml.org,2002:{name}" for name in ("int", "float", "bool", "null"))
 _MERGE: Final = "tag:yaml.org,2002:merge"
-_PLAIN: Final = "tag:yaml.org,2002:"
+_UNTYPED: Final = frozenset(
+    f"tag:yaml.org,2002:{name}" for name in ("str", "timestamp", "value", "map", "seq")
+)
 
 
 @dataclass(slots=True)
@@ -108,10 +110,19 @@ def read_document(text: str, *, file: str, folder: Path, env: Mapping[str, str])
             hint="the smallest one is `pools: {MODEL: {backends: [http://HOST:8000]}}`",
         )
         return document
-    values = _Reader(document, yaml, folder, env).mapping(root, ())
+    try:
+        values = _Reader(document, yaml, folder, env).mapping(root, ())
+    except _TooManyError:
+        message = f"the file has more than {MAX_NODES} values; each use of an alias counts"
+        document.report(Severity.ERROR, "bad-yaml", message, place=Place())
+        return document
     # Compose files made `x-` the place for anchors; it is no setting.
     document.values = {key: value for key, value in values.items() if not key.startswith("x-")}
     return document
+
+
+class _TooManyError(Exception):
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,13 +186,11 @@ class _Reader:
         self._document.places[path] = _place(node)
         self._count += 1
         if self._count > MAX_NODES:
-            if self._count == MAX_NODES + 1:
-                self._error("bad-yaml", f"more than {MAX_NODES} values (aliases count)", path)
-            return None
+            raise _TooManyError
         if id(node) in self._open:
             self._error("bad-yaml", "this alias is inside its own anchor", path)
             return None
-        if not str(node.tag).startswith(_PLAIN):
+        if str(node.tag) not in _TYPED | _UNTYPED:
             self._error("bad-yaml", f"the tag {node.tag} is not supported", path)
             return None
         if isinstance(node, ScalarNode):
