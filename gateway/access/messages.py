@@ -1,0 +1,197 @@
+"""What vLLM makes of a chat request before its template sees it (0.32, renderers/chat_utils.py).
+
+Contents become one text or a list of text parts, arguments of tool calls become mappings, tools are
+written with all their fields. What is not modelled, such as images or a final message to continue,
+raises `Unmodelled`: the engine may do something with it that only the engine knows.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+_TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
+_SKIPPED_WHEN_EMPTY: Final = frozenset({"text", "refusal"})
+# A line that changes with every request; engines drop it for the sake of their prefix cache.
+_BILLING_LINE: Final = "x-anthropic-billing-header"
+
+Json = dict[str, Any]
+
+
+class Unmodelled(Exception):
+    """The engine may do something here that this module does not know how to do."""
+
+
+def messages_of(request: Json, *, parts: bool) -> list[Json]:
+    """Return the conversation; contents are lists of text parts with `parts`, else one text each.
+
+    Raises:
+        Unmodelled: it holds more than text.
+    """
+    if request.get("continue_final_message"):
+        raise Unmodelled("continue_final_message")
+    messages = request.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise Unmodelled("no messages")
+    return [_message(each, parts=parts) for each in messages]
+
+
+def _message(message: Any, *, parts: bool) -> Json:
+    """Reduce a message to the fields a template gets, its content to one text or to parts."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise Unmodelled("a message without a role")
+    role = message["role"]
+    texts = _texts(message.get("content"))
+    if role == "system":
+        texts = [kept for text in texts if (kept := _without_billing_line(text)) is not None]
+    content: object = "\n".join(texts)
+    if parts and role != "tool":
+        content = [{"type": "text", "text": text} for text in texts]
+    reduced: Json = {"role": role, "content": content}
+    if role == "assistant":
+        reduced |= _of_assistant(message)
+    elif role == "tool" and "tool_call_id" in message:
+        reduced["tool_call_id"] = message["tool_call_id"]
+    for field in ("name", "task"):
+        if isinstance(message.get(field), str):
+            reduced[field] = message[field]
+    if role == "developer":
+        reduced["tools"] = message.get("tools")
+    return reduced
+
+
+def _of_assistant(message: Json) -> Json:
+    reduced: Json = {}
+    if message.get("tool_calls"):
+        reduced["tool_calls"] = _tool_calls(message["tool_calls"])
+    reasoning = message.get("reasoning")
+    if reasoning is None:
+        reasoning = message.get("reasoning_content")  # the older name
+    if reasoning is not None:
+        reduced["reasoning"] = reduced["reasoning_content"] = reasoning
+    return reduced
+
+
+def _texts(content: Any) -> list[str]:
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        raise Unmodelled("a content that is neither text nor parts")
+    return [text for part in content if (text := _text(part)) is not None]
+
+
+def _text(part: Any) -> str | None:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict) or part.get("type") not in _TEXT_PARTS or "uuid" in part:
+        raise Unmodelled("a part that is not text")
+    kind = part["type"]
+    text = part.get(kind if kind in ("refusal", "thinking") else "text")
+    if text is None and kind in _SKIPPED_WHEN_EMPTY:
+        return None
+    if not isinstance(text, str):
+        raise Unmodelled("a text part without text")
+    return text
+
+
+def _without_billing_line(text: str) -> str | None:
+    return text if not text.startswith(_BILLING_LINE) else text.partition("\n")[2] or None
+
+
+def _tool_calls(calls: Any) -> list[Json]:
+    """Turn each call's arguments from JSON text into the mapping that templates expect."""
+    if not isinstance(calls, list):
+        raise Unmodelled("tool_calls that are no list")
+    return [_tool_call(call) for call in calls]
+
+
+def _tool_call(call: Any) -> Json:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or call.get("type", "function") != "function":
+        raise Unmodelled("a tool call that is no function call")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str) and arguments:
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            arguments = {}
+    if not isinstance(arguments, dict):
+        arguments = {}
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def tools_of(request: Json) -> list[Json] | None:
+    """Return the tools as the template gets them.
+
+    Raises:
+        Unmodelled: the server's flags decide, or it refuses them.
+    """
+    tools = request.get("tools")
+    if tools is None:
+        return None
+    if not isinstance(tools, list) or not tools or request.get("tool_choice") == "none":
+        raise Unmodelled("tools that a server may show or not")
+    return [_tool(tool) for tool in tools]
+
+
+def _tool(tool: Any) -> Json:
+    """Write a tool as vLLM dumps it: known fields in its order, unset ones as null."""
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or tool.get("type", "function") != "function":
+        raise Unmodelled("a tool that is no function")
+    name, about = function.get("name"), function.get("description")
+    parameters = function.get("parameters")
+    if not isinstance(name, str) or not isinstance(about, str | None):
+        raise Unmodelled("a function without a name")
+    if not isinstance(parameters, dict | None):
+        raise Unmodelled("parameters that are no schema")
+    dumped: Json = {"name": name, "description": about, "parameters": parameters}
+    deferred = tool.get("defer_loading")
+    for field, value in (
+        ("strict", function.get("strict")),
+        ("defer_loading", function.get("defer_loading", deferred)),
+    ):
+        if not isinstance(value, bool | None):
+            raise Unmodelled(f"{field} is no boolean")
+        if value is not None:
+            dumped[field] = value
+    whole: Json = {"type": "function", "function": dumped}
+    if deferred is not None:
+        whole["defer_loading"] = deferred
+    return whole
+
+
+def documents_of(request: Json) -> list[Json] | None:
+    """Return the documents to answer from.
+
+    Raises:
+        Unmodelled: they have no shape that the server takes.
+    """
+    documents = request.get("documents")
+    if documents is not None and not (
+        isinstance(documents, list) and all(isinstance(each, dict) for each in documents)
+    ):
+        raise Unmodelled("documents that are no list of objects")
+    return documents
+
+
+def developer_as_system(messages: list[Json]) -> list[Json]:
+    """Rename the role for a template that does not know it; then all system text comes first."""
+    renamed = [
+        {name: value for name, value in each.items() if name != "tools"} | {"role": "system"}
+        if each["role"] == "developer"
+        else each
+        for each in messages
+    ]
+    system = [each for each in renamed if each["role"] == "system"]
+    if len(system) == 1 and renamed[0] is system[0]:
+        return renamed
+    texts = [_joined(each["content"]) for each in system]
+    merged = {"role": "system", "content": "\n\n".join(text for text in texts if text)}
+    return [merged, *(each for each in renamed if each["role"] != "system")]
+
+
+def _joined(content: str | list[Json]) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)

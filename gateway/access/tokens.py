@@ -1,0 +1,289 @@
+"""How many tokens a prompt has: counted here with the model's own tokenizer, or by a backend.
+
+Both count what the engine will: the prompt of a completion, the rendered messages of a chat, the
+longest where there are several. Both answer None when they cannot tell in time or meet something
+that only the engine knows; then the engine decides.
+
+The tokenizer's folder must be the one the backends use, and they must not change the prompt by
+flags (`--chat-template`, `--default-chat-template-kwargs`, `--chat-template-content-format`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import httpx2
+import jinja2
+import msgspec
+from tokenizers import Tokenizer
+
+from gateway.access.messages import Json, Unmodelled
+from gateway.access.templates import ChatTemplate
+from gateway.core.errors import ConfigError
+from gateway.core.types import Call, Endpoint
+from gateway.wire.calls import upstream_body
+from gateway.wire.vllm import parse_tokenize, tokenize_request
+
+MAX_BODY_BYTES: Final = 32 << 20
+WORKERS: Final = 2
+MAX_WAITING: Final = 64  # counts in and before the threads; more are not worth waiting for
+MAX_ASKED: Final = 4  # questions at a backend at a time: they queue before its real work
+SLICE_CHARS: Final = 1 << 18
+# A cut may split a word's one token into a few.
+_CUT_TOKENS: Final = 16
+
+# Architectures whose chats vLLM 0.32 renders in code, without a Jinja template.
+_OWN_RENDERER: Final = (
+    *("DeepseekV32", "DeepseekV4"),
+    *("GptOss", "KimiK3", "MoonshotKimia", "Inkling"),
+)
+_NAMED_TOKENS: Final = tuple(
+    f"{each}_token" for each in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+)
+
+
+class PromptCounter(Protocol):
+    """Counts prompts. `max_chars_per_token` is the vocabulary's, None where that is not known."""
+
+    max_chars_per_token: int | None
+
+    async def count(self, call: Call, served_model: str) -> int | None:
+        """Return the tokens of the call's longest prompt, None when they cannot be told."""
+
+
+class LocalCounter:
+    """Counts with `tokenizer.json` and the chat template of a model folder, in threads."""
+
+    max_chars_per_token: int | None
+
+    def __init__(self, folder: Path, *, deadline_s: float) -> None:
+        """Load the tokenizer.
+
+        Raises:
+            ConfigError: the folder has none, or not one that can be used.
+        """
+        config = _settings(folder / "tokenizer_config.json")
+        try:
+            self._tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:  # the library raises nothing narrower
+            raise ConfigError([f"{folder / 'tokenizer.json'}: error: {error}"]) from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        special = _special_tokens(folder, config)
+        self._tokenizer.add_special_tokens(
+            [each for each in special.values() if self._tokenizer.token_to_id(each) is None]
+        )
+        self.max_chars_per_token = max(map(len, self._tokenizer.get_vocab()), default=1)
+        self._templates = _templates(folder, config, special)
+        self._known = not any(folder.glob("consolidated*.safetensors"))  # else Mistral's own
+        self._deadline_s = deadline_s
+        self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="tokenizer")
+        self._pending: set[Future[int | None]] = set()
+
+    async def count(
+        self, call: Call, served_model: str, *, window_tokens: int | None = None
+    ) -> int | None:
+        """Return the tokens of the call's longest prompt, None when they cannot be told in time.
+
+        With a window, a prompt that is far longer is not counted to its end: the answer is then
+        only known to be longer than the window.
+
+        Cancel: a count that has begun runs to its end in its thread, at most to the deadline.
+        """
+        if call.prompt_token_ids is not None:
+            return call.prompt_token_ids
+        self._pending = {each for each in self._pending if not each.done()}
+        if (
+            not self._known
+            or call.text_bytes is None
+            or call.truncates_prompt
+            or len(call.body) > MAX_BODY_BYTES
+            or len(self._pending) >= MAX_WAITING
+        ):
+            return None
+        until = time.monotonic() + self._deadline_s
+        future = self._pool.submit(self._count, call, window_tokens, until)
+        self._pending.add(future)
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                return await asyncio.wrap_future(future)
+        except TimeoutError:
+            return None
+
+    def _count(self, call: Call, window_tokens: int | None, until: float) -> int | None:
+        """Count in a thread."""
+        if time.monotonic() > until:
+            return None
+        try:
+            request = msgspec.json.decode(call.body, type=dict[str, Any])
+            texts, adds_special = self._texts(call.endpoint, request, until)
+            return max(self._tokens(text, adds_special, window_tokens) for text in texts)
+        except (Unmodelled, msgspec.DecodeError, RecursionError, UnicodeError):
+            return None
+
+    def _texts(self, endpoint: Endpoint, request: Json, until: float) -> tuple[list[str], bool]:
+        """Return the prompts as text, and whether the tokenizer adds its begin and end marks."""
+        if endpoint is Endpoint.CHAT:
+            name = "tool_use" if request.get("tools") else "default"
+            template = self._templates.get(name) or self._templates.get("default")
+            if template is None:
+                raise Unmodelled("no chat template")
+            return [template.render(request, until=until)], _flag(request, default=False)
+        if endpoint is Endpoint.COMPLETIONS and request.get("suffix") is None:
+            return _prompts(request.get("prompt")), _flag(request, default=True)
+        if endpoint is Endpoint.EMBEDDINGS and request.get("messages") is None:
+            return _prompts(request.get("input")), _flag(request, default=True)
+        raise Unmodelled(endpoint.value)
+
+    def _tokens(self, text: str, adds_special: bool, window_tokens: int | None) -> int:
+        if window_tokens is not None and len(text) > SLICE_CHARS:
+            floor = self._floor(text, window_tokens)
+            if floor > window_tokens:
+                return floor
+        return self._encoded(text, adds_special)
+
+    def _encoded(self, text: str, adds_special: bool) -> int:
+        try:
+            return len(self._tokenizer.encode(text, add_special_tokens=adds_special).ids)
+        except TypeError as error:  # half a surrogate pair, from within a tool call's arguments
+            raise Unmodelled("text that is not Unicode") from error
+
+    def _floor(self, text: str, window_tokens: int) -> int:
+        """Return tokens that a text has at least; more than the window if it is clearly longer.
+
+        Slices are counted only as long as they promise to exceed the window, so that refusing the
+        longest prompts costs no more than counting one that fits.
+        """
+        tokens = 0
+        for end in range(SLICE_CHARS, len(text) + SLICE_CHARS, SLICE_CHARS):
+            part = text[end - SLICE_CHARS : end]
+            tokens += self._encoded(part, adds_special=False) - _CUT_TOKENS
+            if tokens > window_tokens or tokens / end * len(text) < 1.5 * window_tokens:
+                break
+        return tokens
+
+
+class BackendCounter:
+    """Asks a backend: `POST /tokenize`, or for Anthropic's dialect its own counting endpoint."""
+
+    max_chars_per_token: int | None = None
+
+    def __init__(
+        self, http: httpx2.AsyncClient, url: str, api_key: str | None, *, deadline_s: float
+    ) -> None:
+        self._http = http
+        self._url = url
+        self._headers = {"content-type": "application/json"}
+        if api_key is not None:
+            self._headers["authorization"] = f"Bearer {api_key}"
+        self._deadline_s = deadline_s
+        self._asked = asyncio.Semaphore(MAX_ASKED)
+
+    async def count(self, call: Call, served_model: str) -> int | None:
+        """Return the tokens of the call's prompt, None when the backend does not tell in time.
+
+        Cancel: the request is dropped and its place is free again.
+        """
+        if call.prompt_token_ids is not None:
+            return call.prompt_token_ids
+        path, body = "/tokenize", tokenize_request(call, served_model)
+        if call.endpoint is Endpoint.MESSAGES:
+            path = "/v1/messages/count_tokens"
+            body = upstream_body(call, served_model=served_model, inject_usage=False)
+        if body is None:
+            return None
+        try:
+            async with asyncio.timeout(self._deadline_s), self._asked:
+                reply = await self._http.post(
+                    self._url + path, content=body, headers=self._headers, timeout=self._deadline_s
+                )
+        except (TimeoutError, httpx2.HTTPError, httpx2.StreamError):
+            return None
+        if reply.status_code != 200:
+            return None
+        if call.endpoint is Endpoint.MESSAGES:
+            return _input_tokens(reply.content)
+        told = parse_tokenize(reply.content)
+        return told[0] if told is not None else None
+
+
+class _Counted(msgspec.Struct):
+    input_tokens: int
+
+
+def _input_tokens(body: bytes) -> int | None:
+    try:
+        return msgspec.json.decode(body, type=_Counted).input_tokens
+    except msgspec.DecodeError:
+        return None
+
+
+def _flag(request: Json, *, default: bool) -> bool:
+    value = request.get("add_special_tokens", default)
+    if not isinstance(value, bool):
+        raise Unmodelled("add_special_tokens")
+    return value
+
+
+def _prompts(value: object) -> list[str]:
+    prompts = [value] if isinstance(value, str) else value
+    if not isinstance(prompts, list) or not prompts:
+        raise Unmodelled("no prompt")
+    if not all(isinstance(each, str) for each in prompts):
+        raise Unmodelled("a prompt that is no text")
+    return prompts
+
+
+# --- the folder -----------------------------------------------------------------------------------
+
+
+def _settings(path: Path) -> Json:
+    """Read a JSON file of the folder; empty when there is none."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError([f"{path}: error: {error}"]) from error
+    return value if isinstance(value, dict) else {}
+
+
+def _special_tokens(folder: Path, config: Json) -> dict[str, str]:
+    """Return the named special tokens: templates write them."""
+    found = {}
+    older = _settings(folder / "special_tokens_map.json")
+    for name in _NAMED_TOKENS:
+        token = config.get(name, older.get(name))
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            found[name] = token
+    return found
+
+
+def _templates(folder: Path, config: Json, special: Mapping[str, str]) -> dict[str, ChatTemplate]:
+    """Return the chat templates by name; those in files win, none for a model rendered in code."""
+    architectures = _settings(folder / "config.json").get("architectures") or []
+    if any(str(each).startswith(_OWN_RENDERER) for each in architectures):
+        return {}
+    sources: dict[str, str] = {}
+    in_config = config.get("chat_template")
+    if in_config is None:
+        in_config = _settings(folder / "chat_template.json").get("chat_template")
+    if isinstance(in_config, str):
+        sources["default"] = in_config
+    elif isinstance(in_config, list):
+        sources = {each["name"]: each["template"] for each in in_config}
+    files = sorted(folder.glob("additional_chat_templates/*.jinja"))
+    if (folder / "chat_template.jinja").exists():
+        sources = {"default": (folder / "chat_template.jinja").read_text("utf-8")}
+        sources |= {file.stem: file.read_text("utf-8") for file in files}
+    try:
+        return {name: ChatTemplate(source, special) for name, source in sources.items()}
+    except jinja2.TemplateError as error:
+        raise ConfigError([f"{folder}: error: its chat template is wrong: {error}"]) from error
