@@ -22,7 +22,6 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
@@ -31,6 +30,7 @@ from gateway.core.aio import Clock
 from gateway.core.errors import Rejected
 from gateway.core.types import LoadSample, Outcome, Phase, RequestRecord, Transition, Usage
 from gateway.observe import instruments as table
+from gateway.observe.exposition import pieces
 from gateway.observe.instruments import INSTRUMENTS, OTHER, UNKNOWN, Instrument, Kind
 
 # Beyond this many (pool, model) pairs new ones share one series: adapters may come and go for ever.
@@ -224,10 +224,14 @@ class Metrics(Collector):
 
     # --- exposition ---------------------------------------------------------------------------
 
+    def pieces(self, accept: str = "") -> tuple[Iterator[bytes], str]:
+        """Return the exposition in pieces that are quick to make, and its content type."""
+        return pieces(self.registry, accept)
+
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Return the exposition and its content type, in the newest format the scraper accepts."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self.registry), content_type
+        """Return the whole exposition and its content type."""
+        made, content_type = self.pieces(accept)
+        return b"".join(made), content_type
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing: names are checked by tests, and collecting is for scrapes."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as parse_openmetrics,
 )
@@ -329,6 +330,23 @@ def test_openmetrics_is_told_to_those_who_ask_for_it():
     body, content_type = of.render("application/openmetrics-text; version=1.0.0; charset=utf-8")
     assert content_type.startswith("application/openmetrics-text; version=1.0.0")
     assert any(family.name == "gateway_requests" for family in parse_openmetrics(body.decode()))
+
+
+def test_pieces_are_small_and_add_up():
+    backends = [Reading(name=f"b{place}") for place in range(200)]
+    for accept in ("", "application/openmetrics-text; version=1.0.0"):
+        of = metrics(*backends)
+        made, content_type = of.pieces(accept)
+        parts = list(made)
+        assert max(part.count(b"\n") for part in parts) <= 102
+        encode, expected_type = choose_encoder(accept)
+        assert content_type == expected_type
+        assert lines(b"".join(parts)) == lines(encode(of.registry))
+
+
+def lines(text):
+    """Return the lines without those whose value changes by looking."""
+    return [line for line in text.splitlines() if not line.startswith(b"process_")]
 
 
 def test_hostile_names_stay_inside_their_label():
