@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.config.findings import Severity
 from gateway.config.load import check_file, check_text, load_config
-from gateway.config.models import OverflowPolicy
+from gateway.config.models import BackendConfig, Config, OverflowPolicy, PoolConfig
 from gateway.core.errors import ConfigError
 from gateway.core.types import Endpoint
 
@@ -51,11 +51,8 @@ def test_the_least_file_has_safe_defaults():
     assert config.keys is not None
     assert config.keys.file == FOLDER / "keys.yaml"
     pool = config.pools["m"]
-    assert (pool.max_context, pool.adapters, pool.on_overflow) == (
-        None,
-        "auto",
-        OverflowPolicy.REJECT,
-    )
+    assert (pool.max_context, pool.adapters) == (None, "auto")
+    assert pool.on_overflow is OverflowPolicy.REJECT
     assert (pool.kv.stop_admitting, pool.kv.resume) == (0.90, 0.80)
     assert (pool.queue.max_requests, pool.queue.max_wait) == (256, 30.0)
     assert config.timeouts.heartbeat == 15.0
@@ -75,9 +72,17 @@ def test_every_part_of_the_documented_file_is_read():
             aliases: [gpt-4o]
             backends:
               - http://10.0.0.11:8000
-              - {name: b2, url: http://10.0.0.12:8000, api_key: "${B2_KEY}", restart: {systemd: vllm@2.service}}
+              - name: b2
+                url: http://10.0.0.12:8000
+                api_key: "${B2_KEY}"
+                restart: {systemd: vllm@2.service}
               - name: b3
-                launch: {command: [vllm, serve, Q], gpus: [0, 1], port: 8003, args: {max-model-len: 8192}, env: {A: 1}}
+                launch:
+                  command: [vllm, serve, Qwen/Qwen3-8B]
+                  gpus: [0, 1]
+                  port: 8003
+                  args: {max-model-len: 8192}
+                  env: {A: 1}
             max_context: auto
             adapters: auto
             queue: {max_requests: 256, max_wait: 30s}
@@ -356,7 +361,6 @@ def test_a_finding_for_programs_has_all_its_parts():
     + [
         "a: \x00",
         "a: !!python/name:os x",
-        "!x {a: 1}",
         "? {a: 1}\n: 2",
         "a: &a [*a]",
         "a: &a {<<: *a}",
@@ -366,7 +370,7 @@ def test_a_finding_for_programs_has_all_its_parts():
 def test_what_is_no_usable_yaml_is_one_finding_with_a_place(text):
     found = check(text).findings
     assert found
-    assert "bad-yaml" in [each.code for each in found] or text == "!x {a: 1}"
+    assert "bad-yaml" in [each.code for each in found]
     assert all(each.place.line >= 1 and each.place.column >= 1 for each in found)
 
 
@@ -423,8 +427,8 @@ scalars = (
     | st.sampled_from(["auto", "none", "30s", "http://h:1", "${A}", "b1", "m", "127.0.0.1:1"])
 )
 names = st.sampled_from(
-    "version listen admin redis keys pools limits timeouts health log shutdown token file m b"
-    " backends aliases adapters max_context queue kv max_wait resume url name launch port".split()
+    [*Config.model_fields, *PoolConfig.model_fields, *BackendConfig.model_fields]
+    + ["token", "file", "max_wait", "resume", "port", "m", "b", ""]
 )
 trees = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=4)

@@ -1,0 +1,139 @@
+"""What a reload does, in facts and in sentences."""
+
+from __future__ import annotations
+
+import pathlib
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.config.load import check_text
+from gateway.config.models import Config
+from gateway.config.reload import diff
+
+
+def config(text):
+    loaded = check_text(text, folder=pathlib.Path("/"), env={}).loaded
+    assert loaded is not None
+    return loaded.config
+
+
+def pools(*, a="{backends: [http://h:1, http://h:2]}", b="{backends: [http://g:1]}", more=""):
+    parts = [f"{name}: {text}" for name, text in (("a", a), ("b", b)) if text]
+    return config(f"pools: {{{', '.join(parts)}}}\n{more}")
+
+
+def test_the_same_settings_change_nothing():
+    effect = diff(pools(), pools())
+    assert not effect
+    assert effect.sentences == ()
+    assert effect.unchanged_pools == ("a", "b")
+
+
+def test_a_new_backend_and_a_longer_wait_are_told_in_one_sentence():
+    new = pools(a="{backends: [http://h:1, http://h:2, http://h:3], queue: {max_wait: 45s}}")
+    effect = diff(pools(), new)
+    assert effect.sentences == ("a: +1 backend (b3), queue.max_wait 30s -> 45s", "b unchanged")
+    assert effect.added_backends == ("a/b3",)
+    assert effect.changed_pools == ("a",)
+    assert effect.drained == ()
+
+
+def test_a_backend_that_goes_is_drained():
+    effect = diff(pools(), pools(a="{backends: [http://h:1]}"))
+    assert effect.sentences == ("a: -1 backend (b2)", "b unchanged", "will drain a/b2")
+    assert effect.drained == ("a/b2",)
+
+
+def test_a_backend_with_another_url_is_another_server():
+    effect = diff(pools(), pools(a="{backends: [http://h:1, http://h:9]}"))
+    assert effect.added_backends == effect.drained == ("a/b2",)
+    assert effect.sentences[0] == "a: +1 backend (b2), -1 backend (b2)"
+
+
+def test_pools_come_and_go():
+    effect = diff(pools(b=""), pools(a=""))
+    assert (effect.added_pools, effect.removed_pools) == (("b",), ("a",))
+    assert effect.sentences == (
+        "b: new pool, 1 backend",
+        "a: pool removed",
+        "will drain a/b1, a/b2",
+    )
+
+
+def test_a_setting_of_a_backend_is_named_with_it():
+    new = pools(a="{backends: [http://h:1, {url: http://h:2, max_in_flight: 8}]}")
+    assert diff(pools(), new).sentences[0] == "a: b2.max_in_flight unset -> 8"
+
+
+def test_a_secret_is_told_as_changed_only():
+    new = pools(a="{backends: [http://h:1, {url: http://h:2, api_key: s3cret}]}")
+    assert diff(pools(), new).sentences[0] == "a: b2.api_key changed"
+
+
+def test_lists_words_and_paths_are_told_as_written():
+    new = pools(a="{backends: [http://h:1, http://h:2], aliases: [x, y], adapters: [z],"
+                  " max_context: 1k, tokenizer: /t}")  # fmt: skip
+    assert diff(pools(), new).sentences[0] == (
+        "a: aliases [] -> [x, y], max_context auto -> 1024, adapters auto -> [z],"
+        " tokenizer unset -> /t"
+    )
+
+
+def test_backends_in_another_order_are_the_same_backends():
+    one = "{backends: [{name: x, url: http://h:1}, {name: y, url: http://h:2}]}"
+    two = "{backends: [{name: y, url: http://h:2}, {name: x, url: http://h:1}]}"
+    effect = diff(pools(a=one), pools(a=two))
+    assert effect.sentences == ("a: backends in another order", "b unchanged")
+    assert effect.drained == effect.added_backends == ()
+
+
+def test_what_was_bound_at_the_start_needs_a_restart_and_the_rest_does_not():
+    new = pools(
+        more="listen: 127.0.0.1:81\nadmin: {listen: 127.0.0.1:91, token: x}\n"
+        "timeouts: {stall: 1m, keep_alive: 90s}\nlog: {access: false}\nkeys: none\n"
+    )
+    effect = diff(pools(), new)
+    assert effect.needs_restart == ("listen", "admin.listen", "timeouts.keep_alive", "log.access")
+    assert effect.sentences == (
+        "admin.token changed, keys {file: /keys.yaml} -> none, timeouts.stall 45s -> 1m",
+        "needs a restart: listen 127.0.0.1:8080 -> 127.0.0.1:81,"
+        " admin.listen 127.0.0.1:9090 -> 127.0.0.1:91, timeouts.keep_alive 1m15s -> 1m30s,"
+        " log.access true -> false",
+    )
+
+
+urls = st.sampled_from([f"http://h:{port}" for port in range(1, 6)])
+some_pools = st.dictionaries(
+    st.sampled_from("abc"),
+    st.fixed_dictionaries(
+        {"backends": st.lists(urls, min_size=1, max_size=4, unique=True)},
+        optional={"max_context": st.sampled_from(["auto", "1k"]), "aliases": st.just(["x"])},
+    ),
+    min_size=1,
+)
+configs = st.builds(lambda tree: Config.model_validate({"pools": tree}), some_pools)
+
+
+@given(configs)
+def test_no_difference_is_no_effect(one):
+    effect = diff(one, one.model_copy(deep=True))
+    assert not effect
+    assert effect.changed_pools + effect.drained + effect.needs_restart == ()
+
+
+@given(configs, configs)
+def test_every_pool_and_backend_is_accounted_for(old, new):
+    effect = diff(old, new)
+    assert bool(effect) == (old != new)
+    ours = {*effect.added_pools, *effect.changed_pools, *effect.unchanged_pools}
+    assert ours == set(new.pools)
+    assert set(effect.removed_pools) == set(old.pools) - set(new.pools)
+
+    def servers(config):
+        return {(f"{p}/{b.name}", b.url) for p, pool in config.pools.items() for b in pool.backends}
+
+    assert set(effect.added_backends) == {name for name, _ in servers(new) - servers(old)}
+    assert set(effect.drained) == {name for name, _ in servers(old) - servers(new)}
+    for name in effect.unchanged_pools:
+        assert old.pools[name] == new.pools[name]
