@@ -7,6 +7,7 @@ An event line has a stable `event` name, a sentence, and fields that the code ch
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -195,7 +196,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info is not None and record.exc_info[1] is not None:
             line["traceback"] = safe_traceback(record.exc_info[1])
-        return msgspec.json.encode(line).decode()
+        return json.dumps(line, separators=(",", ":"))  # pure ASCII, unlike msgspec's
 
 
 class TextFormatter(logging.Formatter):

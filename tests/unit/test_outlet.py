@@ -1,0 +1,91 @@
+import os
+import threading
+
+import pytest
+
+from gateway.observe.outlet import Outlet
+
+
+@pytest.fixture
+def pipe():
+    reader, writer = os.pipe()
+    ends = {"reader": reader, "writer": writer}
+    yield ends
+    for fd in ends.values():
+        if fd is not None:
+            os.close(fd)
+
+
+@pytest.fixture
+def outlet(pipe):
+    outlet = Outlet(pipe["writer"])
+    yield outlet
+    if pipe["reader"] is not None:
+        os.set_blocking(pipe["reader"], False)
+    assert outlet.close()
+
+
+def test_lines_come_out_whole_and_in_order(pipe, outlet):
+    lines = [b"%d\n" % number for number in range(5000)]
+    for line in lines:
+        outlet.put(line)
+    outlet.wake()
+    read = b""
+    while not read.endswith(lines[-1]):
+        read += os.read(pipe["reader"], 65536)
+    assert read == b"".join(lines)
+    assert outlet.dropped == 0
+
+
+def test_flush_returns_when_everything_before_it_is_written(pipe, outlet):
+    outlet.put(b"a\n")
+    assert outlet.flush()
+    assert os.read(pipe["reader"], 100) == b"a\n"
+
+
+def test_a_reader_that_stopped_costs_lines_and_never_a_wait(pipe):
+    outlet = Outlet(pipe["writer"], max_lines=10)
+    outlet.put(b"x" * 200_000 + b"\n")  # more than a pipe holds: the thread is stuck now
+    outlet.wake()
+    while outlet.waiting:
+        pass  # until the thread has taken it
+    for number in range(25):
+        outlet.put(b"%d\n" % number)
+    assert outlet.dropped == 15
+    assert not outlet.flush(0.01)
+    read = b""
+    while b"\n9\n" not in read:  # the reader is back; the oldest ten were kept
+        read += os.read(pipe["reader"], 65536)
+    assert read == b"x" * 200_000 + b"\n" + b"".join(b"%d\n" % number for number in range(10))
+    assert outlet.close()
+
+
+def test_a_reader_that_is_gone_costs_lines_and_nothing_else(pipe, outlet):
+    os.close(pipe["reader"])
+    pipe["reader"] = None
+    for _ in range(3):
+        outlet.put(b"a\n")
+    assert outlet.flush()
+    assert outlet.dropped == 3
+
+
+def test_an_output_that_others_made_non_blocking_works(pipe, outlet):
+    os.set_blocking(pipe["writer"], False)
+    data = b"x" * 300_000 + b"\n"
+    outlet.put(data)
+    outlet.wake()
+    read = b""
+    while len(read) < len(data):
+        read += os.read(pipe["reader"], 65536)
+    assert read == data
+
+
+def test_close_writes_the_rest_and_ends_the_thread(pipe):
+    before = threading.active_count()
+    outlet = Outlet(pipe["writer"])
+    outlet.put(b"last\n")
+    assert outlet.close()
+    assert os.read(pipe["reader"], 100) == b"last\n"
+    assert threading.active_count() == before
+    outlet.put(b"late\n")
+    assert not outlet.flush()
