@@ -39,13 +39,13 @@ class SimConfig:
     port: int = 0
     api_key: str | None = None
     max_num_seqs: int = 64
-    num_blocks: int = 4096
+    num_blocks: int = 0  # 0: enough for two requests of the longest length, at least 4096
     block_size: int = 16
     max_loras: int = 4
     prefill_tokens_per_s: float = 20_000.0
     decode_step_s: float = 0.010
     speed: float = 1.0
-    reply_tokens: int = 24  # the length of a reply when nothing else ends it
+    reply_tokens: int = 24  # the length of a reply when the request states none
     paths: tuple[str, ...] = field(default=PATHS)
     max_num_queued_reqs: int | None = None
     old_metrics: bool = False  # names of vLLM <= 0.9
@@ -55,7 +55,7 @@ class SimConfig:
     death_linger_s: float = 0.2  # from the engine's death until the listener is gone
 
     def __post_init__(self) -> None:
-        if self.num_blocks * self.block_size < self.max_model_len:
+        if self.blocks * self.block_size < self.max_model_len:
             raise ValueError(
                 f"max_model_len {self.max_model_len} does not fit into the KV cache of"
                 f" {self.num_blocks} blocks of {self.block_size} tokens"
@@ -64,11 +64,16 @@ class SimConfig:
             raise ValueError("dp must be at least 1")
 
     @property
+    def blocks(self) -> int:
+        """KV blocks of one engine core."""
+        return self.num_blocks or max(4096, 2 * -(-self.max_model_len // self.block_size))
+
+    @property
     def engine(self) -> EngineConfig:
         """The same, for one engine core."""
         return EngineConfig(
             max_num_seqs=self.max_num_seqs,
-            num_blocks=self.num_blocks,
+            num_blocks=self.blocks,
             block_size=self.block_size,
             max_loras=self.max_loras,
             prefill_tokens_per_s=self.prefill_tokens_per_s,

@@ -83,11 +83,12 @@ class ResponsesWriter:
         frames = []
         if self._head.ask.tool:
             fields = {"arguments": self._text, "item_id": self._item, "output_index": 0}
-            fields["name"] = self._head.ask.tool
-            frames.append(self._event("response.function_call_arguments.done", fields))
+            done = self._event("response.function_call_arguments.done", fields)
+            name = b',"name":' + compact(self._head.ask.tool)  # the one key after the type
+            frames.append(done.removesuffix(b"}\n\n") + name + b"}\n\n")
         else:
-            done = self._at(logprobs=[], text=self._text)
-            frames.append(self._event("response.output_text.done", done))
+            text = self._at(logprobs=[], text=self._text)
+            frames.append(self._event("response.output_text.done", text))
             frames.append(self._event("response.content_part.done", self._at(part=self._part())))
         item = {"item": self._output("completed", self._text), "output_index": 0}
         return [*frames, self._event("response.output_item.done", item)]
@@ -96,14 +97,14 @@ class ResponsesWriter:
         return {"annotations": [], "text": self._text, "type": "output_text", "logprobs": None}
 
     def _at(self, **fields: Any) -> dict[str, Any]:
-        fields |= {"content_index": 0, "item_id": self._item, "output_index": 0}
-        return dict(sorted(fields.items()))  # the order in which vLLM writes them
+        return fields | {"content_index": 0, "item_id": self._item, "output_index": 0}
 
     def _output(self, status: str, text: str) -> dict[str, Any]:
         if tool := self._head.ask.tool:
             call_id = f"chatcmpl-tool-{self._head.id[-16:]}"
             call = {"arguments": text, "call_id": call_id, "name": tool, "type": "function_call"}
-            return call | {"id": self._item, "status": status}
+            unused = {"async": None, "caller": None, "namespace": None}
+            return call | {"id": self._item} | unused | {"status": status}
         return {
             "id": self._item,
             "content": [self._part()] if status == "completed" else [],
@@ -114,7 +115,8 @@ class ResponsesWriter:
         }
 
     def _event(self, kind: str, fields: dict[str, Any]) -> bytes:
-        body = fields | {"sequence_number": self._sequence, "type": kind}
+        numbered = fields | {"sequence_number": self._sequence}
+        body = dict(sorted(numbered.items())) | {"type": kind}  # the order in which vLLM writes
         self._sequence += 1
         return b"event: " + kind.encode() + b"\ndata: " + compact(body) + b"\n\n"
 

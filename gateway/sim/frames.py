@@ -83,6 +83,7 @@ class ChatWriter:
 
     def __init__(self, head: Head) -> None:
         self._head = head
+        self._open = False
         self._begun: set[int] = set()
         self._tokens = 0
 
@@ -91,15 +92,15 @@ class ChatWriter:
         return []
 
     def piece(self, piece: Piece) -> list[bytes]:
-        """The role chunk before the first token of a choice, then the token."""
+        """The role chunks of all choices before the first token of any, then the token."""
         frames = []
         index = piece.plan.index
-        first = index not in self._begun
-        if first:
-            self._begun.add(index)
-            frames.append(self._role(index, piece.plan))
-        if piece.token is None and first:
+        if not self._open:
+            self._open = True
+            frames += [self._role(i, piece.plan) for i in range(self._head.ask.n)]
+        if piece.token is None and index not in self._begun:
             return frames  # aborted before any token: vLLM sends no finish reason at all
+        self._begun.add(index)
         self._tokens += piece.token is not None
         choice: dict[str, Any] = {
             "index": index,

@@ -153,7 +153,7 @@ def _lora(page: _Page, state: SimState) -> None:
 
 def _cache_config(page: _Page, state: SimState) -> None:
     config = state.config
-    blocks = config.num_blocks * config.dp  # vLLM sums over the data-parallel engines
+    blocks = config.blocks * config.dp  # vLLM sums over the data-parallel engines
     labels = {
         "block_size": str(config.block_size),
         "cache_dtype": "auto",

@@ -43,7 +43,11 @@ class Piece:
 
 
 def plan_reply(ask: Ask, reply_tokens: int) -> list[Plan]:
-    """Decide all choices; index = prompt index x n + choice, as in the completions endpoint."""
+    """Decide all choices; index = prompt index x n + choice, as in the completions endpoint.
+
+    A reply uses up the `max_tokens` that the request states; where it states none, it ends by
+    itself after `reply_tokens`. The prompt's own control goes before both.
+    """
     return [
         _plan_choice(ask, prompt, which * ask.n + choice, choice, reply_tokens)
         for which, prompt in enumerate(ask.prompts)
@@ -62,9 +66,12 @@ def _plan_choice(
         tokens = (*tokenize(ask.tool[:TOKEN_BYTES] or "tool"), *tokens)
         finish = "stop" if ask.tool_forced else "tool_calls"
         return _cut(Plan(index, prompt, pieces, tokens, finish), ask.max_tokens)
-    natural = ask.control.tokens or reply_tokens
-    length = ask.max_tokens if ask.ignore_eos else min(natural, ask.max_tokens)
-    finish = "length" if ask.ignore_eos or natural > ask.max_tokens else "stop"
+    natural = ask.control.tokens
+    if natural is None and ask.stated_max_tokens is None and not ask.ignore_eos:
+        natural = reply_tokens
+    ends = natural is not None and natural <= ask.max_tokens
+    length = natural if natural is not None and ends else ask.max_tokens
+    finish = "stop" if ends else "length"
     pieces = tuple(reply_word(seed, position) for position in range(length))
     tokens = tuple(tokenize("".join(pieces)))
     return _stop_early(Plan(index, prompt, pieces, tokens, finish), ask.stop)

@@ -1,0 +1,618 @@
+"""The simulated vLLM on real sockets: every endpoint, and every way to break."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import json
+import pathlib
+
+import httpx2
+import pytest
+import uvloop
+
+from gateway.sim.faults import NAMES
+from gateway.sim.server import SimConfig, SimServer
+
+FAST = SimConfig(model="m", adapters=("a", "b"), speed=0)
+CHAT = "/v1/chat/completions"
+SUBJECTS = ("sim", "http")
+POST = (
+    b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+)
+
+
+def story(test):
+    """Run an async test of `sim` and `http`, on the event loop that its parameter `loop` names."""
+
+    def run(loop, **arguments):
+        async def main():
+            async with asyncio.timeout(20), SimServer(FAST) as sim, client(sim) as http:
+                await test(sim, http, **arguments)
+
+        factory = uvloop.new_event_loop if loop == "uvloop" else None
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(main())
+
+    # pytest reads the parameters from the signature: those of the test, with `loop` for the rest.
+    others = [p for p in inspect.signature(test).parameters.values() if p.name not in SUBJECTS]
+    loop = inspect.Parameter("loop", inspect.Parameter.KEYWORD_ONLY)
+    functools.update_wrapper(run, test)
+    run.__signature__ = inspect.Signature([*others, loop])
+    return pytest.mark.parametrize("loop", ["asyncio", "uvloop"])(run)
+
+
+def client(sim: SimServer, **more) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(base_url=sim.url, trust_env=False, timeout=10, **more)
+
+
+def ask(text: str = "hello", **more):
+    return {"model": "m", "messages": [{"role": "user", "content": text}], **more}
+
+
+def data_of(text: str) -> list:
+    lines = [line[6:] for line in text.split("\n") if line.startswith("data: ")]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+def events_of(text: str) -> list[str]:
+    return [line[7:] for line in text.split("\n") if line.startswith("event: ")]
+
+
+async def raw(sim: SimServer, body: dict, path: str = CHAT) -> tuple[bytes, str]:
+    """Send one request; return all bytes of the answer and how the connection ended."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", sim.port)
+    data = json.dumps(body).encode()
+    writer.write(POST % (path.encode(), len(data), data))
+    got, end = b"", "open"
+    try:
+        async with asyncio.timeout(0.3):
+            while part := await reader.read(65536):
+                got += part
+            end = "closed"
+    except TimeoutError:
+        pass
+    except ConnectionResetError:
+        end = "reset"
+    writer.transport.abort()
+    await asyncio.sleep(0)
+    return got, end
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - the condition has no event
+            await asyncio.sleep(0.005)
+
+
+# --- what it serves -------------------------------------------------------------------------------
+
+
+@story
+async def test_it_tells_what_it_is(sim, http):
+    assert (await http.get("/health")).content == b""
+    assert (await http.get("/version")).json() == {"version": "0.32.0"}
+    models = (await http.get("/v1/models")).json()["data"]
+    shown = [(m["id"], m["parent"], m["max_model_len"]) for m in models]
+    assert shown == [("m", None, 8192), ("a", "m", None), ("b", "m", None)]
+    paths = (await http.get("/openapi.json")).json()["paths"]
+    assert set(sim.config.paths) < set(paths)
+
+
+@story
+async def test_a_chat_is_answered_and_counted(sim, http):
+    body = (await http.post(CHAT, json=ask("12345678", max_tokens=5))).json()
+    assert body["usage"]["prompt_tokens"] == 3 + 2 + 2
+    assert body["usage"]["completion_tokens"] == 5
+    assert body["choices"][0]["finish_reason"] == "length"
+    counted = await http.post("/tokenize", json=ask("12345678"))
+    assert counted.json()["count"] == 7
+    text = body["choices"][0]["message"]["content"]
+    again = await http.post("/tokenize", json={"prompt": text, "add_special_tokens": False})
+    assert again.json()["count"] == 5
+    back = await http.post("/detokenize", json={"tokens": again.json()["tokens"]})
+    assert back.json()["prompt"] == text
+
+
+@story
+async def test_a_stream_gives_the_same_text_as_a_whole_reply(sim, http):
+    whole = (await http.post(CHAT, json=ask())).json()["choices"][0]
+    assert whole["finish_reason"] == "stop"
+    chunks = data_of((await http.post(CHAT, json=ask(stream=True))).text)
+    assert chunks[-1] == "[DONE]"
+    deltas = [c["choices"][0]["delta"] for c in chunks[:-1]]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert "".join(d["content"] for d in deltas) == whole["message"]["content"]
+    assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
+    assert sim.requests[-1].tokens_emitted == 24
+
+
+@story
+async def test_several_choices_and_prompts_share_a_stream(sim, http):
+    body = {"model": "m", "prompt": ["x", "y"], "n": 2, "stream": True, "max_tokens": 3}
+    body["stream_options"] = {"include_usage": True}
+    chunks = data_of((await http.post("/v1/completions", json=body)).text)
+    finishes = [c["choices"][0] for c in chunks[:-2] if c["choices"][0]["finish_reason"]]
+    assert sorted(c["index"] for c in finishes) == [0, 1, 2, 3]
+    assert chunks[-2]["choices"] == []
+    assert chunks[-2]["usage"] == {"prompt_tokens": 4, "total_tokens": 16, "completion_tokens": 12}
+
+
+@story
+async def test_completions_without_a_limit_have_16_tokens(sim, http):
+    body = (await http.post("/v1/completions", json={"prompt": [500, 600]})).json()
+    assert body["usage"]["completion_tokens"] == 16
+    assert body["model"] == "m"
+
+
+@story
+async def test_the_output_is_cut_to_what_the_window_leaves(sim, http):
+    prompt = [500] * 8190
+    body = (await http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 100})).json()
+    assert body["usage"]["completion_tokens"] == 2
+    assert body["choices"][0]["finish_reason"] == "length"
+
+
+@story
+async def test_a_stop_string_ends_the_reply_before_it(sim, http):
+    whole = (await http.post(CHAT, json=ask())).json()["choices"][0]["message"]["content"]
+    stop = whole[12:18]
+    cut = (await http.post(CHAT, json=ask(stop=[stop]))).json()["choices"][0]
+    assert (cut["finish_reason"], cut["stop_reason"]) == ("stop", stop)
+    assert cut["message"]["content"] == whole[: whole.index(stop)]
+
+
+@story
+async def test_adapters_answer_differently_and_echo_their_name(sim, http):
+    base, tuned = [(await http.post(CHAT, json=ask() | {"model": m})).json() for m in ("m", "a")]
+    assert tuned["model"] == "a"
+    assert tuned["choices"][0]["message"] != base["choices"][0]["message"]
+
+
+@story
+async def test_a_prompt_sets_its_own_length_and_pace(sim, http):
+    async with SimServer(SimConfig(decode_step_s=0.001)) as slow, client(slow) as to_slow:
+        loop = asyncio.get_running_loop()
+        before = loop.time()
+        text = "[[sim:tokens=3;ttft=100ms;itl=50ms]]"
+        body = (await to_slow.post(CHAT, json=ask(text) | {"model": ""})).json()
+        assert 0.19 <= loop.time() - before < 0.6
+        assert body["usage"]["completion_tokens"] == 3
+        assert body["choices"][0]["finish_reason"] == "stop"
+
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+@story
+async def test_the_word_tool_makes_it_call_one(sim, http):
+    body = ask("use a tool", tools=[TOOL])
+    choice = (await http.post(CHAT, json=body)).json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    call = choice["message"]["tool_calls"][0]["function"]
+    assert call["name"] == "look"
+    assert json.loads(call["arguments"])["value"]
+    chunks = data_of((await http.post(CHAT, json=body | {"stream": True})).text)
+    deltas = [c["choices"][0]["delta"].get("tool_calls", [{}])[0] for c in chunks[1:-1]]
+    assert deltas[0]["function"] == {"name": "look"}
+    assert "".join(d["function"]["arguments"] for d in deltas[1:]) == call["arguments"]
+    named = {"type": "function", "function": {"name": "look"}}
+    forced = (await http.post(CHAT, json=ask(tools=[TOOL], tool_choice=named))).json()
+    assert forced["choices"][0]["finish_reason"] == "stop"  # vLLM's own habit
+    plain = (await http.post(CHAT, json=ask("hello", tools=[TOOL]))).json()
+    assert plain["choices"][0]["finish_reason"] == "stop"
+
+
+@story
+async def test_responses_are_events_in_sequence(sim, http):
+    body = {"model": "m", "input": "hello", "stream": True, "max_output_tokens": 2}
+    text = (await http.post("/v1/responses", json=body)).text
+    kinds = events_of(text)
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert kinds.count("response.output_text.delta") == 2
+    assert kinds[-1] == "response.completed"
+    data = data_of(text)
+    assert [d["sequence_number"] for d in data] == list(range(len(data)))
+    last = data[-1]["response"]
+    assert (last["status"], last["usage"]["output_tokens"]) == ("incomplete", 2)
+    tools = [{"type": "function", "name": "look", "parameters": {}}]
+    called = await http.post(
+        "/v1/responses", json=body | {"tools": tools, "tool_choice": "required"}
+    )
+    assert "response.function_call_arguments.delta" in events_of(called.text)
+
+
+@story
+async def test_messages_are_anthropic_events(sim, http):
+    text = (await http.post("/v1/messages", json=ask(stream=True, max_tokens=2))).text
+    assert events_of(text) == [
+        "message_start", "content_block_start", "content_block_delta", "content_block_delta",
+        "content_block_stop", "message_delta", "message_stop",
+    ]  # fmt: skip
+    assert data_of(text)[-2]["delta"]["stop_reason"] == "max_tokens"
+    tools = [{"name": "look", "input_schema": {}}]
+    called = (await http.post("/v1/messages", json=ask("tool", tools=tools, max_tokens=99))).json()
+    assert called["stop_reason"] == "tool_use"
+    assert called["content"][0]["name"] == "look"
+    counted = (await http.post("/v1/messages/count_tokens", json=ask("12345678"))).json()
+    assert counted["input_tokens"] == 7
+
+
+@story
+async def test_vectors_and_scores_depend_on_the_text_only(sim, http):
+    one, two = [
+        (await http.post("/v1/embeddings", json={"input": ["x", text]})).json()["data"]
+        for text in "xy"
+    ]
+    assert one[0]["embedding"] == one[1]["embedding"] != two[1]["embedding"]
+    packed = await http.post("/v1/embeddings", json={"input": "x", "encoding_format": "base64"})
+    assert isinstance(packed.json()["data"][0]["embedding"], str)
+    ranked = await http.post(
+        "/v1/rerank", json={"query": "q", "documents": ["a", "b", "c"], "top_n": 2}
+    )
+    scores = [r["relevance_score"] for r in ranked.json()["results"]]
+    assert len(scores) == 2
+    assert scores == sorted(scores, reverse=True)
+    scored = await http.post("/v1/score", json={"text_1": "q", "text_2": ["a", "b"]})
+    assert len(scored.json()["data"]) == 2
+
+
+@story
+async def test_audio_is_a_form(sim, http):
+    form = {"files": {"file": ("a.wav", b"\x00\r\n" * 20_000)}, "data": {"model": "m"}}
+    body = (await http.post("/v1/audio/transcriptions", **form)).json()
+    assert body["usage"] == {"type": "duration", "seconds": 2}
+    form["data"]["response_format"] = "text"
+    assert (await http.post("/v1/audio/translations", **form)).text == body["text"]
+    assert (await http.post("/v1/audio/translations", json={})).status_code == 400
+
+
+@story
+async def test_adapters_come_and_go(sim, http):
+    new = {"lora_name": "new", "lora_path": "/x"}
+    assert (await http.post("/v1/load_lora_adapter", json=new)).status_code == 200
+    assert (await http.post("/v1/load_lora_adapter", json=new)).status_code == 400
+    assert (await http.post(CHAT, json=ask() | {"model": "new"})).status_code == 200
+    assert (await http.post("/v1/unload_lora_adapter", json=new)).status_code == 200
+    assert (await http.post(CHAT, json=ask() | {"model": "new"})).status_code == 404
+    missing = {"lora_name": "x", "lora_path": "/missing"}
+    assert (await http.post("/v1/load_lora_adapter", json=missing)).status_code == 404
+
+
+@story
+async def test_it_wants_its_key_where_vllm_wants_it(sim, http):
+    async with SimServer(SimConfig(api_key="k")) as locked, client(locked) as out:
+        refused = await out.get("/v1/models")
+        assert (refused.status_code, refused.json()) == (401, {"error": "Unauthorized"})
+        assert (
+            await out.get("/v1/models", headers={"authorization": "bearer k"})
+        ).status_code == 200
+        for path in ("/health", "/metrics", "/version"):
+            assert (await out.get(path)).status_code == 200
+
+
+@story
+async def test_it_refuses_above_its_admission_limit_and_counts_it(sim, http):
+    config = SimConfig(max_num_queued_reqs=1, reply_tokens=1000)
+    async with SimServer(config) as small, client(small) as to_small:
+        holding = asyncio.create_task(to_small.post(CHAT, json=ask() | {"model": ""}))  # noqa: TID251
+        await until(lambda: small.engine.running == 1)
+        refused = await to_small.post(CHAT, json=ask() | {"model": ""})
+        assert refused.status_code == 503
+        assert refused.json()["error"]["type"] == "Service Unavailable"
+        assert "retry-after" not in refused.headers
+        page = (await to_small.get("/metrics")).text
+        assert (
+            'admission_rejections_total{model_name="sim",reason="max_num_queued_reqs"} 1.0' in page
+        )
+        holding.cancel()
+
+
+@story
+async def test_a_client_that_leaves_is_aborted_at_once_and_remembered(sim, http):
+    async with SimServer(SimConfig(reply_tokens=100_000, max_model_len=200_000)) as slow:
+        for leave in ("close", "half_close"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", slow.port)
+            body = json.dumps(ask(stream=True) | {"model": ""}).encode()
+            writer.write(POST % (CHAT.encode(), len(body), body))
+            await reader.readuntil(b"assistant")
+            assert slow.engine.running == 1
+            if leave == "half_close":
+                writer.write_eof()
+            else:
+                writer.close()
+            await until(lambda: slow.engine.running == 0)
+            request = slow.requests[-1]
+            assert request.client_disconnected_at is not None
+            assert slow.engine.kv_usage_ratio == 0
+            writer.close()
+        assert slow.engine.totals.finished["abort"] == 2
+
+
+@story
+async def test_requests_are_recorded_as_they_came(sim, http):
+    await http.post(CHAT, json=ask(), headers={"X-Some-Header": "1"})
+    seen = sim.received(CHAT)[0]
+    assert (b"X-Some-Header", b"1") in seen.headers or (b"x-some-header", b"1") in seen.headers
+    assert json.loads(seen.body) == ask()
+    assert seen.status == 200
+    shown = (await http.get("/sim/requests")).json()
+    assert shown[-1]["path"] == CHAT
+    assert [r.path for r in sim.requests] == [CHAT]
+
+
+@story
+async def test_metrics_follow_the_engine(sim, http):
+    await http.post(CHAT, json=ask(max_tokens=5))
+    page = (await http.get("/metrics")).text
+    labels = '{engine="0",model_name="m"}'
+    assert f"vllm:generation_tokens_total{labels} 5.0" in page
+    assert f"vllm:num_requests_running{labels} 0.0" in page
+    assert 'kv_cache_size_tokens="65536"' in page
+    async with SimServer(SimConfig(old_metrics=True)) as old, client(old) as to_old:
+        page = (await to_old.get("/metrics")).text
+        assert 'vllm:gpu_cache_usage_perc{model_name="sim"} 0.0' in page
+        assert "vllm:kv_cache_usage_perc" not in page
+    async with SimServer(SimConfig(dp=2)) as two, client(two) as to_two:
+        page = (await to_two.get("/metrics")).text
+        assert 'vllm:num_requests_running{engine="1",model_name="sim"} 0.0' in page
+
+
+@story
+async def test_idle_connections_are_closed_after_the_keep_alive_time(sim, http):
+    async with SimServer(SimConfig(keep_alive_s=0.05)) as short:
+        reader, writer = await asyncio.open_connection("127.0.0.1", short.port)
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b"200 OK" in await reader.read()  # until the server closes
+        writer.close()
+
+
+@story
+async def test_pipelined_requests_are_answered_in_order(sim, http):
+    reader, writer = await asyncio.open_connection("127.0.0.1", sim.port)
+    get = b"GET %b HTTP/1.1\r\nhost: x\r\n%b\r\n"
+    writer.write(get % (b"/version", b"") + get % (b"/nope", b"connection: close\r\n"))
+    answer = await reader.read()
+    assert answer.index(b"200 OK") < answer.index(b"404 Not Found")
+    writer.write(b"garbage\r\n\r\n")
+    writer.close()
+
+
+@story
+async def test_nonsense_is_a_400_and_a_closed_connection(sim, http):
+    reader, writer = await asyncio.open_connection("127.0.0.1", sim.port)
+    writer.write(b"what is this\r\n\r\n")
+    assert (await reader.read()).startswith(b"HTTP/1.1 400")
+    writer.close()
+
+
+# --- how it breaks --------------------------------------------------------------------------------
+
+
+@story
+async def test_refuse_closes_the_port_until_it_is_cleared(sim, http):
+    assert (await http.get("/health")).status_code == 200
+    sim.inject("refuse")
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", sim.port)
+    await asyncio.sleep(0.01)  # the client notices that its idle connection was closed
+    sim.clear()
+    assert (await http.get("/health")).status_code == 200
+
+
+@story
+async def test_hang_before_headers(sim, http):
+    sim.inject("hang_before_headers@1")
+    assert await raw(sim, ask()) == (b"", "open")
+    sim.inject("hang_before_headers:50ms")
+    assert (await http.post(CHAT, json=ask())).status_code == 200
+
+
+@story
+async def test_reset_before_headers(sim, http):
+    sim.inject("reset_before_headers")
+    assert await raw(sim, ask()) == (b"", "reset")
+
+
+BREAKS = {
+    "stall_after:3": "open",
+    "reset_after:3": "reset",
+    "truncate_after:3": "closed",
+    "truncate_chunk:3": "closed",
+    "clean_end_without_done:3": "open",
+}
+
+
+@pytest.mark.parametrize("fault", BREAKS)
+@story
+async def test_a_stream_breaks_after_its_tokens(sim, http, fault):
+    sim.inject(fault)
+    got, end = await raw(sim, ask(stream=True))
+    assert end == BREAKS[fault]
+    assert got.count(b'"content":"') == 1 + 3
+    assert b"[DONE]" not in got
+    assert got.endswith(b"0\r\n\r\n") == fault.startswith("clean_end")
+    assert got.endswith(b'{"id":"chat') == fault.startswith("truncate_chunk")
+    await until(lambda: sim.engine.running == 0)
+
+
+@pytest.mark.parametrize("fault", BREAKS)
+@story
+async def test_a_whole_reply_breaks_in_its_body(sim, http, fault):
+    sim.inject(fault)
+    got, end = await raw(sim, ask())
+    if fault.startswith("truncate"):
+        head, _, body = got.partition(b"\r\n\r\n")
+        assert end == "closed"
+        assert 0 < len(body) < int(head.split(b"content-length: ")[1].split(b"\r\n")[0])
+    elif fault.startswith("clean_end"):
+        assert got.startswith(b"HTTP/1.1 200")
+    else:
+        assert (got, end) == (b"", BREAKS[fault])
+
+
+@pytest.mark.parametrize(
+    ("path", "ending"),
+    [(CHAT, "[DONE]"), ("/v1/messages", "message_stop"), ("/v1/responses", "response.completed")],
+)
+@story
+async def test_a_clean_end_lacks_only_the_last_event(sim, http, path, ending):
+    body = ask(stream=True, max_tokens=4, input="hello")
+    complete = (await http.post(path, json=body)).text
+    assert ending in complete
+    sim.inject("clean_end_without_done")
+    cut = (await http.post(path, json=body)).text
+    assert ending not in cut
+    assert cut.count("\n\n") == complete.count("\n\n") - 1
+
+
+@story
+async def test_an_error_frame_is_followed_by_done(sim, http):
+    sim.inject("error_frame_after:2")
+    data = data_of((await http.post(CHAT, json=ask(stream=True))).text)
+    assert data[-2]["error"]["code"] == 500
+    assert data[-1] == "[DONE]"
+    assert (await http.post(CHAT, json=ask())).status_code == 500
+    text = (await http.post("/v1/messages", json=ask(stream=True, max_tokens=9))).text
+    assert events_of(text)[-1] == "error"
+    got, end = await raw(sim, {"input": "x", "stream": True}, "/v1/responses")
+    assert end == "closed"
+    assert not got.endswith(b"0\r\n\r\n")
+
+
+@story
+async def test_an_aborted_reply_ends_in_order(sim, http):
+    sim.inject("abort_finish:2")
+    data = data_of((await http.post(CHAT, json=ask(stream=True))).text)
+    assert data[-2]["choices"][0]["finish_reason"] == "abort"
+    whole = (await http.post(CHAT, json=ask())).json()
+    assert whole["choices"][0]["finish_reason"] == "abort"
+    assert whole["usage"]["completion_tokens"] == 2
+    sim.clear()
+    sim.inject("abort_finish:0")
+    data = data_of((await http.post(CHAT, json=ask(stream=True))).text)
+    assert len(data) == 2  # the role, [DONE], and no reason anywhere
+    assert data[0]["choices"][0]["finish_reason"] is None
+    completion = {"prompt": "x", "stream": True}
+    assert data_of((await http.post("/v1/completions", json=completion)).text) == ["[DONE]"]
+
+
+@story
+async def test_only_comments_come_for_ever(sim, http):
+    sim.inject("only_comments")
+    got, end = await raw(sim, ask(stream=True))
+    assert got.count(b": keep-alive\n\n") >= 2
+    assert (b"data" not in got, end) == (True, "open")
+
+
+@story
+async def test_a_frozen_engine_still_answers_health_and_metrics(sim, http):
+    sim.inject("frozen")
+    got, end = await raw(sim, ask(stream=True))
+    assert got.startswith(b"HTTP/1.1 200")
+    assert (b"data" not in got, end) == (True, "open")
+    slow = asyncio.create_task(http.post(CHAT, json=ask()))  # noqa: TID251
+    await until(lambda: sim.engine.waiting + sim.engine.running == 1)
+    assert (await http.get("/health")).status_code == 200
+    page = (await http.get("/metrics")).text
+    assert 'vllm:num_requests_waiting{engine="0",model_name="m"} 1.0' in page
+    sim.clear()
+    assert (await slow).status_code == 200
+
+
+@story
+async def test_a_poisonous_prompt_kills_the_engine_and_then_the_server(sim, http):
+    sim.inject("die_on_prompt:poison")
+    assert (await http.post(CHAT, json=ask("fine"))).status_code == 200
+    data = data_of((await http.post(CHAT, json=ask("some poison", stream=True))).text)
+    assert "EngineCore" in data[0]["error"]["message"]
+    assert data[-1] == "[DONE]"
+    assert (await http.get("/health")).status_code == 503
+    assert (await http.post(CHAT, json=ask("fine"))).status_code == 500
+    await asyncio.sleep(sim.config.death_linger_s + 0.05)
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", sim.port)
+    sim.clear()
+    assert (await http.get("/health")).status_code == 200
+    assert (await http.post(CHAT, json=ask("fine"))).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "kind"),
+    [
+        ("admission_503", 503, "application/json"),
+        ("http_500", 500, "application/json"),
+        ("http_500:503", 503, "application/json"),
+        ("html_error", 502, "text/html"),
+    ],
+)
+@story
+async def test_errors_before_the_stream(sim, http, fault, status, kind):
+    sim.inject(f"{fault}@1")
+    reply = await http.post(CHAT, json=ask(stream=True))
+    assert (reply.status_code, reply.headers["content-type"]) == (status, kind)
+    assert (await http.post(CHAT, json=ask())).status_code == 200
+
+
+@story
+async def test_a_used_connection_closes_as_the_next_request_arrives(sim, http):
+    await http.post(CHAT, json=ask())
+    sim.inject("keepalive_close@1")
+    with pytest.raises(httpx2.RemoteProtocolError):
+        await http.post(CHAT, json=ask())
+    assert sim.requests[-1].reused
+    assert (await http.post(CHAT, json=ask())).status_code == 200
+    assert not sim.requests[-1].reused
+
+
+@story
+async def test_metrics_and_health_break(sim, http):
+    for fault, path, status in [
+        ("no_metrics@1", "/metrics", 404),
+        ("garbage_metrics@1", "/metrics", 200),
+        ("slow_metrics:50ms@1", "/metrics", 200),
+        ("health_500@1", "/health", 500),
+        ("unhealthy_then_ok:1", "/health", 503),
+    ]:
+        sim.inject(fault)
+        assert (await http.get(path)).status_code == status, fault
+        assert (await http.get(path)).status_code == 200, fault
+    assert sim.state.faults.active == []
+
+
+@story
+async def test_adapters_are_lost(sim, http):
+    sim.inject("lost_adapter:a")
+    assert [m["id"] for m in (await http.get("/v1/models")).json()["data"]] == ["m", "b"]
+    assert (await http.post(CHAT, json=ask() | {"model": "a"})).status_code == 404
+    sim.clear()
+    assert (await http.post(CHAT, json=ask() | {"model": "a"})).status_code == 200
+
+
+@story
+async def test_faults_are_set_over_http(sim, http):
+    posted = await http.post("/sim/faults", json={"fault": "http_500@2"})
+    assert posted.json() == ["http_500:500@2"]
+    assert (await http.post(CHAT, json=ask())).status_code == 500
+    assert (await http.get("/sim/faults")).json() == ["http_500:500@1"]
+    assert (await http.delete("/sim/faults")).json() == []
+    assert (await http.post("/sim/faults", json={"fault": "nope"})).status_code == 400
+
+
+def test_every_fault_has_a_story():
+    text = pathlib.Path(__file__).read_text(encoding="utf-8")
+    assert [name for name in NAMES if f'"{name}' not in text] == []
+
+
+@story
+async def test_a_slow_reader_holds_back_only_itself(sim, http):
+    reader, writer = await asyncio.open_connection("127.0.0.1", sim.port, limit=1024)
+    body = json.dumps(ask("x", stream=True, max_tokens=8000)).encode()
+    writer.write(POST % (CHAT.encode(), len(body), body))
+    assert (await http.post(CHAT, json=ask())).status_code == 200
+    got = b""
+    while not got.endswith(b"0\r\n\r\n"):
+        got += await reader.read(65536)
+    assert got.count(b'"content":"') == 8001
+    writer.close()
