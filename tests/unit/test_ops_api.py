@@ -1,0 +1,212 @@
+import pytest
+from starlette.testclient import TestClient
+
+from gateway.config.load import Loaded
+from gateway.config.models import Config
+from gateway.ingress.routes import Readiness
+from gateway.observe.metrics import Metrics, Readings
+from gateway.ops.api import admin_app
+from gateway.pools.table import PoolTable
+
+TOKEN = "admin-token-of-the-tests"
+PATHS = ("/metrics", "/admin/v1/overview", "/livez", "/readyz")
+
+
+class HeldClock:
+    def now(self):
+        return 100.0
+
+    def wall(self):
+        return 1_700_000_000.0
+
+
+class Desk:
+    """The admin app over an empty fleet; what it depends on may be changed under way."""
+
+    def __init__(self, **admin):
+        self.configure(**admin)
+        self.readiness = Readiness(True, (("accepting", True, "ok"), ("backends", True, "1 of 1")))
+        clock = HeldClock()
+        table = PoolTable(clock)
+        table.apply(self.loaded.config.pools)
+        self.metrics = Metrics(Readings(), clock)
+        self.app = admin_app(
+            table=table,
+            metrics=self.metrics,
+            clock=clock,
+            loaded=lambda: self.loaded,
+            ready=lambda: self.readiness,
+        )
+        self.client = TestClient(self.app, base_url="http://127.0.0.1:9090")
+
+    def configure(self, **admin):
+        pools = {"m": {"backends": ["http://127.0.0.1:8001"]}}
+        self.loaded = Loaded(Config.model_validate({"pools": pools, "admin": admin}))
+
+    def get(self, path, host=None, **headers):
+        if host is not None:
+            headers["host"] = host
+        return self.client.get(path, headers=headers)
+
+
+@pytest.fixture
+def desk():
+    return Desk()
+
+
+@pytest.fixture
+def guarded():
+    return Desk(token=TOKEN)
+
+
+def test_metrics_are_told(desk):
+    reply = desk.get("/metrics")
+    assert reply.status_code == 200
+    assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert "gateway_build_info{" in reply.text
+
+
+def test_metrics_are_told_as_openmetrics_on_request(desk):
+    reply = desk.get("/metrics", accept="application/openmetrics-text; version=1.0.0")
+    assert reply.headers["content-type"].startswith("application/openmetrics-text")
+    assert reply.text.endswith("# EOF\n")
+
+
+def test_the_overview_is_told(desk):
+    reply = desk.get("/admin/v1/overview")
+    assert reply.headers["content-type"] == "application/json"
+    told = reply.json()
+    assert told["schema_version"] == 1
+    assert told["state"] == "starting"
+    assert [pool["name"] for pool in told["pools"]] == ["m"]
+    assert not told["draining"]
+
+
+def test_the_overview_says_when_the_gateway_drains(desk):
+    desk.readiness = Readiness(False, (("accepting", False, "draining"),))
+    assert desk.get("/admin/v1/overview").json()["draining"]
+
+
+def test_the_overview_has_no_secret(guarded):
+    reply = guarded.get("/admin/v1/overview", authorization=f"Bearer {TOKEN}")
+    assert reply.status_code == 200
+    assert TOKEN not in reply.text
+
+
+def test_alive_whatever_the_backends_do(desk):
+    desk.readiness = Readiness(False, ())
+    assert desk.get("/livez").text == "ok\n"
+
+
+def test_readiness_is_a_status_and_lines_on_request(desk):
+    assert desk.get("/readyz").text == "ok\n"
+    assert desk.get("/readyz?verbose").text == "[+]accepting ok\n[+]backends 1 of 1\nok\n"
+    desk.readiness = Readiness(False, (("backends", False, "0 of 1 serving"),))
+    reply = desk.get("/readyz?verbose")
+    assert reply.status_code == 503
+    assert reply.text == "[-]backends 0 of 1 serving\nnot ready\n"
+
+
+# --- who may ask ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/admin/v1/overview", "/nothing"])
+@pytest.mark.parametrize(
+    "authorization",
+    [None, "Bearer wrong", f"Basic {TOKEN}", TOKEN, "Bearer", f"Bearer {TOKEN}x", "Bearer é"],
+)
+def test_without_the_token_nothing_is_told(guarded, path, authorization):
+    given = {} if authorization is None else {"authorization": authorization.encode()}
+    reply = guarded.get(path, **given)
+    assert reply.status_code == 401
+    assert reply.headers["www-authenticate"] == "Bearer"
+    assert reply.headers["content-type"] == "application/problem+json"
+    assert reply.json()["code"] == "unauthorized"
+
+
+def test_with_the_token_it_is(guarded):
+    assert guarded.get("/metrics", authorization=f"Bearer {TOKEN}").status_code == 200
+    assert guarded.get("/metrics", authorization=f"bearer {TOKEN}").status_code == 200
+
+
+def test_two_credentials_are_none(guarded):
+    twice = [("authorization", f"Bearer {TOKEN}")] * 2
+    assert guarded.client.get("/metrics", headers=twice).status_code == 401
+
+
+def test_probes_need_no_token(guarded):
+    assert guarded.get("/livez").status_code == 200
+    assert guarded.get("/readyz").status_code == 200
+
+
+def test_a_reload_may_change_the_token(guarded):
+    guarded.configure(token="another-token")
+    assert guarded.get("/metrics", authorization=f"Bearer {TOKEN}").status_code == 401
+    assert guarded.get("/metrics", authorization="Bearer another-token").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:9090", "127.0.0.1", "127.0.0.1:9090", "[::1]", "[::1]:9090"]
+)
+def test_on_loopback_the_names_of_this_machine_are_answered(desk, host):
+    assert desk.get("/metrics", host).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:9090", "127.0.0.1.evil.example", "localhost:9090:1", "[::1",
+     "localhost.", "10.0.0.1", "", "localhost:x", ":9090"],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/metrics", "/livez"])
+def test_on_loopback_foreign_names_are_not(desk, path, host):
+    reply = desk.get(path, host)
+    assert reply.status_code == 421
+    assert reply.json()["code"] == "unknown_host"
+
+
+def test_elsewhere_the_name_does_not_matter():
+    desk = Desk(listen="0.0.0.0:9090", token=TOKEN)
+    reply = desk.get("/metrics", "gw.internal", authorization=f"Bearer {TOKEN}")
+    assert reply.status_code == 200
+
+
+# --- how ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("method", ["HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
+def test_everything_is_read_with_get_only(desk, method, path):
+    reply = desk.client.request(method, path)
+    assert reply.status_code == 405
+    assert reply.headers["allow"] == "GET"
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics/", "/v1/models", "/v1/chat/completions", "/docs"])
+def test_other_paths_are_unknown_and_never_redirected(desk, path):
+    reply = desk.client.get(path, follow_redirects=False)
+    assert reply.status_code == 404
+    assert reply.json()["code"] == "not_found"
+
+
+def test_every_answer_forbids_caching_and_embedding(desk, guarded):
+    replies = [desk.get(path) for path in (*PATHS, "/nothing")]
+    replies += [guarded.get("/metrics"), desk.get("/metrics", "evil.example")]
+    for reply in replies:
+        assert reply.headers["cache-control"] == "no-store"
+        assert reply.headers["x-content-type-options"] == "nosniff"
+        assert reply.headers["referrer-policy"] == "no-referrer"
+        assert "default-src 'none'" in reply.headers["content-security-policy"]
+
+
+def test_a_bug_is_told_as_a_problem_without_its_words(desk):
+
+    client = TestClient(desk.app, base_url="http://127.0.0.1", raise_server_exceptions=False)
+    desk.readiness = None  # what no caller would do
+    reply = client.get("/readyz")
+    assert reply.status_code == 500
+    assert reply.json()["code"] == "bug"
+    assert "NoneType" not in reply.text
+
+
+def test_no_route_is_shared_with_the_public_side(desk):
+    assert {route.path for route in desk.app.routes} == set(PATHS)

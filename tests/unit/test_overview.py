@@ -1,0 +1,256 @@
+import json
+
+import msgspec
+import pytest
+
+from gateway.config.models import Config
+from gateway.core.types import (
+    Endpoint,
+    LoadSample,
+    ModelsSeen,
+    ProbeFailed,
+    ProbePassed,
+    Scraped,
+    ServedModel,
+)
+from gateway.observe.metrics import Metrics, Readings
+from gateway.ops.overview import Facts, Moment, Overview, overview, rfc3339, verdict
+from gateway.pools.health import Order
+from gateway.pools.table import PoolTable
+
+ONE, TWO = "http://127.0.0.1:8001", "http://127.0.0.1:8002"
+BASE = ServedModel("m", None, 4096)
+
+
+class HeldClock:
+    def __init__(self):
+        self.at = 100.0
+
+    def now(self):
+        return self.at
+
+    def wall(self):
+        return 1_700_000_000.0 + self.at
+
+
+class Fleet:
+    """A table with its configuration, told what happens and asked for the overview."""
+
+    def __init__(self, **pools):
+        self.clock = HeldClock()
+        self.config = Config.model_validate({"pools": pools})
+        self.table = PoolTable(self.clock)
+        self.table.apply(self.config.pools)
+        self.metrics = Metrics(Readings(), self.clock)
+
+    def ready(self, *ids, models=(BASE,)):
+        for each in ids:
+            self.table.observe(each, ProbePassed(self.clock.at))
+            self.table.observe(each, ModelsSeen(self.clock.at, models, version="0.32.0"))
+
+    def loaded(self, backend_id, kv=0.25, at=None):
+        sample = LoadSample(self.clock.at if at is None else at, 3, 1, kv)
+        self.table.observe(backend_id, Scraped(sample))
+
+    def down(self, backend_id):
+        for _ in range(3):
+            self.table.observe(backend_id, ProbeFailed(self.clock.at, "refused"))
+
+    def overview(self, *, draining=False):
+        facts = Facts(self.table, self.metrics, self.config, None, draining, started_at=90.0)
+        return overview(facts, Moment(self.clock.now(), self.clock.wall()))
+
+    def pool(self, name="m"):
+        return next(pool for pool in self.overview()["pools"] if pool["name"] == name)
+
+    def backend(self, place=0):
+        return self.pool()["backends"][place]
+
+    def verdict(self, *, draining=False):
+        return self.overview(draining=draining)["verdict"]
+
+
+@pytest.fixture
+def fleet():
+    fleet = Fleet(m={"backends": [ONE, TWO], "aliases": ["gpt"]})
+    fleet.ready("m/b1", "m/b2")
+    return fleet
+
+
+def test_a_pool_is_told_with_all_its_names(fleet):
+    lora = ServedModel("lora-a", "m", None)
+    fleet.ready("m/b1", "m/b2", models=(ServedModel("m", None, 4096), lora))
+    pool = fleet.pool()
+    assert pool["aliases"] == ["gpt"]
+    assert pool["adapters"] == ["lora-a"]
+    assert pool["window_tokens"] == 4096
+    assert pool["endpoints"] is None
+    assert pool["state"] == "ready"
+    assert pool["backends"][0]["models"] == ["m", "lora-a"]
+    assert pool["backends"][0]["version"] == "0.32.0"
+
+
+def test_endpoints_are_told_when_every_backend_tells_them(fleet):
+    seen = ModelsSeen(100.0, (), endpoints=frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS}))
+    for each in ("m/b1", "m/b2"):
+        fleet.table.observe(each, seen)
+    assert fleet.pool()["endpoints"] == ["chat", "completions"]
+
+
+def test_fresh_load_is_told(fleet):
+    fleet.loaded("m/b1")
+    fleet.table.take("m/b1", 100.0)
+    fleet.clock.at = 101.0
+    backend = fleet.backend()
+    assert (backend["running"], backend["waiting"], backend["kv_usage_ratio"]) == (3, 1, 0.25)
+    assert (backend["in_flight"], backend["scrape_age_s"], backend["stale"]) == (1, 1.0, False)
+
+
+def test_stale_load_is_null_and_says_how_old_it_is(fleet):
+    fleet.loaded("m/b1")
+    fleet.clock.at = 109.0
+    backend = fleet.backend()
+    assert backend["running"] is backend["waiting"] is backend["kv_usage_ratio"] is None
+    assert backend["stale"]
+    assert backend["scrape_age_s"] == 9.0
+
+
+def test_load_that_was_never_seen_is_null(fleet):
+    backend = fleet.backend()
+    assert backend["running"] is backend["kv_usage_ratio"] is backend["scrape_age_s"] is None
+    assert backend["stale"]
+
+
+def test_times_are_wall_times(fleet):
+    fleet.clock.at = 130.0
+    backend = fleet.backend()
+    assert backend["since"] == rfc3339(1_700_000_100.0) == "2023-11-14T22:15:00.000Z"
+    assert backend["phase_age_s"] == 30.0
+    assert fleet.overview()["uptime_s"] == 40.0
+
+
+def test_the_newest_transitions_come_first(fleet):
+    fleet.clock.at = 120.0
+    fleet.down("m/b2")
+    newest, *older = fleet.overview()["transitions"]
+    assert (newest["backend"], newest["before"], newest["after"]) == ("m/b2", "ready", "down")
+    assert newest["at"] == "2023-11-14T22:15:20.000Z"
+    assert newest["reason"] == "refused"
+    assert {each["after"] for each in older} == {"ready"}
+
+
+def test_transitions_are_bounded(fleet):
+    for _ in range(100):
+        fleet.table.order("m/b1", Order.CORDON)
+        fleet.table.order("m/b1", Order.RESUME)
+    assert len(fleet.overview()["transitions"]) == 50
+
+
+def test_totals_are_sums(fleet):
+    fleet.down("m/b2")
+    fleet.table.take("m/b1", 100.0)
+    totals = fleet.overview()["totals"]
+    assert totals == {"backends": 2, "backends_ready": 1, "in_flight": 1, "requests": {}}
+
+
+def test_the_overview_is_json_of_the_documented_shape(fleet):
+    fleet.loaded("m/b1")
+    fleet.metrics.configured("abc")
+    text = msgspec.json.encode(fleet.overview())
+    assert msgspec.json.decode(text, type=Overview)["config"] == {"file": None, "hash": "abc"}
+    assert json.loads(text)["schema_version"] == 1
+    assert set(json.loads(text)) == set(Overview.__annotations__)
+
+
+# --- states and the sentence ----------------------------------------------------------------------
+
+
+def test_all_is_well(fleet):
+    fleet.table.take("m/b1", 100.0)
+    assert fleet.verdict() == "Ready: 1 pool, 2 backends, 1 request in flight."
+    assert fleet.overview()["state"] == "ready"
+
+
+def test_one_backend_down_is_a_degraded_pool_with_its_evidence(fleet):
+    fleet.down("m/b2")
+    fleet.clock.at = 100.0 + 6 * 60 + 5
+    backend = fleet.backend(1)
+    assert fleet.pool()["state"] == "degraded"
+    assert fleet.verdict() == (
+        f"m has 1 of 2 backends ready (b2 down for 6 min, {backend['detail']})."
+    )
+
+
+def test_no_backend_is_a_pool_that_is_down(fleet):
+    fleet.down("m/b1")
+    fleet.down("m/b2")
+    assert fleet.pool()["state"] == fleet.overview()["state"] == "down"
+    assert fleet.verdict().startswith("m is down: none of 2 backends serves (b1 down for 0 s, ")
+
+
+def test_a_pool_out_of_which_all_were_ordered_is_down(fleet):
+    fleet.table.order("m/b1", Order.CORDON)
+    fleet.table.order("m/b2", Order.DRAIN)
+    assert fleet.pool()["state"] == "down"
+    assert "b1 cordoned" in fleet.verdict()
+
+
+def test_a_new_pool_is_starting():
+    fleet = Fleet(m={"backends": [ONE]})
+    assert fleet.pool()["state"] == "starting"
+    assert fleet.verdict().startswith("m is starting: none of 1 backend is ready yet (b1 starting")
+
+
+def test_a_pool_without_room_is_saturated(fleet):
+    fleet.loaded("m/b1", kv=0.95)
+    assert fleet.pool()["state"] == "ready"
+    fleet.loaded("m/b2", kv=0.95)
+    assert fleet.pool()["state"] == "saturated"
+    assert fleet.backend()["saturated"]
+    assert fleet.verdict() == "m is saturated: no backend takes more, requests are shed."
+
+
+def test_the_worst_pool_comes_first_and_the_good_ones_last():
+    fleet = Fleet(
+        a={"backends": [ONE]},
+        b={"backends": [ONE, TWO]},
+        c={"backends": [TWO]},
+    )
+    fleet.ready("a/b1", "b/b1", "b/b2", "c/b1")
+    fleet.down("b/b1")
+    fleet.down("c/b1")
+    sentence = fleet.verdict()
+    assert sentence.index("c is down") < sentence.index("b has 1 of 2")
+    assert sentence.endswith("Everything else is ready.")
+    assert fleet.overview()["state"] == "down"
+
+
+def test_many_troubles_are_counted_not_listed():
+    many = [f"http://127.0.0.1:{port}" for port in range(8001, 8010)]
+    fleet = Fleet(**{f"p{number}": {"backends": many} for number in range(9)})
+    sentence = fleet.verdict()
+    assert "6 more pools not ready." in sentence
+    assert "; 6 more)" in sentence
+    assert len(sentence) < 1000
+
+
+def test_draining_is_said_first(fleet):
+    fleet.down("m/b1")
+    sentence = fleet.verdict(draining=True)
+    assert sentence.startswith("Shutting down: 0 requests still in flight, no new work is taken.")
+    assert "m has 1 of 2" in sentence
+    assert fleet.overview(draining=True)["draining"]
+
+
+def test_a_sentence_needs_nothing_but_the_overview(fleet):
+    told = json.loads(msgspec.json.encode(fleet.overview()))
+    assert verdict(told["pools"]) == told["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("age_s", "told"), [(8, "8 s"), (359, "5 min"), (7300, "2 h"), (12 * 86400, "12 d")]
+)
+def test_ages_are_told_in_one_unit(fleet, age_s, told):
+    fleet.down("m/b2")
+    fleet.clock.at += age_s
+    assert f"b2 down for {told}, " in fleet.verdict()
