@@ -96,13 +96,11 @@ def demo(
     admin_port: Annotated[int, typer.Option(help="Admin port; 0 takes a free one.")] = 9090,
 ) -> None:
     """Run a gateway with three simulated backends on loopback. Needs no GPU."""
+    if fault is not None:
+        _known_faults([fault])
     from gateway.demo import demo as run
 
-    try:
-        code = run(port=port, admin_port=admin_port, traffic=traffic, fault=fault)
-    except ValueError as error:
-        raise VerbError(str(error), code=Exit.USAGE) from error
-    raise typer.Exit(code)
+    raise typer.Exit(run(port=port, admin_port=admin_port, traffic=traffic, fault=fault))
 
 
 @app.command(epilog="Example: vllm-gateway sim --port 8001 --model qwen3-8b --adapter sql")
@@ -127,8 +125,16 @@ def sim(
         api_key=api_key,
         num_blocks=max(smallest.num_blocks, 4 * max_model_len // smallest.block_size),
     )
+    _known_faults(fault or [])
+    run(config, fault or [])
+
+
+def _known_faults(texts: list[str]) -> None:
+    from gateway.sim.faults import Fault
+
     try:
-        run(config, fault or [])
+        for text in texts:
+            Fault.parse(text)
     except ValueError as error:
         raise VerbError(str(error), code=Exit.USAGE) from error
 

@@ -1,0 +1,472 @@
+"""The command line: verbs, exit codes, what goes to standard output and what to standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import pathlib
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from gateway import __version__, cli
+from gateway.access.keys import KeyRing
+from gateway.config.schema import json_schema
+
+POOL = "pools: {m: {backends: [http://h:1]}}\n"
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run a command line as the console script does; return exit code, stdout and stderr."""
+    for name in ("GATEWAY_CONFIG", "GATEWAY_DEBUG", "GATEWAY_ADMIN_URL", "GATEWAY_ADMIN_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["vllm-gateway", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.out, told.err
+
+    return run
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "gw.yaml"
+    path.write_text(POOL)
+    return path
+
+
+# --- front door -----------------------------------------------------------------------------------
+
+
+def test_the_version_is_told(run):
+    assert run("--version") == (0, f"vllm-gateway {__version__}\n", "")
+
+
+VERBS = ["serve", "demo", "sim", "check", "status", "config schema", "config show"]
+VERBS += ["keys create", "keys list", "keys revoke", "keys rotate"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_each_verb_ends_with_an_example(run, verb):
+    code, out, _ = run(*verb.split(), "--help")
+    assert code == 0
+    assert out.rstrip().splitlines()[-1].strip().startswith(f"Example: vllm-gateway {verb}")
+
+
+@pytest.mark.parametrize("words", [["nope"], ["check", "--nope"], ["keys", "list", "-o", "xml"]])
+def test_a_wrong_command_line_is_a_usage_error(run, words):
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    assert "Error" in err
+
+
+@pytest.mark.parametrize("words", [["--help"], ["status", "--server", "http://127.0.0.1:1"]])
+def test_looking_does_not_import_the_server(words):
+    program = (
+        "import sys; from gateway import cli; sys.argv = sys.argv[:1] + sys.argv[1:]\n"
+        "try: cli.main()\n"
+        "finally: sys.stderr.write(' '.join(sys.modules))"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False
+    )
+    loaded = set(told.stderr.split())
+    heavy = {"uvicorn", "starlette", "gateway.app", "gateway.config.models", "httpx2", "rich"}
+    assert not loaded & heavy
+    assert "gateway.cli" in loaded
+
+
+def test_a_bug_is_one_line_and_a_hint_and_a_traceback_only_when_asked(run, monkeypatch):
+    def broken(*_args, **_kwargs):
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr(cli, "ask", broken)
+    code, out, err = run("status")
+    assert (code, out) == (1, "")
+    assert err.splitlines() == [
+        "vllm-gateway: this is a bug: ZeroDivisionError: by zero",
+        "  hint: run it again with -vv for the traceback, and report it",
+    ]
+    monkeypatch.setattr(sys, "argv", ["vllm-gateway", "status", "-vv"])
+    with pytest.raises(ZeroDivisionError):
+        cli.main()
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+def test_check_is_quiet_about_a_good_file(run, file):
+    assert run("check", file) == (0, f"{file}: 0 errors, 0 warnings\n", "")
+
+
+def test_check_shows_every_finding_and_exits_with_3(run, file):
+    file.write_text(POOL + "limts: {}\nredis: redis://h\n")
+    code, out, _ = run("check", file)
+    assert code == 3
+    assert f"{file}:2:1 error unknown key `limts` [unknown-key]" in out
+    assert "      | ^^^^^ did you mean `limits`?" in out
+    assert out.endswith(f"{file}: 1 error, 1 warning\n")
+
+
+def test_check_exits_with_0_on_warnings(run, file):
+    file.write_text(POOL + "keys: none\nlisten: 0.0.0.0:8080\n")
+    code, out, _ = run("check", file)
+    assert code == 0
+    assert "AUTHENTICATION IS OFF" in out
+
+
+def test_check_for_programs_is_json_and_nothing_else(run, file):
+    file.write_text(POOL + "limts: {}\n")
+    code, out, err = run("check", file, "-o", "json")
+    (finding,) = json.loads(out)
+    assert (code, err) == (3, "")
+    assert (finding["code"], finding["line"]) == ("unknown-key", 2)
+
+
+def test_serve_and_show_refuse_a_wrong_file_with_its_findings(run, file):
+    file.write_text(POOL + "limts: {}\n")
+    for verb in (["serve"], ["config", "show"]):
+        code, out, err = run(*verb, "-c", file)
+        assert (code, out) == (3, "")
+        assert "unknown key `limts`" in err
+
+
+def test_a_file_that_is_missing_is_named(run, tmp_path):
+    code, _, err = run("serve", "-c", tmp_path / "no.yaml")
+    assert code == 3
+    assert "no.yaml:1:1 error the file cannot be read: No such file or directory" in err
+
+
+def test_the_schema_is_printed(run):
+    code, out, _ = run("config", "schema")
+    assert (code, json.loads(out)) == (0, json_schema())
+
+
+def test_show_tells_every_setting_and_where_it_comes_from(run, file, monkeypatch):
+    monkeypatch.setenv("T", "hunter2")
+    file.write_text(POOL + "admin: {token: '${T}'}\ntimeouts: {stall: 1m}\n")
+    code, out, _ = run("config", "show", "-c", file, "--origin")
+    assert code == 0
+    assert 'admin.token: "***"  # line 2, ${T}' in out
+    assert 'timeouts.stall: "1m"  # line 3' in out
+    assert 'timeouts.body: "30s"  # default' in out
+    assert "hunter2" not in out
+    _, out, _ = run("config", "show", "-c", file, "-o", "json")
+    assert json.loads(out)["timeouts"]["stall"] == "1m"
+    _, out, _ = run("config", "show", "-c", file, "-o", "json", "--origin")
+    assert {"setting": "version", "value": 1, "origin": "default"} in json.loads(out)
+
+
+# --- keys -----------------------------------------------------------------------------------------
+
+
+def created(run, file, *options):
+    code, out, err = run("keys", "create", "ci", "-c", file, "-o", "json", *options)
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def test_a_first_key_needs_no_further_setup(run, file):
+    made = created(run, file)
+    assert set(made) == {"id", "key"}
+    keys = file.parent / "keys.yaml"
+    assert keys.stat().st_mode & 0o777 == 0o600
+    assert (file.parent / "keys.yaml.pepper").stat().st_mode & 0o777 == 0o600
+    assert made["key"] not in keys.read_text()
+    bearer = f"Bearer {made['key']}".encode()
+    caller = KeyRing.load(keys).authenticate(bearer, None, None, time.time())
+    assert (caller.key_id, caller.name, caller.models) == (made["id"], "ci", ("*",))
+
+
+def test_a_key_takes_its_limits_from_the_options(run, file):
+    options = ["--models", "qwen*", "--models", "sql", "--max-context", "32k"]
+    made = created(run, file, *options, "--max-output", "4096", "--expires", "30d")
+    caller = KeyRing.load(file.parent / "keys.yaml").authenticate(
+        f"Bearer {made['key']}".encode(), None, None, time.time()
+    )
+    assert caller.models == ("qwen*", "sql")
+    assert (caller.max_context_tokens, caller.max_output_tokens) == (32768, 4096)
+    assert caller.expires_at_s == pytest.approx(time.time() + 30 * 86400, abs=60)
+
+
+def test_for_people_only_the_key_is_on_standard_output(run, file):
+    code, out, err = run("keys", "create", "ci", "-c", file)
+    assert code == 0
+    assert out.startswith("gw_")
+    assert out.count("\n") == 1
+    assert "shown this once" in err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--expires", "30", "30 has no unit"),
+        ("--max-context", "many", "many is not a token count"),
+        ("--max-output", "-1", "-1 is not a token count"),
+    ],
+)
+def test_a_limit_that_cannot_be_read_is_a_usage_error(run, file, option, value, words):
+    code, _, err = run("keys", "create", "ci", "-c", file, option, value)
+    assert code == 2
+    assert words in err
+    assert option in err
+
+
+def test_keys_can_be_made_for_a_file_that_is_wrong_elsewhere(run, file):
+    file.write_text(POOL + "keys: {file: k.yaml}\nadmin: {token: '${UNSET}'}\n")
+    created(run, file)
+    assert (file.parent / "k.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("keys: none\n", "keys: none"),
+        ("keys: {fil: k.yaml}\n", "did you mean `file`?"),
+        ("keys: {file: '${UNSET}'}\n", "${UNSET} is not set"),
+    ],
+)
+def test_keys_need_to_know_their_file(run, file, text, words):
+    file.write_text(POOL + text)
+    code, _, err = run("keys", "create", "ci", "-c", file)
+    assert code == 3
+    assert words in err
+
+
+def test_a_list_tells_who_may_do_what_but_no_key(run, file):
+    made = created(run, file, "--models", "a*", "--models", "b")
+    code, out, _ = run("keys", "list", "-c", file)
+    assert code == 0
+    assert made["key"] not in out
+    head, row = out.splitlines()
+    assert head.split()[:3] == ["ID", "NAME", "STATE"]
+    assert row.split()[:5] == [made["id"], "ci", "active", "a*,", "b"]
+    _, out, _ = run("keys", "list", "-c", file, "-o", "json")
+    (key,) = json.loads(out)
+    assert (key["id"], key["models"], key["ends"]) == (made["id"], ["a*", "b"], None)
+
+
+def test_a_list_without_a_file_says_how_to_make_one(run, file):
+    code, _, err = run("keys", "list", "-c", file)
+    assert code == 3
+    assert "keys create" in err
+
+
+def test_revoke_ends_a_key_and_rotate_replaces_it(run, file):
+    old = created(run, file)
+    code, out, _ = run("keys", "rotate", old["id"], "-c", file, "--grace", "1h", "-o", "json")
+    new = json.loads(out)
+    assert code == 0
+    assert new["id"] != old["id"]
+    assert run("keys", "revoke", new["id"], "-c", file)[0] == 0
+    _, out, _ = run("keys", "list", "-c", file, "-o", "json")
+    assert [key["state"] for key in json.loads(out)] == ["replaced", "revoked"]
+
+
+@pytest.mark.parametrize("verb", ["revoke", "rotate"])
+def test_an_unknown_key_is_not_found(run, file, verb):
+    created(run, file)
+    code, _, err = run("keys", verb, "nope", "-c", file)
+    assert code == 4
+    assert "no key has the id nope" in err
+    assert "keys list" in err
+
+
+# --- status ---------------------------------------------------------------------------------------
+
+BACKEND = {
+    **{"id": "m/b1", "name": "b1", "phase": "ready", "reason": "ok", "detail": "fine"},
+    **{"phase_age_s": 3700.0, "in_flight": 2, "running": 3, "waiting": 0, "kv_usage_ratio": 0.41},
+    **{"stale": False, "saturated": False, "version": "0.32.0"},
+}
+DOWN = {
+    **{"id": "m/b2", "name": "b2", "phase": "down", "detail": "connection refused 3 times"},
+    **{"phase_age_s": 8.0, "in_flight": 0, "running": None, "waiting": None},
+    **{"kv_usage_ratio": None, "stale": True, "saturated": False, "version": None},
+}
+OVERVIEW = {
+    **{"schema_version": 1, "state": "degraded", "draining": False, "version": "0.1.0"},
+    **{"verdict": "m has 1 of 2 backends ready.", "uptime_s": 90061.0},
+    "pools": [
+        {
+            **{"name": "m", "state": "degraded", "window_tokens": 8192, "adapters": ["sql"]},
+            "backends": [BACKEND, DOWN],
+        }
+    ],
+    "transitions": [
+        {
+            **{"at": "2026-01-31T14:02:11.120Z", "backend": "m/b2", "before": "ready"},
+            **{"after": "down", "reason": "refused", "detail": "connection refused 3 times"},
+        }
+    ],
+}
+
+
+@contextlib.contextmanager
+def admin(body=OVERVIEW, status=200, unix=None):
+    """An admin listener that answers one thing; yields its URL and the requests it got."""
+    seen = []
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append((self.path, self.headers.get("authorization")))
+            data = body if isinstance(body, bytes) else json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *args):
+            pass
+
+    if unix is None:
+        listener = http.server.HTTPServer(("127.0.0.1", 0), Answer)
+        url = f"http://127.0.0.1:{listener.server_port}"
+    else:
+        listener = socketserver.UnixStreamServer(str(unix), Answer)
+        url = f"unix:{unix}"
+    with listener as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield url, seen
+        server.shutdown()
+        thread.join()
+
+
+def test_status_says_the_verdict_first_and_what_is_wrong_with_each_backend(run):
+    with admin() as (url, seen):
+        code, out, err = run("status", "--server", url, "--token", "t")
+    assert seen == [("/admin/v1/overview", "Bearer t")]
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "◐ DEGRADED  vllm-gateway 0.1.0  up 1d"
+    assert lines[1] == "  m has 1 of 2 backends ready."
+    rows = [line.split() for line in lines]
+    assert ["m", "degraded", "1/2", "3", "0", "41%", "2", "8192", "1"] in rows
+    assert ["m/b1", "ready", "1h", "3", "0", "41%", "2", "0.32.0"] in rows
+    down = next(line for line in lines if line.startswith("m/b2"))
+    assert down.split()[1:7] == ["down", "8s", "-", "-", "-", "0"]
+    assert down.endswith("connection refused 3 times")
+    assert lines[-1] == "  2026-01-31 14:02:11  m/b2  ready -> down  connection refused 3 times"
+
+
+def test_what_is_stale_or_saturated_is_not_shown_as_fine(run):
+    stale = {**BACKEND, "stale": True, "running": None}
+    full = {**BACKEND, "saturated": True}
+    pool = {**OVERVIEW["pools"][0], "backends": [stale, full]}
+    with admin({**OVERVIEW, "pools": [pool]}) as (url, _):
+        _, out, _ = run("status", "--server", url)
+    assert "metrics are stale" in out
+    assert "saturated" in out
+
+
+def test_status_for_programs_is_the_answer_itself(run):
+    with admin() as (url, _):
+        code, out, _ = run("status", "--server", url, "-o", "json")
+    assert (code, json.loads(out)) == (0, OVERVIEW)
+
+
+def test_status_reads_from_a_unix_socket_too(run, tmp_path):
+    with admin(unix=tmp_path / "admin.sock") as (url, seen):
+        code, _, _ = run("status", "--server", url)
+    assert (code, seen) == (0, [("/admin/v1/overview", None)])
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [({}, 8), ({"state": "ready"}, 0), ({"state": "ready", "draining": True}, 8)],
+)
+def test_status_can_tell_a_cron_job_by_its_exit_code(run, change, expected):
+    with admin({**OVERVIEW, **change}) as (url, _):
+        assert run("status", "--server", url, "--exit-code")[0] == expected
+
+
+def test_an_answer_of_another_version_is_shown_as_far_as_it_goes(run):
+    with admin({"state": "ready", "pools": [{"name": "m", "backends": [{"id": "m/b1"}]}]}) as (
+        u,
+        _,
+    ):
+        code, out, _ = run("status", "--server", u)
+    assert code == 0
+    assert "m/b1" in out
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "code", "words"),
+    [
+        (401, b"{}", 5, "asks for its token"),
+        (404, b"{}", 4, "answered 404"),
+        (200, b"<html>", 1, "did not answer JSON"),
+        (200, b"[]", 1, "did not answer an object"),
+    ],
+)
+def test_an_answer_that_is_no_overview_is_a_failure_with_a_hint(run, status, body, code, words):
+    with admin(body, status) as (url, _):
+        ended, out, err = run("status", "--server", url)
+    assert (ended, out) == (code, "")
+    assert words in err
+    assert "  hint: " in err
+
+
+@pytest.mark.parametrize(
+    ("server", "code", "words"),
+    [
+        ("http://127.0.0.1:1", 1, "does not answer: Connection refused"),
+        ("127.0.0.1:1", 1, "does not answer: Connection refused"),
+        ("unix:/no/such.sock", 1, "does not answer: No such file or directory"),
+        ("ftp://h", 2, "is not a URL"),
+        ("http://h:port", 2, "is not a URL"),
+        ("http://", 2, "is not a URL"),
+    ],
+)
+def test_a_server_that_cannot_be_reached_is_named(run, server, code, words):
+    ended, out, err = run("status", "--server", server)
+    assert (ended, out) == (code, "")
+    assert words in err
+    assert "Traceback" not in err
+
+
+# --- sim and demo ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", [["sim", "--port", "0"], ["demo"]])
+def test_an_unknown_fault_is_a_usage_error_that_names_the_known_ones(run, verb):
+    code, _, err = run(*verb, "--fault", "nope")
+    assert code == 2
+    assert "unknown fault 'nope'; known: " in err
+
+
+def test_probing_compares_the_file_with_the_backends(run, tmp_path):
+    script = pathlib.Path(sys.executable).with_name("vllm-gateway")
+    options = ["--port", "0", "--model", "m", "--adapter", "sql", "--max-model-len", "4096"]
+    with subprocess.Popen([script, "sim", *options], stderr=subprocess.PIPE, text=True) as sim:
+        assert sim.stderr is not None
+        url = sim.stderr.readline().split()[-1]
+        file = tmp_path / "gw.yaml"
+        file.write_text(
+            f"pools:\n  m:\n    max_context: 32k\n    adapters: [sql, law]\n    backends: [{url}]\n"
+            f"  n:\n    served_model: n\n    backends: ['{url}', http://127.0.0.1:1]\n"
+        )
+        code, out, _ = run("check", file, "--probe", "-o", "json")
+        told = [(each["line"], each["severity"], each["code"]) for each in json.loads(out)]
+        file.write_text(f"pools: {{m: {{backends: ['{url}']}}}}")
+        good = run("check", file, "--probe")
+        sim.terminate()
+    assert code == 3
+    assert told == [
+        (3, "warning", "context-mismatch"),
+        (4, "warning", "adapter-missing"),
+        (8, "warning", "shared-backend"),
+        (8, "error", "model-missing"),
+        (8, "error", "backend-unreachable"),
+    ]
+    assert good == (0, f"{file}: 0 errors, 0 warnings · m/b1 ok vLLM 0.32.0\n", "")
