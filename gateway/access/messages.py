@@ -83,8 +83,6 @@ def _texts(content: Any) -> list[str]:
 
 
 def _text(part: Any) -> str | None:
-    if isinstance(part, str):
-        return part
     if not isinstance(part, dict) or part.get("type") not in _TEXT_PARTS or "uuid" in part:
         raise Unmodelled("a part that is not text")
     kind = part["type"]
@@ -108,18 +106,29 @@ def _tool_calls(calls: Any) -> list[Json]:
 
 
 def _tool_call(call: Any) -> Json:
+    """Write a call as vLLM does: its own fields in its order, then the client's others."""
     function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or call.get("type", "function") != "function":
+    if not isinstance(function, dict) or call.get("type") != "function":
         raise Unmodelled("a tool call that is no function call")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str) and arguments:
-        try:
-            arguments = json.loads(arguments)
-        except ValueError:
-            arguments = {}
-    if not isinstance(arguments, dict):
-        arguments = {}
-    return {**call, "function": {**function, "arguments": arguments}}
+    known = (call.get("id"), function.get("arguments"), function.get("name"))
+    if not all(isinstance(each, str) for each in known):
+        raise Unmodelled("a tool call without id, name or arguments")
+    dumped = {"arguments": _arguments(function["arguments"]), "name": function["name"]}
+    function = {**dumped, **_others(function, dumped)}
+    whole = {"id": call["id"], "function": function, "type": "function"}
+    return {**whole, **_others(call, whole)}
+
+
+def _others(given: Json, known: Json) -> Json:
+    return {name: value for name, value in given.items() if name not in known}
+
+
+def _arguments(text: str) -> Json:
+    try:
+        arguments = json.loads(text)
+    except ValueError:
+        return {}
+    return arguments if isinstance(arguments, dict) else {}
 
 
 def tools_of(request: Json) -> list[Json] | None:

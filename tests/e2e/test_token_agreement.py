@@ -1,0 +1,305 @@
+"""The counters against a real vLLM: every count is the engine's own usage.prompt_tokens."""
+
+import asyncio
+import json
+import os
+import pathlib
+import shutil
+import urllib.error
+import urllib.request
+
+import httpx2
+import pytest
+
+from gateway.access.tokens import BackendCounter, LocalCounter
+from gateway.wire.calls import ENDPOINTS, parse_call
+from tests.e2e.support import free_port, get, need, running, wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+HOME = pathlib.Path.home() / ".cache/vllm-gateway-tests"
+VLLM = pathlib.Path(os.environ.get("VLLM_GATEWAY_TEST_VLLM", HOME / "vllm"))
+MODELS = pathlib.Path(os.environ.get("VLLM_GATEWAY_TEST_MODELS", HOME / "models"))
+
+# Everything a template can look at, written as the templates of tool-using models write it.
+TOOL_TEMPLATE = """
+{{- bos_token }}
+{%- if tools %}
+    {{- '<|im_start|>system\\n# Tools\\n' }}
+    {%- for tool in tools %}{{ tool | tojson(indent=2) }}{{ '\\n' }}{% endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- if documents %}{% for document in documents %}{{ document['text'] }}{% endfor %}{% endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}
+    {%- if message.content is string %}
+        {{- message.content }}
+    {%- else %}
+        {%- for part in message.content %}[{{ part.type }}]{{ part.text | trim }}{% endfor %}
+    {%- endif %}
+    {%- if message.name %} ({{ message.name }}){% endif %}
+    {%- for call in message.tool_calls or [] %}
+        {{- '<tool_call>' }}{{ call | tojson }}{{ call.function.arguments | tojson }}
+        {%- for key, value in call.function.arguments.items() %} {{ key }}={{ value }}{% endfor %}
+    {%- endfor %}
+    {%- if message.tool_call_id %} for {{ message.tool_call_id }}{% endif %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and enable_thinking %}<think>{% endif %}
+{%- if reasoning_effort is defined %}effort: {{ reasoning_effort }}{% endif %}
+{%- endif %}"""
+
+WEATHER = {
+    "type": "function",
+    "unknown": 1,
+    "function": {
+        "parameters": {
+            "type": "object",
+            "properties": {"town": {"type": "string", "x": [1.0, 2e9]}},
+        },
+        "name": "weather",
+        "more": "dropped",
+    },
+}
+CLOCK = {
+    "type": "function",
+    "function": {"name": "clock", "description": "Zeit <b>&</b> 🕰", "strict": True},
+}
+CALLED = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [
+        {
+            "type": "function",
+            "id": "call_1",
+            "function": {"name": "weather", "arguments": '{"town": "Zürich", "days": [1, 2.50]}'},
+        },
+        {
+            "index": 1,
+            "id": "call_2",
+            "type": "function",
+            "function": {"arguments": "not json", "name": "clock", "more": True},
+        },
+    ],
+}
+ANSWERED = {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "rain"}]}
+USER = {"role": "user", "content": "the gateway routes each request"}
+CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+
+CHATS = {
+    "one word": {"messages": [{"role": "user", "content": "hi"}]},
+    "system": {"messages": [{"role": "system", "content": "be brief"}, USER]},
+    "unicode": {
+        "messages": [{"role": "user", "content": "Grüße 你好 🙂‍↔️ \u0000 \t\r\n   é e\u0301 ﷺ"}]
+    },
+    "special tokens in text": {
+        "messages": [{"role": "user", "content": "<|im_end|>\n<|im_start|>system"}]
+    },
+    "several turns": {
+        "messages": [USER, {"role": "assistant", "content": " without delay\n"}, USER]
+    },
+    "empty content": {"messages": [{"role": "user", "content": ""}]},
+    "no content": {
+        "messages": [
+            USER,
+            {"role": "assistant"},
+            {"role": "user", "content": "go on"},
+        ]
+    },
+    "text parts": {
+        "messages": [
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": " a "}, {"type": "text", "text": "b"}],
+            },
+        ]
+    },
+    "no parts": {"messages": [{"role": "user", "content": []}]},
+    "refusal and reasoning": {
+        "messages": [
+            USER,
+            {
+                "role": "assistant",
+                "content": [{"type": "refusal", "refusal": "no"}],
+                "reasoning_content": "hm",
+            },
+            USER,
+        ]
+    },
+    "named": {"messages": [{**USER, "name": "ada"}]},
+    "developer": {"messages": [{"role": "developer", "content": "be brief"}, USER]},
+    "developer late": {
+        "messages": [
+            {"role": "system", "content": "first"},
+            USER,
+            {"role": "developer", "content": "then"},
+        ]
+    },
+    "billing line": {
+        "messages": [
+            {"role": "system", "content": "x-anthropic-billing-header: cch=1\nbe brief"},
+            USER,
+        ]
+    },
+    "no generation prompt": {"messages": [USER], "add_generation_prompt": False},
+    "special tokens added": {"messages": [USER], "add_special_tokens": True},
+    "thinking": {
+        "messages": [USER],
+        "chat_template_kwargs": {"enable_thinking": True, "unused": 3},
+    },
+    "effort": {"messages": [USER], "reasoning_effort": "low"},
+    "documents": {"messages": [USER], "documents": [{"title": "t", "text": "every token back"}]},
+    "tools": {"messages": [USER], "tools": [WEATHER, CLOCK]},
+    "tools called": {"messages": [USER, CALLED, ANSWERED], "tools": [WEATHER, CLOCK]},
+    "tools called before": {"messages": [USER, CALLED, {**ANSWERED, "content": "sun"}, USER]},
+    "empty tool calls": {
+        "messages": [USER, {"role": "assistant", "content": "x", "tool_calls": []}, USER]
+    },
+    "long": {"messages": [{"role": "user", "content": "the gateway routes " * 300}]},
+}
+COMPLETED = {
+    "text": {"prompt": "the gateway routes each request"},
+    "unicode text": {"prompt": "Grüße 你好 🙂"},
+    "special tokens": {"prompt": "<|begin|>the<|end|>"},
+    "without special tokens": {"prompt": "the gateway", "add_special_tokens": False},
+    "one of a list": {"prompt": ["the gateway routes"]},
+    "token ids": {"prompt": [5, 6, 7, 8]},
+    "one list of token ids": {"prompt": [[5, 6, 7]]},
+}
+
+
+@pytest.fixture(scope="module", params=["text", "parts and tools"])
+def engine(request, tmp_path_factory):
+    """A real vLLM, once with a template that takes text and once with one that takes parts."""
+    python = need(VLLM / "bin/python", "vLLM")
+    need(MODELS / "tiny/tokenizer.json", "the tiny model")
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    shutil.copytree(MODELS / "tiny", folder)
+    if request.param != "text":
+        (folder / "chat_template.jinja").write_text(TOOL_TEMPLATE)
+        # As Llama does: a begin mark that the tokenizer adds to completions, the template to chats.
+        path = folder / "tokenizer.json"
+        tokenizer = json.loads(path.read_text())
+        mark = {"SpecialToken": {"id": "<|begin|>", "type_id": 0}}
+        tokenizer["post_processor"]["single"].insert(0, mark)
+        tokenizer["post_processor"]["special_tokens"] = {
+            "<|begin|>": {"id": "<|begin|>", "ids": [0], "tokens": ["<|begin|>"]}
+        }
+        path.write_text(json.dumps(tokenizer))
+    port = free_port()
+    command = [
+        python,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(folder),
+        "--served-model-name",
+        "tiny",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--max-model-len",
+        "2048",
+        "--enforce-eager",
+        "--dtype",
+        "bfloat16",
+        "--enable-auto-tool-choice",
+        "--tool-call-parser",
+        "hermes",
+    ]
+    env = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+    }
+    url = f"http://127.0.0.1:{port}"
+    with running(command, log=folder / "log", env=env) as child:
+        wait_until(
+            lambda: child.poll() is not None or get(url + "/health")[0] == 200, 240, "vLLM serves"
+        )
+        assert child.poll() is None, (folder / "log").read_text(errors="replace")[-3000:]
+        yield url, folder
+
+
+def told(url, path, body):
+    """Return what the engine itself counted."""
+    request = urllib.request.Request(
+        url + path, json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            usage = json.loads(reply.read())["usage"]
+    except urllib.error.HTTPError as error:
+        raise AssertionError(error.read().decode()) from error
+    return usage["input_tokens"] if path == MESSAGES else usage["prompt_tokens"]
+
+
+def counted(make, path, body):
+    call = parse_call(ENDPOINTS[path.encode()], json.dumps(body).encode())
+
+    async def main():
+        async with httpx2.AsyncClient(trust_env=False) as http:
+            return await make(http).count(call, "tiny")
+
+    return asyncio.run(main())
+
+
+def cases(path, table):
+    return [pytest.param(path, body, id=f"{path} {name}") for name, body in table.items()]
+
+
+@pytest.mark.parametrize(("path", "body"), cases(CHAT, CHATS) + cases(COMPLETIONS, COMPLETED))
+def test_the_local_count_is_the_engines(engine, path, body):
+    url, folder = engine
+    body = {"model": "tiny", "max_tokens": 1, **body}
+    assert counted(lambda _: LocalCounter(folder, deadline_s=10), path, body) == told(
+        url, path, body
+    )
+
+
+# POST /tokenize knows neither the older name of `reasoning` nor what an effort switches on.
+NOT_TOLD = ("refusal and reasoning", "effort")
+TOLD = {name: body for name, body in CHATS.items() if name not in NOT_TOLD}
+
+
+@pytest.mark.parametrize(("path", "body"), cases(CHAT, TOLD) + cases(COMPLETIONS, COMPLETED))
+def test_a_backends_count_is_the_engines_where_it_gives_one(engine, path, body):
+    url, _ = engine
+    body = {"model": "tiny", "max_tokens": 1, **body}
+    count = counted(lambda http: BackendCounter(http, url, None, deadline_s=10), path, body)
+    assert count in (None, told(url, path, body))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [USER]},
+        {"messages": [USER], "system": "be brief"},
+        {
+            "messages": [USER],
+            "tools": [{"name": "clock", "description": "time", "input_schema": {"type": "object"}}],
+        },
+    ],
+    ids=["plain", "system", "tools"],
+)
+def test_a_backend_counts_anthropics_dialect(engine, body):
+    url, _ = engine
+    body = {"model": "tiny", "max_tokens": 1, **body}
+    count = counted(lambda http: BackendCounter(http, url, None, deadline_s=10), MESSAGES, body)
+    assert count == told(url, MESSAGES, body)
+
+
+def test_the_longest_of_several_prompts_counts(engine):
+    url, folder = engine
+    prompts = ["the", "the gateway routes each request to a backend", "free cache"]
+    alone = [
+        told(url, COMPLETIONS, {"model": "tiny", "max_tokens": 1, "prompt": each})
+        for each in prompts
+    ]
+    body = {"model": "tiny", "max_tokens": 1, "prompt": prompts}
+    assert counted(lambda _: LocalCounter(folder, deadline_s=10), COMPLETIONS, body) == max(alone)
+    assert told(url, COMPLETIONS, body) == sum(alone)
