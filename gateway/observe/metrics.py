@@ -300,7 +300,7 @@ def _family(each: Instrument, values: Mapping[Labels, float]) -> Metric:
 
 def _histogram_family(each: Instrument, histogram: Histogram) -> Metric:
     family = HistogramMetricFamily(each.name, each.help, labels=each.labels)
-    bounds = [*map(str, each.buckets), "+Inf"]
+    bounds = [*(str(bound) for bound in each.buckets), "+Inf"]
     for labels, cell in histogram.cells.items():
         total = 0.0
         buckets: list[tuple[str, float]] = []
