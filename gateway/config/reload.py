@@ -18,7 +18,6 @@ NEEDS_RESTART: Final = (
     "listen",
     "admin.listen",
     "redis",
-    "health",
     "log",
     "limits.max_header_bytes",
     "limits.max_headers",

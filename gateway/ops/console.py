@@ -69,13 +69,18 @@ def print_table(rows: Sequence[Mapping[str, object]], *, empty: str = "none") ->
     names = list(rows[0])
     cells = [[name.upper() for name in names], *([_cell(row[n]) for n in names] for row in rows)]
     widths = [max(len(line[place]) for line in cells) for place in range(len(names))]
-    right = [all(isinstance(row[name], int | float | None) for row in rows) for name in names]
+    right = [all(_is_number(row[name]) for row in rows) for name in names]
     for number, line in enumerate(cells):
         padded = [
             text.rjust(width) if is_right else text.ljust(width)
             for text, width, is_right in zip(line, widths, right, strict=True)
         ]
         sys.stdout.write(_bold("  ".join(padded).rstrip(), number == 0) + "\n")
+
+
+def _is_number(value: object) -> bool:
+    percent = isinstance(value, str) and value.endswith("%")
+    return percent or isinstance(value, int | float | None)
 
 
 def _cell(value: object) -> str:

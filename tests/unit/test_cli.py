@@ -470,3 +470,69 @@ def test_probing_compares_the_file_with_the_backends(run, tmp_path):
         (8, "error", "backend-unreachable"),
     ]
     assert good == (0, f"{file}: 0 errors, 0 warnings · m/b1 ok vLLM 0.32.0\n", "")
+
+
+def test_probing_names_a_refused_key_and_models_that_differ(run, tmp_path):
+    script = pathlib.Path(sys.executable).with_name("vllm-gateway")
+    options = [
+        ["--model", "m", "--max-model-len", "4096"],
+        ["--model", "other", "--max-model-len", "8192"],
+        ["--model", "m", "--api-key", "k"],
+    ]
+    with contextlib.ExitStack() as stack:
+        sims = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [script, "sim", "--port", "0", *each], stderr=subprocess.PIPE, text=True
+                )
+            )
+            for each in options
+        ]
+        urls = [sim.stderr.readline().split()[-1] for sim in sims]
+        file = tmp_path / "gw.yaml"
+        file.write_text("pools:\n  m:\n    backends:\n" + "".join(f"    - {url}\n" for url in urls))
+        code, out, _ = run("check", file, "--probe", "-o", "json")
+        for sim in sims:
+            sim.terminate()
+    assert code == 3
+    told = {each["code"]: each["message"] for each in json.loads(out)}
+    assert "b1 serves `m`, b2 serves `other`" in told["model-mismatch"]
+    assert "b1 4096, b2 8192" in told["context-mismatch"]
+    assert "/v1/models: it does not accept our key; set api_key" in told["backend-unreachable"]
+
+
+def test_probing_needs_a_usable_file(run, file):
+    file.write_text(POOL + "limts: {}\n")
+    code, out, _ = run("check", file, "--probe")
+    assert code == 3
+    assert "backend-unreachable" not in out
+
+
+def test_a_key_file_that_may_not_be_written_is_one_line(run, file):
+    file.write_text(POOL + "keys: {file: /proc/nope/keys.yaml}\n")
+    code, out, err = run("keys", "create", "ci", "-c", file)
+    assert (code, out) == (3, "")
+    assert err.count("\n") == 1
+    assert "No such file or directory" in err
+
+
+def test_an_overview_without_pools_says_so(run):
+    with admin({"state": "ready", "verdict": "Nothing to do."}) as (url, _):
+        code, out, _ = run("status", "--server", url)
+    assert code == 0
+    assert "no pools" in out
+
+
+def test_a_listener_that_is_not_http_is_named(run):
+    class Garbage(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.recv(1000)
+            self.request.sendall(b"220 mail ready\r\n\r\n")
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Garbage) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        code, _, err = run("status", "--server", f"http://127.0.0.1:{server.server_address[1]}")
+        thread.join()
+    assert code == 1
+    assert "does not speak HTTP" in err

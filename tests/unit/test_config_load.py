@@ -449,3 +449,15 @@ def test_no_text_makes_the_check_fail(text):
     checked = check_text(text, folder=FOLDER, env={})
     assert checked.loaded is None
     assert checked.findings
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("admin: {token: '${T:-}', x: 1}", "admin: {token: '${T:-}', x: 1}"),
+        ("limits: {x: 1} # api_key: abc", "limits: {x: 1} # api_key: ***"),
+        ("log: {HF_TOKEN: abc}", "log: {HF_TOKEN: ***}"),
+    ],
+)
+def test_only_secrets_are_hidden_in_an_excerpt(line, shown):
+    assert check(POOL + line).findings[0].excerpt().splitlines()[1] == f"    2 | {shown}"
