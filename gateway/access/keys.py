@@ -177,7 +177,7 @@ def _refuse(key: bytes) -> NoReturn:
             "(gw_<id>_<secret>_<check>). Was it cut when it was copied?"
         )
     masked = f"gw_{shape[1].decode()}_***{shape[2][-2:].decode()}"
-    if _check(key[: _CHECK_AT - 1]) != shape[2].decode():
+    if checksum(key[: _CHECK_AT - 1]) != shape[2].decode():
         raise AccessError(
             f"Incorrect API key provided: {masked}. Its check characters do not fit the rest: it "
             "was mistyped, or changed when it was copied."
@@ -196,7 +196,7 @@ def _ended(info: KeyInfo) -> NoReturn:
     raise AccessError(f"The API key `{info.name}` {how} {timestamp(info.ends_s or 0.0)}. {ask}")
 
 
-def _check(text: bytes) -> str:
+def checksum(text: bytes) -> str:
     """Return the six check characters of the part before them: CRC-32 in base 62."""
     rest, out = zlib.crc32(text), ""
     for _ in range(-_CHECK_AT):
@@ -309,7 +309,7 @@ def _mint(info: KeyInfo, path: Path, records: list[KeyRecord]) -> tuple[KeyRecor
         key_id = secrets.choice(_LETTERS) + rest
     secret = base64.urlsafe_b64encode(secrets.token_bytes(32)).rstrip(b"=").decode()
     body = f"gw_{key_id}_{secret}"
-    key = f"{body}_{_check(body.encode())}"
+    key = f"{body}_{checksum(body.encode())}"
     digest = hmac.digest(read_pepper(path), key.encode(), "sha256")
     return KeyRecord(replace(info, id=key_id), digest), CreatedKey(key_id, key)
 
