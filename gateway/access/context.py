@@ -49,28 +49,19 @@ def bound(call: Call, *, window_tokens: int | None, caller: Caller) -> Demand | 
         RequestError: more output is asked for than the caller may have (400).
         ContextLengthExceeded: a prompt given as token ids is too long whatever the output (400).
     """
-    output = _output_tokens(call, caller)
-    generates = call.endpoint in _GENERATES
+    ids = call.prompt_token_ids
     window = _window(window_tokens, caller)
-    if call.prompt_token_ids is not None:
-        if window is None or call.truncates_prompt:
-            return Demand(call.prompt_token_ids, not call.truncates_prompt, output)
-        if call.prompt_token_ids + generates > window:
-            _too_long(call, call.prompt_token_ids, window_tokens, caller)
-        if call.prompt_token_ids + (output or 1) * generates <= window:
-            return Demand(call.prompt_token_ids, exact=True, max_new_tokens=output)
-        return None
-    if (
-        window is None
-        or call.text_bytes is None
-        or call.truncates_prompt
-        or not (generates or call.endpoint in _READS)
-    ):
+    unchecked = call.truncates_prompt or call.endpoint not in _GENERATES | _READS
+    if window is None or unchecked or (ids is None and call.text_bytes is None):
         return unsettled(call, window_tokens=window_tokens, caller=caller)
-    most = call.text_bytes + _overhead(call)
+    generates = call.endpoint in _GENERATES
+    if ids is not None and ids + generates > window:
+        _too_long(call, ids, window_tokens, caller)
+    output = _output_tokens(call, caller)
+    most = ids if ids is not None else (call.text_bytes or 0) + _overhead(call)
     # Nothing stated: whatever the window leaves is the output, but there must be some.
     if most + (output or 1) * generates <= window:
-        return Demand(most, exact=False, max_new_tokens=output)
+        return Demand(most, exact=ids is not None, max_new_tokens=output)
     return None
 
 
@@ -95,7 +86,7 @@ def settle(
     if call.endpoint not in _GENERATES:
         if call.endpoint in _READS and prompt_tokens > window:
             _too_long(call, prompt_tokens, window_tokens, caller)
-        return Demand(prompt_tokens, exact=True)
+        return Demand(prompt_tokens, exact=True, max_new_tokens=output)
     room = window - prompt_tokens
     if room < 1:
         _too_long(call, prompt_tokens, window_tokens, caller)
@@ -107,15 +98,17 @@ def settle(
 
 
 def unsettled(call: Call, *, window_tokens: int | None, caller: Caller) -> Demand:
-    """Return the demand of a prompt that nobody could count; the caller's output limit still holds.
+    """Return the demand of a prompt that nobody counted; the caller's output limit still holds.
 
     Raises:
         RequestError: more output is asked for than the caller may have (400).
     """
+    output = _output_tokens(call, caller)
+    if call.prompt_token_ids is not None:
+        return Demand(call.prompt_token_ids, not call.truncates_prompt, output)
     size = len(call.body) if call.text_bytes is None else call.text_bytes + _overhead(call)
     window = _window(window_tokens, caller)
-    most = size if window is None else min(size, window)
-    return Demand(most, exact=False, max_new_tokens=_output_tokens(call, caller))
+    return Demand(size if window is None else min(size, window), False, output)
 
 
 def _window(window_tokens: int | None, caller: Caller) -> int | None:

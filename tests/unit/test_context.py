@@ -1,0 +1,285 @@
+"""The context check: what surely fits, what needs a count, what is refused in which words."""
+
+import json
+
+import pytest
+
+from gateway.access.context import SPECIAL_TOKENS, TEMPLATE_TOKENS, bound, settle, unsettled
+from gateway.config.models import OverflowPolicy
+from gateway.core.errors import ContextLengthExceeded, RequestError
+from gateway.core.types import Call, Caller, Demand, Dialect, Endpoint
+from gateway.wire.calls import ENDPOINTS, parse_call
+
+REJECT, CLAMP = OverflowPolicy.REJECT, OverflowPolicy.CLAMP
+CALLER = Caller("id", "ci", "ci")
+GENERATING = [Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES, Endpoint.MESSAGES]
+UNCHECKED = [
+    Endpoint.COUNT_TOKENS,
+    Endpoint.TOKENIZE,
+    Endpoint.DETOKENIZE,
+    Endpoint.TRANSCRIPTIONS,
+    Endpoint.TRANSLATIONS,
+]
+
+
+def call(endpoint=Endpoint.CHAT, text_bytes=100, **fields):
+    made = {"max_new_field": "max_tokens" if "max_new_tokens" in fields else None, **fields}
+    return Call(endpoint, Dialect.CHAT, "m", False, b"x" * 100, text_bytes=text_bytes, **made)
+
+
+def limited(**limits):
+    return Caller("id", "ci", "ci", **limits)
+
+
+def parsed(path, **body):
+    return parse_call(ENDPOINTS[path], json.dumps({"model": "m", **body}).encode())
+
+
+# --- what bytes prove -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "overhead"),
+    [
+        (Endpoint.CHAT, TEMPLATE_TOKENS),
+        (Endpoint.RESPONSES, TEMPLATE_TOKENS),
+        (Endpoint.MESSAGES, TEMPLATE_TOKENS),
+        (Endpoint.COMPLETIONS, SPECIAL_TOKENS),
+    ],
+)
+def test_bytes_prove_a_fit_up_to_the_last_token(endpoint, overhead):
+    asked = call(endpoint, 100, max_new_tokens=50)
+    fits = bound(asked, window_tokens=150 + overhead, caller=CALLER)
+    assert fits == Demand(100 + overhead, exact=False, max_new_tokens=50)
+    assert bound(asked, window_tokens=149 + overhead, caller=CALLER) is None
+
+
+def test_an_unstated_output_needs_one_token():
+    fits = bound(call(text_bytes=100), window_tokens=101 + TEMPLATE_TOKENS, caller=CALLER)
+    assert fits == Demand(100 + TEMPLATE_TOKENS, exact=False)
+    assert bound(call(text_bytes=100), window_tokens=100 + TEMPLATE_TOKENS, caller=CALLER) is None
+
+
+@pytest.mark.parametrize("endpoint", [Endpoint.EMBEDDINGS, Endpoint.RERANK, Endpoint.SCORE])
+def test_what_only_reads_needs_no_output(endpoint):
+    assert bound(call(endpoint, 100), window_tokens=100 + SPECIAL_TOKENS, caller=CALLER)
+    assert bound(call(endpoint, 100), window_tokens=99 + SPECIAL_TOKENS, caller=CALLER) is None
+
+
+@pytest.mark.parametrize("endpoint", UNCHECKED)
+def test_what_has_no_window_is_not_checked(endpoint):
+    assert bound(call(endpoint, 10**6), window_tokens=10, caller=CALLER) is not None
+    made = settle(call(endpoint), 10**6, window_tokens=10, caller=CALLER, policy=REJECT)
+    assert made == Demand(10**6, exact=True)
+
+
+def test_an_unknown_window_fits_everything():
+    huge = call(text_bytes=10**9, max_new_tokens=10**9)
+    assert bound(huge, window_tokens=None, caller=CALLER).max_new_tokens == 10**9
+    assert settle(huge, 10**9, window_tokens=None, caller=CALLER, policy=REJECT).exact
+
+
+def test_images_are_left_to_the_engine():
+    made = bound(call(text_bytes=None), window_tokens=50, caller=CALLER)
+    assert made == Demand(50, exact=False)
+
+
+def test_a_prompt_that_the_engine_cuts_is_left_to_it():
+    cut = call(text_bytes=10**6, truncates_prompt=True)
+    assert not bound(cut, window_tokens=50, caller=CALLER).exact
+    assert not settle(cut, 10**6, window_tokens=50, caller=CALLER, policy=REJECT).exact
+
+
+def test_token_ids_need_no_count():
+    ids = call(Endpoint.COMPLETIONS, prompt_token_ids=90, max_new_tokens=10)
+    fits = bound(ids, window_tokens=100, caller=CALLER)
+    assert fits == Demand(90, exact=True, max_new_tokens=10)
+    assert bound(ids, window_tokens=99, caller=CALLER) is None  # the policy decides
+    with pytest.raises(ContextLengthExceeded, match="resulted in 90 tokens"):
+        bound(ids, window_tokens=90, caller=CALLER)
+    with pytest.raises(ContextLengthExceeded):
+        bound(call(Endpoint.EMBEDDINGS, prompt_token_ids=91), window_tokens=90, caller=CALLER)
+    assert bound(call(Endpoint.EMBEDDINGS, prompt_token_ids=90), window_tokens=90, caller=CALLER)
+
+
+def test_token_ids_that_are_cut_are_not_exact():
+    ids = call(Endpoint.COMPLETIONS, prompt_token_ids=90, truncates_prompt=True)
+    assert bound(ids, window_tokens=10, caller=CALLER) == Demand(90, exact=False)
+
+
+# --- what a count settles -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("endpoint", GENERATING)
+@pytest.mark.parametrize("policy", [REJECT, CLAMP])
+def test_a_fit_to_the_last_token_is_settled(endpoint, policy):
+    asked = call(endpoint, max_new_tokens=10)
+    made = settle(asked, 90, window_tokens=100, caller=CALLER, policy=policy)
+    assert made == Demand(90, exact=True, max_new_tokens=10)
+
+
+@pytest.mark.parametrize("endpoint", GENERATING)
+def test_one_token_too_many_is_rejected_or_clamped(endpoint):
+    asked = call(endpoint, max_new_tokens=11)
+    with pytest.raises(ContextLengthExceeded) as caught:
+        settle(asked, 90, window_tokens=100, caller=CALLER, policy=REJECT)
+    assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
+    clamped = settle(asked, 90, window_tokens=100, caller=CALLER, policy=CLAMP)
+    assert clamped == Demand(90, exact=True, max_new_tokens=10)
+
+
+@pytest.mark.parametrize("endpoint", GENERATING)
+@pytest.mark.parametrize("policy", [REJECT, CLAMP])
+@pytest.mark.parametrize("prompt", [100, 101])
+def test_a_prompt_that_leaves_no_token_is_rejected_whatever_the_policy(endpoint, policy, prompt):
+    for asked in (call(endpoint), call(endpoint, max_new_tokens=1)):
+        with pytest.raises(ContextLengthExceeded):
+            settle(asked, prompt, window_tokens=100, caller=CALLER, policy=policy)
+
+
+def test_an_unstated_output_is_the_rest_of_the_window():
+    made = settle(call(), 99, window_tokens=100, caller=CALLER, policy=REJECT)
+    assert made == Demand(99, exact=True, max_new_tokens=None)
+
+
+def test_the_sixteen_tokens_of_an_unstated_completion_shrink_without_asking():
+    asked = parsed(b"/v1/completions", prompt="x")
+    assert asked.max_new_tokens == 16
+    made = settle(asked, 90, window_tokens=100, caller=CALLER, policy=REJECT)
+    assert made.max_new_tokens == 10
+    stated = parsed(b"/v1/completions", prompt="x", max_tokens=16)
+    with pytest.raises(ContextLengthExceeded):
+        settle(stated, 90, window_tokens=100, caller=CALLER, policy=REJECT)
+
+
+def test_an_embedding_may_fill_the_window():
+    asked = call(Endpoint.EMBEDDINGS)
+    assert settle(asked, 100, window_tokens=100, caller=CALLER, policy=REJECT).exact
+    with pytest.raises(ContextLengthExceeded, match="Please reduce the length of the input"):
+        settle(asked, 101, window_tokens=100, caller=CALLER, policy=CLAMP)
+
+
+def test_without_a_count_nothing_is_refused():
+    asked = call(text_bytes=10**6, max_new_tokens=10**6)
+    made = unsettled(asked, window_tokens=100, caller=CALLER)
+    assert made == Demand(100, exact=False, max_new_tokens=10**6)
+
+
+# --- the caller's own limits ----------------------------------------------------------------------
+
+
+def test_a_callers_window_counts_where_it_is_smaller():
+    small = limited(max_context_tokens=100)
+    for window in (1000, None):
+        with pytest.raises(ContextLengthExceeded, match="that of your API key"):
+            settle(call(), 100, window_tokens=window, caller=small, policy=REJECT)
+    with pytest.raises(ContextLengthExceeded) as caught:
+        settle(call(), 100, window_tokens=50, caller=small, policy=REJECT)
+    assert "API key" not in caught.value.message
+
+
+@pytest.mark.parametrize("window", [10**6, None])
+def test_more_output_than_the_key_may_have_is_refused_before_counting(window):
+    capped = limited(max_output_tokens=10)
+    asked = call(max_new_tokens=11)
+    for check in (
+        lambda: bound(asked, window_tokens=window, caller=capped),
+        lambda: settle(asked, 1, window_tokens=window, caller=capped, policy=CLAMP),
+        lambda: unsettled(asked, window_tokens=window, caller=capped),
+    ):
+        with pytest.raises(RequestError, match=r"`max_tokens` is 11.*at most 10") as caught:
+            check()
+        assert (caught.value.status, caught.value.param) == (400, "max_tokens")
+        assert caught.value.code != "context_length_exceeded"
+
+
+def test_the_field_that_the_client_used_is_named():
+    asked = parsed(
+        b"/v1/chat/completions",
+        messages=[{"role": "user", "content": "x"}],
+        max_completion_tokens=11,
+    )
+    with pytest.raises(RequestError) as caught:
+        bound(asked, window_tokens=None, caller=limited(max_output_tokens=10))
+    assert caught.value.param == "max_completion_tokens"
+
+
+def test_a_keys_output_limit_is_what_an_unstated_output_gets():
+    capped = limited(max_output_tokens=10)
+    assert bound(call(), window_tokens=10**6, caller=capped).max_new_tokens == 10
+    assert unsettled(call(), window_tokens=None, caller=capped).max_new_tokens == 10
+    tight = settle(call(), 95, window_tokens=100, caller=capped, policy=REJECT)
+    assert tight.max_new_tokens == 5
+    assert call(max_new_tokens=10).max_new_tokens == 10
+    allowed = bound(call(max_new_tokens=10), window_tokens=10**6, caller=capped)
+    assert allowed.max_new_tokens == 10
+
+
+def test_a_keys_output_limit_below_sixteen_shrinks_an_unstated_completion():
+    asked = parsed(b"/v1/completions", prompt="x")
+    made = bound(asked, window_tokens=10**6, caller=limited(max_output_tokens=4))
+    assert made.max_new_tokens == 4
+
+
+def test_an_output_limit_says_nothing_to_what_only_reads():
+    asked = call(Endpoint.EMBEDDINGS)
+    assert bound(asked, window_tokens=10**6, caller=limited(max_output_tokens=1)) is not None
+
+
+# --- the words ------------------------------------------------------------------------------------
+
+
+def words(endpoint, prompt, output):
+    fields = {} if output is None else {"max_new_tokens": output}
+    with pytest.raises(ContextLengthExceeded) as caught:
+        settle(call(endpoint, **fields), prompt, window_tokens=32768, caller=CALLER, policy=REJECT)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "param"),
+    [
+        (Endpoint.CHAT, "messages"),
+        (Endpoint.COMPLETIONS, "prompt"),
+        (Endpoint.RESPONSES, "input"),
+        (Endpoint.MESSAGES, "messages"),
+    ],
+)
+def test_the_parameter_at_fault_is_the_endpoints_own(endpoint, param):
+    assert words(endpoint, 40000, None).param == param
+    assert words(endpoint, 32000, 2000).param == param
+
+
+def test_a_chat_is_refused_with_the_numbers_and_the_words_that_clients_look_for():
+    message = words(Endpoint.CHAT, 32000, 2048).message
+    assert message.startswith("This model's maximum context length is 32768 tokens. ")
+    assert "34048 tokens (32000 in the messages, 2048 in the completion)" in message
+    assert "reduce the length of the messages or completion" in message
+    assert "At most 768 tokens" in message
+
+
+def test_a_prompt_that_is_too_long_alone_is_not_blamed_on_the_output():
+    message = words(Endpoint.CHAT, 40123, 2048).message
+    assert "your messages resulted in 40123 tokens. " in message
+    assert "completion" not in message
+
+
+def test_a_completion_is_refused_with_the_word_prompt():
+    message = words(Endpoint.COMPLETIONS, 40123, None).message
+    assert "your prompt resulted in 40123 tokens" in message
+    assert "reduce the length of the prompt" in message
+
+
+def test_responses_clients_find_the_context_window():
+    message = words(Endpoint.RESPONSES, 40123, None).message
+    assert "Your input exceeds the context window of this model" in message
+    assert "40123" in message
+    assert "32768" in message
+
+
+def test_anthropic_clients_find_their_own_words():
+    assert words(Endpoint.MESSAGES, 40123, 10).message == (
+        "prompt is too long: 40123 tokens > 32768 maximum"
+    )
+    message = words(Endpoint.MESSAGES, 32000, 2048).message
+    assert "input length and `max_tokens` exceed context limit: 32000 + 2048 > 32768" in message
