@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hashlib
 import logging
 import signal
 import socket
@@ -24,7 +25,7 @@ import httpx2
 import uvloop
 
 from gateway.access.keys import KeyRing, OpenRing
-from gateway.access.tokens import PromptCounters
+from gateway.access.counters import PromptCounters
 from gateway.config.load import Loaded, load_config
 from gateway.config.models import Config, Listen
 from gateway.config.reload import diff
@@ -36,7 +37,8 @@ from gateway.ingress.routes import Readiness, public_app
 from gateway.ingress.server import HeadLimits, Ingress, Server, listen, plain_server, public_server
 from gateway.observe.ledger import Ledger
 from gateway.observe.log import AccessLog, set_up_logging
-from gateway.observe.metrics import Metrics
+from gateway.observe.metrics import Metrics, Readings
+from gateway.observe.outlet import Outlet
 from gateway.ops.api import admin_app
 from gateway.pools.table import PoolTable
 from gateway.upstream.client import Client
@@ -54,12 +56,13 @@ _GC_THRESHOLDS: Final = (50_000, 20, 100)
 class Process:
     """Everything one gateway process is made of. Build with `build`, run with `run`."""
 
-    path: Path | None
+    path: Path
     loaded: Loaded
     clock: Clock
     table: PoolTable
     client: Client
     metrics: Metrics
+    outlet: Outlet
     access_log: AccessLog
     control_http: httpx2.AsyncClient
     ingress: Ingress
@@ -88,7 +91,7 @@ class Process:
         )
 
 
-def build(loaded: Loaded, path: Path | None = None) -> Process:
+def build(loaded: Loaded, path: Path, outlet: Outlet) -> Process:
     """Wire one process. Nothing is opened yet but the key file.
 
     Raises:
@@ -97,11 +100,18 @@ def build(loaded: Loaded, path: Path | None = None) -> Process:
     config = loaded.config
     clock = SystemClock()
     table = PoolTable(clock)
-    table.apply(config.pools)
-    metrics = Metrics(table=table, clock=clock)
-    access_log = AccessLog(enabled=config.log.access)
-    control_http = httpx2.AsyncClient(trust_env=False, follow_redirects=False)
     client = Client(connect_s=config.timeouts.connect, keep_alive_s=config.timeouts.upstream_keep_alive)
+    metrics = Metrics(
+        Readings(
+            backends=lambda: (*table, *table.leaving()),
+            connections=lambda: {"client": len(ingress.connections), "backend": sum(client.open_connections())},
+            log_dropped=lambda: outlet.dropped,
+        ),
+        clock,
+    )
+    access_log = AccessLog(outlet, clock, enabled=config.log.access)
+    ledger = Ledger(metrics, access_log, clock)
+    control_http = httpx2.AsyncClient(trust_env=False, follow_redirects=False)
     limits = config.limits
     ingress = Ingress(
         story=lambda down: handler.handle(down),
@@ -116,14 +126,17 @@ def build(loaded: Loaded, path: Path | None = None) -> Process:
         settings=_settings(config, control_http),
         table=table,
         client=client,
-        ledger=Ledger(metrics, access_log),
+        ledger=ledger,
         clock=clock,
         live=ingress.live,
     )
+    table.on_transition.append(ledger.transition)
+    table.apply(config.pools, config.health)
+    metrics.configured(_digest(loaded.config))
     watchers = Watchers(table, config.health, clock)
     return Process(
-        path, loaded, clock, table, client, metrics, access_log, control_http, ingress, handler, watchers
-    )
+        path, loaded, clock, table, client, metrics, outlet, access_log, control_http, ingress, handler, watchers
+    )  # fmt: skip
 
 
 def _settings(config: Config, control_http: httpx2.AsyncClient) -> Settings:
@@ -149,10 +162,10 @@ def serve(path: Path) -> int:
         ConfigError: the configuration cannot be used.
     """
     loaded = load_config(path)
-    set_up_logging(loaded.config.log)
-    process = build(loaded, path)
+    process = build(loaded, path, set_up_logging(loaded.config.log))
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            handle_signals(runner.get_loop(), process)
             runner.run(run(process))
     except OSError as error:
         print(f"vllm-gateway: {error.strerror or error}: {loaded.config.listen}", file=sys.stderr)  # noqa: T201
@@ -178,12 +191,11 @@ async def run(process: Process) -> None:
             table=process.table,
             metrics=process.metrics,
             clock=process.clock,
-            loaded=process.loaded,
+            loaded=lambda: process.loaded,
             ready=process.readiness,
+            file=process.path,
         )
     )
-    loop = asyncio.get_running_loop()
-    _handle_signals(loop, process)
     try:
         async with asyncio.TaskGroup() as group:
             background = [
@@ -207,14 +219,24 @@ async def run(process: Process) -> None:
             for task in background:
                 task.cancel()
     finally:
+        _close(public, admin)
         process.client.close()
+        process.outlet.flush()
         await process.control_http.aclose()
-        process.access_log.flush()
 
 
 def _stop(*servers: Server) -> None:
     for server in servers:
         server.should_exit = True
+
+
+def _close(*servers: Server) -> None:
+    """Close what a server still has open; uvicorn leaves it so when its task is cancelled."""
+    for server in servers:
+        for listener in getattr(server, "servers", ()):
+            listener.close()
+        for connection in tuple(server.server_state.connections):
+            connection.transport.abort()
 
 
 async def _drain(process: Process) -> None:
@@ -256,7 +278,9 @@ async def _ticks(process: Process) -> None:
 # --- signals and reload ---------------------------------------------------------------------------
 
 
-def _handle_signals(loop: asyncio.AbstractEventLoop, process: Process) -> None:
+def handle_signals(loop: asyncio.AbstractEventLoop, process: Process) -> None:
+    """Reload on SIGHUP; drain on SIGTERM and SIGINT, and stop at once on a second one."""
+
     def stop() -> None:
         (process.hurry if process.stopping.is_set() else process.stopping).set()
 
@@ -271,8 +295,6 @@ def reload(process: Process) -> bool:
     Streams are untouched. A file that is not valid keeps the old configuration and is logged with
     every finding. Settings that need a restart are named and keep their old value's effect.
     """
-    if process.path is None:
-        return False
     before = process.config
     try:
         loaded = load_config(process.path)
@@ -285,12 +307,19 @@ def reload(process: Process) -> bool:
         return False
     effect = diff(before, loaded.config)
     process.loaded = loaded
-    process.table.apply(loaded.config.pools)
     process.handler.configure(settings)
+    process.table.apply(loaded.config.pools, loaded.config.health)
+    process.watchers.health = loaded.config.health
+    process.metrics.configured(_digest(loaded.config))
     process.client.keep_only(process.table.ids())
     process.metrics.reloaded(ok=True)
     log.info("configuration reloaded", extra={"event": "reloaded", "effect": effect.sentences})
     return True
+
+
+def _digest(config: Config) -> str:
+    """Return what tells two configurations apart; secrets are masked before."""
+    return hashlib.sha256(repr(config).encode()).hexdigest()[:12]
 
 
 def _bind(where: Listen) -> socket.socket:

@@ -15,8 +15,9 @@ import httpx2
 import uvloop
 
 from gateway.access import keys
-from gateway.app import Process, build, run
+from gateway.app import Process, build, handle_signals, run
 from gateway.config.load import load_config
+from gateway.observe.outlet import Outlet
 from gateway.sim.server import SimConfig, SimServer
 
 MODEL: Final = "qwen3-8b"
@@ -72,7 +73,8 @@ async def _demo(port: int, admin_port: int, traffic: bool, fault: str | None) ->
             path = Path(folder, "gateway.yaml")
             path.write_text(_config(port, admin_port, sims))
             key = keys.create(Path(folder, "keys.yaml"), name="demo").key
-            process = build(load_config(path), path)
+            process = build(load_config(path), path, Outlet())
+            handle_signals(asyncio.get_running_loop(), process)
             async with asyncio.TaskGroup() as group:
                 serving = group.create_task(run(process), name="gateway")
                 await process.listening.wait()

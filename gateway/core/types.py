@@ -1,7 +1,8 @@
 """The values that flow through the gateway; the first file to read.
 
-Only the standard library is imported here. Values are frozen; what changes (`Slot`, `RequestRecord`)
-says so and names its one owner. Times called `at` or `now` are monotonic seconds; wall time exists
+Only the standard library is imported here, and msgspec: values made for every request are its frozen
+structs, built in C at a fifth of a frozen dataclass's cost. What is not frozen (`Slot`,
+`RequestRecord`) says so and names its one owner. Times called `at` or `now` are monotonic seconds; wall time exists
 only in `observe` and in key expiry. Ratios are 0..1, never percent.
 """
 
@@ -12,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
 from functools import lru_cache
+
+import msgspec
 
 
 class Endpoint(Enum):
@@ -101,8 +104,7 @@ def _matches(patterns: tuple[str, ...], name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """What is asked: the few fields of a request body that the gateway looks at, and the body itself.
 
     `choices` is how many choices a complete answer holds (n x number of prompts).
@@ -137,8 +139,7 @@ class Route:
     window_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(msgspec.Struct, frozen=True):
     """What a request needs from a window. `prompt_tokens` is an upper bound unless `exact`."""
 
     prompt_tokens: int
@@ -280,8 +281,7 @@ class Exclusion(Enum):
     ALREADY_TRIED = "already_tried"
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """Tokens of one request."""
 
     prompt_tokens: int

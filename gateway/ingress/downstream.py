@@ -23,6 +23,10 @@ from gateway.wire.calls import EndpointSpec
 if TYPE_CHECKING:
     from gateway.ingress.server import GatewayProtocol
 
+_CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key", b"api-key"})
+_READ_HEADERS: Final = _CREDENTIALS | {
+    b"content-type", b"content-encoding", b"x-request-id", b"x-stainless-retry-count", b"expect",
+}  # fmt: skip
 _CLIENT_ID: Final = re.compile(rb"[A-Za-z0-9_.-]{1,128}")
 # What of a backend's reply head reaches the client; everything else says something about the inside.
 _PASSED_HEADERS: Final = (b"content-type", b"content-disposition", b"content-language")
@@ -80,11 +84,13 @@ class Downstream:
         self._http11 = http11
         self.keep_alive = keep_alive
         for name, value in headers:
-            if name in (b"authorization", b"x-api-key", b"api-key"):
+            if name not in _READ_HEADERS:
+                continue
+            if name == b"content-type":
+                self.content_type = value
+            elif name in _CREDENTIALS:
                 before = self.credentials.get(name)
                 self.credentials[name] = value if before in (None, value) else b"%b,%b" % (before, value)
-            elif name == b"content-type":
-                self.content_type = value
             elif name == b"content-encoding" and value.lower() != b"identity":
                 self.content_type = b"encoded"
             elif name == b"x-request-id" and _CLIENT_ID.fullmatch(value):

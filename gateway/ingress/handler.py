@@ -22,9 +22,9 @@ import random
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from gateway.access.context import bound, settle
+from gateway.access.context import bound, settle, unsettled
 from gateway.access.keys import KeyRing, OpenRing
-from gateway.access.tokens import PromptCounters
+from gateway.access.counters import PromptCounters
 from gateway.config.models import Config
 from gateway.core.aio import Clock
 from gateway.core.errors import (
@@ -59,7 +59,7 @@ from gateway.routing.pick import pick
 from gateway.upstream import attempts
 from gateway.upstream.client import Client, Outgoing
 from gateway.upstream.connection import Reply
-from gateway.upstream.relay import Patience, PlainWatch, Relay
+from gateway.upstream.relay import Patience, PlainWatch, Relay, Watch
 from gateway.wire.calls import parse_call, upstream_body
 from gateway.wire.replies import error_body, error_headers, normalise_upstream_error
 from gateway.wire.sse import StreamWatch, json_aborted, json_usage
@@ -115,6 +115,7 @@ class Handler:
             limits = settings.config.limits
             limit_bytes = limits.max_audio_body if down.spec.multipart else limits.max_body
             body = await down.read_body(limit_bytes, settings.config.timeouts.body)
+            record.body_at = self.clock.now()
             call = parse_call(down.spec, body, down.content_type)
             route = self.catalog().resolve(call, caller)
             record.model, record.pool, record.adapter = route.requested, route.pool, route.adapter
@@ -147,7 +148,7 @@ class Handler:
         backends = [each for each in self.table.backends(route.pool) if each.phase is Phase.READY]
         tokens = await settings.counters.count(call, route, backends)
         if tokens is None:
-            return Demand(call.text_bytes or 0, exact=False, max_new_tokens=call.max_new_tokens)
+            return unsettled(call, window_tokens=route.window_tokens, caller=caller)
         policy = settings.config.pools[route.pool].on_overflow
         return settle(call, tokens, window_tokens=route.window_tokens, caller=caller, policy=policy)
 
@@ -189,6 +190,7 @@ class Handler:
                 return
             except UpstreamError as error:
                 self.table.observe(backend.id, TrafficFailed(self.clock.now(), error.reason))
+                self.ledger.upstream_failed(backend.id, error.reason)
                 retry = attempts.after(error, attempts=record.attempts, response_started=down.started)
                 if retry is attempts.Retry.NO:
                     raise
@@ -204,6 +206,7 @@ class Handler:
         self, settings: Settings, down: Downstream, record: RequestRecord, call: Call, reply: Reply, hides_usage: bool
     ) -> None:  # fmt: skip
         """Relay a streamed reply; its usage is the backend's, or counted when it was cut."""
+        watch: Watch
         if reply.content_type == b"text/event-stream":
             watch = StreamWatch(call.dialect, choices=call.choices, hide_usage=hides_usage, request_id=down.id)
         else:
@@ -235,7 +238,8 @@ class Handler:
             if status == _ADMISSION_REFUSED:
                 record.outcome = Outcome.SHED
             elif status >= 500:
-                self.table.observe(backend.id, TrafficFailed(self.clock.now(), f"http_{reply.status}"))
+                self.table.observe(backend.id, TrafficFailed(self.clock.now(), "http_5xx"))
+                self.ledger.upstream_failed(backend.id, "http_5xx")
         record.status = status
         down.respond(status, headers, body)
         record.first_byte_at = down.started_at

@@ -44,10 +44,13 @@ def public_app(
     """Make the Starlette app of the public listener; inference POSTs never reach it."""
 
     def caller(request: Request) -> Caller:
-        raw = request.headers.get
-        values = [value.encode("latin-1") if (value := raw(name)) is not None else None
-                  for name in ("authorization", "x-api-key", "api-key")]  # fmt: skip
-        return handler.settings.keys.authenticate(*values, clock.wall())
+        def sent(name: str) -> bytes | None:
+            values = request.headers.getlist(name)
+            return ",".join(values).encode("latin-1") if values else None  # two are refused: no key has a comma
+
+        return handler.settings.keys.authenticate(
+            sent("authorization"), sent("x-api-key"), sent("api-key"), clock.wall()
+        )
 
     def told(name: str, entry: Entry) -> dict[str, object]:
         return model_entry(

@@ -84,11 +84,16 @@ class Ingress:
 class GatewayProtocol(HttpToolsProtocol):
     """One client connection."""
 
+    cycle: Any  # uvicorn's RequestResponseCycle, or a Downstream on the inference routes
+    pipeline: Any  # pairs of those and their app
+
     def __init__(self, ingress: Ingress, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._ingress = ingress
         self._head_since: float | None = self.loop.time()  # None while no head is awaited
         self._head_bytes = 0
+        self._max_headers = ingress.limits.max_headers
+        self._idle_since: float | None = None
         self._refusal: GatewayError | None = None
         self._linger_until: float | None = None
         self._ready: Downstream | None = None  # has its head; starts at the end of this read
@@ -103,9 +108,17 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse, then start the story: a body that came with its head needs no wait."""
+        self._unset_keepalive_if_required()
         if self._head_since is None and (self.cycle is None or self.cycle.response_complete):
-            self._await_head()
-        super().data_received(data)
+            self._head_since = self.loop.time()
+            self._head_bytes = 0
+            self._idle_since = None
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.send_400_response("")
+        except httptools.HttpParserUpgrade:
+            self._refuse_head(RequestError("Protocol upgrades are not supported here.", code="upgrade_not_supported"))
         if self._head_since is not None:
             self._head_bytes += len(data)
             if self._head_bytes > self._ingress.limits.max_bytes:
@@ -138,10 +151,15 @@ class GatewayProtocol(HttpToolsProtocol):
 
     # --- httptools ----------------------------------------------------------------------------------
 
+    def on_message_begin(self) -> None:
+        """Start a request; the ASGI scope that uvicorn makes here is only made for its own routes."""
+        self.url = b""
+        self.headers = []
+
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take one header, within the limits."""
-        super().on_header(name, value)
-        if len(self.headers) > self._ingress.limits.max_headers:
+        self.headers.append((name.lower(), value))
+        if len(self.headers) > self._max_headers:
             self._refusal = self._too_large()
             raise httptools.HttpParserError("too many headers")
 
@@ -150,7 +168,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._head_since = None
         spec = ENDPOINTS.get(self.url.partition(b"?")[0])
         if spec is None or self.parser.get_method() != b"POST":
-            super().on_headers_complete()
+            self._to_starlette()
             return
         previous = self.cycle
         http11 = self.parser.get_http_version() == "1.1"
@@ -186,12 +204,17 @@ class GatewayProtocol(HttpToolsProtocol):
         else:
             super()._start_asgi_task(cycle, app)
 
-    def _unsupported_upgrade_warning(self) -> None:
-        self._refuse_head(RequestError("Protocol upgrades are not supported here.", code="upgrade_not_supported"))
-
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP in OpenAI's form, and close."""
         self._refuse_head(self._refusal or RequestError("The request is not valid HTTP/1.1.", code="invalid_http"))
+
+    def _to_starlette(self) -> None:
+        url, headers = self.url, self.headers
+        super().on_message_begin()
+        self.url, self.headers = url, headers
+        self.scope["headers"] = headers
+        self.expect_100_continue = (b"expect", b"100-continue") in headers
+        super().on_headers_complete()
 
     # --- ours ---------------------------------------------------------------------------------------
 
@@ -208,7 +231,10 @@ class GatewayProtocol(HttpToolsProtocol):
             return
         if not down.keep_alive:
             self.transport.close()
-        self.on_response_complete()
+        elif self.pipeline:
+            self.on_response_complete()
+        else:
+            self._idle_since = self.loop.time()  # in place of uvicorn's timer per response
 
     def date_header(self) -> bytes:
         """Return the date line, which uvicorn renews every second."""
@@ -219,15 +245,13 @@ class GatewayProtocol(HttpToolsProtocol):
         limits = self._ingress.limits
         if self._linger_until is not None and now >= self._linger_until:
             self.transport.close()
+        elif self._idle_since is not None and now - self._idle_since >= limits.keep_alive_s:
+            self.transport.close()
         elif self._head_since is not None and now - self._head_since >= limits.timeout_s:
             if self._head_bytes:
                 self._refuse_head(HeadTimeout(f"The request head did not arrive within {limits.timeout_s:.0f} s."))
             else:
                 self.transport.close()
-
-    def _await_head(self) -> None:
-        self._head_since = self.loop.time()
-        self._head_bytes = 0
 
     def _too_large(self) -> HeadTooLarge:
         limits = self._ingress.limits

@@ -26,17 +26,15 @@ def eligible(
     backends: Sequence[Backend], route: Route, call: Call, demand: Demand, tried: Collection[str], now: float
 ) -> list[Backend]:
     """Return the backends that may take the request: READY ones, else DEGRADED ones."""
-    for phase in (Phase.READY, Phase.DEGRADED):
-        found = [
-            backend
-            for backend in backends
-            if backend.phase is phase
-            and backend.id not in tried
-            and exclusion(backend, route, call, demand, now) is None
-        ]
-        if found:
-            return found
-    return []
+    ready: list[Backend] = []
+    degraded: list[Backend] = []
+    for backend in backends:
+        phase = backend.phase
+        if phase is not Phase.READY and phase is not Phase.DEGRADED:
+            continue
+        if backend.id not in tried and exclusion(backend, route, call, demand, now) is None:
+            (ready if phase is Phase.READY else degraded).append(backend)
+    return ready or degraded
 
 
 def reasons(

@@ -11,8 +11,10 @@ import asyncio
 import socket
 import ssl
 import time
-from dataclasses import dataclass
+from collections.abc import Collection
 from typing import Final
+
+import msgspec
 
 from gateway.core.errors import ConnectFailed
 from gateway.pools.table import Backend
@@ -23,8 +25,7 @@ from gateway.upstream.connection import Connection, Reply
 _RECEIVE_BUFFER_BYTES: Final = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(msgspec.Struct, frozen=True):
     """One request as the backend gets it. `path` is a constant of the endpoint table."""
 
     path: bytes
@@ -160,9 +161,9 @@ class Client:
             )
         return found
 
-    def keep_only(self, backend_ids: set[str]) -> None:
+    def keep_only(self, backend_ids: Collection[str]) -> None:
         """Drop the idle connections of backends that are gone."""
-        for backend_id in self._backends.keys() - backend_ids:
+        for backend_id in self._backends.keys() - set(backend_ids):
             gone = self._backends[backend_id]
             gone.close()
             if not gone.busy:

@@ -128,7 +128,8 @@ class Connection(asyncio.Protocol):
         self._reset()
         self.state = State.HEAD
         self._deadline = deadline
-        self._waiter = waiter = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._waiter = waiter
         if len(body) < _UNCLAIMED_BYTES:
             transport.write(head + body)
         else:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import pathlib
 import tempfile
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
@@ -17,9 +18,10 @@ from gateway.access import keys
 from gateway.app import Process, build, run
 from gateway.config.load import load_config
 from gateway.core.types import Phase
+from gateway.observe.outlet import Outlet
 from gateway.sim.server import SimConfig, SimServer
 
-FAST = SimConfig(model="m", speed=1000.0)
+FAST = SimConfig(model="m", speed=0)
 
 
 @dataclass
@@ -92,8 +94,8 @@ async def gateway(
             "log: {access: false}\nhealth: {interval: 200ms, scrape_interval: 100ms, models_interval: 500ms}\n"
             f"shutdown: {{grace: 0s}}\n{extra}\n{listed}\n"
         )
-        created = keys.create(folder / "keys.yaml", name="test")
-        process = build(load_config(path), path)
+        created = keys.create(folder / "keys.yaml", name="test", wall_now=time.time())
+        process = build(load_config(path), path, Outlet())
         http = await stack.enter_async_context(httpx2.AsyncClient(trust_env=False, timeout=10))
         async with asyncio.TaskGroup() as group:
             group.create_task(run(process), name="gateway")

@@ -56,7 +56,7 @@ async def test_the_body_reaches_the_backend_byte_for_byte():
         seen = [each for each in world.sims[0].requests if each.path == "/v1/chat/completions"][-1]
         assert seen.body == body
         names = {name.lower() for name, _ in seen.headers}
-        assert names == {"host", "content-type", "accept", "content-length", "x-request-id"}
+        assert names == {b"host", b"content-type", b"accept", b"content-length", b"x-request-id"}
 
 
 @story
@@ -100,6 +100,7 @@ async def test_an_http_1_0_client_gets_a_stream_that_ends_with_the_connection():
         text = (await reader.read()).decode()
         assert "chunked" not in text
         assert text.endswith("data: [DONE]\n\n")
+        writer.close()
 
 
 @story

@@ -34,7 +34,7 @@ async def test_an_invalid_file_keeps_the_old_configuration():
         assert not reload(world.process)
         assert world.process.config is before
         assert (await world.chat(max_tokens=1)).status_code == 200
-        assert 'gateway_config_reloads_total{result="failed"} 1.0' in await world.metrics()
+        assert 'gateway_config_reloads_total{result="failure"} 1.0' in await world.metrics()
 
 
 @story

@@ -102,6 +102,7 @@ def test_only_the_allow_list_exists(path, method, status, code):
             assert head.startswith(b"HTTP/1.1 %d" % status), head
             assert json.loads(body)["error"]["code"] == code
             asked = {each.path for each in world.sims[0].requests[before:]}
+            writer.close()
             assert asked <= {"/health", "/metrics", "/v1/models", "/version", "/openapi.json"}
 
     check()
@@ -156,9 +157,11 @@ async def test_a_body_that_never_comes_is_given_up():
         )
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 408")
         assert json.loads(await reader.read())["error"]["code"] == "request_timeout"
+        writer.close()
         reader, writer = await asyncio.open_connection("127.0.0.1", world.process.public_port)
         writer.write(b"POST /v1/chat/comp")
         assert (await reader.read()).startswith(b"HTTP/1.1 408")
+        writer.close()
         await world.settled()
 
 
@@ -173,6 +176,7 @@ def test_a_head_that_is_too_large_is_refused(head):
             reply = await reader.read()
             assert reply.startswith(b"HTTP/1.1 431")
             assert json.loads(reply.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_headers_too_large"
+            writer.close()
 
     check()
 
@@ -195,6 +199,7 @@ async def test_what_is_not_http_is_refused_in_the_same_form():
         reply = await reader.read()
         assert reply.startswith(b"HTTP/1.1 400")
         assert json.loads(reply.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
+        writer.close()
         assert forwarded(world) == []
 
 

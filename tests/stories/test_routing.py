@@ -5,8 +5,8 @@ import json
 from gateway.sim.server import SimConfig
 from tests.stories.support import FAST, gateway, story
 
-WITH_LORA = SimConfig(model="m", adapters=("sql", "legal"), speed=1000.0)
-OTHER = SimConfig(model="other", speed=1000.0)
+WITH_LORA = SimConfig(model="m", adapters=("sql", "legal"), speed=0)
+OTHER = SimConfig(model="other", speed=0)
 TWO_POOLS = "pools: {m: {aliases: [gpt-4o], backends: [<0>, <1>]}, other: {backends: [<2>]}}"
 
 
