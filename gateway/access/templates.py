@@ -111,9 +111,7 @@ class ChatTemplate:
             raise Unmodelled("chat_template_kwargs reach the engine's own arguments")
         effort = request.get("reasoning_effort")
         if effort is not None:
-            given = {"enable_thinking": effort != "none", **given}
-            if effort != "auto":
-                given["reasoning_effort"] = effort
+            given = {"enable_thinking": effort != "none", **given, "reasoning_effort": effort}
         return {
             name: value
             for name, value in given.items()

@@ -118,8 +118,6 @@ class LocalCounter:
 
     def _count(self, call: Call, window_tokens: int | None, until: float) -> int | None:
         """Count in a thread."""
-        if time.monotonic() > until:
-            return None
         try:
             request = msgspec.json.decode(call.body, type=dict[str, Any])
             texts, adds_special = self._texts(call.endpoint, request, until)
@@ -160,13 +158,13 @@ class LocalCounter:
         Slices are counted only as long as they promise to exceed the window, so that refusing the
         longest prompts costs no more than counting one that fits.
         """
-        tokens = 0
-        for end in range(SLICE_CHARS, len(text) + SLICE_CHARS, SLICE_CHARS):
-            part = text[end - SLICE_CHARS : end]
+        tokens = end = 0
+        while True:
+            part = text[end : end + SLICE_CHARS]
             tokens += self._encoded(part, adds_special=False) - _CUT_TOKENS
+            end += SLICE_CHARS
             if tokens > window_tokens or tokens / end * len(text) < 1.5 * window_tokens:
-                break
-        return tokens
+                return tokens
 
 
 class BackendCounter:
@@ -231,12 +229,12 @@ def _flag(request: Json, *, default: bool) -> bool:
     return value
 
 
-def _prompts(value: object) -> list[str]:
+def _prompts(value: Any) -> list[str]:
     prompts = [value] if isinstance(value, str) else value
-    if not isinstance(prompts, list) or not prompts:
-        raise Unmodelled("no prompt")
-    if not all(isinstance(each, str) for each in prompts):
+    if not isinstance(prompts, list) or not all(isinstance(each, str) for each in prompts):
         raise Unmodelled("a prompt that is no text")
+    if not prompts:
+        raise Unmodelled("no prompt")
     return prompts
 
 

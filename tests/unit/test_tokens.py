@@ -1,0 +1,393 @@
+"""Counting prompts here and at a backend; agreement with a real engine is tested in e2e."""
+
+import asyncio
+import json
+import time
+
+import httpx2
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+from gateway.access.tokens import (
+    MAX_ASKED,
+    BackendCounter,
+    LocalCounter,
+)
+from gateway.core.errors import ConfigError
+from gateway.wire.calls import ENDPOINTS, parse_call
+
+CHAT, COMPLETIONS = b"/v1/chat/completions", b"/v1/completions"
+TEMPLATE = "{% for m in messages %}<|m|>{{ m.content }}{% endfor %}"
+USER = {"role": "user", "content": "hi"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A byte-level tokenizer without merges: one token a byte, `<|b|>` before a completion."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: at for at, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|b|>", "<|m|>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|b|> $A", special_tokens=[("<|b|>", tokenizer.token_to_id("<|b|>"))]
+    )
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=64)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    return tmp_path
+
+
+def call(path, **body):
+    return parse_call(ENDPOINTS[path], json.dumps({"model": "m", **body}).encode())
+
+
+def count(folder, path, *, window=None, deadline_s=20.0, **body):
+    async def main():
+        counter = LocalCounter(folder, deadline_s=deadline_s)
+        return await counter.count(call(path, **body), "m", window_tokens=window)
+
+    return asyncio.run(main())
+
+
+def chat(folder, *contents, **more):
+    messages = [{"role": "user", "content": each} for each in contents]
+    return count(folder, CHAT, messages=messages, **more)
+
+
+# --- here -----------------------------------------------------------------------------------------
+
+
+def test_a_chat_is_rendered_and_gets_no_begin_mark(folder):
+    assert chat(folder, "hello", "you") == 1 + 5 + 1 + 3
+
+
+def test_a_completion_gets_a_begin_mark_unless_told_otherwise(folder):
+    assert count(folder, COMPLETIONS, prompt="hello") == 6
+    assert count(folder, COMPLETIONS, prompt="hello", add_special_tokens=False) == 5
+    assert chat(folder, "hello", add_special_tokens=True) == 7
+
+
+def test_neither_truncation_nor_padding_of_the_file_counts(folder):
+    assert count(folder, COMPLETIONS, prompt="x" * 100) == 101
+    assert count(folder, COMPLETIONS, prompt="x") == 2
+
+
+def test_bytes_are_counted_not_characters(folder):
+    assert count(folder, COMPLETIONS, prompt="ü🙂", add_special_tokens=False) == 6
+
+
+def test_the_longest_prompt_is_the_one_that_counts(folder):
+    assert count(folder, COMPLETIONS, prompt=["a", "abc", "ab"]) == 4
+    assert count(folder, b"/v1/embeddings", input=["abcd", "ab"]) == 5
+
+
+def test_token_ids_are_not_tokenised(folder):
+    assert count(folder, COMPLETIONS, prompt=[1, 2, 3]) == 3
+    assert count(folder, COMPLETIONS, prompt=[[1], [1, 2]]) == 2
+
+
+def test_the_vocabularys_longest_entry_is_known(folder):
+    assert LocalCounter(folder, deadline_s=1).max_chars_per_token == len("<|b|>")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
+        (CHAT, {"messages": [USER], "continue_final_message": True}),
+        (CHAT, {"messages": [USER], "add_special_tokens": 1}),
+        (CHAT, {"messages": [USER], "truncate_prompt_tokens": 5}),
+        (COMPLETIONS, {"prompt": "a", "suffix": "b"}),
+        (COMPLETIONS, {"prompt": []}),
+        (COMPLETIONS, {}),
+        (b"/v1/embeddings", {"messages": [USER]}),
+        (b"/v1/rerank", {"query": "a", "documents": ["b"]}),
+        (b"/v1/messages", {"messages": [USER]}),
+        (b"/v1/responses", {"input": "a"}),
+    ],
+)
+def test_what_only_the_engine_knows_is_not_counted(folder, path, body):
+    assert count(folder, path, **body) is None
+
+
+def test_half_a_character_inside_a_tool_call_is_left_to_the_engine(folder):
+    source = "{% for c in messages[0].tool_calls %}{{ c.function.arguments.a }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(source)
+    function = {"name": "f", "arguments": '{"a": "\\ud800"}'}
+    calls = [{"id": "1", "type": "function", "function": function}]
+    assert count(folder, CHAT, messages=[{"role": "assistant", "tool_calls": calls}]) is None
+
+
+def test_a_body_beyond_every_limit_is_not_counted(folder, monkeypatch):
+    monkeypatch.setattr("gateway.access.tokens.MAX_BODY_BYTES", 1000)
+    assert chat(folder, "x" * 900) == 901
+    assert chat(folder, "x" * 1000) is None
+
+
+def test_what_no_decoder_takes_is_left_to_the_engine(folder):
+    body = b'{"model": "m", "prompt": "hi", "seed": 1e999}'
+
+    async def main():
+        asked = parse_call(ENDPOINTS[COMPLETIONS], body)
+        return await LocalCounter(folder, deadline_s=5).count(asked, "m")
+
+    assert asyncio.run(main()) is None
+
+
+@pytest.fixture
+def slices(monkeypatch):
+    monkeypatch.setattr("gateway.access.tokens.SLICE_CHARS", 1000)
+    return 1000
+
+
+@pytest.mark.parametrize(("window", "slices_counted"), [(100, 1), (2500, 3)])
+def test_a_prompt_far_beyond_the_window_is_not_counted_to_its_end(
+    folder, slices, window, slices_counted
+):
+    told = chat(folder, "a b " * 2000, window=window)
+    assert window < told <= slices_counted * slices
+
+
+def test_a_long_prompt_that_may_fit_is_counted_exactly(folder, slices):
+    long = "x" * (2 * slices + 10)
+    assert chat(folder, long, window=10**9) == len(long) + 1
+    assert chat(folder, long, window=len(long) - 5) == len(long) + 1
+    assert chat(folder, long) == len(long) + 1
+
+
+def test_a_template_that_never_ends_costs_no_more_than_the_deadline(folder):
+    loop = "{% for i in range(90000) %}" * 2 + "x" + "{% endfor %}" * 2
+    (folder / "chat_template.jinja").write_text(loop)
+    began = time.monotonic()
+    assert chat(folder, "hi", deadline_s=0.05) is None
+    assert time.monotonic() - began < 5
+
+
+def test_more_counts_than_are_worth_waiting_for_are_refused(folder, monkeypatch):
+    monkeypatch.setattr("gateway.access.tokens.MAX_WAITING", 3)
+    loop = "{% for i in range(90000) %}" * 2 + "x" + "{% endfor %}" * 2
+    (folder / "chat_template.jinja").write_text(loop)
+
+    async def main():
+        counter = LocalCounter(folder, deadline_s=0.2)
+        busy, asked = call(CHAT, messages=[USER]), call(COMPLETIONS, prompt="hi")
+        async with asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(counter.count(busy, "m"))
+            await asyncio.sleep(0)
+            began = time.monotonic()
+            refused = await counter.count(asked, "m")
+            waited = time.monotonic() - began
+        return refused, waited, await counter.count(asked, "m")
+
+    refused, waited, afterwards = asyncio.run(main())
+    assert refused is None
+    assert waited < 0.1
+    assert afterwards == 3
+
+
+def test_a_cancelled_count_lets_go_at_once(folder):
+    async def main():
+        counter = LocalCounter(folder, deadline_s=20)
+        task = asyncio.ensure_future(  # noqa: TID251 - owned by this test
+            counter.count(call(COMPLETIONS, prompt="x" * 200_000), "m")
+        )
+        await asyncio.sleep(0)
+        task.cancel()
+        began = time.monotonic()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert time.monotonic() - began < 0.5
+        return await counter.count(call(COMPLETIONS, prompt="x"), "m")
+
+    assert asyncio.run(main()) == 2
+
+
+# --- the folder -----------------------------------------------------------------------------------
+
+
+def config(folder, **values):
+    (folder / "tokenizer_config.json").write_text(json.dumps(values))
+
+
+def test_special_tokens_come_from_either_file(folder):
+    (folder / "chat_template.jinja").write_text("{{ bos_token }}{{ eos_token }}{{ pad_token }}")
+    config(folder, bos_token={"content": "<|b|>"}, eos_token=None)
+    (folder / "special_tokens_map.json").write_text(
+        json.dumps({"eos_token": "x", "pad_token": "<p>"})
+    )
+    assert chat(folder, "hi") == 1 + 0 + 1  # <|b|>, nothing, <p> as a token of its own
+
+
+def test_a_template_may_stand_in_the_configuration(folder):
+    (folder / "chat_template.jinja").unlink()
+    config(folder, chat_template="abc")
+    assert chat(folder, "hi") == 3
+    config(folder)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "abcd"}))
+    assert chat(folder, "hi") == 4
+
+
+@pytest.mark.parametrize("in_files", [True, False])
+def test_tools_have_a_template_of_their_own_where_there_is_one(folder, in_files):
+    sources = {"default": "ab", "tool_use": "abcdef"}
+    if in_files:
+        (folder / "chat_template.jinja").write_text(sources["default"])
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates/tool_use.jinja").write_text(sources["tool_use"])
+    else:
+        (folder / "chat_template.jinja").unlink()
+        listed = [{"name": name, "template": source} for name, source in sources.items()]
+        config(folder, chat_template=listed)
+    assert chat(folder, "hi") == 2
+    assert chat(folder, "hi", tools=[{"function": {"name": "f"}}]) == 6
+
+
+def test_without_a_template_only_completions_are_counted(folder):
+    (folder / "chat_template.jinja").unlink()
+    assert chat(folder, "hi") is None
+    assert count(folder, COMPLETIONS, prompt="hi") == 3
+
+
+def test_a_model_that_is_rendered_in_code_has_no_template_here(folder):
+    (folder / "config.json").write_text(json.dumps({"architectures": ["GptOssForCausalLM"]}))
+    assert chat(folder, "hi") is None
+    assert count(folder, COMPLETIONS, prompt="hi") == 3
+
+
+def test_mistrals_own_tokenizer_is_left_to_the_engine(folder):
+    (folder / "consolidated.safetensors").touch()
+    assert count(folder, COMPLETIONS, prompt="hi") is None
+
+
+def test_a_folder_that_cannot_be_used_is_named(folder):
+    (folder / "chat_template.jinja").write_text("{% for %}")
+    with pytest.raises(ConfigError, match="chat template is wrong"):
+        LocalCounter(folder, deadline_s=1)
+    (folder / "chat_template.jinja").unlink()
+    (folder / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ConfigError, match="tokenizer_config.json"):
+        LocalCounter(folder, deadline_s=1)
+    (folder / "tokenizer_config.json").write_text("[]")
+    assert count(folder, COMPLETIONS, prompt="hi") == 3
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match="tokenizer.json"):
+        LocalCounter(folder, deadline_s=1)
+
+
+# --- a backend ------------------------------------------------------------------------------------
+
+
+class Backend:
+    """A backend's counting endpoints, on a transport instead of a socket."""
+
+    def __init__(self, status=200, content=b'{"count": 7, "max_model_len": 9, "tokens": [1]}'):
+        self.status, self.content = status, content
+        self.seen = []
+        self.most = self.now = 0
+        self.release = None
+
+    async def __call__(self, request):
+        self.seen.append((request.url.path, json.loads(request.content), dict(request.headers)))
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            if self.release is not None:
+                await self.release.wait()
+        finally:
+            self.now -= 1
+        if isinstance(self.content, Exception):
+            raise self.content
+        return httpx2.Response(self.status, content=self.content)
+
+
+def ask(backend, path, *, deadline_s=5.0, key=None, **body):
+    async def main():
+        async with httpx2.AsyncClient(transport=httpx2.MockTransport(backend)) as http:
+            counter = BackendCounter(http, "http://b1:8000", key, deadline_s=deadline_s)
+            return await counter.count(call(path, **body), "served")
+
+    return asyncio.run(main())
+
+
+def test_a_backend_is_asked_by_its_own_name_and_key():
+    backend = Backend()
+    assert ask(backend, CHAT, messages=[USER], key="secret") == 7
+    ((path, body, headers),) = backend.seen
+    assert path == "/tokenize"
+    assert (body["model"], body["messages"]) == ("served", [USER])
+    assert headers["authorization"] == "Bearer secret"
+    assert headers["content-type"] == "application/json"
+
+
+def test_a_backend_without_a_key_gets_none():
+    backend = Backend()
+    ask(backend, COMPLETIONS, prompt="hi")
+    assert "authorization" not in backend.seen[0][2]
+
+
+def test_anthropics_dialect_is_counted_by_its_own_endpoint():
+    backend = Backend(content=b'{"input_tokens": 11}')
+    assert ask(backend, b"/v1/messages", messages=[USER], max_tokens=5) == 11
+    assert backend.seen[0][0] == "/v1/messages/count_tokens"
+    assert backend.seen[0][1]["model"] == "served"
+
+
+def test_token_ids_ask_nobody():
+    backend = Backend()
+    assert ask(backend, COMPLETIONS, prompt=[1, 2]) == 2
+    assert backend.seen == []
+
+
+def test_what_the_backend_cannot_count_is_not_asked():
+    backend = Backend()
+    assert ask(backend, b"/v1/rerank", query="a", documents=["b"]) is None
+    assert backend.seen == []
+
+
+@pytest.mark.parametrize(
+    ("status", "content"),
+    [
+        (404, b'{"detail":"Not Found"}'),
+        (503, b""),
+        (200, b"<html>"),
+        (200, b"{}"),
+        (200, httpx2.ConnectError("refused")),
+        (200, httpx2.ReadTimeout("slow")),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, b"/v1/messages"])
+def test_a_backend_that_does_not_tell_leaves_it_to_the_engine(path, status, content):
+    assert ask(Backend(status, content), path, messages=[USER]) is None
+
+
+def test_a_backend_is_waited_for_no_longer_than_the_deadline():
+    async def main():
+        backend = Backend()
+        backend.release = asyncio.Event()
+        async with httpx2.AsyncClient(transport=httpx2.MockTransport(backend)) as http:
+            counter = BackendCounter(http, "http://b1", None, deadline_s=0.02)
+            return await counter.count(call(COMPLETIONS, prompt="hi"), "m"), backend.now
+
+    assert asyncio.run(main()) == (None, 0)
+
+
+def test_a_backend_is_asked_few_questions_at_a_time():
+    async def main():
+        backend = Backend()
+        backend.release = asyncio.Event()
+        async with httpx2.AsyncClient(transport=httpx2.MockTransport(backend)) as http:
+            counter = BackendCounter(http, "http://b1", None, deadline_s=5)
+            asked = call(COMPLETIONS, prompt="hi")
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(counter.count(asked, "m")) for _ in range(20)]
+                await asyncio.sleep(0.01)  # all that may are at the backend now
+                tasks[0].cancel()  # its place goes to the next
+                backend.release.set()
+        return backend.most, [task.result() for task in tasks[1:]]
+
+    most, told = asyncio.run(main())
+    assert most == MAX_ASKED
+    assert told == [7] * 19
