@@ -39,5 +39,8 @@ e2e: setup             ## real vLLM, real nginx, real SDKs; skips what is not in
 
 ci: lint types arch test
 
+schema: setup
+	$(BIN)/vllm-gateway config schema > configs/gateway.schema.json
+
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

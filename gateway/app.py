@@ -85,7 +85,11 @@ class Process:
         return Readiness(
             ready=not self.handler.draining and serving > 0,
             checks=(
-                ("accepting", not self.handler.draining, "draining" if self.handler.draining else "ok"),
+                (
+                    "accepting",
+                    not self.handler.draining,
+                    "draining" if self.handler.draining else "ok",
+                ),
                 ("backends", serving > 0, f"{serving} of {total} serving"),
             ),
         )
@@ -100,11 +104,16 @@ def build(loaded: Loaded, path: Path, outlet: Outlet) -> Process:
     config = loaded.config
     clock = SystemClock()
     table = PoolTable(clock)
-    client = Client(connect_s=config.timeouts.connect, keep_alive_s=config.timeouts.upstream_keep_alive)
+    client = Client(
+        connect_s=config.timeouts.connect, keep_alive_s=config.timeouts.upstream_keep_alive
+    )
     metrics = Metrics(
         Readings(
             backends=lambda: (*table, *table.leaving()),
-            connections=lambda: {"client": len(ingress.connections), "backend": sum(client.open_connections())},
+            connections=lambda: {
+                "client": len(ingress.connections),
+                "backend": sum(client.open_connections()),
+            },
             log_dropped=lambda: outlet.dropped,
         ),
         clock,
@@ -183,7 +192,9 @@ async def run(process: Process) -> None:
     admin_socket = _bind(config.admin.listen)
     process.public_port, process.admin_port = _port(public_socket), _port(admin_socket)
     public = public_server(
-        public_app(process.handler, process.table, process.clock, process.ingress.new_id, process.readiness),
+        public_app(
+            process.handler, process.table, process.clock, process.ingress.new_id, process.readiness
+        ),
         process.ingress,
     )
     admin = plain_server(
@@ -211,7 +222,14 @@ async def run(process: Process) -> None:
             gc.freeze()
             gc.set_threshold(*_GC_THRESHOLDS)
             process.listening.set()
-            log.info("listening", extra={"event": "listening", "public": str(config.listen), "admin": str(config.admin.listen)})
+            log.info(
+                "listening",
+                extra={
+                    "event": "listening",
+                    "public": str(config.listen),
+                    "admin": str(config.admin.listen),
+                },
+            )
             await process.stopping.wait()
             await _drain(process)
             _stop(public, admin)
@@ -244,7 +262,10 @@ async def _drain(process: Process) -> None:
     handler = process.handler
     handler.draining = True
     grace_s = process.config.shutdown.grace
-    log.info("draining", extra={"event": "draining", "requests": len(process.ingress.live), "grace_s": grace_s})
+    log.info(
+        "draining",
+        extra={"event": "draining", "requests": len(process.ingress.live), "grace_s": grace_s},
+    )
     loop = asyncio.get_running_loop()
     deadline = loop.time() + grace_s
     while process.ingress.live and loop.time() < deadline and not process.hurry.is_set():
@@ -303,7 +324,9 @@ def reload(process: Process) -> bool:
         process.metrics.reloaded(ok=False)
         for finding in error.findings:
             log.error(finding, extra={"event": "config_invalid"})
-        log.error("reload refused, the old configuration stays in force", extra={"event": "reload_failed"})
+        log.error(
+            "reload refused, the old configuration stays in force", extra={"event": "reload_failed"}
+        )
         return False
     effect = diff(before, loaded.config)
     process.loaded = loaded

@@ -23,7 +23,11 @@ from gateway.sim.server import SimConfig, SimServer
 MODEL: Final = "qwen3-8b"
 ADAPTERS: Final = ("qwen3-8b-sql", "qwen3-8b-legal")
 SMALL: Final = "llama3-1b"
-_PROMPTS: Final = ("Why is the sky blue?", "Write a haiku about queues.", "Summarise: " + "words and " * 200)
+_PROMPTS: Final = (
+    "Why is the sky blue?",
+    "Write a haiku about queues.",
+    "Summarise: " + "words and " * 200,
+)
 
 _BANNER: Final = """\
 vllm-gateway demo: {backends} simulated vLLM backends, no GPU needed. Ctrl-C ends it.
@@ -48,7 +52,9 @@ vllm-gateway demo: {backends} simulated vLLM backends, no GPU needed. Ctrl-C end
 """
 
 
-def demo(*, port: int = 8080, admin_port: int = 9090, traffic: bool = False, fault: str | None = None) -> int:
+def demo(
+    *, port: int = 8080, admin_port: int = 9090, traffic: bool = False, fault: str | None = None
+) -> int:
     """Run the demo until Ctrl-C. A port of 0 takes a free one; so does a port that is taken.
 
     Raises:
@@ -83,7 +89,9 @@ async def _demo(port: int, admin_port: int, traffic: bool, fault: str | None) ->
                 if fault is not None:
                     sims[0].inject(fault)
                     print(f"planted in the first backend: {fault}", flush=True)  # noqa: T201
-                load = group.create_task(_traffic(process, key), name="traffic") if traffic else None
+                load = (
+                    group.create_task(_traffic(process, key), name="traffic") if traffic else None
+                )
                 await process.stopping.wait()
                 if load is not None:
                     load.cancel()
@@ -154,7 +162,10 @@ async def _traffic(process: Process, key: str) -> None:
         except httpx2.HTTPError:
             return  # what a planted fault does to clients is for the metrics to tell
 
-    async with httpx2.AsyncClient(trust_env=False, timeout=60) as http, asyncio.TaskGroup() as group:
+    async with (
+        httpx2.AsyncClient(trust_env=False, timeout=60) as http,
+        asyncio.TaskGroup() as group,
+    ):
         while True:
             group.create_task(one(http), name="demo request")
             await asyncio.sleep(rng.expovariate(6.0))

@@ -20,10 +20,17 @@ class Result:
     complete: bool = False
 
 
-def request_bytes(port: int, key: str, *, model: str = "m", stream: bool, tokens: int, prompt: str = "hello") -> bytes:
+def request_bytes(
+    port: int, key: str, *, model: str = "m", stream: bool, tokens: int, prompt: str = "hello"
+) -> bytes:
     """Return one chat request as bytes."""
     body = json.dumps(
-        {"model": model, "stream": stream, "max_tokens": tokens, "messages": [{"role": "user", "content": prompt}]}
+        {
+            "model": model,
+            "stream": stream,
+            "max_tokens": tokens,
+            "messages": [{"role": "user", "content": prompt}],
+        }
     ).encode()
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nauthorization: Bearer {key}\r\n"

@@ -36,9 +36,14 @@ class Site:
 
     def metrics(self) -> dict[str, float]:
         """Return every sample of /metrics by its full name with labels."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}/metrics", timeout=5) as reply:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{self.admin_port}/metrics", timeout=5
+        ) as reply:
             lines = reply.read().decode().splitlines()
-        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
+        return {
+            name: float(value)
+            for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")
+        }
 
     def total(self, name: str) -> float:
         """Return the sum of all series of one metric."""
@@ -57,7 +62,9 @@ def cpu_s(pid: int) -> float:
     total = 0
     for thread in os.listdir(f"/proc/{pid}/task"):
         with contextlib.suppress(OSError):
-            total += int(pathlib.Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[0])
+            total += int(
+                pathlib.Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[0]
+            )
     return total / 1e9
 
 
@@ -75,7 +82,9 @@ def open_files(pid: int) -> int:
 
 
 @contextlib.contextmanager
-def process(command: list[str], core: int, *, cwd: str | None = None, log: str | None = None) -> Iterator[int]:
+def process(
+    command: list[str], core: int, *, cwd: str | None = None, log: str | None = None
+) -> Iterator[int]:
     """Run a command pinned to a core; SIGTERM, then SIGKILL, at the end."""
     with open(log or os.devnull, "ab") as out:
         child = subprocess.Popen(
@@ -128,10 +137,14 @@ def site(backends: int = 2, sim_flags: tuple[str, ...] = (), extra: str = "") ->
             f"keys: {{file: keys.yaml}}\npools:\n  m:\n    backends:\n{listed}\n{extra}"
         )
         made = subprocess.run(
-            [gateway, "keys", "create", "load", "-c", str(config), "-o", "json"], check=True, capture_output=True
+            [gateway, "keys", "create", "load", "-c", str(config), "-o", "json"],
+            check=True,
+            capture_output=True,
         )
         log = str(pathlib.Path(folder, "gateway.log"))
-        pid = stack.enter_context(process([gateway, "serve", "-c", str(config)], GATEWAY_CORE, log=log))
+        pid = stack.enter_context(
+            process([gateway, "serve", "-c", str(config)], GATEWAY_CORE, log=log)
+        )
         wait_for(public, "/readyz")
         os.sched_setaffinity(0, {LOAD_CORE})
         yield Site(public, admin, json.loads(made.stdout)["key"], pid, ports)

@@ -21,7 +21,9 @@ from client import Connection, Result, request_bytes
 from harness import Site, cpu_s, pss_kib, site
 
 
-async def closed_loop(port: int, key: str, *, stream: bool, tokens: int, clients: int, seconds: float) -> list[Result]:
+async def closed_loop(
+    port: int, key: str, *, stream: bool, tokens: int, clients: int, seconds: float
+) -> list[Result]:
     """Let each client send one request after the other."""
     results: list[Result] = []
     until = time.monotonic() + seconds
@@ -49,7 +51,9 @@ def measure(where: Site, port: int, *, stream: bool, seconds: float) -> dict[str
     """Run one round against one port."""
     cpu, own, started = cpu_s(where.pid), time.process_time(), time.monotonic()
     results = asyncio.run(
-        closed_loop(port, where.key, stream=stream, tokens=32 if stream else 4, clients=16, seconds=seconds)
+        closed_loop(
+            port, where.key, stream=stream, tokens=32 if stream else 4, clients=16, seconds=seconds
+        )
     )
     took = time.monotonic() - started
     first = [1e3 * (result.first_at - result.sent_at) for result in results]
@@ -63,7 +67,9 @@ def measure(where: Site, port: int, *, stream: bool, seconds: float) -> dict[str
         "failed": sum(not result.complete or result.status != 200 for result in results),
         "per_s": len(results) / took,
         "gateway_us_per_request": 1e6 * (cpu_s(where.pid) - cpu) / len(results),
-        "gateway_us_per_chunk": 1e6 * (cpu_s(where.pid) - cpu) / max(1, sum(len(each.chunk_at) for each in results)),
+        "gateway_us_per_chunk": 1e6
+        * (cpu_s(where.pid) - cpu)
+        / max(1, sum(len(each.chunk_at) for each in results)),
         "generator_cpu_ratio": (time.process_time() - own) / took,
         "first_byte_ms_mean": statistics.fmean(first),
         "first_byte_ms_p50": percentile(first, 0.5),
@@ -86,8 +92,12 @@ def main() -> None:
             for stream in (False, True):
                 for name, port in (("direct", where.backend_ports[0]), ("gateway", where.port)):
                     kind = f"{name} {'stream' if stream else 'json'}"
-                    rounds.setdefault(kind, []).append(measure(where, port, stream=stream, seconds=args.seconds))
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+                    rounds.setdefault(kind, []).append(
+                        measure(where, port, stream=stream, seconds=args.seconds)
+                    )
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    )
     report = {
         "commit": commit.stdout.strip(),
         "python": platform.python_version(),
@@ -101,11 +111,15 @@ def main() -> None:
         print(kind)
         for field in each[0]:
             values = [one[field] for one in each]
-            print(f"    {field:26}{statistics.median(values):12.2f}   ({min(values):.2f} .. {max(values):.2f})")
+            print(
+                f"    {field:26}{statistics.median(values):12.2f}   ({min(values):.2f} .. {max(values):.2f})"
+            )
     for kind in ("json", "stream"):
         added = [
             through["first_byte_ms_mean"] - direct["first_byte_ms_mean"]
-            for through, direct in zip(rounds[f"gateway {kind}"], rounds[f"direct {kind}"], strict=True)
+            for through, direct in zip(
+                rounds[f"gateway {kind}"], rounds[f"direct {kind}"], strict=True
+            )
         ]
         print(f"added mean time to first byte, {kind}: {statistics.median(added):.3f} ms")
     print(f"idle memory: {idle_kib / 1024:.1f} MiB")

@@ -30,7 +30,13 @@ async def worker(where: Site, count: list[int], rng: random.Random, tally: dict[
         data = request_bytes(where.port, where.key, stream=stream, tokens=tokens)
         try:
             result = await connection.send(data, leave_after=leave_after)
-            word = "left" if leaves else ("ok" if result.status == 200 and result.complete else f"status {result.status}")
+            word = (
+                "left"
+                if leaves
+                else (
+                    "ok" if result.status == 200 and result.complete else f"status {result.status}"
+                )
+            )
         except (OSError, asyncio.IncompleteReadError) as error:
             connection.close()
             word = f"error {type(error).__name__}"
@@ -62,19 +68,28 @@ def main() -> int:
         started = time.monotonic()
         tally: dict[str, int] = {}
         for part in range(10):
-            for word, number in asyncio.run(load(where, args.requests // 10, args.clients, args.seed + part)).items():
+            for word, number in asyncio.run(
+                load(where, args.requests // 10, args.clients, args.seed + part)
+            ).items():
                 tally[word] = tally.get(word, 0) + number
             memory.append(pss_kib(where.pid))
-            print(f"{(part + 1) * args.requests // 10:>8} requests  {memory[-1] / 1024:6.1f} MiB", flush=True)
+            print(
+                f"{(part + 1) * args.requests // 10:>8} requests  {memory[-1] / 1024:6.1f} MiB",
+                flush=True,
+            )
         took_s = time.monotonic() - started
         time.sleep(6)  # idle upstream connections expire
         in_flight = where.total("gateway_inflight_requests")
         files_after, memory_after = open_files(where.pid), pss_kib(where.pid)
         counted = where.total("gateway_requests_total")
     print(f"{args.requests} requests in {took_s:.0f} s: {tally}")
-    print(f"in flight {in_flight:.0f}, files {files_before} -> {files_after}, memory {memory_before} -> {memory_after} KiB")
+    print(
+        f"in flight {in_flight:.0f}, files {files_before} -> {files_after}, memory {memory_before} -> {memory_after} KiB"
+    )
     growth_kib = memory[-1] - memory[len(memory) // 2]
-    print(f"memory growth over the second half: {growth_kib} KiB; requests counted by the gateway: {counted:.0f}")
+    print(
+        f"memory growth over the second half: {growth_kib} KiB; requests counted by the gateway: {counted:.0f}"
+    )
     if in_flight:
         failures.append("slots are left")
     if files_after > files_before + 2:

@@ -1,6 +1,6 @@
 """Memory per held stream: many slow streams, and many clients that do not read at all.
 
-    python loadtest/streams.py --streams 1000
+python loadtest/streams.py --streams 1000
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ async def hold(where: Site, streams: int) -> float:
     before = pss_kib(where.pid)
     data = request_bytes(where.port, where.key, stream=True, tokens=400)
     connections = [Connection(where.port) for _ in range(streams)]
-    tasks = [asyncio.get_running_loop().create_task(each.send(data, leave_after=5)) for each in connections]
+    tasks = [
+        asyncio.get_running_loop().create_task(each.send(data, leave_after=5))
+        for each in connections
+    ]
     await asyncio.sleep(4)
     during = pss_kib(where.pid)
     for task in tasks:
@@ -58,10 +61,14 @@ def main() -> int:
     args = parser.parse_args()
     with site(backends=2, sim_flags=("--decode-step", "50ms", "--max-num-seqs", "2000")) as where:
         print(f"idle {pss_kib(where.pid) / 1024:.1f} MiB")
-        print(f"{args.streams} trickling streams: {asyncio.run(hold(where, args.streams)):.1f} KiB each")
+        print(
+            f"{args.streams} trickling streams: {asyncio.run(hold(where, args.streams)):.1f} KiB each"
+        )
     with site(backends=2, sim_flags=("--decode-step", "0ms", "--max-model-len", "65536")) as where:
         grown_kib, left = stall(where, 50)
-        print(f"50 streams nobody reads: {grown_kib:.1f} KiB each; {left:.0f} in flight after they left")
+        print(
+            f"50 streams nobody reads: {grown_kib:.1f} KiB each; {left:.0f} in flight after they left"
+        )
     return 0 if grown_kib <= LIMIT_KIB and left == 0 else 1
 
 

@@ -19,7 +19,9 @@ class PromptCounters:
         ConfigError: a configured tokenizer folder cannot be used.
     """
 
-    def __init__(self, pools: Mapping[str, PoolConfig], http: httpx2.AsyncClient, *, deadline_s: float) -> None:
+    def __init__(
+        self, pools: Mapping[str, PoolConfig], http: httpx2.AsyncClient, *, deadline_s: float
+    ) -> None:
         self._local = {
             name: LocalCounter(pool.tokenizer, deadline_s=deadline_s)
             for name, pool in pools.items()

@@ -161,7 +161,9 @@ class LoadSample:
     waiting: int
     kv_usage_ratio: float | None
     kv_capacity_tokens: int | None = None
-    progress: float = 0.0  # generation + prompt tokens + iterations, monotonic within an incarnation
+    progress: float = (
+        0.0  # generation + prompt tokens + iterations, monotonic within an incarnation
+    )
     preemptions: float = 0.0
     asleep: bool = False
     running_adapters: tuple[str, ...] = ()

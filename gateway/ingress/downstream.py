@@ -30,22 +30,22 @@ _READ_HEADERS: Final = _CREDENTIALS | {
 _CLIENT_ID: Final = re.compile(rb"[A-Za-z0-9_.-]{1,128}")
 # What of a backend's reply head reaches the client; everything else says something about the inside.
 _PASSED_HEADERS: Final = (b"content-type", b"content-disposition", b"content-language")
-_EVENT_STREAM_HEADERS: Final = (
-    b"cache-control: no-cache, no-transform\r\nx-accel-buffering: no\r\n"  # nginx then never holds a chunk
-)
+_EVENT_STREAM_HEADERS: Final = b"cache-control: no-cache, no-transform\r\nx-accel-buffering: no\r\n"  # nginx then never holds a chunk
 
 
 class Downstream:
     """One request of one client. Owned by the protocol until its reply is complete."""
 
     __slots__ = (
-        "_body_bytes", "_body_limit", "_body_ready", "_chunked", "_complete", "_expects_continue", "_http11",
+        "_body_bytes", "_body_limit", "_body_ready", "_chunked", "_complete", "_encoded", "_expects_continue", "_http11",
         "_parts", "_protocol", "bytes_out", "content_type", "credentials", "disconnected", "extra_headers",
         "gone", "id", "keep_alive", "received_at", "relay", "response_complete", "retry_count", "spec",
         "started", "started_at", "task", "writing_paused",
     )  # fmt: skip
 
-    def __init__(self, protocol: GatewayProtocol, spec: EndpointSpec, *, new_id: str, now: float) -> None:
+    def __init__(
+        self, protocol: GatewayProtocol, spec: EndpointSpec, *, new_id: str, now: float
+    ) -> None:
         self._protocol = protocol
         self.spec = spec
         self.id = new_id
@@ -53,6 +53,7 @@ class Downstream:
         self.credentials: dict[bytes, bytes] = {}
         self.content_type = b""
         self.retry_count = 0
+        self._encoded = False
         self._expects_continue = False
         self._http11 = True
         self._parts: list[bytes] = []
@@ -75,7 +76,9 @@ class Downstream:
 
     # --- the request --------------------------------------------------------------------------------
 
-    def read_head(self, headers: Iterable[tuple[bytes, bytes]], *, http11: bool, keep_alive: bool) -> None:
+    def read_head(
+        self, headers: Iterable[tuple[bytes, bytes]], *, http11: bool, keep_alive: bool
+    ) -> None:
         """Take what the gateway looks at from the request head; everything else is dropped here.
 
         A credential header that comes twice with different values is kept as both, joined by a comma,
@@ -90,9 +93,11 @@ class Downstream:
                 self.content_type = value
             elif name in _CREDENTIALS:
                 before = self.credentials.get(name)
-                self.credentials[name] = value if before in (None, value) else b"%b,%b" % (before, value)
+                self.credentials[name] = (
+                    value if before in (None, value) else b"%b,%b" % (before, value)
+                )
             elif name == b"content-encoding" and value.lower() != b"identity":
-                self.content_type = b"encoded"
+                self._encoded = True
             elif name == b"x-request-id" and _CLIENT_ID.fullmatch(value):
                 self.id = value.decode()
             elif name == b"x-stainless-retry-count" and value.isdigit():
@@ -109,8 +114,10 @@ class Downstream:
             BodyTimeout: not whole within `timeout_s` (408).
         Cancel: nothing is held.
         """
-        if self.content_type == b"encoded":
-            raise UnsupportedMediaType("Compressed request bodies are not accepted. Send the body without Content-Encoding.")
+        if self._encoded:
+            raise UnsupportedMediaType(
+                "Compressed request bodies are not accepted. Send the body without Content-Encoding."
+            )
         self._body_limit = limit_bytes
         if not self._complete and self._body_bytes <= limit_bytes:
             if self._expects_continue:
@@ -171,7 +178,11 @@ class Downstream:
     def begin(self, reply: Reply) -> None:
         """Write the head of a streamed reply, in chunks for HTTP/1.1, else closed at its end."""
         passed = b"".join(
-            [b"%b: %b\r\n" % (name, reply.headers[name]) for name in _PASSED_HEADERS if name in reply.headers]
+            [
+                b"%b: %b\r\n" % (name, reply.headers[name])
+                for name in _PASSED_HEADERS
+                if name in reply.headers
+            ]
         )
         if reply.content_type == b"text/event-stream":
             passed += _EVENT_STREAM_HEADERS
@@ -208,7 +219,15 @@ class Downstream:
         close = b"" if self.keep_alive else b"connection: close\r\n"
         self._protocol.transport.write(
             b"%b%b%bx-request-id: %b\r\n%b%b\r\n%b"
-            % (STATUS_LINE[status], self._protocol.date_header(), lines, self.id.encode(), self.extra_headers, close, body)
+            % (
+                STATUS_LINE[status],
+                self._protocol.date_header(),
+                lines,
+                self.id.encode(),
+                self.extra_headers,
+                close,
+                body,
+            )
         )
 
     def _finish(self) -> None:

@@ -101,10 +101,15 @@ class Handler:
         Cancel: what was taken is given back before this returns; a client that is still there is told.
         """
         settings = self.settings
-        record = RequestRecord(down.id, down.spec.endpoint, down.received_at, client_retry=down.retry_count)
+        record = RequestRecord(
+            down.id, down.spec.endpoint, down.received_at, client_retry=down.retry_count
+        )
         try:
             if self.draining:
-                raise ShuttingDown("This gateway is shutting down. Retry; another replica will answer.", retry_after_s=1)
+                raise ShuttingDown(
+                    "This gateway is shutting down. Retry; another replica will answer.",
+                    retry_after_s=1,
+                )
             credentials = down.credentials
             record.caller = caller = settings.keys.authenticate(
                 credentials.get(b"authorization"),
@@ -131,12 +136,20 @@ class Handler:
             if down.gone:
                 record.outcome = Outcome.CLIENT_GONE
             else:
-                self._refuse(down, record, ShuttingDown("This gateway is shutting down. Retry.", retry_after_s=1))
+                self._refuse(
+                    down,
+                    record,
+                    ShuttingDown("This gateway is shutting down. Retry.", retry_after_s=1),
+                )
                 record.outcome = Outcome.SHUTDOWN
             raise
         except Exception:  # noqa: BLE001 - the outermost handler: a bug of ours, told as such
             log.exception("request failed by a bug", extra={"request_id": down.id})
-            self._refuse(down, record, GatewayError("The gateway failed on this request; it has been logged."))
+            self._refuse(
+                down,
+                record,
+                GatewayError("The gateway failed on this request; it has been logged."),
+            )
         finally:
             record.ended_at = self.clock.now()
             record.bytes_out = down.bytes_out
@@ -176,7 +189,9 @@ class Handler:
                     max_new_tokens=demand.max_new_tokens,
                 )
                 reply = await self.client.connections(backend).send(
-                    Outgoing(down.spec.path, call.content_type, f"{down.id}-{record.attempts}", body),
+                    Outgoing(
+                        down.spec.path, call.content_type, f"{down.id}-{record.attempts}", body
+                    ),
                     deadline=now + settings.config.timeouts.first_byte,
                     fresh=fresh,
                 )
@@ -191,7 +206,9 @@ class Handler:
             except UpstreamError as error:
                 self.table.observe(backend.id, TrafficFailed(self.clock.now(), error.reason))
                 self.ledger.upstream_failed(backend.id, error.reason)
-                retry = attempts.after(error, attempts=record.attempts, response_started=down.started)
+                retry = attempts.after(
+                    error, attempts=record.attempts, response_started=down.started
+                )
                 if retry is attempts.Retry.NO:
                     raise
                 if retry is attempts.Retry.ELSEWHERE:
@@ -208,7 +225,9 @@ class Handler:
         """Relay a streamed reply; its usage is the backend's, or counted when it was cut."""
         watch: Watch
         if reply.content_type == b"text/event-stream":
-            watch = StreamWatch(call.dialect, choices=call.choices, hide_usage=hides_usage, request_id=down.id)
+            watch = StreamWatch(
+                call.dialect, choices=call.choices, hide_usage=hides_usage, request_id=down.id
+            )
         else:
             watch = PlainWatch()
         down.relay = relay = Relay(reply, watch, down, settings.patience, self.clock.now())
@@ -223,12 +242,19 @@ class Handler:
         record.status = reply.status
         record.outcome = Outcome.OK
 
-    def _answer(self, down: Downstream, record: RequestRecord, call: Call, backend: Backend, reply: Reply) -> None:
+    def _answer(
+        self, down: Downstream, record: RequestRecord, call: Call, backend: Backend, reply: Reply
+    ) -> None:
         """Answer with a whole reply: the backend's own, or its error in OpenAI's form."""
         body = reply.body or b""
-        status, headers = reply.status, [(b"content-type", reply.headers.get(b"content-type", b"application/json"))]
+        status, headers = (
+            reply.status,
+            [(b"content-type", reply.headers.get(b"content-type", b"application/json"))],
+        )
         if status == 200:
-            if reply.content_type == b"text/html" or (call.dialect in _GENERATES and json_aborted(body)):
+            if reply.content_type == b"text/html" or (
+                call.dialect in _GENERATES and json_aborted(body)
+            ):
                 raise BackendBroke("the backend did not finish the request")
             record.outcome = Outcome.OK
             record.usage = json_usage(body)
@@ -250,7 +276,9 @@ class Handler:
         record.error_code = error.code
         record.status = error.status
         if not down.started and not down.gone:
-            down.respond(error.status, error_headers(error), error_body(error, down.id, down.spec.dialect))
+            down.respond(
+                error.status, error_headers(error), error_body(error, down.id, down.spec.dialect)
+            )
 
     # --- choosing -------------------------------------------------------------------------------------
 
@@ -266,10 +294,14 @@ class Handler:
         self.settings = settings
         self._catalog = None
 
-    def _eligible(self, call: Call, route: Route, demand: Demand, tried: Collection[str], now: float) -> list[Backend]:
+    def _eligible(
+        self, call: Call, route: Route, demand: Demand, tried: Collection[str], now: float
+    ) -> list[Backend]:
         return eligible(self.table.backends(route.pool), route, call, demand, tried, now)
 
-    def _choose(self, call: Call, route: Route, demand: Demand, tried: Collection[str], now: float) -> Backend:
+    def _choose(
+        self, call: Call, route: Route, demand: Demand, tried: Collection[str], now: float
+    ) -> Backend:
         """Return the backend to send to.
 
         Raises:
@@ -314,9 +346,12 @@ def _counted(record: RequestRecord, events: int) -> Usage:
 def _own_headers(record: RequestRecord, now: float) -> bytes:
     """Return our header lines: who answered, after how many attempts, and where the time went (ms)."""
     sent_at = record.sent_at or now
-    return b"x-gateway-backend: %b\r\nx-gateway-attempts: %d\r\nserver-timing: queue;dur=%.1f, backend;dur=%.1f\r\n" % (
-        (record.backend_id or "").encode(),
-        record.attempts,
-        (sent_at - record.received_at) * 1e3,
-        (now - sent_at) * 1e3,
+    return (
+        b"x-gateway-backend: %b\r\nx-gateway-attempts: %d\r\nserver-timing: queue;dur=%.1f, backend;dur=%.1f\r\n"
+        % (
+            (record.backend_id or "").encode(),
+            record.attempts,
+            (sent_at - record.received_at) * 1e3,
+            (now - sent_at) * 1e3,
+        )
     )

@@ -15,7 +15,13 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from gateway.core.aio import Clock
-from gateway.core.errors import AccessError, GatewayError, MethodNotAllowed, ModelNotFound, UnknownUrl
+from gateway.core.errors import (
+    AccessError,
+    GatewayError,
+    MethodNotAllowed,
+    ModelNotFound,
+    UnknownUrl,
+)
 from gateway.core.types import Caller
 from gateway.ingress.handler import Handler
 from gateway.pools.table import PoolTable
@@ -35,18 +41,26 @@ class Readiness:
 
     def text(self) -> str:
         """Return one line per check, as kube-apiserver's `?verbose` does."""
-        return "".join(f"[{'+' if ok else '-'}]{name} {detail}\n" for name, ok, detail in self.checks)
+        return "".join(
+            f"[{'+' if ok else '-'}]{name} {detail}\n" for name, ok, detail in self.checks
+        )
 
 
 def public_app(
-    handler: Handler, table: PoolTable, clock: Clock, new_id: Callable[[], str], ready: Callable[[], Readiness]
+    handler: Handler,
+    table: PoolTable,
+    clock: Clock,
+    new_id: Callable[[], str],
+    ready: Callable[[], Readiness],
 ) -> Starlette:
     """Make the Starlette app of the public listener; inference POSTs never reach it."""
 
     def caller(request: Request) -> Caller:
         def sent(name: str) -> bytes | None:
             values = request.headers.getlist(name)
-            return ",".join(values).encode("latin-1") if values else None  # two are refused: no key has a comma
+            return (
+                ",".join(values).encode("latin-1") if values else None
+            )  # two are refused: no key has a comma
 
         return handler.settings.keys.authenticate(
             sent("authorization"), sent("x-api-key"), sent("api-key"), clock.wall()
@@ -63,7 +77,9 @@ def public_app(
 
     async def models(request: Request) -> Response:
         visible = handler.catalog().visible(caller(request))
-        return JSONResponse(model_list([told(name, entry) for name, entry in sorted(visible.items())]))
+        return JSONResponse(
+            model_list([told(name, entry) for name, entry in sorted(visible.items())])
+        )
 
     async def model(request: Request) -> Response:
         name = request.path_params["name"]
@@ -78,13 +94,19 @@ def public_app(
 
     async def readyz(request: Request) -> Response:
         state = ready()
-        body = state.text() if "verbose" in request.query_params else ("ok\n" if state.ready else "not ready\n")
+        body = (
+            state.text()
+            if "verbose" in request.query_params
+            else ("ok\n" if state.ready else "not ready\n")
+        )
         return PlainTextResponse(body, status_code=200 if state.ready else 503)
 
     async def unknown(request: Request) -> Response:
         path = request.scope["raw_path"]
         if path in ENDPOINTS or path.decode("latin-1") in _GET_PATHS:
-            raise MethodNotAllowed(f"{request.method} is not allowed here; use {'POST' if path in ENDPOINTS else 'GET'}.")
+            raise MethodNotAllowed(
+                f"{request.method} is not allowed here; use {'POST' if path in ENDPOINTS else 'GET'}."
+            )
         raise UnknownUrl(
             f"Unknown request URL: {request.method} {request.url.path[:128]}. Did you forget `/v1` in the base URL?"
         )
@@ -104,7 +126,11 @@ def public_app(
             Route("/v1/models/{name:path}", model, methods=["GET"]),
             Route("/livez", livez, methods=["GET"]),
             Route("/readyz", readyz, methods=["GET"]),
-            Route("/{rest:path}", unknown, methods=["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE"]),
+            Route(
+                "/{rest:path}",
+                unknown,
+                methods=["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE"],
+            ),
         ],
         exception_handlers={GatewayError: refuse, AccessError: refuse},
     )

@@ -92,7 +92,9 @@ class GatewayProtocol(HttpToolsProtocol):
         self._ingress = ingress
         self._head_since: float | None = self.loop.time()  # None while no head is awaited
         self._head_bytes = 0
+        self._header_bytes = 0
         self._max_headers = ingress.limits.max_headers
+        self._max_bytes = ingress.limits.max_bytes
         self._idle_since: float | None = None
         self._refusal: GatewayError | None = None
         self._linger_until: float | None = None
@@ -118,10 +120,14 @@ class GatewayProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             self.send_400_response("")
         except httptools.HttpParserUpgrade:
-            self._refuse_head(RequestError("Protocol upgrades are not supported here.", code="upgrade_not_supported"))
+            self._refuse_head(
+                RequestError(
+                    "Protocol upgrades are not supported here.", code="upgrade_not_supported"
+                )
+            )
         if self._head_since is not None:
             self._head_bytes += len(data)
-            if self._head_bytes > self._ingress.limits.max_bytes:
+            if self._head_bytes > self._max_bytes:
                 self._refuse_head(self._too_large())
         ready, self._ready = self._ready, None
         if ready is not None:
@@ -155,13 +161,15 @@ class GatewayProtocol(HttpToolsProtocol):
         """Start a request; the ASGI scope that uvicorn makes here is only made for its own routes."""
         self.url = b""
         self.headers = []
+        self._header_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take one header, within the limits."""
         self.headers.append((name.lower(), value))
-        if len(self.headers) > self._max_headers:
+        self._header_bytes += len(name) + len(value)
+        if len(self.headers) > self._max_headers or self._header_bytes > self._max_bytes:
             self._refusal = self._too_large()
-            raise httptools.HttpParserError("too many headers")
+            raise httptools.HttpParserError("the request head is too large")
 
     def on_headers_complete(self) -> None:
         """Take the inference routes here; leave the others to uvicorn and Starlette."""
@@ -172,8 +180,12 @@ class GatewayProtocol(HttpToolsProtocol):
             return
         previous = self.cycle
         http11 = self.parser.get_http_version() == "1.1"
-        self.cycle = down = Downstream(self, spec, new_id=self._ingress.new_id(), now=self.loop.time())
-        down.read_head(self.headers, http11=http11, keep_alive=http11 and self.parser.should_keep_alive())
+        self.cycle = down = Downstream(
+            self, spec, new_id=self._ingress.new_id(), now=self.loop.time()
+        )
+        down.read_head(
+            self.headers, http11=http11, keep_alive=http11 and self.parser.should_keep_alive()
+        )
         if previous is None or previous.response_complete:
             self._ready = down
         else:
@@ -206,7 +218,9 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP in OpenAI's form, and close."""
-        self._refuse_head(self._refusal or RequestError("The request is not valid HTTP/1.1.", code="invalid_http"))
+        self._refuse_head(
+            self._refusal or RequestError("The request is not valid HTTP/1.1.", code="invalid_http")
+        )
 
     def _to_starlette(self) -> None:
         url, headers = self.url, self.headers
@@ -249,7 +263,9 @@ class GatewayProtocol(HttpToolsProtocol):
             self.transport.close()
         elif self._head_since is not None and now - self._head_since >= limits.timeout_s:
             if self._head_bytes:
-                self._refuse_head(HeadTimeout(f"The request head did not arrive within {limits.timeout_s:.0f} s."))
+                self._refuse_head(
+                    HeadTimeout(f"The request head did not arrive within {limits.timeout_s:.0f} s.")
+                )
             else:
                 self.transport.close()
 
@@ -283,7 +299,11 @@ class Server(uvicorn.Server):
 
 def public_server(app: ASGIApp, ingress: Ingress) -> Server:
     """Make the public listener's server. Run it with `serve(sockets=[...])`."""
-    return _server(app, keep_alive_s=ingress.limits.keep_alive_s, http=functools.partial(GatewayProtocol, ingress))
+    return _server(
+        app,
+        keep_alive_s=ingress.limits.keep_alive_s,
+        http=functools.partial(GatewayProtocol, ingress),
+    )
 
 
 def plain_server(app: ASGIApp) -> Server:

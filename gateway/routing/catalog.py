@@ -15,6 +15,7 @@ from gateway.core.errors import EndpointNotServed, ModelNotFound
 from gateway.core.types import Call, Caller, Endpoint, Phase, Route
 from gateway.pools.table import Backend, PoolTable
 
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One name that clients may use, with what the model list says of it."""
@@ -85,7 +86,9 @@ def _shown(model: str) -> str:
 def _entry(name: str, pool: str, config: PoolConfig, table: PoolTable) -> Entry:
     backends = table.backends(pool)
     return Entry(
-        route=Route(requested=name, pool=pool, served_model=pool, window_tokens=_window(config, backends)),
+        route=Route(
+            requested=name, pool=pool, served_model=pool, window_tokens=_window(config, backends)
+        ),
         parent=None,
         endpoints=_endpoints(config, backends),
     )
@@ -95,12 +98,19 @@ def _adapters(pool: str, config: PoolConfig, table: PoolTable) -> dict[str, Entr
     """Return an entry for each adapter that a backend holds or the configuration lists."""
     backends = table.backends(pool)
     listed = [] if config.adapters == "auto" else [adapter.name for adapter in config.adapters]
-    held = [name for backend in backends for name, model in backend.models.items() if model.parent is not None]
+    held = [
+        name
+        for backend in backends
+        for name, model in backend.models.items()
+        if model.parent is not None
+    ]
     names = held if config.adapters == "auto" else listed
     entries = {}
     for name in dict.fromkeys(names):
         entries[name] = Entry(
-            route=Route(name, pool, served_model=name, adapter=name, window_tokens=_window(config, backends)),
+            route=Route(
+                name, pool, served_model=name, adapter=name, window_tokens=_window(config, backends)
+            ),
             parent=pool,
             endpoints=_endpoints(config, backends),
         )

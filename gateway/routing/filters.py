@@ -8,9 +8,13 @@ from gateway.core.types import Call, Demand, Exclusion, Phase, Route
 from gateway.pools.table import Backend
 
 
-def exclusion(backend: Backend, route: Route, call: Call, demand: Demand, now: float) -> Exclusion | None:
+def exclusion(
+    backend: Backend, route: Route, call: Call, demand: Demand, now: float
+) -> Exclusion | None:
     """Return why `backend` cannot take the request, None when it can (its phase aside: `eligible`)."""
-    if route.served_model not in backend.models and (route.adapter is not None or not backend.base_model):
+    if route.served_model not in backend.models and (
+        route.adapter is not None or not backend.base_model
+    ):
         return Exclusion.MODEL_MISSING
     if backend.endpoints is not None and call.endpoint not in backend.endpoints:
         return Exclusion.ENDPOINT_MISSING
@@ -23,7 +27,12 @@ def exclusion(backend: Backend, route: Route, call: Call, demand: Demand, now: f
 
 
 def eligible(
-    backends: Sequence[Backend], route: Route, call: Call, demand: Demand, tried: Collection[str], now: float
+    backends: Sequence[Backend],
+    route: Route,
+    call: Call,
+    demand: Demand,
+    tried: Collection[str],
+    now: float,
 ) -> list[Backend]:
     """Return the backends that may take the request: READY ones, else DEGRADED ones."""
     ready: list[Backend] = []
@@ -38,7 +47,12 @@ def eligible(
 
 
 def reasons(
-    backends: Iterable[Backend], route: Route, call: Call, demand: Demand, tried: Collection[str], now: float
+    backends: Iterable[Backend],
+    route: Route,
+    call: Call,
+    demand: Demand,
+    tried: Collection[str],
+    now: float,
 ) -> dict[str, Exclusion]:
     """Return, for a request that found no backend, why each was not eligible."""
     found: dict[str, Exclusion] = {}

@@ -9,7 +9,9 @@ from gateway.pools.table import Backend
 from gateway.routing.scorers import DEFAULT_SCORERS, Scorer
 
 
-def score(backend: Backend, now: float, scorers: Sequence[tuple[Scorer, float]] = DEFAULT_SCORERS) -> float:
+def score(
+    backend: Backend, now: float, scorers: Sequence[tuple[Scorer, float]] = DEFAULT_SCORERS
+) -> float:
     """Return the weighted sum of all scorers for one backend."""
     return sum(weight * scorer(backend, now) for scorer, weight in scorers)
 
@@ -25,4 +27,6 @@ def pick(
         return backends[0]
     scores = [score(backend, now, scorers) for backend in backends]
     best = max(scores)
-    return rng.choice([backend for backend, value in zip(backends, scores, strict=True) if value == best])
+    return rng.choice(
+        [backend for backend, value in zip(backends, scores, strict=True) if value == best]
+    )

@@ -28,4 +28,7 @@ def free_kv_cache(backend: Backend, now: float) -> float:
 
 
 # Load decides; the KV cache only parts backends whose load is about equal.
-DEFAULT_SCORERS: Final[tuple[tuple[Scorer, float], ...]] = ((fewest_requests, 1.0), (free_kv_cache, 0.1))
+DEFAULT_SCORERS: Final[tuple[tuple[Scorer, float], ...]] = (
+    (fewest_requests, 1.0),
+    (free_kv_cache, 0.1),
+)

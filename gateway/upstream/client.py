@@ -131,11 +131,14 @@ class BackendConnections:
             backend = self.backend
             key = backend.api_key
             authorization = b"" if key is None else b"authorization: Bearer %b\r\n" % key.encode()
-            head = b"POST %b HTTP/1.1\r\nhost: %b\r\n%bcontent-type: %b\r\naccept: */*\r\ncontent-length: " % (
-                path,
-                backend.host_header,
-                authorization,
-                content_type,
+            head = (
+                b"POST %b HTTP/1.1\r\nhost: %b\r\n%bcontent-type: %b\r\naccept: */*\r\ncontent-length: "
+                % (
+                    path,
+                    backend.host_header,
+                    authorization,
+                    content_type,
+                )
             )
             if content_type == b"application/json":
                 self._heads[path, content_type] = head
@@ -184,4 +187,6 @@ class Client:
     def open_connections(self) -> tuple[int, int]:
         """(busy, idle), for the metrics and the leak tests."""
         all_connections = self._backends.values()
-        return sum(len(each.busy) for each in all_connections), sum(each.idle for each in all_connections)
+        return sum(len(each.busy) for each in all_connections), sum(
+            each.idle for each in all_connections
+        )

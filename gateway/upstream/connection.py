@@ -82,7 +82,9 @@ class Reply:
 class Connection(asyncio.Protocol):
     """See the module. `on_free` is called when the connection may carry the next request."""
 
-    def __init__(self, on_free: Callable[[Connection], None], on_closed: Callable[[Connection], None]) -> None:
+    def __init__(
+        self, on_free: Callable[[Connection], None], on_closed: Callable[[Connection], None]
+    ) -> None:
         self._on_free = on_free
         self._on_closed = on_closed
         self.state = State.IDLE
@@ -111,7 +113,11 @@ class Connection(asyncio.Protocol):
     @property
     def usable(self) -> bool:
         """Whether a request may be sent now."""
-        return self.state is State.IDLE and self._transport is not None and not self._transport.is_closing()
+        return (
+            self.state is State.IDLE
+            and self._transport is not None
+            and not self._transport.is_closing()
+        )
 
     async def request(self, head: bytes, body: bytes, deadline: float) -> Reply:
         """Send one request and wait for the head of its reply (or all of it, see `Reply.body`).
@@ -198,7 +204,11 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell whoever waits; a reply whose end is the end of the connection is complete now."""
-        if self._ends_with_connection() and exc is None and self.state in (State.COLLECT, State.STREAM):
+        if (
+            self._ends_with_connection()
+            and exc is None
+            and self.state in (State.COLLECT, State.STREAM)
+        ):
             self._complete = True
             if self.state is State.COLLECT:
                 self._finish_collected()
@@ -252,7 +262,9 @@ class Connection(asyncio.Protocol):
                 raise httptools.HttpParserError("too many interim replies")
             return
         assert self._parser is not None  # noqa: S101 - the parser is calling us
-        self._keep_alive = self._parser.should_keep_alive()  # only true answers inside this callback
+        self._keep_alive = (
+            self._parser.should_keep_alive()
+        )  # only true answers inside this callback
         self._complete = True
 
     # --- inside -----------------------------------------------------------------------------------
@@ -305,7 +317,11 @@ class Connection(asyncio.Protocol):
 
     def _ends_with_connection(self) -> bool:
         headers = self._headers
-        return bool(self._status) and b"content-length" not in headers and b"transfer-encoding" not in headers
+        return (
+            bool(self._status)
+            and b"content-length" not in headers
+            and b"transfer-encoding" not in headers
+        )
 
     def _fail(self, error: UpstreamError) -> None:
         waiter, self._waiter = self._waiter, None

@@ -15,11 +15,22 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from gateway.core.errors import BackendBroke, BackendTimeout, ClientStalled, GatewayError, StreamBroke, UpstreamError
+from gateway.core.errors import (
+    BackendBroke,
+    BackendTimeout,
+    ClientStalled,
+    GatewayError,
+    Overloaded,
+    RequestError,
+    StreamBroke,
+    UpstreamError,
+)
 from gateway.core.types import Usage
 from gateway.upstream.connection import Reply
+from gateway.wire.replies import Fault
 from gateway.wire.sse import HEARTBEAT, json_usage
 
+_RETRY_AFTER_S: Final = 2.0  # after the engine's own refusal, which gives no time of its own
 TICK_S: Final = 0.5  # how often on_tick comes; all times below are good to about that
 
 
@@ -47,6 +58,7 @@ class Watch(Protocol):
 
     complete: bool
     failed: str | None
+    fault: Fault | None
     events: int
 
     @property
@@ -71,6 +83,7 @@ class PlainWatch:
     def __init__(self) -> None:
         self.complete = False
         self.failed: str | None = None
+        self.fault: Fault | None = None
         self.events = 0
         self._tail = b""
 
@@ -114,7 +127,9 @@ class Relay:
         "_sent_at", "_started_at", "watch",
     )  # fmt: skip
 
-    def __init__(self, reply: Reply, watch: Watch, client: ClientSide, patience: Patience, now: float) -> None:
+    def __init__(
+        self, reply: Reply, watch: Watch, client: ClientSide, patience: Patience, now: float
+    ) -> None:
         self.watch = watch
         self._reply = reply
         self._client = client
@@ -151,7 +166,7 @@ class Relay:
             client = self._client
             if not client.started:
                 if self.watch.failed:
-                    self._stop(BackendBroke("the backend reported an error"))
+                    self._stop(_as_error(self.watch.fault))
                     return
                 client.begin(self._reply)
             client.write(out)
@@ -161,7 +176,10 @@ class Relay:
     def on_end(self) -> None:
         """Finish in the client's protocol; a stream that lacks its ending is a failure."""
         rest = self.watch.close()
-        self._finish(rest, None if self.watch.complete else StreamBroke("the stream ended before it was complete"))
+        self._finish(
+            rest,
+            None if self.watch.complete else StreamBroke("the stream ended before it was complete"),
+        )
 
     def on_lost(self, error: UpstreamError) -> None:
         """Tell the client in its own protocol that the backend broke off."""
@@ -172,7 +190,9 @@ class Relay:
         patience = self._patience
         if self._blocked_since is not None:
             if now - self._blocked_since >= patience.client_write_s:
-                self._stop(ClientStalled(f"the client did not read for {patience.client_write_s:.0f} s"))
+                self._stop(
+                    ClientStalled(f"the client did not read for {patience.client_write_s:.0f} s")
+                )
             return
         events = self.watch.events
         if events != self._events:
@@ -221,19 +241,21 @@ class Relay:
         if not self._client.started:
             self._stop(error)
             return
+        if not isinstance(error, BackendTimeout):
+            error = StreamBroke(error.message)
         ending = self.watch.broken(error.message)
         self._finish(ending, None if self.watch.complete else error)
 
     def _finish(self, rest: bytes, error: GatewayError | None) -> None:
         client = self._client
         if error is not None and not client.started:
-            self._stop(BackendBroke(error.message))
+            self._stop(_as_error(self.watch.fault))
             return
         if not client.started:
             client.begin(self._reply)
         if rest:
             client.write(rest)
-        if error is None or rest:
+        if error is None or self.watch.failed:  # the watch has written the ending that says so
             client.end()
         else:
             client.cut()
@@ -249,3 +271,14 @@ class Relay:
         if isinstance(error, ClientStalled) and cut:
             self._client.cut()
         self._done.set_result(None)
+
+
+def _as_error(fault: Fault | None) -> GatewayError:
+    """Return the error whose status a client gets for a stream that failed before its first byte."""
+    if fault is None:
+        return BackendBroke("the backend ended the stream before it began")
+    if fault.status == 503:
+        return Overloaded(fault.message, retry_after_s=_RETRY_AFTER_S)
+    if fault.status < 500:
+        return RequestError(fault.message, code=fault.code, param=fault.param)
+    return BackendBroke(fault.message)

@@ -49,11 +49,11 @@ class StreamWatch:
     """One stream. Its output and verdict depend on the bytes only, not on how they were cut.
 
     `complete`: it was a success. `failed`: why it was not, `error_frame`, `abort` or `truncated`.
-    `error_status`: the HTTP status that the backend's own error frame stands for.
+    `fault`: what the client was told of it, for a reply that can still have a status of its own.
     """
 
     __slots__ = (
-        *("complete", "error_status", "events", "failed", "usage"),
+        *("complete", "fault", "events", "failed", "usage"),
         *("_aborted", "_choices", "_dialect", "_ended", "_finished", "_hide_usage", "_openai"),
         *("_carry", "_lines", "_long", "_mark", "_recent", "_request_id", "_sequence"),
     )
@@ -63,7 +63,7 @@ class StreamWatch:
     ) -> None:
         self.complete = False
         self.failed: str | None = None
-        self.error_status: int | None = None
+        self.fault: Fault | None = None
         self.usage: Usage | None = None
         self.events = 0
         self._dialect = dialect
@@ -305,11 +305,12 @@ class StreamWatch:
         if self.failed is not None:
             return b""
         fault = upstream_fault(200, payload, self._dialect)
-        self.failed, self.complete, self.error_status = "error_frame", False, fault.status
+        self.failed, self.complete = "error_frame", False
         return self._tell(fault)
 
     def _tell(self, fault: Fault) -> bytes:
         """Write an error frame. Errors in mid-stream have no header to carry the request's id."""
+        self.fault = fault
         message = f"{fault.message} (request id: {self._request_id})"
         if self._openai:
             told = Fault(fault.status, fault.type, fault.code, message, fault.param)

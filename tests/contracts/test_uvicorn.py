@@ -13,7 +13,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 
 def make_protocol(app=None) -> HttpToolsProtocol:
-    config = uvicorn.Config(app or (lambda scope: None), http="httptools", ws="none", lifespan="off")
+    config = uvicorn.Config(
+        app or (lambda scope: None), http="httptools", ws="none", lifespan="off"
+    )
     server = uvicorn.Server(config)
     return HttpToolsProtocol(config=config, server_state=server.server_state, app_state={})
 
@@ -23,7 +25,7 @@ def make_protocol(app=None) -> HttpToolsProtocol:
     [
         "connection_made", "connection_lost", "data_received", "pause_writing", "resume_writing", "on_header",
         "on_headers_complete", "on_body", "on_message_complete", "on_response_complete", "send_400_response",
-        "_start_asgi_task", "_unsupported_upgrade_warning",
+        "_start_asgi_task", "on_message_begin", "_unset_keepalive_if_required",
     ],
 )  # fmt: skip
 def test_the_protocol_still_has_what_we_override(name):
@@ -49,7 +51,9 @@ def test_pipelined_requests_wait_in_the_pipeline_as_pairs_of_cycle_and_app():
 
 def test_the_date_is_the_first_default_header():
     async def main():
-        config = uvicorn.Config(lambda scope: None, server_header=False, lifespan="off", loop="none")
+        config = uvicorn.Config(
+            lambda scope: None, server_header=False, lifespan="off", loop="none"
+        )
         server = uvicorn.Server(config)
         config.load()
         server.lifespan = config.lifespan_class(config)
@@ -74,7 +78,11 @@ def test_without_us_there_is_no_cap_on_a_request_head():
             headers.append((name, value))
 
     parser = httptools.HttpRequestParser(Collect())
-    parser.feed_data(b"GET / HTTP/1.1\r\n" + b"".join(b"x-%d: %b\r\n" % (i, b"v" * 1000) for i in range(1000)) + b"\r\n")
+    parser.feed_data(
+        b"GET / HTTP/1.1\r\n"
+        + b"".join(b"x-%d: %b\r\n" % (i, b"v" * 1000) for i in range(1000))
+        + b"\r\n"
+    )
     assert len(headers) == 1000
     assert "max_header" not in inspect.getsource(HttpToolsProtocol)
 
@@ -108,7 +116,9 @@ def test_a_client_that_leaves_is_invisible_to_an_app_that_does_not_listen():
                 sends_after_leaving += 1
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-        config = uvicorn.Config(app, http="httptools", ws="none", lifespan="off", loop="none", log_config=None, port=0)
+        config = uvicorn.Config(
+            app, http="httptools", ws="none", lifespan="off", loop="none", log_config=None, port=0
+        )
         server = uvicorn.Server(config)
         config.load()
         server.lifespan = config.lifespan_class(config)

@@ -75,14 +75,14 @@ def test_done_follows_an_error_frame():
     ):
         assert captured(name).endswith(b"data: [DONE]\n\n")
         watch, out = watched(name, dialect)
-        assert (watch.complete, watch.failed, watch.error_status) == (False, "error_frame", status)
+        assert (watch.complete, watch.failed, watch.fault.status) == (False, "error_frame", status)
         assert out.count(b'data: {"error"') == 1
         assert out.endswith(b"data: [DONE]\n\n")
 
 
 def test_admission_control_refuses_a_stream_inside_a_200():
     watch, _ = watched("completions_busy.sse", Dialect.COMPLETIONS)
-    assert (watch.events, watch.error_status) == (0, 503)
+    assert (watch.events, watch.fault.status) == (0, 503)
 
 
 def test_a_message_stream_whose_engine_died_ends_with_an_error_and_no_stop():

@@ -19,7 +19,9 @@ from dataclasses import dataclass
 
 import pytest
 
-CACHE = pathlib.Path(os.environ.get("VLLM_GATEWAY_TEST_CACHE", pathlib.Path.home() / ".cache/vllm-gateway-tests"))
+CACHE = pathlib.Path(
+    os.environ.get("VLLM_GATEWAY_TEST_CACHE", pathlib.Path.home() / ".cache/vllm-gateway-tests")
+)
 GATEWAY = str(pathlib.Path(sys.executable).parent / "vllm-gateway")
 
 
@@ -55,7 +57,9 @@ def wait_until(condition, seconds: float, what: str) -> None:
 
 
 @contextlib.contextmanager
-def running(command: Sequence[str], *, log: pathlib.Path, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen]:
+def running(
+    command: Sequence[str], *, log: pathlib.Path, env: dict[str, str] | None = None
+) -> Iterator[subprocess.Popen]:
     """Run a program in a process group of its own; end the group at the end."""
     with log.open("wb") as out:
         child = subprocess.Popen(
@@ -82,7 +86,12 @@ def vllm(folder: pathlib.Path, port: int, *flags: str) -> Iterator[subprocess.Po
         "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "2048", "--enforce-eager", "--dtype", "bfloat16",
         *flags,
     ]  # fmt: skip
-    env = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    env = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+    }
     log = folder / f"vllm-{port}.log"
     with running(command, log=log, env=env) as child:
         deadline = time.monotonic() + 240
@@ -104,7 +113,9 @@ class Gateway:
     log: pathlib.Path
     config: pathlib.Path
 
-    def post(self, path: str, body: dict[str, object], timeout: float = 60.0) -> tuple[int, dict[str, object]]:
+    def post(
+        self, path: str, body: dict[str, object], timeout: float = 60.0
+    ) -> tuple[int, dict[str, object]]:
         request = urllib.request.Request(
             self.url + path,
             json.dumps(body).encode(),
@@ -130,7 +141,9 @@ def gateway(folder: pathlib.Path, pools: str, extra: str = "") -> Iterator[Gatew
         f"keys: {{file: keys.yaml}}\n{extra}\n{pools}\n"
     )
     made = subprocess.run(
-        [GATEWAY, "keys", "create", "e2e", "-c", str(config), "-o", "json"], check=True, capture_output=True
+        [GATEWAY, "keys", "create", "e2e", "-c", str(config), "-o", "json"],
+        check=True,
+        capture_output=True,
     )
     log = folder / "gateway.log"
     with running([GATEWAY, "serve", "-c", str(config)], log=log) as child:
@@ -140,4 +153,6 @@ def gateway(folder: pathlib.Path, pools: str, extra: str = "") -> Iterator[Gatew
             assert child.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.05)
-        yield Gateway(url, f"http://127.0.0.1:{admin}", json.loads(made.stdout)["key"], child.pid, log, config)
+        yield Gateway(
+            url, f"http://127.0.0.1:{admin}", json.loads(made.stdout)["key"], child.pid, log, config
+        )

@@ -19,7 +19,19 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("nginx")
     sim_port, port = free_port(), free_port()
     with (
-        running([GATEWAY, "sim", "--port", str(sim_port), "--model", "m", "--max-model-len", "100000000"], log=folder / "sim.log"),
+        running(
+            [
+                GATEWAY,
+                "sim",
+                "--port",
+                str(sim_port),
+                "--model",
+                "m",
+                "--max-model-len",
+                "100000000",
+            ],
+            log=folder / "sim.log",
+        ),
         gateway(folder, f"pools: {{m: {{backends: [http://127.0.0.1:{sim_port}]}}}}") as behind,
     ):
         shipped = SHIPPED.read_text()
@@ -28,13 +40,20 @@ def site(tmp_path_factory):
         site_conf = shipped.replace("server 127.0.0.1:8080;", f"server {behind.url[7:]};")
         site_conf = site_conf.replace("listen 8000;", f"listen 127.0.0.1:{port};")
         (folder / "site.conf").write_text(site_conf)
-        temp = "".join(f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+        temp = "".join(
+            f"{kind}_temp_path {folder}/{kind};"
+            for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        )
         (folder / "nginx.conf").write_text(
             f"daemon off; pid {folder}/nginx.pid; error_log {folder}/error.log warn; worker_processes 1;\n"
             f"events {{ worker_connections 512; }}\nhttp {{ access_log off; {temp} include {folder}/site.conf; }}\n"
         )
-        with running([nginx, "-p", str(folder), "-c", str(folder / "nginx.conf")], log=folder / "nginx.out"):
-            wait_until(lambda: get(f"http://127.0.0.1:{port}/readyz")[0] == 200, 15, "nginx answers")
+        with running(
+            [nginx, "-p", str(folder), "-c", str(folder / "nginx.conf")], log=folder / "nginx.out"
+        ):
+            wait_until(
+                lambda: get(f"http://127.0.0.1:{port}/readyz")[0] == 200, 15, "nginx answers"
+            )
             yield port, behind
 
 
@@ -64,7 +83,16 @@ def test_a_body_of_60_mib_passes(site):
     port, behind = site
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     filler = "x" * (60 * 1024 * 1024)
-    reply = post(connection, behind, {"model": "m", "max_tokens": 1, "user": filler, "messages": [{"role": "user", "content": "hi"}]})
+    reply = post(
+        connection,
+        behind,
+        {
+            "model": "m",
+            "max_tokens": 1,
+            "user": filler,
+            "messages": [{"role": "user", "content": "hi"}],
+        },
+    )
     assert reply.status == 200, reply.read()[:500]
 
 
@@ -87,7 +115,11 @@ def test_a_client_that_leaves_nginx_leaves_the_gateway_too(site):
     reply.readline()
     reply.close()
     connection.close()
-    wait_until(lambda: 'gateway_inflight_requests{backend="b1",pool="m"} 0.0' in behind.metrics(), 2, "the request ends")
+    wait_until(
+        lambda: 'gateway_inflight_requests{backend="b1",pool="m"} 0.0' in behind.metrics(),
+        2,
+        "the request ends",
+    )
 
 
 def test_keep_alive_costs_not_one_502_in_5000_posts(site):

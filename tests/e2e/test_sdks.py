@@ -24,7 +24,12 @@ def site(tmp_path_factory):
 
 def drive(command, site, **kwargs):
     done = subprocess.run(
-        [*command, site.url, site.key, "m"], capture_output=True, text=True, timeout=120, check=False, **kwargs
+        [*command, site.url, site.key, "m"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **kwargs,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -20,15 +20,27 @@ def site(tmp_path_factory):
     lora = need(CACHE / "models/lora-a", "the LoRA adapter")
     first, second = free_port(), free_port()
     with (
-        vllm(folder, first, "--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"lora-a={lora}"),
+        vllm(
+            folder,
+            first,
+            "--enable-lora",
+            "--max-lora-rank",
+            "8",
+            "--lora-modules",
+            f"lora-a={lora}",
+        ),
         vllm(folder, second),
         gateway(
             folder,
             f"pools:\n  tiny:\n    aliases: [gpt-4o]\n    backends: [http://127.0.0.1:{first}, http://127.0.0.1:{second}]",
         ) as running,
     ):
-        wait_until(lambda: b'"lora-a"' in models(running) , 30, "the adapter is known")
-        wait_until(lambda: get(running.url + "/readyz?verbose")[1].count(b"2 of 2") == 1, 60, "both backends serve")
+        wait_until(lambda: b'"lora-a"' in models(running), 30, "the adapter is known")
+        wait_until(
+            lambda: get(running.url + "/readyz?verbose")[1].count(b"2 of 2") == 1,
+            60,
+            "both backends serve",
+        )
         yield running, (first, second)
 
 
@@ -39,7 +51,12 @@ def models(running):
 
 
 def chat(running, text="the gateway", **more):
-    body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "temperature": 0, **more}
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": text}],
+        "temperature": 0,
+        **more,
+    }
     return running.post("/v1/chat/completions", body)
 
 
@@ -53,7 +70,10 @@ def stream(running, path="/v1/chat/completions", **body):
 
 def vllm_metric(port, name):
     text = get(f"http://127.0.0.1:{port}/metrics")[1].decode()
-    return sum(float(value) for value in re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? ([0-9.e+]+)$", text, re.M))
+    return sum(
+        float(value)
+        for value in re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? ([0-9.e+]+)$", text, re.M)
+    )
 
 
 def test_chat_is_answered_with_true_usage(site):
@@ -71,7 +91,9 @@ def test_a_stream_is_complete_and_hides_the_usage_it_did_not_ask_for(site):
     assert reply.status == 200
     assert data[-1] == "[DONE]"
     assert not any(json.loads(each)["choices"] == [] for each in data[:-1])
-    _, data = stream(running, messages=messages, max_tokens=8, stream_options={"include_usage": True})
+    _, data = stream(
+        running, messages=messages, max_tokens=8, stream_options={"include_usage": True}
+    )
     assert json.loads(data[-2])["usage"]["completion_tokens"] == 8
 
 
@@ -79,8 +101,13 @@ def test_streaming_and_not_streaming_say_the_same(site):
     running, _ = site
     messages = [{"role": "user", "content": "the same question"}]
     _, data = stream(running, messages=messages, max_tokens=20, temperature=0)
-    streamed = "".join(json.loads(each)["choices"][0]["delta"].get("content") or "" for each in data[:-1])
-    _, body = running.post("/v1/chat/completions", {"model": "tiny", "messages": messages, "max_tokens": 20, "temperature": 0})
+    streamed = "".join(
+        json.loads(each)["choices"][0]["delta"].get("content") or "" for each in data[:-1]
+    )
+    _, body = running.post(
+        "/v1/chat/completions",
+        {"model": "tiny", "messages": messages, "max_tokens": 20, "temperature": 0},
+    )
     assert streamed == body["choices"][0]["message"]["content"]
 
 
@@ -126,7 +153,11 @@ def test_each_generate_endpoint_answers(site, path, body):
     [
         ("/v1/completions", {"prompt": "hello", "max_tokens": 4}, "[DONE]"),
         ("/v1/responses", {"input": "hello", "max_output_tokens": 4}, '"type":"response.'),
-        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}, "message_stop"),
+        (
+            "/v1/messages",
+            {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4},
+            "message_stop",
+        ),
     ],
 )
 def test_each_stream_ends_as_its_protocol_says(site, path, body, ending):
@@ -149,7 +180,9 @@ def test_a_prompt_that_is_too_long_is_refused_here_with_the_true_number(site):
     text = "the gateway routes " * 900
     status, body = chat(running, text, max_tokens=10)
     assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
-    count = running.post("/tokenize", {"model": "tiny", "messages": [{"role": "user", "content": text}]})[1]["count"]
+    count = running.post(
+        "/tokenize", {"model": "tiny", "messages": [{"role": "user", "content": text}]}
+    )[1]["count"]
     assert str(count) in body["error"]["message"]
     assert [vllm_metric(port, "vllm:request_success_total") for port in ports] == before
 
@@ -173,19 +206,31 @@ def test_a_client_that_leaves_stops_the_engine(site, streams):
                        {"content-type": "application/json", "authorization": f"Bearer {running.key}"})  # fmt: skip
     if streams:
         connection.getresponse().read(200)
-    wait_until(lambda: sum(vllm_metric(p, "vllm:num_requests_running") for p in ports) >= 1, 5, "the engine runs")
+    wait_until(
+        lambda: sum(vllm_metric(p, "vllm:num_requests_running") for p in ports) >= 1,
+        5,
+        "the engine runs",
+    )
     generated = sum(vllm_metric(port, "vllm:generation_tokens_total") for port in ports)
     connection.sock.close()
     connection.close()
-    wait_until(lambda: sum(vllm_metric(p, "vllm:num_requests_running") for p in ports) == 0, 3, "the engine stops")
-    assert sum(vllm_metric(port, "vllm:generation_tokens_total") for port in ports) - generated < 1500
+    wait_until(
+        lambda: sum(vllm_metric(p, "vllm:num_requests_running") for p in ports) == 0,
+        3,
+        "the engine stops",
+    )
+    assert (
+        sum(vllm_metric(port, "vllm:generation_tokens_total") for port in ports) - generated < 1500
+    )
 
 
 def test_many_at_once_all_end_well_and_are_counted(site):
     running, ports = site
     before = sum(vllm_metric(port, "vllm:request_success_total") for port in ports)
     with concurrent.futures.ThreadPoolExecutor(32) as pool:
-        results = list(pool.map(lambda n: chat(running, f"question {n}", max_tokens=16)[0], range(96)))
+        results = list(
+            pool.map(lambda n: chat(running, f"question {n}", max_tokens=16)[0], range(96))
+        )
     assert set(results) == {200}
     time.sleep(1)
     assert sum(vllm_metric(port, "vllm:request_success_total") for port in ports) - before == 96

@@ -99,7 +99,14 @@ def _run(dialect: Dialect, pieces: list[bytes], choices: int, hide: bool, cut: b
     watch = StreamWatch(dialect, choices=choices, hide_usage=hide, request_id="r")
     out = b"".join([watch.feed(piece) for piece in pieces])
     out += watch.broken("cut") if cut else watch.close()
-    return out, watch.complete, watch.failed, watch.error_status, watch.events, watch.usage
+    return (
+        out,
+        watch.complete,
+        watch.failed,
+        watch.fault and watch.fault.status,
+        watch.events,
+        watch.usage,
+    )
 
 
 def _cut(whole: bytes, places: list[int]) -> list[bytes]:

@@ -43,7 +43,9 @@ class World:
     def admin_url(self) -> str:
         return f"http://127.0.0.1:{self.process.admin_port}"
 
-    async def chat(self, text: str = "hello", *, model: str = "m", headers=None, **more) -> httpx2.Response:
+    async def chat(
+        self, text: str = "hello", *, model: str = "m", headers=None, **more
+    ) -> httpx2.Response:
         body = {"model": model, "messages": [{"role": "user", "content": text}], **more}
         return await self.http.post("/v1/chat/completions", json=body, headers=headers)
 
@@ -59,7 +61,11 @@ class World:
         )  # fmt: skip
 
     def in_flight(self) -> int:
-        return sum(each.in_flight for pool in self.process.config.pools for each in self.process.table.backends(pool))
+        return sum(
+            each.in_flight
+            for pool in self.process.config.pools
+            for each in self.process.table.backends(pool)
+        )
 
     async def metrics(self) -> str:
         async with httpx2.AsyncClient(trust_env=False) as http:
@@ -79,7 +85,11 @@ def pools_yaml(sims: Sequence[SimServer], **settings: object) -> str:
 
 @contextlib.asynccontextmanager
 async def gateway(
-    *sims: SimConfig, pools: str | None = None, extra: str = "", wait: bool = True, pool: dict[str, object] | None = None
+    *sims: SimConfig,
+    pools: str | None = None,
+    extra: str = "",
+    wait: bool = True,
+    pool: dict[str, object] | None = None,
 ) -> AsyncIterator[World]:
     """Run simulated backends and a gateway; `pools` is YAML with {0}, {1}, ... for the backends' ports."""
     async with contextlib.AsyncExitStack() as stack:

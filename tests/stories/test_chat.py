@@ -37,7 +37,11 @@ async def test_a_stream_comes_frame_by_frame_and_ends_well():
 async def test_the_usage_chunk_is_hidden_unless_asked_for_and_counted_either_way():
     async with gateway(FAST) as world:
         plain = frames((await world.chat(stream=True, max_tokens=3)).text)
-        asked = frames((await world.chat(stream=True, max_tokens=3, stream_options={"include_usage": True})).text)
+        asked = frames(
+            (
+                await world.chat(stream=True, max_tokens=3, stream_options={"include_usage": True})
+            ).text
+        )
         assert not any('"choices":[]' in each for each in plain)
         assert json.loads(asked[-2])["usage"]["completion_tokens"] == 3
         await world.settled()
@@ -50,7 +54,9 @@ async def test_the_body_reaches_the_backend_byte_for_byte():
     async with gateway(FAST) as world:
         body = b'{ "model" : "m",  "messages":[{"role":"user","content":"h\\u00e9"}] ,"max_tokens":2, "x_unknown":{"b":[1,2.50]}}'
         reply = await world.http.post(
-            "/v1/chat/completions", content=body, headers={"content-type": "application/json", "cookie": "a=b"}
+            "/v1/chat/completions",
+            content=body,
+            headers={"content-type": "application/json", "cookie": "a=b"},
         )
         assert reply.status_code == 200
         seen = [each for each in world.sims[0].requests if each.path == "/v1/chat/completions"][-1]
@@ -64,20 +70,28 @@ async def test_the_clients_own_request_id_comes_back():
     async with gateway(FAST) as world:
         reply = await world.chat(max_tokens=1, headers={"x-request-id": "mine-1"})
         assert reply.headers["x-request-id"] == "mine-1"
-        reply = await world.chat(max_tokens=1, headers={"x-request-id": "not ok\u00e9".encode("latin-1")})
+        reply = await world.chat(
+            max_tokens=1, headers={"x-request-id": "not ok\u00e9".encode("latin-1")}
+        )
         assert reply.headers["x-request-id"].startswith("req_")
 
 
 @story
 async def test_pipelined_requests_are_answered_in_order():
     async with gateway(FAST) as world:
-        body = json.dumps({"model": "m", "max_tokens": 2, "messages": [{"role": "user", "content": "x"}]}).encode()
+        body = json.dumps(
+            {"model": "m", "max_tokens": 2, "messages": [{"role": "user", "content": "x"}]}
+        ).encode()
         request = (
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\nx-request-id: r%d\r\n"
             b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
         )
         reader, writer = await asyncio.open_connection("127.0.0.1", world.process.public_port)
-        writer.write(b"".join(request % (world.key.encode(), number, len(body), body) for number in range(20)))
+        writer.write(
+            b"".join(
+                request % (world.key.encode(), number, len(body), body) for number in range(20)
+            )
+        )
         for number in range(20):
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 200")
@@ -91,7 +105,14 @@ async def test_pipelined_requests_are_answered_in_order():
 @story
 async def test_an_http_1_0_client_gets_a_stream_that_ends_with_the_connection():
     async with gateway(FAST) as world:
-        body = json.dumps({"model": "m", "max_tokens": 2, "stream": True, "messages": [{"role": "user", "content": "x"}]})
+        body = json.dumps(
+            {
+                "model": "m",
+                "max_tokens": 2,
+                "stream": True,
+                "messages": [{"role": "user", "content": "x"}],
+            }
+        )
         reader, writer = await asyncio.open_connection("127.0.0.1", world.process.public_port)
         writer.write(
             f"POST /v1/chat/completions HTTP/1.0\r\nauthorization: Bearer {world.key}\r\n"
@@ -106,11 +127,14 @@ async def test_an_http_1_0_client_gets_a_stream_that_ends_with_the_connection():
 @story
 async def test_expect_100_continue_is_answered_after_the_key_and_before_the_body():
     async with gateway(FAST) as world:
-        body = json.dumps({"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}).encode()
+        body = json.dumps(
+            {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
+        ).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", world.process.public_port)
         writer.write(
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\nexpect: 100-continue\r\n"
-            b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % (world.key.encode(), len(body))
+            b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
+            % (world.key.encode(), len(body))
         )
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         writer.write(body)

@@ -83,13 +83,19 @@ def exchange(*replies, after=None):
         async with Backend(*replies) as backend:
             connection, free = await backend.connect()
             reply = await connection.request(HEAD, b"{}", later())
-            return (await after(backend, connection, free, reply)) if after else (reply, connection, free)
+            return (
+                (await after(backend, connection, free, reply))
+                if after
+                else (reply, connection, free)
+            )
 
     return run(main())
 
 
 def test_a_whole_json_reply_comes_with_its_body_and_frees_the_connection():
-    reply, connection, free = exchange(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
+    reply, connection, free = exchange(
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+    )
     assert (reply.status, reply.body, reply.content_type) == (200, b"{}", b"application/json")
     assert free == [connection]
 
@@ -208,7 +214,9 @@ def test_the_deadline_for_the_head_is_kept_by_ticks():
         async with Backend(b"") as backend:
             connection, _ = await backend.connect()
             now = asyncio.get_running_loop().time()
-            waiting = asyncio.get_running_loop().create_task(connection.request(HEAD, b"{}", now + 10))
+            waiting = asyncio.get_running_loop().create_task(
+                connection.request(HEAD, b"{}", now + 10)
+            )
             await asyncio.sleep(0)
             connection.tick(now + 9)
             assert not waiting.done()
@@ -223,7 +231,9 @@ def test_cancelling_a_request_closes_the_connection_so_that_the_backend_stops():
     async def main():
         async with Backend(b"") as backend:
             connection, free = await backend.connect()
-            waiting = asyncio.get_running_loop().create_task(connection.request(HEAD, b"{}", later()))
+            waiting = asyncio.get_running_loop().create_task(
+                connection.request(HEAD, b"{}", later())
+            )
             await asyncio.sleep(0.02)
             waiting.cancel()
             await asyncio.wait([waiting])
@@ -236,7 +246,9 @@ def test_cancelling_a_request_closes_the_connection_so_that_the_backend_stops():
 
 
 def test_connection_close_is_obeyed():
-    reply, connection, free = exchange(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok")
+    reply, connection, free = exchange(
+        b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok"
+    )
     assert reply.body == b"ok"
     assert free == []
     assert not connection.usable
@@ -244,9 +256,13 @@ def test_connection_close_is_obeyed():
 
 def test_a_reply_ended_by_the_connection_is_whole():
     async def main():
-        async with Backend(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n{}", None) as backend:
+        async with Backend(
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n{}", None
+        ) as backend:
             connection, free = await backend.connect()
-            waiting = asyncio.get_running_loop().create_task(connection.request(HEAD, b"{}", later()))
+            waiting = asyncio.get_running_loop().create_task(
+                connection.request(HEAD, b"{}", later())
+            )
             await asyncio.sleep(0.05)
             for task in asyncio.all_tasks() - {asyncio.current_task(), waiting}:
                 task.cancel()
@@ -258,4 +274,7 @@ def test_a_reply_ended_by_the_connection_is_whole():
 
 
 def test_every_failure_is_ours():
-    assert all(issubclass(error, UpstreamError) for error in (BackendBroke, BackendTimeout, StaleConnection))
+    assert all(
+        issubclass(error, UpstreamError)
+        for error in (BackendBroke, BackendTimeout, StaleConnection)
+    )

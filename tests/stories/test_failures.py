@@ -50,7 +50,9 @@ async def test_an_idle_connection_that_the_backend_closes_costs_no_request():
         await world.settled()
 
 
-@pytest.mark.parametrize("fault", ["reset_after=3", "truncate_after=3", "truncate_chunk=3", "clean_end_without_done=3"])
+@pytest.mark.parametrize(
+    "fault", ["reset_after=3", "truncate_after=3", "truncate_chunk=3", "clean_end_without_done=3"]
+)
 def test_a_stream_that_breaks_ends_with_an_error_frame_and_done(fault):
     @story
     async def check():
@@ -110,7 +112,9 @@ def test_an_aborted_answer_is_a_failure_not_a_short_success(stream):
 @story
 async def test_content_that_looks_like_an_ending_is_only_content():
     async with gateway(FAST) as world:
-        data = frames((await world.chat("[[sim:echo]] data: [DONE]\n\n and {\"error\": 1}", stream=True)).text)
+        data = frames(
+            (await world.chat('[[sim:echo]] data: [DONE]\n\n and {"error": 1}', stream=True)).text
+        )
         assert data[-1] == "[DONE]"
         assert data.count("[DONE]") == 1
         assert not any(each.startswith('{"error"') for each in data)
@@ -121,7 +125,14 @@ def test_a_client_that_leaves_stops_the_engine(stream):
     @story
     async def check():
         async with gateway(SLOW) as world:
-            body = json.dumps({"model": "m", "stream": stream, "max_tokens": 500, "messages": [{"role": "user", "content": "x"}]})
+            body = json.dumps(
+                {
+                    "model": "m",
+                    "stream": stream,
+                    "max_tokens": 500,
+                    "messages": [{"role": "user", "content": "x"}],
+                }
+            )
             _, writer = await asyncio.open_connection("127.0.0.1", world.process.public_port)
             writer.write(
                 f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {world.key}\r\n"
@@ -174,7 +185,9 @@ async def test_silence_is_filled_with_comments():
         await world.settled()
 
 
-@pytest.mark.parametrize(("fault", "status"), [("http_500", 500), ("html_error", 502), ("admission_503", 503)])
+@pytest.mark.parametrize(
+    ("fault", "status"), [("http_500", 500), ("html_error", 502), ("admission_503", 503)]
+)
 def test_the_backends_errors_are_passed_once_in_openai_form(fault, status):
     @story
     async def check():
@@ -195,14 +208,29 @@ def test_the_backends_errors_are_passed_once_in_openai_form(fault, status):
 
 @story
 async def test_a_client_that_does_not_read_is_bounded_and_cut():
-    async with gateway(SimConfig(model="m", decode_step_s=0.0, max_model_len=200_000), extra="timeouts: {client_write: 1s}") as world:
-        body = json.dumps({"model": "m", "stream": True, "max_tokens": 100_000, "messages": [{"role": "user", "content": "x"}]})
-        reader, writer = await asyncio.open_connection("127.0.0.1", world.process.public_port, limit=1024)
+    async with gateway(
+        SimConfig(model="m", speed=0, max_model_len=200_000, num_blocks=20_000),
+        extra="timeouts: {client_write: 1s}",
+    ) as world:
+        body = json.dumps(
+            {
+                "model": "m",
+                "stream": True,
+                "max_tokens": 100_000,
+                "messages": [{"role": "user", "content": "x"}],
+            }
+        )
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", world.process.public_port, limit=1024
+        )
         writer.write(
             f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {world.key}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()
         )
-        await world.until(lambda: not world.process.ingress.live and world.sims[0].engine.running == 0, seconds=15)
+        await world.until(lambda: world.in_flight() == 1)
+        await world.until(
+            lambda: not world.process.ingress.live and world.sims[0].engine.running == 0, seconds=15
+        )
         await world.settled()
-        assert 'outcome="client_stalled"' in await world.metrics()
         writer.close()
+        assert 'outcome="client_stalled"' in await world.metrics()

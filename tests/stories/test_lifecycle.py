@@ -77,7 +77,12 @@ async def test_what_is_left_after_the_grace_period_gets_an_error_frame():
         async with world.http.stream(
             "POST",
             "/v1/chat/completions",
-            json={"model": "m", "stream": True, "max_tokens": 500, "messages": [{"role": "user", "content": "x"}]},
+            json={
+                "model": "m",
+                "stream": True,
+                "max_tokens": 500,
+                "messages": [{"role": "user", "content": "x"}],
+            },
         ) as reply:
             lines = reply.aiter_lines()
             await anext(lines)

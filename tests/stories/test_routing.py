@@ -11,7 +11,11 @@ TWO_POOLS = "pools: {m: {aliases: [gpt-4o], backends: [<0>, <1>]}, other: {backe
 
 
 def served(sim):
-    return [json.loads(each.body)["model"] for each in sim.requests if each.path == "/v1/chat/completions"]
+    return [
+        json.loads(each.body)["model"]
+        for each in sim.requests
+        if each.path == "/v1/chat/completions"
+    ]
 
 
 @story
@@ -41,7 +45,9 @@ async def test_the_model_list_comes_from_memory_with_windows_and_parents():
         missing = await world.http.get("/v1/models/org%2Fnone")
         assert missing.status_code == 404
         assert missing.json()["error"]["code"] == "model_not_found"
-        assert (await world.http.get("/v1/models", headers={"authorization": ""})).status_code == 401
+        assert (
+            await world.http.get("/v1/models", headers={"authorization": ""})
+        ).status_code == 401
 
 
 @story
@@ -73,11 +79,15 @@ async def test_load_spreads_over_equal_backends():
 
 @story
 async def test_a_pool_whose_caches_are_full_sheds_with_retry_after():
-    async with gateway(SimConfig(model="m", num_blocks=40, block_size=16, decode_step_s=0.05, max_model_len=640)) as world:
+    async with gateway(
+        SimConfig(model="m", num_blocks=40, block_size=16, decode_step_s=0.05, max_model_len=640)
+    ) as world:
         import asyncio
 
         async with asyncio.TaskGroup() as group:
-            holders = [group.create_task(world.chat("fill " * 100, max_tokens=300)) for _ in range(2)]
+            holders = [
+                group.create_task(world.chat("fill " * 100, max_tokens=300)) for _ in range(2)
+            ]
             backend = world.process.table.backends("m")[0]
             await world.until(lambda: backend.saturated(world.process.clock.now()), seconds=10)
             reply = await world.chat(max_tokens=1)

@@ -198,7 +198,7 @@ def test_the_backends_error_frame_is_put_into_the_clients_form():
         "code": "backend_error",
     }
     assert done == DONE
-    assert (w.failed, w.error_status, w.events) == ("error_frame", 500, 0)
+    assert (w.failed, w.fault.status, w.events) == ("error_frame", 500, 0)
     assert w.close() == b""
 
 
@@ -208,7 +208,7 @@ def test_a_busy_engine_is_told_apart_from_a_broken_one():
         b'data: {"error": {"message": "busy", "type": "x", "param": null, "code": 503}}\n\n'
     )
     assert payload(out)["error"]["code"] == "server_is_overloaded"
-    assert w.error_status == 503
+    assert w.fault.status == 503
 
 
 def test_a_request_refused_in_mid_stream_is_the_callers_fault():
@@ -218,7 +218,7 @@ def test_a_request_refused_in_mid_stream_is_the_callers_fault():
         frame(error={"message": text, "type": "BadRequestError", "param": None, "code": 400})
     )
     assert payload(out)["error"]["code"] == "context_length_exceeded"
-    assert w.error_status == 400
+    assert w.fault.status == 400
 
 
 def test_old_and_odd_error_frames_are_errors():

@@ -25,7 +25,9 @@ def failure(call):
     return None
 
 
-found["no_model"] = failure(lambda: client.messages.create(model="none", max_tokens=5, messages=messages))
+found["no_model"] = failure(
+    lambda: client.messages.create(model="none", max_tokens=5, messages=messages)
+)
 found["bad_key"] = failure(
     lambda: anthropic.Anthropic(base_url=url, api_key="gw_wrong", max_retries=0).messages.create(
         model=model, max_tokens=5, messages=messages

@@ -13,17 +13,28 @@ messages = [{"role": "user", "content": "hello"}]
 reply = client.chat.completions.create(model=model, messages=messages, max_tokens=5)
 found["chat"] = [reply.choices[0].finish_reason, reply.usage.completion_tokens]
 
-chunks = list(client.chat.completions.create(model=model, messages=messages, max_tokens=5, stream=True))
+chunks = list(
+    client.chat.completions.create(model=model, messages=messages, max_tokens=5, stream=True)
+)
 found["stream"] = [chunks[-1].choices[0].finish_reason, all(chunk.choices for chunk in chunks)]
 
 chunks = list(
     client.chat.completions.create(
-        model=model, messages=messages, max_tokens=5, stream=True, stream_options={"include_usage": True}
+        model=model,
+        messages=messages,
+        max_tokens=5,
+        stream=True,
+        stream_options={"include_usage": True},
     )
 )
 found["usage"] = chunks[-1].usage.completion_tokens
 
-tools = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}]
+tools = [
+    {
+        "type": "function",
+        "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}},
+    }
+]
 reply = client.chat.completions.create(
     model=model, messages=[{"role": "user", "content": "use the tool"}], tools=tools, max_tokens=20
 )
@@ -50,9 +61,13 @@ found["bad_key"] = failure(
     lambda: openai.OpenAI(base_url=url + "/v1", api_key="gw_wrong", max_retries=0).models.list()
 )
 long = [{"role": "user", "content": "word " * 200_000}]
-found["too_long"] = failure(lambda: client.chat.completions.create(model=model, messages=long, max_tokens=5))
+found["too_long"] = failure(
+    lambda: client.chat.completions.create(model=model, messages=long, max_tokens=5)
+)
 cut = [{"role": "user", "content": "[[sim:fault=reset_after:3]] hello"}]
 found["broken_stream"] = failure(
-    lambda: list(client.chat.completions.create(model=model, messages=cut, max_tokens=20, stream=True))
+    lambda: list(
+        client.chat.completions.create(model=model, messages=cut, max_tokens=20, stream=True)
+    )
 )
 print(json.dumps(found))
