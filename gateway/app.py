@@ -15,26 +15,27 @@ import gc
 import hashlib
 import logging
 import signal
-import socket
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx2
 import uvloop
 
-from gateway.access.keys import KeyRing, OpenRing
 from gateway.access.counters import PromptCounters
+from gateway.access.keys import KeyRing, OpenRing
 from gateway.config.load import Loaded, load_config
-from gateway.config.models import Config, Listen
+from gateway.config.models import Config
 from gateway.config.reload import diff
 from gateway.control.discovery import Watchers
 from gateway.core.aio import Clock, SystemClock, periodic
 from gateway.core.errors import ConfigError
+from gateway.ingress.downstream import Downstream
 from gateway.ingress.handler import Handler, Settings
+from gateway.ingress.listener import bind, port_of
 from gateway.ingress.routes import Readiness, public_app
-from gateway.ingress.server import HeadLimits, Ingress, Server, listen, plain_server, public_server
+from gateway.ingress.server import HeadLimits, Ingress, Server, plain_server, public_server
 from gateway.observe.ledger import Ledger
 from gateway.observe.log import AccessLog, set_up_logging
 from gateway.observe.metrics import Metrics, Readings
@@ -50,6 +51,7 @@ EXIT_OK: Final = 0
 EXIT_FAILURE: Final = 1
 # Young collections are rare: the request path makes no reference cycles, so there is little to find.
 _GC_THRESHOLDS: Final = (50_000, 20, 100)
+_LAST_WORDS_S: Final = 1.0  # for streams to take their error frame when the grace period is over
 
 
 @dataclass(slots=True)
@@ -188,9 +190,9 @@ async def run(process: Process) -> None:
     Cancel: stops without draining.
     """
     config = process.config
-    public_socket = _bind(config.listen)
-    admin_socket = _bind(config.admin.listen)
-    process.public_port, process.admin_port = _port(public_socket), _port(admin_socket)
+    public_socket = bind(config.listen)
+    admin_socket = bind(config.admin.listen)
+    process.public_port, process.admin_port = port_of(public_socket), port_of(admin_socket)
     public = public_server(
         public_app(
             process.handler, process.table, process.clock, process.ingress.new_id, process.readiness
@@ -259,25 +261,31 @@ def _close(*servers: Server) -> None:
 
 async def _drain(process: Process) -> None:
     """Refuse new work, let streams finish up to `shutdown.grace`, then tell the rest and end them."""
-    handler = process.handler
-    handler.draining = True
+    process.handler.draining = True
     grace_s = process.config.shutdown.grace
-    log.info(
-        "draining",
-        extra={"event": "draining", "requests": len(process.ingress.live), "grace_s": grace_s},
-    )
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + grace_s
-    while process.ingress.live and loop.time() < deadline and not process.hurry.is_set():
-        await asyncio.sleep(0.05)
-    for down in tuple(process.ingress.live):
+    live = process.ingress.live
+    log.info("draining", extra={"event": "draining", "requests": len(live), "grace_s": grace_s})
+    hurry = asyncio.get_running_loop().create_task(process.hurry.wait(), name="second signal")
+    try:
+        await _ended(live, grace_s, hurry)
+    finally:
+        hurry.cancel()
+    for down in tuple(live):
         if down.relay is not None:
             down.relay.shut_down()
         elif down.task is not None:
             down.task.cancel()
-    deadline = loop.time() + 1.0
-    while process.ingress.live and loop.time() < deadline:
-        await asyncio.sleep(0.01)
+    await _ended(live, _LAST_WORDS_S)
+
+
+async def _ended(live: set[Downstream], patience_s: float, *unless: asyncio.Task[Any]) -> None:
+    """Wait until every request in progress has ended, `patience_s` at most, or one of `unless` has."""
+    deadline = asyncio.get_running_loop().time() + patience_s
+    while tasks := [down.task for down in live if down.task is not None]:
+        left_s = deadline - asyncio.get_running_loop().time()
+        if left_s <= 0 or any(task.done() for task in unless):
+            return
+        await asyncio.wait([*tasks, *unless], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def _ticks(process: Process) -> None:
@@ -343,11 +351,3 @@ def reload(process: Process) -> bool:
 def _digest(config: Config) -> str:
     """Return what tells two configurations apart; secrets are masked before."""
     return hashlib.sha256(repr(config).encode()).hexdigest()[:12]
-
-
-def _bind(where: Listen) -> socket.socket:
-    return listen(where.host, where.port)
-
-
-def _port(bound: socket.socket) -> int:
-    return int(bound.getsockname()[1])

@@ -85,10 +85,10 @@ async def _demo(port: int, admin_port: int, traffic: bool, fault: str | None) ->
                 serving = group.create_task(run(process), name="gateway")
                 await process.listening.wait()
                 await _all_known(process)
-                print(_banner(process, key, len(sims)), flush=True)  # noqa: T201 - the demo's output
+                print(_banner(process, key, len(sims)), flush=True)
                 if fault is not None:
                     sims[0].inject(fault)
-                    print(f"planted in the first backend: {fault}", flush=True)  # noqa: T201
+                    print(f"planted in the first backend: {fault}", flush=True)
                 load = (
                     group.create_task(_traffic(process, key), name="traffic") if traffic else None
                 )
@@ -140,7 +140,7 @@ def _banner(process: Process, key: str, backends: int) -> str:
 
 async def _traffic(process: Process, key: str) -> None:
     """Send a few requests a second to every model until cancelled; one in ten clients leaves early."""
-    rng = random.Random()  # noqa: S311 - load, not secrets
+    rng = random.Random()
     url = f"http://127.0.0.1:{process.public_port}/v1/chat/completions"
     headers = {"authorization": f"Bearer {key}"}
 

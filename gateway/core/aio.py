@@ -62,11 +62,11 @@ async def periodic(
     An exception in one turn is logged and the loop goes on. Run it in a TaskGroup.
     Cancel: stops at once, inside the turn too.
     """
-    spread = rng or random.Random()  # noqa: S311 - spreads load, guards nothing
+    spread = rng or random.Random()
     while True:
         try:
             await turn()
-        except Exception:  # noqa: BLE001 - one bad turn must not end the loop
+        except Exception:
             log.exception("periodic task failed", extra={"task": name})
         pause_s = every_s() if callable(every_s) else every_s
         await asyncio.sleep(pause_s * (1 + spread.uniform(-jitter_ratio, jitter_ratio)))

@@ -30,15 +30,16 @@ _READ_HEADERS: Final = _CREDENTIALS | {
 _CLIENT_ID: Final = re.compile(rb"[A-Za-z0-9_.-]{1,128}")
 # What of a backend's reply head reaches the client; everything else says something about the inside.
 _PASSED_HEADERS: Final = (b"content-type", b"content-disposition", b"content-language")
-_EVENT_STREAM_HEADERS: Final = b"cache-control: no-cache, no-transform\r\nx-accel-buffering: no\r\n"  # nginx then never holds a chunk
+# With x-accel-buffering nginx never holds a chunk back, whatever its own setting.
+_EVENT_STREAM_HEADERS: Final = b"cache-control: no-cache, no-transform\r\nx-accel-buffering: no\r\n"
 
 
 class Downstream:
     """One request of one client. Owned by the protocol until its reply is complete."""
 
     __slots__ = (
-        "_body_bytes", "_body_limit", "_body_ready", "_chunked", "_complete", "_encoded", "_expects_continue", "_http11",
-        "_parts", "_protocol", "bytes_out", "content_type", "credentials", "disconnected", "extra_headers",
+        "_body_bytes", "_body_limit", "_body_ready", "_chunked", "_complete", "_encoded", "_expects_continue",
+        "_http11", "_parts", "_protocol", "bytes_out", "content_type", "credentials", "disconnected", "extra_headers",
         "gone", "id", "keep_alive", "received_at", "relay", "response_complete", "retry_count", "spec",
         "started", "started_at", "task", "writing_paused",
     )  # fmt: skip

@@ -19,20 +19,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from gateway.access.context import bound, settle, unsettled
-from gateway.access.keys import KeyRing, OpenRing
 from gateway.access.counters import PromptCounters
+from gateway.access.keys import KeyRing, OpenRing
 from gateway.config.models import Config
 from gateway.core.aio import Clock
 from gateway.core.errors import (
     BackendBroke,
     GatewayError,
-    Overloaded,
     ShuttingDown,
-    Unavailable,
     UpstreamError,
 )
 from gateway.core.types import (
@@ -40,7 +37,6 @@ from gateway.core.types import (
     Caller,
     Demand,
     Dialect,
-    Exclusion,
     Outcome,
     Phase,
     RequestRecord,
@@ -54,8 +50,8 @@ from gateway.ingress.downstream import Downstream
 from gateway.observe.ledger import Ledger
 from gateway.pools.table import Backend, PoolTable
 from gateway.routing.catalog import Catalog
-from gateway.routing.filters import eligible, reasons
-from gateway.routing.pick import pick
+from gateway.routing.choice import choose
+from gateway.routing.filters import eligible
 from gateway.upstream import attempts
 from gateway.upstream.client import Client, Outgoing
 from gateway.upstream.connection import Reply
@@ -143,7 +139,7 @@ class Handler:
                 )
                 record.outcome = Outcome.SHUTDOWN
             raise
-        except Exception:  # noqa: BLE001 - the outermost handler: a bug of ours, told as such
+        except Exception:
             log.exception("request failed by a bug", extra={"request_id": down.id})
             self._refuse(
                 down,
@@ -176,7 +172,9 @@ class Handler:
             now = self.clock.now()
             fresh = backend is not None
             if backend is None:
-                backend = self._choose(call, route, demand, tried, now)
+                backend = choose(
+                    self.table.backends(route.pool), route, call, demand, tried, now, self.rng
+                )
             slot = self.table.take(backend.id, now)
             record.attempts += 1
             record.backend_id = backend.id
@@ -214,7 +212,9 @@ class Handler:
                 if retry is attempts.Retry.ELSEWHERE:
                     tried.append(backend.id)
                     backend = None
-                    if not self._eligible(call, route, demand, tried, now):
+                    if not eligible(
+                        self.table.backends(route.pool), route, call, demand, tried, now
+                    ):
                         raise
             finally:
                 slot.release()
@@ -293,46 +293,6 @@ class Handler:
         """Swap the settings after a reload."""
         self.settings = settings
         self._catalog = None
-
-    def _eligible(
-        self, call: Call, route: Route, demand: Demand, tried: Collection[str], now: float
-    ) -> list[Backend]:
-        return eligible(self.table.backends(route.pool), route, call, demand, tried, now)
-
-    def _choose(
-        self, call: Call, route: Route, demand: Demand, tried: Collection[str], now: float
-    ) -> Backend:
-        """Return the backend to send to.
-
-        Raises:
-            Overloaded: those that could take it are saturated (503).
-            Unavailable: none serves (503).
-        """
-        found = self._eligible(call, route, demand, tried, now)
-        if found:
-            return pick(found, now, self.rng)
-        backends = self.table.backends(route.pool)
-        why = reasons(backends, route, call, demand, tried, now)
-        if Exclusion.SATURATED in why.values():
-            wait_s = self.rng.uniform(1.0, 3.0)
-            raise Overloaded(
-                f"`{route.requested}` is overloaded: {_tally(why)} of {len(backends)} backends. "
-                f"Retry in {wait_s:.0f} s.",
-                retry_after_s=wait_s,
-            )
-        raise Unavailable(
-            f"`{route.requested}`: none of its {len(backends)} backends can serve this now ({_tally(why)}).",
-            param="model",
-            retry_after_s=self.rng.uniform(2.0, 5.0),
-        )
-
-
-def _tally(why: dict[str, Exclusion]) -> str:
-    """Return `2 saturated, 1 not_serving`."""
-    counts: dict[str, int] = {}
-    for reason in why.values():
-        counts[reason.value] = counts.get(reason.value, 0) + 1
-    return ", ".join(f"{count} {reason}" for reason, count in counts.items()) or "none configured"
 
 
 def _counted(record: RequestRecord, events: int) -> Usage:

@@ -6,7 +6,7 @@ path of ours.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.applications import Starlette
@@ -112,7 +112,7 @@ def public_app(
         )
 
     async def refuse(request: Request, error: Exception) -> Response:
-        assert isinstance(error, GatewayError)  # noqa: S101 - registered for GatewayError only
+        assert isinstance(error, GatewayError)
         request_id = new_id()
         headers = {name.decode(): value.decode() for name, value in error_headers(error)}
         headers["x-request-id"] = request_id

@@ -16,7 +16,6 @@ import contextlib
 import functools
 import itertools
 import os
-import socket
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -257,9 +256,9 @@ class GatewayProtocol(HttpToolsProtocol):
     def tick(self, now: float) -> None:
         """Close what took too long: a head that does not end, a lingering close."""
         limits = self._ingress.limits
-        if self._linger_until is not None and now >= self._linger_until:
-            self.transport.close()
-        elif self._idle_since is not None and now - self._idle_since >= limits.keep_alive_s:
+        lingered = self._linger_until is not None and now >= self._linger_until
+        idle = self._idle_since is not None and now - self._idle_since >= limits.keep_alive_s
+        if lingered or idle:
             self.transport.close()
         elif self._head_since is not None and now - self._head_since >= limits.timeout_s:
             if self._head_bytes:
@@ -326,22 +325,3 @@ def _server(app: ASGIApp, *, keep_alive_s: float, http: Any) -> Server:
         timeout_graceful_shutdown=2,
     )
     return Server(config)
-
-
-def listen(host: str, port: int, *, backlog: int = 4096) -> socket.socket:
-    """Bind and listen, so that a taken port is known before anything else starts.
-
-    Raises:
-        OSError: the address is taken or not ours.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(backlog)
-        listener.setblocking(False)
-    except OSError:
-        listener.close()
-        raise
-    return listener

@@ -235,7 +235,7 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """Judge the head: an event stream is answered now, everything else when it is whole."""
         parser = self._parser
-        assert parser is not None  # noqa: S101 - the parser is calling us
+        assert parser is not None
         self._status = parser.get_status_code()
         if self._status < 200:
             return
@@ -261,7 +261,7 @@ class Connection(asyncio.Protocol):
             if self._interim > _MAX_INTERIM_REPLIES:
                 raise httptools.HttpParserError("too many interim replies")
             return
-        assert self._parser is not None  # noqa: S101 - the parser is calling us
+        assert self._parser is not None
         self._keep_alive = (
             self._parser.should_keep_alive()
         )  # only true answers inside this callback

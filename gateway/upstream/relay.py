@@ -148,7 +148,7 @@ class Relay:
         Cancel: the backend's connection is closed at once and nothing more is written.
         """
         connection = self._reply.connection
-        assert connection is not None  # noqa: S101 - only streamed replies are relayed
+        assert connection is not None
         connection.attach(self)
         try:
             await self._done

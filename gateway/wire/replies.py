@@ -27,6 +27,7 @@ from gateway.core.types import Dialect
 HEADER_PREFIX: Final = b"x-gateway-"
 MAX_MESSAGE_CHARS: Final = 1024
 MAX_READ_BYTES: Final = 64 * 1024  # of a backend's error; more is no error text
+CONTEXT_CODE: Final = "context_length_exceeded"
 RETRY_AFTER_MIN_S: Final = 1.0
 RETRY_AFTER_MAX_S: Final = 30.0  # SDKs do not retry at all, or sleep unboundedly, when told more
 _JSON: Final = (b"content-type", b"application/json")
@@ -82,11 +83,18 @@ def fault_body(fault: Fault, request_id: str, dialect: Dialect) -> bytes:
 
 
 def openai_error(fault: Fault) -> bytes:
-    """Write `{"error": {...}}` with its four keys."""
+    """Write `{"error": {...}}` with its four keys.
+
+    LangChain looks for the code of an overflow in the exception's text, and since version 3 of the
+    OpenAI SDK that is the message alone: so the message says it too.
+    """
+    message = fault.message
+    if fault.code == CONTEXT_CODE and CONTEXT_CODE not in message:
+        message = f"{message} ({CONTEXT_CODE})"
     return msgspec.json.encode(
         {
             "error": {
-                "message": fault.message,
+                "message": message,
                 "type": fault.type,
                 "param": fault.param,
                 "code": fault.code,

@@ -83,7 +83,7 @@ def vllm(folder: pathlib.Path, port: int, *flags: str) -> Iterator[subprocess.Po
     model = need(CACHE / "models/tiny", "the tiny model")
     command = [
         python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", "tiny",
-        "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "2048", "--enforce-eager", "--dtype", "bfloat16",
+        "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "2048", "--enforce-eager", "--dtype", "float32",
         *flags,
     ]  # fmt: skip
     env = {

@@ -68,7 +68,7 @@ class Watched:
 
     async def until(self, condition, seconds):
         async with asyncio.timeout(seconds):
-            while not condition():  # noqa: ASYNC110 - any state of the table may be asked for
+            while not condition():
                 await asyncio.sleep(0.02)
 
     def tell(self):

@@ -19,12 +19,13 @@ def site(tmp_path_factory):
     command = [GATEWAY, "sim", "--port", str(port), "--model", "m", "--max-model-len", "4096"]
     with running(command, log=folder / "sim.log"):
         with gateway(folder, f"pools: {{m: {{backends: [http://127.0.0.1:{port}]}}}}") as behind:
-            yield behind
+            yield behind, f"http://127.0.0.1:{port}"
 
 
 def drive(command, site, **kwargs):
+    behind, sim = site
     done = subprocess.run(
-        [*command, site.url, site.key, "m"],
+        [*command, behind.url, behind.key, "m", sim],
         capture_output=True,
         text=True,
         timeout=120,

@@ -55,7 +55,7 @@ class Watched:
 
     async def until(self, condition):
         async with asyncio.timeout(5):
-            while not condition():  # noqa: ASYNC110 - any state of the table may be asked for
+            while not condition():
                 await asyncio.sleep(0.005)
 
     async def ready(self, name="b1"):

@@ -82,7 +82,7 @@ async def raw(sim: SimServer, body: dict, path: str = CHAT) -> tuple[bytes, str]
 
 async def until(condition) -> None:
     async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - the condition has no event
+        while not condition():
             await asyncio.sleep(0.005)
 
 

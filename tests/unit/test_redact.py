@@ -78,7 +78,7 @@ def test_a_failed_task_is_told_without_its_words():
 def caught(action):
     try:
         action()
-    except BaseException as error:  # noqa: BLE001 - whatever it raises is what is shown
+    except BaseException as error:
         return safe_traceback(error)
     raise AssertionError("nothing was raised")
 

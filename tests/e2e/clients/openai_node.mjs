@@ -1,7 +1,7 @@
 // Drive the gateway with the OpenAI Node SDK; prints one JSON object of findings.
 import OpenAI from "openai";
 
-const [url, key, model] = process.argv.slice(2);
+const [url, key, model, sim] = process.argv.slice(2);
 const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: key, maxRetries: 0 });
 const messages = [{ role: "user", content: "hello" }];
 const found = {};
@@ -27,8 +27,8 @@ found.no_model = await failure(() => client.chat.completions.create({ model: "no
 found.bad_key = await failure(() => new OpenAI({ baseURL: `${url}/v1`, apiKey: "gw_wrong", maxRetries: 0 }).models.list());
 found.too_long = await failure(() =>
   client.chat.completions.create({ model, max_tokens: 5, messages: [{ role: "user", content: "word ".repeat(200000) }] }));
+await fetch(`${sim}/sim/faults`, { method: "POST", body: '{"fault": "reset_after:3@1"}', headers: { "content-type": "application/json" } });
 found.broken_stream = await failure(async () => {
-  const cut = [{ role: "user", content: "[[sim:fault=reset_after:3]] hello" }];
-  for await (const _ of await client.chat.completions.create({ model, messages: cut, max_tokens: 20, stream: true }));
+  for await (const _ of await client.chat.completions.create({ model, messages, max_tokens: 20, stream: true }));
 });
 console.log(JSON.stringify(found));

@@ -2,10 +2,11 @@
 
 import json
 import sys
+import urllib.request
 
 import openai
 
-url, key, model = sys.argv[1:4]
+url, key, model, sim = sys.argv[1:5]
 client = openai.OpenAI(base_url=url + "/v1", api_key=key, max_retries=0)
 found: dict[str, object] = {"version": openai.__version__}
 messages = [{"role": "user", "content": "hello"}]
@@ -64,10 +65,14 @@ long = [{"role": "user", "content": "word " * 200_000}]
 found["too_long"] = failure(
     lambda: client.chat.completions.create(model=model, messages=long, max_tokens=5)
 )
-cut = [{"role": "user", "content": "[[sim:fault=reset_after:3]] hello"}]
+urllib.request.urlopen(
+    urllib.request.Request(
+        sim + "/sim/faults", b'{"fault": "reset_after:3@1"}', {"content-type": "application/json"}
+    )
+)
 found["broken_stream"] = failure(
     lambda: list(
-        client.chat.completions.create(model=model, messages=cut, max_tokens=20, stream=True)
+        client.chat.completions.create(model=model, messages=messages, max_tokens=20, stream=True)
     )
 )
 print(json.dumps(found))

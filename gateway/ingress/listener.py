@@ -1,0 +1,55 @@
+"""Listening sockets, bound before anything else starts, so that a taken address is known at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from typing import Final
+
+from gateway.config.models import Listen
+
+_BACKLOG: Final = 4096  # connections the kernel holds while the loop is busy
+
+
+def bind(where: Listen) -> socket.socket:
+    """Bind and listen on a TCP address or a UNIX path; a stale socket file is taken over.
+
+    Raises:
+        OSError: the address is taken, or not ours.
+    """
+    if where.unix is not None:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        address: tuple[str, int] | str = str(where.unix)
+        _remove_stale(str(where.unix))
+    else:
+        family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        address = (where.host, where.port)
+    try:
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def port_of(listener: socket.socket) -> int:
+    """Return the port that was bound; 0 for a UNIX socket."""
+    name = listener.getsockname()
+    return int(name[1]) if isinstance(name, tuple) else 0
+
+
+def _remove_stale(path: str) -> None:
+    """Remove a socket file that nobody listens on any more."""
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        except OSError:
+            return
