@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import pathlib
 import time
 
@@ -9,7 +10,13 @@ import pytest
 
 from tests.e2e.support import GATEWAY, free_port, gateway, get, need, running, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings(
+        "ignore:unclosed", "ignore::pytest.PytestUnraisableExceptionWarning"
+    ),
+]
 SHIPPED = pathlib.Path(__file__).parents[2] / "deploy/nginx/gateway.conf"
 
 
@@ -44,8 +51,9 @@ def site(tmp_path_factory):
             f"{kind}_temp_path {folder}/{kind};"
             for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
         )
+        root = "user root; " if os.geteuid() == 0 else ""  # the workers write into our folder
         (folder / "nginx.conf").write_text(
-            f"daemon off; pid {folder}/nginx.pid; error_log {folder}/error.log warn; worker_processes 1;\n"
+            f"{root}daemon off; pid {folder}/nginx.pid; error_log {folder}/error.log warn; worker_processes 1;\n"
             f"events {{ worker_connections 512; }}\nhttp {{ access_log off; {temp} include {folder}/site.conf; }}\n"
         )
         with running(

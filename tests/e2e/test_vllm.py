@@ -11,7 +11,13 @@ import pytest
 
 from tests.e2e.support import CACHE, free_port, gateway, get, need, vllm, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings(
+        "ignore:unclosed", "ignore::pytest.PytestUnraisableExceptionWarning"
+    ),
+]
 
 
 @pytest.fixture(scope="module")
