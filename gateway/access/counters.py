@@ -38,7 +38,7 @@ class PromptCounters:
         """
         local = self._local.get(route.pool)
         if local is not None:
-            tokens = await local.count(call, route.served_model)
+            tokens = await local.count(call, route.served_model, window_tokens=route.window_tokens)
             if tokens is not None:
                 return tokens
         if not backends:

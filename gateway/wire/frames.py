@@ -96,7 +96,8 @@ def json_usage(body: bytes) -> Usage | None:
 
     Quotes inside JSON strings are escaped, so only a real key can match.
     """
-    for found in reversed(_USAGE_OBJECT.findall(body)):
+    last = _USAGE_OBJECT.match(body, max(0, body.rfind(b'"usage"')))  # searched from the end: cheap
+    for found in [last[1]] if last else reversed(_USAGE_OBJECT.findall(body)):
         usage = decode(USAGE, found)
         if usage is not None and (told := as_usage(usage)) is not None:
             return told
@@ -105,7 +106,7 @@ def json_usage(body: bytes) -> Usage | None:
 
 def json_aborted(body: bytes) -> bool:
     """Whether a chat or completions reply with status 200 was in fact aborted by the engine."""
-    return _ABORTED.search(body) is not None
+    return b'"abort"' in body and _ABORTED.search(body) is not None
 
 
 def as_usage(usage: UsageObject, before: Usage | None = None) -> Usage | None:
