@@ -33,6 +33,7 @@ from gateway.wire.vllm import parse_tokenize, tokenize_request
 MAX_BODY_BYTES: Final = 32 << 20
 WORKERS: Final = 2
 MAX_WAITING: Final = 64  # counts in and before the threads; more are not worth waiting for
+ABSENT_S: Final = 30.0  # a backend without the endpoint is left alone for that long
 MAX_ASKED: Final = 4  # questions at a backend at a time: they queue before its real work
 SLICE_CHARS: Final = 1 << 18
 # A cut may split a word's one token into a few.
@@ -182,9 +183,12 @@ class BackendCounter:
             self._headers["authorization"] = f"Bearer {api_key}"
         self._deadline_s = deadline_s
         self._asked = asyncio.Semaphore(MAX_ASKED)
+        self._absent_until = 0.0  # it has no such endpoint; asked again after a while
 
     async def count(self, call: Call, served_model: str) -> int | None:
         """Return the tokens of the call's prompt, None when the backend does not tell in time.
+
+        A backend without the endpoint is not asked again for `ABSENT_S`.
 
         Cancel: the request is dropped and its place is free again.
         """
@@ -194,7 +198,7 @@ class BackendCounter:
         if call.endpoint is Endpoint.MESSAGES:
             path = "/v1/messages/count_tokens"
             body = upstream_body(call, served_model=served_model, inject_usage=False)
-        if body is None:
+        if body is None or time.monotonic() < self._absent_until:
             return None
         try:
             async with asyncio.timeout(self._deadline_s), self._asked:
@@ -203,6 +207,8 @@ class BackendCounter:
                 )
         except (TimeoutError, httpx2.HTTPError, httpx2.StreamError):
             return None
+        if reply.status_code in (404, 405, 501):
+            self._absent_until = time.monotonic() + ABSENT_S
         if reply.status_code != 200:
             return None
         if call.endpoint is Endpoint.MESSAGES:

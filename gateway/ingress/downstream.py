@@ -38,16 +38,18 @@ class Downstream:
     """One request of one client. Owned by the protocol until its reply is complete."""
 
     __slots__ = (
-        "_body_bytes", "_body_limit", "_body_ready", "_chunked", "_complete", "_encoded", "_expects_continue",
-        "_http11", "_parts", "_protocol", "bytes_out", "content_type", "credentials", "disconnected", "extra_headers",
-        "gone", "id", "keep_alive", "received_at", "relay", "response_complete", "retry_count", "spec",
-        "started", "started_at", "task", "writing_paused",
+        "_body_bytes", "_body_limit", "_body_ready", "_complete", "_encoded", "_expects_continue",
+        "_http11", "_parts", "_protocol", "_transport", "bytes_out", "content_type", "credentials",
+        "disconnected", "extra_headers", "gone", "id", "keep_alive", "received_at", "relay",
+        "response_complete", "retry_count", "spec", "started", "started_at", "takes_chunks", "task",
+        "writing_paused",
     )  # fmt: skip
 
     def __init__(
         self, protocol: GatewayProtocol, spec: EndpointSpec, *, new_id: str, now: float
     ) -> None:
         self._protocol = protocol
+        self._transport = protocol.transport
         self.spec = spec
         self.id = new_id
         self.received_at = now
@@ -62,7 +64,7 @@ class Downstream:
         self._body_limit = 0
         self._body_ready: asyncio.Future[None] | None = None
         self._complete = False
-        self._chunked = False
+        self.takes_chunks = False
         self.extra_headers = b""  # header lines of our own, for whatever reply is written
         self.bytes_out = 0
         self.keep_alive = True
@@ -122,7 +124,7 @@ class Downstream:
         self._body_limit = limit_bytes
         if not self._complete and self._body_bytes <= limit_bytes:
             if self._expects_continue:
-                self._protocol.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self._body_ready = asyncio.get_running_loop().create_future()
             try:
                 async with asyncio.timeout(timeout_s):
@@ -188,7 +190,7 @@ class Downstream:
         if reply.content_type == b"text/event-stream":
             passed += _EVENT_STREAM_HEADERS
         if self._http11:
-            self._chunked = True
+            self.takes_chunks = True
             passed += b"transfer-encoding: chunked\r\n"
         else:
             self.keep_alive = False
@@ -197,28 +199,33 @@ class Downstream:
     def write(self, data: bytes) -> None:
         """Write body bytes of a streamed reply."""
         self.bytes_out += len(data)
-        if self._chunked:
+        if self.takes_chunks:
             data = b"%x\r\n%b\r\n" % (len(data), data)
-        self._protocol.transport.write(data)
+        self._transport.write(data)
+
+    def write_chunk(self, chunk: bytes) -> None:
+        """Write body bytes of a streamed reply that are framed as one chunk already."""
+        self.bytes_out += len(chunk)
+        self._transport.write(chunk)
 
     def end(self) -> None:
         """Finish a streamed reply."""
-        if self._chunked:
-            self._protocol.transport.write(b"0\r\n\r\n")
+        if self.takes_chunks:
+            self._transport.write(b"0\r\n\r\n")
         self._finish()
 
     def cut(self) -> None:
         """End a reply that cannot be finished: the connection closes without the last chunk."""
         self.keep_alive = False
         self.response_complete = True
-        self._protocol.transport.abort()
+        self._transport.abort()
 
     def _write_head(self, status: int, lines: bytes, body: bytes) -> None:
         self.started = True
         self.started_at = self._protocol.loop.time()
         self.bytes_out += len(body)
         close = b"" if self.keep_alive else b"connection: close\r\n"
-        self._protocol.transport.write(
+        self._transport.write(
             b"%b%b%bx-request-id: %b\r\n%b%b\r\n%b"
             % (
                 STATUS_LINE[status],

@@ -46,6 +46,9 @@ class Sink(Protocol):
     def on_data(self, data: bytes) -> None:
         """Take body bytes, chunked framing already removed."""
 
+    def on_chunk(self, chunk: bytes, data: bytes) -> None:
+        """Take `data`, which came as exactly one `chunk` of the chunked framing."""
+
     def on_end(self) -> None:
         """Learn that the body is whole; the connection is already free for others."""
 
@@ -107,6 +110,7 @@ class Connection(asyncio.Protocol):
         self._complete = False
         self._keep_alive = False
         self._answered = False
+        self._between_chunks = False
 
     # --- the owner's side -----------------------------------------------------------------------
 
@@ -167,6 +171,7 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         """Close at once; the backend sees the connection go and stops working for it."""
         self.state = State.CLOSED
+        self._between_chunks = False
         self._sink = None
         if self._transport is not None:
             self._transport.abort()
@@ -188,6 +193,11 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser, then hand on what it found, once per read."""
+        if self._between_chunks and self._sink is not None:
+            body = _whole_chunk(data)
+            if body is not None:  # the parser would end where it is now: between two chunks
+                self._sink.on_chunk(data, body)
+                return
         if self.state is State.IDLE or self._parser is None:
             self.abort()  # nobody asked: an unread rest of something else
             return
@@ -252,6 +262,14 @@ class Connection(asyncio.Protocol):
         self._held_bytes += len(data)
         if self.state is State.COLLECT and self._held_bytes > WHOLE_REPLY_BYTES:
             self._start_stream()
+
+    def on_chunk_header(self) -> None:
+        """Note that a chunk has begun."""
+        self._between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        """Note that a chunk has ended."""
+        self._between_chunks = self.state is State.STREAM
 
     def on_message_complete(self) -> None:
         """Note the end; a 1xx head only makes room for the real one."""
@@ -331,3 +349,30 @@ class Connection(asyncio.Protocol):
             waiter.set_exception(error)
         if sink is not None:
             sink.on_lost(error)
+
+
+def _whole_chunk(data: bytes) -> bytes | None:
+    """Return the payload when `data` is exactly one chunk; None when it is anything else.
+
+    An engine writes one event per chunk, so nearly every read is one. Strict where `int` is not:
+    the size must be written the plain way, without sign, prefix, underscore or extension.
+    """
+    end = data.find(b"\r\n", 0, 8)
+    line = data[:end]
+    size = _SIZES.get(line)
+    if size is None:
+        try:
+            size = int(line, 16) if end > 0 else 0
+        except ValueError:
+            return None
+        if not size or b"%x" % size != line.lower():
+            return None
+        if len(_SIZES) < _SIZES_MOST:
+            _SIZES[line] = size
+    if len(data) != end + size + 4 or not data.endswith(b"\r\n"):
+        return None
+    return data[end + 2 : -2]
+
+
+_SIZES: Final[dict[bytes, int]] = {}  # size lines seen, and what they say
+_SIZES_MOST: Final = 4096

@@ -39,12 +39,16 @@ class ClientSide(Protocol):
 
     started: bool  # the head has been written
     writing_paused: bool  # the transport's buffer is full
+    takes_chunks: bool  # the head is written, and the body goes out in chunks
 
     def begin(self, reply: Reply) -> None:
         """Write the reply's head."""
 
     def write(self, data: bytes) -> None:
         """Write body bytes."""
+
+    def write_chunk(self, chunk: bytes) -> None:
+        """Write body bytes that are framed as one chunk already."""
 
     def end(self) -> None:
         """Finish the body in the client's framing."""
@@ -161,7 +165,20 @@ class Relay:
 
     def on_data(self, data: bytes) -> None:
         """Pass on what the watch lets through."""
+        self._pass_on(self.watch.feed(data))
+
+    def on_chunk(self, chunk: bytes, data: bytes) -> None:
+        """Pass on a chunk as it is framed, when the watch lets all of it through."""
         out = self.watch.feed(data)
+        client = self._client
+        if out is data and client.takes_chunks:
+            client.write_chunk(chunk)
+            if client.writing_paused:
+                self.pause()
+        else:
+            self._pass_on(out)
+
+    def _pass_on(self, out: bytes) -> None:
         if out:
             client = self._client
             if not client.started:

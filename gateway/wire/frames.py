@@ -96,17 +96,20 @@ def json_usage(body: bytes) -> Usage | None:
 
     Quotes inside JSON strings are escaped, so only a real key can match.
     """
-    last = _USAGE_OBJECT.match(body, max(0, body.rfind(b'"usage"')))  # searched from the end: cheap
-    for found in [last[1]] if last else reversed(_USAGE_OBJECT.findall(body)):
-        usage = decode(USAGE, found)
-        if usage is not None and (told := as_usage(usage)) is not None:
-            return told
-    return None
+    last = _USAGE_OBJECT.match(body, max(0, body.rfind(b'"usage"')))  # nearly always the one
+    if last is not None and (told := _told(last[1])) is not None:
+        return told
+    return next(filter(None, map(_told, reversed(_USAGE_OBJECT.findall(body)))), None)
+
+
+def _told(found: bytes) -> Usage | None:
+    usage = decode(USAGE, found)
+    return as_usage(usage) if usage is not None else None
 
 
 def json_aborted(body: bytes) -> bool:
     """Whether a chat or completions reply with status 200 was in fact aborted by the engine."""
-    return b'"abort"' in body and _ABORTED.search(body) is not None
+    return (b'"abort"' in body or b'"error"' in body) and _ABORTED.search(body) is not None
 
 
 def as_usage(usage: UsageObject, before: Usage | None = None) -> Usage | None:
