@@ -194,11 +194,13 @@ class BackendCounter:
         """
         if call.prompt_token_ids is not None:
             return call.prompt_token_ids
+        if time.monotonic() < self._absent_until:
+            return None
         path, body = "/tokenize", tokenize_request(call, served_model)
         if call.endpoint is Endpoint.MESSAGES:
             path = "/v1/messages/count_tokens"
             body = upstream_body(call, served_model=served_model, inject_usage=False)
-        if body is None or time.monotonic() < self._absent_until:
+        if body is None:
             return None
         try:
             async with asyncio.timeout(self._deadline_s), self._asked:

@@ -9,7 +9,7 @@ only in `observe` and in key expiry. Ratios are 0..1, never percent.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -318,5 +318,4 @@ class RequestRecord:
     usage: Usage | None = None
     client_retry: int = 0  # x-stainless-retry-count
     bytes_out: int = 0
-    notes: list[str] = field(default_factory=list)
     settled: bool = False  # set by the ledger; a second settling is a bug

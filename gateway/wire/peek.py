@@ -224,9 +224,11 @@ _denied_of: Final = attrgetter(*DENIED_FIELDS)
 
 
 def _check_denied(seen: Peek) -> None:
-    for field, raw in zip(DENIED_FIELDS, _denied_of(seen), strict=True):
-        if is_given(raw):
-            _deny(field)
+    denied = _denied_of(seen)
+    if any(map(len, denied)):  # hardly ever
+        for field, raw in zip(DENIED_FIELDS, denied, strict=True):
+            if is_given(raw):
+                _deny(field)
     if is_given(seen.chat_template_kwargs):
         kwargs = _decode(_OBJECT, seen.chat_template_kwargs, "chat_template_kwargs")
         if "chat_template" in kwargs:
