@@ -10,6 +10,9 @@ from typing import Final
 from gateway.config.models import Listen
 
 _BACKLOG: Final = 4096  # connections the kernel holds while the loop is busy
+# What the kernel holds for one client that does not read (Linux doubles it); left alone it grows to
+# megabytes of an answer nobody takes, while the engine works on. Accepted sockets inherit it.
+_SEND_BUFFER_BYTES: Final = 64 * 1024
 
 
 def bind(where: Listen) -> socket.socket:
@@ -28,6 +31,7 @@ def bind(where: Listen) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         address = (where.host, where.port)
     try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         listener.bind(address)
         listener.listen(_BACKLOG)
         listener.setblocking(False)
