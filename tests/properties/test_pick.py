@@ -1,0 +1,147 @@
+"""The choice of a backend, over any state of a pool."""
+
+import random
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from gateway.config.models import Config
+from gateway.core.errors import Overloaded, Rejected
+from gateway.core.types import (
+    Call,
+    Demand,
+    Dialect,
+    Endpoint,
+    Exclusion,
+    LoadSample,
+    ModelsSeen,
+    Phase,
+    ProbeFailed,
+    ProbePassed,
+    Route,
+    Scraped,
+    ServedModel,
+    TrafficFailed,
+)
+from gateway.pools.health import Order
+from gateway.pools.table import PoolTable
+from gateway.routing.choice import choose
+from gateway.routing.filters import eligible, reasons
+from gateway.routing.pick import pick, score
+
+NOW = 100.0
+ROUTE = Route("m", "m", "m")
+CALL = Call(Endpoint.CHAT, Dialect.CHAT, "m", stream=False, body=b"{}")
+
+
+class ManualClock:
+    def now(self):
+        return NOW
+
+    def wall(self):
+        return NOW
+
+
+SAMPLES = st.builds(
+    LoadSample,
+    at=st.sampled_from([NOW, NOW - 60]),
+    running=st.integers(0, 50),
+    waiting=st.integers(0, 50),
+    kv_usage_ratio=st.none() | st.floats(0, 1),
+)
+STATES = st.fixed_dictionaries(
+    {
+        "sample": st.none() | SAMPLES,
+        "taken": st.integers(0, 3),
+        "window": st.sampled_from([None, 100, 4096]),
+        "fate": st.sampled_from(["ready", "ready", "degraded", "down", "cordoned", "starting"]),
+        "limit": st.sampled_from([None, 1, 3]),
+        "endpoints": st.sampled_from([None, frozenset({Endpoint.CHAT}), frozenset()]),
+        "model": st.sampled_from(["m", "m", "adapter-only"]),
+    }
+)
+DEMANDS = st.builds(Demand, st.integers(0, 5000), st.booleans(), st.none() | st.integers(1, 500))
+
+
+def pool_of(states):
+    """Build a pool whose backends have come to the given states by observations."""
+    backends = [
+        {"url": f"http://127.0.0.1:{port}", "max_in_flight": state["limit"]}
+        for port, state in enumerate(states, start=8001)
+    ]
+    table = PoolTable(ManualClock())
+    table.apply(Config.model_validate({"pools": {"m": {"backends": backends}}}).pools)
+    for backend, state in zip(tuple(table), states, strict=True):
+        parent = None if state["model"] == "m" else "elsewhere"
+        listed = (ServedModel(state["model"], parent, state["window"]),)
+        if state["fate"] != "starting":
+            table.observe(backend.id, ModelsSeen(NOW, listed, state["endpoints"]))
+            table.observe(backend.id, ProbePassed(NOW))
+        if state["sample"] is not None:
+            table.observe(backend.id, Scraped(state["sample"]))
+        for _ in range(5):
+            if state["fate"] == "degraded":
+                table.observe(backend.id, TrafficFailed(NOW, "broke"))
+            elif state["fate"] == "down":
+                table.observe(backend.id, ProbeFailed(NOW, "refused"))
+        if state["fate"] == "cordoned":
+            table.order(backend.id, Order.CORDON)
+        for _ in range(state["taken"]):
+            table.take(backend.id, NOW)
+    return list(table)
+
+
+@given(
+    states=st.lists(STATES, min_size=1, max_size=6),
+    demand=DEMANDS,
+    tried=st.sets(st.integers(1, 6), max_size=3),
+    seed=st.integers(0, 2**32),
+)
+def test_the_choice_is_an_eligible_backend_or_a_refusal_that_accounts_for_all(
+    states, demand, tried, seed
+):
+    backends = pool_of(states)
+    tried = {f"m/b{place}" for place in tried}
+    fit = eligible(backends, ROUTE, CALL, demand, tried, NOW)
+    why = reasons(backends, ROUTE, CALL, demand, tried, NOW)
+    if fit:
+        choice = choose(backends, ROUTE, CALL, demand, tried, NOW, random.Random(seed))
+        assert choice in fit
+        assert choice.id not in tried
+        assert choice.id not in why
+        assert choice.phase in (Phase.READY, Phase.DEGRADED)
+        assert len({backend.phase for backend in fit}) == 1
+        return
+    assert set(why) == {backend.id for backend in backends}
+    with pytest.raises(Rejected) as caught:
+        choose(backends, ROUTE, CALL, demand, tried, NOW, random.Random(seed))
+    assert isinstance(caught.value, Overloaded) == (Exclusion.SATURATED in why.values())
+
+
+@given(states=st.lists(STATES, min_size=1, max_size=6), seed=st.integers(0, 2**32))
+def test_pick_returns_one_of_the_best(states, seed):
+    backends = pool_of(states)
+    best = max(score(backend, NOW) for backend in backends)
+    choice = pick(backends, NOW, random.Random(seed))
+    assert choice in backends
+    assert score(choice, NOW) == best
+
+
+@given(
+    states=st.lists(STATES, min_size=2, max_size=6),
+    data=st.data(),
+    seeds=st.tuples(st.integers(0, 2**32), st.integers(0, 2**32)),
+)
+def test_the_order_of_backends_and_chance_decide_nothing_when_one_is_best(states, data, seeds):
+    backends = pool_of(states)
+    scores = [score(backend, NOW) for backend in backends]
+    assume(scores.count(max(scores)) == 1)
+    shuffled = data.draw(st.permutations(backends))
+    first, second = (random.Random(seed) for seed in seeds)
+    assert pick(backends, NOW, first) is pick(shuffled, NOW, second)
+
+
+@given(states=st.lists(STATES, min_size=1, max_size=6))
+def test_scores_stay_within_the_sum_of_the_weights(states):
+    assert all(0 <= score(backend, NOW) <= 1.1 + 1e-9 for backend in pool_of(states))

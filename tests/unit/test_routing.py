@@ -1,0 +1,543 @@
+"""Which backend takes a request, why others do not, and which names lead where."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from gateway.config.models import Config
+from gateway.core.errors import EndpointNotServed, ModelNotFound, Overloaded, Unavailable
+from gateway.core.types import (
+    Call,
+    Caller,
+    Demand,
+    Dialect,
+    Endpoint,
+    Exclusion,
+    LoadSample,
+    ModelsSeen,
+    Phase,
+    ProbeFailed,
+    ProbePassed,
+    Route,
+    Scraped,
+    ServedModel,
+    TrafficFailed,
+)
+from gateway.pools.health import Order
+from gateway.pools.table import PoolTable
+from gateway.routing.catalog import Catalog, status
+from gateway.routing.choice import choose, refusal
+from gateway.routing.filters import eligible, exclusion, reasons
+from gateway.routing.pick import pick, score
+from gateway.routing.scorers import fewest_requests, free_kv_cache
+from gateway.wire.replies import error_headers
+
+NOW = 100.0
+URLS = [f"http://127.0.0.1:{port}" for port in (8001, 8002, 8003)]
+BASE = ServedModel("m", None, 4096)
+LORA = ServedModel("lora-a", "m", None)
+ROUTE = Route("m", "m", "m")
+LORA_ROUTE = Route("lora-a", "m", "lora-a", adapter="lora-a")
+SMALL = Demand(prompt_tokens=10, exact=True)
+ANYONE = Caller("k1", "anyone", "t")
+
+
+class ManualClock:
+    def __init__(self):
+        self.at = NOW
+
+    def now(self):
+        return self.at
+
+    def wall(self):
+        return self.at
+
+
+def pools(**named):
+    """Return pools from their settings; a list stands for the backends alone."""
+    settings = {
+        name: {"backends": value} if isinstance(value, list) else value
+        for name, value in named.items()
+    }
+    return Config.model_validate({"pools": settings}).pools
+
+
+def table_of(config):
+    table = PoolTable(ManualClock())
+    table.apply(config)
+    return table
+
+
+def make_ready(table, backend_id, models=(BASE,), endpoints=None):
+    table.observe(backend_id, ModelsSeen(NOW, tuple(models), endpoints))
+    table.observe(backend_id, ProbePassed(NOW))
+    backend = table.get(backend_id)
+    assert backend.phase is Phase.READY
+    return backend
+
+
+def make_degraded(table, backend_id):
+    for _ in range(5):
+        table.observe(backend_id, TrafficFailed(NOW, "broke"))
+    assert table.get(backend_id).phase is Phase.DEGRADED
+
+
+def make_down(table, backend_id):
+    for _ in range(3):
+        table.observe(backend_id, ProbeFailed(NOW, "refused"))
+    assert table.get(backend_id).phase is Phase.DOWN
+
+
+def scrape(table, backend_id, *, running=0, waiting=0, kv=0.1):
+    table.observe(backend_id, Scraped(LoadSample(NOW, running, waiting, kv)))
+
+
+def call(model="m", endpoint=Endpoint.CHAT):
+    return Call(endpoint, Dialect.CHAT, model, stream=False, body=b"{}")
+
+
+def names(backends):
+    return [backend.name for backend in backends]
+
+
+def found(table, *, route=ROUTE, asked=None, demand=SMALL, tried=(), now=NOW):
+    return names(eligible(table.backends("m"), route, asked or call(), demand, tried, now))
+
+
+def why(table, *, route=ROUTE, asked=None, demand=SMALL, tried=(), now=NOW):
+    return reasons(table.backends("m"), route, asked or call(), demand, tried, now)
+
+
+def chosen(table, *, route=ROUTE, demand=SMALL, tried=(), seed=0):
+    rng = random.Random(seed)
+    return choose(table.backends("m"), route, call(), demand, tried, NOW, rng).name
+
+
+@pytest.fixture
+def table():
+    """Three backends, all ready, none scraped."""
+    table = table_of(pools(m=URLS))
+    for backend in tuple(table):
+        make_ready(table, backend.id)
+    return table
+
+
+# --- who may take a request -----------------------------------------------------------------------
+
+
+def test_every_ready_backend_is_eligible(table):
+    assert found(table) == ["b1", "b2", "b3"]
+    assert why(table) == {}
+
+
+def test_a_degraded_backend_waits_while_a_ready_one_can(table):
+    make_degraded(table, "m/b1")
+    assert found(table) == ["b2", "b3"]
+
+
+def test_degraded_backends_serve_when_no_ready_one_does(table):
+    make_degraded(table, "m/b1")
+    make_degraded(table, "m/b3")
+    make_down(table, "m/b2")
+    assert found(table) == ["b1", "b3"]
+
+
+def test_a_degraded_backend_serves_when_the_ready_ones_cannot_take_this_request(table):
+    make_degraded(table, "m/b1")
+    scrape(table, "m/b2", kv=0.95)
+    assert found(table, tried={"m/b3"}) == ["b1"]
+
+
+def test_a_backend_that_was_tried_is_not_asked_again(table):
+    assert found(table, tried={"m/b1", "m/b2"}) == ["b3"]
+    assert why(table, tried={"m/b1"}) == {"m/b1": Exclusion.ALREADY_TRIED}
+
+
+def test_backends_that_take_no_work_are_not_serving(table):
+    table.apply(pools(m=[*URLS, "http://127.0.0.1:8004"]))
+    table.order("m/b1", Order.CORDON)
+    table.order("m/b2", Order.DRAIN)
+    make_down(table, "m/b3")
+    phases = {backend.phase for backend in table}
+    assert phases == {Phase.CORDONED, Phase.DRAINING, Phase.DOWN, Phase.STARTING}
+    assert found(table) == []
+    assert why(table) == dict.fromkeys(table.ids(), Exclusion.NOT_SERVING)
+
+
+def test_a_request_for_an_adapter_goes_where_the_adapter_is(table):
+    make_ready(table, "m/b2", models=(BASE, LORA))
+    assert found(table, route=LORA_ROUTE) == ["b2"]
+    missing = Exclusion.MODEL_MISSING
+    assert why(table, route=LORA_ROUTE) == {"m/b1": missing, "m/b3": missing}
+
+
+def test_a_backend_with_its_own_name_for_the_only_model_holds_the_pools_model(table):
+    make_ready(table, "m/b1", models=(ServedModel("org/other-name", None, 4096),))
+    assert "b1" in found(table)
+
+
+def test_a_backend_with_several_models_none_of_them_ours_lacks_the_model(table):
+    make_ready(table, "m/b1", models=(ServedModel("x", None, 1), ServedModel("y", None, 1)))
+    assert why(table) == {"m/b1": Exclusion.MODEL_MISSING}
+
+
+def test_a_backend_that_does_not_tell_its_endpoints_is_asked_anyway(table):
+    assert found(table, asked=call(endpoint=Endpoint.RERANK)) == ["b1", "b2", "b3"]
+
+
+def test_a_backend_that_tells_its_endpoints_is_asked_for_no_others(table):
+    make_ready(table, "m/b1", endpoints=frozenset({Endpoint.CHAT}))
+    asked = call(endpoint=Endpoint.EMBEDDINGS)
+    assert found(table, asked=asked) == ["b2", "b3"]
+    assert why(table, asked=asked) == {"m/b1": Exclusion.ENDPOINT_MISSING}
+
+
+@pytest.mark.parametrize(
+    ("demand", "fits"),
+    [
+        (Demand(prompt_tokens=4096, exact=True), True),
+        (Demand(prompt_tokens=4097, exact=True), False),
+        (Demand(prompt_tokens=4000, exact=True, max_new_tokens=96), True),
+        (Demand(prompt_tokens=4000, exact=True, max_new_tokens=97), False),
+        (Demand(prompt_tokens=1_000_000, exact=False), True),  # a bound excludes nobody
+    ],
+)
+def test_only_an_exact_count_excludes_a_small_window(table, demand, fits):
+    expected = None if fits else Exclusion.WINDOW_TOO_SMALL
+    assert exclusion(table.get("m/b1"), ROUTE, call(), demand, NOW) is expected
+
+
+def test_a_backend_of_unknown_window_is_never_too_small(table):
+    make_ready(table, "m/b1", models=(ServedModel("m", None, None),))
+    assert found(table, demand=Demand(10**9, exact=True)) == ["b1"]
+
+
+def test_a_full_kv_cache_saturates_only_while_it_was_seen_lately(table):
+    scrape(table, "m/b1", kv=0.95)
+    assert why(table) == {"m/b1": Exclusion.SATURATED}
+    assert "b1" in found(table, now=NOW + 60)
+
+
+def test_a_backend_at_its_own_limit_is_saturated_until_a_slot_comes_back():
+    table = table_of(pools(m=[{"url": URLS[0], "max_in_flight": 1}]))
+    make_ready(table, "m/b1")
+    slot = table.take("m/b1", NOW)
+    assert why(table) == {"m/b1": Exclusion.SATURATED}
+    slot.release()
+    assert found(table) == ["b1"]
+
+
+# --- which of them --------------------------------------------------------------------------------
+
+
+def test_the_least_loaded_wins(table):
+    scrape(table, "m/b1", running=3)
+    scrape(table, "m/b2", running=1)
+    scrape(table, "m/b3", running=1, waiting=1)
+    assert {chosen(table, seed=seed) for seed in range(50)} == {"b2"}
+
+
+def test_our_own_requests_count_before_the_next_scrape_shows_them(table):
+    for name in ("b1", "b2", "b3"):
+        scrape(table, f"m/{name}")
+    taken = []
+    for _ in range(9):
+        name = chosen(table, seed=len(taken))
+        taken.append(name)
+        table.take(f"m/{name}", NOW)
+    assert Counter(taken) == {"b1": 3, "b2": 3, "b3": 3}
+
+
+def test_among_equally_loaded_the_emptier_kv_cache_wins(table):
+    scrape(table, "m/b1", running=2, kv=0.6)
+    scrape(table, "m/b2", running=2, kv=0.2)
+    scrape(table, "m/b3", running=2, kv=0.7)
+    assert {chosen(table, seed=seed) for seed in range(50)} == {"b2"}
+
+
+def test_an_empty_kv_cache_does_not_make_up_for_load(table):
+    scrape(table, "m/b1", running=0, kv=0.85)
+    scrape(table, "m/b2", running=1, kv=0.0)
+    scrape(table, "m/b3", running=1, kv=0.0)
+    assert {chosen(table, seed=seed) for seed in range(50)} == {"b1"}
+
+
+def test_a_backend_of_unknown_load_never_beats_an_idle_one_that_is_known(table):
+    scrape(table, "m/b2", kv=0.9 - 0.01)
+    assert {chosen(table, seed=seed) for seed in range(50)} == {"b2"}
+
+
+def test_equals_are_taken_at_random_and_only_equals(table):
+    scrape(table, "m/b1", running=1)
+    scrape(table, "m/b2", running=5)
+    scrape(table, "m/b3", running=1)
+    rng = random.Random(7)
+    counts = Counter(pick(table.backends("m"), NOW, rng).name for _ in range(400))
+    assert set(counts) == {"b1", "b3"}
+    assert min(counts.values()) > 140
+
+
+def test_scorers_can_be_replaced_and_weighted(table):
+    scrape(table, "m/b1", running=0, kv=0.8)
+    scrape(table, "m/b2", running=4, kv=0.1)
+    two = table.backends("m")[:2]
+    rng = random.Random(0)
+    assert pick(two, NOW, rng, [(fewest_requests, 1.0)]).name == "b1"
+    assert pick(two, NOW, rng, [(free_kv_cache, 1.0)]).name == "b2"
+    weights = [(fewest_requests, 2.0), (free_kv_cache, 3.0)]
+    assert score(two[1], NOW, weights) == pytest.approx(2.0 / 5 + 3.0 * 0.9)
+
+
+def test_an_unknown_or_stale_kv_cache_counts_as_half_full(table):
+    backend = table.get("m/b1")
+    assert free_kv_cache(backend, NOW) == 0.5
+    scrape(table, "m/b1", kv=None)
+    assert free_kv_cache(backend, NOW) == 0.5
+    scrape(table, "m/b1", kv=0.25)
+    assert free_kv_cache(backend, NOW) == 0.75
+    assert free_kv_cache(backend, NOW + 60) == 0.5
+
+
+# --- no backend -----------------------------------------------------------------------------------
+
+
+def retry_after(error):
+    return int(dict(error_headers(error))[b"retry-after"])
+
+
+def test_saturation_is_told_as_overload_with_the_tally(table):
+    for name in ("b1", "b2"):
+        scrape(table, f"m/{name}", kv=0.95)
+    make_down(table, "m/b3")
+    with pytest.raises(Overloaded, match="of its 3 backends 2 saturated, 1 not_serving") as caught:
+        chosen(table)
+    assert caught.value.message.startswith("`m` is overloaded")
+    assert caught.value.status == 503
+    assert caught.value.code == "server_is_overloaded"
+    assert 1 <= retry_after(caught.value) <= 30
+
+
+def test_absence_is_told_as_unavailable_with_the_tally(table):
+    make_down(table, "m/b1")
+    with pytest.raises(Unavailable, match=r"none of its 3 backends .*1 not_serving") as caught:
+        chosen(table, tried={"m/b2", "m/b3"})
+    assert "2 already_tried" in caught.value.message
+    assert (caught.value.code, caught.value.param) == ("model_unavailable", "model")
+    assert 1 <= retry_after(caught.value) <= 30
+
+
+def test_a_pool_without_backends_says_so():
+    error = refusal(ROUTE, {}, random.Random(0))
+    assert isinstance(error, Unavailable)
+    assert "none configured" in error.message
+
+
+def test_a_refusal_names_the_model_as_it_was_asked_for():
+    error = refusal(Route("nick", "m", "m"), {"m/b1": Exclusion.SATURATED}, random.Random(0))
+    assert "`nick`" in error.message
+    assert "m/b1" not in error.message
+
+
+@pytest.mark.parametrize("reason", list(Exclusion))
+def test_every_refusal_asks_to_come_back_soon_and_not_all_at_once(reason):
+    told = [refusal(ROUTE, {"m/b1": reason}, random.Random(seed)) for seed in range(100)]
+    assert all(1 <= each.retry_after_s <= 30 for each in told)
+    assert all(1 <= retry_after(each) <= 30 for each in told)
+    assert len({each.retry_after_s for each in told}) > 50
+    assert all(reason.value in each.message for each in told)
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+def catalog_of(config, models=None, endpoints=None):
+    """Build a catalog over backends that are ready with `models`, by backend id."""
+    table = table_of(config)
+    for backend_id, listed in (models or {}).items():
+        make_ready(table, backend_id, listed, endpoints)
+    return Catalog.build(config, table)
+
+
+def resolve(catalog, model, caller=ANYONE, endpoint=Endpoint.CHAT):
+    return catalog.resolve(call(model, endpoint), caller)
+
+
+def not_found(catalog, model, caller=ANYONE):
+    with pytest.raises(ModelNotFound) as caught:
+        resolve(catalog, model, caller)
+    return caught.value
+
+
+def test_a_pool_and_its_aliases_lead_to_the_pool():
+    catalog = catalog_of(pools(m={"backends": URLS, "aliases": ["gpt-4o", "fast"]}))
+    assert set(catalog.entries) == {"m", "gpt-4o", "fast"}
+    for name in catalog.entries:
+        route = resolve(catalog, name)
+        assert (route.requested, route.pool, route.served_model) == (name, "m", "m")
+        assert route.adapter is None
+        assert catalog.entries[name].parent is None
+
+
+def test_adapters_of_the_backends_are_names_by_themselves():
+    catalog = catalog_of(pools(m=URLS[:2]), {"m/b1": [BASE], "m/b2": [BASE, LORA]})
+    route = resolve(catalog, "lora-a")
+    assert (route.pool, route.served_model, route.adapter) == ("m", "lora-a", "lora-a")
+    assert catalog.entries["lora-a"].parent == "m"
+
+
+def test_a_list_of_adapters_is_the_whole_list():
+    config = pools(m={"backends": URLS[:1], "adapters": ["lora-b"]})
+    catalog = catalog_of(config, {"m/b1": [BASE, LORA]})
+    assert set(catalog.entries) == {"m", "lora-b"}
+    assert resolve(catalog, "lora-b").adapter == "lora-b"
+
+
+def test_an_empty_list_of_adapters_offers_none():
+    config = pools(m={"backends": URLS[:1], "adapters": []})
+    assert set(catalog_of(config, {"m/b1": [BASE, LORA]}).entries) == {"m"}
+
+
+def test_a_base_model_of_another_name_is_no_name_for_clients():
+    models = {"m/b1": [ServedModel("org/real-name", None, 4096)]}
+    assert set(catalog_of(pools(m=URLS[:1]), models).entries) == {"m"}
+
+
+@pytest.mark.parametrize("first", ["m", "other"])
+def test_a_pool_beats_an_alias_and_an_alias_beats_an_adapter(first):
+    shadowing = [BASE, ServedModel("other", "m", None), ServedModel("nick", "m", None)]
+    settings = {
+        "m": {"backends": URLS[:1], "aliases": ["other"]},
+        "other": {"backends": URLS[1:2], "aliases": ["nick"]},
+    }
+    order = sorted(settings, key=lambda name: name != first)
+    config = {name: pools(**{name: settings[name]})[name] for name in order}
+    catalog = catalog_of(config, {"m/b1": shadowing})
+    for name in ("other", "nick"):
+        route = resolve(catalog, name)
+        assert (route.pool, route.adapter) == ("other", None)
+
+
+def test_of_two_pools_with_the_same_adapter_the_first_has_the_name():
+    twin = [ServedModel("n", None, 4096), ServedModel("lora-a", "n", None)]
+    catalog = catalog_of(pools(m=URLS[:1], n=URLS[1:2]), {"m/b1": [BASE, LORA], "n/b1": twin})
+    assert resolve(catalog, "lora-a").pool == "m"
+
+
+@pytest.mark.parametrize(
+    ("told", "cap", "window"),
+    [
+        ((None, None), None, None),
+        ((4096, None), None, 4096),
+        ((4096, 2048), None, 2048),
+        ((4096, 2048), 1024, 1024),
+        ((4096, 2048), 8192, 2048),
+        ((None, None), 8192, 8192),
+    ],
+)
+def test_a_window_is_the_smallest_told_and_capped(told, cap, window):
+    settings = {"backends": URLS[:2]} | ({} if cap is None else {"max_context": cap})
+    models = {
+        f"m/b{place}": [ServedModel("m", None, tokens), LORA]
+        for place, tokens in enumerate(told, start=1)
+    }
+    catalog = catalog_of(pools(m=settings), models)
+    assert resolve(catalog, "m").window_tokens == window
+    assert resolve(catalog, "lora-a").window_tokens == window
+
+
+def test_a_model_serves_what_any_of_its_backends_does():
+    table = table_of(config := pools(m=URLS[:2]))
+    make_ready(table, "m/b1", endpoints=frozenset({Endpoint.CHAT}))
+    assert Catalog.build(config, table).entries["m"].endpoints is None  # b2 has not told
+    make_ready(table, "m/b2", endpoints=frozenset({Endpoint.EMBEDDINGS}))
+    catalog = Catalog.build(config, table)
+    assert resolve(catalog, "m", endpoint=Endpoint.EMBEDDINGS).pool == "m"
+    with pytest.raises(EndpointNotServed) as caught:
+        resolve(catalog, "m", endpoint=Endpoint.RERANK)
+    assert caught.value.message == (
+        "The model `m` does not serve the rerank endpoint. It serves: chat, embeddings."
+    )
+    assert (caught.value.status, caught.value.param) == (404, "model")
+
+
+def test_configured_endpoints_win_over_told_ones():
+    config = pools(m={"backends": URLS[:1], "endpoints": ["rerank"]})
+    catalog = catalog_of(config, {"m/b1": [BASE]}, endpoints=frozenset({Endpoint.CHAT}))
+    assert resolve(catalog, "m", endpoint=Endpoint.RERANK).pool == "m"
+    with pytest.raises(EndpointNotServed):
+        resolve(catalog, "m")
+
+
+def test_unknown_and_forbidden_read_the_same():
+    catalog = catalog_of(pools(secret=URLS[:1], open=URLS[1:2]))
+    caller = Caller("k", "n", "t", models=("open",))
+    forbidden, unknown = not_found(catalog, "secret", caller), not_found(catalog, "qqqqqq", caller)
+    assert forbidden.message.replace("secret", "X") == unknown.message.replace("qqqqqq", "X")
+    for name in ("status", "type", "code", "param", "outcome", "retry_after_s"):
+        assert getattr(forbidden, name) == getattr(unknown, name)
+
+
+def test_a_forbidden_model_does_not_tell_its_endpoints():
+    config = pools(secret={"backends": URLS[:1], "endpoints": ["chat"]})
+    with pytest.raises(ModelNotFound):
+        resolve(catalog_of(config), "secret", Caller("k", "n", "t", models=("x",)), Endpoint.RERANK)
+
+
+def test_a_near_miss_is_answered_with_the_name():
+    catalog = catalog_of(pools(**{"qwen3-8b": URLS[:1]}))
+    assert "Did you mean `qwen3-8b`?" in not_found(catalog, "qwen3-8B").message
+    assert "Did you mean" not in not_found(catalog, "zzz").message
+
+
+def test_a_hint_names_only_what_the_caller_may_use():
+    catalog = catalog_of(pools(**{"qwen3-8b": URLS[:1], "qwen2-7b": URLS[1:2]}))
+    caller = Caller("k", "n", "t", models=("qwen2-*",))
+    assert "qwen3-8b" not in not_found(catalog, "qwen3-8", caller).message
+    assert "Did you mean `qwen2-7b`?" in not_found(catalog, "qwen2-7", caller).message
+    nobody = Caller("k", "n", "t", models=())
+    assert "Did you mean" not in not_found(catalog, "qwen2-7b", nobody).message
+
+
+def test_a_list_of_models_holds_what_the_caller_may_use():
+    config = pools(m={"backends": URLS[:1], "aliases": ["nick"]}, n=URLS[1:2])
+    catalog = catalog_of(config, {"m/b1": [BASE, LORA]})
+    assert set(catalog.visible(ANYONE)) == {"m", "nick", "n", "lora-a"}
+    assert set(catalog.visible(Caller("k", "n", "t", models=("lora-*", "n")))) == {"n", "lora-a"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x" * 10_000_000,
+        "a\r\nset-cookie: b",
+        "\x1b[31mred",
+        "\x00" * 300,
+        "\u202eevil",
+        "\ud800",
+        "",
+    ],
+    ids=["long", "newline", "escape", "zeros", "right-to-left", "surrogate", "empty"],
+)
+def test_a_hostile_name_is_short_and_printable_in_the_message(name):
+    error = not_found(catalog_of(pools(m=URLS[:1])), name)
+    assert error.message.isprintable()
+    assert len(error.message) < 300
+    error.message.encode()
+
+
+# --- what the model list says of a name -----------------------------------------------------------
+
+
+def test_a_name_is_as_well_as_the_best_backend_that_holds_it(table):
+    make_ready(table, "m/b3", models=(BASE, LORA))
+    catalog = Catalog.build(pools(m=URLS), table)
+
+    def told(name):
+        return status(catalog.entries[name], table.backends("m"))
+
+    assert (told("m"), told("lora-a")) == ("ready", "ready")
+    make_degraded(table, "m/b3")
+    assert (told("m"), told("lora-a")) == ("ready", "degraded")
+    make_down(table, "m/b3")
+    assert (told("m"), told("lora-a")) == ("ready", "unavailable")
