@@ -18,6 +18,7 @@ class Result:
     ended_at: float = 0.0
     chunk_at: list[float] = field(default_factory=list)
     complete: bool = False
+    body: bytes = b""  # of a reply that is no stream
 
 
 def request_bytes(
@@ -76,7 +77,7 @@ class Connection:
                     return result
         else:
             length = int(lower.partition(b"content-length:")[2].split(b"\r\n", 1)[0])
-            await reader.readexactly(length)
+            result.body = await reader.readexactly(length)
         result.ended_at = time.monotonic()
         result.complete = True
         if b"connection: close" in lower:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 LOAD_CORE, GATEWAY_CORE = 0, (os.cpu_count() or 1) - 1
 BIN = pathlib.Path(sys.executable).parent
+BACKEND = pathlib.Path(__file__).parent / "backend.py"
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Site:
     key: str
     pid: int
     backend_ports: list[int]
+    log: str
 
     def metrics(self) -> dict[str, float]:
         """Return every sample of /metrics by its full name with labels."""
@@ -125,7 +127,7 @@ def site(backends: int = 2, sim_flags: tuple[str, ...] = (), extra: str = "") ->
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         ports = [free_port() for _ in range(backends)]
         for port in ports:
-            command = [gateway, "sim", "--port", str(port), "--model", "m", *sim_flags]
+            command = [sys.executable, str(BACKEND), "--port", str(port), *sim_flags]
             stack.enter_context(process(command, LOAD_CORE))
         for port in ports:
             wait_for(port, "/health")
@@ -147,4 +149,4 @@ def site(backends: int = 2, sim_flags: tuple[str, ...] = (), extra: str = "") ->
         )
         wait_for(public, "/readyz")
         os.sched_setaffinity(0, {LOAD_CORE})
-        yield Site(public, admin, json.loads(made.stdout)["key"], pid, ports)
+        yield Site(public, admin, json.loads(made.stdout)["key"], pid, ports, log)

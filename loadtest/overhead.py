@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--out")
     args = parser.parse_args()
     rounds: dict[str, list[dict[str, float]]] = {}
-    with site(backends=1, sim_flags=("--decode-step", "5ms")) as where:
+    with site(backends=1, sim_flags=("--decode-step", "0.005")) as where:
         idle_kib = pss_kib(where.pid)
         for _ in range(args.rounds):
             for stream in (False, True):

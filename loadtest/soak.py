@@ -37,6 +37,8 @@ async def worker(where: Site, count: list[int], rng: random.Random, tally: dict[
                     "ok" if result.status == 200 and result.complete else f"status {result.status}"
                 )
             )
+            if word.startswith("status"):
+                word += f" {result.body[:200]!r}"
         except (OSError, asyncio.IncompleteReadError) as error:
             connection.close()
             word = f"error {type(error).__name__}"
@@ -60,7 +62,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     failures = []
-    with site(backends=3, sim_flags=("--decode-step", "1ms")) as where:
+    with site(backends=3, sim_flags=("--decode-step", "0.001")) as where:
         asyncio.run(load(where, 2_000, args.clients, 0))  # warm up: pools, caches, code
         time.sleep(5)
         files_before, memory_before = open_files(where.pid), pss_kib(where.pid)
@@ -82,6 +84,8 @@ def main() -> int:
         in_flight = where.total("gateway_inflight_requests")
         files_after, memory_after = open_files(where.pid), pss_kib(where.pid)
         counted = where.total("gateway_requests_total")
+        told = [line for line in open(where.log) if '"backend_error"' in line or '"bug"' in line]
+        print("".join(told[:5]), end="")
     print(f"{args.requests} requests in {took_s:.0f} s: {tally}")
     print(
         f"in flight {in_flight:.0f}, files {files_before} -> {files_after}, memory {memory_before} -> {memory_after} KiB"

@@ -59,12 +59,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=1000)
     args = parser.parse_args()
-    with site(backends=2, sim_flags=("--decode-step", "50ms", "--max-num-seqs", "2000")) as where:
+    with site(backends=2, sim_flags=("--decode-step", "0.05", "--max-num-seqs", "2000")) as where:
         print(f"idle {pss_kib(where.pid) / 1024:.1f} MiB")
         print(
             f"{args.streams} trickling streams: {asyncio.run(hold(where, args.streams)):.1f} KiB each"
         )
-    with site(backends=2, sim_flags=("--decode-step", "0ms", "--max-model-len", "65536")) as where:
+    with site(backends=2, sim_flags=("--decode-step", "0", "--max-model-len", "65536")) as where:
         grown_kib, left = stall(where, 50)
         print(
             f"50 streams nobody reads: {grown_kib:.1f} KiB each; {left:.0f} in flight after they left"

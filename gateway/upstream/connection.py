@@ -148,7 +148,9 @@ class Connection(asyncio.Protocol):
         try:
             return await waiter
         except asyncio.CancelledError:
-            self.abort()
+            # A whole reply that was not taken any more has freed the connection: it may be another's.
+            if waiter.cancelled() or waiter.exception() or waiter.result().connection is not None:
+                self.abort()
             raise
 
     def attach(self, sink: Sink) -> None:

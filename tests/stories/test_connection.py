@@ -245,6 +245,24 @@ def test_cancelling_a_request_closes_the_connection_so_that_the_backend_stops():
     assert free == []
 
 
+def test_cancelling_when_the_whole_reply_is_there_leaves_the_connection_to_the_next():
+    """Its task has not run yet, but the connection is free already and may carry another request."""
+
+    async def main():
+        async with Backend(b"") as backend:
+            connection, free = await backend.connect()
+            waiting = asyncio.get_running_loop().create_task(connection.request(HEAD, b"{}", later()))
+            await asyncio.sleep(0.02)
+            connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+            assert free == [connection]
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            assert waiting.cancelled()
+            return connection.usable
+
+    assert run(main())
+
+
 def test_connection_close_is_obeyed():
     reply, connection, free = exchange(
         b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok"
