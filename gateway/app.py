@@ -35,7 +35,7 @@ from gateway.ingress.downstream import Downstream
 from gateway.ingress.handler import Handler, Settings
 from gateway.ingress.listener import bind, port_of
 from gateway.ingress.routes import Readiness, public_app
-from gateway.ingress.server import HeadLimits, Ingress, Server, plain_server, public_server
+from gateway.ingress.server import ClientLimits, Ingress, Server, plain_server, public_server
 from gateway.observe.ledger import Ledger
 from gateway.observe.log import AccessLog, set_up_logging
 from gateway.observe.metrics import Metrics, Readings
@@ -51,6 +51,8 @@ EXIT_OK: Final = 0
 EXIT_FAILURE: Final = 1
 # Young collections are rare: the request path makes no reference cycles, so there is little to find.
 _GC_THRESHOLDS: Final = (50_000, 20, 100)
+# A stalled stream holds its write buffer, one read (twice the receive buffer), and copies of both.
+_BUFFER_PARTS: Final = 8
 _LAST_WORDS_S: Final = 1.0  # for streams to take their error frame when the grace period is over
 
 
@@ -107,7 +109,9 @@ def build(loaded: Loaded, path: Path, outlet: Outlet) -> Process:
     clock = SystemClock()
     table = PoolTable(clock)
     client = Client(
-        connect_s=config.timeouts.connect, keep_alive_s=config.timeouts.upstream_keep_alive
+        connect_s=config.timeouts.connect,
+        keep_alive_s=config.timeouts.upstream_keep_alive,
+        receive_bytes=config.limits.stream_buffer // _BUFFER_PARTS,
     )
     metrics = Metrics(
         Readings(
@@ -126,11 +130,12 @@ def build(loaded: Loaded, path: Path, outlet: Outlet) -> Process:
     limits = config.limits
     ingress = Ingress(
         story=lambda down: handler.handle(down),
-        limits=HeadLimits(
+        limits=ClientLimits(
             max_bytes=limits.max_header_bytes,
             max_headers=limits.max_headers,
             timeout_s=config.timeouts.header,
             keep_alive_s=config.timeouts.keep_alive,
+            write_buffer_bytes=limits.stream_buffer // _BUFFER_PARTS,
         ),
     )
     handler = Handler(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import pathlib
 import random
 import sys
 import time
@@ -84,7 +85,8 @@ def main() -> int:
         in_flight = where.total("gateway_inflight_requests")
         files_after, memory_after = open_files(where.pid), pss_kib(where.pid)
         counted = where.total("gateway_requests_total")
-        told = [line for line in open(where.log) if '"backend_error"' in line or '"bug"' in line]
+        lines = pathlib.Path(where.log).read_text().splitlines(keepends=True)
+        told = [line for line in lines if '"backend_error"' in line or '"bug"' in line]
         print("".join(told[:5]), end="")
     print(f"{args.requests} requests in {took_s:.0f} s: {tally}")
     print(

@@ -11,7 +11,7 @@
     |   |-- BodyTooLarge                  413     invalid_request_error    request_too_large
     |   `-- UnsupportedMediaType          415     invalid_request_error    unsupported_media_type
     |-- AccessError         the caller's  401     invalid_request_error    invalid_api_key
-    |   `-- MissingKey                    401     invalid_request_error    null
+    |   `-- MissingKey                    401     invalid_request_error    missing_api_key
     |-- Rejected            nobody's      503     service_unavailable_error
     |   |-- Overloaded                    503     service_unavailable_error  server_is_overloaded
     |   |-- Unavailable                   503     service_unavailable_error  model_unavailable
@@ -134,9 +134,9 @@ class AccessError(GatewayError):
 
 
 class MissingKey(AccessError):
-    """No key at all: 401, with a null code as OpenAI answers."""
+    """No key at all: 401."""
 
-    default_code = None
+    default_code = "missing_api_key"
 
 
 class Rejected(GatewayError):

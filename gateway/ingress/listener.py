@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import stat
 from typing import Final
 
 from gateway.config.models import Listen
 
 _BACKLOG: Final = 4096  # connections the kernel holds while the loop is busy
+_PROBE_S: Final = 0.5
 # What the kernel holds for one client that does not read (Linux doubles it); left alone it grows to
 # megabytes of an answer nobody takes, while the engine works on. Accepted sockets inherit it.
 _SEND_BUFFER_BYTES: Final = 64 * 1024
@@ -48,12 +50,17 @@ def port_of(listener: socket.socket) -> int:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove a socket file that nobody listens on any more."""
+    """Remove a socket file that nobody listens on any more; any other file stays."""
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return
+    except OSError:
+        return
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
+        probe.settimeout(_PROBE_S)  # a listener with a full backlog is one, too
         try:
             probe.connect(path)
         except ConnectionRefusedError:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+            os.unlink(path)
         except OSError:
             return

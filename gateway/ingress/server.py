@@ -50,13 +50,14 @@ class HeadTimeout(RequestError):
 
 
 @dataclass(frozen=True, slots=True)
-class HeadLimits:
-    """What a request head may be."""
+class ClientLimits:
+    """What one client connection may be and hold."""
 
     max_bytes: int
     max_headers: int
     timeout_s: float
     keep_alive_s: float
+    write_buffer_bytes: int  # unsent bytes from which the backend is not read any more
 
 
 @dataclass(slots=True)
@@ -64,7 +65,7 @@ class Ingress:
     """What the connections of the public listener share. `live` holds the requests in progress."""
 
     story: Callable[[Downstream], Coroutine[Any, Any, None]]
-    limits: HeadLimits
+    limits: ClientLimits
     live: set[Downstream] = field(default_factory=set)
     connections: set[GatewayProtocol] = field(default_factory=set)
     _ids: Iterator[int] = field(default_factory=itertools.count)
@@ -105,6 +106,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """Count the connection."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=self._ingress.limits.write_buffer_bytes)
         self._ingress.connections.add(self)
 
     def data_received(self, data: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Collection, Mapping, Sequence
 
@@ -43,7 +44,7 @@ def refusal(route: Route, why: Mapping[str, Exclusion], rng: random.Random) -> R
         wait_s = rng.uniform(1.0, 3.0)
         return Overloaded(
             f"`{route.requested}` is overloaded: of its {len(why)} backends {tally}. "
-            f"Retry in {wait_s:.0f} s.",
+            f"Retry in {math.ceil(wait_s)} s.",
             retry_after_s=wait_s,
         )
     return Unavailable(

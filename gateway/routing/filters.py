@@ -12,9 +12,12 @@ def exclusion(
     backend: Backend, route: Route, call: Call, demand: Demand, now: float
 ) -> Exclusion | None:
     """Return why `backend` cannot take the request, None when it can (its phase aside: `eligible`)."""
-    if route.served_model not in backend.models and (
-        route.adapter is not None or not backend.base_model
-    ):
+    if route.adapter is None:
+        missing = backend.base_model is None
+    else:
+        held = backend.models.get(route.adapter)
+        missing = held is None or held.parent is None
+    if missing:
         return Exclusion.MODEL_MISSING
     if backend.endpoints is not None and call.endpoint not in backend.endpoints:
         return Exclusion.ENDPOINT_MISSING

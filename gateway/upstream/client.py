@@ -12,17 +12,12 @@ import socket
 import ssl
 import time
 from collections.abc import Collection
-from typing import Final
 
 import msgspec
 
 from gateway.core.errors import ConnectFailed
 from gateway.pools.table import Backend
 from gateway.upstream.connection import Connection, Reply
-
-# The kernel's receive buffer bounds what one read can bring, and so what a stream can hold when its
-# client stops reading: one buffer here plus one in the client's transport. Linux doubles the value.
-_RECEIVE_BUFFER_BYTES: Final = 64 * 1024
 
 
 class Outgoing(msgspec.Struct, frozen=True):
@@ -37,8 +32,11 @@ class Outgoing(msgspec.Struct, frozen=True):
 class BackendConnections:
     """The connections to one backend; `busy` are those that carry a request."""
 
-    def __init__(self, backend: Backend, *, connect_s: float, keep_alive_s: float) -> None:
+    def __init__(
+        self, backend: Backend, *, connect_s: float, keep_alive_s: float, receive_bytes: int
+    ) -> None:
         self.backend = backend
+        self._receive_bytes = receive_bytes
         self._connect_s = connect_s
         self._keep_alive_s = keep_alive_s
         self._ssl = ssl.create_default_context() if backend.tls else None
@@ -108,7 +106,7 @@ class BackendConnections:
         except (OSError, TimeoutError, ssl.SSLError) as error:
             raise ConnectFailed("no connection to the backend could be made") from error
         raw = transport.get_extra_info("socket")
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_bytes)
         return connection
 
     def _on_free(self, connection: Connection) -> None:
@@ -146,9 +144,14 @@ class BackendConnections:
 
 
 class Client:
-    """All backends' connections, made on first use and dropped when the backend goes."""
+    """All backends' connections, made on first use and dropped when the backend goes.
 
-    def __init__(self, *, connect_s: float, keep_alive_s: float) -> None:
+    `receive_bytes` is the kernel's receive buffer (Linux doubles it): it bounds what one read can
+    bring, and so, with the client's write buffer, what a stream holds whose client does not read.
+    """
+
+    def __init__(self, *, connect_s: float, keep_alive_s: float, receive_bytes: int) -> None:
+        self._receive_bytes = receive_bytes
         self._connect_s = connect_s
         self._keep_alive_s = keep_alive_s
         self._backends: dict[str, BackendConnections] = {}
@@ -160,7 +163,10 @@ class Client:
             if found is not None:
                 found.close()
             found = self._backends[backend.id] = BackendConnections(
-                backend, connect_s=self._connect_s, keep_alive_s=self._keep_alive_s
+                backend,
+                connect_s=self._connect_s,
+                keep_alive_s=self._keep_alive_s,
+                receive_bytes=self._receive_bytes,
             )
         return found
 

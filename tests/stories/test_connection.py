@@ -251,7 +251,9 @@ def test_cancelling_when_the_whole_reply_is_there_leaves_the_connection_to_the_n
     async def main():
         async with Backend(b"") as backend:
             connection, free = await backend.connect()
-            waiting = asyncio.get_running_loop().create_task(connection.request(HEAD, b"{}", later()))
+            waiting = asyncio.get_running_loop().create_task(
+                connection.request(HEAD, b"{}", later())
+            )
             await asyncio.sleep(0.02)
             connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
             assert free == [connection]

@@ -27,7 +27,11 @@ def test_the_demo_prints_a_url_and_a_key_that_work_and_ends_at_once(flags):
         url = re.search(r"base URL +(\S+)", printed)[1]
         key = re.search(r"API key +(\S+)", printed)[1]
         assert re.search(r"models +llama3-1b, qwen3-8b, qwen3-8b-legal, qwen3-8b-sql", printed)
-        body = {"model": "llama3-1b", "max_tokens": 3, "messages": [{"role": "user", "content": "hi"}]}
+        body = {
+            "model": "llama3-1b",
+            "max_tokens": 3,
+            "messages": [{"role": "user", "content": "hi"}],
+        }
         request = urllib.request.Request(
             url + "/chat/completions", json.dumps(body).encode(),
             {"authorization": f"Bearer {key}", "content-type": "application/json"},

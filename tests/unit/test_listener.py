@@ -96,9 +96,6 @@ def test_a_socket_that_somebody_listens_on_is_left_alone(tmp_path):
         first.accept()[0].close()
 
 
-@pytest.mark.xfail(
-    reason="connecting to a plain file is refused on Linux as to a stale socket, and it is removed"
-)
 def test_a_file_that_is_no_socket_is_never_removed(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("keep me")
