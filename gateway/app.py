@@ -341,6 +341,8 @@ def reload(process: Process) -> bool:
             "reload refused, the old configuration stays in force", extra={"event": "reload_failed"}
         )
         return False
+    for warning in loaded.warnings:
+        log.warning(str(warning), extra={"event": "config_warning"})
     effect = diff(before, loaded.config)
     process.loaded = loaded
     process.handler.configure(settings)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -222,7 +223,7 @@ class Downstream:
 
     def _write_head(self, status: int, lines: bytes, body: bytes) -> None:
         self.started = True
-        self.started_at = self._protocol.loop.time()
+        self.started_at = time.monotonic()
         self.bytes_out += len(body)
         close = b"" if self.keep_alive else b"connection: close\r\n"
         self._transport.write(

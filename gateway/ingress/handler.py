@@ -28,6 +28,7 @@ from gateway.config.models import Config
 from gateway.core.aio import Clock
 from gateway.core.errors import (
     BackendBroke,
+    ClientGone,
     GatewayError,
     ShuttingDown,
     UpstreamError,
@@ -130,7 +131,7 @@ class Handler:
             self._refuse(down, record, error)
         except asyncio.CancelledError:
             if down.gone:
-                record.outcome = Outcome.CLIENT_GONE
+                record.outcome, record.status = Outcome.CLIENT_GONE, ClientGone.status
             else:
                 self._refuse(
                     down,

@@ -16,6 +16,7 @@ import contextlib
 import functools
 import itertools
 import os
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -182,7 +183,7 @@ class GatewayProtocol(HttpToolsProtocol):
         previous = self.cycle
         http11 = self.parser.get_http_version() == "1.1"
         self.cycle = down = Downstream(
-            self, spec, new_id=self._ingress.new_id(), now=self.loop.time()
+            self, spec, new_id=self._ingress.new_id(), now=time.monotonic()
         )
         down.read_head(
             self.headers, http11=http11, keep_alive=http11 and self.parser.should_keep_alive()

@@ -235,8 +235,8 @@ def set_up_logging(config: LogConfig, fd: int = 1) -> Outlet:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(config.level.value.upper())
-    for chatty in ("httpx2", "httpcore2", "asyncio", "uvicorn.access"):
-        # Each probe would be a line, with the backend's address in it.
+    for chatty in ("httpx2", "httpcore2", "asyncio", "uvicorn.access", "uvicorn.error"):
+        # Each probe would be a line, with the backend's address in it; uvicorn tells its start twice.
         logging.getLogger(chatty).setLevel(max(root.level, logging.WARNING))
     sys.stdout.flush()  # what was printed before comes first
     return outlet

@@ -99,7 +99,11 @@ def test_a_missing_key_is_told_as_such_with_a_null_code(path, sent):
     create(path, name="a")
     error = refusal(KeyRing.load(path), *sent)
     assert isinstance(error, MissingKey)
-    assert (error.status, error.code, error.type) == (401, "missing_api_key", "invalid_request_error")
+    assert (error.status, error.code, error.type) == (
+        401,
+        "missing_api_key",
+        "invalid_request_error",
+    )
     assert "Authorization: Bearer" in error.message
 
 
