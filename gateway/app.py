@@ -135,6 +135,7 @@ def build(loaded: Loaded, path: Path, outlet: Outlet) -> Process:
             max_headers=limits.max_headers,
             timeout_s=config.timeouts.header,
             keep_alive_s=config.timeouts.keep_alive,
+            write_s=config.timeouts.client_write,
             write_buffer_bytes=limits.stream_buffer // _BUFFER_PARTS,
         ),
     )
@@ -278,15 +279,15 @@ async def _drain(process: Process) -> None:
     for down in tuple(live):
         if down.relay is not None:
             down.relay.shut_down()
-        elif down.task is not None:
-            down.task.cancel()
+        else:
+            down.cancel()
     await _ended(live, _LAST_WORDS_S)
 
 
 async def _ended(live: set[Downstream], patience_s: float, *unless: asyncio.Task[Any]) -> None:
     """Wait until every request in progress has ended, `patience_s` at most, or one of `unless` has."""
     deadline = asyncio.get_running_loop().time() + patience_s
-    while tasks := [down.task for down in live if down.task is not None]:
+    while tasks := [down.task for down in live if down.task and not down.task.done()]:
         left_s = deadline - asyncio.get_running_loop().time()
         if left_s <= 0 or any(task.done() for task in unless):
             return

@@ -41,7 +41,7 @@ class Downstream:
     __slots__ = (
         "_body_bytes", "_body_limit", "_body_ready", "_complete", "_encoded", "_expects_continue",
         "_http11", "_parts", "_protocol", "_transport", "bytes_out", "content_type", "credentials",
-        "disconnected", "extra_headers", "gone", "id", "keep_alive", "received_at", "relay",
+        "disconnected", "entered", "extra_headers", "gone", "id", "keep_alive", "received_at", "relay",
         "response_complete", "retry_count", "spec", "started", "started_at", "takes_chunks", "task",
         "writing_paused",
     )  # fmt: skip
@@ -75,6 +75,7 @@ class Downstream:
         self.started_at: float | None = None
         self.writing_paused = False
         self.gone = False
+        self.entered = False  # the story has begun, so a cancellation ends in its `finally`
         self.relay: Relay | None = None
         self.task: asyncio.Task[None] | None = None
 
@@ -172,6 +173,8 @@ class Downstream:
 
     def respond(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
         """Write a whole reply and finish. Does nothing for a client that has gone."""
+        if self.gone:
+            return
         if not self._complete:
             self.keep_alive = False
         lines = b"".join([b"%b: %b\r\n" % header for header in headers])
@@ -199,6 +202,8 @@ class Downstream:
 
     def write(self, data: bytes) -> None:
         """Write body bytes of a streamed reply."""
+        if self.gone:
+            return
         self.bytes_out += len(data)
         if self.takes_chunks:
             data = b"%x\r\n%b\r\n" % (len(data), data)
@@ -206,6 +211,8 @@ class Downstream:
 
     def write_chunk(self, chunk: bytes) -> None:
         """Write body bytes of a streamed reply that are framed as one chunk already."""
+        if self.gone:
+            return
         self.bytes_out += len(chunk)
         self._transport.write(chunk)
 
@@ -253,7 +260,12 @@ class Downstream:
     def on_client_gone(self) -> None:
         """The connection is lost: end the story wherever it waits."""
         self.gone = True
-        if self.task is not None and not self.task.done() and not self.response_complete:
+        if not self.response_complete:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """End the story. One that has not begun ends by itself: it looks first who is there."""
+        if self.entered and self.task is not None and not self.task.done():
             self.task.cancel()
 
     def pause_writing(self) -> None:

@@ -92,7 +92,7 @@ class Handler:
     _catalog: Catalog | None = None
     _catalog_epoch: int = -1
 
-    async def handle(self, down: Downstream) -> None:
+    async def handle(self, down: Downstream) -> None:  # noqa: PLR0915 - the story, in one piece
         """Serve one request; every way out is settled exactly once.
 
         Cancel: what was taken is given back before this returns; a client that is still there is told.
@@ -101,7 +101,10 @@ class Handler:
         record = RequestRecord(
             down.id, down.spec.endpoint, down.received_at, client_retry=down.retry_count
         )
+        down.entered = True
         try:
+            if down.gone:
+                raise asyncio.CancelledError
             if self.draining:
                 raise ShuttingDown(
                     "This gateway is shutting down. Retry; another replica will answer.",
@@ -118,6 +121,7 @@ class Handler:
             limit_bytes = limits.max_audio_body if down.spec.multipart else limits.max_body
             body = await down.read_body(limit_bytes, settings.config.timeouts.body)
             record.body_at = self.clock.now()
+            settings = self.settings  # the catalog below is of the same configuration
             call = parse_call(down.spec, body, down.content_type)
             route = self.catalog().resolve(call, caller)
             record.model, record.pool, record.adapter = route.requested, route.pool, route.adapter
@@ -171,6 +175,8 @@ class Handler:
         hides_usage = call.stream and call.dialect in _GENERATES and not call.wants_usage
         while True:
             now = self.clock.now()
+            if backend is not None and self.table.get(backend.id) is not backend:
+                backend = None  # a reload took it away while we waited
             fresh = backend is not None
             if backend is None:
                 backend = choose(
@@ -199,7 +205,7 @@ class Handler:
                     await self._relay(settings, down, record, call, reply, hides_usage)
                 else:
                     self._answer(down, record, call, backend, reply)
-                if backend.traffic_failures:
+                if backend.traffic_failures and reply.status < 500:
                     self.table.observe(backend.id, TrafficOk(self.clock.now()))
                 return
             except UpstreamError as error:
@@ -241,7 +247,7 @@ class Handler:
         if error is not None:
             raise error
         record.status = reply.status
-        record.outcome = Outcome.OK
+        record.outcome = Outcome.OK if reply.status < 400 else Outcome.UPSTREAM_REJECTED
 
     def _answer(
         self, down: Downstream, record: RequestRecord, call: Call, backend: Backend, reply: Reply

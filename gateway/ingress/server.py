@@ -58,6 +58,7 @@ class ClientLimits:
     max_headers: int
     timeout_s: float
     keep_alive_s: float
+    write_s: float  # how long what is written may stay unread once the connection closes
     write_buffer_bytes: int  # unsent bytes from which the backend is not read any more
 
 
@@ -99,6 +100,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._idle_since: float | None = None
         self._refusal: GatewayError | None = None
         self._linger_until: float | None = None
+        self._closing_since: float | None = None
         self._ready: Downstream | None = None  # has its head; starts at the end of this read
         self._answering: Downstream | None = None
 
@@ -113,15 +115,16 @@ class GatewayProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse, then start the story: a body that came with its head needs no wait."""
         self._unset_keepalive_if_required()
-        if self._head_since is None and (self.cycle is None or self.cycle.response_complete):
-            self._head_since = self.loop.time()
-            self._head_bytes = 0
+        if self._idle_since is not None:
             self._idle_since = None
+            self._await_head()
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError:
+            self._ready = None
             self.send_400_response("")
         except httptools.HttpParserUpgrade:
+            self._ready = None
             self._refuse_head(
                 RequestError(
                     "Protocol upgrades are not supported here.", code="upgrade_not_supported"
@@ -132,7 +135,7 @@ class GatewayProtocol(HttpToolsProtocol):
             if self._head_bytes > self._max_bytes:
                 self._refuse_head(self._too_large())
         ready, self._ready = self._ready, None
-        if ready is not None:
+        if ready is not None and not self.transport.is_closing():
             self._start(ready)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -164,6 +167,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self.url = b""
         self.headers = []
         self._header_bytes = 0
+        if self._head_since is None:
+            self._await_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take one header, within the limits."""
@@ -206,7 +211,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if type(self.cycle) is Downstream:
             self.cycle.on_message_complete()
             if self._linger_until is not None:
-                self.transport.close()
+                self._close()
         else:
             super().on_message_complete()
 
@@ -236,6 +241,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _start(self, down: Downstream) -> None:
         self._answering = down
+        down.writing_paused = self.flow.write_paused  # by what the reply before it left behind
         self._ingress.live.add(down)
         down.start(self._ingress.story)
 
@@ -246,9 +252,9 @@ class GatewayProtocol(HttpToolsProtocol):
             self._linger_until = self.loop.time() + _LINGER_S
             return
         if not down.keep_alive:
-            self.transport.close()
+            self._close()
         elif self.pipeline:
-            self.on_response_complete()
+            self.loop.call_soon(self.on_response_complete)
         else:
             self._idle_since = self.loop.time()  # in place of uvicorn's timer per response
 
@@ -261,8 +267,11 @@ class GatewayProtocol(HttpToolsProtocol):
         limits = self._ingress.limits
         lingered = self._linger_until is not None and now >= self._linger_until
         idle = self._idle_since is not None and now - self._idle_since >= limits.keep_alive_s
-        if lingered or idle:
-            self.transport.close()
+        unread = self._closing_since is not None and now - self._closing_since >= limits.write_s
+        if unread:
+            self.transport.abort()
+        elif lingered or idle:
+            self._close()
         elif self._head_since is not None and now - self._head_since >= limits.timeout_s:
             if self._head_bytes:
                 self._refuse_head(
@@ -270,6 +279,17 @@ class GatewayProtocol(HttpToolsProtocol):
                 )
             else:
                 self.transport.close()
+
+    def _await_head(self) -> None:
+        self._head_since = self.loop.time()
+        self._head_bytes = 0
+
+    def _close(self) -> None:
+        """Close once what is written is read; `tick` gives up on a client that never reads."""
+        if self._closing_since is None:
+            self._closing_since = self.loop.time()
+        self._linger_until = None
+        self.transport.close()
 
     def _too_large(self) -> HeadTooLarge:
         limits = self._ingress.limits
@@ -279,8 +299,10 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _refuse_head(self, error: GatewayError) -> None:
         """Answer a request that has no valid head, and close."""
-        if self._answering is not None or self.transport.is_closing():
-            self.transport.abort()  # something else is being answered on this connection
+        if self._answering is not None or self._linger_until is not None:
+            self.transport.abort()  # another request is being answered, or was refused
+            return
+        if self.transport.is_closing():
             return
         body = error_body(error, self._ingress.new_id())
         self.transport.write(

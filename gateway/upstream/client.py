@@ -42,6 +42,7 @@ class BackendConnections:
         self._ssl = ssl.create_default_context() if backend.tls else None
         self._idle: list[Connection] = []
         self.busy: set[Connection] = set()
+        self.connecting = 0
         self._heads: dict[tuple[bytes, bytes], bytes] = {}
         self.closed = False
 
@@ -95,6 +96,7 @@ class BackendConnections:
     async def _connect(self) -> Connection:
         backend = self.backend
         loop = asyncio.get_running_loop()
+        self.connecting += 1
         try:
             async with asyncio.timeout(self._connect_s):
                 transport, connection = await loop.create_connection(
@@ -105,6 +107,8 @@ class BackendConnections:
                 )
         except (OSError, TimeoutError, ssl.SSLError) as error:
             raise ConnectFailed("no connection to the backend could be made") from error
+        finally:
+            self.connecting -= 1
         raw = transport.get_extra_info("socket")
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_bytes)
         return connection
@@ -155,13 +159,16 @@ class Client:
         self._connect_s = connect_s
         self._keep_alive_s = keep_alive_s
         self._backends: dict[str, BackendConnections] = {}
+        self._leaving: list[
+            BackendConnections
+        ] = []  # of backends that are gone, until they are idle
 
     def connections(self, backend: Backend) -> BackendConnections:
         """The connections of `backend`; a reload that moved it to another address starts afresh."""
         found = self._backends.get(backend.id)
         if found is None or found.backend is not backend:
             if found is not None:
-                found.close()
+                self._let_go(found)
             found = self._backends[backend.id] = BackendConnections(
                 backend,
                 connect_s=self._connect_s,
@@ -173,26 +180,31 @@ class Client:
     def keep_only(self, backend_ids: Collection[str]) -> None:
         """Drop the idle connections of backends that are gone."""
         for backend_id in self._backends.keys() - set(backend_ids):
-            gone = self._backends[backend_id]
-            gone.close()
-            if not gone.busy:
-                del self._backends[backend_id]
+            self._let_go(self._backends.pop(backend_id))
 
     def tick(self, now: float) -> None:
         """Wake every connection; called about twice a second by the app."""
-        for connections in tuple(self._backends.values()):
+        for connections in self._all():
             connections.tick(now)
+        self._leaving = [each for each in self._leaving if each.busy or each.connecting]
 
     def close(self) -> None:
         """Close everything, busy connections too: the backends stop working for them."""
-        for connections in self._backends.values():
+        for connections in self._all():
             connections.close()
             for connection in tuple(connections.busy):
                 connection.abort()
 
     def open_connections(self) -> tuple[int, int]:
         """(busy, idle), for the metrics and the leak tests."""
-        all_connections = self._backends.values()
+        all_connections = self._all()
         return sum(len(each.busy) for each in all_connections), sum(
             each.idle for each in all_connections
         )
+
+    def _all(self) -> tuple[BackendConnections, ...]:
+        return (*self._backends.values(), *self._leaving)
+
+    def _let_go(self, gone: BackendConnections) -> None:
+        gone.close()
+        self._leaving.append(gone)

@@ -27,6 +27,7 @@ WHOLE_REPLY_BYTES: Final = 256 * 1024
 # Read from a backend before anybody takes the body: reading is paused beyond this.
 _UNCLAIMED_BYTES: Final = 64 * 1024
 _MAX_HEADER_BYTES: Final = 64 * 1024
+_STALE_S: Final = 1.0  # a connection closed by its idle limit says so within a round trip
 _MAX_INTERIM_REPLIES: Final = 8  # 1xx heads before the real one
 
 
@@ -98,6 +99,7 @@ class Connection(asyncio.Protocol):
         self._sink: Sink | None = None
         self._deadline = 0.0
         self._used = False
+        self._sent_at = 0.0
         self._reset()
 
     def _reset(self) -> None:
@@ -140,6 +142,7 @@ class Connection(asyncio.Protocol):
         self._deadline = deadline
         waiter: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiter = waiter
+        self._sent_at = asyncio.get_running_loop().time()
         if len(body) < _UNCLAIMED_BYTES:
             transport.write(head + body)
         else:
@@ -226,7 +229,7 @@ class Connection(asyncio.Protocol):
                 self._finish_collected()
             else:
                 self._deliver()
-        elif self.state is State.HEAD and self._used and not self._answered:
+        elif self.state is State.HEAD and not self._answered and self._was_stale():
             self._fail(StaleConnection("the backend had closed the idle connection"))
         elif self.state is not State.IDLE:
             self._fail(BackendBroke("the backend closed the connection"))
@@ -236,6 +239,11 @@ class Connection(asyncio.Protocol):
         self._on_closed(self)
 
     # --- httptools ------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """Refuse what follows a whole reply in the same read."""
+        if self._complete:
+            raise httptools.HttpParserError("bytes after the reply")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Collect one header; a repeated one keeps its last value (none that we pass on repeats)."""
@@ -342,6 +350,10 @@ class Connection(asyncio.Protocol):
             and b"content-length" not in headers
             and b"transfer-encoding" not in headers
         )
+
+    def _was_stale(self) -> bool:
+        """Whether the backend cannot have worked: reused, and gone as soon as we sent."""
+        return self._used and asyncio.get_running_loop().time() - self._sent_at < _STALE_S
 
     def _fail(self, error: UpstreamError) -> None:
         waiter, self._waiter = self._waiter, None

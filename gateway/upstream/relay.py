@@ -66,6 +66,10 @@ class Watch(Protocol):
     events: int
 
     @property
+    def between_frames(self) -> bool:
+        """Whether a comment may be written now."""
+
+    @property
     def usage(self) -> Usage | None:
         """Tokens, once the backend told them."""
 
@@ -83,6 +87,7 @@ class PlainWatch:
     """Look on at a body that is no event stream: pass everything, find the usage near its end."""
 
     _TAIL_BYTES: Final = 1024
+    between_frames: Final = False  # there are none
 
     def __init__(self) -> None:
         self.complete = False
@@ -205,6 +210,9 @@ class Relay:
     def on_tick(self, now: float) -> None:
         """Enforce silence limits and send heart-beats."""
         patience = self._patience
+        if now - self._started_at >= patience.total_s:
+            self._break(BackendTimeout(f"the stream ran longer than {patience.total_s:.0f} s"))
+            return
         if self._blocked_since is not None:
             if now - self._blocked_since >= patience.client_write_s:
                 self._stop(
@@ -219,8 +227,6 @@ class Relay:
         limit = patience.stall_s if events else patience.first_event_s
         if now - self._progress_at >= limit:
             self._break(BackendTimeout(f"the backend sent nothing for {limit:.0f} s"))
-        elif now - self._started_at >= patience.total_s:
-            self._break(BackendTimeout(f"the stream ran longer than {patience.total_s:.0f} s"))
         elif now - self._sent_at >= patience.heartbeat_s:
             self._sent_at = now
             self._beat()
@@ -249,12 +255,16 @@ class Relay:
     # --- inside -----------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        if self._reply.content_type == b"text/event-stream":
+        if self.watch.between_frames:
             if not self._client.started:
                 self._client.begin(self._reply)
             self._client.write(HEARTBEAT)
 
     def _break(self, error: UpstreamError) -> None:
+        if self._done.done():
+            return
+        if self._reply.connection is not None:
+            self._reply.connection.abort()
         if not self._client.started:
             self._stop(error)
             return

@@ -86,6 +86,11 @@ class StreamWatch:
         self._sequence = -1
         self._recent = b""  # frames not looked at for their sequence number
 
+    @property
+    def between_frames(self) -> bool:
+        """Whether what was passed on ends with a whole frame, so that a comment may follow."""
+        return self._long is None
+
     def feed(self, data: bytes) -> bytes:
         """Take bytes as they came; return what may be sent on now."""
         if not (self._carry or self._long or self._ended):

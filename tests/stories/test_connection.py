@@ -160,6 +160,7 @@ def test_a_stream_that_is_cut_tells_the_sink():
         b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nab",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0_2\r\nab\r\n0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nabHTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nx",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nabHTTP/1.1 207 Evil\r\nx-e: ",
         b"SSH-2.0-OpenSSH_9.2\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000 + b"\r\ncontent-length: 2\r\n\r\nab",
         b"HTTP/1.1 103 Early Hints\r\n\r\n" * 20,

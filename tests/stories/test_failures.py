@@ -234,3 +234,29 @@ async def test_a_client_that_does_not_read_is_bounded_and_cut():
         await world.settled()
         writer.close()
         assert 'outcome="client_stalled"' in await world.metrics()
+
+
+@story
+async def test_answers_of_5xx_count_against_a_backend_until_it_is_not_preferred_any_more():
+    async with gateway(FAST, FAST) as world:
+        world.sims[0].inject("http_500")
+        for _ in range(40):
+            await world.chat(max_tokens=1)
+        first = world.process.table.backends("m")[0]
+        await world.until(lambda: first.phase is not Phase.READY)
+        assert len(chats(world.sims[0])) < 20
+
+
+@story
+async def test_clients_that_reset_before_their_story_begins_leave_nothing():
+    async with gateway(FAST) as world:
+        body = json.dumps({"model": "m", "max_tokens": 1, "messages": []}).encode()
+        for _ in range(200):
+            _, writer = await asyncio.open_connection("127.0.0.1", world.process.public_port)
+            writer.write(
+                b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\n"
+                b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+                % (world.key.encode(), len(body), body)
+            )
+            writer.transport.abort()
+        await world.settled()

@@ -249,3 +249,32 @@ async def test_a_prompt_that_does_not_fit_never_reaches_the_backend():
         assert body["code"] == "context_length_exceeded"
         assert f"maximum context length is {window} tokens" in body["message"]
         assert forwarded(world) == []
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 500000\r\n\r\n"
+        + b"x" * 200_000,
+        b"POST /v1/nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 500000\r\n\r\n" + b"x" * 200_000,
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}GARBAGE\r\n\r\n",
+    ],
+)
+def test_one_request_gets_one_reply(sent):
+    @story
+    async def check():
+        async with gateway(FAST) as world:
+            reader, writer = await asyncio.open_connection("127.0.0.1", world.process.public_port)
+            writer.write(sent)
+            got = b""
+            try:
+                async with asyncio.timeout(4):
+                    got = await reader.readuntil(b"\r\n\r\n")
+                    while data := await reader.read(65536):
+                        got += data
+            except (TimeoutError, ConnectionError):
+                pass
+            writer.close()
+            assert got.count(b"HTTP/1.1 ") == 1, got
+
+    check()

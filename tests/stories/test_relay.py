@@ -1,0 +1,133 @@
+"""A relay between a scripted backend connection and a client that only takes notes."""
+
+import asyncio
+
+from gateway.core.errors import BackendTimeout
+from gateway.core.types import Dialect
+from gateway.upstream.connection import Connection
+from gateway.upstream.relay import Patience, Relay
+from gateway.wire.sse import StreamWatch
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null}]}\n\n'
+LAST = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+
+
+def chunk(data):
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+class Wire:
+    """A transport of which only the end matters."""
+
+    aborted = False
+
+    def write(self, data):
+        pass
+
+    def is_closing(self):
+        return self.aborted
+
+    def abort(self):
+        self.aborted = True
+
+    close = abort
+
+    def pause_reading(self):
+        pass
+
+    resume_reading = pause_reading
+
+
+class Client:
+    """Takes notes of what a relay does to its client."""
+
+    def __init__(self):
+        self.started = self.writing_paused = self.takes_chunks = False
+        self.written, self.ends, self.cuts = b"", 0, 0
+
+    def begin(self, reply):
+        self.started = True
+
+    def write(self, data):
+        self.written += data
+
+    def write_chunk(self, data):
+        raise AssertionError("takes_chunks is false")
+
+    def end(self):
+        self.ends += 1
+
+    def cut(self):
+        self.cuts += 1
+
+
+async def start(patience):
+    wire, client = Wire(), Client()
+    connection = Connection(lambda _: None, lambda _: None)
+    connection.connection_made(wire)
+    asked = asyncio.get_running_loop().create_task(connection.request(b"", b"", 1e12))
+    await asyncio.sleep(0)
+    connection.data_received(HEAD)
+    reply = await asked
+    watch = StreamWatch(Dialect.CHAT, choices=1, hide_usage=True, request_id="r")
+    relay = Relay(reply, watch, client, patience, 0.0)
+    running = asyncio.get_running_loop().create_task(relay.run())
+    await asyncio.sleep(0)
+    return wire, client, connection, running
+
+
+def patience(**seconds):
+    return Patience(
+        **{
+            "first_event_s": 9,
+            "stall_s": 9,
+            "heartbeat_s": 99,
+            "client_write_s": 9,
+            "total_s": 999,
+            **seconds,
+        }
+    )
+
+
+def test_a_stream_that_said_all_but_never_ends_is_ended_once_and_let_go():
+    async def main():
+        wire, client, connection, running = await start(patience(stall_s=5))
+        connection.data_received(chunk(TOKEN) + chunk(LAST))
+        for now in range(1, 40):
+            connection.tick(float(now))
+        assert await running is None
+        assert (client.ends, client.cuts) == (1, 0)
+        assert wire.aborted
+
+    asyncio.run(main())
+
+
+def test_a_stream_that_flows_for_ever_is_ended_at_the_total():
+    async def main():
+        wire, client, connection, running = await start(patience(total_s=50))
+        for now in range(1, 60):
+            if not wire.aborted:
+                connection.data_received(chunk(TOKEN))
+            connection.tick(float(now))
+        assert isinstance(await running, BackendTimeout)
+        assert client.ends == 1
+        assert client.written.endswith(b"data: [DONE]\n\n")
+        assert wire.aborted
+
+    asyncio.run(main())
+
+
+def test_no_comment_is_written_into_a_frame_that_is_too_long_to_hold():
+    async def main():
+        _, client, connection, running = await start(
+            patience(heartbeat_s=1, stall_s=99, first_event_s=99)
+        )
+        connection.data_received(chunk(TOKEN) + chunk(b'data: {"choices":[{"x":"' + b"y" * 70_000))
+        for now in range(1, 9):
+            connection.tick(float(now))
+        assert b"keep-alive" not in client.written
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(main())
