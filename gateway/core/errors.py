@@ -9,7 +9,9 @@
     |   |-- MethodNotAllowed              405     invalid_request_error    method_not_allowed
     |   |-- BodyTimeout                   408     invalid_request_error    request_timeout
     |   |-- BodyTooLarge                  413     invalid_request_error    request_too_large
-    |   `-- UnsupportedMediaType          415     invalid_request_error    unsupported_media_type
+    |   |-- UnsupportedMediaType          415     invalid_request_error    unsupported_media_type
+    |   |-- HeadTimeout                   408     invalid_request_error    request_timeout
+    |   `-- HeadTooLarge                  431     invalid_request_error    request_headers_too_large
     |-- AccessError         the caller's  401     invalid_request_error    invalid_api_key
     |   `-- MissingKey                    401     invalid_request_error    missing_api_key
     |-- Rejected            nobody's      503     service_unavailable_error
@@ -122,6 +124,20 @@ class UnsupportedMediaType(RequestError):
 
     status = 415
     default_code = "unsupported_media_type"
+
+
+class HeadTimeout(RequestError):
+    """The request head did not arrive in time: 408, and the connection closes."""
+
+    status = 408
+    default_code = "request_timeout"
+
+
+class HeadTooLarge(RequestError):
+    """The request head has too many bytes or headers: 431, and the connection closes."""
+
+    status = 431
+    default_code = "request_headers_too_large"
 
 
 class AccessError(GatewayError):

@@ -17,8 +17,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gateway.core import aio
 from gateway.core.errors import BodyTimeout, BodyTooLarge, UnsupportedMediaType
-from gateway.upstream.connection import Reply
 from gateway.upstream.relay import Relay
+from gateway.upstream.reply import Reply
 from gateway.wire.calls import EndpointSpec
 
 if TYPE_CHECKING:

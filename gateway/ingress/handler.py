@@ -55,8 +55,8 @@ from gateway.routing.choice import choose
 from gateway.routing.filters import eligible
 from gateway.upstream import attempts
 from gateway.upstream.client import Client, Outgoing
-from gateway.upstream.connection import Reply
 from gateway.upstream.relay import Patience, PlainWatch, Relay, Watch
+from gateway.upstream.reply import Reply
 from gateway.wire.calls import parse_call, upstream_body
 from gateway.wire.replies import error_body, error_headers, normalise_upstream_error
 from gateway.wire.sse import StreamWatch, json_aborted, json_usage

@@ -26,7 +26,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from gateway.core.errors import GatewayError, RequestError
+from gateway.core.errors import GatewayError, HeadTimeout, HeadTooLarge, RequestError
 from gateway.ingress.downstream import Downstream
 from gateway.wire.calls import ENDPOINTS
 from gateway.wire.replies import error_body
@@ -34,20 +34,6 @@ from gateway.wire.replies import error_body
 # After an early refusal the rest of the body is read and dropped for this long, so that the client
 # can read the reply before it sees the connection close (RFC 9112 section 9.6).
 _LINGER_S: Final = 2.0
-
-
-class HeadTooLarge(RequestError):
-    """The request head has too many bytes or headers: 431."""
-
-    status = 431
-    default_code = "request_headers_too_large"
-
-
-class HeadTimeout(RequestError):
-    """The request head did not arrive in time: 408."""
-
-    status = 408
-    default_code = "request_timeout"
 
 
 @dataclass(frozen=True, slots=True)

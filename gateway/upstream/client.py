@@ -17,7 +17,8 @@ import msgspec
 
 from gateway.core.errors import ConnectFailed
 from gateway.pools.table import Backend
-from gateway.upstream.connection import Connection, Reply
+from gateway.upstream.connection import Connection
+from gateway.upstream.reply import Reply
 
 
 class Outgoing(msgspec.Struct, frozen=True):

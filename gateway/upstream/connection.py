@@ -15,11 +15,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from enum import Enum
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
 import httptools
 
 from gateway.core.errors import BackendBroke, BackendTimeout, StaleConnection, UpstreamError
+from gateway.upstream.reply import Reply, Sink
+from gateway.wire.chunks import whole_chunk
 
 # A reply that is no event stream is collected up to here, so that it can be judged and refused as a
 # whole; beyond it, it is streamed like the others. Also what one stream may hold in memory.
@@ -39,48 +41,6 @@ class State(Enum):
     COLLECT = "collect"
     STREAM = "stream"
     CLOSED = "closed"
-
-
-class Sink(Protocol):
-    """Who takes a streamed body. Called from the event loop's read callback; must not block."""
-
-    def on_data(self, data: bytes) -> None:
-        """Take body bytes, chunked framing already removed."""
-
-    def on_chunk(self, chunk: bytes, data: bytes) -> None:
-        """Take `data`, which came as exactly one `chunk` of the chunked framing."""
-
-    def on_end(self) -> None:
-        """Learn that the body is whole; the connection is already free for others."""
-
-    def on_lost(self, error: UpstreamError) -> None:
-        """Learn that the backend broke off."""
-
-    def on_tick(self, now: float) -> None:
-        """Be woken about twice a second, for deadlines and heart-beats."""
-
-
-class Reply:
-    """A reply's head. `body` is the whole body, or None when it is to be streamed through `connection`."""
-
-    __slots__ = ("body", "connection", "headers", "status")
-
-    def __init__(
-        self,
-        status: int,
-        headers: dict[bytes, bytes],
-        body: bytes | None,
-        connection: Connection | None,
-    ) -> None:
-        self.status = status
-        self.headers = headers
-        self.body = body
-        self.connection = connection
-
-    @property
-    def content_type(self) -> bytes:
-        """The media type without parameters, in lower case."""
-        return self.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
 
 
 class Connection(asyncio.Protocol):
@@ -199,7 +159,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Feed the parser, then hand on what it found, once per read."""
         if self._between_chunks and self._sink is not None:
-            body = _whole_chunk(data)
+            body = whole_chunk(data)
             if body is not None:  # the parser would end where it is now: between two chunks
                 self._sink.on_chunk(data, body)
                 return
@@ -363,30 +323,3 @@ class Connection(asyncio.Protocol):
             waiter.set_exception(error)
         if sink is not None:
             sink.on_lost(error)
-
-
-def _whole_chunk(data: bytes) -> bytes | None:
-    """Return the payload when `data` is exactly one chunk; None when it is anything else.
-
-    An engine writes one event per chunk, so nearly every read is one. Strict where `int` is not:
-    the size must be written the plain way, without sign, prefix, underscore or extension.
-    """
-    end = data.find(b"\r\n", 0, 8)
-    line = data[:end]
-    size = _SIZES.get(line)
-    if size is None:
-        try:
-            size = int(line, 16) if end > 0 else 0
-        except ValueError:
-            return None
-        if not size or b"%x" % size != line.lower():
-            return None
-        if len(_SIZES) < _SIZES_MOST:
-            _SIZES[line] = size
-    if len(data) != end + size + 4 or not data.endswith(b"\r\n"):
-        return None
-    return data[end + 2 : -2]
-
-
-_SIZES: Final[dict[bytes, int]] = {}  # size lines seen, and what they say
-_SIZES_MOST: Final = 4096

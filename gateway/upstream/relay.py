@@ -26,7 +26,7 @@ from gateway.core.errors import (
     UpstreamError,
 )
 from gateway.core.types import Usage
-from gateway.upstream.connection import Reply
+from gateway.upstream.reply import Reply
 from gateway.wire.replies import Fault
 from gateway.wire.sse import HEARTBEAT, json_usage
 

@@ -1,0 +1,52 @@
+"""What a connection gives to whoever asked: a reply's head, and its body to a sink."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from gateway.core.errors import UpstreamError
+
+if TYPE_CHECKING:
+    from gateway.upstream.connection import Connection
+
+
+class Sink(Protocol):
+    """Who takes a streamed body. Called from the event loop's read callback; must not block."""
+
+    def on_data(self, data: bytes) -> None:
+        """Take body bytes, chunked framing already removed."""
+
+    def on_chunk(self, chunk: bytes, data: bytes) -> None:
+        """Take `data`, which came as exactly one `chunk` of the chunked framing."""
+
+    def on_end(self) -> None:
+        """Learn that the body is whole; the connection is already free for others."""
+
+    def on_lost(self, error: UpstreamError) -> None:
+        """Learn that the backend broke off."""
+
+    def on_tick(self, now: float) -> None:
+        """Be woken about twice a second, for deadlines and heart-beats."""
+
+
+class Reply:
+    """A reply's head. `body` is the whole body, or None when it is to be streamed through `connection`."""
+
+    __slots__ = ("body", "connection", "headers", "status")
+
+    def __init__(
+        self,
+        status: int,
+        headers: dict[bytes, bytes],
+        body: bytes | None,
+        connection: Connection | None,
+    ) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+        self.connection = connection
+
+    @property
+    def content_type(self) -> bytes:
+        """The media type without parameters, in lower case."""
+        return self.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
