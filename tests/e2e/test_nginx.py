@@ -13,9 +13,6 @@ from tests.e2e.support import GATEWAY, free_port, gateway, get, need, running, w
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.timeout(300),
-    pytest.mark.filterwarnings(
-        "ignore:unclosed", "ignore::pytest.PytestUnraisableExceptionWarning"
-    ),
 ]
 SHIPPED = pathlib.Path(__file__).parents[2] / "deploy/nginx/gateway.conf"
 

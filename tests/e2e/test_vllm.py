@@ -14,9 +14,6 @@ from tests.e2e.support import CACHE, free_port, gateway, get, need, vllm, wait_u
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.timeout(600),
-    pytest.mark.filterwarnings(
-        "ignore:unclosed", "ignore::pytest.PytestUnraisableExceptionWarning"
-    ),
 ]
 
 
