@@ -95,11 +95,12 @@ class StreamWatch:
         """Take bytes as they came; return what may be sent on now."""
         if not (self._carry or self._long or self._ended):
             if self._single:
-                # Most reads: one frame, one more token of the only choice. Four looks, 0.3 us.
+                # Most reads: one frame, one more token of the only choice. Five looks, 0.4 us.
                 reason = data.rfind(b'"finish_reason":')
                 if (
                     reason > 0
                     and data.startswith(b"null", reason + 16)
+                    and data.rfind(b'"finish_reason":"', 0, reason) < 0
                     and data.endswith(_TOKEN_ENDS)
                     and data.find(b"\n") == len(data) - 2
                 ):

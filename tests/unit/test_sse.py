@@ -544,3 +544,12 @@ def test_an_aborted_reply_is_recognised_whatever_its_text_says():
     assert json_aborted(b'{"choices":[{"finish_reason": "error"}]}')
     assert not json_aborted(b'{"choices":[{"finish_reason":"stop"}]}')
     assert not json_aborted(b'{"content":"\\"finish_reason\\":\\"abort\\""}')
+
+
+def test_a_frame_with_more_choices_than_asked_for_is_judged_not_waved_through():
+    frame = b'data: {"choices":[{"index":0,"finish_reason":"stop"},{"index":0,"finish_reason":null}]}\n\n'
+    whole = StreamWatch(Dialect.CHAT, choices=1, hide_usage=False, request_id="r")
+    halves = StreamWatch(Dialect.CHAT, choices=1, hide_usage=False, request_id="r")
+    assert whole.feed(frame) == halves.feed(frame[:30]) + halves.feed(frame[30:])
+    assert whole.complete
+    assert halves.complete
