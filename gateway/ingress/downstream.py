@@ -41,7 +41,7 @@ class Downstream:
     __slots__ = (
         "_body_bytes", "_body_limit", "_body_ready", "_complete", "_encoded", "_expects_continue",
         "_http11", "_parts", "_protocol", "_transport", "bytes_out", "content_type", "credentials",
-        "disconnected", "entered", "extra_headers", "gone", "id", "keep_alive", "received_at", "relay",
+        "entered", "extra_headers", "gone", "id", "keep_alive", "received_at", "relay",
         "response_complete", "retry_count", "spec", "started", "started_at", "takes_chunks", "task",
         "writing_paused",
     )  # fmt: skip
@@ -69,7 +69,6 @@ class Downstream:
         self.extra_headers = b""  # header lines of our own, for whatever reply is written
         self.bytes_out = 0
         self.keep_alive = True
-        self.disconnected = False
         self.response_complete = False  # read by uvicorn
         self.started = False
         self.started_at: float | None = None
