@@ -67,7 +67,7 @@ class Process:
     client: Client
     metrics: Metrics
     outlet: Outlet
-    access_log: AccessLog
+    ledger: Ledger
     control_http: httpx2.AsyncClient
     ingress: Ingress
     handler: Handler
@@ -152,7 +152,7 @@ def build(loaded: Loaded, path: Path, outlet: Outlet) -> Process:
     metrics.configured(_digest(loaded.config))
     watchers = Watchers(table, config.health, clock)
     return Process(
-        path, loaded, clock, table, client, metrics, outlet, access_log, control_http, ingress, handler, watchers
+        path, loaded, clock, table, client, metrics, outlet, ledger, control_http, ingress, handler, watchers
     )  # fmt: skip
 
 
@@ -219,7 +219,7 @@ async def run(process: Process) -> None:
         async with asyncio.TaskGroup() as group:
             background = [
                 group.create_task(process.watchers.run(), name="watchers"),
-                group.create_task(process.access_log.run(), name="access log"),
+                group.create_task(process.ledger.run(), name="ledger"),
                 group.create_task(_ticks(process), name="ticks"),
             ]
             servers = [
@@ -247,6 +247,7 @@ async def run(process: Process) -> None:
     finally:
         _close(public, admin)
         process.client.close()
+        process.ledger.post()
         process.outlet.flush()
         await process.control_http.aclose()
 

@@ -30,6 +30,7 @@ _GENERATES: Final = frozenset(
     {Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES, Endpoint.MESSAGES}
 )
 _READS: Final = frozenset({Endpoint.EMBEDDINGS, Endpoint.RERANK, Endpoint.SCORE})
+_CHECKED: Final = _GENERATES | _READS
 _TEMPLATED: Final = frozenset({Endpoint.CHAT, Endpoint.RESPONSES, Endpoint.MESSAGES})
 _PROMPT_FIELD: Final = {
     Endpoint.CHAT: "messages",
@@ -49,12 +50,12 @@ def bound(call: Call, *, window_tokens: int | None, caller: Caller) -> Demand | 
         RequestError: more output is asked for than the caller may have (400).
         ContextLengthExceeded: a prompt given as token ids is too long whatever the output (400).
     """
-    ids = call.prompt_token_ids
+    ids, endpoint = call.prompt_token_ids, call.endpoint
     window = _window(window_tokens, caller)
-    unchecked = call.truncates_prompt or call.endpoint not in _GENERATES | _READS
+    unchecked = call.truncates_prompt or endpoint not in _CHECKED
     if window is None or unchecked or (ids is None and call.text_bytes is None):
         return unsettled(call, window_tokens=window_tokens, caller=caller)
-    generates = call.endpoint in _GENERATES
+    generates = endpoint in _GENERATES
     if ids is not None and ids + generates > window:
         _too_long(call, ids, window_tokens, caller)
     output = _output_tokens(call, caller)

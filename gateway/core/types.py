@@ -1,7 +1,7 @@
 """The values that flow through the gateway; the first file to read.
 
-Only the standard library is imported here, and msgspec: values made for every request are its frozen
-structs, built in C at a fifth of a frozen dataclass's cost. What is not frozen (`Slot`,
+Only the standard library is imported here, and msgspec: values made for every request are its
+structs, built in C at a fifth of a dataclass's cost. What is not frozen (`Slot`,
 `RequestRecord`) says so and names its one owner. Times called `at` or `now` are monotonic seconds; wall time exists
 only in `observe` and in key expiry. Ratios are 0..1, never percent.
 """
@@ -20,6 +20,8 @@ import msgspec
 class Endpoint(Enum):
     """An API path kind; the value is its name in settings, metrics and logs."""
 
+    __hash__ = object.__hash__  # members are single objects; Enum's own hash is a call into Python
+
     CHAT = "chat"
     COMPLETIONS = "completions"
     EMBEDDINGS = "embeddings"
@@ -36,6 +38,8 @@ class Endpoint(Enum):
 
 class Dialect(Enum):
     """How a reply's errors, stream frames and endings are written."""
+
+    __hash__ = object.__hash__  # as for Endpoint
 
     CHAT = "chat"  # OpenAI chunks with choices[].delta, ended by [DONE]
     COMPLETIONS = "completions"  # OpenAI chunks with choices[].text, ended by [DONE]
@@ -253,8 +257,7 @@ class Transition:
     at: float
 
 
-@dataclass(slots=True)
-class Slot:
+class Slot(msgspec.Struct, gc=False):
     """A place on a backend, taken from the pool table. Give it back exactly through `release`.
 
     `release` is synchronous and idempotent, so a `finally` may call it whatever happened before.
@@ -292,8 +295,7 @@ class Usage(msgspec.Struct, frozen=True):
     cached_tokens: int | None = None
 
 
-@dataclass(slots=True)
-class RequestRecord:
+class RequestRecord(msgspec.Struct, gc=False):
     """What one request learned about itself. The handler owns it; `observe.ledger` settles it once."""
 
     id: str

@@ -254,7 +254,7 @@ class Downstream:
 
     def start(self, story: Callable[[Downstream], Coroutine[Any, Any, None]]) -> None:
         """Start the request's story as a task that this object owns."""
-        self.task = aio.start(story(self), name="request")
+        self.task = aio.start(story(self), name="request", loop=self._protocol.loop)
 
     def on_client_gone(self) -> None:
         """The connection is lost: end the story wherever it waits."""

@@ -58,8 +58,9 @@ from gateway.upstream.client import Client, Outgoing
 from gateway.upstream.relay import Patience, PlainWatch, Relay, Watch
 from gateway.upstream.reply import Reply
 from gateway.wire.calls import parse_call, upstream_body
+from gateway.wire.frames import json_usage, whole_answer
 from gateway.wire.replies import error_body, error_headers, normalise_upstream_error
-from gateway.wire.sse import StreamWatch, json_aborted, json_usage
+from gateway.wire.sse import StreamWatch
 
 log = logging.getLogger("gateway.handler")
 
@@ -259,12 +260,13 @@ class Handler:
             [(b"content-type", reply.headers.get(b"content-type", b"application/json"))],
         )
         if status == 200:
-            if reply.content_type == b"text/html" or (
-                call.dialect in _GENERATES and json_aborted(body)
-            ):
+            if call.dialect in _GENERATES:
+                aborted, record.usage = whole_answer(body)
+            else:
+                aborted, record.usage = False, json_usage(body)
+            if aborted or reply.content_type == b"text/html":
                 raise BackendBroke("the backend did not finish the request")
             record.outcome = Outcome.OK
-            record.usage = json_usage(body)
         else:
             status, body, headers = normalise_upstream_error(status, body, call.dialect, down.id)
             record.outcome = Outcome.UPSTREAM_REJECTED if status < 500 else Outcome.BACKEND_ERROR

@@ -80,7 +80,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._ingress = ingress
         self._head_since: float | None = self.loop.time()  # None while no head is awaited
         self._head_bytes = 0
-        self._header_bytes = 0
+        self._read_bytes = 0  # of the read that is being parsed
         self._max_headers = ingress.limits.max_headers
         self._max_bytes = ingress.limits.max_bytes
         self._idle_since: float | None = None
@@ -101,6 +101,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse, then start the story: a body that came with its head needs no wait."""
         self._unset_keepalive_if_required()
+        self._read_bytes = len(data)
         if self._idle_since is not None:
             self._idle_since = None
             self._await_head()
@@ -152,20 +153,16 @@ class GatewayProtocol(HttpToolsProtocol):
         """Start a request; the ASGI scope that uvicorn makes here is only made for its own routes."""
         self.url = b""
         self.headers = []
-        self._header_bytes = 0
         if self._head_since is None:
             self._await_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take one header, within the limits."""
+        """Take one header. What a head may hold is checked at its end, and after each read of it."""
         self.headers.append((name.lower(), value))
-        self._header_bytes += len(name) + len(value)
-        if len(self.headers) > self._max_headers or self._header_bytes > self._max_bytes:
-            self._refusal = self._too_large()
-            raise httptools.HttpParserError("the request head is too large")
 
     def on_headers_complete(self) -> None:
         """Take the inference routes here; leave the others to uvicorn and Starlette."""
+        self._check_head()
         self._head_since = None
         spec = ENDPOINTS.get(self.url.partition(b"?")[0])
         if spec is None or self.parser.get_method() != b"POST":
@@ -276,6 +273,17 @@ class GatewayProtocol(HttpToolsProtocol):
             self._closing_since = self.loop.time()
         self._linger_until = None
         self.transport.close()
+
+    def _check_head(self) -> None:
+        """Refuse a whole head that is too large; it may have come in one read, with other bytes."""
+        headers = self.headers
+        may_be_large = self._head_bytes + self._read_bytes > self._max_bytes
+        if len(headers) > self._max_headers or (
+            may_be_large
+            and sum(len(name) + len(value) for name, value in headers) > self._max_bytes
+        ):
+            self._refusal = self._too_large()
+            raise httptools.HttpParserError("the request head is too large")
 
     def _too_large(self) -> HeadTooLarge:
         limits = self._ingress.limits

@@ -17,12 +17,11 @@ from typing import Any, Final
 import msgspec
 
 from gateway.config.models import LogConfig, LogFormat
-from gateway.core.aio import Clock, periodic
+from gateway.core.aio import Clock
 from gateway.core.types import RequestRecord
 from gateway.observe.outlet import Outlet
 from gateway.observe.redact import redact, safe_traceback
 
-FLUSH_EVERY_S: Final = 0.5
 _MILLIS: Final = tuple(f"{millis:03d}Z" for millis in range(1000))
 _MAX_MESSAGE: Final = 4096  # characters of one event's sentence
 
@@ -61,7 +60,7 @@ class AccessLine(msgspec.Struct, frozen=True, gc=False):
 
 
 class AccessLog:
-    """Writes one line per request, in batches, off the loop. A full queue drops and counts."""
+    """Makes one line per request; the outlet writes them off the loop. A full queue drops and counts."""
 
     def __init__(self, outlet: Outlet, clock: Clock, *, enabled: bool = True) -> None:
         self.enabled = enabled
@@ -76,27 +75,16 @@ class AccessLog:
         if self.enabled:
             self._outlet.put(self._encode(self._line(record)) + b"\n")
 
-    async def run(self) -> None:
-        """Have the lines written about twice a second, for ever.
-
-        Cancel: what is queued stays queued; `flush` writes it.
-        """
-
-        async def turn() -> None:
-            if self._outlet.waiting:
-                self._outlet.wake()
-
-        await periodic(turn, every_s=FLUSH_EVERY_S, name="access log")
-
-    def flush(self) -> None:
-        """Write what is queued, waiting two seconds at most: for shutdown."""
-        self._outlet.flush()
+    def wake(self) -> None:
+        """Have the queued lines written now."""
+        if self._outlet.waiting:
+            self._outlet.wake()
 
     def _line(self, record: RequestRecord) -> AccessLine:
         caller, usage, pool = record.caller, record.usage, record.pool
         backend, received_at, first_at = record.backend_id, record.received_at, record.first_byte_at
         return AccessLine(
-            self._now(),
+            self._time(record.ended_at),
             record.id,
             caller.key_id if caller is not None else None,
             caller.tenant if caller is not None else None,
@@ -121,9 +109,10 @@ class AccessLog:
             record.client_retry,
         )
 
-    def _now(self) -> str:
-        """Return the wall time; its seconds are formatted once a second, not once a line."""
-        wall = self._clock.wall()
+    def _time(self, ended_at: float | None) -> str:
+        """Return the wall time of then; its seconds are formatted once a second, not once a line."""
+        clock = self._clock
+        wall = clock.wall() if ended_at is None else clock.wall() - clock.now() + ended_at
         second = int(wall)
         if second != self._second:
             self._second = second

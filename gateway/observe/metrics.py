@@ -100,6 +100,7 @@ class Metrics(Collector):
     """Every metric of one process, in its own registry. Single event loop only."""
 
     def __init__(self, readings: Readings, clock: Clock) -> None:
+        self.before_reading: Callable[[], None] = lambda: None
         self._readings = readings
         self._clock = clock
         self._values: dict[str, dict[Labels, float]] = {
@@ -217,6 +218,7 @@ class Metrics(Collector):
 
     def total_requests(self) -> dict[str, int]:
         """Return how many requests ended since the start, by outcome."""
+        self.before_reading()
         totals: dict[str, int] = {}
         for labels, count in self._requests.items():
             totals[labels[3]] = totals.get(labels[3], 0) + int(count)
@@ -239,6 +241,7 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every instrument of the table, in its order."""
+        self.before_reading()
         self._read_gauges()
         for each in INSTRUMENTS:
             if each.kind is Kind.HISTOGRAM:

@@ -21,7 +21,6 @@ import httptools
 
 from gateway.core.errors import BackendBroke, BackendTimeout, StaleConnection, UpstreamError
 from gateway.upstream.reply import Reply, Sink
-from gateway.wire.chunks import whole_chunk
 
 # A reply that is no event stream is collected up to here, so that it can be judged and refused as a
 # whole; beyond it, it is streamed like the others. Also what one stream may hold in memory.
@@ -57,6 +56,7 @@ class Connection(asyncio.Protocol):
         self._parser: httptools.HttpResponseParser | None = None
         self._waiter: asyncio.Future[Reply] | None = None
         self._sink: Sink | None = None
+        self._loop = asyncio.get_running_loop()  # asking for it costs a system call before 3.12
         self._deadline = 0.0
         self._used = False
         self._sent_at = 0.0
@@ -100,9 +100,9 @@ class Connection(asyncio.Protocol):
         self._reset()
         self.state = State.HEAD
         self._deadline = deadline
-        waiter: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[Reply] = self._loop.create_future()
         self._waiter = waiter
-        self._sent_at = asyncio.get_running_loop().time()
+        self._sent_at = self._loop.time()
         if len(body) < _UNCLAIMED_BYTES:
             transport.write(head + body)
         else:
@@ -158,10 +158,9 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser, then hand on what it found, once per read."""
-        if self._between_chunks and self._sink is not None:
-            body = whole_chunk(data)
-            if body is not None:  # the parser would end where it is now: between two chunks
-                self._sink.on_chunk(data, body)
+        if self._between_chunks:  # after a whole chunk the parser would be where it is now
+            sink = self._sink
+            if sink is not None and sink.on_chunk(data):
                 return
         if self.state is State.IDLE or self._parser is None:
             self.abort()  # nobody asked: an unread rest of something else
@@ -313,7 +312,7 @@ class Connection(asyncio.Protocol):
 
     def _was_stale(self) -> bool:
         """Whether the backend cannot have worked: reused, and gone as soon as we sent."""
-        return self._used and asyncio.get_running_loop().time() - self._sent_at < _STALE_S
+        return self._used and self._loop.time() - self._sent_at < _STALE_S
 
     def _fail(self, error: UpstreamError) -> None:
         waiter, self._waiter = self._waiter, None

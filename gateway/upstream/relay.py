@@ -27,6 +27,7 @@ from gateway.core.errors import (
 )
 from gateway.core.types import Usage
 from gateway.upstream.reply import Reply
+from gateway.wire.chunks import Shape
 from gateway.wire.replies import Fault
 from gateway.wire.sse import HEARTBEAT, json_usage
 
@@ -64,6 +65,7 @@ class Watch(Protocol):
     failed: str | None
     fault: Fault | None
     events: int
+    shape: Shape  # what fits it may be passed on unseen, and counted as one event
 
     @property
     def between_frames(self) -> bool:
@@ -94,6 +96,7 @@ class PlainWatch:
         self.failed: str | None = None
         self.fault: Fault | None = None
         self.events = 0
+        self.shape = Shape()
         self._tail = b""
 
     @property
@@ -133,13 +136,14 @@ class Relay:
 
     __slots__ = (
         "_blocked_since", "_client", "_done", "_error", "_events", "_patience", "_progress_at", "_reply",
-        "_sent_at", "_started_at", "watch",
+        "_sent_at", "_shape", "_started_at", "watch",
     )  # fmt: skip
 
     def __init__(
         self, reply: Reply, watch: Watch, client: ClientSide, patience: Patience, now: float
     ) -> None:
         self.watch = watch
+        self._shape = watch.shape
         self._reply = reply
         self._client = client
         self._patience = patience
@@ -172,16 +176,13 @@ class Relay:
         """Pass on what the watch lets through."""
         self._pass_on(self.watch.feed(data))
 
-    def on_chunk(self, chunk: bytes, data: bytes) -> None:
-        """Pass on a chunk as it is framed, when the watch lets all of it through."""
-        out = self.watch.feed(data)
-        client = self._client
-        if out is data and client.takes_chunks:
-            client.write_chunk(chunk)
-            if client.writing_paused:
-                self.pause()
-        else:
-            self._pass_on(out)
+    def on_chunk(self, chunk: bytes) -> bool:
+        """Pass on a read as it is framed when it is just one more token; False: it is to be parsed."""
+        if self._shape.fits(chunk) and self._client.takes_chunks:
+            self.watch.events += 1
+            self._client.write_chunk(chunk)
+            return True
+        return False
 
     def _pass_on(self, out: bytes) -> None:
         if out:

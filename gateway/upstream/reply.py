@@ -16,8 +16,8 @@ class Sink(Protocol):
     def on_data(self, data: bytes) -> None:
         """Take body bytes, chunked framing already removed."""
 
-    def on_chunk(self, chunk: bytes, data: bytes) -> None:
-        """Take `data`, which came as exactly one `chunk` of the chunked framing."""
+    def on_chunk(self, chunk: bytes) -> bool:
+        """Take a read that begins a chunk, framing included; False leaves it to the parser."""
 
     def on_end(self) -> None:
         """Learn that the body is whole; the connection is already free for others."""

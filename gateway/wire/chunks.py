@@ -1,31 +1,73 @@
-"""The chunked transfer coding (RFC 9112 section 7.1), as far as one whole chunk can be told by sight."""
+"""A stream's chunks told by sight: one more token, shaped like the last one, passes unparsed.
+
+An engine writes one frame per chunk of the chunked transfer coding (RFC 9112 section 7.1), and the
+frames of one stream differ in one string only. So a read that is exactly one chunk with the head and
+the tail of a frame that was judged before, and nothing but the inside of a string between them, says
+nothing new.
+
+    d2\\r\\n   data: {"id":"x",...,"delta":{"content":"   some text   "},"finish_reason":null}]}\\n\\n   \\r\\n
+    size     head, as before                         no end of it   tail, as before
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
-_SIZES: Final[dict[bytes, int]] = {}  # size lines seen, and what they say
-_SIZES_MOST: Final = 4096
+_MAX_CHUNK: Final = 4096  # bytes; longer frames are rare, and parsed
+_NEVER: Final = b"\0"  # begins no frame
 
 
-def whole_chunk(data: bytes) -> bytes | None:
-    """Return the payload when `data` is exactly one chunk; None when it is anything else.
+def _size_line(chunk_bytes: int) -> bytes:
+    """Return how a chunk of so many bytes, framing included, begins."""
+    for digits in (1, 2, 3):
+        line = b"%x\r\n" % max(0, chunk_bytes - digits - 4)
+        if len(line) == digits + 2 and line[:1] != b"0":
+            return line
+    return _NEVER
 
-    An engine writes one event per chunk, so nearly every read is one. Strict where `int` is not:
-    the size must be written the plain way, without sign, prefix, underscore or extension.
-    """
-    end = data.find(b"\r\n", 0, 8)
-    line = data[:end]
-    size = _SIZES.get(line)
-    if size is None:
-        try:
-            size = int(line, 16) if end > 0 else 0
-        except ValueError:
-            return None
-        if not size or b"%x" % size != line.lower():
-            return None
-        if len(_SIZES) < _SIZES_MOST:
-            _SIZES[line] = size
-    if len(data) != end + size + 4 or not data.endswith(b"\r\n"):
-        return None
-    return data[end + 2 : -2]
+
+_SIZE_LINES: Final = tuple(map(_size_line, range(_MAX_CHUNK)))
+
+
+class Shape:
+    """What the frames of one stream have in common. Knows nothing until it has learnt one."""
+
+    __slots__ = ("_fixed_bytes", "_head", "_tail")
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Fit nothing."""
+        self._head = self._tail = _NEVER
+        self._fixed_bytes = 0
+
+    def learn(self, frame: bytes) -> None:
+        """Take the shape of one whole frame of JSON; its last string value may differ from now on."""
+        begin = frame.rfind(b'":"') + 3
+        end = frame.find(b'"', begin)
+        if begin > 2 and end > 0:
+            self._head, self._tail = frame[:begin], frame[end:] + b"\r\n"
+            self._fixed_bytes = begin + len(self._tail)
+
+    def fits(self, chunk: bytes) -> bool:
+        """Whether `chunk` is exactly one chunk of exactly one frame of this shape."""
+        size = len(chunk)
+        if size >= _MAX_CHUNK:
+            return False
+        line = _SIZE_LINES[size]
+        text = len(line) + self._fixed_bytes
+        if (
+            text > size
+            or not chunk.startswith(line)
+            or not chunk.endswith(self._tail)
+            or not chunk.startswith(self._head, len(line))
+        ):
+            return False
+        begin, end = text - len(self._tail), size - len(self._tail)
+        return chunk.find(b'"', begin, end) < 0 or _is_inside(chunk[begin:end])
+
+
+def _is_inside(text: bytes) -> bool:
+    """Whether all quotes of a text are escaped, so that it does not end the string it is in."""
+    return b"\\\\" not in text and text.count(b'"') == text.count(b'\\"')

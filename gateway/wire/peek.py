@@ -6,7 +6,6 @@ field and never repeats a value that could be prompt text.
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -80,12 +79,13 @@ class Peek(msgspec.Struct):
     background: bool | None = None
     previous_response_id: Raw = Raw()
     chat_template_kwargs: Raw = Raw()
-    kv_transfer_params: Raw = Raw()
-    ec_transfer_params: Raw = Raw()
-    prompt_embeds: Raw = Raw()
-    chat_template: Raw = Raw()
-    mm_processor_kwargs: Raw = Raw()
-    media_io_kwargs: Raw = Raw()
+    # DENIED_FIELDS: anything but null is an error of its type, which is told as a refusal.
+    kv_transfer_params: None = None
+    ec_transfer_params: None = None
+    prompt_embeds: None = None
+    chat_template: None = None
+    mm_processor_kwargs: None = None
+    media_io_kwargs: None = None
 
 
 class _Part(msgspec.Struct):
@@ -119,6 +119,9 @@ def peek(body: bytes) -> Peek:
             body.decode()  # the decoder skips what it does not read, wrong encoding included
         seen = _PEEK.decode(body)
     except msgspec.ValidationError as error:
+        field = str(error).partition(" - at `$.")[2].rstrip("`")
+        if field in DENIED_FIELDS:
+            _deny(field)
         raise _wrong_type(str(error)) from None
     except UnicodeDecodeError:
         raise RequestError("The body must be JSON in UTF-8.", code="invalid_json") from None
@@ -126,7 +129,8 @@ def peek(body: bytes) -> Peek:
         raise _too_deep() from None
     except msgspec.DecodeError as error:
         raise RequestError(_malformed(body, str(error)), code="invalid_json") from None
-    _check_denied(seen)
+    if len(seen.chat_template_kwargs):
+        _check_template_kwargs(seen.chat_template_kwargs)
     return seen
 
 
@@ -151,7 +155,7 @@ def is_plain_text(messages: list[Message]) -> bool:
     plain = True
     for message in messages:
         content = message.content
-        if len(content) and bytes(content)[:1] not in b'"n':
+        if len(content) and memoryview(content)[0] not in b'"n':
             plain = _is_plain_content(content, _MAX_NESTING) and plain
         if is_given(message.output):
             plain = _is_plain_content(message.output, _MAX_NESTING) and plain
@@ -220,19 +224,9 @@ def _is_plain_content(content: Raw, nesting: int) -> bool:
     return plain
 
 
-_denied_of: Final = attrgetter(*DENIED_FIELDS)
-
-
-def _check_denied(seen: Peek) -> None:
-    denied = _denied_of(seen)
-    if any(map(len, denied)):  # hardly ever
-        for field, raw in zip(DENIED_FIELDS, denied, strict=True):
-            if is_given(raw):
-                _deny(field)
-    if is_given(seen.chat_template_kwargs):
-        kwargs = _decode(_OBJECT, seen.chat_template_kwargs, "chat_template_kwargs")
-        if "chat_template" in kwargs:
-            _deny("chat_template_kwargs.chat_template")
+def _check_template_kwargs(raw: Raw) -> None:
+    if is_given(raw) and "chat_template" in _decode(_OBJECT, raw, "chat_template_kwargs"):
+        _deny("chat_template_kwargs.chat_template")
 
 
 def _deny(field: str) -> NoReturn:

@@ -18,6 +18,7 @@ import msgspec
 
 from gateway.core.types import Dialect, Usage
 from gateway.wire import frames
+from gateway.wire.chunks import Shape
 from gateway.wire.frames import Event, as_usage, decode, is_given, json_aborted, json_usage
 from gateway.wire.replies import Fault, anthropic_type, openai_error, upstream_fault
 
@@ -58,7 +59,7 @@ class StreamWatch:
     """
 
     __slots__ = (
-        *("complete", "fault", "events", "failed", "usage"),
+        *("complete", "fault", "events", "failed", "shape", "usage"),
         *("_aborted", "_choices", "_dialect", "_ended", "_finished", "_hide_usage", "_openai"),
         *("_carry", "_lines", "_long", "_mark", "_recent", "_request_id", "_sequence", "_single"),
     )
@@ -71,6 +72,7 @@ class StreamWatch:
         self.fault: Fault | None = None
         self.usage: Usage | None = None
         self.events = 0
+        self.shape = Shape()  # of ordinary frames: who fits need not be fed, only counted
         self._dialect = dialect
         self._openai = dialect in _OPENAI
         self._mark, self._lines = _ORDINARY[dialect]
@@ -105,6 +107,7 @@ class StreamWatch:
                     and data.find(b"\n") == len(data) - 2
                 ):
                     self.events += 1
+                    self.shape.learn(data)
                     return data
             lines = data.count(b"\n")
             if lines == self._lines and (
@@ -115,8 +118,11 @@ class StreamWatch:
                 frames = self._ordinary_frames(data, lines)
             if frames and data.endswith(b"\n\n"):
                 self.events += frames
-                self._recent = data
+                if frames == 1 and self._dialect is not Dialect.RESPONSES:
+                    self.shape.learn(data)
+                self._recent = data  # a Responses event has a sequence number: no two are alike
                 return data
+        self.shape.forget()
         return self._feed_slowly(data)
 
     # Ordinary frames are searched, not parsed. Who looks different is judged, so a wrong no costs

@@ -1,50 +1,114 @@
-"""One whole chunk, told by sight, as strictly as the parser would."""
+"""One more token, told by sight, as strictly as the parser and the judge would."""
+
+import json
 
 import httptools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.wire.chunks import whole_chunk
+from gateway.wire.chunks import Shape
 
 
-@given(st.binary(min_size=1, max_size=5000))
-def test_a_chunk_gives_its_payload(data):
-    assert whole_chunk(b"%x\r\n%b\r\n" % (len(data), data)) == data
-    assert whole_chunk(b"%X\r\n%b\r\n" % (len(data), data)) == data
+def frame(text, **more):
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": None} | more
+    return b"data: " + json.dumps({"id": "x", "choices": [choice]}, separators=(",", ":")).encode() + b"\n\n"  # fmt: skip
+
+
+def chunk(data):
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def learnt(text="one"):
+    shape = Shape()
+    shape.learn(frame(text))
+    return shape
+
+
+class Body:
+    def __init__(self):
+        self.data, self.chunks = b"", 0
+
+    def on_body(self, data):
+        self.data += data
+
+    def on_chunk_complete(self):
+        self.chunks += 1
+
+
+def parsed(data):
+    body = Body()
+    httptools.HttpResponseParser(body).feed_data(
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + data
+    )
+    return body
+
+
+def test_nothing_fits_before_a_frame_was_learnt_or_after_it_was_forgotten():
+    assert not Shape().fits(chunk(frame("a")))
+    shape = learnt()
+    shape.forget()
+    assert not shape.fits(chunk(frame("one")))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", " token", "é", 'a "quoted" word', "line\nbreak", "[DONE]"]
+)
+def test_another_token_fits(text):
+    assert learnt().fits(chunk(frame(text)))
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        b"", b"3", b"3\r\n", b"3\r\nab\r\n", b"3\r\nabcd\r\n", b"3\r\nabc", b"3\r\nabc\r\n3\r\nabc\r\n",
-        b"0\r\n\r\n", b"0x3\r\nabc\r\n", b"0_3\r\nabc\r\n", b"+3\r\nabc\r\n", b" 3\r\nabc\r\n", b"-3\r\nabc\r\n",
-        b"3;x=y\r\nabc\r\n", b"3\nabc\r\n", b"3\r\nabc\n\n", b"zz\r\nabc\r\n",
+        chunk(frame("a"))[:-1],
+        chunk(frame("a"))[:-2],
+        chunk(frame("a")) + b"5",
+        chunk(frame("a")) * 2,
+        chunk(frame("a") * 2),
+        b"0" + chunk(frame("a")),
+        chunk(frame("a")).replace(b"\r\n", b";x=y\r\n", 1),
+        chunk(frame("a")).replace(b"\r\n", b"\n", 1),
+        b"+" + chunk(frame("a"))[1:],
+        chunk(b"data: [DONE]\n\n"),
+        chunk(frame("a", finish_reason="stop")),
+        chunk(frame("a", index=1)),
+        chunk(frame("a").replace(b'"x"', b'"y"')),
+        chunk(frame("a").replace(b'"a"', b'"a","error":"b"')),
+        chunk(frame('back\\slash and "quote"')),
+        chunk(frame("long" * 2000)),
+        b"",
+        b"0\r\n\r\n",
     ],
-)  # fmt: skip
+)
 def test_anything_else_is_left_to_the_parser(data):
-    assert whole_chunk(data) is None
+    assert not learnt().fits(data)
 
 
-class Body:
-    def __init__(self):
-        self.data = b""
-
-    def on_body(self, data):
-        self.data += data
+def test_a_frame_without_a_string_value_is_not_learnt():
+    shape = Shape()
+    shape.learn(b'data: {"choices":[{"index":0,"delta":{},"finish_reason":null}]}\n\n')
+    assert not shape.fits(chunk(b'data: {"choices":[{"index":0,"delta":{},"finish_reason":null}]}\n\n'))  # fmt: skip
 
 
-def parsed(chunk):
-    body = Body()
-    httptools.HttpResponseParser(body).feed_data(
-        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunk
-    )
-    return body.data
+@given(st.text(max_size=1000), st.text(max_size=1000))
+def test_what_fits_is_one_chunk_of_one_frame_that_differs_in_its_text_only(first, second):
+    data = chunk(frame(second))
+    if learnt(first).fits(data):
+        body = parsed(data)
+        assert (body.data, body.chunks) == (frame(second), 1)
+        seen = json.loads(body.data[6:])
+        assert seen == json.loads(frame("")[6:]) | {"choices": seen["choices"]}
+        assert [each["finish_reason"] for each in seen["choices"]] == [None]
 
 
-@given(st.binary(max_size=40))
-def test_what_is_taken_is_what_the_parser_takes(data):
-    for candidate in (data, b"5\r\n" + data, data[:2] + b"\r\n" + data[2:]):
-        payload = whole_chunk(candidate)
-        if payload is not None:
-            assert parsed(candidate) == payload
+@given(st.data())
+def test_bytes_put_anywhere_into_a_chunk_never_make_the_parser_see_something_else(data):
+    whole = chunk(frame("token"))
+    at = data.draw(st.integers(0, len(whole)))
+    cut = data.draw(st.integers(at, min(len(whole), at + 3)))
+    candidate = whole[:at] + data.draw(st.binary(max_size=4)) + whole[cut:]
+    if learnt().fits(candidate):
+        body = parsed(candidate)
+        assert body.chunks == 1
+        assert chunk(body.data) == candidate

@@ -1,3 +1,4 @@
+import asyncio
 import json
 import logging
 import os
@@ -24,7 +25,7 @@ class Desk:
     """A ledger, and what it wrote."""
 
     def __init__(self, fd, outlet):
-        self._fd = fd
+        self.fd = fd
         self.outlet = outlet
         self.metrics = Metrics(Readings(), HeldClock())
         self.ledger = Ledger(self.metrics, AccessLog(outlet, HeldClock()), HeldClock())
@@ -39,8 +40,9 @@ class Desk:
         )
 
     def lines(self):
+        self.ledger.post()
         assert self.outlet.flush()
-        return [json.loads(line) for line in os.read(self._fd, 100_000).splitlines()]
+        return [json.loads(line) for line in os.read(self.fd, 100_000).splitlines()]
 
 
 @pytest.fixture
@@ -61,6 +63,25 @@ def test_a_request_becomes_one_count_and_one_line(desk):
     desk.ledger.settle(record(status=200))
     assert desk.count("gateway_requests_total") == 1
     assert [line["id"] for line in desk.lines()] == ["req_1"]
+
+
+def test_many_requests_are_each_counted_and_written_once(desk):
+    for _ in range(100):
+        desk.ledger.settle(record())
+    assert desk.count("gateway_requests_total") == 100
+    assert len(desk.lines()) == 100
+
+
+def test_what_is_settled_is_posted_without_anybody_reading(desk):
+    async def main():
+        desk.ledger.settle(record())
+        async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+            owner = group.create_task(desk.ledger.run())
+            line = await asyncio.to_thread(os.read, desk.fd, 10_000)
+            owner.cancel()
+        return json.loads(line)
+
+    assert asyncio.run(main())["id"] == "req_1"
 
 
 def test_settling_twice_is_a_bug_that_counts_nothing(desk, caplog):
