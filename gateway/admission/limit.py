@@ -3,7 +3,7 @@
 Additive increase, multiplicative decrease (as in Netflix's concurrency-limits), judged once a window.
 A window lasts from one scrape to the next, about one second:
 
-    a sign of congestion, and the last cut has worked    cut: x 0.9, or to the share that runs
+    a sign of congestion, and the last cut has worked    cut: x 0.9, or to the share that does well
     no sign, and at least half of the limit was used     grow: x 1.25 + 1 until the first sign, then + 1
     otherwise                                            as it is: disuse neither earns nor costs
 
@@ -112,6 +112,7 @@ class Limit:
     _refused: int = 0
     _in_time: int = 0
     _late: int = 0
+    _late_before_cut: bool = False  # in this window came a late first token of the time before
 
     def __post_init__(self) -> None:
         self._value = float(self.fixed or START)
@@ -152,9 +153,12 @@ class Limit:
         One of a backend that starts slowly is not judged: it is slow because it is cold, not full.
         """
         self.prefill.learn(now, ttft_s, prompt_tokens)
-        if now - ttft_s < self.cut_at or self._started_ratio(now) < 1:
+        if self._started_ratio(now) < 1:
             return
-        if late(ttft_s, prompt_tokens, self.objective_s, self.prefill.at(now)):
+        is_late = late(ttft_s, prompt_tokens, self.objective_s, self.prefill.at(now))
+        if now - ttft_s < self.cut_at:
+            self._late_before_cut |= is_late
+        elif is_late:
             self._late += 1
         else:
             self._in_time += 1
@@ -175,14 +179,18 @@ class Limit:
         elif sign is None and self._may_grow(sample, judged) and in_flight * 2 >= self.value:
             self._value = self.value * (_FAST if self._fast else 1.0) + 1.0
         self._fast = self._fast and sign is None
-        self._refused = 0
+        self._refused, self._late_before_cut = 0, False
         if judged >= _JUDGED or cut is not None:
             self._in_time = self._late = 0
         return cut
 
     def _may_grow(self, sample: LoadSample | None, judged: int) -> bool:
-        """Whether the window taught enough: a failed scrape is no sign of room, nor is a first queue."""
-        return not self._queued and (sample is not None or judged >= _JUDGED)
+        """Whether the window shows room: a failed scrape does not, and any sign that may come forbids it.
+
+        First tokens tell late that they are late: to grow meanwhile would undo the cut before.
+        """
+        doubtful = self._queued or self._late_before_cut or self._late > _LATE_RATIO * judged
+        return not doubtful and (sample is not None or judged >= _JUDGED)
 
     def _sign(self, sample: LoadSample | None, judged: int) -> Sign | None:
         queued, preempted = False, False
@@ -205,8 +213,9 @@ class Limit:
     def _cut(self, now: float, sign: Sign, sample: LoadSample | None, in_flight: int) -> None:
         factor = _CUT
         if sign is Sign.WAITING and sample is not None:
-            # The engine itself says which share of its requests it can run.
             factor = min(factor, sample.running / (sample.running + sample.waiting))
+        elif sign is Sign.LATE:
+            factor = min(factor, self._in_time / (self._in_time + self._late))
         self._value = max(1.0, self.value * _DEEPEST, in_flight * factor)
         self._queued = False
         self.cut_at = now
