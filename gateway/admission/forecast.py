@@ -80,26 +80,24 @@ class Drain:
     def __init__(self) -> None:
         self._in_flight = 0
         self._at = 0.0
-        self._tokens = 0.0  # both fade with age
+        self._tokens = 0.0  # given back; fades with age, as does the next
         self._busy_s = 0.0
 
     def took(self, now: float) -> None:
         """Note that a request went to a backend of the pool."""
-        self._fade(now)
+        self._to(now)
         self._in_flight += 1
 
     def gave_back(self, now: float, tokens: int) -> None:
         """Note that one ended, however it did, and freed the `tokens` it was admitted with."""
-        self._fade(now)
+        self._to(now)
         self._in_flight -= 1
         self._tokens += tokens
 
     def tokens_per_s(self, now: float) -> float | None:
         """Return the rate; None while too little work, or no end of any, was seen."""
-        self._fade(now)
-        if self._busy_s < _DRAIN_LEAST_S or self._tokens <= 0:
-            return None
-        return self._tokens / self._busy_s
+        tokens, busy_s = self._faded(now)
+        return tokens / busy_s if tokens > 0 and busy_s >= _DRAIN_LEAST_S else None
 
     def eta_s(self, now: float, tokens_ahead: int) -> float | None:
         """Return in how many seconds `tokens_ahead` will have drained; None when nobody knows."""
@@ -112,9 +110,12 @@ class Drain:
         wait = (_RETRY_UNKNOWN_S if eta is None else eta) * (1 + _JITTER * u)
         return min(max(wait, _RETRY_LEAST_S), _RETRY_MOST_S)
 
-    def _fade(self, now: float) -> None:
-        passed, self._at = now - self._at, now
-        if self._in_flight and passed > 0:
-            kept = math.exp(-passed / _DRAIN_S)
-            self._tokens *= kept
-            self._busy_s = self._busy_s * kept + _DRAIN_S * (1 - kept)
+    def _to(self, now: float) -> None:
+        self._tokens, self._busy_s = self._faded(now)
+        self._at = now
+
+    def _faded(self, now: float) -> tuple[float, float]:
+        if not self._in_flight:
+            return self._tokens, self._busy_s
+        kept = math.exp(min(0.0, self._at - now) / _DRAIN_S)
+        return self._tokens * kept, self._busy_s * kept + _DRAIN_S * (1 - kept)

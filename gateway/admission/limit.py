@@ -29,20 +29,14 @@ START: Final = 32
 CEILING: Final = 1024  # the largest max_num_seqs that vLLM chooses itself (GPU >= 70 GiB)
 OBJECTIVE_S: Final = 2.5  # time to first token of a short prompt, the default of `slo.ttft`
 
-_CUT: Final = (
-    0.9  # Netflix AIMD: deep enough to clear the queue, throughput falls by a tenth at most
-)
+_CUT: Final = 0.9  # Netflix AIMD: clears the queue, costs a tenth of the throughput at most
 _DEEPEST: Final = 0.5  # TCP halves: one bad window must not throw away all that was learnt
-_FAST: Final = 1.25  # overshoots by two windows (signs lag by two scrapes): 1.6 times at most
-_QUEUE_SHARE: Final = (
-    0.1  # waiting below a tenth of running: prompts in turn for a step, no overrun
-)
+_FAST: Final = 1.25  # signs lag by two scrapes, so it overshoots by two steps: 1.6 times at most
+_QUEUE_SHARE: Final = 0.1  # of running; fewer waiting are prompts in turn for the next steps
 _JUDGED: Final = 10  # first tokens that make a verdict: one slow one alone is not yet p90
 _LATE_RATIO: Final = 0.1  # the objective holds for p90
 _SLOW_START_RATIO: Final = 0.1  # Envoy's slow_start: min_weight_percent 10, then linear
-_RATE_HALF_LIFE_S: Final = (
-    600.0  # forgets last hour's traffic, remembers through minutes of overload
-)
+_RATE_HALF_LIFE_S: Final = 600.0  # outlasts minutes of overload, not an hour of other traffic
 
 
 class Sign(Enum):
