@@ -88,8 +88,8 @@ class PrefillRate:
 class Limit:
     """The limit of one backend. Its one owner feeds it, asks `effective`, and may change the settings.
 
-    Always within 1 and the ceiling. A fixed limit is the ceiling and the start: the operator knows
-    the engine; what the engine shows may still lower it.
+    `value` is always within 1 and the ceiling. A fixed limit is the ceiling and the start: the
+    operator knows the engine; what the engine shows may still lower it. Set it through `fix`.
     """
 
     fixed: int | None = None
@@ -99,7 +99,7 @@ class Limit:
     ready_at: float | None = None  # when it came up again; None: it was up when we started
     prefill: PrefillRate = field(default_factory=PrefillRate)
     cut_at: float = -math.inf
-    _value: float = 0.0
+    value: int = field(init=False)  # when it neither starts slowly nor is shared out
     _fast: bool = True
     _queued: bool = False  # the last scrape showed a long queue
     _preemptions: float = math.inf
@@ -109,14 +109,9 @@ class Limit:
     _late_before_cut: bool = False  # in this window came a late first token of the time before
 
     def __post_init__(self) -> None:
-        self._value = float(self.fixed or START)
+        self.value = self.fixed or START
 
     # --- asked ---
-
-    @property
-    def value(self) -> int:
-        """The limit when it is neither starting slowly nor shared out."""
-        return max(1, min(int(self._value), self.fixed or CEILING))
 
     def effective(self, now: float, priority: int = 0, reserve_for: int | None = None) -> int:
         """Return how many requests may be in flight for one of `priority` to go in; at least 1.
@@ -124,7 +119,9 @@ class Limit:
         `reserve_for` is the highest band's priority when there are several bands: the last tenth is
         for that band alone, so that a flood of the others never makes it wait for a whole reply.
         """
-        allowed = max(1, int(self.value * self._started_ratio(now)))
+        allowed = self.value
+        if self.ready_at is not None:
+            allowed = max(1, int(allowed * self._started_ratio(now)))
         if reserve_for is None or priority >= reserve_for or allowed <= 4:
             return allowed
         return allowed - max(1, int(allowed * self.reserve_ratio))
@@ -136,6 +133,11 @@ class Limit:
         return _SLOW_START_RATIO + (1 - _SLOW_START_RATIO) * passed
 
     # --- fed ---
+
+    def fix(self, fixed: int | None) -> None:
+        """Change the configured limit; a lower one holds at once, a higher one is grown into."""
+        self.fixed = fixed
+        self._move_to(self.value)
 
     def refused(self) -> None:
         """Note a 503 of the engine's own admission control."""
@@ -171,7 +173,7 @@ class Limit:
         if cut is not None:
             self._cut(now, cut, sample, in_flight)
         elif sign is None and self._may_grow(sample, judged) and in_flight * 2 >= self.value:
-            self._value = self.value * (_FAST if self._fast else 1.0) + 1.0
+            self._move_to(self.value * (_FAST if self._fast else 1.0) + 1.0)
         self._fast = self._fast and sign is None
         self._refused, self._late_before_cut = 0, False
         if judged >= _JUDGED or cut is not None:
@@ -210,9 +212,12 @@ class Limit:
             factor = min(factor, sample.running / (sample.running + sample.waiting))
         elif sign is Sign.LATE:
             factor = min(factor, self._in_time / (self._in_time + self._late))
-        self._value = max(1.0, self.value * _DEEPEST, in_flight * factor)
+        self._move_to(max(self.value * _DEEPEST, in_flight * factor))
         self._queued = False
         self.cut_at = now
+
+    def _move_to(self, value: float) -> None:
+        self.value = max(1, min(int(value), self.fixed or CEILING))
 
 
 def _long_queue(sample: LoadSample) -> bool:

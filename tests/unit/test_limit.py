@@ -20,7 +20,7 @@ def at(value, **settings):
     limit = Limit(fixed=value, **settings)
     limit.refused()
     limit.observe(0.0, sample(), 1)
-    limit.fixed = None
+    limit.fix(None)
     while limit.value < value:
         limit.observe(0.0, sample(), limit.value)
     return limit
@@ -54,7 +54,7 @@ def test_without_a_fixed_limit_there_is_still_a_ceiling():
 
 def test_a_lowered_fixed_limit_holds_at_once():
     limit = used(Limit(), 0.0, count=5)
-    limit.fixed = 7
+    limit.fix(7)
     assert limit.value == 7
 
 

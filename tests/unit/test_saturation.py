@@ -44,20 +44,20 @@ def test_a_prompt_that_is_still_being_read_counts_in_full_over_further_scrapes()
     assert busy.projection(1.0).tokens == 2000 + 5100
 
 
-def test_once_read_and_scraped_only_half_the_expected_output_is_added():
+def test_once_read_and_scraped_only_a_quarter_of_the_expected_output_is_added():
     busy = room(0.1)
     credit = busy.take(5000, 100)
     busy.first_token(credit)
     assert busy.projection(0.5).tokens == 1000 + 5100  # the scrape is from before
     busy.observe(scrape(1.0, 0.6))
-    assert busy.projection(1.0).tokens == 6000 + 50
+    assert busy.projection(1.0).tokens == 6000 + 25
 
 
 def test_of_a_request_that_does_not_stream_the_next_scrape_is_taken_to_show_the_prompt():
     busy = room(0.1)
     busy.take(5000, 100, streams=False)
     busy.observe(scrape(1.0, 0.6))
-    assert busy.projection(1.0).tokens == 6000 + 50
+    assert busy.projection(1.0).tokens == 6000 + 25
 
 
 def test_what_ended_since_the_scrape_is_free_again():
@@ -211,8 +211,8 @@ def test_a_stale_usage_closes_nothing():
     [
         (8, 3, Verdict.ADMIT),
         (8, 4, Verdict.QUEUED),
-        (200, 19, Verdict.ADMIT),
-        (200, 20, Verdict.QUEUED),
+        (200, 99, Verdict.ADMIT),
+        (200, 100, Verdict.QUEUED),
     ],
 )
 def test_a_long_queue_in_the_engine_saturates_until_the_next_scrape(running, waiting, verdict):
