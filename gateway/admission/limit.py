@@ -24,7 +24,7 @@ from gateway.core.types import LoadSample
 
 # An unknown engine. Every default of vLLM runs 128 sequences or more, so 32 overruns none; a small
 # one (CPU, few blocks) holds 8 or 16 and is cut to that in two or three steps. The fast start takes
-# 32 to 128 in 6 windows, to 1024 in 15: less than a client waits in the queue.
+# 32 to 128 in 6 windows and to 1024 in 16.
 START: Final = 32
 CEILING: Final = 1024  # the largest max_num_seqs that vLLM chooses itself (GPU >= 70 GiB)
 OBJECTIVE_S: Final = 2.5  # time to first token of a short prompt, the default of `slo.ttft`

@@ -82,9 +82,7 @@ class Room:
     resume_ratio: float = 0.80
     dwell_s: float = 2.0  # two scrapes: one odd value opens or closes nothing for long
     stale_s: float = 3.0  # age from which a scrape says nothing about the load
-    max_waiting: int = (
-        4  # in the engine's queue: what one step takes in; for a large batch half of it
-    )
+    max_waiting: int = 4  # in the engine's queue, about what one step takes in; or half its batch
     open: bool = True
     changed_at: float = -math.inf
     capacity_tokens: int | None = None  # the last one told
