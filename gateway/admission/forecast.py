@@ -1,0 +1,121 @@
+"""What is learnt to look ahead: how long outputs get, and how fast a pool drains."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+DEFAULT_OUTPUT_TOKENS: Final = 256  # a chat answer of a few paragraphs; public traces have 150-350
+
+_WEIGHT: Final = 0.1  # of the newest output: the mean follows the last twenty or so
+_DRAIN_S: Final = 10.0  # memory of the drain rate: long enough to hold several ends of long replies
+_DRAIN_LEAST_S: Final = 1.0  # work seen for less than this tells no rate
+_RETRY_LEAST_S: Final = 1.0  # Retry-After has whole seconds
+_RETRY_MOST_S: Final = 30.0  # SDKs ignore waits over a minute; halved, because the rate changes
+_RETRY_UNKNOWN_S: Final = 5.0  # nothing drained yet: about the length of one reply
+_JITTER: Final = 0.3  # spreads those who were refused together
+
+
+@dataclass(slots=True)
+class _Mean:
+    tokens: float
+    count: int
+
+
+class Outputs:
+    """The mean output length per (model, key), of at most `most` entries, least recently fed first out.
+
+    What is not known is taken from the model's mean, and that from the default; either also stands
+    in as the first value of a new mean, so that one odd reply says little.
+    """
+
+    def __init__(self, default_tokens: int = DEFAULT_OUTPUT_TOKENS, most: int = 10_000) -> None:
+        self._default = float(default_tokens)
+        self._most = most
+        self._means: OrderedDict[tuple[str, str | None], _Mean] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Return how many means are kept."""
+        return len(self._means)
+
+    def expect(self, model: str, key: str, max_new_tokens: int | None = None) -> int:
+        """Return the expected output in tokens, never more than `max_new_tokens`."""
+        tokens = math.ceil(self._mean(model, key))
+        return tokens if max_new_tokens is None else min(tokens, max_new_tokens)
+
+    def ended(self, model: str, key: str, tokens: int) -> None:
+        """Learn from an output that came to its own end."""
+        for entry in ((model, key), (model, None)):  # the model last: its mean outlives its keys'
+            self._learn(entry, tokens)
+
+    def cut(self, model: str, key: str, tokens: int) -> None:
+        """Learn from an output that was cut (by its limit, its client, a failure): a lower bound."""
+        for entry in ((model, key), (model, None)):
+            if tokens > self._mean(*entry):
+                self._learn(entry, tokens)
+
+    def _mean(self, model: str, key: str | None) -> float:
+        known = self._means.get((model, key)) or self._means.get((model, None))
+        return known.tokens if known is not None else self._default
+
+    def _learn(self, entry: tuple[str, str | None], tokens: int) -> None:
+        mean = self._means.get(entry)
+        if mean is None:
+            mean = self._means[entry] = _Mean(self._mean(*entry), 1)
+            if len(self._means) > self._most:
+                self._means.popitem(last=False)
+        self._means.move_to_end(entry)
+        mean.count += 1
+        mean.tokens += (tokens - mean.tokens) * max(_WEIGHT, 1 / mean.count)
+
+
+class Drain:
+    """How fast a pool gives back cost tokens, over the last seconds in which it had work.
+
+    Only time with work counts: a pool that was idle did not drain slowly, it had nothing to drain.
+    """
+
+    def __init__(self) -> None:
+        self._in_flight = 0
+        self._at = 0.0
+        self._tokens = 0.0  # given back; fades with age, as does the next
+        self._busy_s = 0.0
+
+    def took(self, now: float) -> None:
+        """Note that a request went to a backend of the pool."""
+        self._to(now)
+        self._in_flight += 1
+
+    def gave_back(self, now: float, tokens: int) -> None:
+        """Note that one ended, however it did, and freed the `tokens` it was admitted with."""
+        self._to(now)
+        self._in_flight -= 1
+        self._tokens += tokens
+
+    def tokens_per_s(self, now: float) -> float | None:
+        """Return the rate; None while too little work, or no end of any, was seen."""
+        tokens, busy_s = self._faded(now)
+        return tokens / busy_s if tokens > 0 and busy_s >= _DRAIN_LEAST_S else None
+
+    def eta_s(self, now: float, tokens_ahead: int) -> float | None:
+        """Return in how many seconds `tokens_ahead` will have drained; None when nobody knows."""
+        rate = self.tokens_per_s(now)
+        return None if rate is None else tokens_ahead / rate
+
+    def retry_after_s(self, now: float, tokens_ahead: int, u: float) -> float:
+        """Return when to come again, 1 to 30 s; `u` in [0, 1) is the caller's random number."""
+        eta = self.eta_s(now, tokens_ahead)
+        wait = (_RETRY_UNKNOWN_S if eta is None else eta) * (1 + _JITTER * u)
+        return min(max(wait, _RETRY_LEAST_S), _RETRY_MOST_S)
+
+    def _to(self, now: float) -> None:
+        self._tokens, self._busy_s = self._faded(now)
+        self._at = now
+
+    def _faded(self, now: float) -> tuple[float, float]:
+        if not self._in_flight:
+            return self._tokens, self._busy_s
+        kept = math.exp(min(0.0, self._at - now) / _DRAIN_S)
+        return self._tokens * kept, self._busy_s * kept + _DRAIN_S * (1 - kept)

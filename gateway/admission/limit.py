@@ -1,0 +1,229 @@
+"""The adaptive concurrency limit of one backend: how many of our requests it may hold at a time.
+
+Additive increase, multiplicative decrease (as in Netflix's concurrency-limits), judged once a window.
+A window lasts from one scrape to the next, about one second:
+
+    a sign of congestion, and the last cut has worked    cut: x 0.9, or to the share that does well
+    no sign, and at least half of the limit was used     grow: x 1.25 + 1 until the first sign, then + 1
+    otherwise                                            as it is: disuse neither earns nor costs
+
+A cut works only through what is not admitted, so it has worked once a whole window passed with no
+more in flight than the limit. Until then a second cut would punish the same burst twice, and let no
+request leave sooner. For the same reason a first token is judged only if its request went in after
+the last cut.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from gateway.core.types import LoadSample
+
+# An unknown engine. Every default of vLLM runs 128 sequences or more, so 32 overruns none; a small
+# one (CPU, few blocks) holds 8 or 16 and is cut to that in two or three steps. The fast start takes
+# 32 to 128 in 6 windows and to 1024 in 16.
+START: Final = 32
+CEILING: Final = 1024  # the largest max_num_seqs that vLLM chooses itself (GPU >= 70 GiB)
+OBJECTIVE_S: Final = 2.5  # time to first token of a short prompt, the default of `slo.ttft`
+
+_CUT: Final = 0.9  # Netflix AIMD: clears the queue, costs a tenth of the throughput at most
+_DEEPEST: Final = 0.5  # TCP halves: one bad window must not throw away all that was learnt
+_FAST: Final = 1.25  # signs lag by two scrapes, so it overshoots by two steps: 1.6 times at most
+_QUEUE_SHARE: Final = 0.1  # of running; fewer waiting are prompts in turn for the next steps
+_JUDGED: Final = 10  # first tokens that make a verdict: one slow one alone is not yet p90
+_LATE_RATIO: Final = 0.1  # the objective holds for p90
+_SLOW_START_RATIO: Final = 0.1  # Envoy's slow_start: min_weight_percent 10, then linear
+_RATE_HALF_LIFE_S: Final = 600.0  # outlasts minutes of overload, not an hour of other traffic
+
+
+class Sign(Enum):
+    """Why a limit was cut; closed, because it is a metric label."""
+
+    WAITING = "waiting"  # the engine's queue was long in two scrapes running
+    PREEMPTED = "preempted"  # the engine threw running sequences out of its KV cache
+    REFUSED = "refused"  # the engine's own admission control answered 503
+    LATE = "late"  # more than a tenth of the first tokens came after their objective
+
+
+def late(
+    ttft_s: float, prompt_tokens: int, objective_s: float, prefill_tokens_per_s: float | None
+) -> bool:
+    """Whether a first token came too late for its prompt.
+
+    The objective is for short prompts; a long one also gets the time it takes to read it at
+    `prefill_tokens_per_s`. Without a known rate the objective stands alone.
+    """
+    reading_s = prompt_tokens / prefill_tokens_per_s if prefill_tokens_per_s else 0.0
+    return ttft_s > objective_s + reading_s
+
+
+@dataclass(slots=True)
+class PrefillRate:
+    """How fast a backend reads prompts: the best that was seen lately, in tokens per second.
+
+    A request's own rate is a lower bound, because its time holds the engine's queue and the shared
+    batch too; so the best counts and congestion does not become the norm. A prompt found in the
+    prefix cache is no reading: one such may at most double the rate.
+    """
+
+    _best: float = 0.0
+    _at: float = 0.0
+
+    def learn(self, now: float, ttft_s: float, prompt_tokens: int) -> None:
+        """Take in one first token; give `prompt_tokens` without those known to be cached."""
+        seen = prompt_tokens / max(ttft_s, 0.001)
+        known = self.at(now)
+        if known is None or seen > known:
+            self._best, self._at = min(seen, 2 * (known or seen)), now
+
+    def at(self, now: float) -> float | None:
+        """Return the rate; None while nothing was read."""
+        return self._best * math.exp2((self._at - now) / _RATE_HALF_LIFE_S) or None
+
+
+@dataclass(slots=True)
+class Limit:
+    """The limit of one backend. Its one owner feeds it, asks `effective`, and may change the settings.
+
+    `value` is always within 1 and the ceiling. A fixed limit is the ceiling and the start: the
+    operator knows the engine; what the engine shows may still lower it. Set it through `fix`.
+    """
+
+    fixed: int | None = None
+    objective_s: float = OBJECTIVE_S
+    slow_start_s: float = 60.0  # 0: none
+    reserve_ratio: float = 0.1
+    ready_at: float | None = None  # when it came up again; None: it was up when we started
+    prefill: PrefillRate = field(default_factory=PrefillRate)
+    cut_at: float = -math.inf
+    value: int = field(init=False)  # when it neither starts slowly nor is shared out
+    _fast: bool = True
+    _queued: bool = False  # the last scrape showed a long queue
+    _preemptions: float = math.inf
+    _refused: int = 0
+    _in_time: int = 0
+    _late: int = 0
+    _late_before_cut: bool = False  # in this window came a late first token of the time before
+
+    def __post_init__(self) -> None:
+        self.value = self.fixed or START
+
+    # --- asked ---
+
+    def effective(self, now: float, priority: int = 0, reserve_for: int | None = None) -> int:
+        """Return how many requests may be in flight for one of `priority` to go in; at least 1.
+
+        `reserve_for` is the highest band's priority when there are several bands: the last tenth is
+        for that band alone, so that a flood of the others never makes it wait for a whole reply.
+        """
+        allowed = self.value
+        if self.ready_at is not None:
+            allowed = max(1, int(allowed * self._started_ratio(now)))
+        if reserve_for is None or priority >= reserve_for or allowed <= 4:
+            return allowed
+        return allowed - max(1, int(allowed * self.reserve_ratio))
+
+    def _started_ratio(self, now: float) -> float:
+        if self.ready_at is None or now >= self.ready_at + self.slow_start_s:
+            return 1.0
+        passed = max(0.0, (now - self.ready_at) / self.slow_start_s)
+        return _SLOW_START_RATIO + (1 - _SLOW_START_RATIO) * passed
+
+    # --- fed ---
+
+    def fix(self, fixed: int | None) -> None:
+        """Change the configured limit; a lower one holds at once, a higher one is grown into."""
+        self.fixed = fixed
+        self._move_to(self.value)
+
+    def refused(self) -> None:
+        """Note a 503 of the engine's own admission control."""
+        self._refused += 1
+
+    def first_token(self, now: float, ttft_s: float, prompt_tokens: int) -> None:
+        """Judge a first token that came `ttft_s` after the request was sent to the backend.
+
+        One of a backend that starts slowly is not judged: it is slow because it is cold, not full.
+        """
+        self.prefill.learn(now, ttft_s, prompt_tokens)
+        if self._started_ratio(now) < 1:
+            return
+        is_late = late(ttft_s, prompt_tokens, self.objective_s, self.prefill.at(now))
+        if now - ttft_s < self.cut_at:
+            self._late_before_cut |= is_late
+        elif is_late:
+            self._late += 1
+        else:
+            self._in_time += 1
+
+    def observe(self, now: float, sample: LoadSample | None, in_flight: int) -> Sign | None:
+        """End a window and move the limit; returns the sign for which it was cut, None when it was not.
+
+        Args:
+            now: when the window ends.
+            sample: the scrape that ends it; None when that failed, which is no sign of room.
+            in_flight: the most of our requests at a time since the last call.
+        """
+        judged = self._in_time + self._late
+        sign = self._sign(sample, judged)
+        cut = sign if 0 < in_flight <= self.value else None
+        if cut is not None:
+            self._cut(now, cut, sample, in_flight)
+        elif sign is None and self._may_grow(sample, judged) and in_flight * 2 >= self.value:
+            self._move_to(self.value * (_FAST if self._fast else 1.0) + 1.0)
+        self._fast = self._fast and sign is None
+        self._refused, self._late_before_cut = 0, False
+        if judged >= _JUDGED or cut is not None:
+            self._in_time = self._late = 0
+        return cut
+
+    def _may_grow(self, sample: LoadSample | None, judged: int) -> bool:
+        """Whether the window shows room: a failed scrape does not, and any sign that may come forbids it.
+
+        First tokens tell late that they are late: to grow meanwhile would undo the cut before.
+        """
+        doubtful = self._queued or self._late_before_cut or self._late > _LATE_RATIO * judged
+        return not doubtful and (sample is not None or judged >= _JUDGED)
+
+    def _sign(self, sample: LoadSample | None, judged: int) -> Sign | None:
+        queued, preempted = False, False
+        if sample is not None:
+            was_queued, self._queued = self._queued, _long_queue(sample)
+            queued = was_queued and self._queued
+            # The first scrape is the base; a counter that fell is a new process, and the base anew.
+            preempted = sample.preemptions > self._preemptions
+            self._preemptions = sample.preemptions
+        if queued:
+            return Sign.WAITING
+        if preempted:
+            return Sign.PREEMPTED
+        if self._refused:
+            return Sign.REFUSED
+        if judged >= _JUDGED and self._late > _LATE_RATIO * judged:
+            return Sign.LATE
+        return None
+
+    def _cut(self, now: float, sign: Sign, sample: LoadSample | None, in_flight: int) -> None:
+        factor = _CUT
+        if sign is Sign.WAITING and sample is not None:
+            factor = min(factor, sample.running / (sample.running + sample.waiting))
+        elif sign is Sign.LATE:
+            factor = min(factor, self._in_time / (self._in_time + self._late))
+        self._move_to(max(self.value * _DEEPEST, in_flight * factor))
+        self._queued = False
+        self.cut_at = now
+
+    def _move_to(self, value: float) -> None:
+        self.value = max(1, min(int(value), self.fixed or CEILING))
+
+
+def _long_queue(sample: LoadSample) -> bool:
+    """Whether more wait than come in with the next steps.
+
+    vLLM's gauge is written at the end of a step and counts what did not fit into it, so some wait
+    whenever a step is full of prompts, however healthy the engine.
+    """
+    return sample.waiting > _QUEUE_SHARE * sample.running

@@ -1,0 +1,131 @@
+"""The KV room of one backend, over any sequence of scrapes and requests."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.admission.saturation import Room, Verdict
+from gateway.core.types import LoadSample
+
+CAPACITY = 10_000
+
+usages = st.sampled_from([0.0, 0.79, 0.8, 0.89, 0.9, 1.0]) | st.floats(0, 1)
+scrapes = st.builds(
+    lambda usage, running, waiting: ("scrape", usage, running, waiting),
+    st.none() | usages,
+    st.integers(0, 100),
+    st.integers(0, 6),
+)
+requests = st.builds(
+    lambda prompt, output, streams: ("take", prompt, output, streams),
+    st.integers(0, 3000),
+    st.integers(0, 1000),
+    st.booleans(),
+)
+on_one = st.builds(
+    lambda kind, which: (kind, which), st.sampled_from(["read", "end"]), st.integers(0, 20)
+)
+# Quarters of a second, so that sums of them are exact.
+steps = st.lists(
+    st.tuples(st.integers(0, 16).map(lambda quarters: quarters / 4), scrapes | requests | on_one),
+    max_size=60,
+)
+
+
+def walk(room, steps):
+    """Do each step, and yield the time and what it was; `credits` are those made so far."""
+    now, credits = 0.0, []
+    for pause, (kind, *what) in steps:
+        now += pause
+        if kind == "scrape":
+            usage, running, waiting = what
+            room.observe(LoadSample(now, running, waiting, usage, CAPACITY))
+        elif kind == "take":
+            prompt, output, streams = what
+            credits.append(room.take(prompt, output, streams=streams))
+        elif credits:
+            credit = credits[what[0] % len(credits)]
+            (room.first_token if kind == "read" else room.give_back)(credit)
+        yield now, kind, credits
+
+
+def after(room, steps):
+    """Do all the steps; returns when the last one was, and the credits made."""
+    done = [*walk(room, steps)]
+    return (done[-1][0], done[-1][2]) if done else (0.0, [])
+
+
+@given(steps)
+def test_transitions_are_at_least_a_dwell_apart(steps):
+    room, changes, was_open = Room(), [], True
+    for now, _, _ in walk(room, steps):
+        if room.open is not was_open:
+            was_open = room.open
+            assert room.changed_at == now
+            changes.append(now)
+    assert all(later - before >= room.dwell_s for before, later in pairwise(changes))
+
+
+@given(steps)
+def test_a_full_backend_never_takes_work_unless_it_is_idle(steps):
+    room, usage, running, waiting = Room(), None, 0, 0
+    last_scrape = -1.0
+    for (now, kind, _), (_, step) in zip(walk(room, steps), steps, strict=True):
+        if kind == "scrape":
+            (_, usage, running, waiting), last_scrape = step, now
+        fresh = last_scrape >= 0 and now - last_scrape <= room.stale_s
+        idle = room.in_flight == 0 and running + waiting == 0
+        if fresh and usage is not None and usage >= room.stop_ratio and not idle:
+            assert room.verdict(1, now) is not Verdict.ADMIT
+
+
+@given(steps)
+def test_it_opens_again_once_usage_stayed_below_resume_for_the_dwell(steps):
+    room = Room()
+    now, _ = after(room, steps)
+    for second in range(3):  # from the first low scrape to the last: the dwell
+        room.observe(LoadSample(now + second, 0, 0, 0.79, CAPACITY))
+    assert room.open
+    assert not room.closed(now + 2)
+
+
+@given(steps, st.integers(1, CAPACITY))
+def test_whatever_happened_an_idle_backend_takes_what_it_can_hold(steps, need):
+    room = Room()
+    now, credits = after(room, steps)
+    for credit in credits:
+        room.give_back(credit)
+    room.observe(LoadSample(now, 0, 0, 0.0, CAPACITY))
+    assert room.verdict(need, now) is Verdict.ADMIT
+    assert room.verdict(CAPACITY + 1, now) is Verdict.NEVER
+
+
+@given(steps)
+def test_all_credit_comes_back(steps):
+    room = Room()
+    now, credits = after(room, steps)
+    held = [credit for credit in credits if credit.held]
+    assert room.in_flight == len(held)
+    room.observe(LoadSample(now, 0, 0, None, CAPACITY))  # usage unknown: the whole credit shows
+    need = sum(credit.prompt_tokens + credit.output_tokens for credit in held)
+    assert room.projection(now).tokens == need
+    for credit in credits:
+        room.give_back(credit)
+    assert room.in_flight == room.projection(now).tokens == 0
+
+
+@given(steps, st.integers(0, 2 * CAPACITY), st.integers(0, 2 * CAPACITY))
+def test_what_lets_a_request_in_lets_a_smaller_one_in(steps, one, other):
+    room = Room()
+    now, _ = after(room, steps)
+    if room.verdict(max(one, other), now) is Verdict.ADMIT:
+        assert room.verdict(min(one, other), now) is Verdict.ADMIT
+
+
+@given(steps)
+def test_usage_unknown_never_looks_emptier_than_all_that_is_in_flight(steps):
+    room = Room(capacity_tokens=CAPACITY)
+    now, credits = after(room, steps)
+    need = sum(c.prompt_tokens + c.output_tokens for c in credits if c.held)
+    assert room.projection(now + room.stale_s + 1).tokens == need

@@ -1,0 +1,136 @@
+import pytest
+
+from gateway.admission.forecast import DEFAULT_OUTPUT_TOKENS, Drain, Outputs
+
+# --- output length --------------------------------------------------------------------------------
+
+
+def test_nothing_known_is_expected_to_be_the_default():
+    assert Outputs().expect("m", "k") == DEFAULT_OUTPUT_TOKENS
+
+
+def test_no_more_is_expected_than_may_be_written():
+    assert Outputs().expect("m", "k", max_new_tokens=16) == 16
+
+
+def test_the_mean_of_a_key_is_learnt_and_follows_a_change():
+    outputs = Outputs()
+    for length in (50, 1000):
+        for _ in range(60):
+            outputs.ended("m", "k", length)
+        assert outputs.expect("m", "k") == pytest.approx(length, rel=0.05)
+
+
+def test_a_new_key_is_expected_to_do_as_its_model_does():
+    outputs = Outputs()
+    for _ in range(60):
+        outputs.ended("m", "old", 40)
+    assert outputs.expect("m", "new") == pytest.approx(40, rel=0.1)
+    assert outputs.expect("other", "new") == DEFAULT_OUTPUT_TOKENS
+
+
+def test_one_odd_reply_of_a_new_key_says_little():
+    outputs = Outputs()
+    for _ in range(60):
+        outputs.ended("m", "old", 100)
+    outputs.ended("m", "new", 4000)
+    assert outputs.expect("m", "new") < 2500
+
+
+def test_a_cut_output_only_ever_raises_what_is_expected():
+    outputs = Outputs()
+    before = outputs.expect("m", "k")
+    for _ in range(20):
+        outputs.cut("m", "k", 3)
+    assert outputs.expect("m", "k") == before
+    for _ in range(20):
+        outputs.cut("m", "k", 2000)
+    assert before < outputs.expect("m", "k") <= 2000
+
+
+def test_keys_are_bounded_and_the_least_recent_goes_first_but_not_its_model():
+    outputs = Outputs(most=3)
+    for key, length in (("first", 10), ("second", 5000), ("third", 50)):
+        for _ in range(60):
+            outputs.ended("m", key, length)
+    assert len(outputs) == 3  # two keys and their model
+    assert outputs.expect("m", "second") > 4000
+    assert outputs.expect("m", "first") == outputs.expect("m", "never seen") < 100
+
+
+# --- drain ----------------------------------------------------------------------------------------
+
+
+def drained(drain, start, seconds, per_s=10, tokens=100):
+    """Let `per_s` requests of `tokens` end each second under steady work; returns when."""
+    now = start
+    for tick in range(1, seconds * per_s + 1):
+        now = start + tick / per_s
+        drain.took(now)
+        drain.gave_back(now, tokens)
+    return now
+
+
+def test_a_pool_that_gave_nothing_back_has_no_rate():
+    drain = Drain()
+    assert drain.eta_s(0.0, 100) is None
+    drain.took(0.0)
+    assert drain.eta_s(60.0, 100) is None
+
+
+def test_the_rate_is_what_ends_per_second():
+    drain = Drain()
+    drain.took(0.0)
+    now = drained(drain, 0.0, 30)
+    assert drain.tokens_per_s(now) == pytest.approx(1000, rel=0.05)
+    assert drain.eta_s(now, 5000) == pytest.approx(5, rel=0.05)
+
+
+def test_the_first_second_tells_no_rate():
+    drain = Drain()
+    drain.took(0.0)
+    drain.took(0.0)
+    drain.gave_back(0.1, 10_000)
+    assert drain.tokens_per_s(0.9) is None
+    assert drain.tokens_per_s(1.1) is not None
+
+
+def test_an_idle_hour_is_not_a_slow_hour():
+    drain = Drain()
+    drain.took(0.0)
+    now = drained(drain, 0.0, 30)
+    drain.gave_back(now, 100)
+    before = drain.tokens_per_s(now)
+    assert drain.tokens_per_s(now + 3600) == before
+    drain.took(now + 3600)
+    assert drain.tokens_per_s(now + 3600) == before
+
+
+def test_work_that_does_not_end_makes_the_rate_fall():
+    drain = Drain()
+    drain.took(0.0)
+    now = drained(drain, 0.0, 30)
+    assert drain.eta_s(now + 20, 5000) > 3 * drain.eta_s(now, 5000)
+
+
+def test_the_rate_follows_a_change_within_seconds():
+    drain = Drain()
+    drain.took(0.0)
+    now = drained(drain, 0.0, 60, tokens=1000)
+    now = drained(drain, now, 20, tokens=100)
+    assert 1000 < drain.tokens_per_s(now) < 2500
+
+
+@pytest.mark.parametrize(
+    ("ahead", "u", "wait_s"),
+    [(0, 0.5, 1.0), (10_000, 0.0, 10.0), (10_000, 0.5, 11.5), (10**6, 0.0, 30.0)],
+)
+def test_retry_after_is_the_jittered_wait_within_bounds(ahead, u, wait_s):
+    drain = Drain()
+    drain.took(0.0)
+    now = drained(drain, 0.0, 60)
+    assert drain.retry_after_s(now, ahead, u) == pytest.approx(wait_s, rel=0.05)
+
+
+def test_retry_after_has_an_answer_when_no_rate_is_known():
+    assert Drain().retry_after_s(0.0, 10**6, 0.0) == 5.0

@@ -1,0 +1,299 @@
+import pytest
+
+from gateway.admission.limit import CEILING, START, Limit, PrefillRate, Sign, late
+from gateway.core.types import LoadSample
+
+
+def sample(running=0, waiting=0, preemptions=0.0):
+    return LoadSample(0.0, running, waiting, 0.1, preemptions=preemptions)
+
+
+def used(limit, now, count=1):
+    """Let `count` quiet windows pass in which the whole limit was used."""
+    for second in range(count):
+        assert limit.observe(now + second, sample(limit.value), limit.value) is None
+    return limit
+
+
+def at(value, **settings):
+    """Return a limit that has seen one congestion and now stands at `value`."""
+    limit = Limit(fixed=value, **settings)
+    limit.refused()
+    limit.observe(0.0, sample(), 1)
+    limit.fix(None)
+    while limit.value < value:
+        limit.observe(0.0, sample(), limit.value)
+    return limit
+
+
+def first_tokens(limit, now, in_time=0, too_late=0):
+    for _ in range(in_time):
+        limit.first_token(now, 0.5, 0)
+    for _ in range(too_late):
+        limit.first_token(now, 9.0, 0)
+
+
+# --- growth ---------------------------------------------------------------------------------------
+
+
+def test_an_unknown_engine_starts_low_and_is_opened_within_seconds():
+    limit = Limit()
+    assert limit.value == START
+    assert used(limit, 0.0, count=6).value >= 128  # vLLM's smallest default of max_num_seqs
+
+
+def test_a_fixed_limit_is_start_and_ceiling():
+    limit = Limit(fixed=200)
+    assert limit.value == 200
+    assert used(limit, 0.0, count=5).value == 200
+
+
+def test_without_a_fixed_limit_there_is_still_a_ceiling():
+    assert used(Limit(), 0.0, count=30).value == CEILING
+
+
+def test_a_lowered_fixed_limit_holds_at_once():
+    limit = used(Limit(), 0.0, count=5)
+    limit.fix(7)
+    assert limit.value == 7
+
+
+def test_a_limit_that_is_not_half_used_stays_where_it_is():
+    limit = Limit()
+    for second in range(100):
+        limit.observe(float(second), sample(), START // 2 - 1)
+    assert limit.value == START
+
+
+def test_after_the_first_congestion_it_grows_by_one_a_window():
+    assert used(at(50), 1.0, count=3).value == 53
+
+
+def test_a_failed_scrape_is_no_sign_of_room():
+    limit = Limit()
+    limit.observe(1.0, None, START)
+    assert limit.value == START
+
+
+def test_first_tokens_in_time_speak_for_a_backend_without_metrics():
+    limit = Limit()
+    first_tokens(limit, 1.0, in_time=10)
+    limit.observe(1.0, None, START)
+    assert limit.value > START
+
+
+# --- congestion -----------------------------------------------------------------------------------
+
+
+def test_a_queue_in_one_scrape_only_holds_the_limit():
+    limit = Limit()
+    assert limit.observe(1.0, sample(20, 12), START) is None
+    assert limit.value == START
+
+
+def test_a_queue_in_two_scrapes_running_cuts_to_the_share_that_runs():
+    limit = at(40)
+    limit.observe(1.0, sample(30, 10), 40)
+    assert limit.observe(2.0, sample(30, 10), 40) is Sign.WAITING
+    assert limit.value == 30
+
+
+def test_a_queue_that_cleared_in_between_does_not_cut():
+    limit = at(40)
+    for second, waiting in enumerate([10, 0, 10, 0, 10]):
+        assert limit.observe(float(second), sample(30, waiting), 10) is None
+
+
+def test_a_few_waiting_behind_a_large_batch_are_the_normal_turn_of_prompts():
+    limit = at(200)
+    for second in range(5):
+        assert limit.observe(float(second), sample(200, 20), 200 + second) is None
+
+
+def test_no_cut_takes_more_than_half():
+    limit = at(100)
+    limit.observe(1.0, sample(1, 99), 100)
+    limit.observe(2.0, sample(1, 99), 100)
+    assert limit.value == 50
+
+
+def test_preemptions_since_the_last_scrape_cut_by_a_tenth():
+    limit = at(100)
+    assert limit.observe(2.0, sample(100, preemptions=6.0), 100) is Sign.PREEMPTED
+    assert limit.value == 90
+
+
+def test_preemptions_before_the_first_scrape_and_a_restarted_counter_are_no_sign():
+    limit = Limit()
+    for second, count in enumerate([500.0, 500.0, 3.0, 3.0]):
+        assert limit.observe(float(second), sample(preemptions=count), 10) is None
+
+
+def test_an_admission_503_cuts_once():
+    limit = at(100)
+    limit.refused()
+    assert limit.observe(1.0, sample(100), 100) is Sign.REFUSED
+    assert limit.value == 90
+    assert limit.observe(2.0, sample(100), 90) is None
+
+
+@pytest.mark.parametrize(
+    ("in_time", "too_late", "sign"),
+    [(8, 1, None), (9, 1, None), (8, 2, Sign.LATE), (90, 10, None), (89, 11, Sign.LATE)],
+)
+def test_first_tokens_cut_when_more_than_a_tenth_of_at_least_ten_is_late(in_time, too_late, sign):
+    limit = at(100)
+    first_tokens(limit, 20.0, in_time, too_late)
+    assert limit.observe(20.0, sample(100), 100) is sign
+
+
+def test_few_first_tokens_are_gathered_over_windows_until_they_make_a_verdict():
+    limit = at(100)
+    seen = []
+    for second in range(20, 25):
+        first_tokens(limit, float(second), in_time=1, too_late=1)
+        seen.append(limit.observe(float(second), sample(50), 60))
+    assert seen == [None, None, None, None, Sign.LATE]
+
+
+def test_a_cut_goes_from_what_was_in_flight_not_from_an_unused_limit():
+    limit = at(100)
+    limit.refused()
+    limit.observe(1.0, sample(), 60)
+    assert limit.value == 54
+
+
+def test_what_others_do_to_a_backend_we_do_not_use_costs_us_nothing():
+    limit = at(100)
+    limit.observe(1.0, sample(10, 50), 0)
+    limit.observe(2.0, sample(10, 50), 0)
+    assert limit.value == 100
+
+
+def test_one_burst_is_punished_once_however_long_it_takes_to_leave():
+    limit = at(100)
+    limit.refused()
+    limit.observe(1.0, sample(100, 40), 100)
+    for second in range(2, 60):  # nothing ends, the engine's queue stays
+        assert limit.observe(float(second), sample(100, 40), 100) is None
+    assert limit.value == 90
+
+
+def test_once_a_cut_has_worked_the_next_sign_counts_again():
+    limit = at(100)
+    limit.refused()
+    limit.observe(1.0, sample(), 100)
+    limit.refused()
+    assert limit.observe(2.0, sample(), 90) is Sign.REFUSED
+    assert limit.value == 81
+
+
+def test_first_tokens_cut_to_the_share_that_came_in_time():
+    limit = at(100)
+    first_tokens(limit, 20.0, in_time=14, too_late=6)
+    limit.observe(20.0, sample(), 100)
+    assert limit.value == 70
+
+
+def test_late_first_tokens_of_requests_from_before_the_cut_are_not_held_against_it():
+    limit = at(100)
+    limit.refused()
+    limit.observe(10.0, sample(), 100)
+    first_tokens(limit, 15.0, too_late=30)  # sent at 6.0
+    assert limit.observe(15.0, sample(), 80) is None
+
+
+def test_while_first_tokens_still_come_late_the_limit_does_not_grow():
+    limit = at(100)
+    limit.refused()
+    limit.observe(10.0, sample(), 100)
+    first_tokens(limit, 12.0, too_late=1)  # sent before the cut
+    limit.observe(12.0, sample(), 90)
+    first_tokens(limit, 20.0, in_time=3, too_late=1)  # too few for a verdict
+    limit.observe(20.0, sample(), 90)
+    assert limit.value == 90
+
+
+# --- slow start and reserve -----------------------------------------------------------------------
+
+
+def test_a_restarted_backend_is_given_a_tenth_and_then_evenly_more():
+    limit = Limit(fixed=100, ready_at=1000.0)
+    assert [limit.effective(1000.0 + s) for s in (-5, 0, 30, 60, 600)] == [10, 10, 55, 100, 100]
+
+
+def test_a_restarted_backend_takes_at_least_one_request():
+    assert Limit(fixed=3, ready_at=0.0).effective(0.0) == 1
+
+
+@pytest.mark.parametrize("settings", [{"ready_at": None}, {"ready_at": 0.0, "slow_start_s": 0.0}])
+def test_a_backend_that_was_up_or_has_no_slow_start_is_used_in_full(settings):
+    assert Limit(fixed=100, **settings).effective(0.0) == 100
+
+
+def test_a_cold_backend_is_not_cut_for_being_slow_while_it_starts():
+    limit = at(100, ready_at=0.0)
+    first_tokens(limit, 30.0, too_late=20)
+    assert limit.observe(30.0, sample(), 50) is None
+
+
+def test_the_last_tenth_is_for_the_highest_band():
+    limit = Limit(fixed=50)
+    assert limit.effective(0.0, priority=0, reserve_for=10) == 45
+    assert limit.effective(0.0, priority=10, reserve_for=10) == 50
+
+
+def test_one_place_is_reserved_where_a_tenth_is_less_and_none_in_a_tiny_limit():
+    assert Limit(fixed=5).effective(0.0, 0, reserve_for=1) == 4
+    assert Limit(fixed=4).effective(0.0, 0, reserve_for=1) == 4
+
+
+def test_with_one_band_nothing_is_reserved():
+    assert Limit(fixed=50).effective(0.0, 0, reserve_for=None) == 50
+
+
+# --- how late is late -----------------------------------------------------------------------------
+
+
+def test_a_long_prompt_may_take_the_time_to_read_it():
+    assert late(3.0, 100, 2.5, 1000.0)
+    assert not late(3.0, 1000, 2.5, 1000.0)
+    assert late(3.6, 1000, 2.5, 1000.0)
+
+
+def test_without_a_known_rate_the_objective_stands_alone():
+    assert late(2.6, 100_000, 2.5, None)
+    assert not late(2.5, 100_000, 2.5, None)
+
+
+def test_the_best_reading_rate_is_kept_through_congestion():
+    rate = PrefillRate()
+    assert rate.at(0.0) is None
+    rate.learn(0.0, 1.0, 1000)
+    for second in range(60):
+        rate.learn(float(second), 10.0, 1000)
+    assert rate.at(60.0) == pytest.approx(1000.0, rel=0.1)
+
+
+def test_a_rate_that_no_longer_holds_fades():
+    rate = PrefillRate()
+    rate.learn(0.0, 1.0, 1000)
+    assert rate.at(600.0) == pytest.approx(500.0)
+
+
+def test_a_cached_prompt_may_at_most_double_the_rate():
+    rate = PrefillRate()
+    rate.learn(0.0, 1.0, 1000)
+    rate.learn(0.0, 0.01, 30_000)
+    assert rate.at(0.0) == pytest.approx(2000.0)
+
+
+def test_a_slow_engine_is_judged_by_its_own_speed():
+    """A CPU engine reads 50 tokens a second: 300 tokens in 6 s are in time, in 20 s they are not."""
+    limit = at(10)
+    for _ in range(20):
+        limit.first_token(100.0, 6.0, 300)
+    assert limit.observe(100.0, sample(), 10) is None
+    for _ in range(20):
+        limit.first_token(200.0, 20.0, 300)
+    assert limit.observe(200.0, sample(), 10) is Sign.LATE

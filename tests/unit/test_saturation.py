@@ -1,0 +1,231 @@
+import pytest
+
+from gateway.admission.saturation import Room, Verdict, pool_closed
+from gateway.core.types import LoadSample
+
+CAPACITY = 10_000
+
+
+def scrape(at, usage, *, running=1, waiting=0, capacity=CAPACITY):
+    return LoadSample(at, running, waiting, usage, capacity)
+
+
+def room(usage=0.1, at=0.0, **more):
+    """Return the room of a busy backend after one scrape at `at`."""
+    room = Room()
+    room.observe(scrape(at, usage, **more))
+    return room
+
+
+def admits(room, need, now=0.0):
+    return room.verdict(need, now) is Verdict.ADMIT
+
+
+# --- what fits ------------------------------------------------------------------------------------
+
+
+def test_a_request_goes_in_up_to_the_stop_ratio_and_waits_over_it():
+    busy = room(0.5)
+    assert busy.verdict(4000, 0.0) is Verdict.ADMIT
+    assert busy.verdict(4001, 0.0) is Verdict.NO_ROOM
+
+
+def test_what_was_sent_since_the_scrape_counts_in_full():
+    busy = room(0.5)
+    busy.take(2000, 500)
+    assert admits(busy, 1500)
+    assert not admits(busy, 1501)
+
+
+def test_a_prompt_that_is_still_being_read_counts_in_full_over_further_scrapes():
+    busy = room(0.1)
+    busy.take(5000, 100)
+    busy.observe(scrape(1.0, 0.2))
+    assert busy.projection(1.0).tokens == 2000 + 5100
+
+
+def test_once_read_and_scraped_only_a_quarter_of_the_expected_output_is_added():
+    busy = room(0.1)
+    credit = busy.take(5000, 100)
+    busy.first_token(credit)
+    assert busy.projection(0.5).tokens == 1000 + 5100  # the scrape is from before
+    busy.observe(scrape(1.0, 0.6))
+    assert busy.projection(1.0).tokens == 6000 + 25
+
+
+def test_of_a_request_that_does_not_stream_the_next_scrape_is_taken_to_show_the_prompt():
+    busy = room(0.1)
+    busy.take(5000, 100, streams=False)
+    busy.observe(scrape(1.0, 0.6))
+    assert busy.projection(1.0).tokens == 6000 + 25
+
+
+def test_what_ended_since_the_scrape_is_free_again():
+    busy = room(0.1)
+    credit = busy.take(5000, 1000)
+    busy.first_token(credit)
+    busy.observe(scrape(1.0, 0.65))
+    busy.give_back(credit)
+    assert busy.projection(1.0).tokens == 6500 - 5500
+
+
+def test_a_request_that_came_and_went_between_scrapes_leaves_no_trace():
+    busy = room(0.3)
+    for read in (True, False):
+        credit = busy.take(3000, 500)
+        if read:
+            busy.first_token(credit)
+        busy.give_back(credit)
+        busy.first_token(credit)
+        busy.give_back(credit)
+    assert busy.in_flight == 0
+    assert busy.projection(0.0).tokens == 3000
+    busy.observe(scrape(1.0, 0.3))
+    assert busy.projection(1.0).tokens == 3000
+
+
+def test_shared_prompts_do_not_starve_a_backend_whose_usage_stays_low():
+    """Ten requests on one prefix of 1,000 tokens: usage stays low and room for more is found."""
+    busy = room(0.0)
+    for _ in range(6):
+        busy.first_token(busy.take(1000, 100))
+    busy.observe(scrape(1.0, 0.15))
+    for _ in range(10):
+        assert admits(busy, 1100, 1.0)
+        busy.take(1000, 100)
+
+
+def test_little_credit_proves_no_sharing():
+    busy = room(0.0)
+    busy.first_token(busy.take(1000, 1000))  # may just have ended early
+    busy.observe(scrape(1.0, 0.01))
+    assert not admits(busy, 9000, 1.0)
+
+
+# --- idle, never ----------------------------------------------------------------------------------
+
+
+def test_an_idle_backend_takes_whatever_it_can_hold():
+    idle = room(0.0, running=0)
+    assert admits(idle, CAPACITY)
+    assert idle.verdict(CAPACITY + 1, 0.0) is Verdict.NEVER
+
+
+def test_a_backend_that_others_use_is_not_idle():
+    assert not admits(room(0.3, running=2), 9500)
+
+
+def test_a_request_over_the_stop_ratio_waits_for_a_busy_backend():
+    busy = room(0.0, running=0)
+    busy.take(10, 10)
+    assert busy.verdict(9500, 0.0) is Verdict.NO_ROOM
+
+
+def test_what_can_never_fit_is_told_even_while_it_is_closed():
+    assert room(0.95).verdict(CAPACITY + 1, 0.0) is Verdict.NEVER
+
+
+# --- unknown --------------------------------------------------------------------------------------
+
+
+def test_stale_metrics_count_all_that_is_in_flight_against_the_last_capacity():
+    busy = room(0.0)
+    busy.first_token(busy.take(5000, 1000))
+    busy.observe(scrape(1.0, 0.1))
+    assert admits(busy, 3000, 4.0)
+    assert not admits(busy, 3001, 4.5)
+    assert busy.projection(4.5).tokens == 6000
+
+
+def test_a_missing_usage_is_unknown_not_none():
+    busy = room(None)
+    busy.take(5000, 1000)
+    assert not admits(busy, 3001)
+
+
+def test_a_stale_backend_without_work_of_ours_takes_whatever_it_can_hold():
+    assert admits(room(0.95), CAPACITY, 100.0)
+
+
+@pytest.mark.parametrize("usage", [None, 0.1])
+def test_without_a_capacity_only_the_concurrency_limit_speaks(usage):
+    busy = room(usage, capacity=None)
+    busy.take(10**6, 0)
+    assert admits(busy, 10**6)
+    assert not busy.projection(0.0).known
+
+
+def test_without_a_capacity_the_usage_still_closes():
+    assert room(0.92, capacity=None).verdict(1, 0.0) is Verdict.CLOSED
+
+
+def test_the_last_capacity_told_is_kept():
+    busy = room(0.5)
+    busy.observe(scrape(1.0, 0.5, capacity=None))
+    assert busy.projection(1.0).free_tokens == 4000
+
+
+def test_before_the_first_scrape_the_limit_alone_speaks():
+    new = Room()
+    new.take(10, 10)
+    assert admits(new, 10**6)
+
+
+# --- hysteresis and the engine's queue ------------------------------------------------------------
+
+
+def test_it_closes_at_stop_and_opens_again_only_below_resume():
+    one = room(0.9)
+    verdicts = []
+    for second, usage in enumerate([0.85, 0.8, 0.85, 0.79, 0.85]):
+        one.observe(scrape(3.0 * (second + 1), usage))
+        verdicts.append(one.verdict(1, 3.0 * (second + 1)))
+    closed, admit = Verdict.CLOSED, Verdict.ADMIT
+    assert verdicts == [closed, closed, closed, admit, admit]
+
+
+def test_it_stays_closed_for_the_dwell_time():
+    one = room(0.95)
+    assert not one.observe(scrape(1.0, 0.1))
+    assert one.verdict(1, 1.0) is Verdict.CLOSED
+    assert one.observe(scrape(2.0, 0.1))
+    assert admits(one, 1, 2.0)
+
+
+def test_while_it_dwells_open_a_full_backend_takes_nothing_all_the_same():
+    one = room(0.95)
+    one.observe(scrape(2.0, 0.1))
+    one.observe(scrape(3.0, 0.95))
+    assert one.open
+    assert one.verdict(1, 3.0) is Verdict.CLOSED
+
+
+def test_a_stale_usage_closes_nothing():
+    one = room(0.95)
+    one.take(10, 10)
+    assert one.closed(3.0)
+    assert not one.closed(3.1)
+    assert admits(one, 100, 3.1)
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "verdict"),
+    [
+        (8, 3, Verdict.ADMIT),
+        (8, 4, Verdict.QUEUED),
+        (200, 99, Verdict.ADMIT),
+        (200, 100, Verdict.QUEUED),
+    ],
+)
+def test_a_long_queue_in_the_engine_saturates_until_the_next_scrape(running, waiting, verdict):
+    one = room(0.1, running=running, waiting=waiting)
+    assert one.verdict(1, 0.0) is verdict
+    one.observe(scrape(1.0, 0.1))
+    assert admits(one, 1, 1.0)
+
+
+def test_a_pool_is_closed_when_each_serving_backend_is():
+    full, free = room(0.95), room(0.5)
+    assert pool_closed([full, full], 0.0)
+    assert not pool_closed([full, free], 0.0)
+    assert not pool_closed([], 0.0)
