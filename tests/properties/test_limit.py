@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.admission.limit import CEILING, Limit, Sign
+from gateway.pools.limit import CEILING, Limit, Sign
 from gateway.core.types import LoadSample
 
 windows = st.lists(

@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.admission.limit import CEILING, START, Limit, PrefillRate, Sign, late
+from gateway.pools.limit import CEILING, START, Limit, PrefillRate, Sign, late
 from gateway.core.types import LoadSample
 
 

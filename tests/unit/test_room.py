@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.admission.saturation import Room, Verdict, pool_closed
+from gateway.pools.room import Room, Verdict, pool_closed
 from gateway.core.types import LoadSample
 
 CAPACITY = 10_000

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admission.saturation import Room, Verdict
+from gateway.pools.room import Room, Verdict
 from gateway.core.types import LoadSample
 
 CAPACITY = 10_000
