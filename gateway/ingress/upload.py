@@ -201,8 +201,8 @@ class Upload:
         self._fresh.clear()
         try:
             self.form.feed(data)
-            if self._ended:
-                self.form.end()
+            if self._ended or self._received_bytes == self._told_bytes:
+                self.form.end()  # before the last bytes go on: the backend never sees it whole
         except GatewayError as error:
             self._fail(error)
             return

@@ -14,6 +14,9 @@ from tests.stories.support import FAST, gateway, story
 PATH = "/v1/audio/transcriptions"
 MODEL = (b'name="model"', b"m")
 MIB = 1024 * 1024
+EVENT_STREAM = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+)
 
 
 def sound(size: int) -> bytes:
@@ -462,3 +465,91 @@ async def test_a_stream_asked_for_behind_the_file_is_recorded_as_one():
             if line.startswith("gateway_ttft_seconds_count")
         ]
         assert [line.rpartition(" ")[2] for line in told] == ["1.0"]
+
+
+@story
+async def test_an_answer_that_comes_before_the_upload_is_whole_is_taken():
+    frame = b'{"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}]}'
+    frames = b"%x\r\ndata: %b\n\n\r\n" % (len(frame) + 8, frame)
+    body = form(MODEL, file(MIB))
+    async with wired() as (world, wire), Client.open(world, len(body)) as client:
+        wire.answer = EVENT_STREAM + frames + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+        await client.send(body[:100_000])
+        text = await client.reader.readuntil(b"0\r\n\r\n")
+        assert text.startswith(b"HTTP/1.1 200")
+        assert frame in text
+        await wire.closed.wait()
+        await world.settled()
+
+
+@story
+async def test_an_upload_that_fails_while_it_is_answered_is_cut():
+    body = form(MODEL, file(MIB), MODEL)
+    async with wired() as (world, wire), Client.open(world, len(body)) as client:
+        wire.answer = EVENT_STREAM + b"9\r\ndata: 1\n\n\r\n"
+        await client.send(body[:100_000])
+        assert (await client.reader.readuntil(b"data: 1\n\n")).startswith(b"HTTP/1.1 200")
+        with contextlib.suppress(ConnectionError):
+            await client.send(body[100_000:])
+            assert b"0\r\n\r\n" not in await client.reader.read()
+        await wire.closed.wait()
+        await world.settled()
+        assert world.process.table.backends("m")[0].traffic_failures == 0
+
+
+@story
+async def test_a_request_pipelined_behind_an_upload_is_answered_too():
+    body = form(MODEL, file(MIB))
+    async with wired() as (world, wire), Client.open(world, len(body)) as client:
+        await client.send(body[:100_000])
+        await world.until(lambda: wire.uploaded >= 100_000)
+        chat = b'{"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}'
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\n"
+        head += b"content-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        await client.send(body[100_000:] + head % (world.key.encode(), len(chat)) + chat)
+        assert (await client.reply())[0] == 200
+        status, _, text = await client.reply()
+        assert status == 200
+        assert b"chat.completion" in text
+        assert received(world)[0].body == body
+        await world.settled()
+
+
+@story
+async def test_a_client_that_asks_first_is_told_to_go_on():
+    body = form(MODEL, file(MIB))
+    more = b"expect: 100-continue\r\n"
+    async with wired() as (world, _), Client.open(world, len(body), more) as client:
+        assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
+        await client.send(body)
+        assert (await client.reply())[0] == 200
+        assert received(world)[0].body == body
+
+
+@story
+async def test_a_wrong_key_or_model_is_told_before_the_file_has_come():
+    body = form((b'name="model"', b"nothere"), file(MIB))
+    async with wired() as (world, wire):
+        async with Client.open(world, len(body)) as client:
+            await client.send(body[:1000])
+            assert (await client.reply())[0] == 404
+        world.key = "gw_wrong"
+        async with Client.open(world, len(body)) as client:
+            assert (await client.reply())[0] == 401
+        assert wire.connections == 0
+        await world.settled()
+
+
+@story
+async def test_tiny_chunks_are_joined_on_their_way():
+    body = form(MODEL, file(64 * 1024))
+    async with wired() as (world, wire), Client.open(world) as client:
+        await client.send(body[:30_000])
+        await world.until(lambda: wire.connections)
+        before = wire.uploaded
+        rest = body[30_000:]
+        tiny = [rest[at : at + 1] for at in range(len(rest))]
+        client.writer.write(b"".join(b"1\r\n%b\r\n" % each for each in tiny) + b"0\r\n\r\n")
+        assert (await client.reply())[0] == 200
+        assert received(world)[0].body == body
+        assert wire.uploaded - before < len(rest) * 1.1
