@@ -35,7 +35,7 @@ class Upload:
     __slots__ = (
         "_closed", "_connection", "_ended", "_error", "_flow", "_fresh", "_held", "_left_s",
         "_limit_bytes", "_loop", "_passed_bytes", "_received_bytes", "_taking",
-        "_timeout_s", "_timer", "_told_bytes", "_transport", "_until", "_waiter", "form",
+        "_timeout_s", "_timer", "_told_bytes", "_transport", "_until", "_waiter", "form", "head_bytes",
         "paused",
     )  # fmt: skip
 
@@ -67,6 +67,7 @@ class Upload:
         self._held = bytearray()  # read, not yet passed on
         self._received_bytes = 0
         self._passed_bytes = 0
+        self.head_bytes = 0  # of what `read_head` returned
         self._ended = False
         self._closed = False
         self._taking = False
@@ -103,7 +104,7 @@ class Upload:
             raise self._error
         head = bytes(self._held)
         self._held.clear()
-        self._passed_bytes = len(head)
+        self.head_bytes = self._passed_bytes = len(head)
         return head
 
     def close(self) -> None:

@@ -338,6 +338,7 @@ async def test_a_backend_that_does_not_read_stops_the_client_and_memory_stays_bo
         assert (await client.reply())[0] == 200
         assert received(world)[0].body == body
         assert most < 512 * 1024
+        assert upload.head_bytes < 512 * 1024
         await world.settled()
 
 
