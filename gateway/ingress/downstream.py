@@ -288,15 +288,6 @@ class Downstream:
     def start(self, story: Callable[[Downstream], Coroutine[Any, Any, None]]) -> None:
         """Start the request's story as a task that this object owns."""
         self.task = aio.start(story(self), name="request")
-        if self.spec.multipart and not self._complete:
-            # One turn of the loop may read megabytes: no more until the story has had its first.
-            self._protocol.flow.pause_reading()
-            asyncio.get_running_loop().call_soon(self._read_on)
-
-    def _read_on(self) -> None:
-        paused = self.upload is not None and self.upload.paused
-        if not paused and not self._transport.is_closing():
-            self._protocol.flow.resume_reading()
 
     def on_client_gone(self) -> None:
         """The connection is lost: end the story wherever it waits."""

@@ -348,7 +348,7 @@ def held(world):
 
 
 @story
-async def test_little_is_read_before_the_story_begins():
+async def test_the_head_of_an_upload_that_comes_at_once_is_small():
     body = form(MODEL, file(20 * MIB))
     async with wired() as (world, wire):
         wire.reading.clear()
