@@ -130,6 +130,9 @@ class Call(msgspec.Struct, frozen=True):
     truncates_prompt: bool = False  # truncate_prompt_tokens is set: the engine cuts, not we
     affinity: str | None = None
     content_type: bytes = b"application/json"
+    model_at: tuple[int, int] | None = (
+        None  # a form: `body` is its beginning, the model's value there
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +311,9 @@ class RequestRecord(msgspec.Struct, gc=False):
     stream: bool = False
     backend_id: str | None = None
     attempts: int = 0
-    body_at: float | None = None  # when the whole request body was there
+    body_at: float | None = (
+        None  # when the whole body was there; of an upload, what names its model
+    )
     queue_s: float = 0.0  # waited for a place on a backend
     sent_at: float | None = None
     first_byte_at: float | None = None

@@ -17,9 +17,11 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gateway.core import aio
 from gateway.core.errors import BodyTimeout, BodyTooLarge, UnsupportedMediaType
+from gateway.ingress.upload import Upload
 from gateway.upstream.relay import Relay
 from gateway.upstream.reply import Reply
 from gateway.wire.calls import EndpointSpec
+from gateway.wire.forms import FormReader
 
 if TYPE_CHECKING:
     from gateway.ingress.server import GatewayProtocol
@@ -43,7 +45,7 @@ class Downstream:
         "_http11", "_parts", "_protocol", "_transport", "bytes_out", "content_type", "credentials",
         "entered", "extra_headers", "gone", "id", "keep_alive", "received_at", "relay",
         "response_complete", "retry_count", "spec", "started", "started_at", "takes_chunks", "task",
-        "writing_paused",
+        "upload", "writing_paused",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +67,7 @@ class Downstream:
         self._body_limit = 0
         self._body_ready: asyncio.Future[None] | None = None
         self._complete = False
+        self.upload: Upload | None = None
         self.takes_chunks = False
         self.extra_headers = b""  # header lines of our own, for whatever reply is written
         self.bytes_out = 0
@@ -119,9 +122,7 @@ class Downstream:
         Cancel: nothing is held.
         """
         if self._encoded:
-            raise UnsupportedMediaType(
-                "Compressed request bodies are not accepted. Send the body without Content-Encoding."
-            )
+            raise _compressed()
         self._body_limit = limit_bytes
         if not self._complete and self._body_bytes <= limit_bytes:
             if self._expects_continue:
@@ -143,12 +144,42 @@ class Downstream:
         parts, self._parts = self._parts, []
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def open_upload(self, limit_bytes: int, timeout_s: float) -> Upload:
+        """Take the body as a form that is sent on as it comes; the request closes it.
+
+        Raises:
+            UnsupportedMediaType: the body is compressed, or no form (415).
+            BodyTooLarge: more than `limit_bytes` are told of (413).
+        """
+        if self._encoded:
+            raise _compressed()
+        # Nothing else can have come on this connection while the body is not whole.
+        told = None if self._complete else dict(self._protocol.headers).get(b"content-length")
+        self.upload = upload = Upload(
+            FormReader(self.content_type),
+            self._protocol.flow,
+            self._transport,
+            told_bytes=None if told is None else int(told),
+            limit_bytes=limit_bytes,
+            timeout_s=timeout_s,
+        )
+        parts, self._parts = self._parts, []
+        for part in parts:
+            upload.on_data(part)
+        if self._complete:
+            upload.on_end()
+        elif self._expects_continue:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return upload
+
     def on_body(self, data: bytes) -> None:
         """Collect body bytes; once over the limit, or after the reply, they are dropped."""
         self._body_bytes += len(data)
         if self.response_complete:
             return
-        if self._body_limit and self._body_bytes > self._body_limit:
+        if self.upload is not None:
+            self.upload.on_data(data)
+        elif self._body_limit and self._body_bytes > self._body_limit:
             self._parts.clear()
             self._body_is_ready()
         else:
@@ -157,6 +188,8 @@ class Downstream:
     def on_message_complete(self) -> None:
         """The body is whole."""
         self._complete = True
+        if self.upload is not None:
+            self.upload.on_end()
         self._body_is_ready()
 
     def _body_is_ready(self) -> None:
@@ -278,3 +311,9 @@ class Downstream:
         self.writing_paused = False
         if self.relay is not None:
             self.relay.resume()
+
+
+def _compressed() -> UnsupportedMediaType:
+    return UnsupportedMediaType(
+        "Compressed request bodies are not accepted. Send the body without Content-Encoding."
+    )

@@ -57,7 +57,7 @@ from gateway.upstream import attempts
 from gateway.upstream.client import Client, Outgoing
 from gateway.upstream.relay import Patience, PlainWatch, Relay, Watch
 from gateway.upstream.reply import Reply
-from gateway.wire.calls import parse_call, upstream_body
+from gateway.wire.calls import form_call, parse_call, upstream_body
 from gateway.wire.frames import json_usage, whole_answer
 from gateway.wire.replies import error_body, error_headers, normalise_upstream_error
 from gateway.wire.sse import StreamWatch
@@ -118,12 +118,14 @@ class Handler:
                 credentials.get(b"api-key"),
                 self.clock.wall(),
             )
-            limits = settings.config.limits
-            limit_bytes = limits.max_audio_body if down.spec.multipart else limits.max_body
-            body = await down.read_body(limit_bytes, settings.config.timeouts.body)
-            record.body_at = self.clock.now()
+            config = settings.config
+            if down.spec.multipart:
+                call = await self._open_upload(config, down, record)
+            else:
+                body = await down.read_body(config.limits.max_body, config.timeouts.body)
+                record.body_at = self.clock.now()
+                call = parse_call(down.spec, body, down.content_type)
             settings = self.settings  # the catalog below is of the same configuration
-            call = parse_call(down.spec, body, down.content_type)
             route = self.catalog().resolve(call, caller)
             record.model, record.pool, record.adapter = route.requested, route.pool, route.adapter
             record.stream = call.stream
@@ -153,10 +155,20 @@ class Handler:
                 GatewayError("The gateway failed on this request; it has been logged."),
             )
         finally:
+            if down.upload is not None:
+                record.stream = down.upload.form.stream  # the field may come after the file
+                down.upload.close()
             record.ended_at = self.clock.now()
             record.bytes_out = down.bytes_out
             self.live.discard(down)
             self.ledger.settle(record)
+
+    async def _open_upload(self, config: Config, down: Downstream, record: RequestRecord) -> Call:
+        """Read a form as far as its model; the rest of it is checked and sent on as it comes."""
+        upload = down.open_upload(config.limits.max_audio_body, config.timeouts.body)
+        head = await upload.read_head()
+        record.body_at = self.clock.now()
+        return form_call(down.spec, upload.form, head, down.content_type)
 
     async def _count(self, settings: Settings, call: Call, route: Route, caller: Caller) -> Demand:
         """Count the prompt exactly where its size alone does not tell whether it fits."""
@@ -194,10 +206,9 @@ class Handler:
                     inject_usage=hides_usage,
                     max_new_tokens=demand.max_new_tokens,
                 )
+                request_id = f"{down.id}-{record.attempts}"
                 reply = await self.client.connections(backend).send(
-                    Outgoing(
-                        down.spec.path, call.content_type, f"{down.id}-{record.attempts}", body
-                    ),
+                    Outgoing(down.spec.path, call.content_type, request_id, body, down.upload),
                     deadline=now + settings.config.timeouts.first_byte,
                     fresh=fresh,
                 )

@@ -12,6 +12,7 @@ import socket
 import ssl
 import time
 from collections.abc import Collection
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -19,15 +20,23 @@ from gateway.core.errors import ConnectFailed
 from gateway.pools.table import Backend
 from gateway.upstream.connection import Connection
 from gateway.upstream.reply import Reply
+from gateway.upstream.upload import Rest, UploadConnection
+
+_LENGTH: Final = b"content-length: "
+_Kind = TypeVar("_Kind", bound=Connection)
 
 
 class Outgoing(msgspec.Struct, frozen=True):
-    """One request as the backend gets it. `path` is a constant of the endpoint table."""
+    """One request as the backend gets it. `path` is a constant of the endpoint table.
+
+    `rest` is what follows `body` when that is only the beginning.
+    """
 
     path: bytes
     content_type: bytes
     request_id: str
     body: bytes
+    rest: Rest | None = None
 
 
 class BackendConnections:
@@ -53,11 +62,14 @@ class BackendConnections:
         Raises:
             ConnectFailed: nothing was sent (502 unless another backend takes it).
             StaleConnection, BackendBroke, BackendTimeout: see `Connection.request`.
+            GatewayError: see `UploadConnection.upload`.
         Cancel: the connection is closed.
         """
+        if out.rest is not None and out.rest.left_bytes != 0:
+            return await self._upload(out, out.rest, deadline)
         connection = None if fresh else self._take_idle()
         if connection is None:
-            connection = await self._connect()
+            connection = await self._connect(Connection)
         self.busy.add(connection)
         head = b"%b%d\r\nx-request-id: %b\r\n\r\n" % (
             self._head(out.path, out.content_type),
@@ -65,6 +77,13 @@ class BackendConnections:
             out.request_id.encode(),
         )
         return await connection.request(head, out.body, deadline)
+
+    async def _upload(self, out: Outgoing, rest: Rest, deadline: float) -> Reply:
+        connection = await self._connect(UploadConnection)
+        self.busy.add(connection)
+        head = b"x-request-id: %b\r\n" % out.request_id.encode()
+        head = self._head(out.path, out.content_type).removesuffix(_LENGTH) + head
+        return await connection.upload(head, out.body, rest, deadline)
 
     def tick(self, now: float) -> None:
         """Close connections that have been idle too long and wake the busy ones."""
@@ -94,14 +113,14 @@ class BackendConnections:
             connection.abort()
         return None
 
-    async def _connect(self) -> Connection:
+    async def _connect(self, kind: type[_Kind]) -> _Kind:
         backend = self.backend
         loop = asyncio.get_running_loop()
         self.connecting += 1
         try:
             async with asyncio.timeout(self._connect_s):
                 transport, connection = await loop.create_connection(
-                    lambda: Connection(self._on_free, self._on_closed),
+                    lambda: kind(self._on_free, self._on_closed),
                     backend.host,
                     backend.port,
                     ssl=self._ssl,
@@ -134,14 +153,12 @@ class BackendConnections:
             backend = self.backend
             key = backend.api_key
             authorization = b"" if key is None else b"authorization: Bearer %b\r\n" % key.encode()
-            head = (
-                b"POST %b HTTP/1.1\r\nhost: %b\r\n%bcontent-type: %b\r\naccept: */*\r\ncontent-length: "
-                % (
-                    path,
-                    backend.host_header,
-                    authorization,
-                    content_type,
-                )
+            head = b"POST %b HTTP/1.1\r\nhost: %b\r\n%bcontent-type: %b\r\naccept: */*\r\n%b" % (
+                path,
+                backend.host_header,
+                authorization,
+                content_type,
+                _LENGTH,
             )
             if content_type == b"application/json":
                 self._heads[path, content_type] = head

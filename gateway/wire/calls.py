@@ -16,10 +16,9 @@ from msgspec import Raw
 
 from gateway.core.errors import RequestError, UnsupportedMediaType
 from gateway.core.types import Call, Dialect, Endpoint
-from gateway.wire.forms import parse_form, replace_field
+from gateway.wire.forms import FormReader
 from gateway.wire.frames import is_given
 from gateway.wire.peek import (
-    DENIED_FIELDS,
     Peek,
     fields_of,
     is_plain_input,
@@ -78,7 +77,7 @@ ENDPOINTS: Final[Mapping[bytes, EndpointSpec]] = MappingProxyType(
 
 
 def parse_call(spec: EndpointSpec, body: bytes, content_type: bytes = b"application/json") -> Call:
-    """Read from a body what the gateway acts on.
+    """Read from a JSON body what the gateway acts on; `form_call` does so for a form.
 
     `text_bytes` and `prompt_token_ids` are those of the longest prompt: the window is per prompt.
 
@@ -86,8 +85,6 @@ def parse_call(spec: EndpointSpec, body: bytes, content_type: bytes = b"applicat
         RequestError: 400; the message names the field and never repeats prompt text.
         UnsupportedMediaType: 415.
     """
-    if spec.multipart:
-        return _form_call(spec, body, content_type)
     if content_type != b"application/json":
         _check_json_type(content_type)
     seen = peek(body)
@@ -117,6 +114,26 @@ def parse_call(spec: EndpointSpec, body: bytes, content_type: bytes = b"applicat
     )
 
 
+def form_call(spec: EndpointSpec, form: FormReader, body: bytes, content_type: bytes) -> Call:
+    """Return what the gateway acts on of a form read so far; `body` is its beginning, with the model.
+
+    Raises:
+        RequestError: 400; there is no model.
+    """
+    if not form.fields.get("model"):
+        raise _missing_model()
+    return Call(
+        endpoint=spec.endpoint,
+        dialect=spec.dialect,
+        model=form.fields["model"],
+        stream=form.stream,
+        body=body,
+        wants_usage=True,
+        content_type=content_type,
+        model_at=form.model_at,
+    )
+
+
 def upstream_body(
     call: Call, *, served_model: str, inject_usage: bool, max_new_tokens: int | None = None
 ) -> bytes:
@@ -126,8 +143,9 @@ def upstream_body(
     """
     body = call.body
     renames = served_model != call.model
-    if call.content_type[:10].lower() == b"multipart/":
-        return replace_field(body, call.content_type, "model", served_model) if renames else body
+    if call.model_at is not None:
+        start, end = call.model_at
+        return body[:start] + served_model.encode() + body[end:] if renames else body
     responses = call.endpoint is Endpoint.RESPONSES
     adds_usage = (
         inject_usage and call.stream and not call.wants_usage and _usage_on_request(call.dialect)
@@ -156,28 +174,6 @@ _STANDARD_LIMIT: Final = {spec.endpoint: spec.limits[0] for spec in _ALLOWED if 
 
 def _usage_on_request(dialect: Dialect) -> bool:
     return dialect is Dialect.CHAT or dialect is Dialect.COMPLETIONS
-
-
-def _form_call(spec: EndpointSpec, body: bytes, content_type: bytes) -> Call:
-    form = parse_form(body, content_type)
-    if not form.fields.get("model"):
-        raise _missing_model()
-    for field in DENIED_FIELDS:
-        if field in form.fields:
-            raise RequestError(
-                f"`{field}` is not accepted here. Leave it out.",
-                param=field,
-                code="unsupported_parameter",
-            )
-    return Call(
-        endpoint=spec.endpoint,
-        dialect=spec.dialect,
-        model=form.fields["model"],
-        stream=form.flag("stream"),
-        body=body,
-        wants_usage=True,
-        content_type=content_type,
-    )
 
 
 def _check_json_type(content_type: bytes) -> None:

@@ -3,16 +3,19 @@
 Read strictly, because a second reader follows: what two parsers could read differently (a name
 given twice, something behind a delimiter, an unusual Content-Disposition) is refused, not guessed.
 File contents are skipped and never searched for anything but the delimiter.
+
+    START --boundary--> DELIMITER --line break--> HEAD --empty line--> CONTENT --boundary--> DELIMITER
+                            `--two dashes--> END (what follows is no part of the form)
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 from gateway.core.errors import RequestError, UnsupportedMediaType
+from gateway.wire.peek import DENIED_FIELDS
 
 MAX_PARTS: Final = 128
 MAX_PART_HEAD_BYTES: Final = 8 * 1024
@@ -33,116 +36,171 @@ _TRUE: Final = frozenset({"true", "1", "yes", "on", "t", "y"})  # what pydantic 
 _FALSE: Final = frozenset({"", "false", "0", "no", "off", "f", "n"})
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """The plain fields found so far. `whole` tells whether the closing delimiter was seen."""
+class _At(Enum):
+    """What the next unread byte belongs to."""
 
-    fields: dict[str, str]
-    whole: bool
+    START = "start"
+    DELIMITER = "delimiter"  # behind a boundary
+    HEAD = "head"
+    CONTENT = "content"
+    END = "end"
 
-    def flag(self, name: str) -> bool:
-        """Read a boolean field; absent is false.
+
+class FormReader:
+    """Reads a form as it comes, in pieces of any size: the same bytes, the same fields and refusals.
+
+    `fields` are the plain fields whose values are whole (of one given more than once, the last);
+    `model_at` is where the model's value stands in all that was fed. Holds at most one part's head
+    or one plain field's value, never a file's content.
+    """
+
+    __slots__ = (
+        "_at", "_base", "_buffer", "_delimiter", "_is_file", "_name", "_parts", "_seen", "fields",
+        "has_file", "model_at", "stream",
+    )  # fmt: skip
+
+    def __init__(self, content_type: bytes) -> None:
+        """Raises UnsupportedMediaType (415) when it is not multipart/form-data with a boundary."""
+        self._delimiter = b"\r\n--" + _boundary(content_type)
+        self._at = _At.START
+        self._buffer = b"\r\n"  # the first boundary has no line break before it
+        self._base = -2  # where the buffer begins in the body
+        self._parts = 0
+        self._name = ""
+        self._is_file = False
+        self._seen: set[str] = set()
+        self.fields: dict[str, str] = {}
+        self.has_file = False  # a file part has begun
+        self.model_at: tuple[int, int] | None = None
+        self.stream = False
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept until more comes."""
+        return len(self._buffer)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the closing delimiter was seen."""
+        return self._at is _At.END
+
+    def feed(self, data: bytes) -> None:
+        """Read on.
 
         Raises:
-            RequestError: 400.
+            RequestError: 400; not a well-formed form, a field we do not take, or not one model.
         """
-        value = self.fields.get(name, "").strip().lower()
-        if value in _TRUE:
+        self._buffer += data
+        while self._step():
+            pass
+
+    def end(self) -> None:
+        """Note that nothing follows.
+
+        Raises:
+            RequestError: 400; the form is not whole.
+        """
+        if not self.whole:
+            raise _malformed("it ends too early")
+
+    def _step(self) -> bool:
+        """Read one thing; False when it is not whole yet."""
+        if self._at is _At.CONTENT:
+            return self._read_content()
+        if self._at is _At.HEAD:
+            return self._read_head()
+        if self._at is _At.DELIMITER:
+            return self._read_delimiter()
+        if self._at is _At.START:
+            return self._read_start()
+        self._drop(len(self._buffer))
+        return False
+
+    def _read_start(self) -> bool:
+        if self._buffer.startswith(self._delimiter):
+            self._drop(len(self._delimiter))
+            self._at = _At.DELIMITER
             return True
-        if value in _FALSE:
-            return False
-        raise RequestError(
-            f"`{name}` has the wrong type: expected `true` or `false`.",
-            param=name,
-            code="invalid_type",
-        )
+        if not self._delimiter.startswith(self._buffer):
+            raise _malformed("it does not begin with its boundary")
+        return False
 
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    name: str
-    is_file: bool
-    start: int  # of its content
-    end: int | None  # None: goes on beyond what is here
-
-
-def parse_form(body: bytes, content_type: bytes) -> Form:
-    """Read the plain fields of a whole form.
-
-    Raises:
-        RequestError: 400; not a well-formed form, or not one model.
-        UnsupportedMediaType: 415; not multipart/form-data.
-    """
-    form = parse_multipart_head(body, content_type, until=None)
-    if form is None or not form.whole:
-        raise _malformed("it ends too early")
-    return form
-
-
-def parse_multipart_head(
-    prefix: bytes, content_type: bytes, *, until: str | None = "model"
-) -> Form | None:
-    """Read the plain fields at the head of a form; None when more bytes are needed to know `until`.
-
-    Raises:
-        RequestError: 400; not a well-formed form, or not one model.
-        UnsupportedMediaType: 415; not multipart/form-data.
-    """
-    fields: dict[str, str] = {}
-    for part in _parts(prefix, content_type):
-        if part is None:
-            return Form(fields, whole=True)
-        if part.name in _SINGLE and (part.is_file or part.name in fields):
-            raise RequestError(
-                f"`{part.name}` must be one plain field.", param=part.name, code="invalid_form"
-            )
-        if part.is_file:
-            continue
-        if part.end is None:
-            break
-        fields[part.name] = _text(prefix, part.name, part.start, part.end)
-    return Form(fields, whole=False) if until is not None and until in fields else None
-
-
-def replace_field(body: bytes, content_type: bytes, name: str, value: str) -> bytes:
-    """Return the form with one plain field's value replaced; every other byte stays."""
-    for part in _parts(body, content_type):
-        if part is not None and part.name == name and not part.is_file and part.end is not None:
-            return body[: part.start] + value.encode() + body[part.end :]
-    return body
-
-
-def _parts(data: bytes, content_type: bytes) -> Iterator[_Part | None]:
-    """Yield the parts whose heads are here, then None at the closing delimiter if that is too."""
-    delimiter = b"\r\n--" + _boundary(content_type)
-    if not data.startswith(delimiter[2:]):
-        if delimiter[2:].startswith(data):
-            return
-        raise _malformed("it does not begin with its boundary")
-    at = len(delimiter) - 2
-    for _ in range(MAX_PARTS):
-        after = data[at : at + 2]
+    def _read_delimiter(self) -> bool:
+        after = self._buffer[:2]
         if after == b"--":
-            yield None
-            return
-        if after in (b"", b"\r", b"-"):
-            return
-        if after != b"\r\n":
+            self._at = _At.END
+            return True
+        if after == b"\r\n":
+            self._parts += 1
+            if self._parts > MAX_PARTS:
+                raise _malformed(f"it has more than {MAX_PARTS} parts")
+            self._at = _At.HEAD
+            return True
+        if after not in (b"", b"\r", b"-"):
             raise _malformed("something follows a boundary")
-        head_end = data.find(b"\r\n\r\n", at, at + MAX_PART_HEAD_BYTES)
-        if head_end < 0:
-            if len(data) - at >= MAX_PART_HEAD_BYTES:
+        return False
+
+    def _read_head(self) -> bool:
+        end = self._buffer.find(b"\r\n\r\n", 0, MAX_PART_HEAD_BYTES)
+        if end < 0:
+            if len(self._buffer) >= MAX_PART_HEAD_BYTES:
                 raise _malformed("a part's head is too long")
-            return
-        name, is_file = _disposition(data[at + 2 : head_end])
+            return False
+        self._name, self._is_file = _disposition(self._buffer[2:end])
+        self._check_part(self._name)
+        self.has_file = self.has_file or self._is_file
         # A content may be empty: its delimiter then begins with the head's last line break.
-        found = data.find(delimiter, head_end + 2)
-        start = min(head_end + 4, found) if found >= 0 else head_end + 4
-        yield _Part(name, is_file, start, found if found >= 0 else None)
+        self._drop(end + 2)
+        self._at = _At.CONTENT
+        return True
+
+    def _check_part(self, name: str) -> None:
+        if name in DENIED_FIELDS:
+            raise RequestError(
+                f"`{name}` is not accepted here. Leave it out.",
+                param=name,
+                code="unsupported_parameter",
+            )
+        if name in _SINGLE:
+            if self._is_file or name in self._seen:
+                raise RequestError(
+                    f"`{name}` must be one plain field.", param=name, code="invalid_form"
+                )
+            self._seen.add(name)
+
+    def _read_content(self) -> bool:
+        found = self._buffer.find(self._delimiter)
+        if not self._is_file:
+            self._read_field(found)
         if found < 0:
+            if self._is_file:  # all but what may be the beginning of a delimiter
+                self._drop(max(0, len(self._buffer) - len(self._delimiter) + 1))
+            return False
+        self._drop(found + len(self._delimiter))
+        self._at = _At.DELIMITER
+        return True
+
+    def _read_field(self, end: int) -> None:
+        """Take the value that ends at `end`; below 0 it is not whole yet, but may be too long."""
+        name = self._name
+        least = end if end >= 0 else len(self._buffer) - len(self._delimiter) + 1
+        if least - 2 > MAX_FIELD_BYTES:
+            raise RequestError(f"`{name}` is too long.", param=name, code="invalid_form")
+        if end < 0:
             return
-        at = found + len(delimiter)
-    raise _malformed(f"it has more than {MAX_PARTS} parts")
+        start = min(2, end)
+        try:
+            self.fields[name] = self._buffer[start:end].decode()
+        except UnicodeDecodeError:
+            raise RequestError(f"`{name}` is not UTF-8.", param=name, code="invalid_form") from None
+        if name == "model":
+            self.model_at = (self._base + start, self._base + end)
+        elif name == "stream":
+            self.stream = _flag(name, self.fields[name])
+
+    def _drop(self, count: int) -> None:
+        self._buffer = self._buffer[count:]
+        self._base += count
 
 
 def _boundary(content_type: bytes) -> bytes:
@@ -170,13 +228,15 @@ def _disposition(head: bytes) -> tuple[str, bool]:
         raise _malformed("a field's name is not UTF-8") from None
 
 
-def _text(data: bytes, name: str, start: int, end: int) -> str:
-    if end - start > MAX_FIELD_BYTES:
-        raise RequestError(f"`{name}` is too long.", param=name, code="invalid_form")
-    try:
-        return data[start:end].decode()
-    except UnicodeDecodeError:
-        raise RequestError(f"`{name}` is not UTF-8.", param=name, code="invalid_form") from None
+def _flag(name: str, value: str) -> bool:
+    word = value.strip().lower()
+    if word not in _TRUE and word not in _FALSE:
+        raise RequestError(
+            f"`{name}` has the wrong type: expected `true` or `false`.",
+            param=name,
+            code="invalid_type",
+        )
+    return word in _TRUE
 
 
 def _malformed(why: str) -> RequestError:

@@ -9,8 +9,8 @@ import pytest
 
 from gateway.core.errors import RequestError, UnsupportedMediaType
 from gateway.core.types import Call, Dialect, Endpoint
-from gateway.wire.calls import DENIED_FIELDS, ENDPOINTS, parse_call, upstream_body
-from gateway.wire.forms import parse_multipart_head, replace_field
+from gateway.wire.calls import ENDPOINTS, parse_call, upstream_body
+from gateway.wire.peek import DENIED_FIELDS
 
 CHAT = ENDPOINTS[b"/v1/chat/completions"]
 COMPLETIONS = ENDPOINTS[b"/v1/completions"]
@@ -18,7 +18,6 @@ EMBEDDINGS = ENDPOINTS[b"/v1/embeddings"]
 RESPONSES = ENDPOINTS[b"/v1/responses"]
 MESSAGES = ENDPOINTS[b"/v1/messages"]
 COUNT = ENDPOINTS[b"/v1/messages/count_tokens"]
-SPEECH = ENDPOINTS[b"/v1/audio/transcriptions"]
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -395,8 +394,6 @@ def test_json_may_be_declared_in_any_spelling(kind):
 def test_another_media_type_is_told_so(kind):
     with pytest.raises(UnsupportedMediaType):
         parse_call(CHAT, b'{"model": "m"}', kind)
-    with pytest.raises(UnsupportedMediaType):
-        parse_call(SPEECH, b"", kind)
 
 
 # --- the rewrite ---------------------------------------------------------------------------------
@@ -454,119 +451,3 @@ def test_a_clamp_means_nothing_to_an_endpoint_without_output():
 def test_responses_are_never_stored_upstream():
     out = json.loads(upstream_body(responses(store=True), served_model="m", inject_usage=False))
     assert out["store"] is False
-
-
-# --- forms ---------------------------------------------------------------------------------------
-
-FORM = b"multipart/form-data; boundary=XX"
-
-
-def form(*parts: tuple[bytes, bytes]) -> bytes:
-    body = b"".join(b"--XX\r\n" + head + b"\r\n\r\n" + value + b"\r\n" for head, value in parts)
-    return body + b"--XX--\r\n"
-
-
-def field(name: bytes, value: bytes) -> tuple[bytes, bytes]:
-    return b'Content-Disposition: form-data; name="' + name + b'"', value
-
-
-def file(value: bytes, name: bytes = b"file") -> tuple[bytes, bytes]:
-    head = b'content-disposition: form-data; name="' + name + b'"; filename="a.wav"'
-    return head + b"\r\nContent-Type: audio/wav", value
-
-
-SOUND = b'\r\n--XY\r\nContent-Disposition: form-data; name="model"\r\n\r\nevil\r\n--X\r\n'
-
-
-def test_a_form_is_read_and_its_file_is_never_taken_for_fields():
-    body = form(file(SOUND), field(b"model", b"whisper"), field(b"stream", b"true"))
-    call = parse_call(SPEECH, body, FORM)
-    assert (call.model, call.stream, call.text_bytes) == ("whisper", True, None)
-    assert call.dialect is Dialect.PLAIN
-
-
-@pytest.mark.parametrize(
-    "kind", [b'multipart/form-data; boundary="XX"', b"Multipart/Form-Data;boundary=XX"]
-)
-def test_the_boundary_may_be_quoted(kind):
-    assert parse_call(SPEECH, form(field(b"model", b"w")), kind).model == "w"
-
-
-def test_only_the_model_of_a_form_is_replaced():
-    body = form(field(b"prompt", b"model"), field(b"model", b"alias"), file(SOUND))
-    call = parse_call(SPEECH, body, FORM)
-    out = upstream_body(call, served_model="served", inject_usage=True)
-    assert out == form(field(b"prompt", b"model"), field(b"model", b"served"), file(SOUND))
-    assert upstream_body(call, served_model="alias", inject_usage=True) is body
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"hello",
-        form(field(b"model", b"w"))[:-6],
-        b"--XX\r\nContent-Disposition: form-data\r\n\r\nw\r\n--XX--\r\n",
-        b"--XX \r\n" + form(field(b"model", b"w"))[6:],
-        b'--XXY\r\nContent-Disposition: form-data; name="model"\r\n\r\nw\r\n--XX--\r\n',
-        form(field(b"model", b"a"), field(b"model", b"b")),
-        form(field(b"stream", b"maybe"), field(b"model", b"a")),
-        form(field(b"model", b"a"), file(b"x", b"model")),
-        form(field(b"model", b"\xff")),
-        form(field(b"\xff", b"a"), field(b"model", b"b")),
-        form(file(b"x", b"model")),
-        form((b'Content-Disposition: form-data; name="model"; name="x"', b"w")),
-        form((b'Content-Disposition: form-data; name=model; x="name="', b"w")),
-        form((field(b"model", b"")[0] + b"\r\n" + field(b"other", b"")[0], b"w")),
-        form(field(b"stream", b"true")),
-        form(field(b"model", b"")),
-        form(field(b"model", b"w" * 70_000)),
-        form((b"X-Long: " + b"a" * 9_000, b"w")),
-        form(*[field(b"f%d" % i, b"") for i in range(200)]),
-        form(field(b"model", b"w"), field(b"mm_processor_kwargs", b"{}")),
-    ],
-)  # fmt: skip
-def test_a_form_that_could_be_read_in_two_ways_is_refused(body):
-    assert refused(SPEECH, body, FORM).status == 400
-
-
-def test_lists_are_fields_given_more_than_once():
-    name = b"timestamp_granularities[]"
-    body = form(field(b"model", b"w"), field(name, b"word"), field(name, b"segment"))
-    assert parse_call(SPEECH, body, FORM).model == "w"
-
-
-def test_an_empty_field_is_a_field():
-    body = form(field(b"prompt", b""), field(b"model", b"w"))
-    assert parse_call(SPEECH, body, FORM).model == "w"
-    bare = b'--XX\r\nContent-Disposition: form-data; name="prompt"\r\n\r\n--XX--\r\n'
-    assert refused(SPEECH, bare, FORM).param == "model"
-
-
-def test_the_model_is_found_in_the_first_bytes_of_a_form():
-    body = form(field(b"model", b"whisper"), file(b"\0" * 1000))
-    found = [parse_multipart_head(body[:end], FORM) for end in range(len(body))]
-    first = next(i for i, head in enumerate(found) if head is not None)
-    assert body[:first].endswith(b"whisper\r\n--XX")
-    assert all(head is not None and head.fields["model"] == "whisper" for head in found[first:])
-
-
-def test_a_form_whose_model_comes_last_needs_all_of_it():
-    body = form(file(b"\0" * 1000), field(b"model", b"whisper"))
-    assert parse_multipart_head(body[:900], FORM) is None
-    whole = parse_multipart_head(body, FORM)
-    assert whole is not None
-    assert whole.whole
-    assert whole.fields["model"] == "whisper"
-
-
-def test_a_whole_form_without_a_model_says_so():
-    head = parse_multipart_head(form(file(b"\0")), FORM)
-    assert head is not None
-    assert head.whole
-    assert "model" not in head.fields
-
-
-def test_replacing_a_field_that_is_not_there_changes_nothing():
-    body = form(file(b"\0"))
-    assert replace_field(body, FORM, "model", "x") is body
