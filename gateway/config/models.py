@@ -144,10 +144,16 @@ class AdapterConfig(Section):
 
 
 class QueueConfig(Section):
-    """What may wait for a free place, and how long. Accepted now; this version sheds at once."""
+    """What may wait for room on a backend, and how long. Waiting is fair between tenants."""
 
-    max_requests: int = setting(256, "Most requests that wait at a time.", ge=0)
+    max_requests: int = setting(256, "Most requests that wait at a time; 0: none ever.", ge=0)
+    max_tokens: Tokens = setting("4M", "Most tokens (prompts and expected outputs) that wait.")
+    max_bytes: Size = setting("256MiB", "Most bytes of request bodies that wait.")
     max_wait: DurationOrZero = setting("30s", "Longest wait before a request is shed.")
+    tenant_share: float = setting(0.5, "Most of each that one tenant may hold (0..1].", gt=0, le=1)
+    announce: bool = setting(
+        False, "Answer waiting streams with 200 and comments that tell their position."
+    )
 
 
 class KvConfig(Section):
@@ -155,6 +161,20 @@ class KvConfig(Section):
 
     stop_admitting: float = setting(0.90, "From this usage (0..1) on, no new work.", gt=0, le=1)
     resume: float = setting(0.80, "Below this usage (0..1), work again.", ge=0, lt=1)
+
+
+class Admission(Enum):
+    """Whether the gateway decides when a request may enter an engine."""
+
+    ON = "on"
+    OFF = "off"
+
+
+class SloConfig(Section):
+    """What clients should see; the concurrency limits adapt to it."""
+
+    ttft: Duration = setting("2.5s", "Time to the first token of a short prompt, for 9 of 10.")
+    itl: Duration = setting("80ms", "Mean time between tokens.")
 
 
 def _named_by_position(value: Any) -> Any:
@@ -198,6 +218,13 @@ class PoolConfig(Section):
     )
     queue: QueueConfig = setting({}, "What may wait for a free place.")
     kv: KvConfig = setting({}, "When a KV cache counts as full.")
+    slo: SloConfig = setting({}, "What clients should see.")
+    admission: Admission = setting(
+        "on", "on: requests wait here until a backend has room. off: all are sent at once."
+    )
+    slow_start: DurationOrZero = setting(
+        "60s", "A restarted backend gets its full share of requests only after this time."
+    )
 
 
 class AdminConfig(Section):
@@ -314,6 +341,7 @@ class Config(Section):
 
 
 __all__ = [
+    "Admission",
     "AdapterConfig",
     "AdminConfig",
     "BackendConfig",
@@ -333,5 +361,6 @@ __all__ = [
     "RestartConfig",
     "Section",
     "ShutdownConfig",
+    "SloConfig",
     "TimeoutsConfig",
 ]

@@ -260,6 +260,43 @@ class Transition:
     at: float
 
 
+class Need(msgspec.Struct, frozen=True, gc=False):
+    """What a request is expected to take of a KV cache, in tokens: an estimate, not a bound."""
+
+    prompt_tokens: int
+    output_tokens: int
+    streams: bool = False  # its first token will be seen
+
+    @property
+    def tokens(self) -> int:
+        """All of it."""
+        return self.prompt_tokens + self.output_tokens
+
+
+class Ask(msgspec.Struct):
+    """One request that looks for a backend. Its handler owns it: `tried` grows with failed attempts.
+
+    `top_priority` is the highest one in use when there are several: a reserve is kept for it.
+    """
+
+    route: Route
+    call: Call
+    demand: Demand
+    caller: Caller
+    need: Need = Need(0, 0)
+    top_priority: int | None = None
+    tried: list[str] = []  # noqa: RUF012 - msgspec copies it for each struct
+
+
+class Credit(msgspec.Struct, gc=False):
+    """What one request in flight is credited with; `pools.room.Room` alone makes and changes it."""
+
+    prompt_tokens: int
+    output_tokens: int
+    read_at: int | None = None  # scrapes seen when its prompt had been read; None: it is not yet
+    held: bool = True
+
+
 class Slot(msgspec.Struct, gc=False):
     """A place on a backend, taken from the pool table. Give it back exactly through `release`.
 
@@ -269,6 +306,7 @@ class Slot(msgspec.Struct, gc=False):
     backend_id: str
     taken_at: float
     scrape_count: int  # scrapes seen when taken: newer ones already include this request
+    credit: Credit
     _give_back: Callable[[Slot], None] | None = None
 
     def release(self) -> None:
@@ -285,8 +323,31 @@ class Exclusion(Enum):
     MODEL_MISSING = "model_missing"  # it does not hold the model or adapter
     ENDPOINT_MISSING = "endpoint_missing"
     WINDOW_TOO_SMALL = "window_too_small"
-    SATURATED = "saturated"  # KV cache or concurrency limit
+    AT_LIMIT = "at_limit"  # as many requests as its concurrency limit allows
+    ENGINE_QUEUED = "engine_queued"  # the engine's own queue is long
+    KV_FULL = "kv_full"  # its KV cache reached the ratio from which it takes nothing
+    NO_KV_ROOM = "no_kv_room"  # the request needs more KV cache than is free
+    CLAIMED = "claimed"  # what is free is kept for a request that has waited longer
+    TOO_LARGE = "too_large"  # the request is larger than its whole KV cache
     ALREADY_TRIED = "already_tried"
+
+    __hash__ = object.__hash__  # as for Endpoint
+
+    @property
+    def passes(self) -> bool:
+        """Whether waiting cures it: the backend is well and suits the request, but has no room."""
+        return self in _PASSING
+
+
+_PASSING = frozenset(
+    {
+        Exclusion.AT_LIMIT,
+        Exclusion.ENGINE_QUEUED,
+        Exclusion.KV_FULL,
+        Exclusion.NO_KV_ROOM,
+        Exclusion.CLAIMED,
+    }
+)
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -315,6 +376,8 @@ class RequestRecord(msgspec.Struct, gc=False):
         None  # when the whole body was there; of an upload, what names its model
     )
     queue_s: float = 0.0  # waited for a place on a backend
+    need: Need | None = None
+    shed_reason: str | None = None  # a closed word, when it was refused for capacity
     sent_at: float | None = None
     first_byte_at: float | None = None
     ended_at: float | None = None

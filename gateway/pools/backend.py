@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from gateway.config.models import BackendConfig, HealthConfig, PoolConfig
-from gateway.core.types import Endpoint, LoadSample, Phase, Route, ServedModel, Slot
+from gateway.config.models import Admission, BackendConfig, HealthConfig, PoolConfig
+from gateway.core.types import Endpoint, Exclusion, LoadSample, Phase, Route, ServedModel, Slot
 from gateway.pools.health import HealthState
+from gateway.pools.limit import Limit
+from gateway.pools.room import Room
 
 
 @dataclass(slots=True, eq=False)
@@ -27,9 +29,7 @@ class Backend:
     host_header: bytes = field(init=False)
 
     # Settings; a reload may change them under way.
-    limit: int | None = None  # most requests of ours at a time
-    kv_stop_ratio: float = 0.90
-    kv_resume_ratio: float = 0.80
+    guarded: bool = True  # admission is on; else only a configured limit holds
     stale_s: float = 3.0  # age from which a scrape says nothing about the load
     base_names: tuple[str, ...] = ()  # what the pool's model may be called here, best first
     only_base_name: bool = False  # `served_model` is configured: no guessing
@@ -46,8 +46,10 @@ class Backend:
     in_flight: int = 0
     since_scrape: int = 0  # of those, taken after the last scrape
     scrape_count: int = 0
+    peak: int = 0  # most in flight at a time since the last scrape
     sample: LoadSample | None = None
-    kv_open: bool = True
+    limit: Limit = field(default_factory=Limit)
+    room: Room = field(default_factory=Room)
 
     # What it serves.
     models: dict[str, ServedModel] = field(default_factory=dict)
@@ -82,11 +84,24 @@ class Backend:
             return self.in_flight + 1.0
         return float(sample.running + sample.waiting + self.since_scrape)
 
+    def obstacle(
+        self, need_tokens: int, now: float, priority: int = 0, top_priority: int | None = None
+    ) -> Exclusion | None:
+        """Return why it has no room for a request that it could serve, None when it has.
+
+        `top_priority` is that of the highest band, for which a reserve is kept.
+        """
+        limit = self.limit
+        if not self.guarded:
+            fixed = limit.fixed
+            return Exclusion.AT_LIMIT if fixed is not None and self.in_flight >= fixed else None
+        if self.in_flight >= limit.effective(now, priority, top_priority):
+            return Exclusion.AT_LIMIT
+        return self.room.verdict(need_tokens, now)
+
     def saturated(self, now: float) -> bool:
-        """Whether it can take no more: its own limit, or a KV cache freshly seen full."""
-        if self.limit is not None and self.in_flight >= self.limit:
-            return True
-        return not self.kv_open and not self.stale(now)
+        """Whether it takes no more of even the smallest requests."""
+        return self.obstacle(1, now) is not None
 
     def served_name(self, route: Route) -> str:
         """Return the model name to send: the adapter, or what the pool's model is called here."""
@@ -107,11 +122,14 @@ def configure(
     backend: Backend, pool: PoolConfig, config: BackendConfig, health: HealthConfig | None
 ) -> None:
     """Bring the settings of a backend up to date; what it is and does stays."""
-    backend.limit = config.max_in_flight
-    backend.kv_stop_ratio = pool.kv.stop_admitting
-    backend.kv_resume_ratio = pool.kv.resume
+    backend.guarded = pool.admission is Admission.ON
+    limit, room = backend.limit, backend.room
+    limit.fix(config.max_in_flight)
+    limit.objective_s = pool.slo.ttft
+    limit.slow_start_s = pool.slow_start
+    room.stop_ratio, room.resume_ratio = pool.kv.stop_admitting, pool.kv.resume
     if health is not None:
-        backend.stale_s = health.scrape_stale
+        backend.stale_s = room.stale_s = health.scrape_stale
     backend.only_base_name = pool.served_model is not None
     guesses = (backend.pool, *pool.aliases)
     backend.base_names = guesses if pool.served_model is None else (pool.served_model,)

@@ -26,10 +26,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 from typing import Final
 
-from gateway.core.types import LoadSample
+from gateway.core.types import Credit, Exclusion, LoadSample
 
 _WRITTEN: Final = 0.5  # of the expected output, by a request met at a random point of its life
 # Of the expected output, on top of the scraped usage. Simulated engines of 3,200 to 64,000 tokens at
@@ -41,19 +40,6 @@ _TELLING_RATIO: Final = 0.2  # of the capacity, credited to older requests; less
 _QUEUE_SHARE: Final = 0.5  # of running: less is for the concurrency limit to see in two scrapes
 
 
-class Verdict(Enum):
-    """Whether a request may go to a backend now; all but ADMIT and NEVER mean: wait, room will come.
-
-    Closed, for metrics and explanations.
-    """
-
-    ADMIT = "admit"
-    QUEUED = "queued"  # wait: the engine's own queue is long
-    CLOSED = "closed"  # wait: usage reached `stop_ratio` and is not yet back below `resume_ratio`
-    NO_ROOM = "no_room"  # wait: its need does not fit into what is left
-    NEVER = "never"  # it is larger than the whole KV cache
-
-
 @dataclass(frozen=True, slots=True)
 class Projection:
     """What the KV cache is thought to hold, for people; None where the capacity is unknown."""
@@ -62,16 +48,6 @@ class Projection:
     ratio: float | None
     free_tokens: int | None  # up to `stop_ratio`
     known: bool  # False: only the concurrency limit guards this backend's KV cache
-
-
-@dataclass(slots=True)
-class Credit:
-    """What one request is expected to hold; `Room` alone makes and changes it."""
-
-    prompt_tokens: int
-    output_tokens: int
-    read_at: int | None  # scrapes seen when its prompt had been read; None: it is not yet
-    held: bool = True
 
 
 @dataclass(slots=True)
@@ -106,7 +82,7 @@ class Room:
         `first_token`; of one that does not, nobody sees when its prompt is read: the next scrape is
         taken to show it.
         """
-        credit = Credit(prompt_tokens, output_tokens, read_at=None)
+        credit = Credit(prompt_tokens, output_tokens)
         self.in_flight += 1
         self._fresh_tokens += prompt_tokens + output_tokens
         if not streams:
@@ -166,29 +142,29 @@ class Room:
 
     # --- asked ---
 
-    def verdict(self, need_tokens: int, now: float) -> Verdict:
-        """Return whether a request of `need_tokens` (prompt plus expected output) may go in.
+    def verdict(self, need_tokens: int, now: float) -> Exclusion | None:
+        """Return why a request of `need_tokens` (prompt plus expected output) may not go in, None if it may.
 
         An idle backend takes whatever it can hold at all: a request over `stop_ratio` would find no
         better time.
         """
         capacity, usage = self.capacity_tokens, None
         if capacity is not None and need_tokens > capacity:
-            return Verdict.NEVER
+            return Exclusion.TOO_LARGE
         sample = self._latest(now)
         if self.in_flight == 0 and (sample is None or sample.running + sample.waiting == 0):
-            return Verdict.ADMIT
+            return None
         if sample is not None:
             waiting = sample.waiting
             if waiting >= self.max_waiting and waiting >= _QUEUE_SHARE * sample.running:
-                return Verdict.QUEUED
+                return Exclusion.ENGINE_QUEUED
             usage = sample.kv_usage_ratio
             if usage is not None and (not self.open or usage >= self.stop_ratio):
-                return Verdict.CLOSED
+                return Exclusion.KV_FULL
         if capacity is None:
-            return Verdict.ADMIT
+            return None
         room = self.stop_ratio * capacity - self._projected(capacity, usage)
-        return Verdict.ADMIT if need_tokens <= room else Verdict.NO_ROOM
+        return None if need_tokens <= room else Exclusion.NO_KV_ROOM
 
     def closed(self, now: float) -> bool:
         """Whether it is closed by a usage that is still known."""

@@ -20,17 +20,21 @@ from gateway.core.aio import Clock
 from gateway.core.types import (
     LoadSample,
     ModelsSeen,
+    Need,
     Observation,
     Phase,
     Scraped,
+    ScrapeFailed,
     Slot,
     Transition,
 )
 from gateway.pools.backend import Backend, configure, identify
 from gateway.pools.health import HealthState, Order, Policy, advance, obey
+from gateway.pools.limit import Sign
 
 __all__ = ["Backend", "PoolTable"]
 
+_NO_NEED: Final = Need(0, 0)
 _TRANSITIONS_KEPT: Final = 1000
 _SERVING: Final = frozenset({Phase.READY, Phase.DEGRADED})
 
@@ -41,7 +45,8 @@ class PoolTable:
     `epoch` grows with every change of membership, models, windows or endpoints: what was computed
     from them may be kept as long as it stands still. Listeners are called synchronously and must
     not raise: `on_transition` with each change of phase, `on_members` when backends came or went,
-    `on_capacity` with the pool's name when it may be able to take work that it could not before.
+    `on_capacity` with the pool's name when it may be able to take work that it could not before,
+    `on_cut` when a backend's concurrency limit was lowered, with the sign that it showed.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -50,6 +55,7 @@ class PoolTable:
         self.on_transition: list[Callable[[Transition], None]] = []
         self.on_members: list[Callable[[], None]] = []
         self.on_capacity: list[Callable[[str], None]] = []
+        self.on_cut: list[Callable[[Backend, Sign], None]] = []
         self._clock = clock
         self._policy = Policy()
         self._backends: dict[str, Backend] = {}
@@ -143,8 +149,8 @@ class PoolTable:
 
     # --- slots ------------------------------------------------------------------------------------
 
-    def take(self, backend_id: str, now: float) -> Slot:
-        """Count one request on a backend until its slot is released.
+    def take(self, backend_id: str, now: float, need: Need = _NO_NEED) -> Slot:
+        """Count one request, and what it needs, on a backend until its slot is released.
 
         Raises:
             KeyError: the backend is not configured (any more).
@@ -152,10 +158,26 @@ class PoolTable:
         backend = self._backends[backend_id]
         backend.in_flight += 1
         backend.since_scrape += 1
-        return Slot(backend_id, now, backend.scrape_count, backend.give_back)
+        backend.peak = max(backend.peak, backend.in_flight)
+        credit = backend.room.take(need.prompt_tokens, need.output_tokens, streams=need.streams)
+        return Slot(backend_id, now, backend.scrape_count, credit, backend.give_back)
+
+    def first_token(self, slot: Slot, now: float) -> None:
+        """Note that the request of a slot has its first token; only for those that stream."""
+        backend = self._backends.get(slot.backend_id)
+        if backend is not None and slot.credit.held:
+            backend.room.first_token(slot.credit)
+            backend.limit.first_token(now, now - slot.taken_at, slot.credit.prompt_tokens)
+
+    def refused(self, backend_id: str) -> None:
+        """Note that the engine's own admission control refused a request: it is not sick, but full."""
+        backend = self._backends.get(backend_id)
+        if backend is not None:
+            backend.limit.refused()
 
     def _give_back(self, backend: Backend, slot: Slot) -> None:
         backend.in_flight -= 1
+        backend.room.give_back(slot.credit)
         if slot.scrape_count == backend.scrape_count:
             backend.since_scrape -= 1
         if self.on_capacity:
@@ -177,6 +199,8 @@ class PoolTable:
             return None
         if isinstance(observation, Scraped):
             self._scraped(backend, observation.sample)
+        elif isinstance(observation, ScrapeFailed):
+            self._end_window(backend, observation.at, None)
         elif isinstance(observation, ModelsSeen):
             self._models_seen(backend, observation)
         state = advance(backend.health, observation, self._policy)
@@ -188,15 +212,21 @@ class PoolTable:
         return backend.load(now)
 
     def _scraped(self, backend: Backend, sample: LoadSample) -> None:
-        backend.sample = sample
+        before, backend.sample = backend.sample, sample
         backend.scrape_count += 1
         backend.since_scrape = 0
-        usage = sample.kv_usage_ratio
-        if usage is None or usage < backend.kv_resume_ratio:
-            backend.kv_open = True
-        elif usage >= backend.kv_stop_ratio:
-            backend.kv_open = False
+        if before is not None and sample.progress < before.progress:
+            backend.limit.ready_at = sample.at  # another process: cold caches
+        backend.room.observe(sample)
+        self._end_window(backend, sample.at, sample)
         self._tell_capacity(backend.pool)
+
+    def _end_window(self, backend: Backend, now: float, sample: LoadSample | None) -> None:
+        sign = backend.limit.observe(now, sample, backend.peak)
+        backend.peak = backend.in_flight
+        if sign is not None:
+            for listener in self.on_cut:
+                listener(backend, sign)
 
     def _models_seen(self, backend: Backend, seen: ModelsSeen) -> None:
         before = (backend.models, backend.endpoints, backend.base_model, backend.window_tokens)

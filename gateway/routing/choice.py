@@ -1,54 +1,52 @@
-"""The choice of a backend for one request, or the refusal that says why there is none."""
+"""The choice of a backend for one request: now, or with the reason why not."""
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 
-from gateway.core.errors import Overloaded, Rejected, Unavailable
-from gateway.core.types import Call, Demand, Exclusion, Route
+from gateway.core.types import Ask, Exclusion
 from gateway.pools.table import Backend
-from gateway.routing.filters import eligible, reasons
-from gateway.routing.pick import pick
+from gateway.routing.filters import NOTHING_CLAIMED, eligible, reasons
+from gateway.routing.pick import pick, score
 
 
-def choose(  # noqa: PLR0913 - what is asked, of whom, and when
-    backends: Sequence[Backend],
-    route: Route,
-    call: Call,
-    demand: Demand,
-    tried: Collection[str],
-    now: float,
-    rng: random.Random,
-) -> Backend:
-    """Return the best of the eligible backends.
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Why a request goes where it goes, for people: the scores of who may take it, the rest's reasons."""
 
-    Raises:
-        Overloaded: those that could take it are saturated (503).
-        Unavailable: none serves it now (503).
-    """
-    found = eligible(backends, route, call, demand, tried, now)
-    if found:
-        return pick(found, now, rng)
-    raise refusal(route, reasons(backends, route, call, demand, tried, now), rng)
+    backend_id: str | None
+    scores: dict[str, float]
+    excluded: dict[str, Exclusion]
 
 
-def refusal(route: Route, why: Mapping[str, Exclusion], rng: random.Random) -> Rejected:
-    """Return the refusal for a request that found no backend, with what was wrong with each."""
-    counts: dict[str, int] = {}
-    for reason in why.values():
-        counts[reason.value] = counts.get(reason.value, 0) + 1
-    tally = ", ".join(f"{count} {reason}" for reason, count in counts.items()) or "none configured"
-    if Exclusion.SATURATED in why.values():
-        wait_s = rng.uniform(1.0, 3.0)
-        return Overloaded(
-            f"`{route.requested}` is overloaded: of its {len(why)} backends {tally}. "
-            f"Retry in {math.ceil(wait_s)} s.",
-            retry_after_s=wait_s,
+class Chooser:
+    """Chooses with its own random numbers; the admission gate asks it, for every request."""
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._rng = rng or random.Random()
+
+    def find(
+        self,
+        backends: Sequence[Backend],
+        ask: Ask,
+        now: float,
+        claimed: AbstractSet[str] = NOTHING_CLAIMED,
+    ) -> Backend | None:
+        """Return the best of the eligible backends that nobody who waits has claimed, if any."""
+        found = eligible(backends, ask, now, claimed)
+        return pick(found, now, self._rng) if found else None
+
+    def why_not(self, backends: Sequence[Backend], ask: Ask, now: float) -> dict[str, Exclusion]:
+        """Return why each backend that cannot take the request cannot."""
+        return reasons(backends, ask, now)
+
+    def explain(self, backends: Sequence[Backend], ask: Ask, now: float) -> Choice:
+        """Choose as `find` does, and tell why. Nothing is taken."""
+        found = eligible(backends, ask, now)
+        best = pick(found, now, self._rng).id if found else None
+        return Choice(
+            best, {each.id: score(each, now) for each in found}, reasons(backends, ask, now)
         )
-    return Unavailable(
-        f"`{route.requested}`: none of its {len(why)} backends can serve this now ({tally}).",
-        param="model",
-        retry_after_s=rng.uniform(2.0, 5.0),
-    )

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Final
 
-from gateway.core.types import Call, Demand, Exclusion, Phase, Route
+from gateway.core.types import Ask, Exclusion, Phase
 from gateway.pools.table import Backend
 
+NOTHING_CLAIMED: Final[frozenset[str]] = frozenset()
 
-def exclusion(
-    backend: Backend, route: Route, call: Call, demand: Demand, now: float
-) -> Exclusion | None:
-    """Return why `backend` cannot take the request, None when it can (its phase aside: `eligible`)."""
+
+def unfit(backend: Backend, ask: Ask) -> Exclusion | None:
+    """Return why `backend` does not suit the request however idle it is; None when it does."""
+    route = ask.route
     if route.adapter is None:
         missing = backend.base_model is None
     else:
@@ -19,23 +22,28 @@ def exclusion(
         missing = held is None or held.parent is None
     if missing:
         return Exclusion.MODEL_MISSING
-    if backend.endpoints is not None and call.endpoint not in backend.endpoints:
+    if backend.endpoints is not None and ask.call.endpoint not in backend.endpoints:
         return Exclusion.ENDPOINT_MISSING
-    window = backend.window_tokens
+    window, demand = backend.window_tokens, ask.demand
     if window is not None and demand.exact and demand.total_tokens > window:
         return Exclusion.WINDOW_TOO_SMALL
-    if backend.saturated(now):
-        return Exclusion.SATURATED
     return None
 
 
+def exclusion(
+    backend: Backend, ask: Ask, now: float, claimed: AbstractSet[str] = NOTHING_CLAIMED
+) -> Exclusion | None:
+    """Return why `backend` cannot take the request now, None when it can (phase aside: `eligible`)."""
+    found = unfit(backend, ask)
+    if found is None:
+        found = backend.obstacle(ask.need.tokens, now, ask.caller.priority, ask.top_priority)
+    if found is None and backend.id in claimed:
+        return Exclusion.CLAIMED
+    return found
+
+
 def eligible(
-    backends: Sequence[Backend],
-    route: Route,
-    call: Call,
-    demand: Demand,
-    tried: Collection[str],
-    now: float,
+    backends: Sequence[Backend], ask: Ask, now: float, claimed: AbstractSet[str] = NOTHING_CLAIMED
 ) -> list[Backend]:
     """Return the backends that may take the request: READY ones, else DEGRADED ones."""
     ready: list[Backend] = []
@@ -44,28 +52,26 @@ def eligible(
         phase = backend.phase
         if phase is not Phase.READY and phase is not Phase.DEGRADED:
             continue
-        if backend.id not in tried and exclusion(backend, route, call, demand, now) is None:
+        if backend.id not in ask.tried and exclusion(backend, ask, now, claimed) is None:
             (ready if phase is Phase.READY else degraded).append(backend)
     return ready or degraded
 
 
 def reasons(
     backends: Iterable[Backend],
-    route: Route,
-    call: Call,
-    demand: Demand,
-    tried: Collection[str],
+    ask: Ask,
     now: float,
+    claimed: AbstractSet[str] = NOTHING_CLAIMED,
 ) -> dict[str, Exclusion]:
-    """Return, for a request that found no backend, why each was not eligible."""
+    """Return why each backend that is not eligible is not, by id."""
     found: dict[str, Exclusion] = {}
     for backend in backends:
-        if backend.id in tried:
+        if backend.id in ask.tried:
             found[backend.id] = Exclusion.ALREADY_TRIED
         elif backend.phase not in (Phase.READY, Phase.DEGRADED):
             found[backend.id] = Exclusion.NOT_SERVING
         else:
-            reason = exclusion(backend, route, call, demand, now)
+            reason = exclusion(backend, ask, now, claimed)
             if reason is not None:
                 found[backend.id] = reason
     return found

@@ -18,7 +18,7 @@ def room(usage=0.1, at=0.0, **more):
 
 
 def admits(room, need, now=0.0):
-    return room.verdict(need, now) is Verdict.ADMIT
+    return room.verdict(need, now) is None
 
 
 # --- what fits ------------------------------------------------------------------------------------
@@ -26,8 +26,8 @@ def admits(room, need, now=0.0):
 
 def test_a_request_goes_in_up_to_the_stop_ratio_and_waits_over_it():
     busy = room(0.5)
-    assert busy.verdict(4000, 0.0) is Verdict.ADMIT
-    assert busy.verdict(4001, 0.0) is Verdict.NO_ROOM
+    assert busy.verdict(4000, 0.0) is None
+    assert busy.verdict(4001, 0.0) is Exclusion.NO_KV_ROOM
 
 
 def test_what_was_sent_since_the_scrape_counts_in_full():
@@ -108,7 +108,7 @@ def test_little_credit_proves_no_sharing():
 def test_an_idle_backend_takes_whatever_it_can_hold():
     idle = room(0.0, running=0)
     assert admits(idle, CAPACITY)
-    assert idle.verdict(CAPACITY + 1, 0.0) is Verdict.NEVER
+    assert idle.verdict(CAPACITY + 1, 0.0) is Exclusion.TOO_LARGE
 
 
 def test_a_backend_that_others_use_is_not_idle():
@@ -118,11 +118,11 @@ def test_a_backend_that_others_use_is_not_idle():
 def test_a_request_over_the_stop_ratio_waits_for_a_busy_backend():
     busy = room(0.0, running=0)
     busy.take(10, 10)
-    assert busy.verdict(9500, 0.0) is Verdict.NO_ROOM
+    assert busy.verdict(9500, 0.0) is Exclusion.NO_KV_ROOM
 
 
 def test_what_can_never_fit_is_told_even_while_it_is_closed():
-    assert room(0.95).verdict(CAPACITY + 1, 0.0) is Verdict.NEVER
+    assert room(0.95).verdict(CAPACITY + 1, 0.0) is Exclusion.TOO_LARGE
 
 
 # --- unknown --------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_without_a_capacity_only_the_concurrency_limit_speaks(usage):
 
 
 def test_without_a_capacity_the_usage_still_closes():
-    assert room(0.92, capacity=None).verdict(1, 0.0) is Verdict.CLOSED
+    assert room(0.92, capacity=None).verdict(1, 0.0) is Exclusion.KV_FULL
 
 
 def test_the_last_capacity_told_is_kept():
@@ -180,14 +180,14 @@ def test_it_closes_at_stop_and_opens_again_only_below_resume():
     for second, usage in enumerate([0.85, 0.8, 0.85, 0.79, 0.85]):
         one.observe(scrape(3.0 * (second + 1), usage))
         verdicts.append(one.verdict(1, 3.0 * (second + 1)))
-    closed, admit = Verdict.CLOSED, Verdict.ADMIT
+    closed, admit = Exclusion.KV_FULL, None
     assert verdicts == [closed, closed, closed, admit, admit]
 
 
 def test_it_stays_closed_for_the_dwell_time():
     one = room(0.95)
     assert not one.observe(scrape(1.0, 0.1))
-    assert one.verdict(1, 1.0) is Verdict.CLOSED
+    assert one.verdict(1, 1.0) is Exclusion.KV_FULL
     assert one.observe(scrape(2.0, 0.1))
     assert admits(one, 1, 2.0)
 
@@ -197,7 +197,7 @@ def test_while_it_dwells_open_a_full_backend_takes_nothing_all_the_same():
     one.observe(scrape(2.0, 0.1))
     one.observe(scrape(3.0, 0.95))
     assert one.open
-    assert one.verdict(1, 3.0) is Verdict.CLOSED
+    assert one.verdict(1, 3.0) is Exclusion.KV_FULL
 
 
 def test_a_stale_usage_closes_nothing():
@@ -211,10 +211,10 @@ def test_a_stale_usage_closes_nothing():
 @pytest.mark.parametrize(
     ("running", "waiting", "verdict"),
     [
-        (8, 3, Verdict.ADMIT),
-        (8, 4, Verdict.QUEUED),
-        (200, 99, Verdict.ADMIT),
-        (200, 100, Verdict.QUEUED),
+        (8, 3, None),
+        (8, 4, Exclusion.ENGINE_QUEUED),
+        (200, 99, None),
+        (200, 100, Exclusion.ENGINE_QUEUED),
     ],
 )
 def test_a_long_queue_in_the_engine_saturates_until_the_next_scrape(running, waiting, verdict):

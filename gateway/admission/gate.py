@@ -1,0 +1,258 @@
+"""When a request may enter an engine: at once, after a wait, or not at all.
+
+    enter --nobody waits, a backend has room--> slot              no await: the common case
+    wait  --no backend suits, or none is large enough--> refused at once
+      |---- the queue is full, or its turn would come too late--> refused at once
+      `---- waits --capacity frees, its turn--> slot              the backend is chosen only then
+                |--its deadline passes--> refused
+                `--its client leaves--> forgotten
+
+Every slot given out comes back through `leave`. Whoever takes and gives back is on the one event
+loop, and nothing awaits in between, so no place is given twice or lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from gateway.admission.forecast import Drain, Outputs
+from gateway.admission.queue import Blocked, FairQueue, Limits, Placed
+from gateway.admission.refusals import no_backend, not_admitted, queue_full, waited_too_long
+from gateway.admission.turns import Ticket
+from gateway.config.models import PoolConfig, QueueConfig
+from gateway.core.aio import Clock
+from gateway.core.errors import GatewayError
+from gateway.core.types import Ask, Call, Caller, Demand, Exclusion, Need, Slot
+from gateway.pools.table import Backend, PoolTable
+
+_BYTES_PER_TOKEN: Final = 4  # of English text and code; for a prompt that nobody has counted
+_UNKNOWN_PROMPT_TOKENS: Final = 1024  # pictures and sound: about one picture's worth
+
+
+class Finder(Protocol):
+    """Who chooses a backend; `routing.choice.Chooser`."""
+
+    def find(
+        self, backends: Sequence[Backend], ask: Ask, now: float, claimed: AbstractSet[str] = ...
+    ) -> Backend | None:
+        """Return the best backend that may take the request now, if any."""
+
+    def why_not(
+        self, backends: Sequence[Backend], ask: Ask, now: float
+    ) -> dict[str, Exclusion]:
+        """Return why each backend that cannot take the request cannot."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """One request in a queue."""
+
+    ask: Ask
+    turn: asyncio.Future[Slot]
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """What waits for one pool, and how fast it drains."""
+
+    queue: FairQueue[_Waiting]
+    drain: Drain = field(default_factory=Drain)
+    timer: asyncio.TimerHandle | None = None
+
+
+class Gate:
+    """Admission to all pools. One event loop; only `wait` suspends."""
+
+    def __init__(
+        self, table: PoolTable, finder: Finder, clock: Clock, rng: random.Random | None = None
+    ) -> None:
+        self.top_priority: int | None = None
+        self._table = table
+        self._finder = finder
+        self._clock = clock
+        self._rng = rng or random.Random()
+        self._outputs = Outputs()
+        self._lines: dict[str, _Line] = {}
+        self._pools: Mapping[str, PoolConfig] = {}
+        table.on_capacity.append(self._pump)
+
+    def configure(self, pools: Mapping[str, PoolConfig], priorities: AbstractSet[int]) -> None:
+        """Take over settings; what waits for a pool that is gone is refused.
+
+        `priorities` are those that keys have: a reserve is kept for the highest of several.
+        """
+        self._pools = pools
+        self.top_priority = max(priorities) if len(priorities) > 1 else None
+        for name, pool in pools.items():
+            limits = _limits(pool.queue)
+            if name in self._lines:
+                self._lines[name].queue.resize(limits)
+            else:
+                self._lines[name] = _Line(FairQueue(limits))
+        for name in self._lines.keys() - pools.keys():
+            line = self._lines.pop(name)
+            for ticket in line.queue.drain():
+                _refuse(ticket.item, no_backend(ticket.item.ask, {}, self._rng))
+            _disarm(line)
+
+    # --- what a request needs -------------------------------------------------------------------
+
+    def need(self, call: Call, demand: Demand, caller: Caller) -> Need:
+        """Estimate what a request will take of a KV cache; the output as learnt of model and key."""
+        if demand.exact:
+            prompt = demand.prompt_tokens
+        elif call.text_bytes is not None:
+            prompt = min(demand.prompt_tokens, call.text_bytes // _BYTES_PER_TOKEN + 1)
+        else:
+            prompt = min(demand.prompt_tokens, _UNKNOWN_PROMPT_TOKENS)
+        output = self._outputs.expect(call.model, caller.key_id, demand.max_new_tokens)
+        return Need(prompt, output * call.choices, call.stream)
+
+    def learn(self, model: str, key_id: str, tokens: int, *, cut: bool) -> None:
+        """Learn how long an output became; `cut` when something other than its own end ended it."""
+        (self._outputs.cut if cut else self._outputs.ended)(model, key_id, tokens)
+
+    # --- in and out -------------------------------------------------------------------------------
+
+    def enter(self, ask: Ask) -> Slot | None:
+        """Take a place at once when nobody waits and a backend has room; else None: `wait`."""
+        line = self._lines.get(ask.route.pool)
+        return None if line is None or line.queue else self._take(line, ask)
+
+    async def wait(self, ask: Ask, *, deadline: float, body_bytes: int) -> Slot:
+        """Wait for a place, until `deadline` at most (monotonic seconds).
+
+        Raises:
+            Unavailable: no backend serves it now (503).
+            Overloaded: the queue is full, or no place came in time (503).
+            TooManyWaiting: too much of the caller's own waits already (429).
+            RequestError: it is larger than any backend's KV cache (400).
+        Cancel: the request leaves the queue at once; a place that was just given goes to the next.
+        """
+        now = self._clock.now()
+        line = self._lines[ask.route.pool]
+        why = self._finder.why_not(self._backends(ask), ask, now)
+        if not any(reason.passes for reason in why.values()) and len(why) >= len(self._backends(ask)):
+            raise no_backend(ask, why, self._rng)
+        waiting = _Waiting(ask, asyncio.get_running_loop().create_future())
+        caller = ask.caller
+        ticket = Ticket(
+            waiting, caller.tenant, caller.priority, ask.need.tokens, body_bytes, now, deadline
+        )
+        ahead_tokens = line.queue.ahead(ticket).tokens
+        eta_s = line.drain.eta_s(now, ahead_tokens)
+        retry_after_s = line.drain.retry_after_s(now, ahead_tokens, self._rng.random())
+        if eta_s is not None and now + eta_s > deadline:
+            raise not_admitted(ask, why, eta_s, deadline - now, retry_after_s)
+        full = line.queue.offer(ticket)
+        if full is not None:
+            raise queue_full(ask, full, line.queue, why, retry_after_s)
+        try:
+            self._pump(ask.route.pool)
+            return await waiting.turn
+        except asyncio.CancelledError:
+            turn = waiting.turn
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self.leave(turn.result())
+            raise
+        finally:
+            line.queue.remove(ticket)
+
+    def leave(self, slot: Slot) -> None:
+        """Give a place back. Synchronous and idempotent."""
+        if slot.credit.held:
+            line = self._lines.get(slot.backend_id.rpartition("/")[0])
+            if line is not None:
+                credit = slot.credit
+                line.drain.gave_back(self._clock.now(), credit.prompt_tokens + credit.output_tokens)
+            slot.release()
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _backends(self, ask: Ask) -> Sequence[Backend]:
+        return self._table.backends(ask.route.pool)
+
+    def _take(
+        self, line: _Line, ask: Ask, claimed: AbstractSet[str] = frozenset()
+    ) -> Slot | None:
+        now = self._clock.now()
+        backend = self._finder.find(self._backends(ask), ask, now, claimed)
+        if backend is None:
+            return None
+        line.drain.took(now)
+        return self._table.take(backend.id, now, ask.need)
+
+    def _pump(self, pool: str) -> None:
+        """Let in who may go now; called whenever there may be more room."""
+        line = self._lines.get(pool)
+        if line is None or not line.queue:
+            return
+        lost: list[_Waiting] = []
+
+        def place(waiting: _Waiting, claimed: AbstractSet[str]) -> Placed[Slot] | Blocked:
+            if waiting.turn.done():  # its client has left; its own task takes it out
+                return Blocked(frozenset())
+            slot = self._take(line, waiting.ask, claimed)
+            if slot is not None:
+                return Placed(slot.backend_id, slot)
+            usable = self._usable(waiting.ask)
+            if not usable:
+                lost.append(waiting)
+            best = min(usable, key=lambda each: each.in_flight, default=None)
+            ids = frozenset(each.id for each in usable)
+            return Blocked(ids, best.id if best is not None else None)
+
+        while (taken := line.queue.take(place)) is not None:
+            taken[0].item.turn.set_result(taken[1])
+        for waiting in lost:
+            why = self._finder.why_not(self._backends(waiting.ask), waiting.ask, self._clock.now())
+            _refuse(waiting, no_backend(waiting.ask, why, self._rng))
+        self._arm(line)
+
+    def _usable(self, ask: Ask) -> list[Backend]:
+        """Return the backends that could take a request once they have room."""
+        why = self._finder.why_not(self._backends(ask), ask, self._clock.now())
+        return [
+            each for each in self._backends(ask) if each.id not in why or why[each.id].passes
+        ]
+
+    def _arm(self, line: _Line) -> None:
+        """Be called at the next deadline, if anything waits."""
+        _disarm(line)
+        deadline = line.queue.next_deadline()
+        if deadline is not None:
+            loop = asyncio.get_running_loop()
+            late_s = max(0.0, deadline - self._clock.now())
+            line.timer = loop.call_later(late_s, self._expire, line)
+
+    def _expire(self, line: _Line) -> None:
+        now = self._clock.now()
+        for ticket in line.queue.expired(now):
+            ask = ticket.item.ask
+            retry_after_s = line.drain.retry_after_s(
+                now, line.queue.held.tokens, self._rng.random()
+            )
+            why = self._finder.why_not(self._backends(ask), ask, now)
+            _refuse(ticket.item, waited_too_long(ask, why, now - ticket.offered_at, retry_after_s))
+        self._arm(line)
+
+
+def _limits(queue: QueueConfig) -> Limits:
+    return Limits(queue.max_requests, queue.max_tokens, queue.max_bytes, queue.tenant_share)
+
+
+def _refuse(waiting: _Waiting, error: GatewayError) -> None:
+    if not waiting.turn.done():
+        waiting.turn.set_exception(error)
+
+
+def _disarm(line: _Line) -> None:
+    if line.timer is not None:
+        line.timer.cancel()
+        line.timer = None
