@@ -36,7 +36,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from gateway.admission.turns import Band, Held, Line, Ticket
+from gateway.admission.turns import Band, Held, Ticket
 
 __all__ = ["Ahead", "Blocked", "FairQueue", "Full", "Held", "Limits", "Place", "Placed", "Ticket"]
 
@@ -168,12 +168,12 @@ class FairQueue(Generic[T]):
         for ticket in islice(self._walk(), self._max_looks):
             verdict = place(ticket.item, claimed)
             if isinstance(verdict, Placed):
-                for passed, backend_ids in blocked:
-                    passed.passes += verdict.backend_id in backend_ids
+                passing = self._pass(blocked, ticket.priority, verdict.backend_id)
                 for priority, band in self._bands.items():
                     if priority < ticket.priority:
                         band.owe(ticket.cost_tokens)
-                self._leave(ticket, served=True)
+                self._bands[ticket.priority].serve(ticket, passing=passing)
+                self._forget(ticket)
                 return ticket, verdict.value
             blocked.append((ticket, verdict.backend_ids))
             if ticket.passes >= self._max_passes:
@@ -184,7 +184,7 @@ class FairQueue(Generic[T]):
         """Take out a ticket whose client left; False, and nothing done, when it is not queued."""
         if ticket not in self:
             return False
-        self._leave(ticket)
+        self._drop(ticket)
         return True
 
     def expired(self, now: float) -> list[Ticket[T]]:
@@ -193,7 +193,7 @@ class FairQueue(Generic[T]):
         while self._deadlines and self._deadlines[0][0] <= now:
             ticket = self._tickets.get(heappop(self._deadlines)[1])
             if ticket is not None:
-                self._leave(ticket)
+                self._drop(ticket)
                 found.append(ticket)
         return found
 
@@ -206,30 +206,20 @@ class FairQueue(Generic[T]):
     def ahead(self, ticket: Ticket[T]) -> Ahead:
         """Estimate what is served before a ticket, be it queued or only about to be offered.
 
-        Counts the higher bands, the tenant's own earlier tickets, and of the band's other tenants
-        what they earn in the turns until then. Low by what lower bands are owed and by tickets that
-        left the line behind this one; blind to what is blocked. Takes time by the number of tenants.
+        Counts all of the higher bands, and of its own what goes by the fair order. Low by what lower
+        bands are owed, by what is yet to come, and by what left its tenant's line behind it; blind to
+        what is blocked. Takes time by the number of tenants.
         """
         requests = tokens = 0.0
         for priority, band in self._bands.items():
             if priority > ticket.priority:
                 requests += band.held.requests
                 tokens += band.held.tokens
-        band = self._bands.get(ticket.priority, Band(self._quantum_tokens))
-        line = band.lines.get(ticket.tenant, Line(0, 0))
-        offered, earlier = line.offered, ticket.earlier if ticket in self else line.offered
-        own_requests = max(0, line.held.requests - (offered[0] - earlier[0]))
-        own_tokens = max(0, line.held.tokens - (offered[1] - earlier[1]))
-        if ticket in self and ticket.turn:
-            earned = max(0, ticket.turn - band.turn) * self._quantum_tokens
-        else:
-            earned = own_tokens + ticket.cost_tokens
-        for each in band.lines.values():
-            if each is not line:
-                share = min(1.0, earned / each.held.tokens)
-                requests += share * each.held.requests
-                tokens += share * each.held.tokens
-        return Ahead(own_requests + round(requests), own_tokens + round(tokens))
+            elif priority == ticket.priority:
+                own_requests, own_tokens = band.ahead(ticket, queued=ticket in self)
+                requests += own_requests
+                tokens += own_tokens
+        return Ahead(round(requests), round(tokens))
 
     def resize(self, limits: Limits) -> None:
         """Bound further offers by `limits`; what is queued stays, even if it is over them."""
@@ -239,7 +229,7 @@ class FairQueue(Generic[T]):
         """Take out everything, in the order of the offers."""
         tickets = [*self._tickets.values()]
         for ticket in tickets:
-            self._leave(ticket)
+            self._drop(ticket)
         return tickets
 
     def _full(self, ticket: Ticket[T]) -> Full | None:
@@ -265,15 +255,30 @@ class FairQueue(Generic[T]):
         for _, walk in walks:
             yield from walk
 
-    def _leave(self, ticket: Ticket[T], *, served: bool = False) -> None:
+    def _pass(
+        self, blocked: list[tuple[Ticket[T], frozenset[str]]], priority: int, backend_id: str
+    ) -> bool:
+        """Count a pass of every ticket that could use the backend; return whether the band has one."""
+        found = False
+        for ticket, backend_ids in blocked:
+            if backend_id in backend_ids and ticket.passes < self._max_passes:
+                ticket.passes += 1
+                found |= ticket.priority == priority
+        return found
+
+    def _drop(self, ticket: Ticket[T]) -> None:
+        self._bands[ticket.priority].drop(ticket)
+        self._forget(ticket)
+
+    def _forget(self, ticket: Ticket[T]) -> None:
+        """Count out a ticket that has left its band."""
         del self._tickets[ticket.number]
         self.held.drop(ticket)
-        own, band = self.tenants[ticket.tenant], self._bands[ticket.priority]
+        own = self.tenants[ticket.tenant]
         own.drop(ticket)
-        band.drop(ticket, served=served)
         if not own.requests:
             del self.tenants[ticket.tenant]
-        if not band.held.requests:
+        if not self._bands[ticket.priority].held.requests:
             del self._bands[ticket.priority]
         if len(self._deadlines) > 2 * len(self._tickets) + _STALE_DEADLINES:
             self._deadlines = [each for each in self._deadlines if each[1] in self._tickets]

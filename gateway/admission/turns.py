@@ -20,6 +20,7 @@ from typing import Final, Generic, TypeVar
 T = TypeVar("T")
 
 _BAND_SHARE: Final = 20  # a waiting band is given 1 token for every 20 (5 %) that higher bands are
+_LAST: Final = 1 << 62  # behind the number of every line
 
 
 @dataclass(slots=True)
@@ -54,9 +55,7 @@ class Ticket(Generic[T]):
     body_bytes: int
     offered_at: float
     deadline: float
-    passes: int = field(
-        default=0, init=False
-    )  # how often a later one went where it could have gone
+    passes: int = field(default=0, init=False)  # later ones that went where it could have gone
     number: int = field(default=-1, init=False)  # order of offers
     turn: int = field(default=0, init=False)  # when it may go; 0: not a candidate yet
     earlier: tuple[int, int] = field(
@@ -72,7 +71,8 @@ class Line(Generic[T]):
     """One tenant's tickets of one priority."""
 
     number: int
-    spent: int  # tokens: what its served tickets and its candidates cost
+    spent_tokens: int  # what it was served, and what it earned in turns when it had nothing to try
+    charged_tokens: int = 0  # what its candidates cost
     held: Held = field(default_factory=Held)
     offered: tuple[int, int] = (0, 0)  # requests and tokens, ever
     waiting: OrderedDict[int, Ticket[T]] = field(default_factory=OrderedDict)
@@ -84,7 +84,7 @@ class Band(Generic[T]):
     """All tickets of one priority. One that holds any ticket has a candidate."""
 
     quantum_tokens: int
-    turn: int = 0  # the latest in which a ticket was served
+    turn: int = 0  # the latest of a ticket that was served without passing another of the band
     owed: int = 0  # tokens given to higher bands; one in `_BAND_SHARE` of them is owed to this one
     held: Held = field(default_factory=Held)
     lines: dict[str, Line[T]] = field(default_factory=dict)
@@ -93,21 +93,32 @@ class Band(Generic[T]):
     def add(self, ticket: Ticket[T]) -> None:
         """Queue a ticket behind those of its tenant."""
         line = self.lines.get(ticket.tenant)
-        if (
-            line is None
-        ):  # its first quantum is that of the next turn, however it left the last time
-            line = Line(ticket.number, self.turn * self.quantum_tokens)
-            self.lines[ticket.tenant] = line
+        if line is None:
+            line = self.lines[ticket.tenant] = Line(ticket.number, 0)
         ticket.earlier = requests, tokens = line.offered
         line.offered = requests + 1, tokens + ticket.cost_tokens
         self.held.add(ticket)
         line.held.add(ticket)
         line.waiting[ticket.number] = ticket
-        if line.front is None:
+        if line.front is None:  # turns in which it had nothing to try are not saved up
+            earned = self.turn * self.quantum_tokens - line.charged_tokens
+            line.spent_tokens = max(line.spent_tokens, earned)
             self._advance(line)
 
-    def drop(self, ticket: Ticket[T], *, served: bool) -> None:
-        """Let a ticket go; its tenant pays for it only if it was served."""
+    def serve(self, ticket: Ticket[T], *, passing: bool) -> None:
+        """Let a ticket go at its tenant's cost; `passing` when it counted as a pass of one in the band.
+
+        Then the turn stays: a tenant that comes now goes right after those whose turn it is, not
+        after all that were tried in vain. As passes are bounded, the turn soon moves on.
+        """
+        if not passing:
+            self.turn = max(self.turn, ticket.turn)
+        self.owed = max(0, self.owed - _BAND_SHARE * ticket.cost_tokens)
+        self.lines[ticket.tenant].spent_tokens += ticket.cost_tokens
+        self.drop(ticket)
+
+    def drop(self, ticket: Ticket[T]) -> None:
+        """Let a ticket go, at no cost to its tenant."""
         line = self.lines[ticket.tenant]
         self.held.drop(ticket)
         line.held.drop(ticket)
@@ -116,11 +127,7 @@ class Band(Generic[T]):
             return
         place = (ticket.turn, line.number, ticket.number)
         del self.candidates[bisect_left(self.candidates, place)]
-        if served:
-            self.turn = max(self.turn, ticket.turn)
-            self.owed = max(0, self.owed - _BAND_SHARE * ticket.cost_tokens)
-        else:
-            line.spent -= ticket.cost_tokens
+        line.charged_tokens -= ticket.cost_tokens
         if line.front is ticket:
             self._advance(line)
         if not line.held.requests:
@@ -133,7 +140,7 @@ class Band(Generic[T]):
             ticket = self.candidates[at][-1]
             yield ticket
             line = self.lines[ticket.tenant]
-            if line.front is ticket:  # it stays where it is, charged as if served; the next may try
+            if line.front is ticket:  # it stays where it is, and the tenant's next may try
                 self._advance(line)
             at += 1
 
@@ -146,15 +153,36 @@ class Band(Generic[T]):
         """Note what a higher band was given; no more is saved up than the first ticket costs."""
         self.owed = min(self.owed + tokens, _BAND_SHARE * self.candidates[0][-1].cost_tokens)
 
+    def ahead(self, ticket: Ticket[T], *, queued: bool) -> tuple[float, float]:
+        """Estimate the requests and tokens of this band that are served before a ticket.
+
+        These are its tenant's earlier ones, and what the others earn until the turn in which it goes.
+        """
+        line = self.lines.get(ticket.tenant)
+        if line is None:
+            line = Line(_LAST, self.turn * self.quantum_tokens)
+        earlier = ticket.earlier if queued else line.offered
+        requests = max(0.0, line.held.requests - (line.offered[0] - earlier[0]))
+        tokens = max(0.0, line.held.tokens - (line.offered[1] - earlier[1]))
+        turn: float = ticket.turn
+        if not (queued and turn):
+            turn = -(-(line.spent_tokens + tokens + ticket.cost_tokens) // self.quantum_tokens)
+        for other in self.lines.values():
+            if other is not line:
+                turns = turn if other.number < line.number else turn - 1
+                earned = max(0.0, turns * self.quantum_tokens - other.spent_tokens)
+                share = min(1.0, earned / other.held.tokens)
+                requests += share * other.held.requests
+                tokens += share * other.held.tokens
+        return requests, tokens
+
     def _advance(self, line: Line[T]) -> None:
         """Make the line's next ticket a candidate, in the first turn whose quanta pay for it."""
         line.front = None
         if not line.waiting:
             return
         number, ticket = line.waiting.popitem(last=False)
-        # What a line did not use while it was blocked is not saved up. One that never was has spent
-        # more than this, so that the rest of its last quantum stays its own.
-        line.spent = max(line.spent, (self.turn - 1) * self.quantum_tokens) + ticket.cost_tokens
-        ticket.turn = -(-line.spent // self.quantum_tokens)
+        line.charged_tokens += ticket.cost_tokens
+        ticket.turn = -(-(line.spent_tokens + line.charged_tokens) // self.quantum_tokens)
         line.front = ticket
         insort(self.candidates, (ticket.turn, line.number, number, ticket))
