@@ -73,6 +73,7 @@ class Line(Generic[T]):
     number: int
     spent_tokens: int  # what it was served, and what it earned in turns when it had nothing to try
     charged_tokens: int = 0  # what its candidates cost
+    turn: int = 0  # of the latest candidate; a later one never gets an earlier turn
     held: Held = field(default_factory=Held)
     offered: tuple[int, int] = (0, 0)  # requests and tokens, ever
     waiting: OrderedDict[int, Ticket[T]] = field(default_factory=OrderedDict)
@@ -183,6 +184,7 @@ class Band(Generic[T]):
             return
         number, ticket = line.waiting.popitem(last=False)
         line.charged_tokens += ticket.cost_tokens
-        ticket.turn = -(-(line.spent_tokens + line.charged_tokens) // self.quantum_tokens)
+        paid_in = -(-(line.spent_tokens + line.charged_tokens) // self.quantum_tokens)
+        ticket.turn = line.turn = max(paid_in, line.turn)
         line.front = ticket
         insort(self.candidates, (ticket.turn, line.number, number, ticket))

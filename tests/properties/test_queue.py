@@ -218,7 +218,7 @@ def total(tickets):
 
 
 TestQueue = Queue.TestCase
-TestQueue.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestQueue.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
 def backlog(queue, tenant, costs, priority=0):

@@ -133,6 +133,15 @@ def test_a_blocked_ticket_does_not_keep_its_band_from_what_it_is_owed():
     assert order.index("low") == 20
 
 
+def test_what_a_blocked_band_is_owed_does_not_pile_up():
+    waiting = queue()
+    offered(waiting, *["high"] * 200, priority=1)
+    offered(waiting, *["low"] * 10)
+    for _ in range(100):
+        waiting.take(only("high", others="y"))
+    assert served(waiting)[:20] == ["low", *["high"] * 19]
+
+
 def test_blocked_tickets_of_a_band_that_is_due_leave_looks_for_the_others():
     waiting = queue(max_looks=8)
     offered(waiting, *["high"] * 100, priority=1)
@@ -197,6 +206,23 @@ def test_a_ticket_with_a_best_backend_claims_no_other():
     assert seen == [("large", frozenset()), ("small", {"y"})]
 
 
+def test_passes_beside_a_claim_do_not_hold_up_the_turns():
+    waiting = queue(quantum_tokens=100)
+    (large,) = offered(waiting, "large", tenant="a")
+    offered(waiting, *["b"] * 200, tenant="b")
+
+    def place(item, claimed):
+        if item == "large":
+            return Blocked(frozenset("xy"), best="y")
+        return Placed("x", None)
+
+    for _ in range(100):
+        waiting.take(place)
+    assert large.passes == 16
+    offered(waiting, *["c"] * 50, tenant="c")
+    assert "".join(served(waiting, place)).startswith("bcbcbcbc")
+
+
 def test_claims_of_several_tickets_add_up():
     waiting = queue(max_passes=0)
     offered(waiting, "x", "y", "z")
@@ -250,7 +276,7 @@ def test_nor_does_what_was_passed():
 
 def test_a_tenant_that_could_try_nothing_has_not_saved_up_its_turns():
     waiting = queue(quantum_tokens=100)
-    offered(waiting, "blocked")
+    offered(waiting, "blocked", cost=1000)
     offered(waiting, *["b"] * 200, tenant="b")
     for _ in range(100):
         waiting.take(only("b", others="y"))
@@ -468,6 +494,12 @@ def test_of_another_tenants_flood_only_a_fair_share_is_ahead():
     waiting = queue()
     offered(waiting, *range(1000), tenant="b", cost=64)
     assert waiting.ahead(ticket(cost=4096)) == Ahead(64, 4096)
+
+
+def test_of_two_tenants_in_one_turn_the_one_that_came_first_is_ahead():
+    waiting = queue(quantum_tokens=100)
+    (first,), (second,) = offered(waiting, 1, tenant="a"), offered(waiting, 2, tenant="b")
+    assert [waiting.ahead(first), waiting.ahead(second)] == [Ahead(0, 0), Ahead(1, 100)]
 
 
 def test_a_blocked_ticket_whose_turn_it_was_has_nobody_ahead():
