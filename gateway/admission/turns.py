@@ -58,9 +58,7 @@ class Ticket(Generic[T]):
     passes: int = field(default=0, init=False)  # later ones that went where it could have gone
     number: int = field(default=-1, init=False)  # order of offers
     turn: int = field(default=0, init=False)  # when it may go; 0: not a candidate yet
-    earlier: tuple[int, int] = field(
-        default=(0, 0), init=False
-    )  # its line's offers before: n, tokens
+    earlier: tuple[int, int] = field(default=(0, 0), init=False)  # its line's offers before it
 
     def __post_init__(self) -> None:
         self.cost_tokens = max(1, self.cost_tokens)

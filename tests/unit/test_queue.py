@@ -69,6 +69,15 @@ def test_a_tenant_goes_in_the_order_of_its_offers():
     assert served(waiting) == [0, 1, 2, 3, 4]
 
 
+def test_nor_does_a_later_one_go_first_when_a_blocked_one_leaves():
+    waiting = queue(quantum_tokens=100)
+    first, _ = offered(waiting, 1, 2, cost=60)
+    waiting.take(nowhere)
+    waiting.remove(first)
+    offered(waiting, 3, cost=1)
+    assert served(waiting) == [2, 3]
+
+
 def test_tenants_take_turns_by_tokens_and_not_by_requests():
     waiting = queue(quantum_tokens=2000)
     offered(waiting, *["a"] * 40, tenant="a", cost=500)
@@ -221,6 +230,18 @@ def test_passes_beside_a_claim_do_not_hold_up_the_turns():
     assert large.passes == 16
     offered(waiting, *["c"] * 50, tenant="c")
     assert "".join(served(waiting, place)).startswith("bcbcbcbc")
+
+
+def test_blocked_tickets_of_a_higher_band_do_not_hold_up_the_turns_of_a_lower_one():
+    waiting = queue(quantum_tokens=100)
+    offered(waiting, *["b"] * 200, tenant="b")
+    for _ in range(100):
+        (high,) = offered(waiting, "high", priority=1)
+        waiting.take(only("b"))
+        assert high.passes == 1
+        waiting.remove(high)
+    offered(waiting, *["c"] * 50, tenant="c")
+    assert "".join(served(waiting)).startswith("bcbcbcbc")
 
 
 def test_claims_of_several_tickets_add_up():
