@@ -236,6 +236,7 @@ def steps(other):
     return st.lists(st.sampled_from(["take", "take", other]), max_size=80)
 
 
+@settings(deadline=None)
 @given(workloads, steps("no room") | steps("leave"), st.data())
 def test_backlogged_tenants_never_differ_by_more_than_a_quantum_and_a_ticket(
     workloads, steps, data
@@ -265,8 +266,9 @@ def test_backlogged_tenants_never_differ_by_more_than_a_quantum_and_a_ticket(
         assert max(given_tokens.values()) - min(given_tokens.values()) < QUANTUM + most
 
 
+@settings(deadline=None)
 @given(
-    low=costs,
+    low=st.integers(1, 60),
     floods=st.lists(st.tuples(st.integers(1, 3), costs), min_size=1, max_size=3),
 )
 def test_no_band_starves_however_busy_those_above(low, floods):
@@ -286,6 +288,7 @@ def test_no_band_starves_however_busy_those_above(low, floods):
     assert above < 20 * low + sum(cost for _, cost in floods)
 
 
+@settings(deadline=None)
 @given(
     large=st.integers(1, 4000),
     newcomers=st.integers(1, 4),
