@@ -1,0 +1,188 @@
+"""The fair order of the tickets of one priority: deficit round robin between tenants.
+
+A tenant earns one quantum per turn, and its next ticket goes in the turn in which its quanta add up
+to what the ticket costs. Turns are numbers here, in place of a ring that goes round: a ticket of a
+hundred quanta takes no more steps than a small one, and a candidate keeps its place.
+
+    waiting (first in, first out)         candidates (sorted: turn, line, number)
+    a: a3 a4 a5          --advance-->     (4 a a1) (5 a a2) (5 b b1)
+    b: b2                                     ^ blocked: a2 became a candidate as well
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+T = TypeVar("T")
+
+_BAND_SHARE: Final = 20  # a waiting band is given 1 token for every 20 (5 %) that higher bands are
+_LAST: Final = 1 << 62  # behind the number of every line
+
+
+@dataclass(slots=True)
+class Held:
+    """How much waits."""
+
+    requests: int = 0
+    tokens: int = 0
+    bytes: int = 0
+
+    def add(self, ticket: Ticket[T]) -> None:
+        """Count a ticket in."""
+        self.requests += 1
+        self.tokens += ticket.cost_tokens
+        self.bytes += ticket.body_bytes
+
+    def drop(self, ticket: Ticket[T]) -> None:
+        """Count a ticket out."""
+        self.requests -= 1
+        self.tokens -= ticket.cost_tokens
+        self.bytes -= ticket.body_bytes
+
+
+@dataclass(slots=True, eq=False)
+class Ticket(Generic[T]):
+    """One request that wants to wait. The queue's own fields come last; others only read them."""
+
+    item: T
+    tenant: str
+    priority: int  # its band; higher goes first
+    cost_tokens: int  # what it will take of a backend; counts as 1 at least
+    body_bytes: int
+    offered_at: float
+    deadline: float
+    passes: int = field(default=0, init=False)  # later ones that went where it could have gone
+    number: int = field(default=-1, init=False)  # order of offers
+    turn: int = field(default=0, init=False)  # when it may go; 0: not a candidate yet
+    earlier: tuple[int, int] = field(default=(0, 0), init=False)  # its line's offers before it
+
+    def __post_init__(self) -> None:
+        self.cost_tokens = max(1, self.cost_tokens)
+
+
+@dataclass(slots=True, eq=False)
+class Line(Generic[T]):
+    """One tenant's tickets of one priority."""
+
+    number: int
+    spent_tokens: int  # what it was served, and what it earned in turns when it had nothing to try
+    charged_tokens: int = 0  # what its candidates cost
+    turn: int = 0  # of the latest candidate; a later one never gets an earlier turn
+    held: Held = field(default_factory=Held)
+    offered: tuple[int, int] = (0, 0)  # requests and tokens, ever
+    waiting: OrderedDict[int, Ticket[T]] = field(default_factory=OrderedDict)
+    front: Ticket[T] | None = None  # the candidate that was not found blocked
+
+
+@dataclass(slots=True, eq=False)
+class Band(Generic[T]):
+    """All tickets of one priority. One that holds any ticket has a candidate."""
+
+    quantum_tokens: int
+    turn: int = 0  # the latest of a ticket that was served without passing another of the band
+    owed: int = 0  # tokens given to higher bands; one in `_BAND_SHARE` of them is owed to this one
+    held: Held = field(default_factory=Held)
+    lines: dict[str, Line[T]] = field(default_factory=dict)
+    candidates: list[tuple[int, int, int, Ticket[T]]] = field(default_factory=list)
+
+    def add(self, ticket: Ticket[T]) -> None:
+        """Queue a ticket behind those of its tenant."""
+        line = self.lines.get(ticket.tenant)
+        if line is None:
+            line = self.lines[ticket.tenant] = Line(ticket.number, 0)
+        ticket.earlier = requests, tokens = line.offered
+        line.offered = requests + 1, tokens + ticket.cost_tokens
+        self.held.add(ticket)
+        line.held.add(ticket)
+        line.waiting[ticket.number] = ticket
+        if line.front is None:  # turns in which it had nothing to try are not saved up
+            earned = self.turn * self.quantum_tokens - line.charged_tokens
+            line.spent_tokens = max(line.spent_tokens, earned)
+            self._advance(line)
+
+    def serve(self, ticket: Ticket[T], *, passing: bool) -> None:
+        """Let a ticket go at its tenant's cost; `passing` when it counted as a pass of one in the band.
+
+        Then the turn stays: a tenant that comes now goes right after those whose turn it is, not
+        after all that were tried in vain. As passes are bounded, the turn soon moves on.
+        """
+        if not passing:
+            self.turn = max(self.turn, ticket.turn)
+        self.owed = max(0, self.owed - _BAND_SHARE * ticket.cost_tokens)
+        self.lines[ticket.tenant].spent_tokens += ticket.cost_tokens
+        self.drop(ticket)
+
+    def drop(self, ticket: Ticket[T]) -> None:
+        """Let a ticket go, at no cost to its tenant."""
+        line = self.lines[ticket.tenant]
+        self.held.drop(ticket)
+        line.held.drop(ticket)
+        if not ticket.turn:
+            del line.waiting[ticket.number]
+            return
+        place = (ticket.turn, line.number, ticket.number)
+        del self.candidates[bisect_left(self.candidates, place)]
+        line.charged_tokens -= ticket.cost_tokens
+        if line.front is ticket:
+            self._advance(line)
+        if not line.held.requests:
+            del self.lines[ticket.tenant]
+
+    def walk(self) -> Iterator[Ticket[T]]:
+        """Go through the tickets in fair order. Asking for the next one says that this is blocked."""
+        at = 0
+        while at < len(self.candidates):
+            ticket = self.candidates[at][-1]
+            yield ticket
+            line = self.lines[ticket.tenant]
+            if line.front is ticket:  # it stays where it is, and the tenant's next may try
+                self._advance(line)
+            at += 1
+
+    @property
+    def due(self) -> bool:
+        """Whether what the band is owed pays for its first ticket."""
+        return self.owed >= _BAND_SHARE * self.candidates[0][-1].cost_tokens
+
+    def owe(self, tokens: int) -> None:
+        """Note what a higher band was given; no more is saved up than the first ticket costs."""
+        self.owed = min(self.owed + tokens, _BAND_SHARE * self.candidates[0][-1].cost_tokens)
+
+    def ahead(self, ticket: Ticket[T], *, queued: bool) -> tuple[float, float]:
+        """Estimate the requests and tokens of this band that are served before a ticket.
+
+        These are its tenant's earlier ones, and what the others earn until the turn in which it goes.
+        """
+        line = self.lines.get(ticket.tenant)
+        if line is None:
+            line = Line(_LAST, self.turn * self.quantum_tokens)
+        earlier = ticket.earlier if queued else line.offered
+        requests = max(0.0, line.held.requests - (line.offered[0] - earlier[0]))
+        tokens = max(0.0, line.held.tokens - (line.offered[1] - earlier[1]))
+        turn: float = ticket.turn
+        if not (queued and turn):
+            turn = -(-(line.spent_tokens + tokens + ticket.cost_tokens) // self.quantum_tokens)
+        for other in self.lines.values():
+            if other is not line:
+                turns = turn if other.number < line.number else turn - 1
+                earned = max(0.0, turns * self.quantum_tokens - other.spent_tokens)
+                share = min(1.0, earned / other.held.tokens)
+                requests += share * other.held.requests
+                tokens += share * other.held.tokens
+        return requests, tokens
+
+    def _advance(self, line: Line[T]) -> None:
+        """Make the line's next ticket a candidate, in the first turn whose quanta pay for it."""
+        line.front = None
+        if not line.waiting:
+            return
+        number, ticket = line.waiting.popitem(last=False)
+        line.charged_tokens += ticket.cost_tokens
+        paid_in = -(-(line.spent_tokens + line.charged_tokens) // self.quantum_tokens)
+        ticket.turn = line.turn = max(paid_in, line.turn)
+        line.front = ticket
+        insort(self.candidates, (ticket.turn, line.number, number, ticket))

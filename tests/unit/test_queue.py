@@ -1,0 +1,532 @@
+import gc
+import tracemalloc
+import weakref
+
+import pytest
+
+from gateway.admission.queue import Ahead, Blocked, FairQueue, Full, Held, Limits, Placed, Ticket
+
+WIDE = Limits(requests=10_000, tokens=10**9, bytes=10**9, tenant_ratio=1.0)
+
+
+def queue(limits=WIDE, **options):
+    return FairQueue(limits, **options)
+
+
+def ticket(item="", tenant="a", priority=0, cost=100, size=10, deadline=60.0):
+    return Ticket(item, tenant, priority, cost, size, 0.0, deadline)
+
+
+def offered(queue, *items, **fields):
+    """Offer a ticket for each item; all must be accepted."""
+    tickets = [ticket(item, **fields) for item in items]
+    assert [queue.offer(each) for each in tickets] == [None] * len(tickets)
+    return tickets
+
+
+def anywhere(item, claimed):
+    return Placed("x", None)
+
+
+def nowhere(item, claimed):
+    return Blocked(frozenset("x"))
+
+
+def only(*placeable, on="x", others=("x",)):
+    """Return a `place` for these items alone; the others could use the backends `others`."""
+
+    def place(item, claimed):
+        if item in placeable and on not in claimed:
+            return Placed(on, None)
+        return Blocked(frozenset({on} if item in placeable else others))
+
+    return place
+
+
+def served(queue, place=anywhere):
+    """Return the items in the order in which they are taken."""
+    items = []
+    while (taken := queue.take(place)) is not None:
+        items.append(taken[0].item)
+    return items
+
+
+# --- order ----------------------------------------------------------------------------------------
+
+
+def test_the_higher_priority_goes_first():
+    waiting = queue()
+    offered(waiting, "low", priority=-1)
+    offered(waiting, "middle")
+    offered(waiting, "high", priority=7, tenant="b")
+    assert served(waiting) == ["high", "middle", "low"]
+
+
+def test_a_tenant_goes_in_the_order_of_its_offers():
+    waiting = queue()
+    for number, cost in enumerate((9000, 10, 3000, 10, 1)):
+        offered(waiting, number, cost=cost)
+    assert served(waiting) == [0, 1, 2, 3, 4]
+
+
+def test_nor_does_a_later_one_go_first_when_a_blocked_one_leaves():
+    waiting = queue(quantum_tokens=100)
+    first, _ = offered(waiting, 1, 2, cost=60)
+    waiting.take(nowhere)
+    waiting.remove(first)
+    offered(waiting, 3, cost=1)
+    assert served(waiting) == [2, 3]
+
+
+def test_tenants_take_turns_by_tokens_and_not_by_requests():
+    waiting = queue(quantum_tokens=2000)
+    offered(waiting, *["a"] * 40, tenant="a", cost=500)
+    offered(waiting, *["b"] * 40, tenant="b", cost=2000)
+    assert "".join(served(waiting)[:15]) == "aaaab" * 3
+
+
+def test_a_flood_of_one_tenant_delays_another_by_one_quantum():
+    waiting = queue(quantum_tokens=2000)
+    offered(waiting, *["a"] * 500, tenant="a", cost=500)
+    assert [waiting.take(anywhere)[0].item for _ in range(6)] == ["a"] * 6
+    offered(waiting, "b", tenant="b", cost=500)
+    assert served(waiting).index("b") == 2 + 4  # the rest of this turn, and the next turn's quantum
+
+
+def test_a_large_request_goes_when_the_others_had_as_much():
+    waiting = queue(quantum_tokens=1000)
+    offered(waiting, "large", tenant="a", cost=50_000)
+    offered(waiting, *["small"] * 100, tenant="b", cost=1000)
+    assert served(waiting).index("large") == 49
+
+
+def test_a_tenant_that_comes_back_with_each_request_gets_no_more_than_one_that_stays():
+    waiting = queue(quantum_tokens=1000)
+    offered(waiting, *["b"] * 50, tenant="b", cost=1000)
+    order = []
+    for _ in range(20):
+        if "a" not in waiting.tenants:
+            offered(waiting, "a", tenant="a", cost=1000)
+        order.append(waiting.take(anywhere)[0].item)
+    assert order.count("a") == 10
+
+
+def test_a_waiting_lower_band_is_given_a_twentieth_of_the_tokens():
+    waiting = queue()
+    offered(waiting, *["high"] * 1000, priority=1, cost=100)
+    offered(waiting, *["low"] * 100, priority=0, cost=700)
+    order = [waiting.take(anywhere)[0] for _ in range(900)]
+    low = sum(each.cost_tokens for each in order if each.item == "low")
+    high = sum(each.cost_tokens for each in order if each.item == "high")
+    assert low == 700 * (high // (20 * 700)) > 0
+    assert order[140].item == "low"  # 20 * 700 tokens were given to the band above
+    assert all(each.item == "high" for each in order[:140])
+
+
+def test_a_band_that_was_idle_or_served_anyway_is_owed_nothing():
+    waiting = queue()
+    offered(waiting, *["high"] * 30, priority=1)
+    (first,) = offered(waiting, "low")
+    for _ in range(19):
+        waiting.take(anywhere)
+    assert waiting.take(only("low"))[0] is first
+    offered(waiting, "low")
+    assert served(waiting)[-1] == "low"
+
+
+def test_a_blocked_ticket_does_not_keep_its_band_from_what_it_is_owed():
+    waiting = queue()
+    offered(waiting, *["high"] * 100, priority=1)
+    offered(waiting, "low and blocked", "low")
+    order = [waiting.take(only("high", "low"))[0].item for _ in range(30)]
+    assert order.index("low") == 20
+
+
+def test_what_a_blocked_band_is_owed_does_not_pile_up():
+    waiting = queue()
+    offered(waiting, *["high"] * 200, priority=1)
+    offered(waiting, *["low"] * 10)
+    for _ in range(100):
+        waiting.take(only("high", others="y"))
+    assert served(waiting)[:20] == ["low", *["high"] * 19]
+
+
+def test_blocked_tickets_of_a_band_that_is_due_leave_looks_for_the_others():
+    waiting = queue(max_looks=8)
+    offered(waiting, *["high"] * 100, priority=1)
+    offered(waiting, *["low"] * 100)
+    for _ in range(60):
+        assert waiting.take(only("high", others="y"))[0].item == "high"
+
+
+# --- passing, claiming ------------------------------------------------------------------------------
+
+
+def test_a_blocked_ticket_is_passed_16_times_and_then_claims_what_it_could_use():
+    waiting = queue()
+    (large,) = offered(waiting, "large")
+    offered(waiting, *["small"] * 100, tenant="b")
+    assert served(waiting, only("small")) == ["small"] * 16
+    assert large.passes == 16
+    assert waiting.take(anywhere)[0] is large
+
+
+def test_a_placement_that_the_blocked_ticket_could_not_use_is_no_pass():
+    waiting = queue()
+    (large,) = offered(waiting, "large")
+    offered(waiting, *["small"] * 100, tenant="b")
+    assert len(served(waiting, only("small", on="y"))) == 100
+    assert large.passes == 0
+
+
+def test_what_goes_first_in_its_own_turn_does_not_pass_a_later_one():
+    waiting = queue()
+    offered(waiting, *["first"] * 100, priority=1)
+    (later,) = offered(waiting, "later")
+    for _ in range(19):
+        waiting.take(only("first"))
+    assert later.passes == 0
+
+
+def test_other_backends_go_on_while_one_is_claimed():
+    waiting = queue(max_passes=0)
+    offered(waiting, "large")
+    offered(waiting, "same", "other", tenant="b")
+    place = {"large": "", "same": "x", "other": "xy"}  # where there is room
+
+    def roomy(item, claimed):
+        free = [each for each in place[item] if each not in claimed]
+        return Placed(free[0], free[0]) if free else Blocked(frozenset("x"))
+
+    assert [waiting.take(roomy)[1], waiting.take(roomy)] == ["y", None]
+    assert waiting.held.requests == 2
+
+
+def test_a_ticket_with_a_best_backend_claims_no_other():
+    waiting = queue(max_passes=0)
+    offered(waiting, "large", "small")
+    seen = []
+
+    def place(item, claimed):
+        seen.append((item, claimed))
+        return Blocked(frozenset("xyz"), best="y")
+
+    assert waiting.take(place) is None
+    assert seen == [("large", frozenset()), ("small", {"y"})]
+
+
+def test_passes_beside_a_claim_do_not_hold_up_the_turns():
+    waiting = queue(quantum_tokens=100)
+    (large,) = offered(waiting, "large", tenant="a")
+    offered(waiting, *["b"] * 200, tenant="b")
+
+    def place(item, claimed):
+        if item == "large":
+            return Blocked(frozenset("xy"), best="y")
+        return Placed("x", None)
+
+    for _ in range(100):
+        waiting.take(place)
+    assert large.passes == 16
+    offered(waiting, *["c"] * 50, tenant="c")
+    assert "".join(served(waiting, place)).startswith("bcbcbcbc")
+
+
+def test_blocked_tickets_of_a_higher_band_do_not_hold_up_the_turns_of_a_lower_one():
+    waiting = queue(quantum_tokens=100)
+    offered(waiting, *["b"] * 200, tenant="b")
+    for _ in range(100):
+        (high,) = offered(waiting, "high", priority=1)
+        waiting.take(only("b"))
+        assert high.passes == 1
+        waiting.remove(high)
+    offered(waiting, *["c"] * 50, tenant="c")
+    assert "".join(served(waiting)).startswith("bcbcbcbc")
+
+
+def test_claims_of_several_tickets_add_up():
+    waiting = queue(max_passes=0)
+    offered(waiting, "x", "y", "z")
+    seen = []
+
+    def place(item, claimed):
+        seen.append(claimed)
+        return Blocked(frozenset(item))
+
+    assert waiting.take(place) is None
+    assert seen == [frozenset(), {"x"}, {"x", "y"}]
+
+
+def test_a_tenants_own_requests_may_pass_its_blocked_one():
+    waiting = queue()
+    offered(waiting, "large", "small", "smaller")
+    assert served(waiting, only("small", "smaller")) == ["small", "smaller"]
+
+
+def test_one_take_tries_a_bounded_number_of_tickets():
+    waiting = queue(max_looks=32)
+    offered(waiting, *range(100))
+    seen = []
+
+    def place(item, claimed):
+        seen.append(item)
+        return Blocked(frozenset())
+
+    assert waiting.take(place) is None
+    assert seen == [*range(32)]
+    assert waiting.take(only(32)) is None
+    assert waiting.take(only(31))[0].item == 31
+    assert waiting.take(only(32))[0].item == 32
+
+
+def test_what_was_tried_in_vain_does_not_go_before_a_newcomer_of_an_earlier_turn():
+    waiting = queue(quantum_tokens=100)
+    offered(waiting, *["a"] * 50)
+    assert waiting.take(nowhere) is None
+    offered(waiting, "new", tenant="b")
+    assert served(waiting).index("new") == 1
+
+
+def test_nor_does_what_was_passed():
+    waiting = queue(quantum_tokens=100)
+    offered(waiting, *range(50))
+    assert waiting.take(only(30))[0].item == 30
+    offered(waiting, "new", tenant="b")
+    assert served(waiting).index("new") == 1
+
+
+def test_a_tenant_that_could_try_nothing_has_not_saved_up_its_turns():
+    waiting = queue(quantum_tokens=100)
+    offered(waiting, "blocked", cost=1000)
+    offered(waiting, *["b"] * 200, tenant="b")
+    for _ in range(100):
+        waiting.take(only("b", others="y"))
+    offered(waiting, *["a"] * 100)
+    order = "".join(served(waiting, only("a", "b", others="y")))
+    assert order.startswith("bababa") or order.startswith("ababab")
+
+
+def test_a_tenant_whose_large_request_leaves_keeps_the_turns_that_it_waited():
+    waiting = queue(quantum_tokens=1000)
+    (first, _) = offered(waiting, "left", "large", tenant="a", cost=10_000)
+    offered(waiting, *["b"] * 50, tenant="b", cost=1000)
+    for _ in range(9):
+        waiting.take(anywhere)
+    waiting.remove(first)
+    assert served(waiting).index("large") <= 1
+
+
+# --- bounds -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limits", "tenant", "full"),
+    [
+        (Limits(4, 1000, 1000), "b", None),
+        (Limits(2, 1000, 1000), "b", Full.REQUESTS),
+        (Limits(4, 299, 1000), "b", Full.TOKENS),
+        (Limits(4, 1000, 29), "b", Full.BYTES),
+        (Limits(4, 1000, 1000), "a", Full.TENANT_REQUESTS),
+        (Limits(6, 599, 1000), "a", Full.TENANT_TOKENS),
+        (Limits(6, 1000, 59), "a", Full.TENANT_BYTES),
+        (Limits(6, 600, 60), "a", None),
+    ],
+)
+def test_an_offer_over_a_bound_is_refused_by_its_name_and_changes_nothing(limits, tenant, full):
+    waiting = queue()
+    offered(waiting, 1, 2)
+    waiting.resize(limits)
+    refused = ticket(3, tenant=tenant)
+    assert waiting.offer(refused) is full
+    assert (refused in waiting) == (full is None)
+    assert waiting.held == (Held(2, 200, 20) if full else Held(3, 300, 30))
+    assert served(waiting) == ([1, 2] if full else [1, 2, 3])
+
+
+def test_with_no_requests_allowed_nothing_waits():
+    assert queue(Limits(0, 1000, 1000)).offer(ticket()) is Full.REQUESTS
+
+
+def test_every_tenant_may_hold_one_request():
+    waiting = queue(Limits(1, 1000, 1000, tenant_ratio=0.01))
+    waiting.resize(Limits(1, 100_000, 1000, tenant_ratio=0.01))
+    assert waiting.offer(ticket(size=1)) is None
+
+
+def test_the_share_of_a_tenant_counts_all_its_bands():
+    waiting = queue(Limits(4, 1000, 1000))
+    offered(waiting, 1, priority=0)
+    offered(waiting, 2, priority=5)
+    assert waiting.offer(ticket(priority=9)) is Full.TENANT_REQUESTS
+
+
+def test_smaller_limits_evict_nothing_and_refuse_until_there_is_room():
+    waiting = queue()
+    offered(waiting, *range(10))
+    waiting.resize(Limits(2, 1000, 1000, tenant_ratio=1.0))
+    assert len(waiting) == 10
+    for _ in range(9):
+        assert waiting.offer(ticket()) is Full.REQUESTS
+        waiting.take(anywhere)
+    assert waiting.offer(ticket()) is None
+
+
+# --- leaving ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", [nowhere, lambda item, claimed: Blocked(frozenset())])
+@pytest.mark.parametrize("leaves", range(4))
+def test_a_client_that_leaves_frees_its_place_once(place, leaves):
+    waiting = queue()
+    tickets = offered(waiting, *range(4), deadline=9.0)
+    waiting.take(place)
+    assert waiting.remove(tickets[leaves])
+    assert not waiting.remove(tickets[leaves])
+    assert waiting.held == Held(3, 300, 30)
+    assert served(waiting) == [each for each in range(4) if each != leaves]
+    assert waiting.expired(10.0) == []
+
+
+def test_a_ticket_of_another_queue_is_not_ones_own():
+    (mine,), (other,) = offered(one := queue(), "mine"), offered(queue(), "other")
+    assert not one.remove(other)
+    assert mine in one
+    assert other not in one
+
+
+def test_tickets_expire_at_their_deadline_and_not_before():
+    waiting = queue()
+    late, soon = offered(waiting, "late", deadline=9.0) + offered(waiting, "soon", deadline=5.0)
+    assert waiting.next_deadline() == 5.0
+    assert waiting.expired(4.99) == []
+    assert waiting.expired(5.0) == [soon]
+    assert waiting.next_deadline() == 9.0
+    waiting.remove(late)
+    assert waiting.next_deadline() is None
+
+
+def test_a_drained_queue_is_empty_and_works_on():
+    waiting = queue()
+    offered(waiting, 1)
+    offered(waiting, 2, tenant="b", priority=3)
+    waiting.take(nowhere)
+    assert [each.item for each in waiting.drain()] == [1, 2]
+    assert (len(waiting), waiting.held, waiting.tenants) == (0, Held(), {})
+    offered(waiting, 3)
+    assert served(waiting) == [3]
+
+
+def test_a_place_that_raises_takes_nothing():
+    waiting = queue()
+    offered(waiting, 1, 2)
+
+    def broken(item, claimed):
+        if item == 2:
+            raise RuntimeError("bug")
+        return Blocked(frozenset())
+
+    with pytest.raises(RuntimeError):
+        waiting.take(broken)
+    assert served(waiting) == [1, 2]
+
+
+def test_a_ticket_that_left_may_be_offered_anew_but_never_twice_at_a_time():
+    waiting = queue()
+    first, _ = offered(waiting, 1, 2)
+    with pytest.raises(ValueError, match="queued already"):
+        waiting.offer(first)
+    waiting.take(only(2))
+    waiting.remove(first)
+    offered(waiting, 3)
+    assert waiting.offer(first) is None
+    assert first.passes == 0
+    assert served(waiting) == [3, 1]
+
+
+def test_a_request_without_tokens_counts_as_one():
+    waiting = queue()
+    offered(waiting, *["free"] * 5000, tenant="a", cost=0)
+    offered(waiting, "b", tenant="b", cost=100)
+    assert waiting.tenants["a"].tokens == 5000
+    assert served(waiting).index("b") <= 2048
+
+
+class Name(str):
+    """A name that can tell when nobody knows it any more."""
+
+    __slots__ = ("__weakref__",)
+
+
+def test_who_has_left_is_forgotten():
+    waiting = queue()
+    names = [Name(f"tenant {number}") for number in range(6)]
+    items = [Name(f"item {number}") for number in range(6)]
+    known = [weakref.ref(each) for each in (*names, *items)]
+    tickets = [
+        ticket(item, tenant=name, priority=name is names[2], deadline=9.0 + (name is names[3]))
+        for name, item in zip(names, items, strict=True)
+    ]
+    for each in tickets:
+        waiting.offer(each)
+    waiting.take(nowhere)
+    waiting.take(anywhere)
+    waiting.remove(tickets[4])
+    waiting.expired(9.0)
+    waiting.drain()
+    del names[:], items[:], tickets[:], each
+    gc.collect()
+    assert [ref() for ref in known] == [None] * len(known)
+
+
+def test_deadlines_of_those_who_left_do_not_pile_up():
+    waiting = queue()
+    offered(waiting, *range(10))
+    tracemalloc.start()
+    try:
+        for _ in range(5000):
+            (each,) = offered(waiting, "x", deadline=1e9)
+            waiting.remove(each)
+        assert tracemalloc.get_traced_memory()[0] < 50_000
+    finally:
+        tracemalloc.stop()
+
+
+# --- what is ahead ----------------------------------------------------------------------------------
+
+
+def test_a_tenants_own_earlier_requests_are_ahead():
+    waiting = queue()
+    tickets = offered(waiting, *range(5), cost=300)
+    assert [waiting.ahead(each) for each in tickets] == [Ahead(n, 300 * n) for n in range(5)]
+    assert waiting.ahead(ticket()) == Ahead(5, 1500)
+    waiting.take(anywhere)
+    assert waiting.ahead(tickets[4]) == Ahead(3, 900)
+
+
+def test_higher_bands_are_ahead_and_lower_ones_are_not():
+    waiting = queue()
+    offered(waiting, *range(3), priority=2, tenant="b")
+    offered(waiting, *range(5), priority=0, tenant="c")
+    assert waiting.ahead(ticket(priority=1)) == Ahead(3, 300)
+    assert waiting.ahead(ticket(priority=3)) == Ahead(0, 0)
+
+
+def test_of_another_tenants_flood_only_a_fair_share_is_ahead():
+    waiting = queue()
+    offered(waiting, *range(1000), tenant="b", cost=64)
+    assert waiting.ahead(ticket(cost=4096)) == Ahead(64, 4096)
+
+
+def test_of_two_tenants_in_one_turn_the_one_that_came_first_is_ahead():
+    waiting = queue(quantum_tokens=100)
+    (first,), (second,) = offered(waiting, 1, tenant="a"), offered(waiting, 2, tenant="b")
+    assert [waiting.ahead(first), waiting.ahead(second)] == [Ahead(0, 0), Ahead(1, 100)]
+
+
+def test_a_blocked_ticket_whose_turn_it_was_has_nobody_ahead():
+    waiting = queue(quantum_tokens=100)
+    (large,) = offered(waiting, "large")
+    offered(waiting, *["b"] * 50, tenant="b")
+    for _ in range(10):
+        waiting.take(only("b"))
+    assert waiting.ahead(large) == Ahead(0, 0)
