@@ -25,6 +25,7 @@ import uvloop
 
 from gateway.access.counters import PromptCounters
 from gateway.access.keys import KeyRing, OpenRing
+from gateway.admission.gate import Gate
 from gateway.config.load import Loaded, load_config
 from gateway.config.models import Config
 from gateway.config.reload import diff
@@ -42,6 +43,8 @@ from gateway.observe.metrics import Metrics, Readings
 from gateway.observe.outlet import Outlet
 from gateway.ops.api import admin_app
 from gateway.pools.table import PoolTable
+from gateway.routing.catalog import Catalogs
+from gateway.routing.choice import Chooser
 from gateway.upstream.client import Client
 from gateway.upstream.relay import TICK_S, Patience
 
@@ -120,6 +123,7 @@ def build(loaded: Loaded, path: Path, outlet: Outlet) -> Process:
                 "client": len(ingress.connections),
                 "backend": sum(client.open_connections()),
             },
+            queues=lambda: handler.gate.queues(),
             log_dropped=lambda: outlet.dropped,
         ),
         clock,
@@ -145,10 +149,15 @@ def build(loaded: Loaded, path: Path, outlet: Outlet) -> Process:
         client=client,
         ledger=ledger,
         clock=clock,
+        gate=Gate(table, Chooser(), clock),
+        catalogs=Catalogs(table),
         live=ingress.live,
     )
     table.on_transition.append(ledger.transition)
+    table.on_cut.append(ledger.limit_cut)
+    ledger.on_posted.append(handler.gate.learn)
     table.apply(config.pools, config.health)
+    handler.gate.configure(config.pools, handler.settings.keys.priorities)
     metrics.configured(_digest(loaded.config))
     watchers = Watchers(table, config.health, clock)
     return Process(
@@ -347,8 +356,9 @@ def reload(process: Process) -> bool:
         log.warning(str(warning), extra={"event": "config_warning"})
     effect = diff(before, loaded.config)
     process.loaded = loaded
-    process.handler.configure(settings)
+    process.handler.settings = settings
     process.table.apply(loaded.config.pools, loaded.config.health)
+    process.handler.gate.configure(loaded.config.pools, settings.keys.priorities)
     process.watchers.health = loaded.config.health
     process.metrics.configured(_digest(loaded.config))
     process.client.keep_only(process.table.ids())

@@ -73,6 +73,11 @@ class KeyRing:
     def __len__(self) -> int:
         return len(self._known)
 
+    @property
+    def priorities(self) -> frozenset[int]:
+        """The priorities that its keys have."""
+        return frozenset(info.priority for _, _, info, _ in self._known.values())
+
     @classmethod
     def load(cls, path: Path) -> KeyRing:
         """Read a keys file and its pepper. Blocks: about 0.6 ms a key.
@@ -127,6 +132,8 @@ class KeyRing:
 
 class OpenRing:
     """Lets everybody in as one caller: the setting `keys: none`."""
+
+    priorities: Final[frozenset[int]] = frozenset({0})
 
     def __init__(self) -> None:
         self._anonymous = Caller(key_id="anonymous", name="anonymous", tenant="anonymous")

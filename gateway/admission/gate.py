@@ -14,7 +14,6 @@ loop, and nothing awaits in between, so no place is given twice or lost.
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -23,12 +22,22 @@ from typing import Final, Protocol
 
 from gateway.admission.forecast import Drain, Outputs
 from gateway.admission.queue import Blocked, FairQueue, Limits, Placed
-from gateway.admission.refusals import no_backend, not_admitted, queue_full, waited_too_long
+from gateway.admission.refusals import no_backend, queue_full, too_late, waited_too_long
 from gateway.admission.turns import Ticket
 from gateway.config.models import PoolConfig, QueueConfig
 from gateway.core.aio import Clock
 from gateway.core.errors import GatewayError
-from gateway.core.types import Ask, Call, Caller, Demand, Exclusion, Need, Slot
+from gateway.core.types import (
+    Ask,
+    Call,
+    Caller,
+    Demand,
+    Exclusion,
+    Need,
+    Outcome,
+    RequestRecord,
+    Slot,
+)
 from gateway.pools.table import Backend, PoolTable
 
 _BYTES_PER_TOKEN: Final = 4  # of English text and code; for a prompt that nobody has counted
@@ -43,9 +52,7 @@ class Finder(Protocol):
     ) -> Backend | None:
         """Return the best backend that may take the request now, if any."""
 
-    def why_not(
-        self, backends: Sequence[Backend], ask: Ask, now: float
-    ) -> dict[str, Exclusion]:
+    def why_not(self, backends: Sequence[Backend], ask: Ask, now: float) -> dict[str, Exclusion]:
         """Return why each backend that cannot take the request cannot."""
 
 
@@ -114,18 +121,35 @@ class Gate:
         output = self._outputs.expect(call.model, caller.key_id, demand.max_new_tokens)
         return Need(prompt, output * call.choices, call.stream)
 
-    def learn(self, model: str, key_id: str, tokens: int, *, cut: bool) -> None:
-        """Learn how long an output became; `cut` when something other than its own end ended it."""
-        (self._outputs.cut if cut else self._outputs.ended)(model, key_id, tokens)
+    def learn(self, record: RequestRecord) -> None:
+        """Learn from a request that ended how long the outputs of its model and key get."""
+        usage, demand = record.usage, record.demand
+        if usage is None or demand is None or record.model is None or record.caller is None:
+            return
+        tokens = usage.completion_tokens // record.choices
+        most = demand.max_new_tokens
+        cut = record.outcome is not Outcome.OK or (most is not None and tokens >= most)
+        ended = self._outputs.cut if cut else self._outputs.ended
+        if tokens:
+            ended(record.model, record.caller.key_id, tokens)
 
     # --- in and out -------------------------------------------------------------------------------
 
     def enter(self, ask: Ask) -> Slot | None:
-        """Take a place at once when nobody waits and a backend has room; else None: `wait`."""
-        line = self._lines.get(ask.route.pool)
-        return None if line is None or line.queue else self._take(line, ask)
+        """Take a place at once when nobody waits and a backend has room; else None: `wait`.
 
-    async def wait(self, ask: Ask, *, deadline: float, body_bytes: int) -> Slot:
+        One that was let in before, and failed through no fault of its own, need not wait again.
+        """
+        line = self._lines.get(ask.route.pool)
+        if line is None or (line.queue and not ask.tried):
+            return None
+        return self._take(line, ask)
+
+    def has_room(self, ask: Ask) -> bool:
+        """Whether `enter` would give a place to a request that was let in before."""
+        return self._finder.find(self._backends(ask), ask, self._clock.now()) is not None
+
+    async def wait(self, ask: Ask, *, deadline: float, body_bytes: int, request_id: str) -> Slot:
         """Wait for a place, until `deadline` at most (monotonic seconds).
 
         Raises:
@@ -138,18 +162,19 @@ class Gate:
         now = self._clock.now()
         line = self._lines[ask.route.pool]
         why = self._finder.why_not(self._backends(ask), ask, now)
-        if not any(reason.passes for reason in why.values()) and len(why) >= len(self._backends(ask)):
+        if not any(reason.passes for reason in why.values()) and len(why) >= len(
+            self._backends(ask)
+        ):
             raise no_backend(ask, why, self._rng)
         waiting = _Waiting(ask, asyncio.get_running_loop().create_future())
         caller = ask.caller
         ticket = Ticket(
             waiting, caller.tenant, caller.priority, ask.need.tokens, body_bytes, now, deadline
         )
-        ahead_tokens = line.queue.ahead(ticket).tokens
-        eta_s = line.drain.eta_s(now, ahead_tokens)
-        retry_after_s = line.drain.retry_after_s(now, ahead_tokens, self._rng.random())
+        retry_after_s = line.drain.retry_after_s(now, line.queue.held.tokens, self._rng.random())
+        eta_s = self._eta_s(line, ticket, now)
         if eta_s is not None and now + eta_s > deadline:
-            raise not_admitted(ask, why, eta_s, deadline - now, retry_after_s)
+            raise too_late(ask, why, eta_s, deadline - now, retry_after_s)
         full = line.queue.offer(ticket)
         if full is not None:
             raise queue_full(ask, full, line.queue, why, retry_after_s)
@@ -173,14 +198,19 @@ class Gate:
                 line.drain.gave_back(self._clock.now(), credit.prompt_tokens + credit.output_tokens)
             slot.release()
 
+    def queues(self) -> dict[str, tuple[int, int]]:
+        """Return how many requests wait for each pool, and the tokens they need."""
+        return {
+            pool: (line.queue.held.requests, line.queue.held.tokens)
+            for pool, line in self._lines.items()
+        }
+
     # --- inside -----------------------------------------------------------------------------------
 
     def _backends(self, ask: Ask) -> Sequence[Backend]:
         return self._table.backends(ask.route.pool)
 
-    def _take(
-        self, line: _Line, ask: Ask, claimed: AbstractSet[str] = frozenset()
-    ) -> Slot | None:
+    def _take(self, line: _Line, ask: Ask, claimed: AbstractSet[str] = frozenset()) -> Slot | None:
         now = self._clock.now()
         backend = self._finder.find(self._backends(ask), ask, now, claimed)
         if backend is None:
@@ -218,9 +248,14 @@ class Gate:
     def _usable(self, ask: Ask) -> list[Backend]:
         """Return the backends that could take a request once they have room."""
         why = self._finder.why_not(self._backends(ask), ask, self._clock.now())
-        return [
-            each for each in self._backends(ask) if each.id not in why or why[each.id].passes
-        ]
+        return [each for each in self._backends(ask) if each.id not in why or why[each.id].passes]
+
+    def _eta_s(self, line: _Line, ticket: Ticket[_Waiting], now: float) -> float | None:
+        """Estimate how long a ticket waits; None when nobody knows. All that waits is a quick bound."""
+        eta_s = line.drain.eta_s(now, line.queue.held.tokens)
+        if eta_s is None or now + eta_s <= ticket.deadline:
+            return eta_s
+        return line.drain.eta_s(now, line.queue.ahead(ticket).tokens)
 
     def _arm(self, line: _Line) -> None:
         """Be called at the next deadline, if anything waits."""

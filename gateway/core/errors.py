@@ -15,7 +15,9 @@
     |-- AccessError         the caller's  401     invalid_request_error    invalid_api_key
     |   `-- MissingKey                    401     invalid_request_error    missing_api_key
     |-- Rejected            nobody's      503     service_unavailable_error
+    |   |-- TooManyWaiting    the caller's 429    rate_limit_error         too_many_waiting
     |   |-- Overloaded                    503     service_unavailable_error  server_is_overloaded
+    |   |   `-- EngineFull                503     (the engine refused: elsewhere if there is room)
     |   |-- Unavailable                   503     service_unavailable_error  model_unavailable
     |   `-- ShuttingDown                  503     service_unavailable_error  shutting_down
     |-- UpstreamError       the backend's 502     server_error             backend_error
@@ -35,9 +37,11 @@ Anything that is not a GatewayError is a bug: 500, logged with a traceback, Outc
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
-from gateway.core.types import Outcome
+from gateway.core.types import Outcome, ShedReason
+
+_ENGINE_RETRY_AFTER_S: Final = 2.0  # the engine gives no time of its own
 
 
 class GatewayError(Exception):
@@ -161,28 +165,47 @@ class Rejected(GatewayError):
     status = 503
     type = "service_unavailable_error"
     outcome = Outcome.SHED
-    shed_reason: ClassVar[str] = "overloaded"
+    shed_reason: ShedReason = ShedReason.NO_ROOM
 
 
 class Overloaded(Rejected):
-    """Every backend that could serve it is saturated."""
+    """Every backend that could serve it is saturated, and it cannot or may not wait longer."""
 
     default_code = "server_is_overloaded"
-    shed_reason = "kv_full"
+
+    def __init__(self, message: str, *, reason: ShedReason, retry_after_s: float) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.shed_reason = reason
+
+
+class EngineFull(Overloaded):
+    """The engine's own admission control refused the request: back-pressure, not sickness."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, reason=ShedReason.ENGINE, retry_after_s=_ENGINE_RETRY_AFTER_S)
+
+
+class TooManyWaiting(Rejected):
+    """The caller's own share of the queue is used up: 429."""
+
+    status = 429
+    type = "rate_limit_error"
+    default_code = "too_many_waiting"
+    shed_reason = ShedReason.TENANT_QUEUE_FULL
 
 
 class Unavailable(Rejected):
     """The model is known, but none of its backends serves now."""
 
     default_code = "model_unavailable"
-    shed_reason = "no_backend"
+    shed_reason = ShedReason.NO_BACKEND
 
 
 class ShuttingDown(Rejected):
     """This gateway is draining."""
 
     default_code = "shutting_down"
-    shed_reason = "draining"
+    shed_reason = ShedReason.DRAINING
 
 
 class UpstreamError(GatewayError):

@@ -77,6 +77,19 @@ class Outcome(Enum):
     BUG = "bug"  # ours; logged with a traceback
 
 
+class ShedReason(Enum):
+    """Why a request was refused for capacity; closed, because it is a metric label and a header."""
+
+    NO_ROOM = "no_room"  # no backend has room, and nothing may wait
+    QUEUE_FULL = "queue_full"
+    TENANT_QUEUE_FULL = "tenant_queue_full"
+    TOO_LATE = "too_late"  # its turn would come after its deadline
+    QUEUE_TIMEOUT = "queue_timeout"  # its deadline passed while it waited
+    NO_BACKEND = "no_backend"  # none serves the model now
+    DRAINING = "draining"  # this gateway shuts down
+    ENGINE = "engine"  # the engine's own admission control refused it
+
+
 class UsageSource(Enum):
     """Where token counts come from, best first."""
 
@@ -285,7 +298,7 @@ class Ask(msgspec.Struct):
     caller: Caller
     need: Need = Need(0, 0)
     top_priority: int | None = None
-    tried: list[str] = []  # noqa: RUF012 - msgspec copies it for each struct
+    tried: list[str] = []
 
 
 class Credit(msgspec.Struct, gc=False):
@@ -377,7 +390,8 @@ class RequestRecord(msgspec.Struct, gc=False):
     )
     queue_s: float = 0.0  # waited for a place on a backend
     need: Need | None = None
-    shed_reason: str | None = None  # a closed word, when it was refused for capacity
+    choices: int = 1
+    shed_reason: ShedReason | None = None
     sent_at: float | None = None
     first_byte_at: float | None = None
     ended_at: float | None = None

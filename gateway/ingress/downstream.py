@@ -8,6 +8,7 @@ alone and the garbage collector stays out of the way.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
 from collections.abc import Callable, Coroutine, Iterable
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
 
 _CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key", b"api-key"})
 _READ_HEADERS: Final = _CREDENTIALS | {
-    b"content-type", b"content-encoding", b"x-request-id", b"x-stainless-retry-count", b"expect",
+    b"content-type", b"content-encoding", b"x-request-id", b"x-stainless-retry-count",
+    b"x-stainless-read-timeout", b"expect",
 }  # fmt: skip
+_SECONDS: Final = re.compile(rb"\d{1,6}(?:\.\d{1,9})?")
 _CLIENT_ID: Final = re.compile(rb"[A-Za-z0-9_.-]{1,128}")
 # What of a backend's reply head reaches the client; everything else says something about the inside.
 _PASSED_HEADERS: Final = (b"content-type", b"content-disposition", b"content-language")
@@ -43,7 +46,7 @@ class Downstream:
     __slots__ = (
         "_body_bytes", "_body_limit", "_body_ready", "_complete", "_encoded", "_expects_continue",
         "_http11", "_parts", "_protocol", "_transport", "bytes_out", "content_type", "credentials",
-        "entered", "extra_headers", "gone", "id", "keep_alive", "received_at", "relay",
+        "entered", "extra_headers", "gone", "id", "keep_alive", "patience_s", "received_at", "relay",
         "response_complete", "retry_count", "spec", "started", "started_at", "takes_chunks", "task",
         "upload", "writing_paused",
     )  # fmt: skip
@@ -59,6 +62,7 @@ class Downstream:
         self.credentials: dict[bytes, bytes] = {}
         self.content_type = b""
         self.retry_count = 0
+        self.patience_s = math.inf  # how long the client says it waits for bytes
         self._encoded = False
         self._expects_continue = False
         self._http11 = True
@@ -109,6 +113,8 @@ class Downstream:
                 self.id = value.decode()
             elif name == b"x-stainless-retry-count" and value.isdigit():
                 self.retry_count = int(value[:4])
+            elif name == b"x-stainless-read-timeout" and _SECONDS.fullmatch(value):
+                self.patience_s = float(value)
             elif name == b"expect" and value.lower() == b"100-continue":
                 self._expects_continue = True
 

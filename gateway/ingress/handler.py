@@ -5,8 +5,8 @@
     parse          400
     resolve model  404, the same words for unknown and forbidden
     fit context    400, before anything is forwarded
-    choose         503 with Retry-After when nobody can take it
-    send           502, 504; elsewhere only if nothing was sent
+    admit          at once, or after a wait for room; 503 or 429 with Retry-After when there is none
+    send           502, 504; elsewhere only if nothing was done
     relay          chunk by chunk; after the first byte failures are told in the stream
     settle         always, once, synchronously
 
@@ -18,54 +18,50 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gateway.access.context import bound, settle, unsettled
 from gateway.access.counters import PromptCounters
 from gateway.access.keys import KeyRing, OpenRing
+from gateway.admission.gate import Gate
 from gateway.config.models import Config
 from gateway.core.aio import Clock
 from gateway.core.errors import (
-    BackendBroke,
     ClientGone,
+    EngineFull,
     GatewayError,
+    Rejected,
     ShuttingDown,
     UpstreamError,
 )
 from gateway.core.types import (
+    Ask,
     Call,
     Caller,
     Demand,
-    Dialect,
     Outcome,
     Phase,
     RequestRecord,
     Route,
+    ShedReason,
+    Slot,
     TrafficFailed,
     TrafficOk,
-    Usage,
-    UsageSource,
 )
+from gateway.ingress.answers import ENGINE_FULL, GENERATES, answer, counted, own_headers
 from gateway.ingress.downstream import Downstream
 from gateway.observe.ledger import Ledger
 from gateway.pools.table import Backend, PoolTable
-from gateway.routing.catalog import Catalog
-from gateway.routing.choice import choose
-from gateway.routing.filters import eligible
+from gateway.routing.catalog import Catalog, Catalogs
 from gateway.upstream import attempts
 from gateway.upstream.client import Client, Outgoing
 from gateway.upstream.relay import Patience, PlainWatch, Relay, Watch
 from gateway.upstream.reply import Reply
 from gateway.wire.calls import form_call, parse_call, upstream_body
-from gateway.wire.frames import json_usage, whole_answer
-from gateway.wire.replies import error_body, error_headers, normalise_upstream_error
+from gateway.wire.replies import error_body, error_headers
 from gateway.wire.sse import StreamWatch
 
 log = logging.getLogger("gateway.handler")
-
-_GENERATES = (Dialect.CHAT, Dialect.COMPLETIONS)
-_ADMISSION_REFUSED = 503  # vLLM's own admission control: back-pressure, not sickness
 
 
 @dataclass(slots=True)
@@ -87,11 +83,10 @@ class Handler:
     client: Client
     ledger: Ledger
     clock: Clock
+    gate: Gate
+    catalogs: Catalogs
     live: set[Downstream]
-    rng: random.Random = field(default_factory=random.Random)
     draining: bool = False
-    _catalog: Catalog | None = None
-    _catalog_epoch: int = -1
 
     async def handle(self, down: Downstream) -> None:  # noqa: PLR0915 - the story, in one piece
         """Serve one request; every way out is settled exactly once.
@@ -133,7 +128,10 @@ class Handler:
             if demand is None:
                 demand = await self._count(settings, call, route, caller)
             record.demand = demand
-            await self._forward(settings, down, record, call, route, demand)
+            record.need = need = self.gate.need(call, demand, caller)
+            record.choices = call.choices
+            ask = Ask(route, call, demand, caller, need, self.gate.top_priority)
+            await self._forward(settings, down, record, ask)
         except GatewayError as error:
             self._refuse(down, record, error)
         except asyncio.CancelledError:
@@ -180,82 +178,125 @@ class Handler:
         return settle(call, tokens, window_tokens=route.window_tokens, caller=caller, policy=policy)
 
     async def _forward(
-        self, settings: Settings, down: Downstream, record: RequestRecord, call: Call, route: Route, demand: Demand
-    ) -> None:  # fmt: skip
-        """Send the request to the best backend, and to the next one where that surely repeats nothing."""
-        tried: list[str] = []
-        backend: Backend | None = None
-        hides_usage = call.stream and call.dialect in _GENERATES and not call.wants_usage
+        self, settings: Settings, down: Downstream, record: RequestRecord, ask: Ask
+    ) -> None:
+        """Send the request to a backend with room, and to another where that repeats nothing."""
         while True:
-            now = self.clock.now()
-            if backend is not None and self.table.get(backend.id) is not backend:
-                backend = None  # a reload took it away while we waited
-            fresh = backend is not None
-            if backend is None:
-                backend = choose(
-                    self.table.backends(route.pool), route, call, demand, tried, now, self.rng
-                )
-            slot = self.table.take(backend.id, now)
+            slot = self.gate.enter(ask) or await self._wait(settings, down, record, ask)
+            try:
+                if await self._attempt(settings, down, record, ask, slot):
+                    return
+            finally:
+                self.gate.leave(slot)
+
+    async def _wait(
+        self, settings: Settings, down: Downstream, record: RequestRecord, ask: Ask
+    ) -> Slot:
+        """Wait for room, no longer than the pool's setting and the client's own patience."""
+        began = self.clock.now()
+        wait_s = min(settings.config.pools[ask.route.pool].queue.max_wait, down.patience_s)
+        try:
+            return await self.gate.wait(
+                ask, deadline=began + wait_s, body_bytes=len(ask.call.body), request_id=down.id
+            )
+        finally:
+            record.queue_s += self.clock.now() - began
+
+    async def _attempt(
+        self, settings: Settings, down: Downstream, record: RequestRecord, ask: Ask, slot: Slot
+    ) -> bool:
+        """Have one backend answer; False when it did not, did nothing, and another has room."""
+        backend = self.table.get(slot.backend_id)
+        if backend is None:
+            return False  # a reload took it away while this request waited for its turn
+        fresh = False
+        while True:
             record.attempts += 1
             record.backend_id = backend.id
-            record.sent_at = now
+            record.sent_at = self.clock.now()
             try:
-                body = upstream_body(
-                    call,
-                    served_model=backend.served_name(route),
-                    inject_usage=hides_usage,
-                    max_new_tokens=demand.max_new_tokens,
-                )
-                request_id = f"{down.id}-{record.attempts}"
-                reply = await self.client.connections(backend).send(
-                    Outgoing(down.spec.path, call.content_type, request_id, body, down.upload),
-                    deadline=now + settings.config.timeouts.first_byte,
-                    fresh=fresh,
-                )
-                down.extra_headers = _own_headers(record, self.clock.now())
+                reply = await self._send(settings, down, record, ask, backend, fresh=fresh)
+                if reply.status == ENGINE_FULL and self._elsewhere(ask, backend, record):
+                    return False  # it did nothing, as its refusal says
+                down.extra_headers = own_headers(record, self.clock.now())
                 if reply.body is None:
-                    await self._relay(settings, down, record, call, reply, hides_usage)
+                    await self._relay(settings, down, record, ask.call, reply, slot)
                 else:
-                    self._answer(down, record, call, backend, reply)
+                    self._answer(down, record, ask.call, backend, reply)
                 if backend.traffic_failures and reply.status < 500:
                     self.table.observe(backend.id, TrafficOk(self.clock.now()))
-                return
-            except UpstreamError as error:
-                self.table.observe(backend.id, TrafficFailed(self.clock.now(), error.reason))
-                self.ledger.upstream_failed(backend.id, error.reason)
-                retry = attempts.after(
-                    error, attempts=record.attempts, response_started=down.started
-                )
+                return True
+            except (UpstreamError, EngineFull) as error:
+                retry = self._failed(down, record, ask, backend, error)
                 if retry is attempts.Retry.NO:
                     raise
                 if retry is attempts.Retry.ELSEWHERE:
-                    tried.append(backend.id)
-                    backend = None
-                    if not eligible(
-                        self.table.backends(route.pool), route, call, demand, tried, now
-                    ):
-                        raise
-            finally:
-                slot.release()
+                    return False
+                fresh = True
+
+    def _failed(
+        self, down: Downstream, record: RequestRecord, ask: Ask, backend: Backend, error: UpstreamError | EngineFull
+    ) -> attempts.Retry:  # fmt: skip
+        """Hold a failed attempt against its backend, if it is to blame; return what may be done now."""
+        if isinstance(error, EngineFull):
+            elsewhere = not down.started and self._elsewhere(ask, backend, record)
+            return attempts.Retry.ELSEWHERE if elsewhere else attempts.Retry.NO
+        self.table.observe(backend.id, TrafficFailed(self.clock.now(), error.reason))
+        self.ledger.upstream_failed(backend.id, error.reason)
+        retry = attempts.after(error, attempts=record.attempts, response_started=down.started)
+        if retry is attempts.Retry.ELSEWHERE:
+            ask.tried.append(backend.id)
+            return retry if self.gate.has_room(ask) else attempts.Retry.NO
+        return retry
+
+    def _elsewhere(self, ask: Ask, backend: Backend, record: RequestRecord) -> bool:
+        """Note that the engine itself refused for capacity; whether another may be asked."""
+        self.table.refused(backend.id)
+        ask.tried.append(backend.id)
+        return record.attempts < attempts.MAX_ATTEMPTS and self.gate.has_room(ask)
+
+    async def _send(
+        self, settings: Settings, down: Downstream, record: RequestRecord, ask: Ask, backend: Backend, *, fresh: bool
+    ) -> Reply:  # fmt: skip
+        call = ask.call
+        body = upstream_body(
+            call,
+            served_model=backend.served_name(ask.route),
+            inject_usage=_hides_usage(call),
+            max_new_tokens=ask.demand.max_new_tokens,
+        )
+        request_id = f"{down.id}-{record.attempts}"
+        return await self.client.connections(backend).send(
+            Outgoing(down.spec.path, call.content_type, request_id, body, down.upload),
+            deadline=self.clock.now() + settings.config.timeouts.first_byte,
+            fresh=fresh,
+        )
 
     async def _relay(
-        self, settings: Settings, down: Downstream, record: RequestRecord, call: Call, reply: Reply, hides_usage: bool
+        self, settings: Settings, down: Downstream, record: RequestRecord, call: Call, reply: Reply, slot: Slot
     ) -> None:  # fmt: skip
         """Relay a streamed reply; its usage is the backend's, or counted when it was cut."""
         watch: Watch
         if reply.content_type == b"text/event-stream":
             watch = StreamWatch(
-                call.dialect, choices=call.choices, hide_usage=hides_usage, request_id=down.id
+                call.dialect,
+                choices=call.choices,
+                hide_usage=_hides_usage(call),
+                request_id=down.id,
             )
         else:
             watch = PlainWatch()
-        down.relay = relay = Relay(reply, watch, down, settings.patience, self.clock.now())
+        relay = Relay(
+            reply, watch, down, settings.patience, self.clock.now(),
+            on_first_token=lambda: self.table.first_token(slot, self.clock.now()),
+        )  # fmt: skip
+        down.relay = relay
         try:
             error = await relay.run()
         finally:
             down.relay = None
             record.first_byte_at = down.started_at
-            record.usage = watch.usage or _counted(record, watch.events)
+            record.usage = watch.usage or counted(record, watch.events)
         if error is not None:
             raise error
         record.status = reply.status
@@ -264,30 +305,15 @@ class Handler:
     def _answer(
         self, down: Downstream, record: RequestRecord, call: Call, backend: Backend, reply: Reply
     ) -> None:
-        """Answer with a whole reply: the backend's own, or its error in OpenAI's form."""
-        body = reply.body or b""
-        status, headers = (
-            reply.status,
-            [(b"content-type", reply.headers.get(b"content-type", b"application/json"))],
-        )
-        if status == 200:
-            if call.dialect in _GENERATES:
-                aborted, record.usage = whole_answer(body)
-            else:
-                aborted, record.usage = False, json_usage(body)
-            if aborted or reply.content_type == b"text/html":
-                raise BackendBroke("the backend did not finish the request")
-            record.outcome = Outcome.OK
-        else:
-            status, body, headers = normalise_upstream_error(status, body, call.dialect, down.id)
-            record.outcome = Outcome.UPSTREAM_REJECTED if status < 500 else Outcome.BACKEND_ERROR
-            if status == _ADMISSION_REFUSED:
-                record.outcome = Outcome.SHED
-            elif status >= 500:
-                self.table.observe(backend.id, TrafficFailed(self.clock.now(), "http_5xx"))
-                self.ledger.upstream_failed(backend.id, "http_5xx")
-        record.status = status
-        down.respond(status, headers, body)
+        """Answer with a whole reply."""
+        said = answer(reply, call, down.id)
+        record.status, record.outcome, record.usage = said.status, said.outcome, said.usage
+        if said.outcome is Outcome.SHED:
+            record.shed_reason = ShedReason.ENGINE
+        elif said.outcome is Outcome.BACKEND_ERROR:
+            self.table.observe(backend.id, TrafficFailed(self.clock.now(), "http_5xx"))
+            self.ledger.upstream_failed(backend.id, "http_5xx")
+        down.respond(said.status, said.headers, said.body)
         record.first_byte_at = down.started_at
 
     def _refuse(self, down: Downstream, record: RequestRecord, error: GatewayError) -> None:
@@ -295,43 +321,17 @@ class Handler:
         record.outcome = error.outcome
         record.error_code = error.code
         record.status = error.status
+        if isinstance(error, Rejected):
+            record.shed_reason = error.shed_reason
         if not down.started and not down.gone:
-            down.respond(
-                error.status, error_headers(error), error_body(error, down.id, down.spec.dialect)
-            )
-
-    # --- choosing -------------------------------------------------------------------------------------
+            headers = error_headers(error, retried=down.retry_count > 0)
+            down.respond(error.status, headers, error_body(error, down.id, down.spec.dialect))
 
     def catalog(self) -> Catalog:
-        """Return the current names; rebuilt when the table's membership or models changed."""
-        if self._catalog is None or self._catalog_epoch != self.table.epoch:
-            self._catalog_epoch = self.table.epoch
-            self._catalog = Catalog.build(self.settings.config.pools, self.table)
-        return self._catalog
-
-    def configure(self, settings: Settings) -> None:
-        """Swap the settings after a reload."""
-        self.settings = settings
-        self._catalog = None
+        """Return the names in force."""
+        return self.catalogs.current(self.settings.config.pools)
 
 
-def _counted(record: RequestRecord, events: int) -> Usage:
-    """Return the usage of a stream whose backend did not get to tell it."""
-    demand = record.demand
-    exact = demand is not None and demand.exact
-    prompt = demand.prompt_tokens if demand is not None else 0
-    return Usage(prompt, events, UsageSource.COUNTED if exact else UsageSource.ESTIMATED)
-
-
-def _own_headers(record: RequestRecord, now: float) -> bytes:
-    """Return our header lines: who answered, after how many attempts, and where the time went (ms)."""
-    sent_at = record.sent_at or now
-    return (
-        b"x-gateway-backend: %b\r\nx-gateway-attempts: %d\r\nserver-timing: queue;dur=%.1f, backend;dur=%.1f\r\n"
-        % (
-            (record.backend_id or "").encode(),
-            record.attempts,
-            (sent_at - record.received_at) * 1e3,
-            (now - sent_at) * 1e3,
-        )
-    )
+def _hides_usage(call: Call) -> bool:
+    """Whether the backend is asked for a usage chunk that the client did not ask for."""
+    return call.stream and call.dialect in GENERATES and not call.wants_usage

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from gateway.core.types import Endpoint, Outcome, Phase, UsageSource
+from gateway.core.types import Endpoint, Outcome, Phase, ShedReason, UsageSource
 
 UNKNOWN: Final = "_unknown"  # a name that was not resolved
 OTHER: Final = "_other"  # a name beyond the cap on names
@@ -99,6 +99,28 @@ OVERHEAD: Final = _histogram(
 SHED: Final = _counter(
     "gateway_shed_total", "Requests refused for capacity, by reason.", "pool", "reason"
 )
+QUEUED: Final = _gauge(
+    "gateway_queue_requests", "Requests that wait here for room on a backend.", "pool"
+)
+QUEUED_TOKENS: Final = _gauge(
+    "gateway_queue_tokens", "Tokens that those are expected to need, prompts and outputs.", "pool"
+)
+QUEUE_WAIT: Final = _histogram(
+    "gateway_queue_wait_seconds",
+    TTFT_BUCKETS,
+    "How long a request waited for room, for those that had to, whatever became of them.",
+    "pool",
+)
+LIMIT: Final = _gauge(
+    "gateway_backend_limit",
+    "How many requests a backend may have at a time, as it adapts; absent with admission off.",
+    "pool", "backend",
+)  # fmt: skip
+LIMIT_CUTS: Final = _counter(
+    "gateway_backend_limit_cuts_total",
+    "Times that limit was lowered; sign is waiting, preempted, refused or late.",
+    "pool", "backend", "sign",
+)  # fmt: skip
 TOKENS: Final = _counter(
     "gateway_tokens_total",
     "Tokens of requests that ended; kind is prompt, cached (part of prompt) or completion.",
@@ -202,6 +224,7 @@ _CLOSED_LABELS: Final = {
     "endpoint": [each.value for each in Endpoint],
     "outcome": [each.value for each in Outcome],
     "phase": [each.value for each in Phase],
+    "reason` of `gateway_shed_total": [each.value for each in ShedReason],
     "source": [each.value for each in UsageSource],
 }
 

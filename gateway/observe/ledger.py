@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from gateway.core.aio import Clock, periodic
@@ -25,10 +26,12 @@ _POST_EVERY_S: Final = 0.5
 class Ledger:
     """Where what happened becomes numbers and lines. Synchronous, so a `finally` may call it.
 
-    What was settled is posted within half a second, and before anybody reads the metrics.
+    What was settled is posted within half a second, and before anybody reads the metrics; listeners
+    in `on_posted` are told then, and must not raise.
     """
 
     def __init__(self, metrics: Metrics, access_log: AccessLog, clock: Clock) -> None:
+        self.on_posted: list[Callable[[RequestRecord], None]] = []
         self._settled: list[RequestRecord] = []
         self._metrics = metrics
         metrics.before_reading = self.post
@@ -60,6 +63,8 @@ class Ledger:
         for record in settled:
             self._metrics.settle(record)
             self._access_log.write(record)
+            for listener in self.on_posted:
+                listener(record)
 
     async def run(self) -> None:
         """Post, and have the lines written, about twice a second, for ever.
@@ -93,6 +98,10 @@ class Ledger:
                 "reason": seen.reason,
             },
         )
+
+    def limit_cut(self, backend_id: str, sign: str) -> None:
+        """Count that a backend's concurrency limit was lowered; `sign` is a closed word."""
+        self._metrics.limit_cut(backend_id, sign)
 
     def upstream_failed(self, backend_id: str, reason: str) -> None:
         """Count an attempt that failed by the backend's fault, whatever became of the request."""

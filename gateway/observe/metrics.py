@@ -27,8 +27,15 @@ from prometheus_client.registry import Collector
 
 from gateway import __version__
 from gateway.core.aio import Clock
-from gateway.core.errors import Rejected
-from gateway.core.types import LoadSample, Outcome, Phase, RequestRecord, Transition, Usage
+from gateway.core.types import (
+    LoadSample,
+    Outcome,
+    Phase,
+    RequestRecord,
+    ShedReason,
+    Transition,
+    Usage,
+)
 from gateway.observe import instruments as table
 from gateway.observe.exposition import pieces
 from gateway.observe.instruments import INSTRUMENTS, OTHER, UNKNOWN, Instrument, Kind
@@ -39,7 +46,6 @@ MAX_NAMES: Final = 1000
 Labels = tuple[str, ...]
 
 _CODES: Final = {0: "none", 499: "499"} | {each.value: str(each.value) for each in HTTPStatus}
-_SHED_REASONS: Final = {each.default_code: each.shed_reason for each in Rejected.__subclasses__()}
 
 
 class BackendReading(Protocol):
@@ -68,6 +74,9 @@ class BackendReading(Protocol):
     def stale(self, now: float) -> bool:
         """Whether those say nothing any more."""
 
+    def allowed(self, now: float) -> int | None:
+        """How many requests of this gateway it may have at a time; None: as many as there are."""
+
 
 @dataclass(frozen=True, slots=True)
 class Readings:
@@ -75,6 +84,7 @@ class Readings:
 
     backends: Callable[[], Iterable[BackendReading]] = tuple
     connections: Callable[[], Mapping[str, int]] = dict  # by side: client, backend
+    queues: Callable[[], Mapping[str, tuple[int, int]]] = dict  # by pool: requests and tokens
     log_dropped: Callable[[], int] = int
 
 
@@ -146,10 +156,12 @@ class Metrics(Collector):
         if usage is not None:
             self._count_tokens(names, usage)
         if outcome is Outcome.SHED:
-            reason = _SHED_REASONS.get(record.error_code, "backend")
-            self._values[table.SHED.name][pool, reason] += 1
+            reason = record.shed_reason or ShedReason.ENGINE
+            self._values[table.SHED.name][pool, reason.value] += 1
         elif outcome is Outcome.CLIENT_GONE:
             self._values[table.CLIENT_DISCONNECTS.name][pool, _stage(record)] += 1
+        if record.queue_s:
+            self._histograms[table.QUEUE_WAIT.name].observe((pool,), record.queue_s)
         if record.client_retry:
             self._values[table.CLIENT_RETRIES.name][(pool,)] += 1
 
@@ -190,6 +202,11 @@ class Metrics(Collector):
         """Count a change of a backend's phase."""
         pool, _, name = seen.backend_id.rpartition("/")
         self._values[table.TRANSITIONS.name][pool, name, seen.after.value, seen.reason] += 1
+
+    def limit_cut(self, backend_id: str, sign: str) -> None:
+        """Count that a backend's concurrency limit was lowered; `sign` is a closed word."""
+        pool, _, name = backend_id.rpartition("/")
+        self._values[table.LIMIT_CUTS.name][pool, name, sign] += 1
 
     def upstream_failed(self, backend_id: str, reason: str) -> None:
         """Count an attempt that failed by the backend's fault; `reason` is a closed word."""
@@ -258,6 +275,9 @@ class Metrics(Collector):
             labels = (backend.pool, backend.name)
             replaced = labels in values[table.IN_FLIGHT.name]
             values[table.IN_FLIGHT.name][labels] += backend.in_flight
+            allowed = backend.allowed(now)
+            if allowed is not None:
+                values[table.LIMIT.name][labels] = allowed
             if replaced:  # a leaving backend whose name has a new owner: only its requests count
                 continue
             for phase in Phase:
@@ -271,6 +291,9 @@ class Metrics(Collector):
                 values[table.WAITING.name][labels] = sample.waiting
                 if sample.kv_usage_ratio is not None:
                     values[table.KV_USAGE.name][labels] = sample.kv_usage_ratio
+        for pool, (requests, tokens) in self._readings.queues().items():
+            values[table.QUEUED.name][(pool,)] = requests
+            values[table.QUEUED_TOKENS.name][(pool,)] = tokens
         for side, count in self._readings.connections().items():
             values[table.OPEN_CONNECTIONS.name][(side,)] = count
         values[table.ACCESS_LOG_DROPPED.name][()] = self._readings.log_dropped()
@@ -278,6 +301,9 @@ class Metrics(Collector):
 
 _READ_WHEN_SCRAPED: Final = (
     table.IN_FLIGHT,
+    table.LIMIT,
+    table.QUEUED,
+    table.QUEUED_TOKENS,
     table.BACKEND_PHASE,
     table.SCRAPE_AGE,
     table.RUNNING,

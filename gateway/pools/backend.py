@@ -99,6 +99,10 @@ class Backend:
             return Exclusion.AT_LIMIT
         return self.room.verdict(need_tokens, now)
 
+    def allowed(self, now: float) -> int | None:
+        """Return how many of our requests it may have at a time; None with admission off."""
+        return self.limit.effective(now) if self.guarded else self.limit.fixed
+
     def saturated(self, now: float) -> bool:
         """Whether it takes no more of even the smallest requests."""
         return self.obstacle(1, now) is not None

@@ -30,7 +30,6 @@ from gateway.core.types import (
 )
 from gateway.pools.backend import Backend, configure, identify
 from gateway.pools.health import HealthState, Order, Policy, advance, obey
-from gateway.pools.limit import Sign
 
 __all__ = ["Backend", "PoolTable"]
 
@@ -46,7 +45,7 @@ class PoolTable:
     from them may be kept as long as it stands still. Listeners are called synchronously and must
     not raise: `on_transition` with each change of phase, `on_members` when backends came or went,
     `on_capacity` with the pool's name when it may be able to take work that it could not before,
-    `on_cut` when a backend's concurrency limit was lowered, with the sign that it showed.
+    `on_cut` when a backend's concurrency limit was lowered, with its id and the sign that it showed.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -55,7 +54,7 @@ class PoolTable:
         self.on_transition: list[Callable[[Transition], None]] = []
         self.on_members: list[Callable[[], None]] = []
         self.on_capacity: list[Callable[[str], None]] = []
-        self.on_cut: list[Callable[[Backend, Sign], None]] = []
+        self.on_cut: list[Callable[[str, str], None]] = []
         self._clock = clock
         self._policy = Policy()
         self._backends: dict[str, Backend] = {}
@@ -226,7 +225,7 @@ class PoolTable:
         backend.peak = backend.in_flight
         if sign is not None:
             for listener in self.on_cut:
-                listener(backend, sign)
+                listener(backend.id, sign.value)
 
     def _models_seen(self, backend: Backend, seen: ModelsSeen) -> None:
         before = (backend.models, backend.endpoints, backend.base_model, backend.window_tokens)

@@ -77,6 +77,23 @@ class Catalog:
         )
 
 
+class Catalogs:
+    """The catalog in force, built anew when the configuration or the table's epoch changed."""
+
+    def __init__(self, table: PoolTable) -> None:
+        self._table = table
+        self._pools: Mapping[str, PoolConfig] | None = None
+        self._epoch = -1
+        self._built = Catalog({})
+
+    def current(self, pools: Mapping[str, PoolConfig]) -> Catalog:
+        """Return the catalog of `pools` as the table is now."""
+        if self._epoch != self._table.epoch or self._pools is not pools:
+            self._built = Catalog.build(pools, self._table)
+            self._epoch, self._pools = self._table.epoch, pools
+        return self._built
+
+
 def _shown(model: str) -> str:
     """Return a client's model name fit for an error message: printable and short."""
     printable = "".join(char if char.isprintable() else "?" for char in model[:128])

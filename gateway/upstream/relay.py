@@ -12,6 +12,7 @@ comment, and comments keep flowing.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -19,8 +20,8 @@ from gateway.core.errors import (
     BackendBroke,
     BackendTimeout,
     ClientStalled,
+    EngineFull,
     GatewayError,
-    Overloaded,
     RequestError,
     StreamBroke,
     UpstreamError,
@@ -31,7 +32,6 @@ from gateway.wire.chunks import Shape
 from gateway.wire.replies import Fault
 from gateway.wire.sse import HEARTBEAT, json_usage
 
-_RETRY_AFTER_S: Final = 2.0  # after the engine's own refusal, which gives no time of its own
 TICK_S: Final = 0.5  # how often on_tick comes; all times below are good to about that
 
 
@@ -135,13 +135,21 @@ class Relay:
     """One reply on its way. Owned by the handler; `Connection` and the client's protocol call in."""
 
     __slots__ = (
-        "_blocked_since", "_client", "_done", "_error", "_events", "_patience", "_progress_at", "_reply",
-        "_sent_at", "_shape", "_started_at", "watch",
+        "_blocked_since", "_client", "_done", "_error", "_events", "_on_first_token", "_patience",
+        "_progress_at", "_reply", "_sent_at", "_shape", "_started_at", "watch",
     )  # fmt: skip
 
     def __init__(
-        self, reply: Reply, watch: Watch, client: ClientSide, patience: Patience, now: float
+        self,
+        reply: Reply,
+        watch: Watch,
+        client: ClientSide,
+        patience: Patience,
+        now: float,
+        *,
+        on_first_token: Callable[[], None] | None = None,
     ) -> None:
+        self._on_first_token = on_first_token
         self.watch = watch
         self._shape = watch.shape
         self._reply = reply
@@ -195,6 +203,9 @@ class Relay:
             client.write(out)
             if client.writing_paused:
                 self.pause()
+        if self._on_first_token is not None and self.watch.events:
+            self._on_first_token()
+            self._on_first_token = None
 
     def on_end(self) -> None:
         """Finish in the client's protocol; a stream that lacks its ending is a failure."""
@@ -306,7 +317,7 @@ def _as_error(fault: Fault | None) -> GatewayError:
     if fault is None:
         return BackendBroke("the backend ended the stream before it began")
     if fault.status == 503:
-        return Overloaded(fault.message, retry_after_s=_RETRY_AFTER_S)
+        return EngineFull(fault.message)
     if fault.status < 500:
         return RequestError(fault.message, code=fault.code, param=fault.param)
     return BackendBroke(fault.message)

@@ -57,8 +57,11 @@ def error_body(error: GatewayError, request_id: str, dialect: Dialect = Dialect.
     return fault_body(fault_of(error), request_id, dialect)
 
 
-def error_headers(error: GatewayError) -> list[tuple[bytes, bytes]]:
-    """Return the headers that belong to an error reply."""
+def error_headers(error: GatewayError, *, retried: bool = False) -> list[tuple[bytes, bytes]]:
+    """Return the headers that belong to an error reply.
+
+    A client is asked once to come again; one that was `retried` already would only add to the load.
+    """
     headers = [_JSON]
     if error.retry_after_s is not None:
         headers += _retry_after(error.retry_after_s)
@@ -67,7 +70,9 @@ def error_headers(error: GatewayError) -> list[tuple[bytes, bytes]]:
     elif isinstance(error, MethodNotAllowed):
         headers.append((b"allow", b"POST"))
     elif isinstance(error, Rejected):
-        headers.append((HEADER_PREFIX + b"shed-reason", error.shed_reason.encode()))
+        headers.append((HEADER_PREFIX + b"shed-reason", error.shed_reason.value.encode()))
+        if retried:
+            headers.append((b"x-should-retry", b"false"))
     elif isinstance(error, BackendTimeout):
         headers.append((b"x-should-retry", b"false"))  # the backend may still be at it
     return headers

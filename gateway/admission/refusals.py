@@ -1,0 +1,103 @@
+"""What a request that is not admitted is told: what happened, the numbers, what to do.
+
+Pure. No refusal names a backend or an address; the setting that decided is for operators
+(`vllm-gateway explain`).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.admission.queue import FairQueue, Full
+from gateway.core.errors import (
+    ContextLengthExceeded,
+    GatewayError,
+    Overloaded,
+    TooManyWaiting,
+    Unavailable,
+)
+from gateway.core.types import Ask, Exclusion, ShedReason
+
+_TENANTS_OWN = frozenset({Full.TENANT_REQUESTS, Full.TENANT_TOKENS, Full.TENANT_BYTES})
+
+
+def no_backend(ask: Ask, why: Mapping[str, Exclusion], rng: random.Random) -> GatewayError:
+    """Refuse a request that no backend can serve now, however long it waits."""
+    name = ask.route.requested
+    if Exclusion.TOO_LARGE in why.values():
+        need = ask.need
+        return ContextLengthExceeded(
+            f"This request is expected to need {need.tokens} tokens of KV cache ({need.prompt_tokens} "
+            f"for the prompt, {need.output_tokens} for the completion); no backend of `{name}` that "
+            "serves now holds as many. Please reduce the length of the prompt, `max_tokens` or `n`."
+        )
+    return Unavailable(
+        f"`{name}`: none of its {len(why)} backends can serve this now ({_tally(why)}).",
+        param="model",
+        retry_after_s=rng.uniform(2.0, 5.0),
+    )
+
+
+def too_late(
+    ask: Ask, why: Mapping[str, Exclusion], eta_s: float, wait_s: float, retry_after_s: float
+) -> Overloaded:
+    """Refuse a request whose turn would come after its deadline."""
+    return Overloaded(
+        f"{_overloaded(ask, why)} It would wait about {eta_s:.0f} s and may wait {wait_s:.0f} s. "
+        f"Retry in {math.ceil(retry_after_s)} s.",
+        reason=ShedReason.TOO_LATE,
+        retry_after_s=retry_after_s,
+    )
+
+
+def queue_full(
+    ask: Ask, full: Full, queue: FairQueue[Any], why: Mapping[str, Exclusion], retry_after_s: float
+) -> GatewayError:
+    """Refuse a request that may not even wait."""
+    again = f"Retry in {math.ceil(retry_after_s)} s."
+    if full in _TENANTS_OWN:
+        own = queue.tenants.get(ask.caller.tenant)
+        waiting = f"{own.requests} requests with {own.tokens} tokens" if own else "none"
+        return TooManyWaiting(
+            f"{_overloaded(ask, why)} Of your own, {waiting} wait already; your share of its queue "
+            f"holds no more. {again}",
+            retry_after_s=retry_after_s,
+        )
+    limits, held = queue.limits, queue.held
+    if limits.requests == 0:
+        return Overloaded(
+            f"{_overloaded(ask, why)} {again}",
+            reason=ShedReason.NO_ROOM,
+            retry_after_s=retry_after_s,
+        )
+    return Overloaded(
+        f"{_overloaded(ask, why)} {held.requests} requests with {held.tokens} tokens wait already; "
+        f"the queue holds {limits.requests} requests and {limits.tokens} tokens. {again}",
+        reason=ShedReason.QUEUE_FULL,
+        retry_after_s=retry_after_s,
+    )
+
+
+def waited_too_long(
+    ask: Ask, why: Mapping[str, Exclusion], waited_s: float, retry_after_s: float
+) -> Overloaded:
+    """Refuse a request whose deadline passed while it waited."""
+    return Overloaded(
+        f"{_overloaded(ask, why)} It waited {waited_s:.1f} s for room. "
+        f"Retry in {math.ceil(retry_after_s)} s.",
+        reason=ShedReason.QUEUE_TIMEOUT,
+        retry_after_s=retry_after_s,
+    )
+
+
+def _overloaded(ask: Ask, why: Mapping[str, Exclusion]) -> str:
+    return f"`{ask.route.requested}` is overloaded: of its {len(why)} backends {_tally(why)}."
+
+
+def _tally(why: Mapping[str, Exclusion]) -> str:
+    counts = Counter(reason.value for reason in why.values())
+    return ", ".join(f"{count} {reason}" for reason, count in counts.items()) or "none configured"

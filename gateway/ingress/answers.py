@@ -1,0 +1,74 @@
+"""What is answered: a backend's whole reply, judged and in the client's form; our own headers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.core.errors import BackendBroke
+from gateway.core.types import Call, Dialect, Outcome, RequestRecord, Usage, UsageSource
+from gateway.upstream.reply import Reply
+from gateway.wire.frames import json_usage, whole_answer
+from gateway.wire.replies import normalise_upstream_error
+
+GENERATES: Final = (Dialect.CHAT, Dialect.COMPLETIONS)
+ENGINE_FULL: Final = 503  # vLLM's own admission control: back-pressure, not sickness
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One whole reply to a client."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    outcome: Outcome
+    usage: Usage | None = None
+
+
+def answer(reply: Reply, call: Call, request_id: str) -> Answer:
+    """Return what a client gets for a backend's whole reply: its own, or its error in our form.
+
+    Raises:
+        BackendBroke: it says 200 and yet is no answer (502).
+    """
+    body = reply.body or b""
+    if reply.status != 200:
+        status, body, headers = normalise_upstream_error(
+            reply.status, body, call.dialect, request_id
+        )
+        if status == ENGINE_FULL:
+            outcome = Outcome.SHED
+        else:
+            outcome = Outcome.UPSTREAM_REJECTED if status < 500 else Outcome.BACKEND_ERROR
+        return Answer(status, headers, body, outcome)
+    if call.dialect in GENERATES:
+        aborted, usage = whole_answer(body)
+    else:
+        aborted, usage = False, json_usage(body)
+    if aborted or reply.content_type == b"text/html":
+        raise BackendBroke("the backend did not finish the request")
+    content_type = reply.headers.get(b"content-type", b"application/json")
+    return Answer(200, [(b"content-type", content_type)], body, Outcome.OK, usage)
+
+
+def counted(record: RequestRecord, events: int) -> Usage:
+    """Return the usage of a stream whose backend did not get to tell it."""
+    demand = record.demand
+    exact = demand is not None and demand.exact
+    prompt = demand.prompt_tokens if demand is not None else 0
+    return Usage(prompt, events, UsageSource.COUNTED if exact else UsageSource.ESTIMATED)
+
+
+def own_headers(record: RequestRecord, now: float) -> bytes:
+    """Return our header lines: who answered, after how many attempts, and where the time went (ms)."""
+    sent_at = record.sent_at or now
+    return (
+        b"x-gateway-backend: %b\r\nx-gateway-attempts: %d\r\nserver-timing: queue;dur=%.1f, backend;dur=%.1f\r\n"
+        % (
+            (record.backend_id or "").encode(),
+            record.attempts,
+            (sent_at - record.received_at) * 1e3,
+            (now - sent_at) * 1e3,
+        )
+    )
