@@ -315,6 +315,7 @@ async def _ticks(process: Process) -> None:
         process.metrics.loop_lag(max(0.0, now - due))
         process.client.tick(now)
         process.ingress.tick(now)
+        process.handler.gate.tick(process.clock.now())
         due = loop.time() + TICK_S
 
     await periodic(tick, every_s=TICK_S, name="ticks", jitter_ratio=0.0)

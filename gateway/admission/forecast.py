@@ -78,44 +78,28 @@ class Drain:
     """
 
     def __init__(self) -> None:
-        self._in_flight = 0
-        self._at = 0.0
         self._tokens = 0.0  # given back; fades with age, as does the next
         self._busy_s = 0.0
 
-    def took(self, now: float) -> None:
-        """Note that a request went to a backend of the pool."""
-        self._to(now)
-        self._in_flight += 1
+    def passed(self, seconds: float, tokens: int) -> None:
+        """Note that in so many seconds with work so many tokens were given back."""
+        kept = math.exp(-seconds / _DRAIN_S)
+        self._tokens = self._tokens * kept + tokens
+        self._busy_s = self._busy_s * kept + seconds
 
-    def gave_back(self, now: float, tokens: int) -> None:
-        """Note that one ended, however it did, and freed the `tokens` it was admitted with."""
-        self._to(now)
-        self._in_flight -= 1
-        self._tokens += tokens
+    @property
+    def tokens_per_s(self) -> float | None:
+        """The rate; None while too little work, or no end of any, was seen."""
+        known = self._tokens > 0 and self._busy_s >= _DRAIN_LEAST_S
+        return self._tokens / self._busy_s if known else None
 
-    def tokens_per_s(self, now: float) -> float | None:
-        """Return the rate; None while too little work, or no end of any, was seen."""
-        tokens, busy_s = self._faded(now)
-        return tokens / busy_s if tokens > 0 and busy_s >= _DRAIN_LEAST_S else None
-
-    def eta_s(self, now: float, tokens_ahead: int) -> float | None:
+    def eta_s(self, tokens_ahead: int) -> float | None:
         """Return in how many seconds `tokens_ahead` will have drained; None when nobody knows."""
-        rate = self.tokens_per_s(now)
+        rate = self.tokens_per_s
         return None if rate is None else tokens_ahead / rate
 
-    def retry_after_s(self, now: float, tokens_ahead: int, u: float) -> float:
+    def retry_after_s(self, tokens_ahead: int, u: float) -> float:
         """Return when to come again, 1 to 30 s; `u` in [0, 1) is the caller's random number."""
-        eta = self.eta_s(now, tokens_ahead)
+        eta = self.eta_s(tokens_ahead)
         wait = (_RETRY_UNKNOWN_S if eta is None else eta) * (1 + _JITTER * u)
         return min(max(wait, _RETRY_LEAST_S), _RETRY_MOST_S)
-
-    def _to(self, now: float) -> None:
-        self._tokens, self._busy_s = self._faded(now)
-        self._at = now
-
-    def _faded(self, now: float) -> tuple[float, float]:
-        if not self._in_flight:
-            return self._tokens, self._busy_s
-        kept = math.exp(min(0.0, self._at - now) / _DRAIN_S)
-        return self._tokens * kept, self._busy_s * kept + _DRAIN_S * (1 - kept)

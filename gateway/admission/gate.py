@@ -7,8 +7,8 @@
                 |--its deadline passes--> refused
                 `--its client leaves--> forgotten
 
-Every slot given out comes back through `leave`. Whoever takes and gives back is on the one event
-loop, and nothing awaits in between, so no place is given twice or lost.
+A slot is given back through itself, which lets the next in. Whoever takes and gives back is on the
+one event loop, and nothing awaits in between, so no place is given twice or lost.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from gateway.core.types import (
 from gateway.pools.table import Backend, PoolTable
 
 _BYTES_PER_TOKEN: Final = 4  # of English text and code; for a prompt that nobody has counted
+_LEARNT_FROM: Final = 4  # of each batch of ended requests: means need no more
 _UNKNOWN_PROMPT_TOKENS: Final = 1024  # pictures and sound: about one picture's worth
 
 
@@ -70,6 +71,7 @@ class _Line:
 
     queue: FairQueue[_Waiting]
     drain: Drain = field(default_factory=Drain)
+    given_back_tokens: int = 0  # by its backends, at the last tick
     timer: asyncio.TimerHandle | None = None
 
 
@@ -87,6 +89,7 @@ class Gate:
         self._outputs = Outputs()
         self._lines: dict[str, _Line] = {}
         self._pools: Mapping[str, PoolConfig] = {}
+        self._ticked_at = clock.now()
         table.on_capacity.append(self._pump)
 
     def configure(self, pools: Mapping[str, PoolConfig], priorities: AbstractSet[int]) -> None:
@@ -121,17 +124,18 @@ class Gate:
         output = self._outputs.expect(call.model, caller.key_id, demand.max_new_tokens)
         return Need(prompt, output * call.choices, call.stream)
 
-    def learn(self, record: RequestRecord) -> None:
-        """Learn from a request that ended how long the outputs of its model and key get."""
-        usage, demand = record.usage, record.demand
-        if usage is None or demand is None or record.model is None or record.caller is None:
-            return
-        tokens = usage.completion_tokens // record.choices
-        most = demand.max_new_tokens
-        cut = record.outcome is not Outcome.OK or (most is not None and tokens >= most)
-        ended = self._outputs.cut if cut else self._outputs.ended
-        if tokens:
-            ended(record.model, record.caller.key_id, tokens)
+    def learn(self, settled: Sequence[RequestRecord]) -> None:
+        """Learn from a few of the requests that ended how long outputs of their model and key get."""
+        for record in settled[-_LEARNT_FROM:]:
+            usage, demand = record.usage, record.demand
+            if usage is None or demand is None or record.model is None or record.caller is None:
+                continue
+            tokens = usage.completion_tokens // record.choices
+            most = demand.max_new_tokens
+            cut = record.outcome is not Outcome.OK or (most is not None and tokens >= most)
+            if tokens:
+                learn = self._outputs.cut if cut else self._outputs.ended
+                learn(record.model, record.caller.key_id, tokens)
 
     # --- in and out -------------------------------------------------------------------------------
 
@@ -171,7 +175,7 @@ class Gate:
         ticket = Ticket(
             waiting, caller.tenant, caller.priority, ask.need.tokens, body_bytes, now, deadline
         )
-        retry_after_s = line.drain.retry_after_s(now, line.queue.held.tokens, self._rng.random())
+        retry_after_s = line.drain.retry_after_s(line.queue.held.tokens, self._rng.random())
         eta_s = self._eta_s(line, ticket, now)
         if eta_s is not None and now + eta_s > deadline:
             raise too_late(ask, why, eta_s, deadline - now, retry_after_s)
@@ -184,19 +188,21 @@ class Gate:
         except asyncio.CancelledError:
             turn = waiting.turn
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self.leave(turn.result())
+                turn.result().release()
             raise
         finally:
             line.queue.remove(ticket)
 
-    def leave(self, slot: Slot) -> None:
-        """Give a place back. Synchronous and idempotent."""
-        if slot.credit.held:
-            line = self._lines.get(slot.backend_id.rpartition("/")[0])
-            if line is not None:
-                credit = slot.credit
-                line.drain.gave_back(self._clock.now(), credit.prompt_tokens + credit.output_tokens)
-            slot.release()
+    def tick(self, now: float) -> None:
+        """Measure how fast each pool drains; called about twice a second."""
+        seconds, self._ticked_at = now - self._ticked_at, now
+        for pool, line in self._lines.items():
+            backends = self._table.backends(pool)
+            given_back = sum(each.room.given_back_tokens for each in backends)
+            tokens, line.given_back_tokens = given_back - line.given_back_tokens, given_back
+            if seconds > 0 and (tokens > 0 or any(each.in_flight for each in backends)):
+                line.drain.passed(seconds, max(0, tokens))
+            self._pump(pool)
 
     def queues(self) -> dict[str, tuple[int, int]]:
         """Return how many requests wait for each pool, and the tokens they need."""
@@ -215,7 +221,6 @@ class Gate:
         backend = self._finder.find(self._backends(ask), ask, now, claimed)
         if backend is None:
             return None
-        line.drain.took(now)
         return self._table.take(backend.id, now, ask.need)
 
     def _pump(self, pool: str) -> None:
@@ -252,10 +257,10 @@ class Gate:
 
     def _eta_s(self, line: _Line, ticket: Ticket[_Waiting], now: float) -> float | None:
         """Estimate how long a ticket waits; None when nobody knows. All that waits is a quick bound."""
-        eta_s = line.drain.eta_s(now, line.queue.held.tokens)
+        eta_s = line.drain.eta_s(line.queue.held.tokens)
         if eta_s is None or now + eta_s <= ticket.deadline:
             return eta_s
-        return line.drain.eta_s(now, line.queue.ahead(ticket).tokens)
+        return line.drain.eta_s(line.queue.ahead(ticket).tokens)
 
     def _arm(self, line: _Line) -> None:
         """Be called at the next deadline, if anything waits."""
@@ -270,9 +275,7 @@ class Gate:
         now = self._clock.now()
         for ticket in line.queue.expired(now):
             ask = ticket.item.ask
-            retry_after_s = line.drain.retry_after_s(
-                now, line.queue.held.tokens, self._rng.random()
-            )
+            retry_after_s = line.drain.retry_after_s(line.queue.held.tokens, self._rng.random())
             why = self._finder.why_not(self._backends(ask), ask, now)
             _refuse(ticket.item, waited_too_long(ask, why, now - ticket.offered_at, retry_after_s))
         self._arm(line)

@@ -187,7 +187,7 @@ class Handler:
                 if await self._attempt(settings, down, record, ask, slot):
                     return
             finally:
-                self.gate.leave(slot)
+                slot.release()
 
     async def _wait(
         self, settings: Settings, down: Downstream, record: RequestRecord, ask: Ask
@@ -213,9 +213,13 @@ class Handler:
         while True:
             record.attempts += 1
             record.backend_id = backend.id
-            record.sent_at = self.clock.now()
+            record.sent_at = now = self.clock.now()
             try:
-                reply = await self._send(settings, down, record, ask, backend, fresh=fresh)
+                reply = await self.client.connections(backend).send(
+                    self._outgoing(down, ask, backend, record.attempts),
+                    deadline=now + settings.config.timeouts.first_byte,
+                    fresh=fresh,
+                )
                 if reply.status == ENGINE_FULL and self._elsewhere(ask, backend, record):
                     return False  # it did nothing, as its refusal says
                 down.extra_headers = own_headers(record, self.clock.now())
@@ -255,9 +259,8 @@ class Handler:
         ask.tried.append(backend.id)
         return record.attempts < attempts.MAX_ATTEMPTS and self.gate.has_room(ask)
 
-    async def _send(
-        self, settings: Settings, down: Downstream, record: RequestRecord, ask: Ask, backend: Backend, *, fresh: bool
-    ) -> Reply:  # fmt: skip
+    def _outgoing(self, down: Downstream, ask: Ask, backend: Backend, attempt: int) -> Outgoing:
+        """Return the request as this backend gets it."""
         call = ask.call
         body = upstream_body(
             call,
@@ -265,11 +268,8 @@ class Handler:
             inject_usage=_hides_usage(call),
             max_new_tokens=ask.demand.max_new_tokens,
         )
-        request_id = f"{down.id}-{record.attempts}"
-        return await self.client.connections(backend).send(
-            Outgoing(down.spec.path, call.content_type, request_id, body, down.upload),
-            deadline=self.clock.now() + settings.config.timeouts.first_byte,
-            fresh=fresh,
+        return Outgoing(
+            down.spec.path, call.content_type, f"{down.id}-{attempt}", body, down.upload
         )
 
     async def _relay(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.core.aio import Clock, periodic
@@ -31,7 +31,7 @@ class Ledger:
     """
 
     def __init__(self, metrics: Metrics, access_log: AccessLog, clock: Clock) -> None:
-        self.on_posted: list[Callable[[RequestRecord], None]] = []
+        self.on_posted: list[Callable[[Sequence[RequestRecord]], None]] = []
         self._settled: list[RequestRecord] = []
         self._metrics = metrics
         metrics.before_reading = self.post
@@ -63,8 +63,8 @@ class Ledger:
         for record in settled:
             self._metrics.settle(record)
             self._access_log.write(record)
-            for listener in self.on_posted:
-                listener(record)
+        for listener in self.on_posted if settled else ():
+            listener(settled)
 
     async def run(self) -> None:
         """Post, and have the lines written, about twice a second, for ever.

@@ -84,6 +84,11 @@ class Backend:
             return self.in_flight + 1.0
         return float(sample.running + sample.waiting + self.since_scrape)
 
+    def kv_usage_ratio(self, now: float) -> float | None:
+        """Return how full its KV cache was at the last scrape; None while that is unknown or stale."""
+        sample = self.sample
+        return None if sample is None or now - sample.at > self.stale_s else sample.kv_usage_ratio
+
     def obstacle(
         self, need_tokens: int, now: float, priority: int = 0, top_priority: int | None = None
     ) -> Exclusion | None:

@@ -72,6 +72,11 @@ class Room:
     _old_output: int = 0
     _ended_tokens: float = 0.0
     _share: float = 1.0  # what a credited token really takes
+    given_back_tokens: int = 0  # ever; how fast it grows is how fast the backend drains
+    # The common case in one look: until then the last scrape showed nothing that forbids, and so
+    # much room beside what is fresh at most. What ends meanwhile only adds to it.
+    _clear_until: float = -math.inf
+    _surely_free: float = 0.0
 
     # --- fed ---
 
@@ -103,6 +108,7 @@ class Room:
         credit.held = False
         self.in_flight -= 1
         prompt, output = credit.prompt_tokens, credit.output_tokens
+        self.given_back_tokens += prompt + output
         if credit.read_at is not None and credit.read_at < self._scrapes:
             self._old_prompt -= prompt
             self._old_output -= output
@@ -124,6 +130,12 @@ class Room:
         self._read_prompt = self._read_output = 0
         self._ended_tokens = 0.0
         self._share = self._shared(sample)
+        moved = self._move(sample)
+        self._surely_free = self._clear_room(sample)
+        self._clear_until = sample.at + self.stale_s if self._surely_free > 0 else -math.inf
+        return moved
+
+    def _move(self, sample: LoadSample) -> bool:
         usage = sample.kv_usage_ratio
         if usage is None or sample.at - self.changed_at < self.dwell_s:
             return False
@@ -131,6 +143,17 @@ class Room:
             self.open, self.changed_at = not self.open, sample.at
             return True
         return False
+
+    def _clear_room(self, sample: LoadSample) -> float:
+        """Return the room that is there whatever ends or not until the next scrape; 0: look closer."""
+        capacity, usage = self.capacity_tokens, sample.kv_usage_ratio
+        if capacity is None or usage is None or not self.open or self._queued(sample):
+            return 0.0
+        return self.stop_ratio * capacity - (usage * capacity + _GROWTH * self._old_output)
+
+    def _queued(self, sample: LoadSample) -> bool:
+        waiting = sample.waiting
+        return waiting >= self.max_waiting and waiting >= _QUEUE_SHARE * sample.running
 
     def _shared(self, sample: LoadSample) -> float:
         """How much of what the older requests were credited with the scrape really shows."""
@@ -148,6 +171,8 @@ class Room:
         An idle backend takes whatever it can hold at all: a request over `stop_ratio` would find no
         better time.
         """
+        if now <= self._clear_until and need_tokens + self._fresh_tokens <= self._surely_free:
+            return None
         capacity, usage = self.capacity_tokens, None
         if capacity is not None and need_tokens > capacity:
             return Exclusion.TOO_LARGE
@@ -155,8 +180,7 @@ class Room:
         if self.in_flight == 0 and (sample is None or sample.running + sample.waiting == 0):
             return None
         if sample is not None:
-            waiting = sample.waiting
-            if waiting >= self.max_waiting and waiting >= _QUEUE_SHARE * sample.running:
+            if self._queued(sample):
                 return Exclusion.ENGINE_QUEUED
             usage = sample.kv_usage_ratio
             if usage is not None and (not self.open or usage >= self.stop_ratio):

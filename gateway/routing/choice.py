@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gateway.core.types import Ask, Exclusion
 from gateway.pools.table import Backend
 from gateway.routing.filters import NOTHING_CLAIMED, eligible, reasons
-from gateway.routing.pick import pick, score
+from gateway.routing.pick import pick, scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,5 @@ class Chooser:
         """Choose as `find` does, and tell why. Nothing is taken."""
         found = eligible(backends, ask, now)
         best = pick(found, now, self._rng).id if found else None
-        return Choice(
-            best, {each.id: score(each, now) for each in found}, reasons(backends, ask, now)
-        )
+        totals = zip((each.id for each in found), scores(found, now), strict=True)
+        return Choice(best, dict(totals), reasons(backends, ask, now))

@@ -9,11 +9,17 @@ from gateway.pools.table import Backend
 from gateway.routing.scorers import DEFAULT_SCORERS, Scorer
 
 
-def score(
-    backend: Backend, now: float, scorers: Sequence[tuple[Scorer, float]] = DEFAULT_SCORERS
-) -> float:
-    """Return the weighted sum of all scorers for one backend."""
-    return sum(weight * scorer(backend, now) for scorer, weight in scorers)
+def scores(
+    backends: Sequence[Backend],
+    now: float,
+    scorers: Sequence[tuple[Scorer, float]] = DEFAULT_SCORERS,
+) -> list[float]:
+    """Return the weighted sum of all scorers for each backend."""
+    totals = [0.0] * len(backends)
+    for scorer, weight in scorers:
+        given = scorer(backends, now)
+        totals = [total + weight * value for total, value in zip(totals, given, strict=True)]
+    return totals
 
 
 def pick(
@@ -25,8 +31,8 @@ def pick(
     """Return one of `backends` (not empty): the best, and among equals any with the same chance."""
     if len(backends) == 1:
         return backends[0]
-    scores = [score(backend, now, scorers) for backend in backends]
-    best = max(scores)
-    return rng.choice(
-        [backend for backend, value in zip(backends, scores, strict=True) if value == best]
-    )
+    totals = scores(backends, now, scorers)
+    best = max(totals)
+    if totals.count(best) == 1:
+        return backends[totals.index(best)]
+    return rng.choice([each for each, total in zip(backends, totals, strict=True) if total == best])

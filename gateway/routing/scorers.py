@@ -1,30 +1,31 @@
-"""How good a backend is for a request: each scorer gives 0 (worst) to 1 (best)."""
+"""How good backends are for a request: each scorer gives every one 0 (worst) to 1 (best)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from gateway.pools.table import Backend
 
 
 class Scorer(Protocol):
-    """One aspect of a backend's fitness; a pure function of the backend's state and the time."""
+    """One aspect of fitness; a pure function of the backends' state and the time."""
 
-    def __call__(self, backend: Backend, now: float) -> float:
-        """Return 0..1, larger is better."""
+    def __call__(self, backends: Sequence[Backend], now: float) -> list[float]:
+        """Return 0..1 for each, larger is better."""
 
 
-def fewest_requests(backend: Backend, now: float) -> float:
+def fewest_requests(backends: Sequence[Backend], now: float) -> list[float]:
     """Prefer the backend with the fewest requests: scraped ones plus our own since that scrape."""
-    return 1.0 / (1.0 + backend.load(now))
+    return [1.0 / (1.0 + backend.load(now)) for backend in backends]
 
 
-def free_kv_cache(backend: Backend, now: float) -> float:
+def free_kv_cache(backends: Sequence[Backend], now: float) -> list[float]:
     """Prefer the backend with the emptier KV cache; unknown or stale counts as half full."""
-    sample = backend.sample
-    if sample is None or sample.kv_usage_ratio is None or backend.stale(now):
-        return 0.5
-    return 1.0 - sample.kv_usage_ratio
+    return [
+        0.5 if (usage := backend.kv_usage_ratio(now)) is None else 1.0 - usage
+        for backend in backends
+    ]
 
 
 # Load decides; the KV cache only parts backends whose load is about equal.
