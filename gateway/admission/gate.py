@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -41,6 +41,8 @@ from gateway.core.types import (
 from gateway.pools.table import Backend, PoolTable
 
 _BYTES_PER_TOKEN: Final = 4  # of English text and code; for a prompt that nobody has counted
+_ANNOUNCE_S: Final = 2.0  # often enough to look alive, rarer than any idle time-out on the way
+_ANNOUNCED_AT_ONCE: Final = 64  # per tick: a position costs up to 40 us
 _LEARNT_FROM: Final = 4  # of each batch of ended requests: means need no more
 _UNKNOWN_PROMPT_TOKENS: Final = 1024  # pictures and sound: about one picture's worth
 
@@ -57,12 +59,17 @@ class Finder(Protocol):
         """Return why each backend that cannot take the request cannot."""
 
 
+Announce = Callable[[int, float | None], None]  # position from 1, and seconds if they are known
+
+
 @dataclass(slots=True, eq=False)
 class _Waiting:
     """One request in a queue."""
 
     ask: Ask
     turn: asyncio.Future[Slot]
+    announce: Announce | None = None
+    announced_at: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -153,8 +160,18 @@ class Gate:
         """Whether `enter` would give a place to a request that was let in before."""
         return self._finder.find(self._backends(ask), ask, self._clock.now()) is not None
 
-    async def wait(self, ask: Ask, *, deadline: float, body_bytes: int, request_id: str) -> Slot:
+    async def wait(
+        self,
+        ask: Ask,
+        *,
+        deadline: float,
+        body_bytes: int,
+        request_id: str,
+        announce: Announce | None = None,
+    ) -> Slot:
         """Wait for a place, until `deadline` at most (monotonic seconds).
+
+        `announce` is called every two seconds meanwhile, first after the first of them.
 
         Raises:
             Unavailable: no backend serves it now (503).
@@ -170,7 +187,7 @@ class Gate:
             self._backends(ask)
         ):
             raise no_backend(ask, why, self._rng)
-        waiting = _Waiting(ask, asyncio.get_running_loop().create_future())
+        waiting = _Waiting(ask, asyncio.get_running_loop().create_future(), announce, now)
         caller = ask.caller
         ticket = Ticket(
             waiting, caller.tenant, caller.priority, ask.need.tokens, body_bytes, now, deadline
@@ -203,6 +220,7 @@ class Gate:
             if seconds > 0 and (tokens > 0 or any(each.in_flight for each in backends)):
                 line.drain.passed(seconds, max(0, tokens))
             self._pump(pool)
+            self._announce(line, now)
 
     def queues(self) -> dict[str, tuple[int, int]]:
         """Return how many requests wait for each pool, and the tokens they need."""
@@ -249,6 +267,19 @@ class Gate:
             why = self._finder.why_not(self._backends(waiting.ask), waiting.ask, self._clock.now())
             _refuse(waiting, no_backend(waiting.ask, why, self._rng))
         self._arm(line)
+
+    def _announce(self, line: _Line, now: float) -> None:
+        """Tell those who asked for it where they are; a few at a time, because to know is not free."""
+        due = [
+            ticket
+            for ticket in line.queue
+            if ticket.item.announce is not None and now - ticket.item.announced_at >= _ANNOUNCE_S
+        ]
+        for ticket in due[:_ANNOUNCED_AT_ONCE]:
+            waiting, ahead = ticket.item, line.queue.ahead(ticket)
+            waiting.announced_at = now
+            if waiting.announce is not None and not waiting.turn.done():
+                waiting.announce(ahead.requests + 1, line.drain.eta_s(ahead.tokens))
 
     def _usable(self, ask: Ask) -> list[Backend]:
         """Return the backends that could take a request once they have room."""

@@ -129,6 +129,10 @@ class FairQueue(Generic[T]):
     def __len__(self) -> int:
         return len(self._tickets)
 
+    def __iter__(self) -> Iterator[Ticket[T]]:
+        """Go through what is queued, in the order of the offers; do not change the queue meanwhile."""
+        return iter(self._tickets.values())
+
     def __contains__(self, ticket: Ticket[T]) -> bool:
         return self._tickets.get(ticket.number) is ticket
 

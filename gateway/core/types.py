@@ -147,6 +147,11 @@ class Call(msgspec.Struct, frozen=True):
         None  # a form: `body` is its beginning, the model's value there
     )
 
+    @property
+    def hides_usage(self) -> bool:
+        """Whether the backend is asked for a usage chunk that the client did not ask for."""
+        return self.stream and not self.wants_usage
+
 
 @dataclass(frozen=True, slots=True)
 class Route:

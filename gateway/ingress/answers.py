@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.core.errors import BackendBroke
+from gateway.core.errors import BackendBroke, GatewayError, RequestError
 from gateway.core.types import Call, Dialect, Outcome, RequestRecord, Usage, UsageSource
 from gateway.upstream.reply import Reply
 from gateway.wire.frames import json_usage, whole_answer
-from gateway.wire.replies import normalise_upstream_error
+from gateway.wire.replies import normalise_upstream_error, upstream_fault
 
 GENERATES: Final = (Dialect.CHAT, Dialect.COMPLETIONS)
 ENGINE_FULL: Final = 503  # vLLM's own admission control: back-pressure, not sickness
@@ -50,6 +50,14 @@ def answer(reply: Reply, call: Call, request_id: str) -> Answer:
         raise BackendBroke("the backend did not finish the request")
     content_type = reply.headers.get(b"content-type", b"application/json")
     return Answer(200, [(b"content-type", content_type)], body, Outcome.OK, usage)
+
+
+def answered_late(reply: Reply, call: Call) -> GatewayError:
+    """Return the error that ends a stream whose backend answered with no stream after all."""
+    fault = upstream_fault(reply.status, reply.body or b"", call.dialect)
+    if reply.status == 200 or fault.status >= 500:
+        return BackendBroke("the backend answered with no stream")
+    return RequestError(fault.message, code=fault.code, param=fault.param)
 
 
 def counted(record: RequestRecord, events: int) -> Usage:

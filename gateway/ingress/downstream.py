@@ -23,6 +23,9 @@ from gateway.upstream.relay import Relay
 from gateway.upstream.reply import Reply
 from gateway.wire.calls import EndpointSpec
 from gateway.wire.forms import FormReader
+from gateway.wire.frames import OPENAI, error_frame
+from gateway.wire.replies import Fault
+from gateway.wire.sse import DONE
 
 if TYPE_CHECKING:
     from gateway.ingress.server import GatewayProtocol
@@ -38,6 +41,12 @@ _CLIENT_ID: Final = re.compile(rb"[A-Za-z0-9_.-]{1,128}")
 _PASSED_HEADERS: Final = (b"content-type", b"content-disposition", b"content-language")
 # With x-accel-buffering nginx never holds a chunk back, whatever its own setting.
 _EVENT_STREAM_HEADERS: Final = b"cache-control: no-cache, no-transform\r\nx-accel-buffering: no\r\n"
+
+
+# The head that a stream gets before any backend was asked.
+_WAITING_STREAM: Final = Reply(
+    200, {b"content-type": b"text/event-stream; charset=utf-8"}, b"", None
+)
 
 
 class Downstream:
@@ -253,6 +262,20 @@ class Downstream:
             return
         self.bytes_out += len(chunk)
         self._transport.write(chunk)
+
+    def announce(self, position: int, eta_s: float | None) -> None:
+        """Answer a stream that waits for room with 200 and a comment that says how long."""
+        if not self.gone:
+            if not self.started:
+                self.begin(_WAITING_STREAM)
+            eta = b"" if eta_s is None else b" eta=%ds" % math.ceil(eta_s)
+            self.write(b": queued position=%d%b\n\n" % (position, eta))
+
+    def tell(self, fault: Fault) -> None:
+        """End a reply that has begun as a stream with an error in its own protocol."""
+        dialect = self.spec.dialect
+        self.write(error_frame(fault, dialect, self.id) + (DONE if dialect in OPENAI else b""))
+        self.end()
 
     def end(self) -> None:
         """Finish a streamed reply."""

@@ -48,7 +48,13 @@ from gateway.core.types import (
     TrafficFailed,
     TrafficOk,
 )
-from gateway.ingress.answers import ENGINE_FULL, GENERATES, answer, counted, own_headers
+from gateway.ingress.answers import (
+    ENGINE_FULL,
+    answer,
+    answered_late,
+    counted,
+    own_headers,
+)
 from gateway.ingress.downstream import Downstream
 from gateway.observe.ledger import Ledger
 from gateway.pools.table import Backend, PoolTable
@@ -58,7 +64,7 @@ from gateway.upstream.client import Client, Outgoing
 from gateway.upstream.relay import Patience, PlainWatch, Relay, Watch
 from gateway.upstream.reply import Reply
 from gateway.wire.calls import form_call, parse_call, upstream_body
-from gateway.wire.replies import error_body, error_headers
+from gateway.wire.replies import error_body, error_headers, fault_of
 from gateway.wire.sse import StreamWatch
 
 log = logging.getLogger("gateway.handler")
@@ -194,10 +200,16 @@ class Handler:
     ) -> Slot:
         """Wait for room, no longer than the pool's setting and the client's own patience."""
         began = self.clock.now()
-        wait_s = min(settings.config.pools[ask.route.pool].queue.max_wait, down.patience_s)
+        queue = settings.config.pools[ask.route.pool].queue
+        wait_s = min(queue.max_wait, down.patience_s)
+        announces = queue.announce and ask.call.stream and down.upload is None
         try:
             return await self.gate.wait(
-                ask, deadline=began + wait_s, body_bytes=len(ask.call.body), request_id=down.id
+                ask,
+                deadline=began + wait_s,
+                body_bytes=len(ask.call.body),
+                request_id=down.id,
+                announce=down.announce if announces else None,
             )
         finally:
             record.queue_s += self.clock.now() - began
@@ -265,7 +277,7 @@ class Handler:
         body = upstream_body(
             call,
             served_model=backend.served_name(ask.route),
-            inject_usage=_hides_usage(call),
+            inject_usage=call.hides_usage,
             max_new_tokens=ask.demand.max_new_tokens,
         )
         return Outgoing(
@@ -281,7 +293,7 @@ class Handler:
             watch = StreamWatch(
                 call.dialect,
                 choices=call.choices,
-                hide_usage=_hides_usage(call),
+                hide_usage=call.hides_usage,
                 request_id=down.id,
             )
         else:
@@ -306,6 +318,8 @@ class Handler:
         self, down: Downstream, record: RequestRecord, call: Call, backend: Backend, reply: Reply
     ) -> None:
         """Answer with a whole reply."""
+        if down.started:  # it waited in public; what came is no stream
+            raise answered_late(reply, call)
         said = answer(reply, call, down.id)
         record.status, record.outcome, record.usage = said.status, said.outcome, said.usage
         if said.outcome is Outcome.SHED:
@@ -323,15 +337,12 @@ class Handler:
         record.status = error.status
         if isinstance(error, Rejected):
             record.shed_reason = error.shed_reason
-        if not down.started and not down.gone:
+        if down.started and not down.response_complete and not down.gone:
+            down.tell(fault_of(error))
+        elif not down.started and not down.gone:
             headers = error_headers(error, retried=down.retry_count > 0)
             down.respond(error.status, headers, error_body(error, down.id, down.spec.dialect))
 
     def catalog(self) -> Catalog:
         """Return the names in force."""
         return self.catalogs.current(self.settings.config.pools)
-
-
-def _hides_usage(call: Call) -> bool:
-    """Whether the backend is asked for a usage chunk that the client did not ask for."""
-    return call.stream and call.dialect in GENERATES and not call.wants_usage

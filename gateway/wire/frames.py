@@ -12,7 +12,11 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from gateway.core.types import Usage, UsageSource
+from gateway.core.types import Dialect, Usage, UsageSource
+from gateway.wire.replies import Fault, anthropic_type, openai_error
+
+# Dialects whose frames are nameless and end with [DONE].
+OPENAI: Final = frozenset({Dialect.CHAT, Dialect.COMPLETIONS, Dialect.PLAIN})
 
 
 class Details(msgspec.Struct):
@@ -135,6 +139,32 @@ def as_usage(usage: UsageObject, before: Usage | None = None) -> Usage | None:
     details = usage.prompt_tokens_details or usage.input_tokens_details
     cached = details.cached_tokens if details is not None else usage.cache_read_input_tokens
     return Usage(prompt, made or 0, UsageSource.UPSTREAM, cached)
+
+
+def error_frame(fault: Fault, dialect: Dialect, request_id: str, sequence: int = 0) -> bytes:
+    """Write an error inside a stream, where no header carries the request's id.
+
+    `sequence` is the number of a Responses event.
+    """
+    message = f"{fault.message} (request id: {request_id})"
+    if dialect in OPENAI:
+        told = Fault(fault.status, fault.type, fault.code, message, fault.param)
+        return b"data: " + openai_error(told) + b"\n\n"
+    error: dict[str, Any]
+    if dialect is Dialect.MESSAGES:
+        error = {
+            "type": "error",
+            "error": {"type": anthropic_type(fault), "message": message},
+        }
+    else:
+        error = {
+            "type": "error",
+            "code": fault.code,
+            "message": message,
+            "param": fault.param,
+            "sequence_number": sequence,
+        }
+    return b"event: error\ndata: " + msgspec.json.encode(error) + b"\n\n"
 
 
 def is_given(raw: Raw) -> bool:

@@ -12,17 +12,24 @@ after requests it aborted. So a stream that is no success gets one error frame b
 from __future__ import annotations
 
 import re
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from gateway.core.types import Dialect, Usage
 from gateway.wire import frames
 from gateway.wire.chunks import Shape
-from gateway.wire.frames import Event, as_usage, decode, is_given, json_aborted, json_usage
-from gateway.wire.replies import Fault, anthropic_type, openai_error, upstream_fault
+from gateway.wire.frames import (
+    OPENAI,
+    Event,
+    as_usage,
+    decode,
+    error_frame,
+    is_given,
+    json_aborted,
+    json_usage,
+)
+from gateway.wire.replies import Fault, upstream_fault
 
-__all__ = ["HEARTBEAT", "StreamWatch", "json_aborted", "json_usage"]
+__all__ = ["DONE", "HEARTBEAT", "StreamWatch", "error_frame", "json_aborted", "json_usage"]
 
 HEARTBEAT: Final = b": keep-alive\n\n"
 HOLD_BYTES: Final = 64 * 1024
@@ -31,10 +38,9 @@ GOOD_REASONS: Final = frozenset({"stop", "length", "tool_calls", "function_call"
 
 _CUT_SHORT: Final = "The backend ended the stream before it was complete."
 _ABORTED: Final = "The backend aborted the request."
-_DONE: Final = b"data: [DONE]\n\n"
+DONE: Final = b"data: [DONE]\n\n"
 _FRAME_END: Final = re.compile(rb"\n\r?\n")
 _TAIL_BYTES: Final = 4096  # finish reason and usage are near the end of a frame too long to hold
-_OPENAI: Final = frozenset({Dialect.CHAT, Dialect.COMPLETIONS, Dialect.PLAIN})
 
 # What marks an ordinary frame, and how many line ends it has; PLAIN streams are rare and have none.
 _ORDINARY: Final = {
@@ -74,7 +80,7 @@ class StreamWatch:
         self.events = 0
         self.shape = Shape()  # of ordinary frames: who fits need not be fed, only counted
         self._dialect = dialect
-        self._openai = dialect in _OPENAI
+        self._openai = dialect in OPENAI
         self._mark, self._lines = _ORDINARY[dialect]
         self._choices = choices
         self._single = self._openai and choices == 1 and dialect is not Dialect.PLAIN
@@ -327,7 +333,7 @@ class StreamWatch:
             words = _ABORTED if self._aborted else message
             out = self._tell(Fault(502, "server_error", "backend_error", words))
         self._ended = True
-        return out + _DONE if self._openai else out
+        return out + DONE if self._openai else out
 
     def _tell_backends(self, payload: bytes) -> bytes:
         """Put the backend's own error frame into the client's form; only the first is told."""
@@ -338,26 +344,11 @@ class StreamWatch:
         return self._tell(fault)
 
     def _tell(self, fault: Fault) -> bytes:
-        """Write an error frame. Errors in mid-stream have no header to carry the request's id."""
+        """Write an error frame."""
         self.fault = fault
-        message = f"{fault.message} (request id: {self._request_id})"
-        if self._openai:
-            told = Fault(fault.status, fault.type, fault.code, message, fault.param)
-            return b"data: " + openai_error(told) + b"\n\n"
-        error: dict[str, Any]
-        if self._dialect is Dialect.MESSAGES:
-            inner = {"type": anthropic_type(fault), "message": message}
-            error = {"type": "error", "error": inner}
-        else:
-            last = _SEQUENCE.findall(self._recent)
-            error = {
-                "type": "error",
-                "code": fault.code,
-                "message": message,
-                "param": fault.param,
-                "sequence_number": (int(last[-1]) if last else self._sequence) + 1,
-            }
-        return b"event: error\ndata: " + msgspec.json.encode(error) + b"\n\n"
+        last = _SEQUENCE.findall(self._recent)
+        sequence = (int(last[-1]) if last else self._sequence) + 1
+        return error_frame(fault, self._dialect, self._request_id, sequence)
 
 
 _INDEX: Final = re.compile(rb'"index":\s*(\d{1,9})')

@@ -1,0 +1,97 @@
+"""A stream that waits in public: comments tell its place, and every ending is still its protocol's."""
+
+import asyncio
+
+import pytest
+
+from gateway.sim.server import SimConfig
+from tests.stories.support import gateway, story
+
+SLOW = SimConfig(model="m", decode_step_s=0.05)
+ONE_AT_A_TIME = (
+    "pools: {m: {backends: [{url: <0>, max_in_flight: 1}], queue: {announce: true, max_wait: %s}}}"
+)
+
+
+async def streamed(world, **more):
+    body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "x"}], **more}
+    async with world.http.stream("POST", "/v1/chat/completions", json=body) as reply:
+        return reply.status_code, (await reply.aread()).decode()
+
+
+@story
+async def test_a_waiting_stream_is_told_its_place_and_then_answered():
+    async with gateway(SLOW, pools=ONE_AT_A_TIME % "20s") as world, asyncio.TaskGroup() as group:
+        group.create_task(world.chat(max_tokens=80))
+        await world.until(lambda: world.in_flight() == 1)
+        status, text = await streamed(world, max_tokens=3)
+        assert status == 200
+        assert text.startswith(": queued position=1")
+        assert text.count('"finish_reason":"length"') == 1
+        assert text.endswith("data: [DONE]\n\n")
+        await world.settled()
+
+
+@story
+async def test_a_stream_that_waited_in_vain_ends_with_an_error_in_its_own_protocol():
+    async with gateway(SLOW, pools=ONE_AT_A_TIME % "3s") as world, asyncio.TaskGroup() as group:
+        holder = group.create_task(world.chat(max_tokens=2000))
+        await world.until(lambda: world.in_flight() == 1)
+        status, text = await streamed(world, max_tokens=3)
+        assert status == 200
+        assert ": queued position=1" in text
+        assert '"code":"server_is_overloaded"' in text
+        assert text.endswith("data: [DONE]\n\n")
+        holder.cancel()
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"), [("http_500:400", "invalid_request"), ("reset_before_headers", "backend_error")]
+)
+def test_a_backend_that_refuses_after_the_wait_is_told_in_the_stream(fault, code):
+    @story
+    async def check():
+        async with (
+            gateway(SLOW, pools=ONE_AT_A_TIME % "20s") as world,
+            asyncio.TaskGroup() as group,
+        ):
+            group.create_task(world.chat(max_tokens=80))
+            await world.until(lambda: world.in_flight() == 1)
+            waiting = group.create_task(streamed(world, max_tokens=3))
+            await world.until(lambda: world.process.handler.gate.queues()["m"][0] == 1)
+            await asyncio.sleep(2.6)  # the first comment comes after two seconds
+            world.sims[0].inject(fault)
+            status, text = await waiting
+            assert status == 200
+            assert ": queued position=1" in text
+            assert '"error":{' in text
+            assert code in text
+            assert text.endswith("data: [DONE]\n\n")
+
+    check()
+
+
+@story
+async def test_without_the_setting_a_stream_that_waits_keeps_its_status():
+    pools = "pools: {m: {backends: [{url: <0>, max_in_flight: 1}], queue: {max_wait: 3s}}}"
+    async with gateway(SLOW, pools=pools) as world, asyncio.TaskGroup() as group:
+        holder = group.create_task(world.chat(max_tokens=2000))
+        await world.until(lambda: world.in_flight() == 1)
+        status, text = await streamed(world)
+        assert status == 503
+        assert "server_is_overloaded" in text
+        holder.cancel()
+
+
+@story
+async def test_a_client_that_leaves_while_it_is_told_its_place_is_forgotten():
+    async with gateway(SLOW, pools=ONE_AT_A_TIME % "20s") as world, asyncio.TaskGroup() as group:
+        holder = group.create_task(world.chat(max_tokens=2000))
+        await world.until(lambda: world.in_flight() == 1)
+        waiting = group.create_task(streamed(world))
+        gate = world.process.handler.gate
+        await world.until(lambda: gate.queues()["m"][0] == 1)
+        await asyncio.sleep(2.6)
+        waiting.cancel()
+        await world.until(lambda: gate.queues()["m"][0] == 0, seconds=1)
+        holder.cancel()
