@@ -16,7 +16,7 @@ import hashlib
 import logging
 import signal
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,6 +56,7 @@ EXIT_FAILURE: Final = 1
 _GC_THRESHOLDS: Final = (50_000, 20, 100)
 # A stalled stream holds its write buffer, one read (twice the receive buffer), and copies of both.
 _BUFFER_PARTS: Final = 8
+_KEYS_S: Final = 2.0  # between two looks at the keys file, a stat each
 _LAST_WORDS_S: Final = 1.0  # for streams to take their error frame when the grace period is over
 
 
@@ -230,6 +231,7 @@ async def run(process: Process) -> None:
                 group.create_task(process.watchers.run(), name="watchers"),
                 group.create_task(process.ledger.run(), name="ledger"),
                 group.create_task(_ticks(process), name="ticks"),
+                group.create_task(_watch_keys(process), name="keys"),
             ]
             servers = [
                 group.create_task(public.serve(sockets=[public_socket]), name="public listener"),
@@ -319,6 +321,31 @@ async def _ticks(process: Process) -> None:
         due = loop.time() + TICK_S
 
     await periodic(tick, every_s=TICK_S, name="ticks", jitter_ratio=0.0)
+
+
+async def _watch_keys(process: Process) -> None:
+    """Take over the keys file whenever it changed: a new key works, a revoked one ends, within seconds."""
+    told = False  # of a file that cannot be read; the keys before it stay
+
+    async def turn() -> None:
+        nonlocal told
+        settings = process.handler.settings
+        if not isinstance(settings.keys, KeyRing) or not settings.keys.changed():
+            return
+        try:
+            keys = await asyncio.to_thread(KeyRing.load, settings.keys.path)
+        except ConfigError as error:
+            if not told:
+                log.error("; ".join(error.findings), extra={"event": "keys_invalid"})
+            told = True
+            return
+        told = False
+        if process.handler.settings is settings:  # no reload came between
+            process.handler.settings = replace(settings, keys=keys)
+            process.handler.gate.configure(settings.config.pools, keys.priorities)
+            log.info("keys reloaded", extra={"event": "keys_reloaded", "keys": len(keys)})
+
+    await periodic(turn, every_s=_KEYS_S, name="keys")
 
 
 # --- signals and reload ---------------------------------------------------------------------------

@@ -46,7 +46,8 @@ async def test_a_stream_that_waited_in_vain_ends_with_an_error_in_its_own_protoc
 
 
 @pytest.mark.parametrize(
-    ("fault", "code"), [("http_500:400", "invalid_request"), ("reset_before_headers", "backend_error")]
+    ("fault", "code"),
+    [("http_500:400", "invalid_request"), ("reset_before_headers", "backend_error")],
 )
 def test_a_backend_that_refuses_after_the_wait_is_told_in_the_stream(fault, code):
     @story

@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+from gateway.access import keys
 from gateway.app import reload
 from gateway.sim.server import SimConfig
 from tests.stories.support import FAST, frames, gateway, story
@@ -91,3 +92,34 @@ async def test_what_is_left_after_the_grace_period_gets_an_error_frame():
         data = [line[6:] for line in rest if line.startswith("data: ")]
         assert data[-1] == "[DONE]"
         assert "shutting down" in json.loads(data[-2])["error"]["message"]
+
+
+@story
+async def test_a_key_made_or_revoked_while_the_gateway_runs_counts_within_seconds():
+    async with gateway(FAST) as world:
+        made = keys.create(world.path.parent / "keys.yaml", name="later", priority=5)
+        bearer = {"authorization": f"Bearer {made.key}"}
+
+        async def status():
+            return (await world.chat(max_tokens=1, headers=bearer)).status_code
+
+        async with asyncio.timeout(10):
+            while await status() != 200:
+                await asyncio.sleep(0.1)
+        assert world.process.handler.gate.top_priority == 5
+        keys.revoke(world.path.parent / "keys.yaml", made.id)
+        async with asyncio.timeout(10):
+            while await status() != 401:
+                await asyncio.sleep(0.1)
+        assert (await world.chat(max_tokens=1)).status_code == 200
+
+
+@story
+async def test_a_broken_keys_file_keeps_the_keys_before_it():
+    async with gateway(FAST) as world:
+        (world.path.parent / "keys.yaml").write_text("keys: [oops")
+        ring = world.process.handler.settings.keys
+        await world.until(ring.changed)
+        await asyncio.sleep(2.6)  # a look at the file takes place every two seconds
+        assert world.process.handler.settings.keys is ring
+        assert (await world.chat(max_tokens=1)).status_code == 200
