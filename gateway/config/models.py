@@ -254,7 +254,10 @@ class TimeoutsConfig(Section):
     """Deadlines of each step of a request; none is infinite."""
 
     header: Duration = setting("10s", "For the client to send its request head.")
-    body: Duration = setting("30s", "For the client to send its whole request body.")
+    body: Duration = setting(
+        "30s",
+        "For the client to send its whole request body; time in which we do not read is not counted.",
+    )
     connect: Duration = setting("1s", "To connect to a backend.")
     first_byte: Duration = setting("600s", "From the request to the backend's first byte.")
     stall: Duration = setting("45s", "Longest silence of a backend in a running stream.")
