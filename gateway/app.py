@@ -156,7 +156,7 @@ def build(loaded: Loaded, path: Path, outlet: Outlet) -> Process:
     )
     table.on_transition.append(ledger.transition)
     table.on_cut.append(ledger.limit_cut)
-    ledger.on_posted.append(handler.gate.learn)
+    ledger.on_posted += [handler.gate.learn, table.ended]
     table.apply(config.pools, config.health)
     handler.gate.configure(config.pools, handler.settings.keys.priorities)
     metrics.configured(_digest(loaded.config))

@@ -408,3 +408,13 @@ class RequestRecord(msgspec.Struct, gc=False):
     client_retry: int = 0  # x-stainless-retry-count
     bytes_out: int = 0
     settled: bool = False  # set by the ledger; a second settling is a bug
+
+    @property
+    def token_gap_s(self) -> float | None:
+        """The mean time between two tokens of a stream that came to a good end; None for others."""
+        usage, first_at, ended_at = self.usage, self.first_byte_at, self.ended_at
+        if not self.stream or usage is None or first_at is None or ended_at is None:
+            return None
+        gaps = usage.completion_tokens // self.choices - 1
+        ok = self.outcome is Outcome.OK and gaps > 0
+        return (ended_at - first_at) / gaps if ok else None

@@ -118,7 +118,7 @@ LIMIT: Final = _gauge(
 )  # fmt: skip
 LIMIT_CUTS: Final = _counter(
     "gateway_backend_limit_cuts_total",
-    "Times that limit was lowered; sign is waiting, preempted, refused or late.",
+    "Times that limit was lowered; sign is waiting, preempted, refused, late or slow.",
     "pool", "backend", "sign",
 )  # fmt: skip
 TOKENS: Final = _counter(

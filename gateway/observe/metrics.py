@@ -175,10 +175,9 @@ class Metrics(Collector):
         first_at = record.first_byte_at
         if record.stream and first_at is not None:
             self._ttft.observe(names, first_at - record.received_at)
-            usage = record.usage
-            if usage is not None and usage.completion_tokens > 1 and record.outcome is Outcome.OK:
-                gaps = usage.completion_tokens - 1
-                self._inter_token.observe(names, (ended_at - first_at) / gaps)
+            gap_s = record.token_gap_s
+            if gap_s is not None:
+                self._inter_token.observe(names, gap_s)
 
     def _count_tokens(self, names: tuple[str, str], usage: Usage) -> None:
         (pool, model), tokens = names, self._tokens

@@ -134,7 +134,7 @@ def configure(
     backend.guarded = pool.admission is Admission.ON
     limit, room = backend.limit, backend.room
     limit.fix(config.max_in_flight)
-    limit.objective_s = pool.slo.ttft
+    limit.objective_s, limit.gap_objective_s = pool.slo.ttft, pool.slo.itl
     limit.slow_start_s = pool.slow_start
     room.stop_ratio, room.resume_ratio = pool.kv.stop_admitting, pool.kv.resume
     if health is not None:

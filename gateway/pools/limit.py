@@ -27,6 +27,9 @@ from gateway.core.types import LoadSample
 # 32 to 128 in 6 windows and to 1024 in 16.
 START: Final = 32
 CEILING: Final = 1024  # the largest max_num_seqs that vLLM chooses itself (GPU >= 70 GiB)
+GAP_OBJECTIVE_S: Final = (
+    0.08  # between two tokens, the default of `slo.itl`: faster than anybody reads
+)
 OBJECTIVE_S: Final = 2.5  # time to first token of a short prompt, the default of `slo.ttft`
 
 _CUT: Final = 0.9  # Netflix AIMD: clears the queue, costs a tenth of the throughput at most
@@ -34,6 +37,7 @@ _DEEPEST: Final = 0.5  # TCP halves: one bad window must not throw away all that
 _FAST: Final = 1.25  # signs lag by two scrapes, so it overshoots by two steps: 1.6 times at most
 _QUEUE_SHARE: Final = 0.1  # of running; fewer waiting are prompts in turn for the next steps
 _JUDGED: Final = 10  # first tokens that make a verdict: one slow one alone is not yet p90
+_SLOWER: Final = 1.5  # times the best gap: a full batch decodes slower than a small one, and may
 _LATE_RATIO: Final = 0.1  # the objective holds for p90
 _SLOW_START_RATIO: Final = 0.1  # Envoy's slow_start: min_weight_percent 10, then linear
 _RATE_HALF_LIFE_S: Final = 600.0  # outlasts minutes of overload, not an hour of other traffic
@@ -46,6 +50,7 @@ class Sign(Enum):
     PREEMPTED = "preempted"  # the engine threw running sequences out of its KV cache
     REFUSED = "refused"  # the engine's own admission control answered 503
     LATE = "late"  # more than a tenth of the first tokens came after their objective
+    SLOW = "slow"  # more than a tenth of the streams had more time between tokens than theirs
 
 
 def late(
@@ -61,8 +66,8 @@ def late(
 
 
 @dataclass(slots=True)
-class PrefillRate:
-    """How fast a backend reads prompts: the best that was seen lately, in tokens per second.
+class Rate:
+    """How fast a backend reads prompts, or writes one stream: the best seen lately, in tokens per second.
 
     A request's own rate is a lower bound, because its time holds the engine's queue and the shared
     batch too; so the best counts and congestion does not become the norm. A prompt found in the
@@ -72,15 +77,15 @@ class PrefillRate:
     _best: float = 0.0
     _at: float = 0.0
 
-    def learn(self, now: float, ttft_s: float, prompt_tokens: int) -> None:
-        """Take in one first token; give `prompt_tokens` without those known to be cached."""
-        seen = prompt_tokens / max(ttft_s, 0.001)
+    def learn(self, now: float, seconds: float, tokens: int) -> None:
+        """Take in one measurement; give a prompt's tokens without those known to be cached."""
+        seen = tokens / max(seconds, 0.001)
         known = self.at(now)
         if known is None or seen > known:
             self._best, self._at = min(seen, 2 * (known or seen)), now
 
     def at(self, now: float) -> float | None:
-        """Return the rate; None while nothing was read."""
+        """Return the rate; None while nothing was measured."""
         return self._best * math.exp2((self._at - now) / _RATE_HALF_LIFE_S) or None
 
 
@@ -97,7 +102,9 @@ class Limit:
     slow_start_s: float = 60.0  # 0: none
     reserve_ratio: float = 0.1
     ready_at: float | None = None  # when it came up again; None: it was up when we started
-    prefill: PrefillRate = field(default_factory=PrefillRate)
+    gap_objective_s: float = GAP_OBJECTIVE_S
+    prefill: Rate = field(default_factory=Rate)
+    decode: Rate = field(default_factory=Rate)
     cut_at: float = -math.inf
     value: int = field(init=False)  # when it neither starts slowly nor is shared out
     _fast: bool = True
@@ -106,6 +113,8 @@ class Limit:
     _refused: int = 0
     _in_time: int = 0
     _late: int = 0
+    _smooth: int = 0
+    _slow: int = 0
     _late_before_cut: bool = False  # in this window came a late first token of the time before
 
     def __post_init__(self) -> None:
@@ -159,6 +168,21 @@ class Limit:
         else:
             self._in_time += 1
 
+    def token_gap(self, now: float, began: float, gap_s: float) -> None:
+        """Judge the mean time between two tokens of a stream that began then and came to its end now.
+
+        An engine that is slower than the objective when it has little to do is not slow for its load:
+        only half as much again as its best counts.
+        """
+        self.decode.learn(now, gap_s, 1)
+        best = self.decode.at(now)
+        if began < self.cut_at or self._started_ratio(now) < 1:
+            return
+        if gap_s > max(self.gap_objective_s, _SLOWER / best if best else 0.0):
+            self._slow += 1
+        else:
+            self._smooth += 1
+
     def observe(self, now: float, sample: LoadSample | None, in_flight: int) -> Sign | None:
         """End a window and move the limit; returns the sign for which it was cut, None when it was not.
 
@@ -178,6 +202,8 @@ class Limit:
         self._refused, self._late_before_cut = 0, False
         if judged >= _JUDGED or cut is not None:
             self._in_time = self._late = 0
+        if self._smooth + self._slow >= _JUDGED or cut is not None:
+            self._smooth = self._slow = 0
         return cut
 
     def _may_grow(self, sample: LoadSample | None, judged: int) -> bool:
@@ -204,6 +230,9 @@ class Limit:
             return Sign.REFUSED
         if judged >= _JUDGED and self._late > _LATE_RATIO * judged:
             return Sign.LATE
+        streams = self._smooth + self._slow
+        if streams >= _JUDGED and self._slow > _LATE_RATIO * streams:
+            return Sign.SLOW
         return None
 
     def _cut(self, now: float, sign: Sign, sample: LoadSample | None, in_flight: int) -> None:

@@ -23,6 +23,7 @@ from gateway.core.types import (
     Need,
     Observation,
     Phase,
+    RequestRecord,
     Scraped,
     ScrapeFailed,
     Slot,
@@ -167,6 +168,14 @@ class PoolTable:
         if backend is not None and slot.credit.held:
             backend.room.first_token(slot.credit)
             backend.limit.first_token(now, now - slot.taken_at, slot.credit.prompt_tokens)
+
+    def ended(self, settled: Sequence[RequestRecord]) -> None:
+        """Learn from requests that ended how fast their backends write a stream."""
+        for record in settled:
+            gap_s = record.token_gap_s
+            backend = self._backends.get(record.backend_id or "") if gap_s is not None else None
+            if backend is not None and gap_s is not None:
+                backend.limit.token_gap(record.ended_at or 0.0, record.sent_at or 0.0, gap_s)
 
     def refused(self, backend_id: str) -> None:
         """Note that the engine's own admission control refused a request: it is not sick, but full."""

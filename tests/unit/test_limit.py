@@ -1,7 +1,7 @@
 import pytest
 
 from gateway.core.types import LoadSample
-from gateway.pools.limit import CEILING, START, Limit, PrefillRate, Sign, late
+from gateway.pools.limit import CEILING, START, Limit, Rate, Sign, late
 
 
 def sample(running=0, waiting=0, preemptions=0.0):
@@ -267,7 +267,7 @@ def test_without_a_known_rate_the_objective_stands_alone():
 
 
 def test_the_best_reading_rate_is_kept_through_congestion():
-    rate = PrefillRate()
+    rate = Rate()
     assert rate.at(0.0) is None
     rate.learn(0.0, 1.0, 1000)
     for second in range(60):
@@ -276,13 +276,13 @@ def test_the_best_reading_rate_is_kept_through_congestion():
 
 
 def test_a_rate_that_no_longer_holds_fades():
-    rate = PrefillRate()
+    rate = Rate()
     rate.learn(0.0, 1.0, 1000)
     assert rate.at(600.0) == pytest.approx(500.0)
 
 
 def test_a_cached_prompt_may_at_most_double_the_rate():
-    rate = PrefillRate()
+    rate = Rate()
     rate.learn(0.0, 1.0, 1000)
     rate.learn(0.0, 0.01, 30_000)
     assert rate.at(0.0) == pytest.approx(2000.0)
@@ -297,3 +297,44 @@ def test_a_slow_engine_is_judged_by_its_own_speed():
     for _ in range(20):
         limit.first_token(200.0, 20.0, 300)
     assert limit.observe(200.0, sample(), 10) is Sign.LATE
+
+
+# --- time between tokens --------------------------------------------------------------------------
+
+
+def streams(limit, now, gap_s, count=20):
+    for _ in range(count):
+        limit.token_gap(now, now - 1.0, gap_s)
+
+
+def test_streams_slower_than_their_objective_cut_the_limit():
+    limit = Limit(gap_objective_s=0.08)
+    streams(limit, 10.0, 0.02)
+    limit.observe(10.0, LoadSample(10.0, 5, 0, 0.1), 32)
+    before = limit.value
+    streams(limit, 11.0, 0.2)
+    assert limit.observe(11.0, LoadSample(11.0, 5, 0, 0.1), before) is Sign.SLOW
+    assert limit.value < before
+
+
+def test_an_engine_that_is_always_slow_is_not_slow_for_its_load():
+    limit = Limit(gap_objective_s=0.08)
+    for second in range(5):
+        streams(limit, 10.0 + second, 0.3)
+        assert limit.observe(10.0 + second, LoadSample(10.0 + second, 5, 0, 0.1), 20) is None
+
+
+def test_a_few_slow_streams_are_no_sign():
+    limit = Limit(gap_objective_s=0.08)
+    streams(limit, 10.0, 0.02, count=19)
+    streams(limit, 10.0, 0.5, count=1)
+    assert limit.observe(10.0, LoadSample(10.0, 5, 0, 0.1), 20) is None
+
+
+def test_streams_that_began_before_the_last_cut_are_not_judged_again():
+    limit = Limit(gap_objective_s=0.08)
+    streams(limit, 10.0, 0.02)
+    limit.cut_at = 10.5
+    for _ in range(20):
+        limit.token_gap(11.0, 10.0, 0.5)
+    assert limit.observe(11.0, LoadSample(11.0, 5, 0, 0.1), 20) is None
