@@ -42,7 +42,8 @@ from gateway.pools.table import Backend, PoolTable
 
 _BYTES_PER_TOKEN: Final = 4  # of English text and code; for a prompt that nobody has counted
 _ANNOUNCE_S: Final = 2.0  # often enough to look alive, rarer than any idle time-out on the way
-_ANNOUNCED_AT_ONCE: Final = 64  # per tick: a position costs up to 40 us
+_LOOKED_AT_ONCE: Final = 64  # per tick: a position costs up to 40 us
+_HOPELESS: Final = 1.5  # times the time that is left: a drain rate is an estimate
 _LEARNT_FROM: Final = 4  # of each batch of ended requests: means need no more
 _UNKNOWN_PROMPT_TOKENS: Final = 1024  # pictures and sound: about one picture's worth
 
@@ -220,6 +221,7 @@ class Gate:
             if seconds > 0 and (tokens > 0 or any(each.in_flight for each in backends)):
                 line.drain.passed(seconds, max(0, tokens))
             self._pump(pool)
+            self._drop_hopeless(line, now)
             self._announce(line, now)
 
     def queues(self) -> dict[str, tuple[int, int]]:
@@ -268,6 +270,24 @@ class Gate:
             _refuse(waiting, no_backend(waiting.ask, why, self._rng))
         self._arm(line)
 
+    def _drop_hopeless(self, line: _Line, now: float) -> None:
+        """Refuse those whose turn will surely come too late, rather than let them wait for nothing."""
+        rate = line.drain.tokens_per_s
+        if rate is None:
+            return
+        suspects, tokens = [], 0
+        for ticket in line.queue:  # by their order of arrival, which is quick to tell
+            if tokens / rate > _HOPELESS * (ticket.deadline - now):
+                suspects.append(ticket)
+            tokens += ticket.cost_tokens
+        for ticket in suspects[:_LOOKED_AT_ONCE]:
+            eta_s, left_s = line.queue.ahead(ticket).tokens / rate, ticket.deadline - now
+            if eta_s > _HOPELESS * left_s and line.queue.remove(ticket):
+                ask = ticket.item.ask
+                why = self._finder.why_not(self._backends(ask), ask, now)
+                wait_s = line.drain.retry_after_s(line.queue.held.tokens, self._rng.random())
+                _refuse(ticket.item, too_late(ask, why, eta_s, left_s, wait_s))
+
     def _announce(self, line: _Line, now: float) -> None:
         """Tell those who asked for it where they are; a few at a time, because to know is not free."""
         due = [
@@ -275,7 +295,7 @@ class Gate:
             for ticket in line.queue
             if ticket.item.announce is not None and now - ticket.item.announced_at >= _ANNOUNCE_S
         ]
-        for ticket in due[:_ANNOUNCED_AT_ONCE]:
+        for ticket in due[:_LOOKED_AT_ONCE]:
             waiting, ahead = ticket.item, line.queue.ahead(ticket)
             waiting.announced_at = now
             if waiting.announce is not None and not waiting.turn.done():
