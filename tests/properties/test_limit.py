@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.pools.limit import CEILING, Limit, Sign
 from gateway.core.types import LoadSample
+from gateway.pools.limit import CEILING, Limit, Sign
 
 windows = st.lists(
     st.fixed_dictionaries(

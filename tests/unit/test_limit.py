@@ -1,7 +1,7 @@
 import pytest
 
-from gateway.pools.limit import CEILING, START, Limit, PrefillRate, Sign, late
 from gateway.core.types import LoadSample
+from gateway.pools.limit import CEILING, START, Limit, PrefillRate, Sign, late
 
 
 def sample(running=0, waiting=0, preemptions=0.0):

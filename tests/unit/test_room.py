@@ -1,7 +1,7 @@
 import pytest
 
-from gateway.pools.room import Room, Verdict, pool_closed
-from gateway.core.types import LoadSample
+from gateway.core.types import Exclusion, LoadSample
+from gateway.pools.room import Room, pool_closed
 
 CAPACITY = 10_000
 
