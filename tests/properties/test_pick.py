@@ -2,20 +2,20 @@
 
 import random
 
-import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gateway.config.models import Config
-from gateway.core.errors import Overloaded, Rejected
 from gateway.core.types import (
+    Ask,
     Call,
+    Caller,
     Demand,
     Dialect,
     Endpoint,
-    Exclusion,
     LoadSample,
     ModelsSeen,
+    Need,
     Phase,
     ProbeFailed,
     ProbePassed,
@@ -26,7 +26,7 @@ from gateway.core.types import (
 )
 from gateway.pools.health import Order
 from gateway.pools.table import PoolTable
-from gateway.routing.choice import choose
+from gateway.routing.choice import Chooser
 from gateway.routing.filters import eligible, reasons
 from gateway.routing.pick import pick, score
 
@@ -49,6 +49,7 @@ SAMPLES = st.builds(
     running=st.integers(0, 50),
     waiting=st.integers(0, 50),
     kv_usage_ratio=st.none() | st.floats(0, 1),
+    kv_capacity_tokens=st.sampled_from([None, 500, 10_000]),
 )
 STATES = st.fixed_dictionaries(
     {
@@ -61,6 +62,7 @@ STATES = st.fixed_dictionaries(
         "model": st.sampled_from(["m", "m", "adapter-only"]),
     }
 )
+CALLERS = st.builds(Caller, st.just("k"), st.just("n"), st.just("t"), st.integers(0, 1))
 DEMANDS = st.builds(Demand, st.integers(0, 5000), st.booleans(), st.none() | st.integers(1, 500))
 
 
@@ -95,28 +97,52 @@ def pool_of(states):
 @given(
     states=st.lists(STATES, min_size=1, max_size=6),
     demand=DEMANDS,
+    caller=CALLERS,
+    need=st.builds(Need, st.integers(0, 5000), st.integers(0, 500)),
+    top_priority=st.sampled_from([None, 1]),
     tried=st.sets(st.integers(1, 6), max_size=3),
+    claimed=st.sets(st.integers(1, 6), max_size=3),
     seed=st.integers(0, 2**32),
 )
-def test_the_choice_is_an_eligible_backend_or_a_refusal_that_accounts_for_all(
-    states, demand, tried, seed
+def test_the_choice_is_an_eligible_backend_or_the_reasons_account_for_all(
+    states, demand, caller, need, top_priority, tried, claimed, seed
 ):
     backends = pool_of(states)
-    tried = {f"m/b{place}" for place in tried}
-    fit = eligible(backends, ROUTE, CALL, demand, tried, NOW)
-    why = reasons(backends, ROUTE, CALL, demand, tried, NOW)
+    tried = [f"m/b{place}" for place in tried]
+    claimed = {f"m/b{place}" for place in claimed}
+    ask = Ask(ROUTE, CALL, demand, caller, need, top_priority, tried)
+    fit = eligible(backends, ask, NOW, claimed)
+    why = reasons(backends, ask, NOW, claimed)
+    choice = Chooser(random.Random(seed)).find(backends, ask, NOW, claimed)
     if fit:
-        choice = choose(backends, ROUTE, CALL, demand, tried, NOW, random.Random(seed))
         assert choice in fit
-        assert choice.id not in tried
+        assert choice.id not in {*tried, *claimed}
         assert choice.id not in why
         assert choice.phase in (Phase.READY, Phase.DEGRADED)
         assert len({backend.phase for backend in fit}) == 1
         return
+    assert choice is None
     assert set(why) == {backend.id for backend in backends}
-    with pytest.raises(Rejected) as caught:
-        choose(backends, ROUTE, CALL, demand, tried, NOW, random.Random(seed))
-    assert isinstance(caught.value, Overloaded) == (Exclusion.SATURATED in why.values())
+
+
+@given(
+    states=st.lists(STATES, min_size=1, max_size=6),
+    demand=DEMANDS,
+    caller=CALLERS,
+    seed=st.integers(0, 2**32),
+)
+def test_an_explanation_says_what_the_choice_does(states, demand, caller, seed):
+    backends = pool_of(states)
+    ask = Ask(ROUTE, CALL, demand, caller)
+    before = [backend.in_flight for backend in backends]
+    told = Chooser(random.Random(seed)).explain(backends, ask, NOW)
+    choice = Chooser(random.Random(seed)).find(backends, ask, NOW)
+    assert told.backend_id == (choice.id if choice is not None else None)
+    assert told.excluded == Chooser().why_not(backends, ask, NOW)
+    assert (told.backend_id is None) == (not told.scores)
+    if choice is not None:
+        assert told.scores[choice.id] == max(told.scores.values())
+    assert [backend.in_flight for backend in backends] == before
 
 
 @given(states=st.lists(STATES, min_size=1, max_size=6), seed=st.integers(0, 2**32))

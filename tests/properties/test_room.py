@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.types import LoadSample
+from gateway.core.types import Exclusion, LoadSample
 from gateway.pools.room import Room
 
 CAPACITY = 10_000

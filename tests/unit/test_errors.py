@@ -11,7 +11,7 @@ import pytest
 import gateway
 from gateway.core import errors
 from gateway.core.errors import ConfigError, GatewayError, Rejected, RequestError
-from gateway.core.types import Dialect, Outcome
+from gateway.core.types import Dialect, Outcome, ShedReason
 from gateway.wire.replies import error_body, error_headers
 
 for found in pkgutil.walk_packages(gateway.__path__, "gateway."):
@@ -56,6 +56,13 @@ def drawn():
         yield name, path[depth - 1], rest
 
 
+def made(error, message, **more):
+    """Make an error; one of overload has a reason, and no code or parameter of its own."""
+    if error is errors.Overloaded:
+        return error(message, reason=ShedReason.QUEUE_FULL, retry_after_s=1)
+    return error(message) if error is errors.EngineFull else error(message, **more)
+
+
 @pytest.mark.parametrize("error", ALL)
 def test_every_error_has_a_status_a_type_and_an_outcome(error):
     assert 400 <= error.status <= 599
@@ -67,30 +74,32 @@ def test_every_error_has_a_status_a_type_and_an_outcome(error):
 
 @pytest.mark.parametrize("error", ALL)
 def test_a_fault_of_the_caller_is_4xx_and_no_other_is(error):
-    callers = issubclass(error, RequestError | errors.AccessError | errors.ClientGone)
+    callers = issubclass(
+        error, RequestError | errors.AccessError | errors.ClientGone | errors.TooManyWaiting
+    )
     assert (error.status < 500) == callers
 
 
 @pytest.mark.parametrize("error", [*ALL, GatewayError])
 @pytest.mark.parametrize("dialect", [each for each in Dialect if each is not Dialect.MESSAGES])
 def test_every_error_is_written_with_four_keys(error, dialect):
-    told = json.loads(error_body(error("Too much.", param="n"), "req-1", dialect))
+    told = json.loads(error_body(made(error, "Too much.", param="n"), "req-1", dialect))
     assert set(told) == {"error"}
     assert set(told["error"]) == {"message", "type", "param", "code"}
     assert "Too much." in told["error"]["message"]
     assert told["error"]["type"] == error.type
-    assert told["error"]["param"] == "n"
+    assert told["error"]["param"] == (None if issubclass(error, errors.Overloaded) else "n")
     assert told["error"]["code"] is None or isinstance(told["error"]["code"], str)
 
 
 @pytest.mark.parametrize("error", ALL)
 def test_every_error_has_a_null_param_unless_one_is_named(error):
-    assert json.loads(error_body(error("x"), "req-1"))["error"]["param"] is None
+    assert json.loads(error_body(made(error, "x"), "req-1"))["error"]["param"] is None
 
 
 @pytest.mark.parametrize("error", ALL)
 def test_every_error_is_written_in_anthropics_form(error):
-    told = json.loads(error_body(error("Too much."), "req-1", Dialect.MESSAGES))
+    told = json.loads(error_body(made(error, "Too much."), "req-1", Dialect.MESSAGES))
     assert set(told) == {"type", "error", "request_id"}
     assert (told["type"], told["request_id"]) == ("error", "req-1")
     assert set(told["error"]) == {"type", "message"}
@@ -98,10 +107,14 @@ def test_every_error_is_written_in_anthropics_form(error):
 
 
 @pytest.mark.parametrize("error", ALL)
+def test_every_error_has_its_code_and_says_what_it_was_told(error):
+    assert made(error, "x").code == error.default_code
+    assert str(made(error, "what it says")) == "what it says"
+
+
+@pytest.mark.parametrize("error", [each for each in ALL if not issubclass(each, errors.Overloaded)])
 def test_a_code_given_where_it_is_raised_wins(error):
-    assert error("x").code == error.default_code
     assert error("x", code="special").code == "special"
-    assert str(error("what it says")) == "what it says"
 
 
 @pytest.mark.parametrize("seconds", [-5, 0, 0.2, 1, 2.5, 30, 31, 1e9])
@@ -117,14 +130,42 @@ def test_clients_are_told_no_time_when_there_is_none():
 
 @pytest.mark.parametrize("error", [Rejected, *below(Rejected)])
 def test_every_refusal_for_capacity_says_which(error):
-    assert dict(error_headers(error("x")))[b"x-gateway-shed-reason"] == error.shed_reason.encode()
+    refusal = made(error, "x")
+    assert isinstance(refusal.shed_reason, ShedReason)
+    told = dict(error_headers(refusal))[b"x-gateway-shed-reason"]
+    assert told.decode() == refusal.shed_reason.value
+
+
+@pytest.mark.parametrize("reason", list(ShedReason))
+def test_an_overload_says_the_reason_it_was_raised_with(reason):
+    refusal = errors.Overloaded("x", reason=reason, retry_after_s=3)
+    headers = dict(error_headers(refusal))
+    assert headers[b"x-gateway-shed-reason"].decode() == reason.value
+    assert headers[b"retry-after"] == b"3"
 
 
 def test_reasons_of_capacity_and_of_backends_are_their_own():
-    shed = [each.shed_reason for each in below(Rejected)]
+    shed = [made(each, "x").shed_reason for each in below(Rejected)]
     failed = [each.reason for each in below(errors.UpstreamError)]
     assert len(set(shed)) == len(shed)
     assert len(set(failed)) == len(failed)
+
+
+@pytest.mark.parametrize("error", [Rejected, *below(Rejected)])
+def test_a_client_that_came_again_already_is_not_asked_back_by_its_sdk(error):
+    refusal = made(error, "x")
+    assert b"x-should-retry" not in dict(error_headers(refusal))
+    assert dict(error_headers(refusal, retried=True))[b"x-should-retry"] == b"false"
+
+
+def test_every_refusal_for_capacity_has_a_code_of_its_own():
+    codes = [each.default_code for each in Rejected.__subclasses__()]
+    assert None not in codes
+    assert len(set(codes)) == len(codes)
+
+
+def test_only_a_refusal_for_capacity_tells_an_sdk_to_stop():
+    assert b"x-should-retry" not in dict(error_headers(errors.BackendBroke("x"), retried=True))
 
 
 def test_a_configuration_error_never_becomes_a_reply():

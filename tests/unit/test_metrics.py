@@ -12,13 +12,13 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.core.errors import Overloaded, Rejected, ShuttingDown, Unavailable
 from gateway.core.types import (
     Endpoint,
     LoadSample,
     Outcome,
     Phase,
     RequestRecord,
+    ShedReason,
     Transition,
     Usage,
     UsageSource,
@@ -42,6 +42,10 @@ class Reading:
     phase: Phase = Phase.READY
     in_flight: int = 0
     sample: LoadSample | None = None
+    limit: int | None = None
+
+    def allowed(self, now):
+        return self.limit
 
     def stale(self, now):
         return self.sample is None or now - self.sample.at > 3.0
@@ -152,22 +156,56 @@ def test_tokens_are_counted_by_kind_and_source():
     assert seen["gateway_usage_source_total", "counted"] == 1
 
 
-@pytest.mark.parametrize("refusal", [Overloaded, Unavailable, ShuttingDown])
-def test_a_shed_request_counts_under_the_reason_of_its_error(refusal):
-    error = refusal("no")
-    seen = settled(record(outcome=error.outcome, error_code=error.code))
-    assert seen["gateway_shed_total", "m", refusal.shed_reason] == 1
+@pytest.mark.parametrize("reason", list(ShedReason))
+def test_a_shed_request_counts_under_its_reason(reason):
+    seen = settled(record(outcome=Outcome.SHED, status=503, shed_reason=reason))
+    counted = {key: value for key, value in seen.items() if key[0] == "gateway_shed_total"}
+    assert counted == {("gateway_shed_total", "m", reason.value): 1}
 
 
-def test_a_shed_by_the_backend_itself_has_its_own_reason():
-    seen = settled(record(outcome=Outcome.SHED, status=503, error_code=None))
-    assert seen["gateway_shed_total", "m", "backend"] == 1
+def test_a_shed_without_a_reason_of_ours_is_the_engines():
+    seen = settled(record(outcome=Outcome.SHED, status=503))
+    assert seen["gateway_shed_total", "m", "engine"] == 1
 
 
-def test_every_refusal_for_capacity_has_a_code_of_its_own():
-    codes = [each.default_code for each in Rejected.__subclasses__()]
-    assert None not in codes
-    assert len(set(codes)) == len(codes)
+def test_a_request_that_did_not_wait_is_no_wait_of_0():
+    assert ("gateway_queue_wait_seconds_count", "m") not in settled(record())
+
+
+@pytest.mark.parametrize("outcome", [Outcome.OK, Outcome.SHED, Outcome.CLIENT_GONE])
+def test_a_wait_is_told_whatever_became_of_the_request(outcome):
+    seen = settled(record(queue_s=0.3, outcome=outcome))
+    assert seen["gateway_queue_wait_seconds_sum", "m"] == 0.3
+    assert seen["gateway_queue_wait_seconds_bucket", "m", "0.25"] == 0
+    assert seen["gateway_queue_wait_seconds_bucket", "m", "0.5"] == 1
+
+
+def test_what_waits_is_read_when_scraped():
+    waiting = {"m": (3, 900), "n": (0, 0)}
+    of = metrics(queues=lambda: waiting)
+    seen = samples(of)
+    assert seen["gateway_queue_requests", "m"] == 3
+    assert seen["gateway_queue_tokens", "m"] == 900
+    assert seen["gateway_queue_requests", "n"] == 0
+    del waiting["m"]
+    assert ("gateway_queue_requests", "m") not in samples(of)
+
+
+def test_a_limit_is_told_while_there_is_one():
+    backend = Reading(limit=32)
+    of = metrics(backend)
+    assert samples(of)["gateway_backend_limit", "m", "b1"] == 32
+    backend.limit = None
+    assert ("gateway_backend_limit", "m", "b1") not in samples(of)
+
+
+def test_cuts_of_a_limit_are_counted_by_their_sign():
+    of = metrics()
+    for sign in ("waiting", "late", "late"):
+        of.limit_cut("org/m/b1", sign)
+    seen = samples(of)
+    assert seen["gateway_backend_limit_cuts_total", "org/m", "b1", "waiting"] == 1
+    assert seen["gateway_backend_limit_cuts_total", "org/m", "b1", "late"] == 2
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from gateway.core.errors import (
     RequestError,
     ShuttingDown,
 )
-from gateway.core.types import Dialect
+from gateway.core.types import Dialect, ShedReason
 from gateway.wire.replies import (
     clean,
     error_body,
@@ -37,10 +37,20 @@ def all_errors() -> list[type[GatewayError]]:
     return found
 
 
+def overloaded(retry_after_s: float = 1.0) -> Overloaded:
+    return Overloaded("m", reason=ShedReason.QUEUE_FULL, retry_after_s=retry_after_s)
+
+
+def raised(kind: type[GatewayError], message: str) -> GatewayError:
+    if kind is Overloaded:
+        return Overloaded(message, reason=ShedReason.TOO_LATE, retry_after_s=1)
+    return kind(message)
+
+
 @pytest.mark.parametrize("kind", all_errors())
 @pytest.mark.parametrize("dialect", OPENAI)
 def test_every_error_has_the_four_keys_and_a_string_code(kind, dialect):
-    error = json.loads(error_body(kind("what happened"), "req-1", dialect))["error"]
+    error = json.loads(error_body(raised(kind, "what happened"), "req-1", dialect))["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert "what happened" in error["message"]
     assert isinstance(error["code"], str)
@@ -59,7 +69,7 @@ def test_an_error_keeps_its_code_and_param():
         (MethodNotAllowed("m"), "invalid_request_error"),
         (AccessError("m"), "authentication_error"),
         (ModelNotFound("m"), "not_found_error"),
-        (Overloaded("m"), "overloaded_error"),
+        (overloaded(), "overloaded_error"),
         (GatewayError("m"), "api_error"),
     ],
 )
@@ -86,7 +96,7 @@ def test_too_long_a_prompt_is_told_in_the_words_each_api_knows():
     [(0.2, b"1", b"1000"), (2.25, b"3", b"2250"), (500.0, b"30", b"30000")],
 )
 def test_retry_after_is_clamped_and_never_shorter_than_meant(seconds, whole, millis):
-    headers = dict(error_headers(Overloaded("m", retry_after_s=seconds)))
+    headers = dict(error_headers(overloaded(seconds)))
     assert headers[b"retry-after"] == whole
     assert headers[b"retry-after-ms"] == millis
 

@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.core.types import LoadSample
+from gateway.core.types import Exclusion, LoadSample
 from gateway.pools.room import Room, pool_closed
 
 CAPACITY = 10_000

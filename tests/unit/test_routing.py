@@ -6,8 +6,9 @@ from collections import Counter
 import pytest
 
 from gateway.config.models import Config
-from gateway.core.errors import EndpointNotServed, ModelNotFound, Overloaded, Unavailable
+from gateway.core.errors import EndpointNotServed, ModelNotFound
 from gateway.core.types import (
+    Ask,
     Call,
     Caller,
     Demand,
@@ -16,6 +17,7 @@ from gateway.core.types import (
     Exclusion,
     LoadSample,
     ModelsSeen,
+    Need,
     Phase,
     ProbeFailed,
     ProbePassed,
@@ -27,11 +29,10 @@ from gateway.core.types import (
 from gateway.pools.health import Order
 from gateway.pools.table import PoolTable
 from gateway.routing.catalog import Catalog, status
-from gateway.routing.choice import choose, refusal
+from gateway.routing.choice import Chooser
 from gateway.routing.filters import eligible, exclusion, reasons
 from gateway.routing.pick import pick, score
 from gateway.routing.scorers import fewest_requests, free_kv_cache
-from gateway.wire.replies import error_headers
 
 NOW = 100.0
 URLS = [f"http://127.0.0.1:{port}" for port in (8001, 8002, 8003)]
@@ -89,8 +90,8 @@ def make_down(table, backend_id):
     assert table.get(backend_id).phase is Phase.DOWN
 
 
-def scrape(table, backend_id, *, running=0, waiting=0, kv=0.1):
-    table.observe(backend_id, Scraped(LoadSample(NOW, running, waiting, kv)))
+def scrape(table, backend_id, *, running=0, waiting=0, kv=0.1, capacity=None):
+    table.observe(backend_id, Scraped(LoadSample(NOW, running, waiting, kv, capacity)))
 
 
 def call(model="m", endpoint=Endpoint.CHAT):
@@ -101,17 +102,22 @@ def names(backends):
     return [backend.name for backend in backends]
 
 
-def found(table, *, route=ROUTE, asked=None, demand=SMALL, tried=(), now=NOW):
-    return names(eligible(table.backends("m"), route, asked or call(), demand, tried, now))
+def ask(*, route=ROUTE, asked=None, demand=SMALL, caller=ANYONE, tried=(), **more):
+    return Ask(route, asked or call(), demand, caller, tried=list(tried), **more)
 
 
-def why(table, *, route=ROUTE, asked=None, demand=SMALL, tried=(), now=NOW):
-    return reasons(table.backends("m"), route, asked or call(), demand, tried, now)
+def found(table, *, now=NOW, claimed=frozenset(), **asked):
+    return names(eligible(table.backends("m"), ask(**asked), now, claimed))
 
 
-def chosen(table, *, route=ROUTE, demand=SMALL, tried=(), seed=0):
-    rng = random.Random(seed)
-    return choose(table.backends("m"), route, call(), demand, tried, NOW, rng).name
+def why(table, *, now=NOW, claimed=frozenset(), **asked):
+    return reasons(table.backends("m"), ask(**asked), now, claimed)
+
+
+def chosen(table, *, seed=0, claimed=frozenset(), **asked):
+    chooser = Chooser(random.Random(seed))
+    best = chooser.find(table.backends("m"), ask(**asked), NOW, claimed)
+    return best.name if best is not None else None
 
 
 @pytest.fixture
@@ -145,13 +151,13 @@ def test_degraded_backends_serve_when_no_ready_one_does(table):
 
 def test_a_degraded_backend_serves_when_the_ready_ones_cannot_take_this_request(table):
     make_degraded(table, "m/b1")
-    scrape(table, "m/b2", kv=0.95)
-    assert found(table, tried={"m/b3"}) == ["b1"]
+    scrape(table, "m/b2", running=1, kv=0.95)
+    assert found(table, tried=["m/b3"]) == ["b1"]
 
 
 def test_a_backend_that_was_tried_is_not_asked_again(table):
-    assert found(table, tried={"m/b1", "m/b2"}) == ["b3"]
-    assert why(table, tried={"m/b1"}) == {"m/b1": Exclusion.ALREADY_TRIED}
+    assert found(table, tried=["m/b1", "m/b2"]) == ["b3"]
+    assert why(table, tried=["m/b1"]) == {"m/b1": Exclusion.ALREADY_TRIED}
 
 
 def test_backends_that_take_no_work_are_not_serving(table):
@@ -205,7 +211,7 @@ def test_a_backend_that_tells_its_endpoints_is_asked_for_no_others(table):
 )
 def test_only_an_exact_count_excludes_a_small_window(table, demand, fits):
     expected = None if fits else Exclusion.WINDOW_TOO_SMALL
-    assert exclusion(table.get("m/b1"), ROUTE, call(), demand, NOW) is expected
+    assert exclusion(table.get("m/b1"), ask(demand=demand), NOW) is expected
 
 
 def test_a_backend_of_unknown_window_is_never_too_small(table):
@@ -213,17 +219,67 @@ def test_a_backend_of_unknown_window_is_never_too_small(table):
     assert found(table, demand=Demand(10**9, exact=True)) == ["b1"]
 
 
-def test_a_full_kv_cache_saturates_only_while_it_was_seen_lately(table):
-    scrape(table, "m/b1", kv=0.95)
-    assert why(table) == {"m/b1": Exclusion.SATURATED}
+def test_a_full_kv_cache_takes_nothing_only_while_it_was_seen_lately(table):
+    scrape(table, "m/b1", running=1, kv=0.95)
+    assert why(table) == {"m/b1": Exclusion.KV_FULL}
     assert "b1" in found(table, now=NOW + 60)
 
 
-def test_a_backend_at_its_own_limit_is_saturated_until_a_slot_comes_back():
+def test_a_long_queue_in_the_engine_takes_nothing(table):
+    scrape(table, "m/b1", running=8, waiting=8)
+    assert why(table) == {"m/b1": Exclusion.ENGINE_QUEUED}
+
+
+def test_a_request_goes_where_its_need_fits_into_the_kv_cache(table):
+    scrape(table, "m/b1", running=1, kv=0.5, capacity=10_000)
+    scrape(table, "m/b2", running=1, kv=0.5, capacity=20_000)
+    scrape(table, "m/b3", running=0, kv=0.0, capacity=3_000)
+    assert found(table, need=Need(3000, 1001)) == ["b2"]
+    assert why(table, need=Need(3000, 1001)) == {
+        "m/b1": Exclusion.NO_KV_ROOM,
+        "m/b3": Exclusion.TOO_LARGE,
+    }
+    assert found(table, need=Need(2000, 1000)) == ["b1", "b2", "b3"]
+
+
+def test_what_is_claimed_is_left_to_who_claimed_it(table):
+    assert found(table, claimed={"m/b1", "m/b3"}) == ["b2"]
+    assert why(table, claimed={"m/b1"}) == {"m/b1": Exclusion.CLAIMED}
+    assert chosen(table, claimed=set(table.ids())) is None
+
+
+def test_a_claim_hides_no_reason_that_waiting_does_not_cure(table):
+    make_ready(table, "m/b1", models=(ServedModel("x", None, 1), ServedModel("y", None, 1)))
+    assert why(table, claimed={"m/b1"}) == {"m/b1": Exclusion.MODEL_MISSING}
+
+
+def test_the_last_places_are_for_the_highest_priority():
+    table = table_of(pools(m=[{"url": URLS[0], "max_in_flight": 10}]))
+    make_ready(table, "m/b1")
+    for _ in range(9):
+        table.take("m/b1", NOW)
+    low, high = Caller("k", "n", "t", priority=0), Caller("k", "n", "t", priority=9)
+    assert why(table, caller=low, top_priority=9) == {"m/b1": Exclusion.AT_LIMIT}
+    assert found(table, caller=high, top_priority=9) == ["b1"]
+    assert found(table, caller=low, top_priority=None) == ["b1"]
+
+
+def test_with_admission_off_only_a_configured_limit_holds():
+    settings = {"admission": "off", "backends": [URLS[0], {"url": URLS[1], "max_in_flight": 1}]}
+    table = table_of(pools(m=settings))
+    for backend in tuple(table):
+        make_ready(table, backend.id)
+        scrape(table, backend.id, running=500, waiting=500, kv=1.0, capacity=1000)
+        table.take(backend.id, NOW)
+    assert found(table, need=Need(9000, 9000)) == ["b1"]
+    assert why(table) == {"m/b2": Exclusion.AT_LIMIT}
+
+
+def test_a_backend_at_its_own_limit_takes_nothing_until_a_slot_comes_back():
     table = table_of(pools(m=[{"url": URLS[0], "max_in_flight": 1}]))
     make_ready(table, "m/b1")
     slot = table.take("m/b1", NOW)
-    assert why(table) == {"m/b1": Exclusion.SATURATED}
+    assert why(table) == {"m/b1": Exclusion.AT_LIMIT}
     slot.release()
     assert found(table) == ["b1"]
 
@@ -299,53 +355,33 @@ def test_an_unknown_or_stale_kv_cache_counts_as_half_full(table):
     assert free_kv_cache(backend, NOW + 60) == 0.5
 
 
-# --- no backend -----------------------------------------------------------------------------------
-
-
-def retry_after(error):
-    return int(dict(error_headers(error))[b"retry-after"])
-
-
-def test_saturation_is_told_as_overload_with_the_tally(table):
-    for name in ("b1", "b2"):
-        scrape(table, f"m/{name}", kv=0.95)
-    make_down(table, "m/b3")
-    with pytest.raises(Overloaded, match="of its 3 backends 2 saturated, 1 not_serving") as caught:
-        chosen(table)
-    assert caught.value.message.startswith("`m` is overloaded")
-    assert caught.value.status == 503
-    assert caught.value.code == "server_is_overloaded"
-    assert 1 <= retry_after(caught.value) <= 30
-
-
-def test_absence_is_told_as_unavailable_with_the_tally(table):
+def test_nobody_to_choose_is_told_with_every_reason(table):
     make_down(table, "m/b1")
-    with pytest.raises(Unavailable, match=r"none of its 3 backends .*1 not_serving") as caught:
-        chosen(table, tried={"m/b2", "m/b3"})
-    assert "2 already_tried" in caught.value.message
-    assert (caught.value.code, caught.value.param) == ("model_unavailable", "model")
-    assert 1 <= retry_after(caught.value) <= 30
+    scrape(table, "m/b2", running=1, kv=0.95)
+    assert chosen(table, tried=["m/b3"]) is None
+    assert Chooser().why_not(table.backends("m"), ask(tried=["m/b3"]), NOW) == {
+        "m/b1": Exclusion.NOT_SERVING,
+        "m/b2": Exclusion.KV_FULL,
+        "m/b3": Exclusion.ALREADY_TRIED,
+    }
 
 
-def test_a_pool_without_backends_says_so():
-    error = refusal(ROUTE, {}, random.Random(0))
-    assert isinstance(error, Unavailable)
-    assert "none configured" in error.message
+def test_an_explanation_has_the_choice_all_scores_and_the_reasons_of_the_rest(table):
+    scrape(table, "m/b1", running=3)
+    scrape(table, "m/b2", running=1)
+    make_down(table, "m/b3")
+    told = Chooser().explain(table.backends("m"), ask(), NOW)
+    assert told.backend_id == "m/b2"
+    assert set(told.scores) == {"m/b1", "m/b2"}
+    assert told.scores["m/b2"] == score(table.get("m/b2"), NOW) > told.scores["m/b1"]
+    assert told.excluded == {"m/b3": Exclusion.NOT_SERVING}
+    assert all(backend.in_flight == 0 for backend in table)
 
 
-def test_a_refusal_names_the_model_as_it_was_asked_for():
-    error = refusal(Route("nick", "m", "m"), {"m/b1": Exclusion.SATURATED}, random.Random(0))
-    assert "`nick`" in error.message
-    assert "m/b1" not in error.message
-
-
-@pytest.mark.parametrize("reason", list(Exclusion))
-def test_every_refusal_asks_to_come_back_soon_and_not_all_at_once(reason):
-    told = [refusal(ROUTE, {"m/b1": reason}, random.Random(seed)) for seed in range(100)]
-    assert all(1 <= each.retry_after_s <= 30 for each in told)
-    assert all(1 <= retry_after(each) <= 30 for each in told)
-    assert len({each.retry_after_s for each in told}) > 50
-    assert all(reason.value in each.message for each in told)
+def test_an_explanation_of_nobody_has_only_reasons(table):
+    told = Chooser().explain(table.backends("m"), ask(tried=table.ids()), NOW)
+    assert (told.backend_id, told.scores) == (None, {})
+    assert told.excluded == dict.fromkeys(table.ids(), Exclusion.ALREADY_TRIED)
 
 
 # --- names ----------------------------------------------------------------------------------------

@@ -3,8 +3,10 @@ import pytest
 from gateway.config.models import Config
 from gateway.core.types import (
     Endpoint,
+    Exclusion,
     LoadSample,
     ModelsSeen,
+    Need,
     Phase,
     ProbeFailed,
     ProbePassed,
@@ -65,7 +67,7 @@ def make_ready(table, backend_id="m/b1", models=(BASE,), endpoints=None, at=100.
     return table.get(backend_id)
 
 
-def scrape(table, at=100.0, backend_id="m/b1", *, running=0, waiting=0, kv=0.1):
+def scrape(table, at=100.0, backend_id="m/b1", *, running=1, waiting=0, kv=0.1):
     table.observe(backend_id, Scraped(LoadSample(at, running, waiting, kv)))
 
 
@@ -148,9 +150,10 @@ def test_a_failed_scrape_does_not_forget_the_sample(table):
 def test_the_kv_cache_closes_at_the_high_mark_and_opens_below_the_low_one(table):
     backend = table.get("m/b1")
     verdicts = []
-    for usage in (0.5, 0.89, 0.90, 0.85, 0.80, 0.79, 0.89):
-        scrape(table, kv=usage)
-        verdicts.append(backend.saturated(100.0))
+    for turn, usage in enumerate((0.5, 0.89, 0.90, 0.85, 0.80, 0.79, 0.89)):
+        at = 100.0 + 2 * turn  # a dwell apart
+        scrape(table, at, kv=usage)
+        verdicts.append(backend.saturated(at))
     assert verdicts == [False, False, True, True, True, False, False]
 
 
@@ -159,6 +162,102 @@ def test_a_stale_kv_usage_saturates_nothing(table):
     backend = table.get("m/b1")
     assert backend.saturated(103.0)
     assert not backend.saturated(103.1)
+
+
+def test_an_idle_backend_takes_work_whatever_its_kv_usage_says(table):
+    scrape(table, running=0, kv=0.99)
+    backend = table.get("m/b1")
+    assert not backend.saturated(100.0)
+    table.take("m/b1", 100.0)
+    assert backend.saturated(100.0)
+
+
+def test_what_a_request_needs_is_credited_until_its_slot_comes_back(table):
+    backend = table.get("m/b1")
+    table.observe("m/b1", Scraped(LoadSample(100.0, 1, 0, 0.5, 10_000)))
+    slot = table.take("m/b1", 100.0, Need(3000, 500))
+    assert backend.obstacle(501, 100.0) is Exclusion.NO_KV_ROOM
+    assert backend.obstacle(500, 100.0) is None
+    slot.release()
+    assert backend.obstacle(4000, 100.0) is None
+    assert backend.room.in_flight == 0
+
+
+def test_a_prompt_that_streams_is_read_at_its_first_token_others_at_the_next_scrape(table):
+    backend = table.get("m/b1")
+    streamed = table.take("m/b1", 100.0, Need(3000, 400, streams=True))
+    table.take("m/b1", 100.0, Need(2000, 400))
+    table.observe("m/b1", Scraped(LoadSample(101.0, 2, 0, 0.22, 10_000)))
+    assert backend.room.projection(101.0).tokens == 2200 + 3400 + 100
+    table.first_token(streamed, 101.5)
+    table.observe("m/b1", Scraped(LoadSample(102.0, 2, 0, 0.54, 10_000)))
+    assert backend.room.projection(102.0).tokens == 5400 + 100 + 100
+
+
+def test_a_first_token_after_the_end_of_its_request_says_nothing(table):
+    backend = table.get("m/b1")
+    slot = table.take("m/b1", 100.0, Need(3000, 400, streams=True))
+    slot.release()
+    table.first_token(slot, 109.0)
+    assert backend.limit.prefill.at(109.0) is None
+    table.apply(pools(m=[TWO]))
+    table.first_token(slot, 109.0)
+
+
+def test_refusals_of_the_engine_lower_its_limit_at_the_next_scrape_and_are_told(table):
+    cuts = []
+    table.on_cut.append(lambda *cut: cuts.append(cut))
+    backend = table.get("m/b1")
+    slots = [table.take("m/b1", 100.0) for _ in range(10)]
+    table.refused("m/b1")
+    table.refused("m/b9")
+    scrape(table, 101.0, running=10)
+    assert cuts == [("m/b1", "refused")]
+    assert backend.allowed(101.0) < 32
+    assert len(slots) == backend.in_flight
+
+
+def test_late_first_tokens_lower_the_limit(table):
+    cuts = []
+    table.on_cut.append(lambda *cut: cuts.append(cut))
+    table.first_token(table.take("m/b1", 100.0, Need(10, 10, streams=True)), 100.1)
+    for _ in range(20):
+        table.first_token(table.take("m/b1", 100.0, Need(10, 10, streams=True)), 110.0)
+    scrape(table, 110.0, running=20)
+    assert cuts == [("m/b1", "late")]
+
+
+def test_the_most_in_flight_of_the_window_is_what_a_limit_is_judged_by(table):
+    backend = table.get("m/b1")
+    for slot in [table.take("m/b1", 100.0) for _ in range(16)]:
+        slot.release()
+    scrape(table, 101.0)
+    assert backend.allowed(101.0) == 41  # half of 32 were used, if not at the scrape
+    scrape(table, 102.0)
+    assert backend.allowed(102.0) == 41  # none was since
+
+
+def test_a_backend_that_restarted_starts_slowly(table):
+    backend = table.get("m/b1")
+    table.observe("m/b1", Scraped(LoadSample(100.0, 1, 0, 0.1, progress=500.0)))
+    assert backend.allowed(100.0) == 32
+    table.observe("m/b1", Scraped(LoadSample(101.0, 1, 0, 0.1, progress=3.0)))
+    assert backend.allowed(101.0) == 3
+    assert backend.allowed(161.0) == 32
+
+
+def test_with_admission_off_there_is_no_limit_but_a_configured_one(clock):
+    table = PoolTable(clock)
+    table.apply(pools(m={"backends": [ONE, {"url": TWO, "max_in_flight": 2}], "admission": "off"}))
+    for backend_id in ("m/b1", "m/b2"):
+        scrape(table, backend_id=backend_id, running=99, waiting=99, kv=1.0)
+        table.take(backend_id, 100.0)
+    one, two = table.get("m/b1"), table.get("m/b2")
+    assert (one.allowed(100.0), two.allowed(100.0)) == (None, 2)
+    assert not one.saturated(100.0)
+    assert not two.saturated(100.0)
+    table.take("m/b2", 100.0)
+    assert two.saturated(100.0)
 
 
 def test_a_configured_limit_saturates_by_itself(clock):
@@ -362,8 +461,14 @@ def test_a_reload_changes_limits_in_place(table):
     table.apply(pools(m={**changed, "kv": {"stop_admitting": 0.5, "resume": 0.4}}))
     scrape(table, kv=0.6)
     assert table.get("m/b1") is backend
-    assert backend.limit == 1
-    assert backend.saturated(100.0)
+    assert backend.limit.value == backend.allowed(100.0) == 1
+    assert backend.obstacle(1, 100.0) is Exclusion.KV_FULL
+    slot = table.take("m/b1", 100.0)
+    assert backend.obstacle(1, 100.0) is Exclusion.AT_LIMIT
+    table.apply(pools(m=[ONE, TWO]))
+    assert (slot.credit.held, backend.in_flight) == (True, 1)
+    scrape(table, 102.0, kv=0.6)
+    assert not backend.saturated(102.0)
 
 
 @pytest.mark.parametrize("changed", [{"url": TWO}, {"url": ONE, "api_key": "new"}])
@@ -427,6 +532,6 @@ def test_listeners_hear_of_members_and_of_capacity(table):
 
 
 def test_unknown_load_weighs_more_than_an_idle_backend_that_shows_its_load(table):
-    scrape(table)
+    scrape(table, running=0)
     assert table.get("m/b1").load(100.0) == 0
     assert table.get("m/b2").load(100.0) > 0

@@ -1,0 +1,196 @@
+"""What a request that is not admitted is told: what happened, the numbers, when to come again."""
+
+import random
+import re
+
+import pytest
+
+from gateway.admission.queue import FairQueue, Full, Limits, Ticket
+from gateway.admission.refusals import no_backend, queue_full, too_late, waited_too_long
+from gateway.core.errors import ContextLengthExceeded, Overloaded, TooManyWaiting, Unavailable
+from gateway.core.types import (
+    Ask,
+    Call,
+    Caller,
+    Demand,
+    Dialect,
+    Endpoint,
+    Exclusion,
+    Need,
+    Outcome,
+    Route,
+    ShedReason,
+)
+from gateway.wire.replies import error_headers
+
+OWN = [Full.TENANT_REQUESTS, Full.TENANT_TOKENS, Full.TENANT_BYTES]
+SHARED = [Full.REQUESTS, Full.TOKENS, Full.BYTES]
+BUSY = {"m/b1": Exclusion.AT_LIMIT, "m/b2": Exclusion.AT_LIMIT, "m/b3": Exclusion.NOT_SERVING}
+WAITING = [reason for reason in Exclusion if reason.passes]
+
+
+def ask(name="m"):
+    return Ask(
+        Route(name, "m", "m"),
+        Call(Endpoint.CHAT, Dialect.CHAT, name, stream=False, body=b"{}"),
+        Demand(10, exact=True),
+        Caller("k1", "anyone", "acme"),
+        Need(700, 300),
+    )
+
+
+def queue(requests=4, **waiting):
+    """Return a queue in which each tenant named has so many requests of 500 tokens."""
+    made = FairQueue(Limits(requests, 4000, 10_000))
+    for tenant, count in waiting.items():
+        for _ in range(count):
+            made.offer(Ticket(None, tenant, 0, 500, 100, offered_at=0.0, deadline=9.0))
+    return made
+
+
+def retry_after(error):
+    return int(dict(error_headers(error))[b"retry-after"])
+
+
+def all_refusals(why, retry_after_s=7.0):
+    """Return each refusal that asks to come again."""
+    return [
+        no_backend(ask(), why, random.Random(0)),
+        too_late(ask(), why, 40.0, 30.0, retry_after_s),
+        waited_too_long(ask(), why, 30.0, retry_after_s),
+        *(queue_full(ask(), full, queue(acme=2), why, retry_after_s) for full in Full),
+    ]
+
+
+# --- which waiting cures --------------------------------------------------------------------------
+
+
+def test_waiting_cures_a_want_of_room_and_nothing_else():
+    assert set(WAITING) == {
+        Exclusion.AT_LIMIT,
+        Exclusion.ENGINE_QUEUED,
+        Exclusion.KV_FULL,
+        Exclusion.NO_KV_ROOM,
+        Exclusion.CLAIMED,
+    }
+
+
+# --- no backend -----------------------------------------------------------------------------------
+
+
+def test_absence_is_told_as_unavailable_with_the_tally():
+    why = {
+        "m/b1": Exclusion.NOT_SERVING,
+        "m/b2": Exclusion.ALREADY_TRIED,
+        "m/b3": Exclusion.ALREADY_TRIED,
+    }
+    error = no_backend(ask(), why, random.Random(0))
+    assert isinstance(error, Unavailable)
+    assert "none of its 3 backends" in error.message
+    assert "1 not_serving, 2 already_tried" in error.message
+    assert (error.status, error.code, error.param) == (503, "model_unavailable", "model")
+    assert error.shed_reason is ShedReason.NO_BACKEND
+    assert 1 <= retry_after(error) <= 30
+
+
+def test_a_pool_without_backends_says_so():
+    error = no_backend(ask(), {}, random.Random(0))
+    assert isinstance(error, Unavailable)
+    assert "none configured" in error.message
+
+
+@pytest.mark.parametrize("reason", [each for each in Exclusion if each is not Exclusion.TOO_LARGE])
+def test_absence_asks_to_come_back_soon_and_not_all_at_once(reason):
+    told = [no_backend(ask(), {"m/b1": reason}, random.Random(seed)) for seed in range(100)]
+    assert all(1 <= each.retry_after_s <= 30 for each in told)
+    assert all(1 <= retry_after(each) <= 30 for each in told)
+    assert len({each.retry_after_s for each in told}) > 50
+    assert all(reason.value in each.message for each in told)
+
+
+def test_what_no_cache_can_hold_is_the_requests_fault_and_not_to_be_repeated():
+    why = {"m/b1": Exclusion.TOO_LARGE, "m/b2": Exclusion.NOT_SERVING}
+    error = no_backend(ask(), why, random.Random(0))
+    assert isinstance(error, ContextLengthExceeded)
+    assert (error.status, error.outcome) == (400, Outcome.REJECTED)
+    assert "1000 tokens" in error.message
+    assert "700 for the prompt, 300 for the completion" in error.message
+    assert b"retry-after" not in dict(error_headers(error))
+
+
+# --- no room --------------------------------------------------------------------------------------
+
+
+def test_overload_is_told_with_the_tally():
+    for error in all_refusals(BUSY)[1:]:
+        assert error.message.startswith("`m` is overloaded: of its 3 backends ")
+        assert "2 at_limit, 1 not_serving" in error.message
+
+
+@pytest.mark.parametrize("reason", WAITING)
+def test_overload_is_told_in_the_word_of_the_reason(reason):
+    assert all(f"1 {reason.value}" in each.message for each in all_refusals({"m/b1": reason})[1:])
+
+
+def test_a_turn_that_would_come_too_late_is_told_with_both_times():
+    error = too_late(ask(), BUSY, 41.6, 30.0, 12.0)
+    assert (error.status, error.code) == (503, "server_is_overloaded")
+    assert error.shed_reason is ShedReason.TOO_LATE
+    assert "about 42 s and may wait 30 s" in error.message
+
+
+def test_a_wait_in_vain_is_told_with_its_length():
+    error = waited_too_long(ask(), BUSY, 4.96, 12.0)
+    assert (error.status, error.code) == (503, "server_is_overloaded")
+    assert error.shed_reason is ShedReason.QUEUE_TIMEOUT
+    assert "waited 5.0 s" in error.message
+
+
+@pytest.mark.parametrize("full", SHARED)
+def test_a_full_queue_is_told_with_what_it_holds_and_may_hold(full):
+    error = queue_full(ask(), full, queue(acme=1, other=2), BUSY, 12.0)
+    assert isinstance(error, Overloaded)
+    assert (error.status, error.code) == (503, "server_is_overloaded")
+    assert error.shed_reason is ShedReason.QUEUE_FULL
+    assert "3 requests with 1500 tokens wait already" in error.message
+    assert "4 requests and 4000 tokens" in error.message
+
+
+@pytest.mark.parametrize("full", OWN)
+def test_a_tenant_whose_share_is_full_is_told_of_its_own_alone(full):
+    error = queue_full(ask(), full, queue(acme=1, other=2), BUSY, 12.0)
+    assert isinstance(error, TooManyWaiting)
+    assert (error.status, error.code) == (429, "too_many_waiting")
+    assert error.shed_reason is ShedReason.TENANT_QUEUE_FULL
+    assert "1 requests with 500 tokens wait already" in error.message
+    assert not re.search(r"\b(2|3) requests", error.message)
+    assert "other" not in error.message
+
+
+def test_where_nothing_may_wait_no_queue_is_spoken_of():
+    error = queue_full(ask(), Full.REQUESTS, queue(0), BUSY, 12.0)
+    assert (error.status, error.code) == (503, "server_is_overloaded")
+    assert error.shed_reason is ShedReason.NO_ROOM
+    assert "queue" not in error.message
+
+
+# --- all ------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_names_the_model_as_it_was_asked_for_and_no_backend():
+    for why in (BUSY, {"m/b1": Exclusion.TOO_LARGE}):
+        for refusal in (
+            no_backend(ask("nick"), why, random.Random(0)),
+            too_late(ask("nick"), why, 1.0, 1.0, 1.0),
+            waited_too_long(ask("nick"), why, 1.0, 1.0),
+            *(queue_full(ask("nick"), full, queue(), why, 1.0) for full in Full),
+        ):
+            assert "`nick`" in refusal.message
+            assert "m/b1" not in refusal.message
+
+
+@pytest.mark.parametrize("seconds", [1.0, 6.2, 30.0])
+def test_the_time_to_come_again_is_the_same_in_words_and_in_the_header(seconds):
+    for error in all_refusals(BUSY, seconds)[1:]:
+        assert error.message.endswith(f"Retry in {retry_after(error)} s.")
+        assert seconds <= retry_after(error) < seconds + 1
