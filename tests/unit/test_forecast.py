@@ -85,7 +85,7 @@ def test_the_first_second_tells_no_rate():
     drain = Drain()
     drain.passed(0.5, 10_000)
     assert drain.tokens_per_s is None
-    drain.passed(0.5, 0)
+    drain.passed(0.75, 0)
     assert drain.tokens_per_s is not None
 
 

@@ -31,7 +31,7 @@ from gateway.pools.table import PoolTable
 from gateway.routing.catalog import Catalog, status
 from gateway.routing.choice import Chooser
 from gateway.routing.filters import eligible, exclusion, reasons
-from gateway.routing.pick import pick, score
+from gateway.routing.pick import pick, scores
 from gateway.routing.scorers import fewest_requests, free_kv_cache
 
 NOW = 100.0
@@ -342,17 +342,17 @@ def test_scorers_can_be_replaced_and_weighted(table):
     assert pick(two, NOW, rng, [(fewest_requests, 1.0)]).name == "b1"
     assert pick(two, NOW, rng, [(free_kv_cache, 1.0)]).name == "b2"
     weights = [(fewest_requests, 2.0), (free_kv_cache, 3.0)]
-    assert score(two[1], NOW, weights) == pytest.approx(2.0 / 5 + 3.0 * 0.9)
+    assert scores(two, NOW, weights)[1] == pytest.approx(2.0 / 5 + 3.0 * 0.9)
 
 
 def test_an_unknown_or_stale_kv_cache_counts_as_half_full(table):
     backend = table.get("m/b1")
-    assert free_kv_cache(backend, NOW) == 0.5
+    assert free_kv_cache([backend], NOW) == [0.5]
     scrape(table, "m/b1", kv=None)
-    assert free_kv_cache(backend, NOW) == 0.5
+    assert free_kv_cache([backend], NOW) == [0.5]
     scrape(table, "m/b1", kv=0.25)
-    assert free_kv_cache(backend, NOW) == 0.75
-    assert free_kv_cache(backend, NOW + 60) == 0.5
+    assert free_kv_cache([backend], NOW) == [0.75]
+    assert free_kv_cache([backend], NOW + 60) == [0.5]
 
 
 def test_nobody_to_choose_is_told_with_every_reason(table):
@@ -373,7 +373,7 @@ def test_an_explanation_has_the_choice_all_scores_and_the_reasons_of_the_rest(ta
     told = Chooser().explain(table.backends("m"), ask(), NOW)
     assert told.backend_id == "m/b2"
     assert set(told.scores) == {"m/b1", "m/b2"}
-    assert told.scores["m/b2"] == score(table.get("m/b2"), NOW) > told.scores["m/b1"]
+    assert told.scores["m/b2"] == scores([table.get("m/b2")], NOW)[0] > told.scores["m/b1"]
     assert told.excluded == {"m/b3": Exclusion.NOT_SERVING}
     assert all(backend.in_flight == 0 for backend in table)
 
