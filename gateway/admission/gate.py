@@ -20,6 +20,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from gateway.admission.decisions import Decision, Decisions, Weighed, decide
 from gateway.admission.forecast import Drain, Outputs
 from gateway.admission.queue import Blocked, FairQueue, Limits, Placed
 from gateway.admission.refusals import no_backend, queue_full, too_late, waited_too_long
@@ -56,6 +57,9 @@ class Finder(Protocol):
     def why_not(self, backends: Sequence[Backend], ask: Ask, now: float) -> dict[str, Exclusion]:
         """Return why each backend that cannot take the request cannot."""
 
+    def explain(self, backends: Sequence[Backend], ask: Ask, now: float) -> Weighed:
+        """Return what each backend is worth to the request, and why others cannot take it."""
+
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
@@ -82,6 +86,7 @@ class Gate:
         self, table: PoolTable, finder: Finder, clock: Clock, rng: random.Random | None = None
     ) -> None:
         self.top_priority: int | None = None
+        self.decisions = Decisions()
         self._table = table
         self._finder = finder
         self._clock = clock
@@ -163,35 +168,45 @@ class Gate:
             RequestError: it is larger than any backend's KV cache (400).
         Cancel: the request leaves the queue at once; a place that was just given goes to the next.
         """
-        now = self._clock.now()
-        line = self._lines[ask.route.pool]
-        why = self._finder.why_not(self._backends(ask), ask, now)
-        if not any(reason.passes for reason in why.values()) and len(why) >= len(
-            self._backends(ask)
-        ):
-            raise no_backend(ask, why, self._rng)
+        line, now = self._lines[ask.route.pool], self._clock.now()
         waiting = _Waiting(ask, asyncio.get_running_loop().create_future())
-        caller = ask.caller
-        ticket = Ticket(
-            waiting, caller.tenant, caller.priority, ask.need.tokens, body_bytes, now, deadline
-        )
-        retry_after_s = line.drain.retry_after_s(line.queue.held.tokens, self._rng.random())
-        eta_s = self._eta_s(line, ticket, now)
-        if eta_s is not None and now + eta_s > deadline:
-            raise too_late(ask, why, eta_s, deadline - now, retry_after_s)
-        full = line.queue.offer(ticket)
-        if full is not None:
-            raise queue_full(ask, full, line.queue, why, retry_after_s)
+        ticket = _ticket(waiting, body_bytes, now, deadline)
+        decision, refusal = self._judge(line, ticket, request_id)
+        self.decisions.keep(decision)
+        if refusal is not None:
+            raise refusal
+        line.queue.offer(ticket)
         try:
             self._pump(ask.route.pool)
-            return await waiting.turn
+            slot = await waiting.turn
+        except GatewayError as error:
+            decision.refused(error, self._clock.now())
+            raise
         except asyncio.CancelledError:
+            decision.left(self._clock.now())
             turn = waiting.turn
             if turn.done() and not turn.cancelled() and turn.exception() is None:
                 turn.result().release()
             raise
         finally:
             line.queue.remove(ticket)
+        decision.admitted(slot.backend_id, self._clock.now())
+        return slot
+
+    def foresee(self, ask: Ask, *, body_bytes: int) -> Decision:
+        """Return what `enter` and `wait` would do with a request now. Nothing is taken, queued or kept.
+
+        What waits may be passed by one that fits where nothing before it does: then it goes earlier.
+        """
+        line, now = self._lines[ask.route.pool], self._clock.now()
+        waiting = _Waiting(ask, asyncio.get_running_loop().create_future())
+        deadline = now + self._pools[ask.route.pool].queue.max_wait
+        decision, _ = self._judge(line, _ticket(waiting, body_bytes, now, deadline), "")
+        if not line.queue:
+            backend = self._finder.find(self._backends(ask), ask, now)
+            if backend is not None:
+                decision.admitted(backend.id, now)
+        return decision
 
     def tick(self, now: float) -> None:
         """Measure how fast each pool drains; called about twice a second."""
@@ -211,7 +226,37 @@ class Gate:
             for pool, line in self._lines.items()
         }
 
+    def oldest_s(self, pool: str) -> float | None:
+        """Return how long what waits longest for a pool has waited; None when nothing does."""
+        line = self._lines.get(pool)
+        at = line.queue.oldest_at if line is not None else None
+        return None if at is None else self._clock.now() - at
+
     # --- inside -----------------------------------------------------------------------------------
+
+    def _judge(
+        self, line: _Line, ticket: Ticket[_Waiting], request_id: str
+    ) -> tuple[Decision, GatewayError | None]:
+        """Decide whether a request may wait; with the refusal when it may not. Changes nothing."""
+        ask, now, queue = ticket.item.ask, ticket.offered_at, line.queue
+        backends, wait_s = self._backends(ask), ticket.deadline - now
+        weighed = self._finder.explain(backends, ask, now)
+        pool, at = self._pools[ask.route.pool], (now, self._clock.wall())
+        decision = decide(request_id, ask, backends, weighed, pool=pool, at=at, wait_s=wait_s)
+        why, full, refusal = weighed.excluded, None, None
+        retry_after_s = line.drain.retry_after_s(queue.held.tokens, self._rng.random())
+        decision.eta_s = eta_s = self._eta_s(line, ticket, now)
+        if len(why) >= len(backends) and not any(reason.passes for reason in why.values()):
+            refusal = no_backend(ask, why, self._rng)
+        elif eta_s is not None and eta_s > wait_s:
+            refusal = too_late(ask, why, eta_s, wait_s, retry_after_s)
+        elif (full := queue.full(ticket)) is not None:
+            refusal = queue_full(ask, full, queue, why, retry_after_s)
+        else:
+            decision.position = queue.ahead(ticket).requests + 1
+        if refusal is not None:
+            decision.refused(refusal, now, full)
+        return decision, refusal
 
     def _backends(self, ask: Ask) -> Sequence[Backend]:
         return self._table.backends(ask.route.pool)
@@ -279,6 +324,14 @@ class Gate:
             why = self._finder.why_not(self._backends(ask), ask, now)
             _refuse(ticket.item, waited_too_long(ask, why, now - ticket.offered_at, retry_after_s))
         self._arm(line)
+
+
+def _ticket(waiting: _Waiting, body_bytes: int, now: float, deadline: float) -> Ticket[_Waiting]:
+    ask = waiting.ask
+    caller = ask.caller
+    return Ticket(
+        waiting, caller.tenant, caller.priority, ask.need.tokens, body_bytes, now, deadline
+    )
 
 
 def _limits(queue: QueueConfig) -> Limits:
