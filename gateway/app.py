@@ -42,6 +42,7 @@ from gateway.observe.log import AccessLog, set_up_logging
 from gateway.observe.metrics import Metrics, Readings
 from gateway.observe.outlet import Outlet
 from gateway.ops.api import admin_app
+from gateway.ops.dryrun import Deciding
 from gateway.pools.table import PoolTable
 from gateway.routing.catalog import Catalogs
 from gateway.routing.choice import Chooser
@@ -222,6 +223,11 @@ async def run(process: Process) -> None:
             clock=process.clock,
             loaded=lambda: process.loaded,
             ready=process.readiness,
+            deciding=Deciding(
+                process.handler.gate,
+                process.handler.catalogs,
+                lambda: process.handler.settings.keys,
+            ),
             file=process.path,
         )
     )

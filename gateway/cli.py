@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
-from gateway.ops.console import Exit, VerbError, ask, print_failure, print_json, print_table
+from gateway.ops import verbs
+from gateway.ops.console import Exit, VerbError, print_failure, print_json, print_table
 
 if TYPE_CHECKING:
     from gateway.access.keys import CreatedKey
@@ -42,7 +43,7 @@ app.add_typer(config_app, name="config")
 ConfigFile = Annotated[
     Path, typer.Option("--config", "-c", envvar="GATEWAY_CONFIG", help="The settings file.")
 ]
-AsTable = Annotated[Literal["table", "json"], typer.Option("--output", "-o", help="table or json.")]
+AsTable = verbs.AsTable
 AsText = Annotated[Literal["text", "json"], typer.Option("--output", "-o", help="text or json.")]
 Number = TypeVar("Number", int, float)
 DEFAULT_FILE = Path("gateway.yaml")
@@ -234,6 +235,10 @@ def keys_create(  # noqa: PLR0913 - the options of a verb
     ] = None,
     max_output: Annotated[str | None, typer.Option(help="Most tokens of output: 4k.")] = None,
     expires: Annotated[str | None, typer.Option(help="When it ends: 30d, 12h.")] = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="Whose share of a queue it uses. Default: its name.")
+    ] = None,
+    priority: Annotated[int, typer.Option(help="Its band; the higher goes first.")] = 0,
     output: AsTable = "table",
 ) -> None:
     """Create a key and print it, this once. Makes the keys file if there is none."""
@@ -243,6 +248,8 @@ def keys_create(  # noqa: PLR0913 - the options of a verb
     created = keys.create(
         _keys_file(config),
         name=name,
+        tenant=tenant,
+        priority=priority,
         models=tuple(models or ("*",)),
         max_context_tokens=_option("--max-context", parse_tokens, max_context),
         max_output_tokens=_option("--max-output", parse_tokens, max_output),
@@ -329,22 +336,6 @@ def _print_key(created: CreatedKey, output: str) -> None:
 
 # --- looking --------------------------------------------------------------------------------------
 
-
-@app.command(epilog="Example: vllm-gateway status --exit-code || page-someone")
-def status(
-    server: Annotated[
-        str, typer.Option(envvar="GATEWAY_ADMIN_URL", help="Admin listener, or unix:/path.")
-    ] = "http://127.0.0.1:9090",
-    token: Annotated[str, typer.Option(envvar="GATEWAY_ADMIN_TOKEN", help="Its token.")] = "",
-    output: AsTable = "table",
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="8 when degraded.")] = False,
-) -> None:
-    """Say how the gateway and its backends are."""
-    from gateway.ops.report import degraded, print_overview
-
-    overview = ask(server, "/admin/v1/overview", token)
-    if output == "json":
-        print_json(overview)
-    else:
-        print_overview(overview)
-    raise typer.Exit(Exit.DEGRADED if exit_code and degraded(overview) else Exit.OK)
+app.command(epilog="Example: vllm-gateway status --exit-code || page-someone")(verbs.status)
+app.command(epilog="Example: vllm-gateway explain req_5f0c9a1b00000042")(verbs.explain)
+app.command(epilog="Example: vllm-gateway route --model qwen3-8b --tokens 32k")(verbs.route)

@@ -129,6 +129,11 @@ class KeyRing:
             self._seen[authorization or b""] = (holder, ends_s)
         return holder
 
+    def holder(self, key_id: str, wall_now: float) -> Caller | None:
+        """Return who holds the key of a public id; None when there is none that works now."""
+        _, ends_s, _, caller = self._known.get(key_id.encode(), (b"", _NEVER, None, None))
+        return caller if wall_now < ends_s else None
+
 
 class OpenRing:
     """Lets everybody in as one caller: the setting `keys: none`."""
@@ -147,6 +152,10 @@ class OpenRing:
     ) -> Caller:
         """Return the one caller, whatever was presented."""
         return self._anonymous
+
+    def holder(self, key_id: str, wall_now: float) -> Caller | None:
+        """Return nobody: there are no keys."""
+        return None
 
 
 def _caller(info: KeyInfo) -> Caller | None:

@@ -15,72 +15,25 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
-from gateway.admission.forecast import Drain, Outputs
-from gateway.admission.queue import Blocked, FairQueue, Limits, Placed
-from gateway.admission.refusals import no_backend, queue_full, too_late, waited_too_long
+from gateway.admission.decisions import Decision, Decisions, decide
+from gateway.admission.forecast import Outputs
+from gateway.admission.line import Announce, Finder, Line, Waiting
+from gateway.admission.queue import Limits
+from gateway.admission.refusals import no_backend, queue_full, too_late
 from gateway.admission.turns import Ticket
 from gateway.config.models import PoolConfig, QueueConfig
 from gateway.core.aio import Clock
 from gateway.core.errors import GatewayError
-from gateway.core.types import (
-    Ask,
-    Call,
-    Caller,
-    Demand,
-    Exclusion,
-    Need,
-    Outcome,
-    RequestRecord,
-    Slot,
-)
+from gateway.core.types import Ask, Call, Caller, Demand, Need, Outcome, RequestRecord, Slot
 from gateway.pools.table import Backend, PoolTable
 
 _BYTES_PER_TOKEN: Final = 4  # of English text and code; for a prompt that nobody has counted
-_ANNOUNCE_S: Final = 2.0  # often enough to look alive, rarer than any idle time-out on the way
-_LOOKED_AT_ONCE: Final = 64  # per tick: a position costs up to 40 us
-_HOPELESS: Final = 1.5  # times the time that is left: a drain rate is an estimate
-_LEARNT_FROM: Final = 4  # of each batch of ended requests: means need no more
 _UNKNOWN_PROMPT_TOKENS: Final = 1024  # pictures and sound: about one picture's worth
-
-
-class Finder(Protocol):
-    """Who chooses a backend; `routing.choice.Chooser`."""
-
-    def find(
-        self, backends: Sequence[Backend], ask: Ask, now: float, claimed: AbstractSet[str] = ...
-    ) -> Backend | None:
-        """Return the best backend that may take the request now, if any."""
-
-    def why_not(self, backends: Sequence[Backend], ask: Ask, now: float) -> dict[str, Exclusion]:
-        """Return why each backend that cannot take the request cannot."""
-
-
-Announce = Callable[[int, float | None], None]  # position from 1, and seconds if they are known
-
-
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    """One request in a queue."""
-
-    ask: Ask
-    turn: asyncio.Future[Slot]
-    announce: Announce | None = None
-    announced_at: float = 0.0
-
-
-@dataclass(slots=True, eq=False)
-class _Line:
-    """What waits for one pool, and how fast it drains."""
-
-    queue: FairQueue[_Waiting]
-    drain: Drain = field(default_factory=Drain)
-    given_back_tokens: int = 0  # by its backends, at the last tick
-    timer: asyncio.TimerHandle | None = None
+_LEARNT_FROM: Final = 4  # of each batch of ended requests: means need no more
 
 
 class Gate:
@@ -90,15 +43,16 @@ class Gate:
         self, table: PoolTable, finder: Finder, clock: Clock, rng: random.Random | None = None
     ) -> None:
         self.top_priority: int | None = None
+        self.decisions = Decisions()
         self._table = table
         self._finder = finder
         self._clock = clock
         self._rng = rng or random.Random()
         self._outputs = Outputs()
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, Line] = {}
         self._pools: Mapping[str, PoolConfig] = {}
         self._ticked_at = clock.now()
-        table.on_capacity.append(self._pump)
+        table.on_capacity.append(self._let_in)
 
     def configure(self, pools: Mapping[str, PoolConfig], priorities: AbstractSet[int]) -> None:
         """Take over settings; what waits for a pool that is gone is refused.
@@ -112,12 +66,11 @@ class Gate:
             if name in self._lines:
                 self._lines[name].queue.resize(limits)
             else:
-                self._lines[name] = _Line(FairQueue(limits))
+                self._lines[name] = Line(
+                    name, limits, self._table, self._finder, self._clock, self._rng
+                )
         for name in self._lines.keys() - pools.keys():
-            line = self._lines.pop(name)
-            for ticket in line.queue.drain():
-                _refuse(ticket.item, no_backend(ticket.item.ask, {}, self._rng))
-            _disarm(line)
+            self._lines.pop(name).close()
 
     # --- what a request needs -------------------------------------------------------------------
 
@@ -155,21 +108,17 @@ class Gate:
         line = self._lines.get(ask.route.pool)
         if line is None or (line.queue and not ask.tried):
             return None
-        return self._take(line, ask)
+        now = self._clock.now()
+        backend = self._finder.find(self._backends(ask), ask, now)
+        return None if backend is None else self._table.take(backend.id, now, ask.need)
 
     def has_room(self, ask: Ask) -> bool:
         """Whether `enter` would give a place to a request that was let in before."""
         return self._finder.find(self._backends(ask), ask, self._clock.now()) is not None
 
     async def wait(
-        self,
-        ask: Ask,
-        *,
-        deadline: float,
-        body_bytes: int,
-        request_id: str,
-        announce: Announce | None = None,
-    ) -> Slot:
+        self, ask: Ask, *, deadline: float, body_bytes: int, request_id: str, announce: Announce | None = None
+    ) -> Slot:  # fmt: skip
         """Wait for a place, until `deadline` at most (monotonic seconds).
 
         `announce` is called every two seconds meanwhile, first after the first of them.
@@ -181,48 +130,51 @@ class Gate:
             RequestError: it is larger than any backend's KV cache (400).
         Cancel: the request leaves the queue at once; a place that was just given goes to the next.
         """
-        now = self._clock.now()
-        line = self._lines[ask.route.pool]
-        why = self._finder.why_not(self._backends(ask), ask, now)
-        if not any(reason.passes for reason in why.values()) and len(why) >= len(
-            self._backends(ask)
-        ):
-            raise no_backend(ask, why, self._rng)
-        waiting = _Waiting(ask, asyncio.get_running_loop().create_future(), announce, now)
-        caller = ask.caller
-        ticket = Ticket(
-            waiting, caller.tenant, caller.priority, ask.need.tokens, body_bytes, now, deadline
-        )
-        retry_after_s = line.drain.retry_after_s(line.queue.held.tokens, self._rng.random())
-        eta_s = self._eta_s(line, ticket, now)
-        if eta_s is not None and now + eta_s > deadline:
-            raise too_late(ask, why, eta_s, deadline - now, retry_after_s)
-        full = line.queue.offer(ticket)
-        if full is not None:
-            raise queue_full(ask, full, line.queue, why, retry_after_s)
+        line, now = self._lines[ask.route.pool], self._clock.now()
+        waiting = Waiting(ask, asyncio.get_running_loop().create_future(), announce, now)
+        ticket = _ticket(waiting, body_bytes, now, deadline)
+        decision, refusal = self._judge(line, ticket, request_id)
+        self.decisions.keep(decision)
+        if refusal is not None:
+            raise refusal
+        line.queue.offer(ticket)
         try:
-            self._pump(ask.route.pool)
-            return await waiting.turn
+            line.let_in()
+            slot = await waiting.turn
+        except GatewayError as error:
+            decision.refused(error, self._clock.now())
+            raise
         except asyncio.CancelledError:
+            decision.left(self._clock.now())
             turn = waiting.turn
             if turn.done() and not turn.cancelled() and turn.exception() is None:
                 turn.result().release()
             raise
         finally:
             line.queue.remove(ticket)
+        decision.admitted(slot.backend_id, self._clock.now())
+        return slot
+
+    def foresee(self, ask: Ask, *, body_bytes: int) -> Decision:
+        """Return what `enter` and `wait` would do with a request now. Nothing is taken, queued or kept.
+
+        What waits may be passed by one that fits where nothing before it does: then it goes earlier.
+        """
+        line, now = self._lines[ask.route.pool], self._clock.now()
+        waiting = Waiting(ask, asyncio.get_running_loop().create_future())
+        deadline = now + self._pools[ask.route.pool].queue.max_wait
+        decision, _ = self._judge(line, _ticket(waiting, body_bytes, now, deadline), "")
+        if not line.queue:
+            backend = self._finder.find(self._backends(ask), ask, now)
+            if backend is not None:
+                decision.admitted(backend.id, now)
+        return decision
 
     def tick(self, now: float) -> None:
-        """Measure how fast each pool drains; called about twice a second."""
+        """Measure how fast each pool drains, and look after those who wait; about twice a second."""
         seconds, self._ticked_at = now - self._ticked_at, now
-        for pool, line in self._lines.items():
-            backends = self._table.backends(pool)
-            given_back = sum(each.room.given_back_tokens for each in backends)
-            tokens, line.given_back_tokens = given_back - line.given_back_tokens, given_back
-            if seconds > 0 and (tokens > 0 or any(each.in_flight for each in backends)):
-                line.drain.passed(seconds, max(0, tokens))
-            self._pump(pool)
-            self._drop_hopeless(line, now)
-            self._announce(line, now)
+        for line in self._lines.values():
+            line.tick(now, seconds)
 
     def queues(self) -> dict[str, tuple[int, int]]:
         """Return how many requests wait for each pool, and the tokens they need."""
@@ -231,117 +183,50 @@ class Gate:
             for pool, line in self._lines.items()
         }
 
+    def oldest_s(self, pool: str) -> float | None:
+        """Return how long what waits longest for a pool has waited; None when nothing does."""
+        line = self._lines.get(pool)
+        at = line.queue.oldest_at if line is not None else None
+        return None if at is None else self._clock.now() - at
+
     # --- inside -----------------------------------------------------------------------------------
+
+    def _judge(
+        self, line: Line, ticket: Ticket[Waiting], request_id: str
+    ) -> tuple[Decision, GatewayError | None]:
+        """Decide whether a request may wait; with the refusal when it may not. Changes nothing."""
+        ask, now, queue = ticket.item.ask, ticket.offered_at, line.queue
+        backends, wait_s = self._backends(ask), ticket.deadline - now
+        weighed = self._finder.explain(backends, ask, now)
+        pool, at = self._pools[ask.route.pool], (now, self._clock.wall())
+        decision = decide(request_id, ask, backends, weighed, pool=pool, at=at, wait_s=wait_s)
+        why, full, refusal = weighed.excluded, None, None
+        decision.eta_s = eta_s = line.eta_s(ticket)
+        if len(why) >= len(backends) and not any(reason.passes for reason in why.values()):
+            refusal = no_backend(ask, why, self._rng)
+        elif eta_s is not None and eta_s > wait_s:
+            refusal = too_late(ask, why, eta_s, wait_s, line.retry_after_s())
+        elif (full := queue.full(ticket)) is not None:
+            refusal = queue_full(ask, full, queue, why, line.retry_after_s())
+        else:
+            decision.position = queue.ahead(ticket).requests + 1
+        if refusal is not None:
+            decision.refused(refusal, now, full)
+        return decision, refusal
 
     def _backends(self, ask: Ask) -> Sequence[Backend]:
         return self._table.backends(ask.route.pool)
 
-    def _take(self, line: _Line, ask: Ask, claimed: AbstractSet[str] = frozenset()) -> Slot | None:
-        now = self._clock.now()
-        backend = self._finder.find(self._backends(ask), ask, now, claimed)
-        if backend is None:
-            return None
-        return self._table.take(backend.id, now, ask.need)
-
-    def _pump(self, pool: str) -> None:
-        """Let in who may go now; called whenever there may be more room."""
+    def _let_in(self, pool: str) -> None:
         line = self._lines.get(pool)
-        if line is None or not line.queue:
-            return
-        lost: list[_Waiting] = []
+        if line is not None and line.queue:
+            line.let_in()
 
-        def place(waiting: _Waiting, claimed: AbstractSet[str]) -> Placed[Slot] | Blocked:
-            if waiting.turn.done():  # its client has left; its own task takes it out
-                return Blocked(frozenset())
-            slot = self._take(line, waiting.ask, claimed)
-            if slot is not None:
-                return Placed(slot.backend_id, slot)
-            usable = self._usable(waiting.ask)
-            if not usable:
-                lost.append(waiting)
-            best = min(usable, key=lambda each: each.in_flight, default=None)
-            ids = frozenset(each.id for each in usable)
-            return Blocked(ids, best.id if best is not None else None)
 
-        while (taken := line.queue.take(place)) is not None:
-            taken[0].item.turn.set_result(taken[1])
-        for waiting in lost:
-            why = self._finder.why_not(self._backends(waiting.ask), waiting.ask, self._clock.now())
-            _refuse(waiting, no_backend(waiting.ask, why, self._rng))
-        self._arm(line)
-
-    def _drop_hopeless(self, line: _Line, now: float) -> None:
-        """Refuse those whose turn will surely come too late, rather than let them wait for nothing."""
-        rate = line.drain.tokens_per_s
-        if rate is None:
-            return
-        suspects, tokens = [], 0
-        for ticket in line.queue:  # by their order of arrival, which is quick to tell
-            if tokens / rate > _HOPELESS * (ticket.deadline - now):
-                suspects.append(ticket)
-            tokens += ticket.cost_tokens
-        for ticket in suspects[:_LOOKED_AT_ONCE]:
-            eta_s, left_s = line.queue.ahead(ticket).tokens / rate, ticket.deadline - now
-            if eta_s > _HOPELESS * left_s and line.queue.remove(ticket):
-                ask = ticket.item.ask
-                why = self._finder.why_not(self._backends(ask), ask, now)
-                wait_s = line.drain.retry_after_s(line.queue.held.tokens, self._rng.random())
-                _refuse(ticket.item, too_late(ask, why, eta_s, left_s, wait_s))
-
-    def _announce(self, line: _Line, now: float) -> None:
-        """Tell those who asked for it where they are; a few at a time, because to know is not free."""
-        due = [
-            ticket
-            for ticket in line.queue
-            if ticket.item.announce is not None and now - ticket.item.announced_at >= _ANNOUNCE_S
-        ]
-        for ticket in due[:_LOOKED_AT_ONCE]:
-            waiting, ahead = ticket.item, line.queue.ahead(ticket)
-            waiting.announced_at = now
-            if waiting.announce is not None and not waiting.turn.done():
-                waiting.announce(ahead.requests + 1, line.drain.eta_s(ahead.tokens))
-
-    def _usable(self, ask: Ask) -> list[Backend]:
-        """Return the backends that could take a request once they have room."""
-        why = self._finder.why_not(self._backends(ask), ask, self._clock.now())
-        return [each for each in self._backends(ask) if each.id not in why or why[each.id].passes]
-
-    def _eta_s(self, line: _Line, ticket: Ticket[_Waiting], now: float) -> float | None:
-        """Estimate how long a ticket waits; None when nobody knows. All that waits is a quick bound."""
-        eta_s = line.drain.eta_s(line.queue.held.tokens)
-        if eta_s is None or now + eta_s <= ticket.deadline:
-            return eta_s
-        return line.drain.eta_s(line.queue.ahead(ticket).tokens)
-
-    def _arm(self, line: _Line) -> None:
-        """Be called at the next deadline, if anything waits."""
-        _disarm(line)
-        deadline = line.queue.next_deadline()
-        if deadline is not None:
-            loop = asyncio.get_running_loop()
-            late_s = max(0.0, deadline - self._clock.now())
-            line.timer = loop.call_later(late_s, self._expire, line)
-
-    def _expire(self, line: _Line) -> None:
-        now = self._clock.now()
-        for ticket in line.queue.expired(now):
-            ask = ticket.item.ask
-            retry_after_s = line.drain.retry_after_s(line.queue.held.tokens, self._rng.random())
-            why = self._finder.why_not(self._backends(ask), ask, now)
-            _refuse(ticket.item, waited_too_long(ask, why, now - ticket.offered_at, retry_after_s))
-        self._arm(line)
+def _ticket(waiting: Waiting, body_bytes: int, now: float, deadline: float) -> Ticket[Waiting]:
+    caller, need = waiting.ask.caller, waiting.ask.need
+    return Ticket(waiting, caller.tenant, caller.priority, need.tokens, body_bytes, now, deadline)
 
 
 def _limits(queue: QueueConfig) -> Limits:
     return Limits(queue.max_requests, queue.max_tokens, queue.max_bytes, queue.tenant_share)
-
-
-def _refuse(waiting: _Waiting, error: GatewayError) -> None:
-    if not waiting.turn.done():
-        waiting.turn.set_exception(error)
-
-
-def _disarm(line: _Line) -> None:
-    if line.timer is not None:
-        line.timer.cancel()
-        line.timer = None

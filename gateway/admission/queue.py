@@ -144,7 +144,7 @@ class FairQueue(Generic[T]):
         """
         if ticket in self:
             raise ValueError("the ticket is queued already")
-        full = self._full(ticket)
+        full = self.full(ticket)
         if full is not None:
             return full
         ticket.number = self._next_number
@@ -160,6 +160,20 @@ class FairQueue(Generic[T]):
             self._bands = dict(sorted(self._bands.items(), reverse=True))
         band.add(ticket)
         return None
+
+    def full(self, ticket: Ticket[T]) -> Full | None:
+        """Return the bound for which `offer` would refuse a ticket now, None when it would not."""
+        limits, ratio = self.limits, self.limits.tenant_ratio
+        held, own = self.held, self.tenants.get(ticket.tenant, Held())
+        checks = (
+            (Full.REQUESTS, held.requests + 1 > limits.requests),
+            (Full.TOKENS, held.tokens + ticket.cost_tokens > limits.tokens),
+            (Full.BYTES, held.bytes + ticket.body_bytes > limits.bytes),
+            (Full.TENANT_REQUESTS, own.requests >= limits.requests * ratio),
+            (Full.TENANT_TOKENS, own.tokens + ticket.cost_tokens > limits.tokens * ratio),
+            (Full.TENANT_BYTES, own.bytes + ticket.body_bytes > limits.bytes * ratio),
+        )
+        return next((full for full, over in checks if over), None)
 
     def take(self, place: Place[T, R]) -> tuple[Ticket[T], R] | None:
         """Take out the first ticket that `place` finds a backend for, with the value it gave.
@@ -201,6 +215,12 @@ class FairQueue(Generic[T]):
                 found.append(ticket)
         return found
 
+    @property
+    def oldest_at(self) -> float | None:
+        """When what has waited longest was offered; None when nothing waits."""
+        oldest = next(iter(self._tickets.values()), None)
+        return None if oldest is None else oldest.offered_at
+
     def next_deadline(self) -> float | None:
         """Return the earliest deadline of what is queued, None when nothing is."""
         while self._deadlines and self._deadlines[0][1] not in self._tickets:
@@ -235,19 +255,6 @@ class FairQueue(Generic[T]):
         for ticket in tickets:
             self._drop(ticket)
         return tickets
-
-    def _full(self, ticket: Ticket[T]) -> Full | None:
-        limits, ratio = self.limits, self.limits.tenant_ratio
-        held, own = self.held, self.tenants.get(ticket.tenant, Held())
-        checks = (
-            (Full.REQUESTS, held.requests + 1 > limits.requests),
-            (Full.TOKENS, held.tokens + ticket.cost_tokens > limits.tokens),
-            (Full.BYTES, held.bytes + ticket.body_bytes > limits.bytes),
-            (Full.TENANT_REQUESTS, own.requests >= limits.requests * ratio),
-            (Full.TENANT_TOKENS, own.tokens + ticket.cost_tokens > limits.tokens * ratio),
-            (Full.TENANT_BYTES, own.bytes + ticket.body_bytes > limits.bytes * ratio),
-        )
-        return next((full for full, over in checks if over), None)
 
     def _walk(self) -> Iterator[Ticket[T]]:
         """Go through a few tickets of each band that is due, then through all in fair order."""

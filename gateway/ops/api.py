@@ -1,4 +1,4 @@
-"""The operators' listener: metrics, overview, liveness, readiness. Read-only.
+"""The operators' listener: metrics, overview, why requests wait, liveness, readiness. Read-only.
 
 Its own Starlette app, so that no route can be reached from the public side. With a token configured
 everything but /livez and /readyz asks for it. Bound to loopback, it answers only to names of this
@@ -14,7 +14,6 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -28,27 +27,27 @@ from gateway.config.load import Loaded
 from gateway.core.aio import Clock
 from gateway.ingress.routes import Readiness
 from gateway.observe.metrics import Metrics
+from gateway.ops.dryrun import Deciding
+from gateway.ops.explain import Book
 from gateway.ops.overview import Facts, Moment, overview
+from gateway.ops.reasons import BadParameter, Reasons, bad_parameter
+from gateway.ops.replies import json_reply, problem, reply
 from gateway.pools.table import PoolTable
 
 _OPEN_PATHS: Final = frozenset({"/livez", "/readyz"})
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
-_HEADERS: Final = {
-    "cache-control": "no-store",
-    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
-    "cross-origin-resource-policy": "same-origin",
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-}
+
+_OPEN_LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
-def admin_app(
+def admin_app(  # noqa: PLR0913 - all that is shown
     *,
     table: PoolTable,
     metrics: Metrics,
     clock: Clock,
     loaded: Callable[[], Loaded],
     ready: Callable[[], Readiness],
+    deciding: Deciding,
     file: Path | None = None,
 ) -> Starlette:
     """Make the app of the admin listener.
@@ -56,6 +55,9 @@ def admin_app(
     `loaded` is asked each time, so that a reload shows; the token may change with it.
     """
     started_at = clock.now()
+    reasons = Reasons(
+        deciding, clock, lambda: Book(loaded(), file), draining=lambda: _draining(ready())
+    )
 
     async def get_metrics(request: Request) -> Response:
         made, content_type = metrics.pieces(request.headers.get("accept", ""))
@@ -63,7 +65,7 @@ def admin_app(
         for piece in made:
             body += piece
             await asyncio.sleep(0)  # streams come first
-        return _reply(bytes(body), content_type)
+        return reply(bytes(body), content_type)
 
     async def get_overview(request: Request) -> Response:
         facts = Facts(
@@ -73,12 +75,13 @@ def admin_app(
             file=file,
             draining=_draining(ready()),
             started_at=started_at,
+            gate=deciding.gate,
         )
         shown = overview(facts, Moment(clock.now(), clock.wall()))
-        return _reply(msgspec.json.encode(shown), "application/json")
+        return json_reply(shown)
 
     async def livez(request: Request) -> Response:
-        return _reply(b"ok\n", "text/plain; charset=utf-8")
+        return reply(b"ok\n", "text/plain; charset=utf-8")
 
     async def readyz(request: Request) -> Response:
         state = ready()
@@ -86,7 +89,7 @@ def admin_app(
         if "verbose" in request.query_params:
             text = state.text() + text
         status = HTTPStatus.OK if state.ready else HTTPStatus.SERVICE_UNAVAILABLE
-        return _reply(text.encode(), "text/plain; charset=utf-8", status)
+        return reply(text.encode(), "text/plain; charset=utf-8", status)
 
     def token() -> str | None:
         secret = loaded().config.admin.token
@@ -96,13 +99,18 @@ def admin_app(
         routes=[
             Route("/metrics", get_metrics),
             Route("/admin/v1/overview", get_overview),
+            *reasons.routes(),
             Route("/livez", livez),
             Route("/readyz", readyz),
         ],
         middleware=[
             Middleware(Guard, token=token, local_only=loaded().config.admin.listen.loopback)
         ],
-        exception_handlers={HTTPException: _http_problem, Exception: _bug},
+        exception_handlers={
+            HTTPException: _http_problem,
+            BadParameter: bad_parameter,
+            Exception: _bug,
+        },
     )
     app.router.redirect_slashes = False  # a redirect would echo the Host header
     return app
@@ -157,34 +165,10 @@ class Guard:
         return matches and scheme.lower() == "bearer"
 
 
-def problem(
-    status: HTTPStatus, code: str, detail: str, headers: dict[str, str] | None = None
-) -> Response:
-    """Return an error as RFC 9457 problem details; `code` is the machine's word for it."""
-    body = {
-        "type": "about:blank",
-        "title": status.phrase,
-        "status": status.value,
-        "code": code,
-        "detail": detail,
-    }
-    return _reply(msgspec.json.encode(body), "application/problem+json", status, headers)
-
-
-def _reply(
-    body: bytes,
-    content_type: str,
-    status: HTTPStatus = HTTPStatus.OK,
-    headers: dict[str, str] | None = None,
-) -> Response:
-    every = {**_HEADERS, "content-type": content_type, **(headers or {})}
-    return Response(body, status_code=status, headers=every)
-
-
 async def _http_problem(request: Request, error: Exception) -> Response:
     """Answer what Starlette itself refuses: an unknown path."""
     status = HTTPStatus(error.status_code if isinstance(error, HTTPException) else 500)
-    known = "/metrics, /admin/v1/overview, /livez and /readyz"
+    known = ", ".join(route.path for route in request.app.routes)
     return problem(status, status.phrase.lower().replace(" ", "_"), f"There are: {known}.")
 
 

@@ -126,8 +126,9 @@ def ask(server: str, path: str, token: str, *, timeout_s: float = 5.0) -> dict[s
         hint = "give it with --token or GATEWAY_ADMIN_TOKEN"
         raise VerbError(f"{server} asks for its token", hint, Exit.NOT_ALLOWED)
     if reply.status != http.client.OK:
-        message = f"{server} answered {reply.status} to {path}"
-        raise VerbError(message, _OTHER_PORT, Exit.NOT_FOUND)
+        raise _problem(reply.status, body) or VerbError(
+            f"{server} answered {reply.status} to {path}", _OTHER_PORT, Exit.NOT_FOUND
+        )
     try:
         answer = json.loads(body)
     except ValueError as error:
@@ -135,6 +136,19 @@ def ask(server: str, path: str, token: str, *, timeout_s: float = 5.0) -> dict[s
     if not isinstance(answer, dict):
         raise VerbError(f"{server} did not answer an object to {path}", _OTHER_PORT)
     return answer
+
+
+def _problem(status: int, body: bytes) -> VerbError | None:
+    """Return what a gateway itself says of a failure; None when that is not in the body."""
+    try:
+        told = json.loads(body)
+        code, detail = told["code"], told["detail"]
+    except (ValueError, TypeError, KeyError):
+        return None
+    if code == "not_found":  # the path: an older gateway
+        return None
+    exits = {400: Exit.USAGE, 404: Exit.NOT_FOUND}
+    return VerbError(str(detail), code=exits.get(status, Exit.FAILURE))
 
 
 _OTHER_PORT: Final = "the admin listener has its own port, see `admin.listen`"

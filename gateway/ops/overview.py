@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, Literal, TypedDict
 
 from gateway import __version__
+from gateway.admission.gate import Gate
 from gateway.config.models import Config, PoolConfig
 from gateway.core.types import Phase, Transition
 from gateway.observe.metrics import Metrics
@@ -27,7 +28,7 @@ _NAMED: Final = 3  # pools and backends that a sentence names; the rest are coun
 
 # The state of a pool, the worst first:
 #   down       no backend serves
-#   saturated  those that serve can take no more: requests are shed
+#   saturated  those that serve can take no more: requests wait, or are shed
 #   starting   no backend serves yet, but some are on their way
 #   degraded   it serves, but not every backend is ready
 #   ready      every backend is ready
@@ -58,9 +59,20 @@ class BackendOverview(TypedDict):
     scrape_age_s: float | None  # null: never scraped
     stale: bool  # the three above are too old, or there are none
     saturated: bool  # takes no more work now
+    limit: int | None  # most requests of this gateway now; null: none
+    kv_projected_ratio: float | None  # of its KV cache, with what was sent since the last scrape
     version: str | None
     window_tokens: int | None
     models: list[str]  # adapters included
+
+
+class QueueOverview(TypedDict):
+    """What waits here for room on a backend."""
+
+    requests: int
+    tokens: int
+    oldest_s: float | None
+    max_requests: int
 
 
 class PoolOverview(TypedDict):
@@ -72,6 +84,7 @@ class PoolOverview(TypedDict):
     window_tokens: int | None
     adapters: list[str]
     endpoints: list[str] | None  # null: the backends do not tell
+    queue: QueueOverview
     backends: list[BackendOverview]
 
 
@@ -146,11 +159,12 @@ class Facts:
     file: Path | None
     draining: bool
     started_at: float
+    gate: Gate
 
 
 def overview(facts: Facts, moment: Moment) -> Overview:
     """Return the overview of this moment."""
-    pools = pool_overviews(facts.config.pools, facts.table, moment)
+    pools = pool_overviews(facts.config.pools, facts.table, facts.gate, moment)
     backends = [backend for pool in pools for backend in pool["backends"]]
     recent = list(facts.table.transitions)[: -_TRANSITIONS_TOLD - 1 : -1]
     return Overview(
@@ -177,15 +191,16 @@ def overview(facts: Facts, moment: Moment) -> Overview:
 
 
 def pool_overviews(
-    configs: Mapping[str, PoolConfig], table: PoolTable, moment: Moment
+    configs: Mapping[str, PoolConfig], table: PoolTable, gate: Gate, moment: Moment
 ) -> list[PoolOverview]:
     """Return every pool as it is, in the order of the configuration."""
-    entries = Catalog.build(configs, table).entries
+    entries, queues = Catalog.build(configs, table).entries, gate.queues()
     pools = []
     for name, config in configs.items():
         backends = [_backend(each, moment) for each in table.backends(name)]
         entry = entries[name]
         endpoints = entry.endpoints
+        (requests, tokens), oldest_s = queues.get(name, (0, 0)), gate.oldest_s(name)
         pools.append(
             PoolOverview(
                 name=name,
@@ -194,6 +209,12 @@ def pool_overviews(
                 window_tokens=entry.route.window_tokens,
                 adapters=sorted(each for each, of in entries.items() if of.parent == name),
                 endpoints=sorted(each.value for each in endpoints) if endpoints else None,
+                queue=QueueOverview(
+                    requests=requests,
+                    tokens=tokens,
+                    oldest_s=None if oldest_s is None else round(oldest_s, 3),
+                    max_requests=config.queue.max_requests,
+                ),
                 backends=backends,
             )
         )
@@ -203,6 +224,7 @@ def pool_overviews(
 def _backend(backend: Backend, moment: Moment) -> BackendOverview:
     sample, stale = backend.sample, backend.stale(moment.now)
     fresh = None if stale else sample
+    projected = backend.room.projection(moment.now).ratio
     return BackendOverview(
         id=backend.id,
         name=backend.name,
@@ -218,6 +240,8 @@ def _backend(backend: Backend, moment: Moment) -> BackendOverview:
         scrape_age_s=round(moment.now - sample.at, 3) if sample is not None else None,
         stale=stale,
         saturated=backend.saturated(moment.now),
+        limit=backend.allowed(moment.now),
+        kv_projected_ratio=None if projected is None else round(projected, 3),
         version=backend.version,
         window_tokens=backend.window_tokens,
         models=list(backend.models),
@@ -280,7 +304,11 @@ def _pool_sentence(pool: PoolOverview) -> str:
     troubled = [each for each in backends if each["phase"] != Phase.READY.value]
     match pool["state"]:
         case "saturated":
-            return f"{name} is saturated: no backend takes more, requests are shed."
+            queue = pool["queue"]
+            fate = f"requests wait ({queue['requests']} now)"
+            if queue["requests"] >= queue["max_requests"]:
+                fate = "requests are shed"
+            return f"{name} is saturated: no backend takes more, {fate}."
         case "down":
             head = f"{name} is down: none of {_count(len(backends), 'backend')} serves"
         case "starting":

@@ -1,4 +1,4 @@
-"""The overview and the keys as rows for people: what `status` and `keys list` print.
+"""What a gateway answers, and the keys, as rows for people: `status`, `explain`, `route`, `keys list`.
 
 Imports nothing of the server, so that looking at it starts fast. What a gateway of another version
 does not tell is shown as unknown, never as 0.
@@ -60,6 +60,8 @@ def _pool_row(pool: dict[str, Any]) -> Row:
         "wait": _sum(backends, "waiting"),
         "kv max": _percent(_most(backends, "kv_usage_ratio")),
         "ours": _sum(backends, "in_flight"),
+        "queue": pool.get("queue", {}).get("requests"),
+        "oldest": _age(pool.get("queue", {}).get("oldest_s")),
         "window": pool.get("window_tokens"),
         "adapters": len(pool.get("adapters", [])),
     }
@@ -74,7 +76,9 @@ def _backend_row(backend: dict[str, Any]) -> Row:
         "run": backend.get("running"),
         "wait": backend.get("waiting"),
         "kv": _percent(backend.get("kv_usage_ratio")),
+        "kv next": _percent(backend.get("kv_projected_ratio")),
         "ours": backend.get("in_flight"),
+        "limit": backend.get("limit"),
         "vllm": backend.get("version"),
         "": _doubt(backend) if ready else backend.get("detail", ""),
     }
@@ -86,6 +90,46 @@ def _doubt(backend: dict[str, Any]) -> str:
     return "metrics are stale" if backend.get("stale") else ""
 
 
+def print_reason(told: dict[str, Any]) -> None:
+    """Print an explained request or a dry run: a sentence, the backends, the setting that decided."""
+    _line(told.get("sentence", ""))
+    if told.get("message"):
+        _line(f"  its client is told: {told['message']}")
+    _line(f"  {_needs(told)}")
+    backends = told.get("backends", [])
+    if backends:
+        _line()
+        print_table([_verdict_row(each) for each in backends])
+    if told.get("setting"):
+        _line(f"\nDecided by {_setting(told['setting'])}")
+
+
+def _needs(told: dict[str, Any]) -> str:
+    """Return who asked for what, in one line."""
+    parts = [f"model {told.get('model')}"]
+    if told.get("pool") != told.get("model"):
+        parts.append(f"pool {told.get('pool')}")
+    parts.append(f"key {told.get('key_id')} of {told.get('tenant')}")
+    parts.append(f"priority {told.get('priority')}")
+    output = told.get("output_tokens")
+    expected = "" if output is None else f" + {output} expected"
+    return " · ".join([*parts, f"{told.get('prompt_tokens')}{expected} tokens"])
+
+
+def _verdict_row(backend: dict[str, Any]) -> Row:
+    setting = backend.get("setting")
+    return {
+        "backend": backend.get("id"),
+        "verdict": str(backend.get("verdict", "")).replace("_", " "),
+        "score": backend.get("score"),
+        "setting": "" if setting is None else _setting(setting),
+    }
+
+
+def _setting(setting: dict[str, Any]) -> str:
+    return f"{setting.get('name')}: {setting.get('value')} ({setting.get('origin')})"
+
+
 def key_rows(keys: Sequence[KeyInfo], wall_now: float | None = None) -> list[Row]:
     """Return the keys as rows for a table or for JSON; times are RFC 3339 in UTC."""
     now = time.time() if wall_now is None else wall_now
@@ -93,6 +137,8 @@ def key_rows(keys: Sequence[KeyInfo], wall_now: float | None = None) -> list[Row
         {
             "id": key.id,
             "name": key.name,
+            "tenant": key.tenant,
+            "priority": key.priority,
             "state": key.state(now),
             "models": list(key.models),
             "max_context": key.max_context_tokens,

@@ -15,7 +15,7 @@ import time
 
 from gateway.admission.gate import Gate
 from gateway.config.models import Config
-from gateway.core.aio import SystemClock
+from gateway.core.aio import SystemClock, start
 from gateway.core.types import (
     Ask,
     Call,
@@ -86,29 +86,25 @@ async def from_queue(backends: int, waiting: int, times: int = 2000) -> float:
     while (slot := gate.enter(ask(gate, 1))) is not None:
         held.append(slot)
     deadline = time.monotonic() + 3000
-    tasks = [
-        asyncio.ensure_future(
-            gate.wait(ask(gate, place % TENANTS), deadline=deadline, body_bytes=100, request_id="r")
-        )
-        for place in range(waiting + times)
-    ]
+    done: list[Slot] = []
+
+    async def one(place: int) -> None:
+        asked = ask(gate, place % TENANTS)
+        done.append(await gate.wait(asked, deadline=deadline, body_bytes=100, request_id="r"))
+
+    tasks = [start(one(place), name="waits") for place in range(waiting + times)]
     await asyncio.sleep(0)
     taken = []
-    for place in range(times):
+    for _ in range(times):
         slot = held.pop()
         began = time.perf_counter()
         slot.release()
         taken.append((time.perf_counter() - began) * 1e6)
         await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        done = [task for task in tasks[:1] if task.done()] or [t for t in tasks if t.done()]
-        for task in done:
-            held.append(task.result())
-            tasks.remove(task)
-        assert held, place
+        held.append(done.pop())
     for task in tasks:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.wait(tasks)
     return statistics.median(taken)
 
 

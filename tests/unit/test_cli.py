@@ -17,6 +17,7 @@ import pytest
 from gateway import __version__, cli
 from gateway.access.keys import KeyRing
 from gateway.config.schema import json_schema
+from gateway.ops import verbs
 
 POOL = "pools: {m: {backends: [http://h:1]}}\n"
 
@@ -51,7 +52,8 @@ def test_the_version_is_told(run):
     assert run("--version") == (0, f"vllm-gateway {__version__}\n", "")
 
 
-VERBS = ["serve", "demo", "sim", "check", "status", "config schema", "config show"]
+VERBS = ["serve", "demo", "sim", "check", "status", "explain", "route"]
+VERBS += ["config schema", "config show"]
 VERBS += ["keys create", "keys list", "keys revoke", "keys rotate"]
 
 
@@ -89,7 +91,7 @@ def test_a_bug_is_one_line_and_a_hint_and_a_traceback_only_when_asked(run, monke
     def broken(*_args, **_kwargs):
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr(cli, "ask", broken)
+    monkeypatch.setattr(verbs, "ask", broken)
     code, out, err = run("status")
     assert (code, out) == (1, "")
     assert err.splitlines() == [
@@ -189,11 +191,13 @@ def test_a_first_key_needs_no_further_setup(run, file):
 
 def test_a_key_takes_its_limits_from_the_options(run, file):
     options = ["--models", "qwen*", "--models", "sql", "--max-context", "32k"]
+    options += ["--tenant", "acme", "--priority", "9"]
     made = created(run, file, *options, "--max-output", "4096", "--expires", "30d")
     caller = KeyRing.load(file.parent / "keys.yaml").authenticate(
         f"Bearer {made['key']}".encode(), None, None, time.time()
     )
     assert caller.models == ("qwen*", "sql")
+    assert (caller.tenant, caller.priority) == ("acme", 9)
     assert (caller.max_context_tokens, caller.max_output_tokens) == (32768, 4096)
     assert caller.expires_at_s == pytest.approx(time.time() + 30 * 86400, abs=60)
 
@@ -248,8 +252,8 @@ def test_a_list_tells_who_may_do_what_but_no_key(run, file):
     assert code == 0
     assert made["key"] not in out
     head, row = out.splitlines()
-    assert head.split()[:3] == ["ID", "NAME", "STATE"]
-    assert row.split()[:5] == [made["id"], "ci", "active", "a*,", "b"]
+    assert head.split()[:5] == ["ID", "NAME", "TENANT", "PRIORITY", "STATE"]
+    assert row.split()[:7] == [made["id"], "ci", "ci", "0", "active", "a*,", "b"]
     _, out, _ = run("keys", "list", "-c", file, "-o", "json")
     (key,) = json.loads(out)
     assert (key["id"], key["models"], key["ends"]) == (made["id"], ["a*", "b"], None)
@@ -287,6 +291,7 @@ BACKEND = {
     **{"id": "m/b1", "name": "b1", "phase": "ready", "reason": "ok", "detail": "fine"},
     **{"phase_age_s": 3700.0, "in_flight": 2, "running": 3, "waiting": 0, "kv_usage_ratio": 0.41},
     **{"stale": False, "saturated": False, "version": "0.32.0"},
+    **{"limit": 32, "kv_projected_ratio": 0.5},
 }
 DOWN = {
     **{"id": "m/b2", "name": "b2", "phase": "down", "detail": "connection refused 3 times"},
@@ -299,6 +304,7 @@ OVERVIEW = {
     "pools": [
         {
             **{"name": "m", "state": "degraded", "window_tokens": 8192, "adapters": ["sql"]},
+            "queue": {"requests": 7, "tokens": 9000, "oldest_s": 3.2, "max_requests": 256},
             "backends": [BACKEND, DOWN],
         }
     ],
@@ -351,10 +357,10 @@ def test_status_says_the_verdict_first_and_what_is_wrong_with_each_backend(run):
     assert lines[0] == "◐ DEGRADED  vllm-gateway 0.1.0  up 1d"
     assert lines[1] == "  m has 1 of 2 backends ready."
     rows = [line.split() for line in lines]
-    assert ["m", "degraded", "1/2", "3", "0", "41%", "2", "8192", "1"] in rows
-    assert ["m/b1", "ready", "1h", "3", "0", "41%", "2", "0.32.0"] in rows
+    assert ["m", "degraded", "1/2", "3", "0", "41%", "2", "7", "3s", "8192", "1"] in rows
+    assert ["m/b1", "ready", "1h", "3", "0", "41%", "50%", "2", "32", "0.32.0"] in rows
     down = next(line for line in lines if line.startswith("m/b2"))
-    assert down.split()[1:7] == ["down", "8s", "-", "-", "-", "0"]
+    assert down.split()[1:9] == ["down", "8s", "-", "-", "-", "-", "0", "-"]
     assert down.endswith("connection refused 3 times")
     assert lines[-1] == "  2026-01-31 14:02:11  m/b2  ready -> down  connection refused 3 times"
 

@@ -1,15 +1,20 @@
 import pytest
 from starlette.testclient import TestClient
 
+from gateway.access.keys import OpenRing
+from gateway.admission.gate import Gate
 from gateway.config.load import Loaded
 from gateway.config.models import Config
 from gateway.ingress.routes import Readiness
 from gateway.observe.metrics import Metrics, Readings
 from gateway.ops.api import admin_app
+from gateway.ops.dryrun import Deciding
 from gateway.pools.table import PoolTable
+from gateway.routing.catalog import Catalogs
+from gateway.routing.choice import Chooser
 
 TOKEN = "admin-token-of-the-tests"
-PATHS = ("/metrics", "/admin/v1/overview", "/livez", "/readyz")
+PATHS = ("/metrics", "/admin/v1/overview", "/admin/v1/decisions", "/livez", "/readyz")
 
 
 class HeldClock:
@@ -30,12 +35,15 @@ class Desk:
         table = PoolTable(clock)
         table.apply(self.loaded.config.pools)
         self.metrics = Metrics(Readings(), clock)
+        self.table, self.gate = table, Gate(table, Chooser(), clock)
+        self.gate.configure(self.loaded.config.pools, {0})
         self.app = admin_app(
             table=table,
             metrics=self.metrics,
             clock=clock,
             loaded=lambda: self.loaded,
             ready=lambda: self.readiness,
+            deciding=Deciding(self.gate, Catalogs(table), OpenRing),
         )
         self.client = TestClient(self.app, base_url="http://127.0.0.1:9090")
 
@@ -209,4 +217,5 @@ def test_a_bug_is_told_as_a_problem_without_its_words(desk):
 
 
 def test_no_route_is_shared_with_the_public_side(desk):
-    assert {route.path for route in desk.app.routes} == set(PATHS)
+    more = {"/admin/v1/decisions/{request_id}", "/admin/v1/route"}
+    assert {route.path for route in desk.app.routes} == {*PATHS, *more}

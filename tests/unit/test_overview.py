@@ -3,11 +3,13 @@ import json
 import msgspec
 import pytest
 
+from gateway.admission.gate import Gate
 from gateway.config.models import Config
 from gateway.core.types import (
     Endpoint,
     LoadSample,
     ModelsSeen,
+    Need,
     ProbeFailed,
     ProbePassed,
     Scraped,
@@ -17,6 +19,7 @@ from gateway.observe.metrics import Metrics, Readings
 from gateway.ops.overview import Facts, Moment, Overview, overview, rfc3339, verdict
 from gateway.pools.health import Order
 from gateway.pools.table import PoolTable
+from gateway.routing.choice import Chooser
 
 ONE, TWO = "http://127.0.0.1:8001", "http://127.0.0.1:8002"
 BASE = ServedModel("m", None, 4096)
@@ -42,6 +45,8 @@ class Fleet:
         self.table = PoolTable(self.clock)
         self.table.apply(self.config.pools)
         self.metrics = Metrics(Readings(), self.clock)
+        self.gate = Gate(self.table, Chooser(), self.clock)
+        self.gate.configure(self.config.pools, {0})
 
     def ready(self, *ids, models=(BASE,)):
         for each in ids:
@@ -57,7 +62,7 @@ class Fleet:
             self.table.observe(backend_id, ProbeFailed(self.clock.at, "refused"))
 
     def overview(self, *, draining=False):
-        facts = Facts(self.table, self.metrics, self.config, None, draining, started_at=90.0)
+        facts = Facts(self.table, self.metrics, self.config, None, draining, 90.0, self.gate)
         return overview(facts, Moment(self.clock.now(), self.clock.wall()))
 
     def pool(self, name="m"):
@@ -207,7 +212,22 @@ def test_a_pool_without_room_is_saturated(fleet):
     fleet.loaded("m/b2", kv=0.95)
     assert fleet.pool()["state"] == "saturated"
     assert fleet.backend()["saturated"]
+    assert fleet.verdict() == "m is saturated: no backend takes more, requests wait (0 now)."
+
+
+def test_where_nothing_may_wait_requests_are_shed():
+    fleet = Fleet(m={"backends": [ONE], "queue": {"max_requests": 0}})
+    fleet.ready("m/b1")
+    fleet.loaded("m/b1", kv=0.95)
     assert fleet.verdict() == "m is saturated: no backend takes more, requests are shed."
+
+
+def test_the_limit_and_what_a_kv_cache_is_thought_to_hold_are_told(fleet):
+    sample = LoadSample(100.0, 3, 1, 0.25, kv_capacity_tokens=1000)
+    fleet.table.observe("m/b1", Scraped(sample))
+    fleet.table.take("m/b1", 100.0, Need(50, 100, streams=True))
+    assert (fleet.backend()["limit"], fleet.backend()["kv_projected_ratio"]) == (32, 0.4)
+    assert fleet.backend(1)["kv_projected_ratio"] is None
 
 
 def test_the_worst_pool_comes_first_and_the_good_ones_last():

@@ -1,0 +1,250 @@
+"""Why requests waited or were refused at the gate: the last thousand, for `vllm-gateway explain`.
+
+Pure. A decision holds numbers and names, never a prompt. What decided is told as the path of a
+setting, such as `pools.m.queue.max_requests`; whoever shows it looks up line and value.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple, Protocol
+
+from gateway.admission.queue import Full
+from gateway.config.findings import KeyPath
+from gateway.config.models import PoolConfig
+from gateway.core.errors import GatewayError, Rejected
+from gateway.core.types import Ask, Exclusion, Need, ShedReason
+from gateway.pools.table import Backend
+
+KEPT: Final = 1000
+CLIENT_TIMEOUT: Final = "x-stainless-read-timeout"  # how long the client itself waits for bytes
+
+_ROUNDING_S: Final = (
+    0.05  # between two looks at the clock; a deadline this much earlier is another's
+)
+
+
+class State(Enum):
+    """Where a request is, or how its wait ended."""
+
+    WAITING = "waiting"
+    ADMITTED = "admitted"
+    REFUSED = "refused"
+    LEFT = "left"  # its client went away, or this gateway was shut down
+
+
+class Weighed(Protocol):
+    """What each backend of a pool is worth to a request now; `routing.choice.Choice`."""
+
+    @property
+    def scores(self) -> Mapping[str, float]:
+        """Those that may take it."""
+
+    @property
+    def excluded(self) -> Mapping[str, Exclusion]:
+        """Those that may not."""
+
+
+class Said(NamedTuple):
+    """What one backend said. Neither excluded nor scored: it is degraded, and a ready one can."""
+
+    backend_id: str
+    exclusion: Exclusion | None
+    score: float | None
+    setting: KeyPath | None  # that excluded it; None when no setting did
+
+
+@dataclass(slots=True, kw_only=True)
+class Decision:
+    """One request at the gate. Its gate owns it: `state` and what follows change as it goes on."""
+
+    id: str
+    at: float
+    wall_at: float
+    model: str  # as asked
+    pool: str
+    adapter: str | None
+    tenant: str
+    key_id: str
+    priority: int
+    need: Need
+    may_wait_s: float
+    said: tuple[Said, ...]
+    impatient: bool  # its client waits less long than `queue.max_wait`
+    state: State = State.WAITING
+    setting: KeyPath | None = None  # that made it wait, or refused it
+    position: int | None = None  # when it was queued; 1 is next
+    eta_s: float | None = None  # of its turn, as estimated when it came; None: nobody knew
+    ended_at: float | None = None
+    backend_id: str | None = None
+    status: int | None = None  # what its client was told, as are the next
+    code: str | None = None
+    shed_reason: ShedReason | None = None
+    message: str | None = None
+    retry_after_s: float | None = None
+
+    def admitted(self, backend_id: str, now: float) -> None:
+        """Note that it got a place."""
+        self.state, self.ended_at, self.backend_id = State.ADMITTED, now, backend_id
+
+    def left(self, now: float) -> None:
+        """Note that it went away."""
+        self.state, self.ended_at = State.LEFT, now
+
+    def refused(self, error: GatewayError, now: float, full: Full | None = None) -> None:
+        """Note what its client is told, and which setting decided."""
+        self.state, self.ended_at = State.REFUSED, now
+        self.status, self.code, self.message = error.status, error.code, error.message
+        self.retry_after_s = error.retry_after_s
+        if isinstance(error, Rejected):
+            self.shed_reason = error.shed_reason
+        if full is not None:
+            self.setting = ("pools", self.pool, "queue", BOUNDS[full])
+        elif self.timed_out:
+            self.setting = None if self.impatient else ("pools", self.pool, "queue", "max_wait")
+        else:
+            self.setting = _commonest(each for each in self.said if not _passes(each))
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether it was refused because its turn came, or would have come, after its deadline."""
+        return self.shed_reason in _DEADLINE
+
+
+def decide(  # noqa: PLR0913 - all that a decision is made of
+    request_id: str,
+    ask: Ask,
+    backends: Sequence[Backend],
+    weighed: Weighed,
+    *,
+    pool: PoolConfig,
+    at: tuple[float, float],
+    wait_s: float,
+) -> Decision:
+    """Return the decision of a request that comes; `at` is the monotonic and the wall time.
+
+    Args:
+        request_id: as in its reply and in the access log.
+        ask: what it asks for.
+        backends: of its pool, in the order of the configuration.
+        weighed: what they are worth to it.
+        pool: the settings in force.
+        at: when it comes.
+        wait_s: how long it may wait.
+    """
+    now, wall = at
+    said = []
+    for place, backend in enumerate(backends):
+        reason, setting = weighed.excluded.get(backend.id), None
+        if reason is not None:
+            setting = excluded_by(reason, backend, place, ask, pool, now)
+        said.append(Said(backend.id, reason, weighed.scores.get(backend.id), setting))
+    route, caller = ask.route, ask.caller
+    held = [each for each in said if _passes(each)]
+    return Decision(
+        id=request_id,
+        at=now,
+        wall_at=wall,
+        model=route.requested,
+        pool=route.pool,
+        adapter=route.adapter,
+        tenant=caller.tenant,
+        key_id=caller.key_id,
+        priority=caller.priority,
+        need=ask.need,
+        may_wait_s=wait_s,
+        said=tuple(said),
+        impatient=wait_s < pool.queue.max_wait - _ROUNDING_S,
+        setting=_commonest(held) or ("pools", route.pool, "admission"),
+    )
+
+
+class Decisions:
+    """The latest decisions by request id, at most `most`; an id that comes again replaces the old."""
+
+    def __init__(self, most: int = KEPT) -> None:
+        self._most = most
+        self._kept: OrderedDict[str, Decision] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __iter__(self) -> Iterator[Decision]:
+        """Go through them, the newest first."""
+        return reversed(self._kept.values())
+
+    def get(self, request_id: str) -> Decision | None:
+        """Return the decision of a request; None when it is not, or no longer, kept."""
+        return self._kept.get(request_id)
+
+    def keep(self, decision: Decision) -> None:
+        """Keep a decision, in the place of the oldest one."""
+        self._kept.pop(decision.id, None)
+        self._kept[decision.id] = decision
+        if len(self._kept) > self._most:
+            self._kept.popitem(last=False)
+
+
+# --- which setting decided ------------------------------------------------------------------------
+
+BOUNDS: Final[Mapping[Full, str]] = {
+    Full.REQUESTS: "max_requests",
+    Full.TOKENS: "max_tokens",
+    Full.BYTES: "max_bytes",
+    Full.TENANT_REQUESTS: "tenant_share",
+    Full.TENANT_TOKENS: "tenant_share",
+    Full.TENANT_BYTES: "tenant_share",
+}
+_DEADLINE: Final = frozenset({ShedReason.TOO_LATE, ShedReason.QUEUE_TIMEOUT})
+
+
+def excluded_by(
+    reason: Exclusion, backend: Backend, place: int, ask: Ask, pool: PoolConfig, now: float
+) -> KeyPath | None:
+    """Return the setting by which a backend, the `place`th of its pool, is excluded; None: by none."""
+    here: KeyPath = ("pools", backend.pool)
+    match reason:
+        case Exclusion.AT_LIMIT:
+            return _limited_by(backend, (*here, "backends", place), ask, now)
+        case Exclusion.KV_FULL:  # closed from `stop_admitting` until below `resume`
+            usage = backend.kv_usage_ratio(now)
+            closing = usage is None or usage >= backend.room.stop_ratio
+            return (*here, "kv", "stop_admitting" if closing else "resume")
+        case Exclusion.NO_KV_ROOM:
+            return (*here, "kv", "stop_admitting")
+        case Exclusion.ENGINE_QUEUED | Exclusion.CLAIMED:
+            return (*here, "admission")
+        case Exclusion.MODEL_MISSING:
+            return (*here, "adapters" if ask.route.adapter is not None else "served_model")
+        case Exclusion.ENDPOINT_MISSING:
+            own = place < len(pool.backends) and pool.backends[place].endpoints is not None
+            return (*here, "backends", place, "endpoints") if own else (*here, "endpoints")
+        case Exclusion.WINDOW_TOO_SMALL:
+            return (*here, "max_context")
+        case Exclusion.NOT_SERVING | Exclusion.TOO_LARGE | Exclusion.ALREADY_TRIED:
+            return None  # its phase, the size of its KV cache, an attempt that failed
+
+
+def _limited_by(backend: Backend, own: KeyPath, ask: Ask, now: float) -> KeyPath:
+    limit, in_flight = backend.limit, backend.in_flight
+    fixed: KeyPath = (*own, "max_in_flight")
+    if not backend.guarded:
+        return fixed
+    if in_flight < limit.effective(now):
+        return ("keys", "file")  # what is left is the reserve for keys of a higher priority
+    if in_flight < limit.value:
+        return ("pools", backend.pool, "slow_start")
+    return fixed if limit.value == limit.fixed else ("pools", backend.pool, "slo", "ttft")
+
+
+def _passes(said: Said) -> bool:
+    return said.exclusion is not None and said.exclusion.passes
+
+
+def _commonest(said: Iterator[Said] | list[Said]) -> KeyPath | None:
+    """Return the setting that excluded most backends; of several the first."""
+    counts = Counter(each.setting for each in said if each.setting is not None)
+    return max(counts, key=counts.__getitem__, default=None)

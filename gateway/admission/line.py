@@ -1,0 +1,228 @@
+"""The line of one pool: who waits, who is let in when there is room, who is refused meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from gateway.admission.decisions import Weighed
+from gateway.admission.forecast import Drain
+from gateway.admission.queue import Blocked, FairQueue, Limits, Placed
+from gateway.admission.refusals import no_backend, too_late, waited_too_long
+from gateway.admission.turns import Ticket
+from gateway.core.aio import Clock
+from gateway.core.errors import GatewayError
+from gateway.core.types import Ask, Exclusion, Phase, Slot
+from gateway.pools.table import Backend, PoolTable
+
+Announce = Callable[[int, float | None], None]  # position from 1, and seconds if they are known
+Kinds = dict[tuple[object, ...], Blocked]
+
+_SERVING: Final = frozenset({Phase.READY, Phase.DEGRADED})
+_ANNOUNCE_S: Final = 2.0  # often enough to look alive, rarer than any idle time-out on the way
+_LOOKED_AT_ONCE: Final = 64  # per tick: a position costs up to 40 us
+_HOPELESS: Final = 1.5  # times the time that is left: a drain rate is an estimate
+
+
+class Finder(Protocol):
+    """Who chooses a backend; `routing.choice.Chooser`."""
+
+    def find(
+        self, backends: Sequence[Backend], ask: Ask, now: float, claimed: AbstractSet[str] = ...
+    ) -> Backend | None:
+        """Return the best backend that may take the request now, if any."""
+
+    def why_not(self, backends: Sequence[Backend], ask: Ask, now: float) -> dict[str, Exclusion]:
+        """Return why each backend that cannot take the request cannot."""
+
+    def explain(self, backends: Sequence[Backend], ask: Ask, now: float) -> Weighed:
+        """Return what each backend is worth to the request, and why others cannot take it."""
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """One request in a line; `turn` is resolved with its slot, or with its refusal."""
+
+    ask: Ask
+    turn: asyncio.Future[Slot]
+    announce: Announce | None = None
+    announced_at: float = 0.0
+
+    def refuse(self, error: GatewayError) -> None:
+        """End the wait with an error."""
+        if not self.turn.done():
+            self.turn.set_exception(error)
+
+
+class Line:
+    """What waits for one pool. Synchronous; everything it decides reaches `Waiting.turn`."""
+
+    def __init__(
+        self, pool: str, limits: Limits, table: PoolTable, finder: Finder, clock: Clock, rng: random.Random
+    ) -> None:  # fmt: skip
+        self.queue: FairQueue[Waiting] = FairQueue(limits)
+        self.drain = Drain()
+        self._pool = pool
+        self._table = table
+        self._finder = finder
+        self._clock = clock
+        self._rng = rng
+        self._given_back_tokens = 0  # by the backends, at the last tick
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+
+    # --- told -------------------------------------------------------------------------------------
+
+    def let_in(self) -> None:
+        """Let in who may go now; called whenever there may be more room."""
+        if not self.queue:
+            return
+        now, backends = self._clock.now(), self._backends
+        serving = [each for each in backends if each.phase in _SERVING]
+        if not serving:
+            self.close()
+            return
+        has_room = [each for each in serving if each.obstacle(1, now) is None]
+        kinds: Kinds = {}
+
+        def place(waiting: Waiting, claimed: AbstractSet[str]) -> Placed[Slot] | Blocked:
+            ask = waiting.ask
+            if waiting.turn.done():  # its client has left; its own task takes it out
+                return Blocked(frozenset())
+            backend = self._finder.find(has_room, ask, now, claimed) if has_room else None
+            if backend is None:
+                return self._blocked(ask, kinds, now)
+            slot = self._table.take(backend.id, now, ask.need)
+            if backend.obstacle(1, now) is not None:
+                has_room.remove(backend)
+            return Placed(backend.id, slot)
+
+        while has_room and (taken := self.queue.take(place)) is not None:
+            taken[0].item.turn.set_result(taken[1])
+        self._arm()
+
+    def tick(self, now: float, seconds: float) -> None:
+        """Measure how fast the pool drains, and look after those who wait; about twice a second."""
+        backends = self._backends
+        given_back = sum(each.room.given_back_tokens for each in backends)
+        tokens, self._given_back_tokens = given_back - self._given_back_tokens, given_back
+        if seconds > 0 and (tokens > 0 or any(each.in_flight for each in backends)):
+            self.drain.passed(seconds, max(0, tokens))
+        if self.queue:
+            self.let_in()
+            self._refuse_lost(now)
+            self._refuse_hopeless(now)
+            self._announce(now)
+
+    def close(self) -> None:
+        """Refuse everybody: no backend serves the pool, or it is gone."""
+        for ticket in self.queue.drain():
+            self._refuse_for_good(ticket.item)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # --- asked ------------------------------------------------------------------------------------
+
+    def eta_s(self, ticket: Ticket[Waiting]) -> float | None:
+        """Estimate how long a ticket would wait; None when nobody knows."""
+        eta_s = self.drain.eta_s(self.queue.held.tokens)  # a bound, and quick
+        if eta_s is None or ticket.offered_at + eta_s <= ticket.deadline:
+            return eta_s
+        return self.drain.eta_s(self.queue.ahead(ticket).tokens)
+
+    def retry_after_s(self) -> float:
+        """Return when to come again, from what waits and how fast it goes; jittered."""
+        return self.drain.retry_after_s(self.queue.held.tokens, self._rng.random())
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    @property
+    def _backends(self) -> Sequence[Backend]:
+        return self._table.backends(self._pool)
+
+    def _blocked(self, ask: Ask, kinds: Kinds, now: float) -> Blocked:
+        """Return which backends could take a request once they have room; one look for all of a kind."""
+        need = ask.need.tokens
+        small = all(need <= (each.room.capacity_tokens or need) for each in self._backends)
+        kind = (ask.route.adapter, ask.call.endpoint, ask.demand.exact, *ask.tried)
+        known = kinds.get(kind) if small else None
+        if known is None:
+            why = self._finder.why_not(self._backends, ask, now)
+            usable = [each for each in self._backends if _passes(why.get(each.id))]
+            best = min(usable, key=lambda each: each.in_flight, default=None)
+            known = Blocked(frozenset(each.id for each in usable), best.id if best else None)
+            if small:
+                kinds[kind] = known
+        return known
+
+    def _refuse_lost(self, now: float) -> None:
+        """Refuse those whom no backend can serve any more, however long they wait."""
+        kinds: Kinds = {}
+        for ticket in [*self.queue]:
+            if not self._blocked(ticket.item.ask, kinds, now).backend_ids:
+                self.queue.remove(ticket)
+                self._refuse_for_good(ticket.item)
+
+    def _refuse_for_good(self, waiting: Waiting) -> None:
+        why = self._finder.why_not(self._backends, waiting.ask, self._clock.now())
+        waiting.refuse(no_backend(waiting.ask, why, self._rng))
+
+    def _refuse_hopeless(self, now: float) -> None:
+        """Refuse those whose turn will surely come too late, rather than let them wait for nothing."""
+        rate = self.drain.tokens_per_s
+        if rate is None:
+            return
+        suspects, tokens = [], 0
+        for ticket in self.queue:  # by their order of arrival, which is quick to tell
+            if tokens / rate > _HOPELESS * (ticket.deadline - now):
+                suspects.append(ticket)
+            tokens += ticket.cost_tokens
+        for ticket in suspects[:_LOOKED_AT_ONCE]:
+            eta_s, left_s = self.queue.ahead(ticket).tokens / rate, ticket.deadline - now
+            if eta_s > _HOPELESS * left_s and self.queue.remove(ticket):
+                ask = ticket.item.ask
+                why = self._finder.why_not(self._backends, ask, now)
+                ticket.item.refuse(too_late(ask, why, eta_s, left_s, self.retry_after_s()))
+
+    def _announce(self, now: float) -> None:
+        """Tell those who asked for it where they are; a few at a time, because to know is not free."""
+        due = [
+            ticket
+            for ticket in self.queue
+            if ticket.item.announce is not None and now - ticket.item.announced_at >= _ANNOUNCE_S
+        ]
+        for ticket in due[:_LOOKED_AT_ONCE]:
+            waiting, ahead = ticket.item, self.queue.ahead(ticket)
+            waiting.announced_at = now
+            if waiting.announce is not None and not waiting.turn.done():
+                waiting.announce(ahead.requests + 1, self.drain.eta_s(ahead.tokens))
+
+    def _arm(self) -> None:
+        """Be called at the next deadline, if anything waits."""
+        deadline = self.queue.next_deadline()
+        if deadline is None or (self._timer is not None and self._due <= deadline):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due = deadline
+        late_s = max(0.0, deadline - self._clock.now())
+        self._timer = asyncio.get_running_loop().call_later(late_s, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        now = self._clock.now()
+        for ticket in self.queue.expired(now):
+            ask = ticket.item.ask
+            why = self._finder.why_not(self._backends, ask, now)
+            waited_s = now - ticket.offered_at
+            ticket.item.refuse(waited_too_long(ask, why, waited_s, self.retry_after_s()))
+        self._arm()
+
+
+def _passes(reason: Exclusion | None) -> bool:
+    return reason is None or reason.passes

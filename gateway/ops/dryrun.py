@@ -1,0 +1,209 @@
+"""What would happen to a request now, told by the code that does it. Nothing is sent or taken.
+
+The shape below is what `vllm-gateway route` reads. Keys are added, never renamed or removed, within
+one `schema_version`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal, TypedDict
+
+from gateway.access.context import settle
+from gateway.access.keys import KeyRing, OpenRing
+from gateway.admission.decisions import Decision, State
+from gateway.admission.gate import Gate
+from gateway.core.errors import GatewayError, RequestError, ShuttingDown
+from gateway.core.types import Ask, Call, Caller, Endpoint, Route
+from gateway.ops.explain import (
+    SCHEMA_VERSION,
+    BackendTold,
+    Book,
+    SettingTold,
+    backend_told,
+    queued,
+    rounded,
+    setting_told,
+    shed_reason,
+)
+from gateway.ops.overview import Moment, rfc3339
+from gateway.routing.catalog import Catalogs
+from gateway.wire.calls import ENDPOINTS
+
+_BYTES_PER_TOKEN: Final = 4  # of English text: how large the body is taken to be
+_ANYBODY: Final = Caller(key_id="anonymous", name="anonymous", tenant="anonymous")
+_SPECS: Final = {spec.endpoint: spec for spec in ENDPOINTS.values()}
+
+
+class DryRun(TypedDict):
+    """What would happen to a request now."""
+
+    schema_version: int
+    at: str
+    verdict: Literal["now", "wait", "refused"]
+    sentence: str
+    model: str
+    pool: str
+    adapter: str | None
+    tenant: str
+    key_id: str
+    priority: int
+    prompt_tokens: int
+    output_tokens: int | None  # expected; null: refused before that was asked
+    window_tokens: int | None
+    backend: str | None  # among equals any may be taken
+    position: int | None
+    eta_s: float | None
+    may_wait_s: float | None
+    status: int | None
+    code: str | None
+    shed_reason: str | None
+    message: str | None
+    retry_after_s: float | None
+    setting: SettingTold | None
+    backends: list[BackendTold]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """The request of a dry run."""
+
+    model: str
+    prompt_tokens: int
+    output_tokens: int | None = None  # stated by the client
+    key_id: str | None = None
+    endpoint: Endpoint = Endpoint.CHAT
+    stream: bool = False
+
+
+class UnknownKey(LookupError):
+    """No key that works now has the id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deciding:
+    """What decides about a request. `keys` is asked each time, because a reload makes a new ring."""
+
+    gate: Gate
+    catalogs: Catalogs
+    keys: Callable[[], KeyRing | OpenRing]
+
+
+def dry_run(
+    wish: Wish, deciding: Deciding, book: Book, moment: Moment, *, draining: bool = False
+) -> DryRun:
+    """Return what the gateway would do with a request now, by the code that does it.
+
+    Raises:
+        UnknownKey: no key that works has the id.
+        ModelNotFound: unknown, or not for this key.
+        EndpointNotServed: the model's backends do not serve the endpoint.
+    """
+    caller = _ANYBODY
+    if wish.key_id is not None:
+        caller = _holder(deciding, wish.key_id, moment.wall)
+    call, config = _call(wish), book.loaded.config
+    route = deciding.catalogs.current(config.pools).resolve(call, caller)
+    run = _blank(wish, route, caller, moment)
+    if draining:
+        return _refused(run, ShuttingDown("This gateway is shutting down."))
+    try:
+        policy = config.pools[route.pool].on_overflow
+        window, tokens = route.window_tokens, wish.prompt_tokens
+        demand = settle(call, tokens, window_tokens=window, caller=caller, policy=policy)
+    except RequestError as error:
+        run["setting"] = _fitting(error, route, caller, book)
+        return _refused(run, error)
+    gate = deciding.gate
+    need = gate.need(call, demand, caller)
+    ask = Ask(route, call, demand, caller, need, gate.top_priority)
+    decision = gate.foresee(ask, body_bytes=tokens * _BYTES_PER_TOKEN)
+    return _foreseen(run, decision, book)
+
+
+def _holder(deciding: Deciding, key_id: str, wall: float) -> Caller:
+    caller = deciding.keys().holder(key_id, wall)
+    if caller is None:
+        raise UnknownKey(f"No key that works now has the id {key_id}.")
+    return caller
+
+
+def _call(wish: Wish) -> Call:
+    spec = _SPECS[wish.endpoint]
+    output = wish.output_tokens
+    return Call(
+        wish.endpoint,
+        spec.dialect,
+        wish.model,
+        wish.stream,
+        b"",
+        max_new_tokens=output,
+        max_new_field=spec.limits[0] if spec.limits and output is not None else None,
+    )
+
+
+def _blank(wish: Wish, route: Route, caller: Caller, moment: Moment) -> DryRun:
+    return DryRun(
+        schema_version=SCHEMA_VERSION,
+        at=rfc3339(moment.wall),
+        verdict="refused",
+        sentence="",
+        model=route.requested,
+        pool=route.pool,
+        adapter=route.adapter,
+        tenant=caller.tenant,
+        key_id=caller.key_id,
+        priority=caller.priority,
+        prompt_tokens=wish.prompt_tokens,
+        output_tokens=None,
+        window_tokens=route.window_tokens,
+        backend=None,
+        position=None,
+        eta_s=None,
+        may_wait_s=None,
+        status=None,
+        code=None,
+        shed_reason=None,
+        message=None,
+        retry_after_s=None,
+        setting=None,
+        backends=[],
+    )
+
+
+def _refused(run: DryRun, error: GatewayError) -> DryRun:
+    """Tell a refusal that comes before the gate."""
+    run["status"], run["code"], run["message"] = error.status, error.code, error.message
+    run["sentence"] = f"It would be refused: {error.status} {error.code}."
+    return run
+
+
+def _fitting(error: RequestError, route: Route, caller: Caller, book: Book) -> SettingTold | None:
+    """Return the setting that bounds a request which does not fit: its key's, or the pool's."""
+    own, window = caller.max_context_tokens, route.window_tokens
+    by_key = own is not None and (window is None or own < window)
+    if by_key or error.code != "context_length_exceeded":
+        return book.told(("keys", "file"))
+    return book.told(("pools", route.pool, "max_context"))
+
+
+def _foreseen(run: DryRun, decision: Decision, book: Book) -> DryRun:
+    run["output_tokens"] = decision.need.output_tokens
+    run["may_wait_s"] = decision.may_wait_s
+    run["backends"] = [backend_told(each, book) for each in decision.said]
+    if decision.state is State.ADMITTED:
+        run["verdict"], run["backend"] = "now", decision.backend_id
+        run["sentence"] = f"It would be sent to {decision.backend_id} at once."
+        return run
+    run["setting"], run["eta_s"] = setting_told(decision, book), rounded(decision.eta_s)
+    if decision.state is State.WAITING:
+        run["verdict"], run["position"] = "wait", decision.position
+        run["sentence"] = queued(decision, "It would wait")
+        return run
+    run["status"], run["code"] = decision.status, decision.code
+    run["shed_reason"], run["message"] = shed_reason(decision), decision.message
+    run["retry_after_s"] = rounded(decision.retry_after_s)
+    why = run["shed_reason"] or decision.code
+    run["sentence"] = f"It would be refused at once: {decision.status} {why}."
+    return run

@@ -1,0 +1,199 @@
+"""Why a request waited or was refused: decisions told with the settings behind them.
+
+The shapes below are what `vllm-gateway explain` reads. Keys are added, never renamed or
+removed, within one `schema_version`. A setting is told with its value and line as they are now: a
+reload since the decision shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypedDict
+
+from gateway.admission.decisions import CLIENT_TIMEOUT, Decision, Said, State
+from gateway.config.findings import KeyPath, dotted
+from gateway.config.load import Loaded
+from gateway.config.models import Section
+from gateway.config.spell import spell
+from gateway.ops.overview import Moment, rfc3339
+
+SCHEMA_VERSION: Final = 1
+
+
+class SettingTold(TypedDict):
+    """One setting; `origin` is `gateway.yaml:12` or `default`. `name` may be a client's own header."""
+
+    name: str
+    value: object
+    origin: str
+
+
+class BackendTold(TypedDict):
+    """What one backend said: `room`, `second choice`, or why it is excluded."""
+
+    id: str
+    verdict: str
+    score: float | None
+    setting: SettingTold | None
+
+
+class Summary(TypedDict):
+    """One decision, in short."""
+
+    id: str
+    at: str
+    state: str  # admission.decisions.State
+    sentence: str
+    model: str
+    pool: str
+    adapter: str | None
+    tenant: str
+    key_id: str
+    priority: int
+    waited_s: float
+    backend: str | None
+    status: int | None
+    code: str | None
+    shed_reason: str | None
+
+
+class Told(Summary):
+    """One decision, in full."""
+
+    schema_version: int
+    prompt_tokens: int
+    output_tokens: int  # expected
+    may_wait_s: float
+    position: int | None
+    eta_s: float | None
+    message: str | None  # as its client reads it
+    retry_after_s: float | None
+    setting: SettingTold | None
+    backends: list[BackendTold]
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """The configuration in force, to tell settings from."""
+
+    loaded: Loaded
+    file: Path | None
+
+    def told(self, path: KeyPath | None) -> SettingTold | None:
+        """Return a setting with its value and where it is written; None stays None."""
+        if path is None:
+            return None
+        origin = self.loaded.told_in(path)
+        if self.file is not None and origin.startswith("line "):
+            origin = f"{self.file.name}:{origin.removeprefix('line ')}"
+        return SettingTold(name=dotted(path), value=self._value(path), origin=origin)
+
+    def _value(self, path: KeyPath) -> object:
+        here: Any = self.loaded.config
+        field = None
+        try:
+            for part in path:
+                name = str(part)
+                field = type(here).model_fields[name] if isinstance(here, Section) else None
+                here = getattr(here, name) if field is not None else here[part]
+        except (KeyError, IndexError, TypeError):
+            return None  # a reload took it away
+        return spell(here, field)
+
+
+def summary(decision: Decision, moment: Moment) -> Summary:
+    """Return a decision in short."""
+    return Summary(
+        id=decision.id,
+        at=rfc3339(decision.wall_at),
+        state=decision.state.value,
+        sentence=sentence(decision, moment.now),
+        model=decision.model,
+        pool=decision.pool,
+        adapter=decision.adapter,
+        tenant=decision.tenant,
+        key_id=decision.key_id,
+        priority=decision.priority,
+        waited_s=round(_waited_s(decision, moment.now), 3),
+        backend=decision.backend_id,
+        status=decision.status,
+        code=decision.code,
+        shed_reason=shed_reason(decision),
+    )
+
+
+def told(decision: Decision, book: Book, moment: Moment) -> Told:
+    """Return all of a decision."""
+    return Told(
+        **summary(decision, moment),
+        schema_version=SCHEMA_VERSION,
+        prompt_tokens=decision.need.prompt_tokens,
+        output_tokens=decision.need.output_tokens,
+        may_wait_s=round(decision.may_wait_s, 3),
+        position=decision.position,
+        eta_s=rounded(decision.eta_s),
+        message=decision.message,
+        retry_after_s=rounded(decision.retry_after_s),
+        setting=setting_told(decision, book),
+        backends=[backend_told(each, book) for each in decision.said],
+    )
+
+
+def sentence(decision: Decision, now: float) -> str:
+    """Return what became of a request, in one or two sentences."""
+    waited, name = f"{_waited_s(decision, now):.1f} s", decision.id
+    match decision.state:
+        case State.WAITING:
+            return (
+                f"{name} has waited {waited} for {decision.model} and may wait "
+                f"{decision.may_wait_s:.1f} s. {queued(decision, 'It came')}"
+            )
+        case State.ADMITTED:
+            return f"{name} waited {waited} for {decision.model} and was sent to {decision.backend_id}."
+        case State.LEFT:
+            return f"{name} left after {waited} in the queue of {decision.model}."
+        case State.REFUSED:
+            why = decision.shed_reason.value if decision.shed_reason else decision.code
+            after = "at once" if decision.position is None else f"after {waited} in the queue"
+            return f"{name} for {decision.model} was refused {after}: {decision.status} {why}."
+
+
+def backend_told(said: Said, book: Book) -> BackendTold:
+    """Return what one backend said."""
+    verdict = "room" if said.score is not None else "second choice"
+    return BackendTold(
+        id=said.backend_id,
+        verdict=verdict if said.exclusion is None else said.exclusion.value,
+        score=None if said.score is None else round(said.score, 3),
+        setting=book.told(said.setting),
+    )
+
+
+def setting_told(decision: Decision, book: Book) -> SettingTold | None:
+    """Return the setting that decided, or the client's own timeout."""
+    if decision.setting is None and decision.timed_out:
+        return SettingTold(
+            name=CLIENT_TIMEOUT, value=f"{decision.may_wait_s:g}s", origin="the client's own header"
+        )
+    return book.told(decision.setting)
+
+
+def queued(decision: Decision, lead: str) -> str:
+    """Return a sentence with its place in the queue."""
+    eta = "nobody knows how long yet" if decision.eta_s is None else f"about {decision.eta_s:.1f} s"
+    return f"{lead} at position {decision.position} ({eta})."
+
+
+def shed_reason(decision: Decision) -> str | None:
+    """Return the word of the closed set, None when it was not shed."""
+    return None if decision.shed_reason is None else decision.shed_reason.value
+
+
+def _waited_s(decision: Decision, now: float) -> float:
+    return (now if decision.ended_at is None else decision.ended_at) - decision.at
+
+
+def rounded(seconds: float | None) -> float | None:
+    """Return milliseconds' precision; None stays None."""
+    return None if seconds is None else round(seconds, 3)

@@ -1,0 +1,93 @@
+"""The verbs that ask a running gateway over its admin listener: status, explain, route."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final, Literal
+
+import typer
+
+from gateway.ops.console import Exit, VerbError, ask, print_json
+
+AsTable = Annotated[Literal["table", "json"], typer.Option("--output", "-o", help="table or json.")]
+Server = Annotated[
+    str, typer.Option(envvar="GATEWAY_ADMIN_URL", help="Admin listener, or unix:/path.")
+]
+Token = Annotated[str, typer.Option(envvar="GATEWAY_ADMIN_TOKEN", help="Its token.")]
+LOCAL: Final = "http://127.0.0.1:9090"
+
+_WHOLE_KEY: Final = re.compile(r"gw_([a-z0-9]{8})_.*")
+
+
+def status(
+    server: Server = LOCAL,
+    token: Token = "",
+    output: AsTable = "table",
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="8 when degraded.")] = False,
+) -> None:
+    """Say how the gateway and its backends are."""
+    from gateway.ops.report import degraded, print_overview
+
+    overview = ask(server, "/admin/v1/overview", token)
+    if output == "json":
+        print_json(overview)
+    else:
+        print_overview(overview)
+    raise typer.Exit(Exit.DEGRADED if exit_code and degraded(overview) else Exit.OK)
+
+
+def explain(
+    request_id: Annotated[str, typer.Argument(metavar="REQUEST_ID")],
+    server: Server = LOCAL,
+    token: Token = "",
+    output: AsTable = "table",
+) -> None:
+    """Say why a request waited or was refused, and which setting decided. Exit code 4: not kept."""
+    from urllib.parse import quote
+
+    _show(ask(server, f"/admin/v1/decisions/{quote(request_id, safe='')}", token), output)
+
+
+def route(  # noqa: PLR0913 - the options of a verb
+    model: Annotated[str, typer.Option(help="The model name that a client would use.")],
+    tokens: Annotated[str, typer.Option(help="Length of the prompt: 500, 32k.")] = "0",
+    output_tokens: Annotated[
+        str | None, typer.Option(help="Most tokens of output, if stated: 4k.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="Id of the key. Default: may use all.")] = None,
+    endpoint: Annotated[str, typer.Option(help="What is called: chat, embeddings.")] = "chat",
+    server: Server = LOCAL,
+    token: Token = "",
+    output: AsTable = "table",
+) -> None:
+    """Say what would happen to a request now, and why. Nothing is sent. Exit code 4: no such model."""
+    from urllib.parse import urlencode
+
+    query = {
+        "model": model,
+        "tokens": _tokens("--tokens", tokens),
+        "output": _tokens("--output-tokens", output_tokens),
+        "key": None if key is None else _WHOLE_KEY.sub(r"\1", key),  # no secret in a URL
+        "endpoint": endpoint,
+    }
+    known = {name: value for name, value in query.items() if value is not None}
+    _show(ask(server, f"/admin/v1/route?{urlencode(known)}", token), output)
+
+
+def _show(told: dict[str, Any], output: str) -> None:
+    from gateway.ops.report import print_reason
+
+    if output == "json":
+        print_json(told)
+    else:
+        print_reason(told)
+
+
+def _tokens(name: str, text: str | None) -> int | None:
+    """Read a token count; `config.units` would, but takes as long to import as all the rest."""
+    found = re.fullmatch(r"([0-9]{1,9})([kKmM]?)", text or "0")
+    if found is None:
+        raise VerbError(f"{name}: {text} is not a token count, such as 500 or 32k", code=Exit.USAGE)
+    return (
+        None if text is None else int(found[1]) * {"": 1, "k": 1024, "m": 1024**2}[found[2].lower()]
+    )
