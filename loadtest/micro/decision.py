@@ -29,6 +29,7 @@ from gateway.core.types import (
     Route,
     Scraped,
     ServedModel,
+    Slot,
 )
 from gateway.pools.table import PoolTable
 from gateway.routing.choice import Chooser
