@@ -43,6 +43,7 @@ from gateway.pools.table import Backend, PoolTable
 
 _BYTES_PER_TOKEN: Final = 4  # of English text and code; for a prompt that nobody has counted
 _LEARNT_FROM: Final = 4  # of each batch of ended requests: means need no more
+_TENANTS_COUNTED: Final = 32  # among more, a position is an estimate that costs too much
 _UNKNOWN_PROMPT_TOKENS: Final = 1024  # pictures and sound: about one picture's worth
 
 
@@ -252,7 +253,7 @@ class Gate:
             refusal = too_late(ask, why, eta_s, wait_s, retry_after_s)
         elif (full := queue.full(ticket)) is not None:
             refusal = queue_full(ask, full, queue, why, retry_after_s)
-        else:
+        elif len(queue.tenants) <= _TENANTS_COUNTED:
             decision.position = queue.ahead(ticket).requests + 1
         if refusal is not None:
             decision.refused(refusal, now, full)

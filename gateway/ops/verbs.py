@@ -88,4 +88,6 @@ def _tokens(name: str, text: str | None) -> int | None:
     found = re.fullmatch(r"([0-9]{1,9})([kKmM]?)", text or "0")
     if found is None:
         raise VerbError(f"{name}: {text} is not a token count, such as 500 or 32k", code=Exit.USAGE)
-    return None if text is None else int(found[1]) * {"": 1, "k": 1024, "m": 1024**2}[found[2].lower()]
+    return (
+        None if text is None else int(found[1]) * {"": 1, "k": 1024, "m": 1024**2}[found[2].lower()]
+    )
