@@ -54,6 +54,7 @@ pools:
       max_wait: 20s
 """
 FIRST, SECOND = "m/b1", "m/b2"
+NEED = Need(10, 5)
 
 
 class HeldClock:
@@ -111,18 +112,21 @@ class Desk:
         for _ in range(3):
             self.table.observe(backend_id, ProbeFailed(self.clock.at, "refused"))
 
-    def wait(self, *ids, wait_s=20.0):
-        """Have requests wait at the gate until they would be placed, then leave."""
+    def wait(self, *ids, wait_s=20.0, need=NEED, look=None):
+        """Have requests come to the gate, look at what is told of them (or at `look`), and leave."""
 
         async def one(request_id):
             await self.gate.wait(
-                ask(), deadline=self.clock.at + wait_s, body_bytes=1, request_id=request_id
+                ask(need), deadline=self.clock.at + wait_s, body_bytes=1, request_id=request_id
             )
 
         async def main():
             tasks = [asyncio.get_running_loop().create_task(one(each)) for each in ids]
             await asyncio.sleep(0)
-            seen = [self.get(f"decisions/{each}").json() for each in ids]
+            if look is not None:
+                seen = look()
+            else:
+                seen = [self.get(f"decisions/{each}").json() for each in ids]
             for task in tasks:
                 task.cancel()
             for task in tasks:
@@ -133,11 +137,9 @@ class Desk:
         return asyncio.run(main())
 
 
-def ask():
+def ask(need):
     call = Call(Endpoint.CHAT, Dialect.CHAT, "m", False, b"{}")
-    return Ask(
-        Route("m", "m", "m"), call, Demand(10, True), Caller("k1", "ci", "acme"), Need(10, 5)
-    )
+    return Ask(Route("m", "m", "m"), call, Demand(10, True), Caller("k1", "ci", "acme"), need)
 
 
 @pytest.fixture
@@ -291,6 +293,31 @@ def test_a_request_without_room_would_wait(busy):
     assert (told["verdict"], told["position"], told["may_wait_s"]) == ("wait", 1, 20.0)
     assert told["sentence"] == "It would wait at position 1 (nobody knows how long yet)."
     assert told["setting"] is not None
+
+
+def test_a_small_request_may_pass_a_large_one_as_the_dry_run_says(tmp_path):
+    desk = Desk(tmp_path, YAML.replace("max_requests: 1", "max_requests: 9"))
+    desk.fill(FIRST, 2)
+    sample = LoadSample(100.0, 1, 0, 0.5, kv_capacity_tokens=1000)  # 400 are free
+    desk.table.observe(SECOND, Scraped(sample))
+    told = desk.wait("large", need=Need(500, 100), look=lambda: desk.route(output=5))
+    assert (told["verdict"], told["position"]) == ("wait", 2)
+    assert told["sentence"].endswith("There is room: it may pass those that do not fit into it.")
+
+    async def both():
+        tasks = []
+        for request_id, need in (("large", Need(500, 100)), ("small", Need(10, 5))):
+            waits = desk.gate.wait(ask(need), deadline=120.0, body_bytes=1, request_id=request_id)
+            tasks.append(asyncio.get_running_loop().create_task(waits))
+        assert (await tasks[1]).backend_id == SECOND
+        tasks[0].cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await tasks[0]
+
+    asyncio.run(both())
+    assert desk.get("decisions/small").json()["sentence"] == (
+        "small waited 0.0 s for m and was sent to m/b2."
+    )
 
 
 def test_a_request_that_finds_the_queue_full_would_be_refused(desk, tmp_path):
