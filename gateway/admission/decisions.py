@@ -7,7 +7,7 @@ setting, such as `pools.m.queue.max_requests`; whoever shows it looks up line an
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
@@ -76,7 +76,7 @@ class Decision:
     impatient: bool  # its client waits less long than `queue.max_wait`
     state: State = State.WAITING
     setting: KeyPath | None = None  # that made it wait, or refused it
-    position: int | None = None  # when it was queued; 1 is next
+    position: int | None = None  # when it was queued; 1 is next. None: not queued, or not counted
     eta_s: float | None = None  # of its turn, as estimated when it came; None: nobody knew
     ended_at: float | None = None
     backend_id: str | None = None
@@ -244,7 +244,7 @@ def _passes(said: Said) -> bool:
     return said.exclusion is not None and said.exclusion.passes
 
 
-def _commonest(said: Iterator[Said] | list[Said]) -> KeyPath | None:
+def _commonest(said: Iterable[Said]) -> KeyPath | None:
     """Return the setting that excluded most backends; of several the first."""
     counts = Counter(each.setting for each in said if each.setting is not None)
     return max(counts, key=counts.__getitem__, default=None)

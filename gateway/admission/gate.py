@@ -32,6 +32,7 @@ from gateway.core.types import Ask, Call, Caller, Demand, Need, Outcome, Request
 from gateway.pools.table import Backend, PoolTable
 
 _BYTES_PER_TOKEN: Final = 4  # of English text and code; for a prompt that nobody has counted
+_TENANTS_COUNTED: Final = 32  # among more, a position is an estimate that costs too much
 _UNKNOWN_PROMPT_TOKENS: Final = 1024  # pictures and sound: about one picture's worth
 _LEARNT_FROM: Final = 4  # of each batch of ended requests: means need no more
 
@@ -130,7 +131,9 @@ class Gate:
             RequestError: it is larger than any backend's KV cache (400).
         Cancel: the request leaves the queue at once; a place that was just given goes to the next.
         """
-        line, now = self._lines[ask.route.pool], self._clock.now()
+        line, now = self._lines.get(ask.route.pool), self._clock.now()
+        if line is None:  # a reload took the pool away while the prompt was counted
+            raise no_backend(ask, {}, self._rng)
         waiting = Waiting(ask, asyncio.get_running_loop().create_future(), announce, now)
         ticket = _ticket(waiting, body_bytes, now, deadline)
         decision, refusal = self._judge(line, ticket, request_id)
@@ -151,7 +154,8 @@ class Gate:
                 turn.result().release()
             raise
         finally:
-            line.queue.remove(ticket)
+            if line.queue.remove(ticket):
+                line.let_in()  # others may have stood back for it
         decision.admitted(slot.backend_id, self._clock.now())
         return slot
 
@@ -208,7 +212,7 @@ class Gate:
             refusal = too_late(ask, why, eta_s, wait_s, line.retry_after_s())
         elif (full := queue.full(ticket)) is not None:
             refusal = queue_full(ask, full, queue, why, line.retry_after_s())
-        else:
+        elif len(queue.tenants) <= _TENANTS_COUNTED:
             decision.position = queue.ahead(ticket).requests + 1
         if refusal is not None:
             decision.refused(refusal, now, full)

@@ -221,6 +221,7 @@ class Line:
             why = self._finder.why_not(self._backends, ask, now)
             waited_s = now - ticket.offered_at
             ticket.item.refuse(waited_too_long(ask, why, waited_s, self.retry_after_s()))
+        self.let_in()  # others may have stood back for them
         self._arm()
 
 

@@ -200,6 +200,8 @@ def _foreseen(run: DryRun, decision: Decision, book: Book) -> DryRun:
     if decision.state is State.WAITING:
         run["verdict"], run["position"] = "wait", decision.position
         run["sentence"] = queued(decision, "It would wait")
+        if any(each.score is not None for each in decision.said):
+            run["sentence"] += " There is room: it may pass those that do not fit into it."
         return run
     run["status"], run["code"] = decision.status, decision.code
     run["shed_reason"], run["message"] = shed_reason(decision), decision.message

@@ -155,7 +155,9 @@ def sentence(decision: Decision, now: float) -> str:
             return f"{name} left after {waited} in the queue of {decision.model}."
         case State.REFUSED:
             why = decision.shed_reason.value if decision.shed_reason else decision.code
-            after = "at once" if decision.position is None else f"after {waited} in the queue"
+            after = (
+                "at once" if decision.ended_at == decision.at else f"after {waited} in the queue"
+            )
             return f"{name} for {decision.model} was refused {after}: {decision.status} {why}."
 
 
@@ -182,7 +184,8 @@ def setting_told(decision: Decision, book: Book) -> SettingTold | None:
 def queued(decision: Decision, lead: str) -> str:
     """Return a sentence with its place in the queue."""
     eta = "nobody knows how long yet" if decision.eta_s is None else f"about {decision.eta_s:.1f} s"
-    return f"{lead} at position {decision.position} ({eta})."
+    place = "behind many" if decision.position is None else f"at position {decision.position}"
+    return f"{lead} {place} ({eta})."
 
 
 def shed_reason(decision: Decision) -> str | None:

@@ -209,6 +209,7 @@ class PoolTable:
             self._scraped(backend, observation.sample)
         elif isinstance(observation, ScrapeFailed):
             self._end_window(backend, observation.at, None)
+            self._tell_capacity(backend.pool)  # what is not known any more forbids nothing
         elif isinstance(observation, ModelsSeen):
             self._models_seen(backend, observation)
         state = advance(backend.health, observation, self._policy)

@@ -45,7 +45,9 @@ class Chooser:
 
     def explain(self, backends: Sequence[Backend], ask: Ask, now: float) -> Choice:
         """Choose as `find` does, and tell why. Nothing is taken."""
-        found = eligible(backends, ask, now)
-        best = pick(found, now, self._rng).id if found else None
+        why = reasons(backends, ask, now)
+        found = eligible(backends, ask, now) if len(why) < len(backends) else []
+        if not found:
+            return Choice(None, {}, why)
         totals = zip((each.id for each in found), scores(found, now), strict=True)
-        return Choice(best, dict(totals), reasons(backends, ask, now))
+        return Choice(pick(found, now, self._rng).id, dict(totals), why)

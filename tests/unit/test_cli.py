@@ -71,7 +71,15 @@ def test_a_wrong_command_line_is_a_usage_error(run, words):
     assert "Error" in err
 
 
-@pytest.mark.parametrize("words", [["--help"], ["status", "--server", "http://127.0.0.1:1"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["status", "--server", "http://127.0.0.1:1"],
+        ["explain", "req_1", "--server", "http://127.0.0.1:1"],
+        ["route", "--model", "m", "--server", "http://127.0.0.1:1"],
+    ],
+)
 def test_looking_does_not_import_the_server(words):
     program = (
         "import sys; from gateway import cli; sys.argv = sys.argv[:1] + sys.argv[1:]\n"
@@ -439,6 +447,109 @@ def test_a_server_that_cannot_be_reached_is_named(run, server, code, words):
     assert (ended, out) == (code, "")
     assert words in err
     assert "Traceback" not in err
+
+
+# --- explain and route ----------------------------------------------------------------------------
+
+STOP = {"name": "pools.m.kv.stop_admitting", "value": 0.9, "origin": "gateway.yaml:12"}
+WAITED = {
+    **{"sentence": "req_1 waited 3.2 s for gpt and was sent to m/b2.", "state": "admitted"},
+    **{"model": "gpt", "pool": "m", "tenant": "acme", "key_id": "k7m2q9xd", "priority": 0},
+    **{"prompt_tokens": 900, "output_tokens": 256, "message": None, "setting": STOP},
+    "backends": [
+        {"id": "m/b1", "verdict": "kv_full", "score": None, "setting": STOP},
+        {"id": "m/b2", "verdict": "room", "score": 0.417, "setting": None},
+    ],
+}
+
+
+def test_explain_says_what_happened_then_the_backends_then_the_setting(run):
+    with admin(WAITED) as (url, seen):
+        code, out, err = run("explain", "req_1", "--server", url, "--token", "t")
+    assert seen == [("/admin/v1/decisions/req_1", "Bearer t")]
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "req_1 waited 3.2 s for gpt and was sent to m/b2.",
+        "  model gpt · pool m · key k7m2q9xd of acme · priority 0 · 900 + 256 expected tokens",
+        "",
+        "BACKEND  VERDICT  SCORE  SETTING",
+        "m/b1     kv full      -  pools.m.kv.stop_admitting: 0.9 (gateway.yaml:12)",
+        "m/b2     room     0.417",
+        "",
+        "Decided by pools.m.kv.stop_admitting: 0.9 (gateway.yaml:12)",
+    ]
+
+
+def test_explain_of_a_refusal_tells_what_its_client_reads(run):
+    refused = {**WAITED, "message": "`m` is overloaded.", "backends": [], "setting": None}
+    with admin(refused) as (url, _):
+        _, out, _ = run("explain", "req_1", "--server", url)
+    assert "  its client is told: `m` is overloaded." in out
+    assert "Decided" not in out
+
+
+@pytest.mark.parametrize("verb", [["explain", "req_1"], ["route", "--model", "m"]])
+def test_reasons_for_programs_are_the_answer_itself(run, verb):
+    with admin(WAITED) as (url, _):
+        code, out, _ = run(*verb, "--server", url, "-o", "json")
+    assert (code, json.loads(out)) == (0, WAITED)
+
+
+def test_a_request_id_is_one_step_of_the_path(run):
+    with admin(WAITED) as (url, seen):
+        run("explain", "../../metrics?x", "--server", url)
+    assert seen[0][0] == "/admin/v1/decisions/..%2F..%2Fmetrics%3Fx"
+
+
+@pytest.mark.parametrize(
+    ("verb", "status", "expected"),
+    [
+        (["explain", "req_1"], 404, 4),
+        (["route", "--model", "nope"], 404, 4),
+        (["route", "--model", "m"], 400, 2),
+        (["route", "--model", "m"], 500, 1),
+    ],
+)
+def test_what_the_gateway_says_of_a_failure_is_passed_on(run, verb, status, expected):
+    problem = {"code": "model_not_found", "detail": "The model `nope` does not exist."}
+    with admin(problem, status) as (url, _):
+        assert run(*verb, "--server", url) == (
+            expected,
+            "",
+            "vllm-gateway: The model `nope` does not exist.\n",
+        )
+
+
+def test_a_gateway_that_knows_no_such_path_is_not_quoted(run):
+    with admin({"code": "not_found", "detail": "There are: /metrics."}, 404) as (url, _):
+        code, _, err = run("explain", "req_1", "--server", url)
+    assert code == 4
+    assert "answered 404 to /admin/v1/decisions/req_1" in err
+
+
+def test_route_asks_with_all_that_is_told(run):
+    options = ["--tokens", "32k", "--output-tokens", "500", "--endpoint", "responses"]
+    with admin(WAITED) as (url, seen):
+        run("route", "--model", "a/b c", *options, "--server", url)
+        run("route", "--model", "m", "--server", url)
+    assert [path for path, _ in seen] == [
+        "/admin/v1/route?model=a%2Fb+c&tokens=32768&output=500&endpoint=responses",
+        "/admin/v1/route?model=m&tokens=0&endpoint=chat",
+    ]
+
+
+@pytest.mark.parametrize("key", ["k7m2q9xd", f"gw_k7m2q9xd_{'s' * 43}_abc123"])
+def test_of_a_key_only_its_id_is_sent(run, key):
+    with admin(WAITED) as (url, seen):
+        run("route", "--model", "m", "--key", key, "--server", url)
+    assert seen[0][0].endswith("&key=k7m2q9xd&endpoint=chat")
+
+
+@pytest.mark.parametrize("option", ["--tokens", "--output-tokens"])
+def test_a_token_count_that_cannot_be_read_is_a_usage_error(run, option):
+    code, _, err = run("route", "--model", "m", option, "many")
+    assert code == 2
+    assert f"{option}: many is not a token count" in err
 
 
 # --- sim and demo ---------------------------------------------------------------------------------
