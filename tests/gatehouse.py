@@ -124,7 +124,7 @@ class Guest:
 
     def end(self):
         """End its request: the slot is given back, as the handler does."""
-        self.house.gate.leave(self.slot)
+        self.slot.release()
 
     def hang_up(self):
         """Have its client leave, as the handler learns of it."""
@@ -140,8 +140,14 @@ class House:
         rng = random.Random(seed)
         self.gate = Gate(self.table, Chooser(rng), self.loop, rng)
         self.reload(priorities, **pools)
+        self._tick()
         for backend_id in sorted(self.table.ids()):
             self.up(backend_id)
+
+    def _tick(self):
+        """Tick as the process does, twice a second."""
+        self.gate.tick(self.loop.time())
+        self.loop.call_later(0.5, self._tick)
 
     def reload(self, priorities=frozenset({0}), **pools):
         """Take over a configuration, in the order in which the process does."""

@@ -74,6 +74,7 @@ class Line:
         self._given_back_tokens = 0  # by the backends, at the last tick
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
+        self._seen: tuple[object, ...] = ()  # names and phases when it was last looked who is lost
 
     # --- told -------------------------------------------------------------------------------------
 
@@ -86,6 +87,10 @@ class Line:
         if not serving:
             self.close()
             return
+        seen = (self._table.epoch, *(each.phase for each in backends))
+        if seen != self._seen:
+            self._seen = seen
+            self._refuse_lost(now)
         has_room = [each for each in serving if each.obstacle(1, now) is None]
         kinds: Kinds = {}
 
