@@ -134,6 +134,10 @@ def merge(*plans: list[Shot]) -> list[Shot]:
     return sorted((shot for each in plans for shot in each), key=lambda shot: shot.at_s)
 
 
-def prompt(shot: Shot) -> str:
-    """Return the text of a request; no two begin alike, so no prefix is found in a cache."""
-    return " ".join(random.Random(shot.seed).choices(_WORDS.split(), k=shot.prompt_tokens))
+def prompt(shot: Shot, salt: int = 0) -> str:
+    """Return the text of a request. No two begin alike, so that no cache holds a prefix of it.
+
+    `salt` gives the same plan other words of the same lengths.
+    """
+    words = random.Random(f"{shot.seed}/{salt}").choices(_WORDS.split(), k=shot.prompt_tokens)
+    return " ".join(words)

@@ -30,6 +30,7 @@ class Door:
     addresses: list[tuple[str, int]]
     model: str
     keys: dict[str, str] = field(default_factory=dict)  # by tenant
+    salt: int = 0  # of the prompts, so that a repeated plan finds nothing in a prefix cache
     open: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -49,7 +50,7 @@ def request_bytes(door: Door, shot: Shot, *, retry: bool = False) -> bytes:
             "stream": True,
             "max_tokens": shot.output_tokens,
             "ignore_eos": True,
-            "messages": [{"role": "user", "content": prompt(shot)}],
+            "messages": [{"role": "user", "content": prompt(shot, door.salt)}],
         }
     ).encode()
     head = (

@@ -153,6 +153,7 @@ def run(args: argparse.Namespace) -> None:
         "capacity": {"per_s": args.capacity},
         "cells": [],
     }
+    salt = 0
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         keys = KeyFolder(folder, ALL_TENANTS)
@@ -170,6 +171,7 @@ def run(args: argparse.Namespace) -> None:
             router = [args.router, *args.router_flags.split()]
             with entrance(arm, backends, keys, objectives, router) as entry:
                 for cell in [c for name in args.scenarios for c in study.cells(name, args.levels)]:
+                    entry.door.salt = salt = salt + 1
                     found = {"arm": arm} | uvloop.run(run_cell(cell, entry, backends, slo))
                     result["cells"].append(found)
                     print(line_of(found), flush=True)

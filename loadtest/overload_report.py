@@ -84,7 +84,7 @@ def _of_levels(levels: dict[float, Found]) -> Iterable[tuple[str, str, bool]]:
             text = f"goodput at {level:g} x >= {KEPT_RATIO:.0%} of its peak"
             yield text, percent(kept), kept >= KEPT_RATIO
     for level, each in sorted(levels.items()):
-        if level > 0.5 and calm and calm["ttft_s"] and each["ttft_s"]:
+        if level >= 2 and calm and calm["ttft_s"] and each["ttft_s"]:
             times = each["ttft_s"]["p99"] / calm["ttft_s"]["p99"]
             sign = ">= " if "p99" in each["ttft_s"]["at_least"] else ""
             text = f"p99 TTFT of the admitted at {level:g} x <= {TTFT_TIMES:g} x that at 0.5 x"
@@ -153,7 +153,8 @@ def _about(result: Found) -> str:
             "",
             f"Open-loop Poisson arrivals, profile `{said['profile']}` (4 of 5 requests are short,"
             f" 1 is long), {said['seconds']:g} s counted in each cell, seed {said['seed']}; every"
-            " arm gets the same requests at the same moments. Times count from the planned arrival.",
+            " arm gets requests of the same lengths at the same moments. Times count from the"
+            " planned arrival.",
             f"A reply is good when its first token came within {said['ttft']:g} s and its mean gap"
             f" between tokens is at most {1000 * said['itl']:g} ms.",
             "`>=`: the cell was over and its requests were cut before that percentile was known.",

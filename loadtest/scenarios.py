@@ -53,7 +53,7 @@ class Study:
 
     def level(self, level: float) -> Cell:
         """Return a constant load of `level` x capacity from several tenants."""
-        shots = plan(self._steady(level), self.profile, TENANTS, self._seed(level))
+        shots = plan(self._steady(level), self.profile, TENANTS, self.seed)
         return self._cell("retry" if self.retry else "levels", f"{level:g}", shots, self.retry)
 
     def surge(self, level: float) -> Cell:
@@ -62,29 +62,26 @@ class Study:
         phases = [
             Phase(s, x * self.capacity_per_s) for s, x in ((5, 0.5), (10, level), (part_s, 0.5))
         ]
-        shots = plan(phases, self.profile, TENANTS, self._seed(level))
+        shots = plan(phases, self.profile, TENANTS, self.seed)
         return Cell("surge", f"{level:g}", shots, (0.0, 15.0 + part_s), 15.0 + part_s, retry=True)
 
     def fairness(self, *, flood: bool) -> Cell:
         """Return eight tenants at half of their share each; in the flood one of them sends 50 shares."""
         share = 1 / SHARERS
-        quiet = plan(self._steady(0.5 * share * len(QUIET)), self.profile, QUIET, self._seed(0))
+        quiet = plan(self._steady(0.5 * share * len(QUIET)), self.profile, QUIET, self.seed)
         greedy_at = TIMES * share if flood else 0.5 * share
-        greedy = plan(self._steady(greedy_at), self.profile, ("greedy",), self._seed(1))
+        greedy = plan(self._steady(greedy_at), self.profile, ("greedy",), self.seed + 100)
         return self._cell("fairness", "flood" if flood else "quiet", merge(quiet, greedy))
 
     def classes(self, *, flood: bool) -> Cell:
         """Return short requests of a key with priority, alone and under 4 x capacity of another's."""
         short = self.profile.only("short")
-        first = plan(self._steady(0.25), short, ("interactive",), self._seed(2))
-        batch = plan(self._steady(4.0 if flood else 0.0), self.profile, ("batch",), self._seed(3))
+        first = plan(self._steady(0.25), short, ("interactive",), self.seed)
+        batch = plan(self._steady(4.0 if flood else 0.0), self.profile, ("batch",), self.seed + 100)
         return self._cell("classes", "flood" if flood else "alone", merge(first, batch))
 
     def _steady(self, level: float) -> list[Phase]:
         return [Phase(LEAD_S + self.seconds + TAIL_S, level * self.capacity_per_s)]
-
-    def _seed(self, number: float) -> int:
-        return self.seed * 1_000_003 + round(number * 1000)
 
     def _cell(self, scenario: str, label: str, shots: list[Shot], retry: bool = False) -> Cell:
         window = (LEAD_S, LEAD_S + self.seconds)
