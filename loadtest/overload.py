@@ -7,6 +7,10 @@
 
 Capacity is measured first: the best goodput of a closed loop straight to the backends. Then come
 open-loop Poisson arrivals at multiples of it; every arm gets the same requests at the same moments.
+
+The machine must be quiet otherwise: the report says how busy it was. Real servers on the client's
+own cores must yield to it, or what is measured is the client's wait for a core:
+`VLLM_CPU_OMP_THREADS_BIND=0` (1 for the second) and `echo 15 > /proc/PID/autogroup`.
 """
 
 from __future__ import annotations
@@ -78,7 +82,7 @@ async def run_cell(cell: Cell, entry: Entrance, backends: Backends, slo: Slo) ->
     before = await engines(backends)
     cpu = {"entrance": entry.pids, "backends": backends.pids}
     used = {name: sum(map(cpu_s, pids)) for name, pids in cpu.items()}
-    own, began = time.process_time(), time.monotonic()
+    own, all_cores, began = time.process_time(), busy_s(), time.monotonic()
     async with asyncio.TaskGroup() as group:
         watcher = group.create_task(watch(backends, peaks))
         outcomes, cut_s = await fire(
@@ -103,6 +107,7 @@ async def run_cell(cell: Cell, entry: Entrance, backends: Backends, slo: Slo) ->
         ),
         "peaks": peaks,
         "cpu_ratio": {
+            "machine": round((busy_s() - all_cores) / took, 3),
             "client": round((time.process_time() - own) / took, 3),
             **{
                 name: round((sum(map(cpu_s, pids)) - used[name]) / took, 3)
@@ -112,13 +117,25 @@ async def run_cell(cell: Cell, entry: Entrance, backends: Backends, slo: Slo) ->
     }
 
 
-async def engines(backends: Backends) -> dict[str, float]:
-    """Return the engines' metrics, summed over the backends."""
+async def engines(backends: Backends, patience_s: float = 60.0) -> dict[str, float]:
+    """Return the engines' metrics, summed over the backends; a busy one is asked again."""
     totals: dict[str, float] = {}
-    for address in backends.addresses:
-        for name, value in (await scrape(address)).items():
+    for host, port in backends.addresses:
+        deadline = time.monotonic() + patience_s
+        while not (seen := await scrape((host, port))):
+            if time.monotonic() > deadline:
+                raise SystemExit(f"no metrics from {host}:{port}")
+            await asyncio.sleep(0.5)
+        for name, value in seen.items():
             totals[name] = totals.get(name, 0.0) + value
     return totals
+
+
+def busy_s() -> float:
+    """Return the CPU seconds that all cores were busy since the machine started."""
+    with open("/proc/stat") as file:
+        user, nice, system, _, _, *interrupts = map(int, file.readline().split()[1:8])
+    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
 
 
 async def watch(backends: Backends, peaks: dict[str, float]) -> None:
@@ -158,7 +175,8 @@ def run(args: argparse.Namespace) -> None:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         keys = KeyFolder(folder, ALL_TENANTS)
         backends = stack.enter_context(chosen(args))
-        os.sched_setaffinity(0, {LOAD_CORE})
+        if backends.pids:  # a real vLLM picks its own cores: stay where there is room
+            os.sched_setaffinity(0, {LOAD_CORE})
         gc.disable()  # a collection would look like latency; a run makes little garbage
         if not args.capacity:
             door = Door(list(backends.addresses), backends.model)

@@ -242,17 +242,20 @@ def _groups(cells: Sequence[Found]) -> str:
 
 
 def _machine(cells: Sequence[Found]) -> str:
-    head = ("arm", "client CPU", "entrance CPU", "backends CPU", "sent late p99 s")
+    head = ("arm", "whole machine", "client", "entrance", "backends", "sent late p99 s")
     rows = []
     for arm in dict.fromkeys(each["arm"] for each in cells):
         of_arm = [each for each in cells if each["arm"] == arm]
         late = max(each["late_s"]["p99"] for each in of_arm if each["late_s"])
         cpu = [
             max(each["cpu_ratio"][name] for each in of_arm)
-            for name in ("client", "entrance", "backends")
+            for name in ("machine", "client", "entrance", "backends")
         ]
         rows.append((arm, *(percent(value) for value in cpu), f"{late:.4f}"))
-    return "The busiest cell of each arm, in shares of one core.\n\n" + table(head, rows)
+    return (
+        "CPU in the busiest cell of each arm, in shares of one core (backends: those started here).\n\n"
+        + table(head, rows)
+    )
 
 
 def _by_label(cells: Sequence[Found]) -> list[Found]:

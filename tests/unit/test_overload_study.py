@@ -266,7 +266,7 @@ def cell(label, outcomes, scenario="levels", arm="gateway-on", preemptions=0):
     return {
         "arm": arm, "scenario": scenario, "label": label, "seconds": 10.0,
         **figures(outcomes, SLO, (0.0, 10.0), 20.0), "preemptions": preemptions, "tokens_per_s": 1,
-        "peaks": {}, "cpu_ratio": {"client": 0.1, "entrance": 0.1, "backends": 0.1},
+        "peaks": {}, "cpu_ratio": {"machine": 0.3, "client": 0.1, "entrance": 0.1, "backends": 0.1},
     }  # fmt: skip
 
 
