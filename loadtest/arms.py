@@ -19,14 +19,14 @@ from loadtest.openloop import Door
 
 Address = tuple[str, int]
 
-# The pool's settings of each gateway arm; `{ttft}` and `{itl}` are the objectives of the study.
+# The pool's settings of each gateway arm; `{..._ms}` are the objectives of the study.
 POOL: Final = {
     "gateway-off": """\
-    kv: {{stop_admitting: 1.0, resume: 0.99}}
+    admission: off
 """,
     "gateway-on": """\
-    queue: {{max_requests: 256, max_wait: {ttft:g}s}}
-    kv: {{stop_admitting: 0.90, resume: 0.80}}
+    queue: {{max_requests: 256, max_wait: {wait_ms}ms}}
+    slo: {{ttft: {ttft_ms}ms, itl: {itl_ms}ms}}
 """,
 }
 ARMS: Final = ("direct", *POOL, "vllm-router")
@@ -103,7 +103,7 @@ def given(urls: Sequence[str], model: str) -> Backends:
 
 @contextlib.contextmanager
 def entrance(
-    arm: str, backends: Backends, keys: KeyFolder, objectives: dict[str, float], router: list[str]
+    arm: str, backends: Backends, keys: KeyFolder, objectives: dict[str, int], router: list[str]
 ) -> Iterator[Entrance]:
     """Start what stands before the backends in one arm. `router`: the command of vllm-router."""
     if arm == "direct":
