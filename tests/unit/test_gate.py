@@ -378,6 +378,14 @@ async def test_without_a_backend_that_serves_a_request_is_refused_at_once():
 
 
 @held
+async def test_absence_is_told_as_absence_even_where_nothing_may_wait():
+    world = house(queue={"max_requests": 0})
+    world.down("m/b1")
+    (guest,) = await world.guests(1)
+    refused_at_once(guest, Unavailable, ShedReason.NO_BACKEND)
+
+
+@held
 async def test_without_a_backend_that_holds_the_adapter_a_request_is_refused_at_once():
     world = house(backends=[single(ONE), single(TWO)])
     (guest,) = await world.guests(1, adapter="lora")
@@ -618,7 +626,7 @@ async def test_who_waits_for_a_full_backend_goes_when_nobody_knows_any_more_that
 @held
 async def test_what_waits_for_a_pool_that_a_reload_removes_is_refused():
     world = House(m=[single(ONE)], other=[TWO])
-    inside, *waiting = await world.guests(3)
+    inside, *waiting = await world.guests(50)
     world.reload(other=[TWO])
     await turns()
     for guest in waiting:

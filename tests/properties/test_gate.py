@@ -1,0 +1,306 @@
+"""The gate, over any order of events: nothing is lost, given twice or kept waiting for nothing."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from gateway.core.errors import ContextLengthExceeded, Rejected
+from gateway.core.types import LoadSample, ShedReason, TrafficFailed
+from gateway.pools.health import Order
+from gateway.routing.choice import Chooser
+from tests.gatehouse import CAPACITY, HeldLoop, House, passes, turns
+
+NAMES = ("b1", "b2", "b3")
+POOLS = ("m", "n")
+PASSES = 16  # after so many a request that waits may claim a backend
+
+places = st.integers(0, 30)
+backends = st.sampled_from([f"{pool}/{name}" for pool in POOLS for name in NAMES])
+comes = st.fixed_dictionaries(
+    {
+        "tenant": st.sampled_from("abc"),
+        "pool": st.sampled_from(["m", "m", "m", "n"]),
+        "priority": st.sampled_from([0, 0, 0, 5]),
+        "tokens": st.sampled_from([1, 100, 1000, 3000, 6000, CAPACITY, CAPACITY + 1]),
+        "adapter": st.sampled_from([None, None, None, "lora"]),
+        "wait_s": st.sampled_from([0.5, 1.0, 2.0, 60.0]),
+        "body_bytes": st.integers(0, 600),
+    }
+)
+loads = st.builds(
+    lambda running, waiting, kv: {"running": running, "waiting": waiting, "kv": kv},
+    st.integers(0, 3),
+    st.sampled_from([0, 0, 0, 8]),
+    st.sampled_from([0.0, 0.0, 0.1, 0.5, 0.85, 0.95]),
+)
+some_come = st.tuples(st.just("come"), comes)
+leaves = st.tuples(st.sampled_from(["end", "end", "hang_up", "hang_up", "fail"]), places)
+events = (
+    some_come
+    | some_come
+    | leaves
+    | leaves
+    | st.tuples(st.just("scrape"), backends, loads)
+    | st.tuples(st.sampled_from(["down", "up", "cordon", "resume", "degrade"]), backends)
+)
+queues = st.fixed_dictionaries(
+    {
+        "max_requests": st.sampled_from([0, 2, 12, 12]),
+        "max_tokens": st.sampled_from([8000, 100_000]),
+        "max_bytes": st.sampled_from(["1KiB", "1MiB"]),
+        "tenant_share": st.sampled_from([0.5, 1.0]),
+    }
+)
+
+
+def pool(first_port):
+    """Return strategies for a pool's settings; an address that changes is another backend."""
+    backend = st.fixed_dictionaries(
+        {
+            "url": st.sampled_from(
+                [f"http://127.0.0.1:{first_port}", f"http://127.0.0.1:{first_port + 1}"]
+            ),
+            "max_in_flight": st.sampled_from([1, 1, 2, None]),
+        }
+    )
+    return st.fixed_dictionaries(
+        {
+            "backends": st.lists(backend, min_size=1, max_size=3).map(
+                lambda listed: [
+                    {"name": name, **each} for name, each in zip(NAMES, listed, strict=False)
+                ]
+            ),
+            "queue": queues,
+            "admission": st.sampled_from(["on", "on", "on", "off"]),
+        }
+    )
+
+
+configurations = st.fixed_dictionaries({"m": pool(8001)}, optional={"n": pool(8101)}) | (
+    st.fixed_dictionaries({"n": pool(8101)})
+)
+
+
+class AtTheGate(RuleBasedStateMachine):
+    """Guests come, go and leave, in any order and many in one turn of the loop."""
+
+    def __init__(self):
+        super().__init__()
+        self.loop = HeldLoop()
+        self.guests = []
+        self.gone = set()  # guests whose clients left
+        self.let_in_before = {}  # by guest, when it came
+        self.held_over = {}  # by pool: what waited when its bounds were last changed
+
+    def run(self, coro):
+        self.loop.run_until_complete(coro)
+
+    @initialize(config=configurations)
+    def open(self, config):
+        async def opened():
+            self.house = House(priorities=frozenset({0, 5}), **config)
+            self.config = config
+            self.look_up()
+
+        self.run(opened())
+
+    @rule(acts=st.lists(events, min_size=1, max_size=8))
+    def in_one_turn(self, acts):
+        async def happen():
+            for name, *what in acts:
+                getattr(self, name)(*what)
+            await turns()
+
+        self.run(happen())
+        self.check()
+
+    @rule(config=configurations)
+    def reload(self, config):
+        async def happen():
+            self.house.reload(frozenset({0, 5}), **config)
+            self.config = config
+            self.look_up()
+            await turns()
+            self.held_over = dict(self.house.gate.queues())
+
+        self.run(happen())
+        self.check()
+
+    @rule(seconds=st.sampled_from([0.4, 0.5, 2.5]), load=loads)
+    def time_passes(self, seconds, load):
+        """Every backend is scraped in the end, as it is each second."""
+
+        async def happen():
+            await passes(seconds)
+            for backend in tuple(self.house.table):
+                self.house.scrape(backend.id, **load)
+            await turns()
+
+        self.run(happen())
+        self.check()
+
+    # --- what may happen in a turn ---
+
+    def come(self, what):
+        if what["pool"] not in self.config:
+            return  # such a name is refused before the gate
+        guest = self.house.guest(**what)
+        guest.deadline = guest.began + what["wait_s"]
+        guest.pool = what["pool"]
+        self.guests.append(guest)
+        self.let_in_before[guest] = self.count_let_in()
+
+    def end(self, place):
+        inside = [each for each in self.guests if each.inside]
+        if inside:
+            inside[place % len(inside)].end()
+
+    def hang_up(self, place):
+        waiting = [each for each in self.guests if each.waits]
+        if waiting:
+            guest = waiting[place % len(waiting)]
+            guest.hang_up()
+            self.gone.add(guest)
+
+    def fail(self, place):
+        """Have one's backend refuse it; it is sent elsewhere when there is room, as the handler does."""
+        inside = [each for each in self.guests if each.inside]
+        if not inside:
+            return
+        guest = inside[place % len(inside)]
+        ask = guest.ask
+        ask.tried.append(guest.slot.backend_id)
+        room = self.house.gate.has_room(ask)
+        guest.end()
+        if room:
+            again = self.house.gate.enter(ask)
+            if again is not None:
+                assert again.backend_id not in ask.tried
+                self.house.gate.leave(again)
+
+    def scrape(self, backend_id, load):
+        if self.house.table.get(backend_id) is not None:
+            self.house.scrape(backend_id, **load)
+
+    def down(self, backend_id):
+        backend = self.house.table.get(backend_id)
+        if backend is not None and backend.phase.value in ("ready", "degraded"):
+            self.house.down(backend_id)
+
+    def up(self, backend_id):
+        backend = self.house.table.get(backend_id)
+        if backend is not None and backend.phase.value in ("starting", "down"):
+            self.house.up(backend_id, *(["lora"] if backend.name == "b1" else []))
+
+    def cordon(self, backend_id):
+        if self.house.table.get(backend_id) is not None:
+            self.house.table.order(backend_id, Order.CORDON)
+
+    def resume(self, backend_id):
+        if self.house.table.get(backend_id) is not None:
+            self.house.table.order(backend_id, Order.RESUME)
+
+    def degrade(self, backend_id):
+        for _ in range(5):
+            self.house.table.observe(backend_id, TrafficFailed(self.loop.time(), "broke"))
+
+    def look_up(self):
+        for backend in tuple(self.house.table):
+            self.up(backend.id)
+
+    # --- what always holds ---
+
+    def count_let_in(self):
+        return sum(each.slot is not None for each in self.guests)
+
+    def check(self):
+        self.every_slot_is_counted_where_it_is()
+        self.the_queues_hold_who_waits_within_their_bounds()
+        self.who_is_done_ended_in_one_way()
+        self.nobody_waits_for_nothing()
+
+    def every_slot_is_counted_where_it_is(self):
+        table = self.house.table
+        counted = {}
+        for backend in (*table, *table.leaving()):
+            counted[backend.id] = counted.get(backend.id, 0) + backend.in_flight
+            assert backend.room.in_flight == backend.in_flight
+        for backend_id, count in counted.items():
+            inside = [e for e in self.guests if e.inside and e.slot.backend_id == backend_id]
+            assert count == len(inside)
+
+    def the_queues_hold_who_waits_within_their_bounds(self):
+        queues = self.house.gate.queues()
+        assert set(queues) == set(self.config)
+        for name, (requests, tokens) in queues.items():
+            waiting = [each for each in self.guests if each.waits and each.pool == name]
+            assert requests == len(waiting)
+            assert tokens == sum(each.ask.need.tokens for each in waiting)
+            bounds = self.config[name]["queue"]
+            before_requests, before_tokens = self.held_over.get(name, (0, 0))
+            assert requests <= max(bounds["max_requests"], before_requests)
+            assert tokens <= max(bounds["max_tokens"], before_tokens)
+            if not before_requests:
+                for tenant in "abc":
+                    own = sum(each.ask.caller.tenant == tenant for each in waiting)
+                    assert own <= max(1, -(-bounds["max_requests"] * bounds["tenant_share"] // 1))
+
+    def who_is_done_ended_in_one_way(self):
+        for guest in self.guests:
+            if guest.waits:
+                assert self.loop.time() < guest.deadline
+            elif guest.task.cancelled():
+                assert guest in self.gone
+            elif guest.refusal is not None:
+                assert isinstance(guest.refusal, Rejected | ContextLengthExceeded)
+                timed_out = getattr(guest.refusal, "shed_reason", None) is ShedReason.QUEUE_TIMEOUT
+                assert not timed_out or guest.ended == guest.deadline
+            else:
+                assert guest.slot is not None
+
+    def nobody_waits_for_nothing(self):
+        """As long as nobody can have a claim, who waits finds no room anywhere."""
+        waiting = [each for each in self.guests if each.waits]
+        let_in = self.count_let_in()
+        if any(let_in - self.let_in_before[each] >= PASSES for each in waiting):
+            return
+        for guest in waiting:
+            found = Chooser().find(
+                self.house.table.backends(guest.pool), guest.ask, self.loop.time()
+            )
+            assert found is None
+            why = Chooser().why_not(
+                self.house.table.backends(guest.pool), guest.ask, self.loop.time()
+            )
+            assert any(reason.passes for reason in why.values())  # it waits for something
+
+    def teardown(self):
+        try:
+            if self.guests:
+                self.everything_comes_to_an_end()
+        finally:
+            for guest in self.guests:
+                guest.hang_up()
+            self.run(turns())
+            self.loop.close()
+
+    def everything_comes_to_an_end(self):
+        async def close():
+            while inside := [each for each in self.guests if each.inside]:
+                for guest in inside:
+                    guest.end()
+                await turns()
+            await passes(61)
+
+        self.run(close())
+        self.check()
+        assert not any(each.waits or each.inside for each in self.guests)
+        for backend in (*self.house.table, *self.house.table.leaving()):
+            backend.room.observe(LoadSample(self.loop.time(), 0, 0, None, CAPACITY))
+            assert (backend.in_flight, backend.room.in_flight) == (0, 0)
+            assert backend.room.projection(self.loop.time()).tokens == 0
+        assert not self.house.table.leaving()
+
+
+TestAtTheGate = AtTheGate.TestCase
+TestAtTheGate.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
