@@ -176,7 +176,7 @@ class AtTheGate(RuleBasedStateMachine):
             again = self.house.gate.enter(ask)
             if again is not None:
                 assert again.backend_id not in ask.tried
-                self.house.gate.leave(again)
+                again.release()
 
     def scrape(self, backend_id, load):
         if self.house.table.get(backend_id) is not None:
