@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from gateway.core.errors import BackendBroke, GatewayError, RequestError
 from gateway.core.types import Call, Dialect, Outcome, RequestRecord, Usage, UsageSource
@@ -15,8 +16,7 @@ GENERATES: Final = (Dialect.CHAT, Dialect.COMPLETIONS)
 ENGINE_FULL: Final = 503  # vLLM's own admission control: back-pressure, not sickness
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True, gc=False):
     """One whole reply to a client."""
 
     status: int

@@ -35,9 +35,12 @@ def exclusion(
 ) -> Exclusion | None:
     """Return why `backend` cannot take the request now, None when it can (phase aside: `eligible`)."""
     found = unfit(backend, ask)
-    if found is None:
-        found = backend.obstacle(ask.need.tokens, now, ask.caller.priority, ask.top_priority)
-    if found is None and backend.id in claimed:
+    if found is not None:
+        return found
+    need = ask.need
+    tokens = need.prompt_tokens + need.output_tokens
+    found = backend.obstacle(tokens, now, ask.caller.priority, ask.top_priority)
+    if found is None and claimed and backend.id in claimed:
         return Exclusion.CLAIMED
     return found
 
