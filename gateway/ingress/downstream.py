@@ -53,7 +53,8 @@ class Downstream:
     """One request of one client. Owned by the protocol until its reply is complete."""
 
     __slots__ = (
-        "_body_bytes", "_body_limit", "_body_ready", "_complete", "_encoded", "_expects_continue",
+        "_announced_bytes", "_body_bytes", "_body_limit", "_body_ready", "_complete", "_encoded",
+        "_event_stream", "_expects_continue",
         "_http11", "_parts", "_protocol", "_transport", "bytes_out", "content_type", "credentials",
         "entered", "extra_headers", "gone", "id", "keep_alive", "patience_s", "received_at", "relay",
         "response_complete", "retry_count", "spec", "started", "started_at", "takes_chunks", "task",
@@ -89,6 +90,8 @@ class Downstream:
         self.started = False
         self.started_at: float | None = None
         self.writing_paused = False
+        self._announced_bytes = 0
+        self._event_stream = False
         self.gone = False
         self.entered = False  # the story has begun, so a cancellation ends in its `finally`
         self.relay: Relay | None = None
@@ -216,6 +219,13 @@ class Downstream:
         """Whether the whole request has been read, so the connection may carry another."""
         return self._complete
 
+    @property
+    def answering(self) -> bool:
+        """Whether anything of a backend's reply has gone out; a place in the queue is none of it."""
+        return self.bytes_out > self._announced_bytes or (
+            self.started and not self._announced_bytes
+        )
+
     # --- the reply ------------------------------------------------------------------------------------
 
     def respond(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
@@ -238,7 +248,8 @@ class Downstream:
                 if name in reply.headers
             ]
         )
-        if reply.content_type == b"text/event-stream":
+        self._event_stream = reply.content_type == b"text/event-stream"
+        if self._event_stream:
             passed += _EVENT_STREAM_HEADERS
         if self._http11:
             self.takes_chunks = True
@@ -268,11 +279,16 @@ class Downstream:
         if not self.gone:
             if not self.started:
                 self.begin(_WAITING_STREAM)
+                self.started_at = None  # the first byte that counts is yet to come
             eta = b"" if eta_s is None else b" eta=%ds" % math.ceil(eta_s)
             self.write(b": queued position=%d%b\n\n" % (position, eta))
+            self._announced_bytes = self.bytes_out
 
     def tell(self, fault: Fault) -> None:
-        """End a reply that has begun as a stream with an error in its own protocol."""
+        """End a reply that has begun with an error in its own protocol; what is no stream is cut."""
+        if not self._event_stream:
+            self.cut()
+            return
         dialect = self.spec.dialect
         self.write(error_frame(fault, dialect, self.id) + (DONE if dialect in OPENAI else b""))
         self.end()

@@ -144,20 +144,14 @@ class Handler:
             if down.gone:
                 record.outcome, record.status = Outcome.CLIENT_GONE, ClientGone.status
             else:
-                self._refuse(
-                    down,
-                    record,
-                    ShuttingDown("This gateway is shutting down. Retry.", retry_after_s=1),
-                )
+                error = ShuttingDown("This gateway is shutting down. Retry.", retry_after_s=1)
+                self._refuse(down, record, error)
                 record.outcome = Outcome.SHUTDOWN
             raise
         except Exception:
             log.exception("request failed by a bug", extra={"request_id": down.id})
-            self._refuse(
-                down,
-                record,
-                GatewayError("The gateway failed on this request; it has been logged."),
-            )
+            bug = GatewayError("The gateway failed on this request; it has been logged.")
+            self._refuse(down, record, bug)
         finally:
             if down.upload is not None:
                 record.stream = down.upload.form.stream  # the field may come after the file
@@ -232,7 +226,8 @@ class Handler:
                     deadline=now + settings.config.timeouts.first_byte,
                     fresh=fresh,
                 )
-                if reply.status == ENGINE_FULL and self._elsewhere(ask, backend, record):
+                full = reply.status == ENGINE_FULL and reply.body is not None
+                if full and self._elsewhere(ask, backend, record):
                     return False  # it did nothing, as its refusal says
                 down.extra_headers = own_headers(record, self.clock.now())
                 if reply.body is None:
@@ -255,11 +250,11 @@ class Handler:
     ) -> attempts.Retry:  # fmt: skip
         """Hold a failed attempt against its backend, if it is to blame; return what may be done now."""
         if isinstance(error, EngineFull):
-            elsewhere = not down.started and self._elsewhere(ask, backend, record)
+            elsewhere = not down.answering and self._elsewhere(ask, backend, record)
             return attempts.Retry.ELSEWHERE if elsewhere else attempts.Retry.NO
         self.table.observe(backend.id, TrafficFailed(self.clock.now(), error.reason))
         self.ledger.upstream_failed(backend.id, error.reason)
-        retry = attempts.after(error, attempts=record.attempts, response_started=down.started)
+        retry = attempts.after(error, attempts=record.attempts, response_started=down.answering)
         if retry is attempts.Retry.ELSEWHERE:
             ask.tried.append(backend.id)
             return retry if self.gate.has_room(ask) else attempts.Retry.NO
@@ -298,10 +293,14 @@ class Handler:
             )
         else:
             watch = PlainWatch()
-        relay = Relay(
-            reply, watch, down, settings.patience, self.clock.now(),
-            on_first_token=lambda: self.table.first_token(slot, self.clock.now()),
-        )  # fmt: skip
+
+        def first_token() -> None:
+            now = self.clock.now()
+            self.table.first_token(slot, now)
+            down.started_at = down.started_at or now
+
+        now = self.clock.now()
+        relay = Relay(reply, watch, down, settings.patience, now, on_first_token=first_token)
         down.relay = relay
         try:
             error = await relay.run()
