@@ -2,7 +2,7 @@
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from gateway.core.errors import ContextLengthExceeded, Rejected
 from gateway.core.types import LoadSample, ShedReason, TrafficFailed
@@ -21,10 +21,10 @@ comes = st.fixed_dictionaries(
         "tenant": st.sampled_from("abc"),
         "pool": st.sampled_from(["m", "m", "m", "n"]),
         "priority": st.sampled_from([0, 0, 0, 5]),
-        "tokens": st.sampled_from([1, 100, 1000, 3000, 6000, CAPACITY, CAPACITY + 1]),
-        "adapter": st.sampled_from([None, None, None, "lora"]),
-        "wait_s": st.sampled_from([0.5, 1.0, 2.0, 60.0]),
-        "body_bytes": st.integers(0, 600),
+        "tokens": st.sampled_from([1, 10, 100, 1000, 3000, 6000, CAPACITY, CAPACITY + 1]),
+        "adapter": st.sampled_from([None, None, None, None, None, "lora"]),
+        "wait_s": st.sampled_from([60.0, 60.0, 2.0, 1.0, 0.5]),
+        "body_bytes": st.sampled_from([0, 0, 600]),
     }
 )
 loads = st.builds(
@@ -45,9 +45,9 @@ events = (
 )
 queues = st.fixed_dictionaries(
     {
-        "max_requests": st.sampled_from([0, 2, 12, 12]),
-        "max_tokens": st.sampled_from([8000, 100_000]),
-        "max_bytes": st.sampled_from(["1KiB", "1MiB"]),
+        "max_requests": st.sampled_from([12, 12, 12, 2, 0]),
+        "max_tokens": st.sampled_from([100_000, 100_000, 8000]),
+        "max_bytes": st.sampled_from(["1MiB", "1MiB", "1KiB"]),
         "tenant_share": st.sampled_from([0.5, 1.0]),
     }
 )
@@ -71,7 +71,7 @@ def pool(first_port):
                 ]
             ),
             "queue": queues,
-            "admission": st.sampled_from(["on", "on", "on", "off"]),
+            "admission": st.sampled_from(["on", "on", "on", "on", "on", "off"]),
         }
     )
 
@@ -90,6 +90,7 @@ class AtTheGate(RuleBasedStateMachine):
         self.guests = []
         self.gone = set()  # guests whose clients left
         self.let_in_before = {}  # by guest, when it came
+        self.reloads = 0
         self.held_over = {}  # by pool: what waited when its bounds were last changed
 
     def run(self, coro):
@@ -104,6 +105,17 @@ class AtTheGate(RuleBasedStateMachine):
 
         self.run(opened())
 
+    @rule(crowd=st.lists(comes, min_size=2, max_size=8))
+    def many_come(self, crowd):
+        async def happen():
+            for what in crowd:
+                self.come(what)
+            await turns()
+
+        self.run(happen())
+        self.check()
+
+    @precondition(lambda self: self.guests)
     @rule(acts=st.lists(events, min_size=1, max_size=8))
     def in_one_turn(self, acts):
         async def happen():
@@ -114,9 +126,11 @@ class AtTheGate(RuleBasedStateMachine):
         self.run(happen())
         self.check()
 
+    @precondition(lambda self: len(self.guests) > 8 * (self.reloads + 1))
     @rule(config=configurations)
     def reload(self, config):
         async def happen():
+            self.reloads += 1
             self.house.reload(frozenset({0, 5}), **config)
             self.config = config
             self.look_up()
@@ -126,6 +140,7 @@ class AtTheGate(RuleBasedStateMachine):
         self.run(happen())
         self.check()
 
+    @precondition(lambda self: self.guests)
     @rule(seconds=st.sampled_from([0.4, 0.5, 2.5]), load=loads)
     def time_passes(self, seconds, load):
         """Every backend is scraped in the end, as it is each second."""
