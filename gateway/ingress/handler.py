@@ -144,8 +144,8 @@ class Handler:
             if down.gone:
                 record.outcome, record.status = Outcome.CLIENT_GONE, ClientGone.status
             else:
-                error = ShuttingDown("This gateway is shutting down. Retry.", retry_after_s=1)
-                self._refuse(down, record, error)
+                stopped = ShuttingDown("This gateway is shutting down. Retry.", retry_after_s=1)
+                self._refuse(down, record, stopped)
                 record.outcome = Outcome.SHUTDOWN
             raise
         except Exception:
