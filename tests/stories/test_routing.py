@@ -1,5 +1,6 @@
 """Names lead to pools and to the backends that hold them."""
 
+import asyncio
 import json
 
 from gateway.sim.server import SimConfig
@@ -78,25 +79,23 @@ async def test_load_spreads_over_equal_backends():
 
 
 @story
-async def test_a_pool_whose_caches_are_full_sheds_with_retry_after():
-    async with gateway(
-        SimConfig(model="m", num_blocks=40, block_size=16, decode_step_s=0.05, max_model_len=640)
-    ) as world:
-        import asyncio
-
+async def test_a_pool_whose_caches_are_full_sheds_with_retry_after_when_nothing_may_wait():
+    small = SimConfig(
+        model="m", num_blocks=40, block_size=16, decode_step_s=0.05, max_model_len=640
+    )
+    async with gateway(small, pool={"queue": {"max_requests": 0}}) as world:
         async with asyncio.TaskGroup() as group:
-            holders = [
-                group.create_task(world.chat("fill " * 100, max_tokens=300)) for _ in range(2)
-            ]
+            holder = group.create_task(world.chat("fill " * 100, max_tokens=300))
+            await world.until(lambda: world.in_flight() == 1)
             backend = world.process.table.backends("m")[0]
-            await world.until(lambda: backend.saturated(world.process.clock.now()), seconds=10)
-            reply = await world.chat(max_tokens=1)
+            await world.until(lambda: backend.room.capacity_tokens == 640)
+            reply = await world.chat("fill " * 100, max_tokens=300)
             assert reply.status_code == 503
             assert reply.json()["error"]["code"] == "server_is_overloaded"
             assert 1 <= int(reply.headers["retry-after"]) <= 30
-            assert reply.headers["x-gateway-shed-reason"] == "kv_full"
-            for holder in holders:
-                holder.cancel()
+            assert reply.headers["x-gateway-shed-reason"] == "no_room"
+            assert "1 no_kv_room" in reply.json()["error"]["message"]
+            holder.cancel()
 
 
 @story
