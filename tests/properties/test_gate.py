@@ -316,9 +316,10 @@ class AtTheGate(RuleBasedStateMachine):
 
     def everything_comes_to_an_end(self):
         async def close():
-            while inside := [each for each in self.guests if each.inside]:
-                for guest in inside:
-                    guest.end()
+            for _ in self.guests:  # some of whom come in only now
+                for guest in self.guests:
+                    if guest.inside:
+                        guest.end()
                 await turns()
             await passes(61)
 
