@@ -46,7 +46,10 @@ class _Jumps(selectors.DefaultSelector):
 
 
 class HeldLoop(asyncio.SelectorEventLoop):
-    """Time stands still while anything can run, then jumps to the next timer. It is a clock too."""
+    """Time stands still while anything can run, then jumps to the next timer. It is a clock too.
+
+    Let times be binary fractions: then sums are exact, and what is due at a time happens at it.
+    """
 
     def __init__(self):
         self.at = 100.0

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from gateway.core.errors import ContextLengthExceeded, Rejected
-from gateway.core.types import LoadSample, ShedReason, TrafficFailed
+from gateway.core.types import LoadSample, Phase, ShedReason, TrafficFailed
 from gateway.pools.health import Order
 from gateway.routing.choice import Chooser
 from tests.gatehouse import CAPACITY, HeldLoop, House, passes, turns
@@ -34,14 +34,18 @@ loads = st.builds(
     st.sampled_from([0.0, 0.0, 0.1, 0.5, 0.85, 0.95]),
 )
 some_come = st.tuples(st.just("come"), comes)
-leaves = st.tuples(st.sampled_from(["end", "end", "hang_up", "hang_up", "fail"]), places)
+leaves = st.tuples(
+    st.sampled_from(["end", "end", "hang_up", "hang_up", "all_hang_up", "fail"]), places
+)
 events = (
     some_come
     | some_come
     | leaves
     | leaves
     | st.tuples(st.just("scrape"), backends, loads)
-    | st.tuples(st.sampled_from(["down", "up", "cordon", "resume", "degrade"]), backends)
+    | st.tuples(
+        st.sampled_from(["down", "up", "load_adapter", "cordon", "resume", "degrade"]), backends
+    )
 )
 queues = st.fixed_dictionaries(
     {
@@ -141,7 +145,7 @@ class AtTheGate(RuleBasedStateMachine):
         self.check()
 
     @precondition(lambda self: self.guests)
-    @rule(seconds=st.sampled_from([0.4, 0.5, 2.5]), load=loads)
+    @rule(seconds=st.sampled_from([0.25, 0.5, 2.5]), load=loads)
     def time_passes(self, seconds, load):
         """Every backend is scraped in the end, as it is each second."""
 
@@ -177,6 +181,12 @@ class AtTheGate(RuleBasedStateMachine):
             guest.hang_up()
             self.gone.add(guest)
 
+    def all_hang_up(self, _):
+        for guest in self.guests:
+            if guest.waits:
+                guest.hang_up()
+                self.gone.add(guest)
+
     def fail(self, place):
         """Have one's backend refuse it; it is sent elsewhere when there is room, as the handler does."""
         inside = [each for each in self.guests if each.inside]
@@ -199,13 +209,18 @@ class AtTheGate(RuleBasedStateMachine):
 
     def down(self, backend_id):
         backend = self.house.table.get(backend_id)
-        if backend is not None and backend.phase.value in ("ready", "degraded"):
+        if backend is not None and backend.phase in (Phase.READY, Phase.DEGRADED):
             self.house.down(backend_id)
 
     def up(self, backend_id):
         backend = self.house.table.get(backend_id)
-        if backend is not None and backend.phase.value in ("starting", "down"):
+        if backend is not None and backend.phase in (Phase.STARTING, Phase.DOWN):
             self.house.up(backend_id, *(["lora"] if backend.name == "b1" else []))
+
+    def load_adapter(self, backend_id):
+        backend = self.house.table.get(backend_id)
+        if backend is not None and backend.phase is Phase.READY:
+            self.house.up(backend_id, "lora")
 
     def cordon(self, backend_id):
         if self.house.table.get(backend_id) is not None:
@@ -301,10 +316,12 @@ class AtTheGate(RuleBasedStateMachine):
 
     def everything_comes_to_an_end(self):
         async def close():
-            for _ in range(62):  # longer than anybody waits; who waited may get in meanwhile
-                for guest in [each for each in self.guests if each.inside]:
-                    guest.end()
-                await passes(1.0)
+            for _ in self.guests:  # some of whom come in only now
+                for guest in self.guests:
+                    if guest.inside:
+                        guest.end()
+                await turns()
+            await passes(61)
 
         self.run(close())
         self.check()
