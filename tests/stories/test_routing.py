@@ -78,25 +78,26 @@ async def test_load_spreads_over_equal_backends():
 
 
 @story
-async def test_a_pool_whose_caches_are_full_sheds_with_retry_after():
+async def test_a_pool_whose_caches_are_full_sheds_with_retry_after_where_nothing_may_wait():
     async with gateway(
-        SimConfig(model="m", num_blocks=40, block_size=16, decode_step_s=0.05, max_model_len=640)
+        SimConfig(model="m", num_blocks=40, block_size=16, decode_step_s=0.05, max_model_len=640),
+        pool={"queue": {"max_requests": 0}},
     ) as world:
         import asyncio
 
+        backend = world.process.table.backends("m")[0]
+        await world.until(lambda: backend.room.capacity_tokens == 640)
         async with asyncio.TaskGroup() as group:
-            holders = [
-                group.create_task(world.chat("fill " * 100, max_tokens=300)) for _ in range(2)
-            ]
-            backend = world.process.table.backends("m")[0]
-            await world.until(lambda: backend.saturated(world.process.clock.now()), seconds=10)
-            reply = await world.chat(max_tokens=1)
+            holder = group.create_task(world.chat("fill " * 100, max_tokens=300))
+            await world.until(lambda: world.sims[0].engine.running == 1)
+            reply = await world.chat("fill " * 100, max_tokens=300)
             assert reply.status_code == 503
             assert reply.json()["error"]["code"] == "server_is_overloaded"
+            assert "1 no_kv_room" in reply.json()["error"]["message"]
             assert 1 <= int(reply.headers["retry-after"]) <= 30
-            assert reply.headers["x-gateway-shed-reason"] == "kv_full"
-            for holder in holders:
-                holder.cancel()
+            assert reply.headers["x-gateway-shed-reason"] == "no_room"
+            assert (await world.chat(max_tokens=1)).status_code == 200  # there is room for this one
+            holder.cancel()
 
 
 @story
