@@ -69,8 +69,6 @@ async def test_an_adapter_that_is_gone_is_an_error_never_the_base_model():
 async def test_load_spreads_over_equal_backends():
     slow = SimConfig(model="m", decode_step_s=0.01)
     async with gateway(slow, slow) as world:
-        import asyncio
-
         async with asyncio.TaskGroup() as group:
             for _ in range(20):
                 group.create_task(world.chat(max_tokens=20))
@@ -79,22 +77,23 @@ async def test_load_spreads_over_equal_backends():
 
 
 @story
-async def test_a_pool_whose_caches_are_full_sheds_with_retry_after_when_nothing_may_wait():
-    small = SimConfig(
-        model="m", num_blocks=40, block_size=16, decode_step_s=0.05, max_model_len=640
-    )
-    async with gateway(small, pool={"queue": {"max_requests": 0}}) as world:
+async def test_a_pool_whose_caches_are_full_sheds_with_retry_after_where_nothing_may_wait():
+    async with gateway(
+        SimConfig(model="m", num_blocks=40, block_size=16, decode_step_s=0.05, max_model_len=640),
+        pool={"queue": {"max_requests": 0}},
+    ) as world:
+        backend = world.process.table.backends("m")[0]
+        await world.until(lambda: backend.room.capacity_tokens == 640)
         async with asyncio.TaskGroup() as group:
             holder = group.create_task(world.chat("fill " * 100, max_tokens=300))
-            await world.until(lambda: world.in_flight() == 1)
-            backend = world.process.table.backends("m")[0]
-            await world.until(lambda: backend.room.capacity_tokens == 640)
+            await world.until(lambda: world.sims[0].engine.running == 1)
             reply = await world.chat("fill " * 100, max_tokens=300)
             assert reply.status_code == 503
             assert reply.json()["error"]["code"] == "server_is_overloaded"
+            assert "1 no_kv_room" in reply.json()["error"]["message"]
             assert 1 <= int(reply.headers["retry-after"]) <= 30
             assert reply.headers["x-gateway-shed-reason"] == "no_room"
-            assert "1 no_kv_room" in reply.json()["error"]["message"]
+            assert (await world.chat(max_tokens=1)).status_code == 200  # there is room for this one
             holder.cancel()
 
 
