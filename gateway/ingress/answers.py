@@ -7,10 +7,10 @@ from typing import Final
 import msgspec
 
 from gateway.core.errors import BackendBroke, GatewayError, RequestError
-from gateway.core.types import Call, Dialect, Outcome, RequestRecord, Usage, UsageSource
+from gateway.core.types import Call, Dialect, Outcome, RequestRecord, ShedReason, Usage, UsageSource
 from gateway.upstream.reply import Reply
 from gateway.wire.frames import json_usage, whole_answer
-from gateway.wire.replies import normalise_upstream_error, upstream_fault
+from gateway.wire.replies import HEADER_PREFIX, normalise_upstream_error, upstream_fault
 
 GENERATES: Final = (Dialect.CHAT, Dialect.COMPLETIONS)
 ENGINE_FULL: Final = 503  # vLLM's own admission control: back-pressure, not sickness
@@ -39,6 +39,7 @@ def answer(reply: Reply, call: Call, request_id: str) -> Answer:
         )
         if status == ENGINE_FULL:
             outcome = Outcome.SHED
+            headers.append((HEADER_PREFIX + b"shed-reason", ShedReason.ENGINE.value.encode()))
         else:
             outcome = Outcome.UPSTREAM_REJECTED if status < 500 else Outcome.BACKEND_ERROR
         return Answer(status, headers, body, outcome)

@@ -287,7 +287,6 @@ def test_when_every_engine_is_full_the_client_is_told_after_each_was_asked_once(
     check()
 
 
-@pytest.mark.xfail(reason="an engine's refusal is answered without our header for shed requests")
 def test_a_refusal_of_every_engine_says_that_it_is_the_engines():
     @story
     async def check():
