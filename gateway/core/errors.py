@@ -37,11 +37,10 @@ Anything that is not a GatewayError is a bug: 500, logged with a traceback, Outc
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+import random
+from typing import ClassVar
 
 from gateway.core.types import Outcome, ShedReason
-
-_ENGINE_RETRY_AFTER_S: Final = 2.0  # the engine gives no time of its own
 
 
 class GatewayError(Exception):
@@ -182,7 +181,8 @@ class EngineFull(Overloaded):
     """The engine's own admission control refused the request: back-pressure, not sickness."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, reason=ShedReason.ENGINE, retry_after_s=_ENGINE_RETRY_AFTER_S)
+        # The engine gives no time of its own; spread, for many are refused at one moment.
+        super().__init__(message, reason=ShedReason.ENGINE, retry_after_s=random.uniform(1.0, 3.0))
 
 
 class TooManyWaiting(Rejected):

@@ -6,11 +6,11 @@ from typing import Final
 
 import msgspec
 
-from gateway.core.errors import BackendBroke, GatewayError, RequestError
-from gateway.core.types import Call, Dialect, Outcome, RequestRecord, ShedReason, Usage, UsageSource
+from gateway.core.errors import BackendBroke, EngineFull, GatewayError, RequestError
+from gateway.core.types import Call, Dialect, Outcome, RequestRecord, Usage, UsageSource
 from gateway.upstream.reply import Reply
 from gateway.wire.frames import json_usage, whole_answer
-from gateway.wire.replies import HEADER_PREFIX, normalise_upstream_error, upstream_fault
+from gateway.wire.replies import normalise_upstream_error, upstream_fault
 
 GENERATES: Final = (Dialect.CHAT, Dialect.COMPLETIONS)
 ENGINE_FULL: Final = 503  # vLLM's own admission control: back-pressure, not sickness
@@ -37,11 +37,7 @@ def answer(reply: Reply, call: Call, request_id: str) -> Answer:
         status, body, headers = normalise_upstream_error(
             reply.status, body, call.dialect, request_id
         )
-        if status == ENGINE_FULL:
-            outcome = Outcome.SHED
-            headers.append((HEADER_PREFIX + b"shed-reason", ShedReason.ENGINE.value.encode()))
-        else:
-            outcome = Outcome.UPSTREAM_REJECTED if status < 500 else Outcome.BACKEND_ERROR
+        outcome = Outcome.UPSTREAM_REJECTED if status < 500 else Outcome.BACKEND_ERROR
         return Answer(status, headers, body, outcome)
     if call.dialect in GENERATES:
         aborted, usage = whole_answer(body)
@@ -51,6 +47,11 @@ def answer(reply: Reply, call: Call, request_id: str) -> Answer:
         raise BackendBroke("the backend did not finish the request")
     content_type = reply.headers.get(b"content-type", b"application/json")
     return Answer(200, [(b"content-type", content_type)], body, Outcome.OK, usage)
+
+
+def engine_full(reply: Reply, call: Call) -> EngineFull:
+    """Return the error for an engine's own refusal for capacity, in its words."""
+    return EngineFull(upstream_fault(reply.status, reply.body or b"", call.dialect).message)
 
 
 def answered_late(reply: Reply, call: Call) -> GatewayError:

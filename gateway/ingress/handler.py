@@ -43,7 +43,6 @@ from gateway.core.types import (
     Phase,
     RequestRecord,
     Route,
-    ShedReason,
     Slot,
     TrafficFailed,
     TrafficOk,
@@ -53,6 +52,7 @@ from gateway.ingress.answers import (
     answer,
     answered_late,
     counted,
+    engine_full,
     own_headers,
 )
 from gateway.ingress.downstream import Downstream
@@ -226,9 +226,8 @@ class Handler:
                     deadline=now + settings.config.timeouts.first_byte,
                     fresh=fresh,
                 )
-                full = reply.status == ENGINE_FULL and reply.body is not None
-                if full and self._elsewhere(ask, backend, record):
-                    return False  # it did nothing, as its refusal says
+                if reply.status == ENGINE_FULL and reply.body is not None:
+                    raise engine_full(reply, ask.call)
                 down.extra_headers = own_headers(record, self.clock.now())
                 if reply.body is None:
                     await self._relay(settings, down, record, ask.call, reply, slot)
@@ -249,8 +248,11 @@ class Handler:
         self, down: Downstream, record: RequestRecord, ask: Ask, backend: Backend, error: UpstreamError | EngineFull
     ) -> attempts.Retry:  # fmt: skip
         """Hold a failed attempt against its backend, if it is to blame; return what may be done now."""
-        if isinstance(error, EngineFull):
-            elsewhere = not down.answering and self._elsewhere(ask, backend, record)
+        if isinstance(error, EngineFull):  # it did nothing, as its refusal says
+            self.table.refused(backend.id)
+            ask.tried.append(backend.id)
+            last = down.answering or record.attempts >= attempts.MAX_ATTEMPTS
+            elsewhere = not last and self.gate.has_room(ask)
             return attempts.Retry.ELSEWHERE if elsewhere else attempts.Retry.NO
         self.table.observe(backend.id, TrafficFailed(self.clock.now(), error.reason))
         self.ledger.upstream_failed(backend.id, error.reason)
@@ -259,12 +261,6 @@ class Handler:
             ask.tried.append(backend.id)
             return retry if self.gate.has_room(ask) else attempts.Retry.NO
         return retry
-
-    def _elsewhere(self, ask: Ask, backend: Backend, record: RequestRecord) -> bool:
-        """Note that the engine itself refused for capacity; whether another may be asked."""
-        self.table.refused(backend.id)
-        ask.tried.append(backend.id)
-        return record.attempts < attempts.MAX_ATTEMPTS and self.gate.has_room(ask)
 
     def _outgoing(self, down: Downstream, ask: Ask, backend: Backend, attempt: int) -> Outgoing:
         """Return the request as this backend gets it."""
@@ -321,9 +317,7 @@ class Handler:
             raise answered_late(reply, call)
         said = answer(reply, call, down.id)
         record.status, record.outcome, record.usage = said.status, said.outcome, said.usage
-        if said.outcome is Outcome.SHED:
-            record.shed_reason = ShedReason.ENGINE
-        elif said.outcome is Outcome.BACKEND_ERROR:
+        if said.outcome is Outcome.BACKEND_ERROR:
             self.table.observe(backend.id, TrafficFailed(self.clock.now(), "http_5xx"))
             self.ledger.upstream_failed(backend.id, "http_5xx")
         down.respond(said.status, said.headers, said.body)

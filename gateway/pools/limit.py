@@ -22,11 +22,11 @@ from typing import Final
 
 from gateway.core.types import LoadSample
 
-# An unknown engine. Every default of vLLM runs 128 sequences or more, so 32 overruns none; a small
-# one (CPU, few blocks) holds 8 or 16 and is cut to that in two or three steps. The fast start takes
-# 32 to 128 in 6 windows and to 1024 in 16.
-START: Final = 32
-CEILING: Final = 1024  # the largest max_num_seqs that vLLM chooses itself (GPU >= 70 GiB)
+# An unknown engine: the largest max_num_seqs that vLLM chooses itself (GPU >= 70 GiB). A lower start
+# makes requests wait for nothing on a large engine; on a small one the first burst waits in its queue,
+# which shows in two scrapes, and the cut goes to what it really runs.
+START: Final = 1024
+CEILING: Final = 8192  # beyond any engine: more is a mistake somewhere
 GAP_OBJECTIVE_S: Final = (
     0.08  # between two tokens, the default of `slo.itl`: faster than anybody reads
 )
@@ -241,7 +241,7 @@ class Limit:
             factor = min(factor, sample.running / (sample.running + sample.waiting))
         elif sign is Sign.LATE:
             factor = min(factor, self._in_time / (self._in_time + self._late))
-        self._move_to(max(self.value * _DEEPEST, in_flight * factor))
+        self._move_to(in_flight * max(factor, _DEEPEST))
         self._queued = False
         self.cut_at = now
 

@@ -50,10 +50,10 @@ def test_the_limit_stays_within_one_and_the_ceiling(windows, fixed):
 
 
 @given(windows, st.none() | st.integers(1, 300))
-def test_only_a_sign_lowers_it_and_never_by_more_than_half(windows, fixed):
-    for before, _, sign, after in walk(Limit(fixed), windows):
+def test_only_a_sign_lowers_it_and_never_below_half_of_what_was_used(windows, fixed):
+    for before, window, sign, after in walk(Limit(fixed), windows):
         assert (sign is not None) == (after < before) or before == after == 1
-        assert after >= math.floor(before / 2)
+        assert after >= min(before, math.floor(window["in_flight"] / 2))
 
 
 @given(windows)
@@ -127,6 +127,7 @@ class Toy:
 def settled(shows, capacity, life_s):
     """Return the second half of 300 windows: the limit, most in flight, the scrape, the sign."""
     limit, engine = Limit(), Toy(capacity, life_s, shows)
+    limit.value = 32  # after a first burst on a small engine; or too low for a large one
     return [(limit.value, *engine.window(limit, float(now))) for now in range(300)][150:]
 
 

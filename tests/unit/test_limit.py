@@ -36,9 +36,23 @@ def first_tokens(limit, now, in_time=0, too_late=0):
 # --- growth ---------------------------------------------------------------------------------------
 
 
-def test_an_unknown_engine_starts_low_and_is_opened_within_seconds():
+def test_no_engine_is_throttled_at_the_start():
+    assert Limit().value == START >= 1024  # vLLM's largest default of max_num_seqs
+
+
+def test_a_first_burst_on_a_small_engine_is_cut_to_what_it_runs():
     limit = Limit()
-    assert limit.value == START
+    limit.observe(1.0, sample(16, 84), 100)
+    assert limit.observe(2.0, sample(16, 84), 100) is Sign.WAITING
+    assert limit.value == 50  # not below half in one step
+    for second in range(3, 6):
+        limit.observe(float(second), sample(16, 34), 50)
+    assert limit.value <= 25
+
+
+def test_it_opens_fast_until_the_first_congestion():
+    limit = Limit()
+    limit.value = 32
     assert used(limit, 0.0, count=6).value >= 128  # vLLM's smallest default of max_num_seqs
 
 

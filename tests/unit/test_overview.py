@@ -226,7 +226,7 @@ def test_the_limit_and_what_a_kv_cache_is_thought_to_hold_are_told(fleet):
     sample = LoadSample(100.0, 3, 1, 0.25, kv_capacity_tokens=1000)
     fleet.table.observe("m/b1", Scraped(sample))
     fleet.table.take("m/b1", 100.0, Need(50, 100, streams=True))
-    assert (fleet.backend()["limit"], fleet.backend()["kv_projected_ratio"]) == (32, 0.4)
+    assert (fleet.backend()["limit"], fleet.backend()["kv_projected_ratio"]) == (1024, 0.4)
     assert fleet.backend(1)["kv_projected_ratio"] is None
 
 
