@@ -109,6 +109,11 @@ class Decision:
             self.setting = _commonest(each for each in self.said if not _passes(each))
 
     @property
+    def has_room(self) -> bool:
+        """Whether a backend had room for it when it came."""
+        return any(each.score is not None for each in self.said)
+
+    @property
     def timed_out(self) -> bool:
         """Whether it was refused because its turn came, or would have come, after its deadline."""
         return self.shed_reason in _DEADLINE

@@ -138,14 +138,17 @@ class Gate:
         ticket = _ticket(waiting, body_bytes, now, deadline)
         decision, refusal = self._judge(line, ticket, request_id)
         self.decisions.keep(decision)
-        if refusal is not None:
+        if refusal is not None and not decision.has_room:
             raise refusal
-        line.queue.offer(ticket)
+        line.queue.offer(ticket, bounded=refusal is None)
         try:
             line.let_in()
+            if refusal is not None and not waiting.turn.done():
+                raise refusal  # what has room is kept for those before it
             slot = await waiting.turn
         except GatewayError as error:
-            decision.refused(error, self._clock.now())
+            if error is not refusal:
+                decision.refused(error, self._clock.now())
             raise
         except asyncio.CancelledError:
             decision.left(self._clock.now())

@@ -136,15 +136,17 @@ class FairQueue(Generic[T]):
     def __contains__(self, ticket: Ticket[T]) -> bool:
         return self._tickets.get(ticket.number) is ticket
 
-    def offer(self, ticket: Ticket[T]) -> Full | None:
+    def offer(self, ticket: Ticket[T], *, bounded: bool = True) -> Full | None:
         """Queue a ticket, or return the bound that forbids it and change nothing.
+
+        Unbounded is for one that is taken, or removed again, before anything else happens.
 
         Raises:
             ValueError: it is queued already. One that has left may be offered anew, at the back.
         """
         if ticket in self:
             raise ValueError("the ticket is queued already")
-        full = self.full(ticket)
+        full = self.full(ticket) if bounded else None
         if full is not None:
             return full
         ticket.number = self._next_number

@@ -67,6 +67,8 @@ class Fleet:
         self.table.observe(backend_id, Scraped(LoadSample(**sample)))
 
     def fill(self, count):
+        if self.first.limit.fixed is None:
+            self.first.limit.value = 32  # as if it had adapted
         for _ in range(count):
             self.table.take("m/b1", NOW)
 

@@ -424,6 +424,24 @@ async def test_a_request_larger_than_one_kv_cache_waits_for_a_larger_one():
     assert large.slot.backend_id == "m/b2"
 
 
+@pytest.mark.parametrize("wait_s", [30.0, 10_000.0], ids=["too late", "queue full"])
+def test_who_waits_for_another_backend_has_nobody_refused_for_whom_there_is_room(wait_s):
+    @held
+    async def check():
+        world = house(
+            backends=[single(ONE), single(TWO)], queue={"max_requests": 1, "tenant_share": 1}
+        )
+        world.up("m/b1", "lora")
+        await drained(world)
+        _, waiting = await world.guests(2, adapter="lora", tokens=30_000, wait_s=10_000)
+        assert waiting.waits
+        (plain,) = await world.guests(1, wait_s=wait_s)
+        assert plain.inside
+        assert plain.slot.backend_id == "m/b2"
+
+    check()
+
+
 # --- refused while it waits -----------------------------------------------------------------------
 
 
