@@ -215,7 +215,7 @@ class Line:
         if self._timer is not None:
             self._timer.cancel()
         self._due = deadline
-        late_s = max(0.0, deadline - self._clock.now())
+        late_s = max(0.001, deadline - self._clock.now())  # the loop's clock is as coarse as that
         self._timer = asyncio.get_running_loop().call_later(late_s, self._expire)
 
     def _expire(self) -> None:

@@ -146,7 +146,7 @@ class AdapterConfig(Section):
 class QueueConfig(Section):
     """What may wait for room on a backend, and how long. Waiting is fair between tenants."""
 
-    max_requests: int = setting(256, "Most requests that wait at a time; 0: none ever.", ge=0)
+    max_requests: int = setting(1024, "Most requests that wait at a time; 0: none ever.", ge=0)
     max_tokens: Tokens = setting("4M", "Most tokens (prompts and expected outputs) that wait.")
     max_bytes: Size = setting("256MiB", "Most bytes of request bodies that wait.")
     max_wait: DurationOrZero = setting("30s", "Longest wait before a request is shed.")

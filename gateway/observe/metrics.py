@@ -43,6 +43,8 @@ from gateway.observe.instruments import INSTRUMENTS, OTHER, UNKNOWN, Instrument,
 # Beyond this many (pool, model) pairs new ones share one series: adapters may come and go for ever.
 MAX_NAMES: Final = 1000
 
+_LEAST_WAIT_S: Final = 0.001  # less is what a refusal at once takes, not a wait
+
 Labels = tuple[str, ...]
 
 _CODES: Final = {0: "none", 499: "499"} | {each.value: str(each.value) for each in HTTPStatus}
@@ -160,7 +162,7 @@ class Metrics(Collector):
             self._values[table.SHED.name][pool, reason.value] += 1
         elif outcome is Outcome.CLIENT_GONE:
             self._values[table.CLIENT_DISCONNECTS.name][pool, _stage(record)] += 1
-        if record.queue_s:
+        if record.queue_s >= _LEAST_WAIT_S:
             self._histograms[table.QUEUE_WAIT.name].observe((pool,), record.queue_s)
         if record.client_retry:
             self._values[table.CLIENT_RETRIES.name][(pool,)] += 1

@@ -35,7 +35,7 @@ _WRITTEN: Final = 0.5  # of the expected output, by a request met at a random po
 # 2 to 4 times their load: with the whole half to come they had no preemption at all, but wrote up to
 # a quarter less; with a quarter 0 to 3 preemptions, with a tenth 5 to 11, without a gateway 130 to 1,950.
 _GROWTH: Final = 0.25
-_LEAST_SHARE: Final = 0.25  # when prompts cease to share, one scrape's overrun stays bounded
+_LEAST_SHARE: Final = 0.1  # when prompts cease to share, one scrape's overrun stays bounded
 _TELLING_RATIO: Final = 0.2  # of the capacity, credited to older requests; less proves no sharing
 _QUEUE_SHARE: Final = 0.5  # of running: less is for the concurrency limit to see in two scrapes
 
@@ -149,7 +149,8 @@ class Room:
         capacity, usage = self.capacity_tokens, sample.kv_usage_ratio
         if capacity is None or usage is None or not self.open or self._queued(sample):
             return 0.0
-        return self.stop_ratio * capacity - (usage * capacity + _GROWTH * self._old_output)
+        grows = _GROWTH * self._share * self._old_output
+        return self.stop_ratio * capacity - usage * capacity - grows
 
     def _queued(self, sample: LoadSample) -> bool:
         waiting = sample.waiting
@@ -171,7 +172,9 @@ class Room:
         An idle backend takes whatever it can hold at all: a request over `stop_ratio` would find no
         better time.
         """
-        if now <= self._clear_until and need_tokens + self._fresh_tokens <= self._surely_free:
+        if now <= self._clear_until and (
+            need_tokens + self._share * self._fresh_tokens <= self._surely_free
+        ):
             return None
         capacity, usage = self.capacity_tokens, None
         if capacity is not None and need_tokens > capacity:
@@ -213,7 +216,7 @@ class Room:
         if usage is None:
             return self._fresh_tokens + self._old_prompt + self._old_output
         seen = max(0.0, usage * capacity - self._ended_tokens)
-        return seen + self._share * self._fresh_tokens + _GROWTH * self._old_output
+        return seen + self._share * (self._fresh_tokens + _GROWTH * self._old_output)
 
 
 def pool_closed(serving: Iterable[Room], now: float) -> bool:

@@ -215,7 +215,6 @@ async def test_a_client_is_asked_to_come_again_once_and_not_again():
         assert again.headers["x-should-retry"] == "false"
 
 
-@pytest.mark.xfail(reason="the microseconds of a refusal at once are counted as a wait")
 def test_a_refusal_at_once_is_no_wait():
     @story
     async def check():
