@@ -57,6 +57,7 @@ EXIT_FAILURE: Final = 1
 _GC_THRESHOLDS: Final = (50_000, 20, 100)
 # A stalled stream holds its write buffer, one read (twice the receive buffer), and copies of both.
 _BUFFER_PARTS: Final = 8
+_STOOD_STILL_S: Final = 1.0  # a loop that was this late was stopped, or starved
 _KEYS_S: Final = 2.0  # between two looks at the keys file, a stat each
 _LAST_WORDS_S: Final = 1.0  # for streams to take their error frame when the grace period is over
 
@@ -321,6 +322,8 @@ async def _ticks(process: Process) -> None:
         nonlocal due
         now = loop.time()
         process.metrics.loop_lag(max(0.0, now - due))
+        if now - due > _STOOD_STILL_S:
+            process.table.forgive(process.clock.now())
         process.client.tick(now)
         process.ingress.tick(now)
         process.handler.gate.tick(process.clock.now())

@@ -295,6 +295,9 @@ class Downstream:
 
     def end(self) -> None:
         """Finish a streamed reply."""
+        if self.gone:
+            self.response_complete = True
+            return
         if self.takes_chunks:
             self._transport.write(b"0\r\n\r\n")
         self._finish()
@@ -308,6 +311,8 @@ class Downstream:
     def _write_head(self, status: int, lines: bytes, body: bytes) -> None:
         self.started = True
         self.started_at = time.monotonic()
+        if self.gone:
+            return
         self.bytes_out += len(body)
         close = b"" if self.keep_alive else b"connection: close\r\n"
         self._transport.write(

@@ -4,7 +4,8 @@ Additive increase, multiplicative decrease (as in Netflix's concurrency-limits),
 A window lasts from one scrape to the next, about one second:
 
     a sign of congestion, and the last cut has worked    cut: x 0.9, or to the share that does well
-    no sign, and at least half of the limit was used     grow: x 1.25 + 1 until the first sign, then + 1
+    no sign, and at least half of the limit was used     grow: x 1.25 + 1 until the first sign, then + 1;
+                                                         after a late or slow one faster in time
     otherwise                                            as it is: disuse neither earns nor costs
 
 A cut works only through what is not admitted, so it has worked once a whole window passed with no
@@ -35,6 +36,8 @@ OBJECTIVE_S: Final = 2.5  # time to first token of a short prompt, the default o
 _CUT: Final = 0.9  # Netflix AIMD: clears the queue, costs a tenth of the throughput at most
 _DEEPEST: Final = 0.5  # TCP halves: one bad window must not throw away all that was learnt
 _FAST: Final = 1.25  # signs lag by two scrapes, so it overshoots by two steps: 1.6 times at most
+_CLEARING, _BOLDER = 10, 1.05  # after so many quiet windows of full use it grows by a twentieth
+_CLEAR: Final = 20  # and after so many as fast as at the start
 _QUEUE_SHARE: Final = 0.1  # of running; fewer waiting are prompts in turn for the next steps
 _JUDGED: Final = 10  # first tokens that make a verdict: one slow one alone is not yet p90
 _SLOWER: Final = 1.5  # times the best gap: a full batch decodes slower than a small one, and may
@@ -51,6 +54,9 @@ class Sign(Enum):
     REFUSED = "refused"  # the engine's own admission control answered 503
     LATE = "late"  # more than a tenth of the first tokens came after their objective
     SLOW = "slow"  # more than a tenth of the streams had more time between tokens than theirs
+
+
+_DOUBTFUL: Final = frozenset({Sign.LATE, Sign.SLOW})
 
 
 def late(
@@ -108,6 +114,8 @@ class Limit:
     cut_at: float = -math.inf
     value: int = field(init=False)  # when it neither starts slowly nor is shared out
     _fast: bool = True
+    _clean: int = 0  # windows in which it grew since the last sign
+    _doubted: bool = False  # that was a sign which something else than the engine can give
     _queued: bool = False  # the last scrape showed a long queue
     _preemptions: float = math.inf
     _refused: int = 0
@@ -197,14 +205,31 @@ class Limit:
         if cut is not None:
             self._cut(now, cut, sample, in_flight)
         elif sign is None and self._may_grow(sample, judged) and in_flight * 2 >= self.value:
-            self._move_to(self.value * (_FAST if self._fast else 1.0) + 1.0)
-        self._fast = self._fast and sign is None
+            self._clean += 1
+            self._move_to(self.value * self._growth() + 1.0)
+        if sign is not None:
+            self._fast, self._clean, self._doubted = False, 0, sign in _DOUBTFUL
         self._refused, self._late_before_cut = 0, False
         if judged >= _JUDGED or cut is not None:
             self._in_time = self._late = 0
         if self._smooth + self._slow >= _JUDGED or cut is not None:
             self._smooth = self._slow = 0
         return cut
+
+    def forgive(self, now: float) -> None:
+        """Judge nothing that began before: this process itself stood still, not the backend."""
+        self._in_time = self._late = self._smooth = self._slow = 0
+        self._late_before_cut = False
+        self.cut_at = now
+
+    def _growth(self) -> float:
+        """Return the factor of growth: the longer no sign comes, the likelier the last was a false one.
+
+        The engine's own signs are never false: near what it holds, every step is to be small.
+        """
+        if self._fast or (self._doubted and self._clean > _CLEAR):
+            return _FAST
+        return _BOLDER if self._doubted and self._clean > _CLEARING else 1.0
 
     def _may_grow(self, sample: LoadSample | None, judged: int) -> bool:
         """Whether the window shows room: a failed scrape does not, and any sign that may come forbids it.

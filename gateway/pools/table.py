@@ -177,6 +177,11 @@ class PoolTable:
             if backend is not None and gap_s is not None:
                 backend.limit.token_gap(record.ended_at or 0.0, record.sent_at or 0.0, gap_s)
 
+    def forgive(self, now: float) -> None:
+        """Hold nothing of the time before against a backend: this process itself stood still."""
+        for backend in self._backends.values():
+            backend.limit.forgive(now)
+
     def refused(self, backend_id: str) -> None:
         """Note that the engine's own admission control refused a request: it is not sick, but full."""
         backend = self._backends.get(backend_id)

@@ -263,3 +263,32 @@ async def test_clients_that_reset_before_their_story_begins_leave_nothing():
             )
             writer.transport.abort()
         await world.settled()
+
+
+@story
+async def test_clients_that_leave_all_at_once_leave_no_errors_behind(caplog):
+    """What the backend sends between a client's going and the end of its story goes nowhere."""
+    async with gateway(SimConfig(model="m", decode_step_s=0.002)) as world:
+        body = json.dumps(
+            {
+                "model": "m",
+                "stream": True,
+                "max_tokens": 200,
+                "messages": [{"role": "user", "content": "x"}],
+            }
+        ).encode()
+        request = (
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"authorization: Bearer %b\r\ncontent-length: %d\r\n\r\n%b"
+            % (world.key.encode(), len(body), body)
+        )
+        writers = []
+        for _ in range(60):
+            _, writer = await asyncio.open_connection("127.0.0.1", world.process.public_port)
+            writer.write(request)
+            writers.append(writer)
+        await world.until(lambda: world.in_flight() == 60)
+        for writer in writers:
+            writer.transport.abort()
+        await world.settled()
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]

@@ -352,3 +352,24 @@ def test_streams_that_began_before_the_last_cut_are_not_judged_again():
     for _ in range(20):
         limit.token_gap(11.0, 10.0, 0.5)
     assert limit.observe(11.0, LoadSample(11.0, 5, 0, 0.1), 20) is None
+
+
+def test_what_came_while_we_stood_still_ourselves_is_not_held_against_the_backend():
+    limit = Limit(gap_objective_s=0.08)
+    streams(limit, 10.0, 0.02)
+    streams(limit, 30.0, 1.0)
+    first_tokens(limit, 30.0, too_late=20)
+    limit.forgive(30.0)
+    assert limit.observe(30.5, LoadSample(30.5, 5, 0, 0.1), 200) is None
+    streams(limit, 30.6, 1.0)  # began before, ended since
+    assert limit.observe(31.5, LoadSample(31.5, 5, 0, 0.1), 200) is None
+
+
+def test_after_slow_streams_it_opens_fast_again_when_none_follow():
+    limit = Limit(gap_objective_s=0.08)
+    streams(limit, 10.0, 0.02)
+    limit.observe(10.0, sample(5), 100)
+    streams(limit, 11.0, 0.5)
+    assert limit.observe(11.0, sample(5), 100) is Sign.SLOW
+    assert used(limit, 12.0, count=10).value < 110  # at first one by one
+    assert used(limit, 30.0, count=20).value > 200
