@@ -37,6 +37,7 @@ _WRITTEN: Final = 0.5  # of the expected output, by a request met at a random po
 _GROWTH: Final = 0.25
 _LEAST_SHARE: Final = 0.1  # when prompts cease to share, one scrape's overrun stays bounded
 _TELLING_RATIO: Final = 0.2  # of the capacity, credited to older requests; less proves no sharing
+_FORGETS: Final = 0.1  # of what was learnt of sharing, per scrape that tells nothing of it
 _QUEUE_SHARE: Final = 0.5  # of running: less is for the concurrency limit to see in two scrapes
 
 
@@ -161,7 +162,7 @@ class Room:
         capacity, usage = self.capacity_tokens, sample.kv_usage_ratio
         credited = self._old_prompt + _WRITTEN * self._old_output
         if capacity is None or usage is None or credited < _TELLING_RATIO * capacity:
-            return 1.0
+            return self._share + _FORGETS * (1.0 - self._share)
         return min(1.0, max(_LEAST_SHARE, usage * capacity / credited))
 
     # --- asked ---
