@@ -75,8 +75,13 @@ class Gate:
 
     # --- what a request needs -------------------------------------------------------------------
 
-    def need(self, call: Call, demand: Demand, caller: Caller) -> Need:
-        """Estimate what a request will take of a KV cache; the output as learnt of model and key."""
+    def need(
+        self, call: Call, demand: Demand, caller: Caller, window_tokens: int | None = None
+    ) -> Need:
+        """Estimate what a request will take of a KV cache; the output as learnt of model and key.
+
+        Never more than the window: an engine holds that at least, so no estimate alone refuses.
+        """
         if demand.exact:
             prompt = demand.prompt_tokens
         elif call.text_bytes is not None:
@@ -84,7 +89,10 @@ class Gate:
         else:
             prompt = min(demand.prompt_tokens, _UNKNOWN_PROMPT_TOKENS)
         output = self._outputs.expect(call.model, caller.key_id, demand.max_new_tokens)
-        return Need(prompt, output * call.choices, call.stream)
+        output *= call.choices
+        if window_tokens is not None:
+            output = min(output, max(window_tokens - prompt, 1))
+        return Need(prompt, output, call.stream)
 
     def learn(self, settled: Sequence[RequestRecord]) -> None:
         """Learn from a few of the requests that ended how long outputs of their model and key get."""

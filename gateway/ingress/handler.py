@@ -134,7 +134,8 @@ class Handler:
             if demand is None:
                 demand = await self._count(settings, call, route, caller)
             record.demand = demand
-            record.need = need = self.gate.need(call, demand, caller)
+            need = self.gate.need(call, demand, caller, route.window_tokens)
+            record.need = need
             record.choices = call.choices
             ask = Ask(route, call, demand, caller, need, self.gate.top_priority)
             await self._forward(settings, down, record, ask)

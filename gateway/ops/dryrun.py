@@ -116,7 +116,7 @@ def dry_run(
         run["setting"] = _fitting(error, route, caller, book)
         return _refused(run, error)
     gate = deciding.gate
-    need = gate.need(call, demand, caller)
+    need = gate.need(call, demand, caller, route.window_tokens)
     ask = Ask(route, call, demand, caller, need, gate.top_priority)
     decision = gate.foresee(ask, body_bytes=tokens * _BYTES_PER_TOKEN)
     return _foreseen(run, decision, book)

@@ -898,3 +898,11 @@ async def test_a_request_is_admitted_by_what_its_output_is_expected_to_take():
         world.gate.learn([ended(40)])
     ask.need = world.gate.need(call(), Demand(3900, exact=True), CALLER)
     assert world.gate.enter(ask) is not None
+
+
+@held
+async def test_no_estimate_of_the_output_makes_a_request_larger_than_its_window():
+    need = house().gate.need(call(choices=8), Demand(3000, exact=True), CALLER, 4096)
+    assert (need.prompt_tokens, need.output_tokens) == (3000, 1096)
+    full = house().gate.need(call(), Demand(4096, exact=True), CALLER, 4096)
+    assert full.output_tokens == 1
