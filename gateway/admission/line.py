@@ -74,7 +74,9 @@ class Line:
         self._given_back_tokens = 0  # by the backends, at the last tick
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
-        self._seen: tuple[object, ...] = ()  # names and phases when it was last looked who is lost
+        self._seen: tuple[
+            object, ...
+        ] = ()  # names, phases, sizes when it was last looked who is lost
 
     # --- told -------------------------------------------------------------------------------------
 
@@ -87,7 +89,10 @@ class Line:
         if not serving:
             self.close()
             return
-        seen = (self._table.epoch, *(each.phase for each in backends))
+        seen = (
+            self._table.epoch,
+            *((each.phase, each.room.capacity_tokens) for each in backends),
+        )
         if seen != self._seen:
             self._seen = seen
             self._refuse_lost(now)

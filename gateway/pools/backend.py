@@ -101,7 +101,9 @@ class Backend:
             fixed = limit.fixed
             return Exclusion.AT_LIMIT if fixed is not None and self.in_flight >= fixed else None
         if self.in_flight >= limit.effective(now, priority, top_priority):
-            return Exclusion.AT_LIMIT
+            capacity = self.room.capacity_tokens
+            never = capacity is not None and need_tokens > capacity
+            return Exclusion.TOO_LARGE if never else Exclusion.AT_LIMIT
         return self.room.verdict(need_tokens, now)
 
     def allowed(self, now: float) -> int | None:
