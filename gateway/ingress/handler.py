@@ -252,7 +252,9 @@ class Handler:
         if isinstance(error, EngineFull):  # it did nothing, as its refusal says
             self.table.refused(backend.id)
             ask.tried.append(backend.id)
-            last = down.answering or record.attempts >= attempts.MAX_ATTEMPTS
+            record.usage = None
+            gone = down.answering or (down.upload is not None and down.upload.sent_on)
+            last = gone or record.attempts >= attempts.MAX_ATTEMPTS
             elsewhere = not last and self.gate.has_room(ask)
             return attempts.Retry.ELSEWHERE if elsewhere else attempts.Retry.NO
         self.table.observe(backend.id, TrafficFailed(self.clock.now(), error.reason))

@@ -36,7 +36,7 @@ class Upload:
         "_closed", "_connection", "_ended", "_error", "_flow", "_fresh", "_held", "_left_s",
         "_limit_bytes", "_loop", "_passed_bytes", "_received_bytes", "_taking",
         "_timeout_s", "_timer", "_told_bytes", "_transport", "_until", "_waiter", "form", "head_bytes",
-        "paused",
+        "paused", "sent_on",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +75,7 @@ class Upload:
         self._waiter: asyncio.Future[None] | None = None
         self._connection: UploadConnection | None = None
         self.paused = False  # nothing is read from the client
+        self.sent_on = False  # more than its head went to a backend, and is held nowhere
         self._left_s = 0.0
         self._until = loop.time() + timeout_s
         self._timer = loop.call_at(self._until, self._too_late)
@@ -134,6 +135,7 @@ class Upload:
         self._take()
         if self._error is not None:
             raise self._error
+        self.sent_on = True
         held = bytes(self._held)
         self._held.clear()
         self._passed_bytes += len(held)

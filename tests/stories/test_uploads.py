@@ -468,6 +468,20 @@ async def test_an_upload_goes_elsewhere_when_no_connection_could_be_made():
 
 
 @story
+async def test_an_upload_that_an_engine_had_no_room_for_is_not_sent_again_without_its_beginning():
+    body = form(MODEL, file(2 * MIB))
+    async with gateway(FAST, FAST) as world:
+        for sim in world.sims:
+            sim.inject("http_500:503")
+        headers = {"content-type": "multipart/form-data; boundary=XX"}
+        reply = await world.http.post(PATH, content=body, headers=headers)
+        assert reply.status_code == 503
+        assert reply.headers["x-gateway-shed-reason"] == "engine"
+        assert sum(len(sim.received(PATH)) for sim in world.sims) == 1
+        await world.settled()
+
+
+@story
 async def test_a_stream_asked_for_behind_the_file_is_recorded_as_one():
     headers = {"content-type": "multipart/form-data; boundary=XX"}
     asks = (b'name="stream"', b"true")
