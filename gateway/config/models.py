@@ -12,11 +12,8 @@ from enum import Enum
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
-    JsonValue,
     SecretStr,
     StringConstraints,
     field_validator,
@@ -24,6 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from gateway.config.supervision import LaunchConfig, Remedy, RestartConfig, SupervisionConfig
 from gateway.config.units import (
     Address,
     BackendUrl,
@@ -34,6 +32,7 @@ from gateway.config.units import (
     Listen,
     OrText,
     OrWord,
+    Section,
     Size,
     Tokens,
     setting,
@@ -58,47 +57,6 @@ class OverflowPolicy(Enum):
     CLAMP = "clamp"
 
 
-class Section(BaseModel):
-    """A mapping in the file: frozen, no unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-
-class RestartConfig(Section):
-    """How to restart a backend that runs under somebody else's supervision; exactly one way."""
-
-    systemd: str | None = setting(None, "systemd unit, such as vllm@2.service.")
-    docker: str | None = setting(None, "Name of the container.")
-    kubernetes: str | None = setting(None, "namespace/pod of the backend.")
-    command: tuple[str, ...] | None = setting(None, "Program and arguments, run without a shell.")
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> RestartConfig:
-        if len(self.model_fields_set) != 1:
-            raise PydanticCustomError(
-                "one_of", "name exactly one of systemd, docker, kubernetes and command"
-            )
-        return self
-
-
-class LaunchConfig(Section):
-    """A vLLM server that the gateway starts itself, on this machine."""
-
-    model_config = ConfigDict(coerce_numbers_to_str=True)
-
-    command: tuple[str, ...] = Field(
-        min_length=1, description="Program and arguments, such as [vllm, serve, Qwen/Qwen3-8B]."
-    )
-    port: int = Field(ge=1, le=65535, description="Port it listens on, on 127.0.0.1.")
-    gpus: tuple[Annotated[int, Field(ge=0)], ...] = setting(
-        (), "GPUs it may see (CUDA_VISIBLE_DEVICES). Empty: all."
-    )
-    args: dict[str, JsonValue] = setting(
-        {}, "Further flags without their dashes, such as {max-model-len: 8192}."
-    )
-    env: dict[str, str] = setting({}, "Further environment variables.")
-
-
 class BackendConfig(Section):
     """One vLLM server. A plain URL is short for {url: ...}."""
 
@@ -118,10 +76,8 @@ class BackendConfig(Section):
     endpoints: tuple[Endpoint, ...] | None = setting(
         None, "Endpoints it serves. Default: those of the pool, else what the backend says."
     )
-    restart: RestartConfig | None = setting(None, f"How to restart it. {_LATER}")
-    launch: LaunchConfig | None = setting(
-        None, f"Start it from here, in place of `url`. {_LATER} It is expected to run already."
-    )
+    restart: RestartConfig | None = setting(None, "How to restart it, where others start it.")
+    launch: LaunchConfig | None = setting(None, "Start it from here, in place of `url`.")
 
     @model_validator(mode="before")
     @classmethod
@@ -140,7 +96,9 @@ class AdapterConfig(Section):
     """One LoRA adapter. A plain name is short for {name: ...}."""
 
     name: ModelName = Field(description="The model name that clients use for it.")
-    path: str | None = setting(None, f"Where the backend finds it, to keep it loaded. {_LATER}")
+    path: str | None = setting(
+        None, "Where the backend finds it: it is loaded there, and again after a restart."
+    )
 
 
 class QueueConfig(Section):
@@ -225,6 +183,12 @@ class PoolConfig(Section):
     slow_start: DurationOrZero = setting(
         "60s", "A restarted backend gets its full share of requests only after this time."
     )
+    supervision: SupervisionConfig = setting({}, "When and how its backends are restarted.")
+    remedies: tuple[Remedy, ...] = setting(
+        (), "What may be changed of a command line whose server does not start, in this order."
+    )
+    min_context: Tokens = setting(4096, "No remedy lowers the context window below this.")
+    min_num_seqs: int = setting(8, "No remedy lowers max-num-seqs below this.", ge=1)
 
 
 class AdminConfig(Section):
@@ -338,6 +302,9 @@ class Config(Section):
     timeouts: TimeoutsConfig = setting({}, "Deadlines of each step.")
     health: HealthConfig = setting({}, "How backends are watched.")
     log: LogConfig = setting({}, "What is written.")
+    state: FilePath = setting(
+        "state", "Folder for launched backends: their logs, what runs, remedies in force."
+    )
     shutdown: ShutdownConfig = setting({}, "How the gateway ends.")
 
     check_redis = field_validator("redis")(_check_redis)

@@ -16,7 +16,9 @@ from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
+    ConfigDict,
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
@@ -310,6 +312,12 @@ BackendUrl = Annotated[
 ]
 FilePath = Annotated[Path, AfterValidator(_beside_the_file)]
 EmptyIsNone: Final = BeforeValidator(_empty_is_none)
+
+
+class Section(BaseModel):
+    """A mapping in the file: frozen, no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 def setting(default: object, help_text: str, **more: Any) -> Any:

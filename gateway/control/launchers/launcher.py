@@ -1,0 +1,87 @@
+"""What every launcher can do: tell what runs, stop it, start it anew.
+
+A backend's server is one *incarnation* at a time: a process, a container, a pod. Orders name the
+incarnation that they are for, and a launcher that finds another one refuses with `Superseded`. So
+two supervisors, or a late order, never restart a server twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NewType, Protocol
+
+from pydantic import JsonValue
+
+# Opaque and compared for equality only: pid + start time, InvocationID, container id + StartedAt,
+# pod UID.
+Incarnation = NewType("Incarnation", str)
+
+
+class LaunchError(Exception):
+    """A launcher could not do what it was told. The message is for people: what, why, what to do."""
+
+
+class Superseded(LaunchError):
+    """Another incarnation runs than the one the order was for; nothing was done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a launcher sees of one backend's server now."""
+
+    incarnation: Incarnation | None = None  # the one that runs, or ran last; None: never any
+    running: bool = False
+    exit_code: int | None = None  # of one that ended, where it can be known; negative: the signal
+    detail: str = ""  # one sentence where something is odd
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a start changes of the configured command line: flags without dashes, and environment.
+
+    None as a value takes a flag away. Launchers that do not build the command line refuse any.
+    """
+
+    args: Mapping[str, JsonValue] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.args or self.env)
+
+
+class Launcher(Protocol):
+    """One backend's server under somebody's supervision, ours or a service manager's.
+
+    Every call ends within its own deadline (30 s, plus the grace where one is given).
+    Errors: `LaunchError`. Cancel: a call that was under way may or may not have taken effect;
+    `look` tells.
+    """
+
+    launches: bool  # True: a process of ours, whose command line we build and whose group we stop
+
+    async def look(self) -> Seen:
+        """Tell what runs."""
+
+    async def restart(
+        self, expected: Incarnation | None, *, grace_s: float, changes: Changes
+    ) -> Incarnation | None:
+        """Stop what runs, if that is still `expected` (None: nothing may run), and start anew.
+
+        Returns the new incarnation, or None where only a later `look` can tell.
+
+        Raises:
+            Superseded: another incarnation runs.
+            LaunchError: it could not be stopped or started.
+        """
+
+    async def stop(self, expected: Incarnation, *, grace_s: float) -> None:
+        """Stop `expected` for good; nothing of it is left when this returns.
+
+        Raises:
+            Superseded: another incarnation runs.
+            LaunchError: it does not end, or nobody but its service manager may stop it.
+        """
+
+    async def log(self, max_bytes: int) -> str:
+        """Return the end of what the server wrote; empty where that cannot be had."""
