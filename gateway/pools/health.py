@@ -5,6 +5,7 @@ facts add up to. The first line that applies wins:
 
     told to stop                                          STOPPED   final
     an operator's order                                   CORDONED or DRAINING, until undone
+    the supervisor works on it                            DRAINING, STARTING or DOWN, until it is done
     never seen healthy                                    STARTING  patient: a failure is the reason
     `fall` failed probes, or `burst` refused connects     DOWN      its last failure
     the engine sleeps                                     DOWN      asleep
@@ -21,10 +22,11 @@ facts add up to. The first line that applies wins:
                                       DOWN <----------------------------------+
 
     any of these --CORDON--> CORDONED, --DRAIN--> DRAINING; any --STOP--> STOPPED
-    CORDONED, DRAINING --RESUME--> what the facts say by then
+    any of these --tend--> DRAINING before a restart, STARTING during it, DOWN when suspended
+    CORDONED, DRAINING --RESUME--> what the facts, or the supervisor, say by then
 
-Forbidden: out of STOPPED; back to STARTING, save by resuming a backend that never started; into or
-out of CORDONED and DRAINING by observation. `ALLOWED` is the table.
+Forbidden: out of STOPPED; back to STARTING, save by a restart or by resuming a backend that never
+started; into or out of CORDONED and DRAINING by observation. `ALLOWED` is the table.
 
 Why it is so: `/health` 200 proves only that the API process lives, so progress is judged apart. A
 full backend is busy, not sick: KV usage and queue length appear nowhere in this module. What a
@@ -60,9 +62,13 @@ _BY_OBSERVATION: Final = {
 }
 _BY_FACTS: Final = frozenset(_BY_OBSERVATION)
 _BY_ORDER: Final = frozenset({Phase.CORDONED, Phase.DRAINING, Phase.STOPPED})
+_BY_SUPERVISOR: Final = frozenset({Phase.DRAINING, Phase.STARTING, Phase.DOWN})
 
 ALLOWED: Final[Mapping[Phase, frozenset[Phase]]] = {
-    **{phase: after | _BY_ORDER for phase, after in _BY_OBSERVATION.items()},
+    **{
+        phase: (after | _BY_ORDER | _BY_SUPERVISOR) - {phase}
+        for phase, after in _BY_OBSERVATION.items()
+    },
     Phase.CORDONED: _BY_FACTS | _BY_ORDER - {Phase.CORDONED},
     Phase.DRAINING: _BY_FACTS | _BY_ORDER - {Phase.DRAINING},
     Phase.STOPPED: frozenset(),
@@ -79,6 +85,18 @@ class Order(Enum):
 
 
 _HELD: Final = {Order.CORDON: Phase.CORDONED, Order.DRAIN: Phase.DRAINING, Order.RESUME: None}
+
+
+@dataclass(frozen=True, slots=True)
+class Tending:
+    """What the supervisor makes of a backend while it works on it.
+
+    `phase` is DRAINING, STARTING or DOWN; STARTING also forgets what was known of the server before.
+    """
+
+    phase: Phase
+    reason: str  # short closed word
+    detail: str  # one sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +120,7 @@ class HealthState:
     reason: str = "new"  # short closed word
     detail: str = "not probed yet"  # one sentence, with the numbers
     held: Phase | None = None  # what an order made of it
+    tended: Tending | None = None  # what the supervisor makes of it
     started: bool = False  # seen healthy once
     up: bool = False  # the verdict of the probes
     models_known: bool = False  # the model list was read since it last came up
@@ -159,6 +178,19 @@ def obey(state: HealthState, order: Order, at: float, policy: Policy) -> HealthS
             state, phase=Phase.STOPPED, since=at, reason="removed", detail="taken out for good"
         )
     return _judged(replace(state, held=_HELD[order]), at, policy)
+
+
+def tend(state: HealthState, tending: Tending | None, at: float, policy: Policy) -> HealthState:
+    """Return the state while the supervisor works on a backend, or, with None, when it has ended.
+
+    On the way into STARTING all facts are forgotten: they were those of another process.
+    """
+    if state.phase is Phase.STOPPED:
+        return state
+    before = state.tended.phase if state.tended is not None else None
+    if tending is not None and tending.phase is Phase.STARTING is not before:
+        state = replace(_fall(state, "new"), started=False, connect_failures=0, traffic_failures=0)
+    return _judged(replace(state, tended=tending), at, policy)
 
 
 # --- what each observation teaches ----------------------------------------------------------------
@@ -263,6 +295,8 @@ def _verdict(state: HealthState, policy: Policy) -> tuple[Phase, str, str]:
         return Phase.CORDONED, "cordoned", "takes no new work until it is resumed"
     if state.held is Phase.DRAINING:
         return Phase.DRAINING, "draining", "takes no new work, its streams finish"
+    if state.tended is not None:
+        return state.tended.phase, state.tended.reason, state.tended.detail
     if not state.up:
         return _not_up(state, policy)
     if state.asleep:

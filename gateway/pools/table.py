@@ -30,7 +30,7 @@ from gateway.core.types import (
     Transition,
 )
 from gateway.pools.backend import Backend, configure, identify
-from gateway.pools.health import HealthState, Order, Policy, advance, obey
+from gateway.pools.health import HealthState, Order, Policy, Tending, advance, obey, tend
 
 __all__ = ["Backend", "PoolTable"]
 
@@ -128,6 +128,20 @@ class PoolTable:
         """
         backend, now = self._backends[backend_id], self._clock.now()
         return self._adopt(backend, obey(backend.health, order, now, self._policy), now)
+
+    def tend(self, backend_id: str, tending: Tending | None) -> Transition | None:
+        """Take note that the supervisor works on a backend, or, with None, that it has ended.
+
+        A backend that comes back from a restart starts slowly. One that is no longer configured is
+        left alone.
+        """
+        backend, now = self._backends.get(backend_id), self._clock.now()
+        if backend is None:
+            return None
+        before = backend.health.tended
+        if tending is None and before is not None and before.phase is Phase.STARTING:
+            backend.limit.ready_at = now
+        return self._adopt(backend, tend(backend.health, tending, now, self._policy), now)
 
     def _member(
         self, pool: str, config: BackendConfig, before: Mapping[str, Backend], now: float

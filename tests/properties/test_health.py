@@ -15,7 +15,7 @@ from gateway.core.types import (
     TrafficFailed,
     TrafficOk,
 )
-from gateway.pools.health import ALLOWED, HealthState, Order, Policy, advance, obey
+from gateway.pools.health import ALLOWED, HealthState, Order, Policy, Tending, advance, obey, tend
 
 POLICY = Policy()
 MODELS = (ServedModel("m", None, 4096),)
@@ -41,8 +41,19 @@ makers = st.one_of(
     samples.map(lambda sample: lambda at: Scraped(replace(sample, at=at))),
 )
 orders = st.sampled_from(Order)
+tendings = st.sampled_from(
+    [
+        None,
+        Tending(Phase.DRAINING, "restart", "drains first"),
+        Tending(Phase.STARTING, "restart", "starts anew"),
+        Tending(Phase.DOWN, "suspended", "crashed too often"),
+    ]
+)
+ORDERED = (Order, Tending, type(None))
 # Each step waits a while, then something is seen or ordered. Repeats make thresholds reachable.
-steps = st.lists(st.tuples(st.floats(0, 20), st.integers(1, 6), makers | orders), max_size=40)
+steps = st.lists(
+    st.tuples(st.floats(0, 20), st.integers(1, 6), makers | orders | tendings), max_size=40
+)
 
 
 def walk(steps, state, at=0.0):
@@ -53,6 +64,8 @@ def walk(steps, state, at=0.0):
             before = state
             if isinstance(what, Order):
                 state = obey(state, what, at, POLICY)
+            elif isinstance(what, ORDERED):
+                state = tend(state, what, at, POLICY)
             else:
                 state = advance(state, what(at), POLICY)
             yield before, what, state, at
@@ -70,7 +83,7 @@ def test_no_forbidden_transition_ever_happens(steps):
         if after.phase is not before.phase:
             assert after.phase in ALLOWED[before.phase]
             assert after.since == at
-            if not isinstance(what, Order):
+            if not isinstance(what, ORDERED):
                 assert after.phase in BY_OBSERVATION
                 assert before.phase in BY_OBSERVATION | {Phase.STARTING}
         else:
@@ -82,7 +95,7 @@ def test_from_every_state_but_stopped_there_is_a_way_back_to_ready(steps):
     state, at = end_of(steps)
     if state.phase is Phase.STOPPED:
         return
-    state = obey(state, Order.RESUME, at, POLICY)
+    state = tend(obey(state, Order.RESUME, at, POLICY), None, at, POLICY)
     good = [
         *(ProbePassed(at + 1), ModelsSeen(at + 1, MODELS), ProbePassed(at + 2)),
         *(TrafficOk(at + 3), Scraped(LoadSample(at + 3, 0, 0, 0.0))),
@@ -98,7 +111,7 @@ def test_time_alone_with_passing_probes_and_metrics_heals_what_traffic_did(steps
     state, at = end_of(steps)
     if state.phase is Phase.STOPPED:
         return
-    state = obey(state, Order.RESUME, at, POLICY)
+    state = tend(obey(state, Order.RESUME, at, POLICY), None, at, POLICY)
     for second in range(1, 40):
         state = advance(state, ModelsSeen(at + second, MODELS), POLICY)
         state = advance(state, ProbePassed(at + second), POLICY)
@@ -119,7 +132,7 @@ def test_how_full_a_backend_is_never_changes_its_phase(steps, running, waiting, 
             busy = running + 1 if sample.running else 0
             return Scraped(replace(sample, running=busy, waiting=waiting, kv_usage_ratio=usage))
 
-        return what if isinstance(what, Order) else make
+        return what if isinstance(what, ORDERED) else make
 
     plain = [after.phase for _, _, after, _ in walk(steps, HealthState(since=0.0))]
     other = [(pause, times, loaded(what)) for pause, times, what in steps]
@@ -131,7 +144,7 @@ def test_no_count_of_failures_moves_a_backend_that_never_started(steps):
     only_failures = [
         (pause, times, what)
         for pause, times, what in steps
-        if not isinstance(what, Order)
+        if not isinstance(what, ORDERED)
         and isinstance(what(0.0), ProbeFailed | TrafficFailed | ScrapeFailed)
     ]
     for _, _, state, _ in walk(only_failures, HealthState(since=0.0)):

@@ -14,7 +14,7 @@ from gateway.core.types import (
     TrafficFailed,
     TrafficOk,
 )
-from gateway.pools.health import ALLOWED, HealthState, Order, Policy, advance, obey
+from gateway.pools.health import ALLOWED, HealthState, Order, Policy, Tending, advance, obey, tend
 
 POLICY = Policy()
 MODELS = (ServedModel("m", None, 4096),)
@@ -250,9 +250,44 @@ def test_stopped_is_final():
         assert obey(stopped, order, 2.0, POLICY) == stopped
 
 
+RESTART = Tending(Phase.STARTING, "restart", "starts anew")
+
+
+def test_a_restart_goes_through_draining_and_starting_and_forgets_the_process_before():
+    drained = tend(READY, Tending(Phase.DRAINING, "restart", "drains first"), 10.0, POLICY)
+    assert (drained.phase, drained.since) == (Phase.DRAINING, 10.0)
+    starting = tend(drained, RESTART, 20.0, POLICY)
+    assert (starting.phase, starting.started, starting.up) == (Phase.STARTING, False, False)
+    assert not starting.models_known
+    seen = after(starting, models(21.0), ProbePassed(21.0))
+    assert (seen.phase, seen.up) == (Phase.STARTING, True)  # the supervisor still tries it
+    assert tend(seen, None, 22.0, POLICY).phase is Phase.READY
+
+
+def test_what_was_seen_while_it_starts_is_kept_when_the_stage_of_the_start_changes():
+    starting = tend(READY, RESTART, 20.0, POLICY)
+    seen = after(starting, models(21.0), ProbePassed(21.0))
+    stage = tend(seen, Tending(Phase.STARTING, "canary", "tries one token"), 22.0, POLICY)
+    assert (stage.up, stage.models_known, stage.detail) == (True, True, "tries one token")
+
+
+def test_an_operator_s_order_outlasts_the_supervisor_s_work():
+    cordoned = obey(tend(READY, RESTART, 20.0, POLICY), Order.CORDON, 21.0, POLICY)
+    assert tend(cordoned, None, 22.0, POLICY).phase is Phase.CORDONED
+    assert obey(cordoned, Order.RESUME, 22.0, POLICY).phase is Phase.STARTING
+
+
+def test_a_suspended_backend_is_down_whatever_its_probes_say():
+    suspended = tend(READY, Tending(Phase.DOWN, "suspended", "crashed too often"), 10.0, POLICY)
+    assert after(suspended, ProbePassed(11.0), ProbePassed(12.0)).phase is Phase.DOWN
+
+
 def test_the_table_of_transitions_covers_every_phase_and_forbids_what_it_should():
     assert set(ALLOWED) == set(Phase)
     assert ALLOWED[Phase.STOPPED] == frozenset()
     for phase in (Phase.READY, Phase.DEGRADED, Phase.DOWN):
-        assert Phase.STARTING not in ALLOWED[phase]
+        assert ALLOWED[phase] - {Phase.READY, Phase.DEGRADED} == {
+            *(Phase.CORDONED, Phase.DRAINING, Phase.STARTING, Phase.STOPPED),
+            *({Phase.DOWN} - {phase}),
+        }
     assert all(phase not in ALLOWED[phase] for phase in Phase)
