@@ -220,6 +220,8 @@ def excluded_by(
             return (*here, "kv", "stop_admitting" if closing else "resume")
         case Exclusion.NO_KV_ROOM:
             return (*here, "kv", "stop_admitting")
+        case Exclusion.READING:
+            return ("keys", "file")  # the priorities of the keys
         case Exclusion.ENGINE_QUEUED | Exclusion.CLAIMED:
             return (*here, "admission")
         case Exclusion.MODEL_MISSING:

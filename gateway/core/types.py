@@ -342,6 +342,7 @@ class Exclusion(Enum):
     ENDPOINT_MISSING = "endpoint_missing"
     WINDOW_TOO_SMALL = "window_too_small"
     AT_LIMIT = "at_limit"  # as many requests as its concurrency limit allows
+    READING = "reading"  # it still reads prompts, and the highest class is not to wait behind more
     ENGINE_QUEUED = "engine_queued"  # the engine's own queue is long
     KV_FULL = "kv_full"  # its KV cache reached the ratio from which it takes nothing
     NO_KV_ROOM = "no_kv_room"  # the request needs more KV cache than is free
@@ -360,6 +361,7 @@ class Exclusion(Enum):
 _PASSING = frozenset(
     {
         Exclusion.AT_LIMIT,
+        Exclusion.READING,
         Exclusion.ENGINE_QUEUED,
         Exclusion.KV_FULL,
         Exclusion.NO_KV_ROOM,

@@ -104,7 +104,12 @@ class Backend:
             capacity = self.room.capacity_tokens
             never = capacity is not None and need_tokens > capacity
             return Exclusion.TOO_LARGE if never else Exclusion.AT_LIMIT
-        return self.room.verdict(need_tokens, now)
+        lower = top_priority is not None and priority < top_priority
+        if lower:
+            unread = self.room.unread_tokens
+            if unread and unread + need_tokens > limit.readable_tokens(now):
+                return Exclusion.READING
+        return self.room.verdict(need_tokens, now, keep_reserve=lower)
 
     def allowed(self, now: float) -> int | None:
         """Return how many of our requests it may have at a time; None with admission off."""

@@ -40,6 +40,8 @@ _CLEARING, _BOLDER = 10, 1.05  # after so many quiet windows of full use it grow
 _CLEAR: Final = 20  # and after so many as fast as at the start
 _QUEUE_SHARE: Final = 0.1  # of running; fewer waiting are prompts in turn for the next steps
 _JUDGED: Final = 10  # first tokens that make a verdict: one slow one alone is not yet p90
+_AHEAD_S: Final = 0.05  # two steps of an engine under load
+_AHEAD_LEAST_TOKENS: Final = 512  # a rate is a lower bound; a few short prompts go together
 _SLOWER: Final = 1.5  # times the best gap: a full batch decodes slower than a small one, and may
 _LATE_RATIO: Final = 0.1  # the objective holds for p90
 _SLOW_START_RATIO: Final = 0.1  # Envoy's slow_start: min_weight_percent 10, then linear
@@ -142,6 +144,15 @@ class Limit:
         if reserve_for is None or priority >= reserve_for or allowed <= 4:
             return allowed
         return allowed - max(1, int(allowed * self.reserve_ratio))
+
+    def readable_tokens(self, now: float) -> float:
+        """Return how much of prompts may be unread at a time, for the highest class to find its turn.
+
+        An engine reads prompts in the order in which they came, so what is unread is what a request
+        of the highest class waits for. Unknown while no prompt was read.
+        """
+        rate = self.prefill.at(now)
+        return math.inf if rate is None else max(rate * _AHEAD_S, _AHEAD_LEAST_TOKENS)
 
     def _started_ratio(self, now: float) -> float:
         if self.ready_at is None or now >= self.ready_at + self.slow_start_s:

@@ -38,6 +38,7 @@ _GROWTH: Final = 0.25
 _LEAST_SHARE: Final = 0.1  # when prompts cease to share, one scrape's overrun stays bounded
 _TELLING_RATIO: Final = 0.2  # of the capacity, credited to older requests; less proves no sharing
 _FORGETS: Final = 0.1  # of what was learnt of sharing, per scrape that tells nothing of it
+_RESERVE: Final = 0.05  # of the capacity: a dozen short requests of the highest class at least
 _QUEUE_SHARE: Final = 0.5  # of running: less is for the concurrency limit to see in two scrapes
 
 
@@ -71,6 +72,7 @@ class Room:
     _read_output: int = 0
     _old_prompt: int = 0
     _old_output: int = 0
+    unread_tokens: int = 0  # prompts of streams whose first token has not come
     _ended_tokens: float = 0.0
     _share: float = 1.0  # what a credited token really takes
     given_back_tokens: int = 0  # ever; how fast it grows is how fast the backend drains
@@ -91,6 +93,7 @@ class Room:
         credit = Credit(prompt_tokens, output_tokens)
         self.in_flight += 1
         self._fresh_tokens += prompt_tokens + output_tokens
+        self.unread_tokens += prompt_tokens
         if not streams:
             self.first_token(credit)
         return credit
@@ -99,6 +102,7 @@ class Room:
         """Note that the prompt has been read: from the next scrape on, usage shows it."""
         if credit.held and credit.read_at is None:
             credit.read_at = self._scrapes
+            self.unread_tokens -= credit.prompt_tokens
             self._read_prompt += credit.prompt_tokens
             self._read_output += credit.output_tokens
 
@@ -110,6 +114,8 @@ class Room:
         self.in_flight -= 1
         prompt, output = credit.prompt_tokens, credit.output_tokens
         self.given_back_tokens += prompt + output
+        if credit.read_at is None:
+            self.unread_tokens -= prompt
         if credit.read_at is not None and credit.read_at < self._scrapes:
             self._old_prompt -= prompt
             self._old_output -= output
@@ -167,17 +173,22 @@ class Room:
 
     # --- asked ---
 
-    def verdict(self, need_tokens: int, now: float) -> Exclusion | None:
+    def verdict(
+        self, need_tokens: int, now: float, *, keep_reserve: bool = False
+    ) -> Exclusion | None:
         """Return why a request of `need_tokens` (prompt plus expected output) may not go in, None if it may.
+
+        With `keep_reserve` a twentieth of the cache stays free for the highest class.
 
         An idle backend takes whatever it can hold at all: a request over `stop_ratio` would find no
         better time.
         """
+        capacity, usage = self.capacity_tokens, None
+        reserve = _RESERVE * capacity if keep_reserve and capacity is not None else 0.0
         if now <= self._clear_until and (
-            need_tokens + self._share * self._fresh_tokens <= self._surely_free
+            need_tokens + self._share * self._fresh_tokens + reserve <= self._surely_free
         ):
             return None
-        capacity, usage = self.capacity_tokens, None
         if capacity is not None and need_tokens > capacity:
             return Exclusion.TOO_LARGE
         sample = self._latest(now)
@@ -191,7 +202,7 @@ class Room:
                 return Exclusion.KV_FULL
         if capacity is None:
             return None
-        room = self.stop_ratio * capacity - self._projected(capacity, usage)
+        room = self.stop_ratio * capacity - self._projected(capacity, usage) - reserve
         return None if need_tokens <= room else Exclusion.NO_KV_ROOM
 
     def closed(self, now: float) -> bool:

@@ -182,6 +182,7 @@ class PoolTable:
         if backend is not None and slot.credit.held:
             backend.room.first_token(slot.credit)
             backend.limit.first_token(now, now - slot.taken_at, slot.credit.prompt_tokens)
+            self._tell_capacity(backend.pool)  # the next prompt may be read
 
     def ended(self, settled: Sequence[RequestRecord]) -> None:
         """Learn from requests that ended how fast their backends write a stream."""
