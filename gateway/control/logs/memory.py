@@ -1,0 +1,308 @@
+"""Rules about memory: the KV cache, a GPU that is full, a host that is full.
+
+Source: messages of vLLM 0.5 to 0.32 (v1/core/kv_cache_utils.py, v1/worker/utils.py, gpu_worker.py,
+cpu_worker.py, gpu_model_runner.py) and of torch's allocator.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Final
+
+from gateway.control.logs.rule import Action, Found, Kind, Remedy, Rule, as_number, rule
+
+BLOCK_TOKENS: Final = 16  # vLLM's default block; lengths are rounded down to it
+_MARGIN_RATIO: Final = 0.02  # of the whole memory, left free because neighbours move
+_MOST_UTILIZATION: Final = 0.95
+_LEAST_UTILIZATION: Final = 0.05  # below this no model is left to serve
+_DEFAULT_UTILIZATION: Final = 0.9  # 0.92 since about 0.20; the lower is safe for both
+_DEFAULT_MAX_NUM_SEQS: Final = 256
+
+_LOADING: Final = re.compile(
+    r"in (?:load_model|load_weights|init_device|_init_device|initialize_model|create_weights"
+    r"|get_model|set_device|process_weights_after_loading)\b"
+)
+_RUNNING: Final = re.compile(
+    r"in (?:profile_run|determine_available_memory|determine_num_available_blocks|capture_model"
+    r"|compile_or_warm_up_model|_dummy_run|_dummy_sampler_run|initialize_from_config|initialize_cache"
+    r"|initialize_kv_cache\w*|_initialize_kv_caches|execute_model|wake_up|capture_graph|capture_end"
+    r"|warmup\w*|warm_up\w*|allocate_kv_cache\w*|_allocate_kv_cache\w*)\b"
+    r"|torch/_(?:inductor|dynamo)/|compilation/(?:backends|cuda_graph|wrapper)"
+)
+
+
+def when_out_of_memory(found: Found) -> Kind:
+    """Tell whether the weights did not fit, or what came after them.
+
+    The frames above the error decide, the innermost first; without them, whether the weights were in.
+    """
+    for frame in reversed(found.before.splitlines()):
+        if _RUNNING.search(frame):
+            return Kind.OOM_RUNTIME
+        if _LOADING.search(frame):
+            return Kind.OOM_LOAD
+    start = found.start
+    loaded = start.loaded is not None and start.loaded < found.place
+    running = loaded or start.engine_up is not None or start.served is not None
+    return Kind.OOM_RUNTIME if running or start.died is not None else Kind.OOM_LOAD
+
+
+# --- the remedies, with their numbers --------------------------------------------------------------
+
+
+def _floor_block(tokens: float) -> int:
+    return int(tokens) // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+def _utilization(found: Found) -> float:
+    given = found.setting("gpu_memory_utilization")
+    return _DEFAULT_UTILIZATION if given is None else given
+
+
+def _more_utilization(found: Found) -> tuple[Remedy, ...]:
+    now = _utilization(found)
+    raised = min(_MOST_UTILIZATION, now + 0.05)
+    if raised <= now:
+        return ()
+    why = f"gives the cache more of the GPU (now {now:.2f}); needs that much free memory"
+    return (
+        Remedy(
+            "--gpu-memory-utilization", f"{raised:.2f}", why, Action.ADJUST_GPU_MEMORY_UTILIZATION
+        ),
+    )
+
+
+def _less_utilization(found: Found) -> Remedy:
+    now = _utilization(found)
+    lowered = max(_LEAST_UTILIZATION, now - 0.05)
+    why = f"leaves more room outside the KV cache (now {now:.2f})"
+    return Remedy(
+        "--gpu-memory-utilization", f"{lowered:.2f}", why, Action.ADJUST_GPU_MEMORY_UTILIZATION
+    )
+
+
+def _fewer_sequences(found: Found) -> Remedy:
+    now = found.setting("max_num_seqs") or _DEFAULT_MAX_NUM_SEQS
+    why = "smaller batches need less memory beside the cache"
+    return Remedy("--max-num-seqs", str(max(1, int(now) // 2)), why, Action.LOWER_MAX_NUM_SEQS)
+
+
+_EAGER: Final = Remedy(
+    "--enforce-eager",
+    None,
+    "no CUDA graphs: saves their memory, slower decode",
+    Action.ENFORCE_EAGER,
+)
+_QUANTIZE: Final = Remedy("--quantization", None, "a quantised or smaller model needs less")
+_FREE_GPU: Final = Remedy(
+    "", None, "stop the other processes that hold this GPU's memory (nvidia-smi)"
+)
+
+
+def _more_parallel(found: Found) -> Remedy:
+    now = int(found.setting("tensor_parallel_size") or 1)
+    return Remedy(
+        "--tensor-parallel-size", str(now * 2), "spreads weights and cache over more GPUs"
+    )
+
+
+def _longest(found: Found) -> int | None:
+    """Return the longest context that the cache can hold, a whole number of blocks."""
+    told = found.number("estimated")
+    if told:
+        return _floor_block(told) or None
+    wanted, needed, available = (found.number(name) for name in ("length", "needed", "available"))
+    if wanted and needed and available and available > 0:
+        return _floor_block(wanted * available / needed * 0.98) or None
+    return None
+
+
+def _small_cache(found: Found) -> tuple[Remedy, ...]:
+    longest = _longest(found)
+    needed, available = found.number("needed"), found.number("available")
+    given: list[Remedy] = []
+    if longest:
+        why = "the longest context that the KV cache can hold"
+        given.append(Remedy("--max-model-len", str(longest), why, Action.LOWER_MAX_MODEL_LEN))
+    else:
+        why = "a shorter context; the log has no number to compute it from"
+        given.append(Remedy("--max-model-len", None, why, Action.LOWER_MAX_MODEL_LEN))
+    if found.setting("num_gpu_blocks_override") is not None:
+        given.append(Remedy("--num-gpu-blocks-override", None, "remove it: it caps the KV cache"))
+    given += _more_utilization(found)
+    fits = needed is not None and available is not None and available * 2 >= needed
+    why = "halves the cache per token" + (", which is enough" if fits else "")
+    given.append(Remedy("--kv-cache-dtype", "fp8", why, Action.FP8_KV_CACHE))
+    return (*given, _more_parallel(found))
+
+
+def _small_cache_cause(found: Found) -> str:
+    needed, available = found.groups.get("needed"), found.groups.get("available")
+    text = (
+        f"One request of max_model_len {found.groups['length']} needs {needed} GiB of KV cache, "
+        f"but only {available} GiB are available"
+    )
+    longest = found.groups.get("estimated")
+    return text + (f"; about {longest} tokens fit." if longest else ".")
+
+
+def _no_cache(found: Found) -> tuple[Remedy, ...]:
+    return (
+        *_more_utilization(found),
+        Remedy("--max-model-len", None, "profiling needs less for a shorter context",
+               Action.LOWER_MAX_MODEL_LEN),
+        _fewer_sequences(found),
+        _EAGER,
+        _QUANTIZE,
+        _more_parallel(found),
+    )  # fmt: skip
+
+
+def _no_cache_cause(found: Found) -> str:
+    available = _told_before(found, r"Available KV cache memory: (-?[\d.]{1,12}) GiB")
+    weights = _told_before(
+        found, r"(?:Model loading|Loading model weights) took ([\d.]{1,12}) ?Gi?B"
+    )
+    numbers = [f"weights take {weights} GiB"] if weights else []
+    numbers += [f"{available} GiB are left for the cache"] if available else []
+    tail = f": {', '.join(numbers)}" if numbers else ""
+    return f"Nothing is left for the KV cache within gpu-memory-utilization {_utilization(found):.2f}{tail}."
+
+
+def _told_before(found: Found, pattern: str) -> str | None:
+    for line in reversed(found.start.lines[: found.place]):
+        told = re.search(pattern, line.text)
+        if told:
+            return told[1]
+    return None
+
+
+def _start_memory(found: Found) -> tuple[Remedy, ...]:
+    free, total = found.number("free"), found.number("total")
+    given = [_FREE_GPU]
+    if free is not None and total:
+        fits = math.floor((free / total - _MARGIN_RATIO) * 100) / 100
+        if fits >= _LEAST_UTILIZATION:
+            why = f"what {free:g} of {total:g} GiB free allow, with {_MARGIN_RATIO:.0%} to spare"
+            given.append(
+                Remedy("--gpu-memory-utilization", f"{fits:.2f}", why,
+                       Action.ADJUST_GPU_MEMORY_UTILIZATION)
+            )  # fmt: skip
+    why = "start backends of one GPU one after the other, once its memory is released"
+    return (*given, Remedy("", None, why, Action.SERIAL_START))
+
+
+def _oom(found: Found) -> tuple[Remedy, ...]:
+    if found.start.served is None and when_out_of_memory(found) is Kind.OOM_LOAD:
+        return (
+            _more_parallel(found),
+            _QUANTIZE,
+            _FREE_GPU,
+            Remedy("--cpu-offload-gb", None, "keeps part of the weights in host memory, slowly"),
+        )
+    override = found.setting("num_gpu_blocks_override") is not None
+    return (
+        _less_utilization(found),
+        _fewer_sequences(found),
+        Remedy("--max-num-batched-tokens", None, "smaller prefill steps need less memory"),
+        _EAGER,
+        *((Remedy("--num-gpu-blocks-override", None, "remove it: it sizes the cache by hand"),)
+          if override else ()),
+    )  # fmt: skip
+
+
+def _oom_cause(found: Found) -> str:
+    loading = found.start.served is None and when_out_of_memory(found) is Kind.OOM_LOAD
+    doing = "loading the weights" if loading else "running the model"
+    told = re.search(
+        r"Tried to allocate ([\d.]{1,12} \w{1,5}).{0,80}?total capacity of ([\d.]{1,12} \w{1,5}) "
+        r"of which ([\d.]{1,12} \w{1,5}) is free",
+        found.line.text,
+    )
+    numbers = f": {told[1]} were asked for, {told[3]} of {told[2]} were free" if told else ""
+    return f"The GPU's memory ran out while {doing}{numbers}."
+
+
+def _shm(_: Found) -> tuple[Remedy, ...]:
+    return (
+        Remedy("", None, "give the container more shared memory: --shm-size=16g or --ipc=host"),
+    )
+
+
+_HOST: Final = (
+    Remedy("", None, "give the host or the container more memory; see dmesg for the OOM killer"),
+    Remedy("--cpu-offload-gb", None, "lower it, if weights are kept in host memory"),
+)
+
+
+def _free(found: Found) -> str:
+    utilization = as_number(found.groups.get("ratio"))
+    asked = f"{utilization:g} = {found.groups['wanted']} GiB" if utilization else "more"
+    return (
+        f"Only {found.groups['free']} of {found.groups['total']} GiB are free on the device, "
+        f"but gpu-memory-utilization asks for {asked}."
+    )
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    rule("kv_small", Kind.KV_CACHE_TOO_SMALL,
+         r"To serve at least one request with the models?'s max seq len \((?P<length>\d+)\), "
+         r"\(?(?P<needed>[\d.]+) ?Gi?B KV cache is needed, which is larger than the available KV cache "
+         r"memory \((?P<available>-?[\d.]+) ?Gi?B\)"
+         r"(?:.{0,100}estimated maximum model length is (?P<estimated>\d+))?",
+         _small_cache_cause, remedies=_small_cache),
+    rule("kv_small_v0", Kind.KV_CACHE_TOO_SMALL,
+         r"The model's max seq len \((?P<length>\d+)\) is larger than the maximum number of tokens "
+         r"that can be stored in KV cache \((?P<estimated>\d+)\)",
+         "The KV cache holds {estimated} tokens, fewer than max_model_len {length}.",
+         remedies=_small_cache),
+    rule("kv_none", Kind.NO_CACHE_MEMORY,
+         r"No available memory for the cache blocks|Cannot auto-fit max_model_len",
+         _no_cache_cause, remedies=_no_cache),
+    rule("free_memory", Kind.FREE_MEMORY_LOW,
+         r"Free memory on device (?:\S{1,20} )?\((?P<free>[\d.]+)/(?P<total>[\d.]+) ?Gi?B\) on startup is "
+         r"less than desired GPU memory utilization \((?P<ratio>[\d.]+), (?P<wanted>[\d.]+) ?Gi?B\)",
+         _free, remedies=_start_memory, restart=False,
+         look_at="nvidia-smi: if the memory belongs to an engine that is on its way out, a later start works"),
+    rule("free_memory_node", Kind.FREE_MEMORY_LOW,
+         r"Available memory on node \S{1,10} \((?P<free>[\d.]+)/(?P<total>[\d.]+) ?Gi?B\) on startup is "
+         r"less than desired CPU memory utilization \((?P<ratio>[\d.]+), (?P<wanted>[\d.]+) ?Gi?B\)",
+         _free, remedies=_start_memory),
+    rule("free_memory_held", Kind.FREE_MEMORY_LOW,
+         r"is less than the engine's budget after excluding|Externally held weights on device"
+         r"|on kv cache allocation is less than requested memory for kv",
+         "Less memory is free than the engine was told to use.", remedies=(
+             Remedy("--gpu-memory-utilization", None, "lower it to what is free",
+                    Action.ADJUST_GPU_MEMORY_UTILIZATION),
+             Remedy("VLLM_CPU_KVCACHE_SPACE", None, "on a CPU: fewer GiB for the cache"))),
+    rule("memory_profiling_race", Kind.OTHER,
+         r"Error in memory profiling\.(?:.{0,40}Initial free memory (?P<before>[\d.]+).{0,40}current free "
+         r"memory (?P<after>[\d.]+))?",
+         "Another process released GPU memory while this one measured its own.", restart=True,
+         remedies=(Remedy("", None, "restart, with nothing else starting or stopping on this GPU",
+                          Action.SERIAL_START),)),
+    rule("oom_warmup", Kind.OOM_RUNTIME,
+         r"CUDA out of memory occurred when warming up \w+ with (?P<seqs>\d+) dummy requests",
+         "The GPU's memory ran out while warming up with {seqs} requests.", rank=1,
+         remedies=lambda found: (_fewer_sequences(found), _less_utilization(found), _EAGER)),
+    rule("oom", Kind.OOM_RUNTIME,
+         r"(?:CUDA|HIP|XPU|NPU) out of memory|torch\.(?:cuda\.)?OutOfMemoryError"
+         r"|CUDA error: out of memory|cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED",
+         _oom_cause, remedies=_oom, refine=when_out_of_memory, serving=True),
+    rule("oom_load", Kind.OOM_LOAD, r"Failed to load model - not enough GPU memory",
+         "The weights do not fit into the GPU's memory.", remedies=_oom, rank=1),
+    rule("shared_memory", Kind.HOST_MEMORY,
+         r"No space left on device.{0,80}(?:/dev/shm|psm_)|(?:/dev/shm|psm_).{0,80}No space left on device"
+         r"|insufficient shared memory|Bus error",
+         "Shared memory (/dev/shm) is too small.", remedies=_shm, serving=True),
+    rule("host_memory", Kind.HOST_MEMORY,
+         r"Cannot allocate memory|can't allocate memory|^MemoryError\b|std::bad_alloc"
+         r"|Out of memory: Killed process|oom-kill|oom_kill|OOMKilled|Detected \d+ oom"
+         r"|HostOutOfMemory|cudaErrorHostMemory",
+         "The host ran out of memory.", remedies=_HOST, serving=True),
+    rule("worker_killed", Kind.HOST_MEMORY,
+         r"(?:Worker proc|Engine core process|Process) (?P<who>\S+).{0,40}exit ?code:? -9\b",
+         "{who} was killed with SIGKILL: most often by the kernel, because the host ran out of memory.",
+         remedies=_HOST, serving=True, rank=1, look_at="dmesg or the container's OOM counter"),
+)  # fmt: skip

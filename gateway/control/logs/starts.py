@@ -1,0 +1,196 @@
+"""Which lines of a log belong to one start of vLLM, and how far that start came.
+
+Logs are appended to: one file holds several starts, and only the last is of interest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Final
+
+from gateway.control.logs.lines import Line
+
+# The first words of a start: up to 0.14 or so a sentence, then a drawing, always the arguments.
+_BANNER: Final = re.compile(r"vLLM API server version |[█▄▀]\s+version \d")
+_ARGUMENTS: Final = re.compile(r"non-default args: |args: Namespace\(")
+_USAGE: Final = re.compile(r"^usage: ")
+_ANEW: Final = re.compile(r"^Automatically detected platform |^Started server process \[\d+\]")
+
+_READY: Final = re.compile(
+    r"Application startup complete"
+    r"|Avg prompt throughput: "
+    r"|\"(?:GET|POST) /\S{0,200} HTTP/[\d.]+\" [234]\d\d\b"
+    r"|^Uvicorn running on "
+)
+_ENGINE_UP: Final = re.compile(
+    r"^init engine \(profile|^Supported[_ ]tasks: |^Starting vLLM (?:API )?server"
+)
+_LOADED: Final = re.compile(
+    r"^(?:Model loading took|Loading model weights took|Loading weights took) "
+)
+_PROGRESS: Final = re.compile(
+    r"^(?:Starting to load model |Loading weights took |Model loading took |Available KV cache memory"
+    r"|\w+ KV cache size: |# \w+ blocks: |Graph capturing finished|Capturing |torch\.compile takes"
+    r"|Using max model len |Resolved architecture: |Initializing a V\d LLM engine"
+    r"|Initializing an LLM engine|Chunked prefill is enabled|rank \d+ in world size )"
+)
+
+# Someone asked it to stop. uvicorn's own words come after an engine's death too: see `Start.stopped`.
+_ASKED_TO_STOP: Final = re.compile(
+    r"\[shutdown\] API server: shutdown triggered"
+    r"|\[shutdown\] \w+: trigger received signal"
+    r"|^Shutting down FastAPI HTTP server"
+    r"|^Engine is gracefully shutting down"
+    r"|^vLLM ZMQ RPC Server was interrupted"
+    r"|MQLLMEngine terminated|^Received signal \d+"
+    r"|port \d+ is used by process "
+)
+_STOPPED: Final = re.compile(
+    r"^(?:Shutting down|Application shutdown complete\.?|Finished server process .*)$"
+)
+
+DEAD: Final = re.compile(
+    r"EngineCore encountered a fatal error|EngineDeadError|AsyncLLM output_handler failed"
+    r"|AsyncEngineDeadError|MQEngineDeadError|engine core exited unexpectedly"
+    r"|^(?:Worker proc|Engine core proc(?:ess)?|Process) \S+ (?:\(PID: \d+\) )?died "
+    r"|Background loop (?:has errored|is stopped)|Engine loop has died|Engine is (?:already )?dead"
+    r"|!+ ?Segfault encountered"
+)
+NOT_STARTED: Final = re.compile(
+    r"Engine core initialization failed|EngineCore failed to start|WorkerProc failed to start"
+    r"|WorkerProc initialization failed|Engine process failed to start"
+    r"|Application startup failed|Frontend process failed during engine core"
+    r"|EngineCore_?\S* hit an exception|Timed out waiting for engine"
+)
+
+# What is not said before a start: an excerpt that begins with it is of an earlier one.
+_SUBSTANCE: Final = re.compile(f"{_READY.pattern}|{DEAD.pattern}|{NOT_STARTED.pattern}")
+
+
+@dataclass(frozen=True)
+class Start:
+    """The lines of one start, and its turning points as places in them (None: did not happen)."""
+
+    lines: Sequence[Line]
+    arguments: str = field(default="", repr=False)  # the line that lists them
+    server_pid: str = ""  # of the process that listed them
+
+    def first(self, pattern: re.Pattern[str], after: int = 0) -> int | None:
+        """Return the place of the first line that a pattern finds."""
+        for place in range(after, len(self.lines)):
+            if pattern.search(self.lines[place].text):
+                return place
+        return None
+
+    @cached_property
+    def served(self) -> int | None:
+        """Where it began to serve. A script that drives the engine itself serves once it is up."""
+        ready = self.first(_READY)
+        while ready is not None and self._by_another(self.lines[ready]):
+            ready = self.first(_READY, ready + 1)
+        if ready is None and not self.has_server:
+            ready = self.engine_up
+        return ready
+
+    def _by_another(self, line: Line) -> bool:
+        """Whether another server wrote it, that logs into the same file."""
+        return bool(self.server_pid and line.pid and line.process.startswith("APIServer")) and (
+            line.pid != self.server_pid
+        )
+
+    @cached_property
+    def engine_up(self) -> int | None:
+        """Where the engine was initialised."""
+        return self.first(_ENGINE_UP)
+
+    @cached_property
+    def loaded(self) -> int | None:
+        """Where the weights were in memory."""
+        return self.first(_LOADED)
+
+    @cached_property
+    def progress(self) -> int:
+        """The place of the last milestone of starting up; -1 if there is none."""
+        places = range(len(self.lines) - 1, -1, -1)
+        return next((at for at in places if _PROGRESS.search(self.lines[at].text)), -1)
+
+    @cached_property
+    def died(self) -> int | None:
+        """Where the engine's death was first told."""
+        return self.first(DEAD)
+
+    @cached_property
+    def failed(self) -> int | None:
+        """Where it was first told that it cannot start."""
+        return self.first(NOT_STARTED)
+
+    @cached_property
+    def stopped(self) -> int | None:
+        """Where it was asked to stop, if that was not because it had died already."""
+        asked = self.first(_ASKED_TO_STOP)
+        if asked is None and self.died is None and self.failed is None:
+            asked = self.first(_STOPPED)
+        if asked is None or (self.died is not None and self.died < asked):
+            return None
+        return asked
+
+    @cached_property
+    def has_server(self) -> bool:
+        """Whether an API server wrote here, not a script that drives the engine itself."""
+        return any(
+            line.process.startswith(("APIServer", "ApiServer")) or _BANNER.search(line.text)
+            for line in self.lines
+        )
+
+
+def split(lines: Sequence[Line]) -> list[Start]:
+    """Return the starts in a log, in order; text before the first counts to it."""
+    begins: list[int] = []
+    told: set[str] = set()  # what the start that is read has said: banner, arguments, ended
+    for place, line in enumerate(lines):
+        mark = _mark(line)
+        if mark == "ended":
+            told.add(mark)
+        elif mark == "anew":
+            if "ended" in told and not line.process.startswith(("Engine", "Worker", "Vllm")):
+                begins.append(place)
+                told = {mark}
+        elif mark:
+            repeated = mark in told or "ended" in told or mark in ("usage", "banner")
+            if not told or (repeated and told != {"anew"}):
+                begins.append(place)
+                told = set()
+            told.add(mark)
+    if begins and not any(_SUBSTANCE.search(line.text) for line in lines[: begins[0]]):
+        begins[0] = 0  # no more than words before the first banner
+    edges = sorted({0, *begins, len(lines)})
+    if len(edges) == 1:
+        return [Start(())]
+    return [_start(lines[a:b]) for a, b in pairwise(edges)]
+
+
+def _mark(line: Line) -> str:
+    """Name what a line says about where starts begin and end; empty for most."""
+    text = line.text
+    if line.process.startswith("ApiServer"):  # one of several servers of the same start
+        return ""
+    if _BANNER.search(text):
+        return "banner"
+    if _ARGUMENTS.search(text):
+        return "arguments"
+    if _USAGE.search(text):
+        return "usage"
+    if _ANEW.search(text):
+        return "anew"
+    if _STOPPED.search(text) or text.startswith("RuntimeError: Engine core initialization failed"):
+        return "ended"
+    return ""
+
+
+def _start(lines: Sequence[Line]) -> Start:
+    told = next((line for line in lines if _ARGUMENTS.search(line.text)), None)
+    return Start(lines) if told is None else Start(lines, told.raw, told.pid)
