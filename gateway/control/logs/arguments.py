@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.control.logs.rule import Action, Found, Kind, Remedy, Rule, rule
+from gateway.control.logs.rule import Action, Found, Kind, Remedy, Rule
 
 
 def _flags(found: Found) -> tuple[Remedy, ...]:
@@ -48,68 +48,74 @@ def _batched(found: Found) -> tuple[Remedy, ...]:
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    rule("unrecognized", Kind.BAD_ARGUMENT,
+    Rule("unrecognized", Kind.BAD_ARGUMENT,
          r"error: unrecognized arguments?: (?P<unknown>.{1,500})", "Unknown flags: {unknown}.",
          remedies=_flags),
-    rule("argument", Kind.BAD_ARGUMENT,
+    Rule("argument", Kind.BAD_ARGUMENT,
          r"error: argument (?P<flag>--?\S{1,100}?):? (?P<what>(?:invalid|expected|not allowed|ignored|ambiguous|Value|JSON|unknown)"
          r".{0,80}?)(?: \(choose from (?P<choices>.{1,400}?)\)?)?$",
          "{flag}: {what}.", remedies=_one_flag),
-    rule("argument_other", Kind.BAD_ARGUMENT,
+    Rule("argument_other", Kind.BAD_ARGUMENT,
          r"^[\w./ -]{0,80}: error: (?P<what>(?:argument|the following arguments|ambiguous option|one of the arguments"
          r"|expected|too (?:few|many)|unsupported|invalid|No such option|Missing|the --|With `).{0,300})|Unrecognized arguments?:",
          "The command line was refused: {what}.", rank=1,
          remedies=(Remedy("", None, "`vllm serve --help=all` lists the flags of this version"),)),
-    rule("max_model_len", Kind.BAD_ARGUMENT,
+    Rule("max_model_len", Kind.BAD_ARGUMENT,
          r"User-specified max_model_len \((?P<asked>\d+)\) is greater than the derived max_model_len "
          r"\((?:[^)]{0,200}?=)?(?P<most>\d+)",
          "max_model_len {asked} is more than the model's own limit of {most}.", remedies=_derived),
-    rule("batched_tokens", Kind.BAD_ARGUMENT,
+    Rule("batched_tokens", Kind.BAD_ARGUMENT,
          r"max_num_batched_tokens \((?P<given>\d+)\) (?:is smaller than max_model_len|must be greater than or equal to "
          r"max_num_seqs) \((?P<needed>\d+)\)",
          "max_num_batched_tokens {given} is less than the {needed} that are needed.", remedies=_batched),
-    rule("active_seqs", Kind.BAD_ARGUMENT,
+    Rule("active_seqs", Kind.BAD_ARGUMENT,
          r"max_num_active_seqs .{0,80}cannot be greater than|max_num_partial_prefills .{0,80}must be",
          "Two limits of the scheduler contradict each other.",
          remedies=(Remedy("--max-num-seqs", None, "at least the other limit"),)),
-    rule("block_too_large", Kind.BAD_ARGUMENT,
+    Rule("block_too_large", Kind.BAD_ARGUMENT,
          r"(?P<what>max_num_batched_tokens|block_size|mamba_block_size|Max.{0,40}) .{0,120}must be "
          r"(?:greater than or equal to|<=|>=|a multiple of|less than|larger than|at least) .{0,80}?(?P<needed>\d+)?",
          "{what} does not go together with another setting.", rank=1, remedies=_batched),
-    rule("numa", Kind.BAD_ARGUMENT, r"NUMA binding was requested",
+    Rule("contradiction", Kind.BAD_ARGUMENT,
+         r"(?P<what>\b\w{3,40}) \((?P<given>\d+)\) (?:is|must be) (?P<how>(?:larger|smaller|greater|less|lower|higher) than)"
+         r"(?: or equal to)? (?:the )?(?P<other>\w{3,40}) \((?P<needed>\d+)\)",
+         "{what} is {given}, which does not go together with {other} {needed}.", rank=1,
+         remedies=lambda found: (Remedy(f"--{found.groups['other'].replace('_', '-')}", found.groups["given"],
+                                        "so that both go together"),)),
+    Rule("numa", Kind.BAD_ARGUMENT, r"NUMA binding was requested",
          "NUMA binding was asked for, but the GPUs' nodes cannot be told.",
          remedies=(Remedy("--numa-bind-nodes", None, "name the nodes"), Remedy("--numa-bind", None, "or leave it out"))),
-    rule("backend_invalid", Kind.BAD_ARGUMENT,
+    Rule("backend_invalid", Kind.BAD_ARGUMENT,
          r"Selected backend \S{1,80} is not valid for this configuration|Invalid (?:value for )?attention backend"
          r"|Unknown attention backend|(?:attention backend|VLLM_ATTENTION_BACKEND).{0,120}(?:not supported|is not valid|Invalid|not found)"
          r"|Backend \S{1,60} must be registered|does not support (?:kv_cache_dtype|fp8 kv)",
          "The attention backend asked for does not support these settings.",
          remedies=(Remedy("--attention-backend", None, "leave it out, or choose another"),
                    Remedy("--kv-cache-dtype", "auto", "a cache dtype that it supports"))),
-    rule("kv_dtype", Kind.BAD_ARGUMENT,
+    Rule("kv_dtype", Kind.BAD_ARGUMENT,
          r"(?:kv[-_ ]cache[-_ ]dtype|kv_cache_dtype|KV cache dtype).{0,160}(?:not supported|unsupported|only supports?|requires?|must be|is not)"
          r"|(?:only supports?|requires?) .{0,60}(?:kv[-_ ]cache|kv_cache_dtype)",
          "The KV cache dtype does not go together with the model or its attention backend.", rank=1,
          remedies=(Remedy("--kv-cache-dtype", "auto", "what the backend supports, or the one that it names"),)),
-    rule("parser", Kind.BAD_ARGUMENT,
+    Rule("parser", Kind.BAD_ARGUMENT,
          r"invalid (?P<what>tool call|reasoning) parser: (?P<name>.{1,80}?)(?: \(chose from (?P<choices>.{1,600}))?$",
          "There is no {what} parser {name}.",
          remedies=lambda found: (Remedy(
              "--tool-call-parser" if found.groups.get("what") == "tool call" else "--reasoning-parser", None,
              f"one of {found.groups.get('choices') or 'those in --help=all'}"[:400]),)),
-    rule("api_servers", Kind.BAD_ARGUMENT,
+    Rule("api_servers", Kind.BAD_ARGUMENT,
          r"VLLM_ALLOW_RUNTIME_LORA_UPDATING cannot be used with",
          "Adapters cannot be loaded at run time with several API servers.",
          remedies=(Remedy("--api-server-count", "1", "one API server"),)),
-    rule("pipeline", Kind.BAD_ARGUMENT, r"Pipeline parallelism is not supported for this model",
+    Rule("pipeline", Kind.BAD_ARGUMENT, r"Pipeline parallelism is not supported for this model",
          "This model cannot be split into pipeline stages.",
          remedies=(Remedy("--pipeline-parallel-size", "1", "use tensor parallelism"),)),
-    rule("requires_flag", Kind.BAD_ARGUMENT,
+    Rule("requires_flag", Kind.BAD_ARGUMENT,
          r"(?:Error|error): .{0,120}(?:--[a-z][\w-]{3,40}).{0,60}(?:requires?|cannot be used|is not supported|must be (?:set|used|specified)|incompatible)"
          r"|(?:Error|error): .{0,120}(?:requires?|cannot be used with|must (?:set|use|specify)) `?(?:--[a-z][\w-]{3,40})",
          "Two flags do not go together.", rank=1,
          remedies=(Remedy("", None, "follow the message: change or leave out the flag that it names"),)),
-    rule("validation", Kind.BAD_ARGUMENT,
+    Rule("validation", Kind.BAD_ARGUMENT,
          r"(?P<count>\d+) validation errors? for (?P<what>(?:Model|Cache|Scheduler|Parallel|Load|LoRA|Speculative|Compilation"
          r"|Observability|KVTransfer|KVEvents|Attention|Offload|Structured\w*|Multi\w*|Pooler|Device|Vllm|EPLB|Profiler|Kernel)\w*Config)",
          "A setting in {what} is not valid.", rank=3,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.control.logs.rule import Action, Found, Kind, Remedy, Rule, rule
+from gateway.control.logs.rule import Action, Found, Kind, Remedy, Rule
 
 _BUILD: Final = Remedy("", None, "use a build or image of vLLM (and torch) made for this GPU")
 _BACKEND: Final = Remedy(
@@ -84,16 +84,16 @@ def _split_cause(found: Found) -> str:
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    rule("driver_too_old", Kind.DRIVER_TOO_OLD,
+    Rule("driver_too_old", Kind.DRIVER_TOO_OLD,
          r"NVIDIA driver on your system is too old(?: \(found version (?P<found>\d+)\))?"
          r"|CUDA driver version is insufficient|forward compatibility was attempted on non supported HW\b"
          r"(?=.{0,200}(?:Error|error))",
          "The NVIDIA driver is older than this build's CUDA needs.", restart=False, rank=1,
          remedies=(Remedy("", None, "upgrade the driver, or use a build for the driver's CUDA version"),)),
-    rule("world_size", Kind.NOT_ENOUGH_GPUS,
+    Rule("world_size", Kind.NOT_ENOUGH_GPUS,
          r"World size \((?P<world>\d+)\) is larger than the number of available GPUs \((?P<gpus>\d+)\)",
          _world_cause, remedies=_fewer_gpus),
-    rule("ray_gpus", Kind.NOT_ENOUGH_GPUS,
+    Rule("ray_gpus", Kind.NOT_ENOUGH_GPUS,
          r"The number of required \w+ exceeds the total number of available \w+|Current node has no GPU available"
          r"|Cannot provide a placement group|placement group .{0,60}(?:timed? ?out|infeasible|cannot)"
          r"|Every node should have a unique IP|No available node types can fulfill",
@@ -101,7 +101,7 @@ RULES: Final[tuple[Rule, ...]] = (
          remedies=(Remedy("--tensor-parallel-size", None, "no more than the cluster's GPUs"),
                    Remedy("--pipeline-parallel-size", None, "the same"),
                    Remedy("", None, "`ray status` shows what the cluster has"))),
-    rule("no_gpu", Kind.NOT_ENOUGH_GPUS,
+    Rule("no_gpu", Kind.NOT_ENOUGH_GPUS,
          r"No CUDA GPUs are available|Found no NVIDIA driver|Failed to infer device type"
          r"|Device string must not be empty|invalid device ordinal|no CUDA-capable device is detected"
          r"|CUDA_ERROR_NO_DEVICE|No HIP GPUs are available|--device-ids index \d+ is out of range"
@@ -109,66 +109,67 @@ RULES: Final[tuple[Rule, ...]] = (
          "No GPU, or not the one that was named, is visible to this process.",
          remedies=(_VISIBLE, Remedy("VLLM_LOGGING_LEVEL", "DEBUG", "says why no platform was found")),
          look_at="nvidia-smi inside the container or job"),
-    rule("heads", Kind.TP_NOT_DIVISIBLE,
+    Rule("heads", Kind.TP_NOT_DIVISIBLE,
          r"Total number of attention heads \((?P<heads>\d+)\) must be divisible by"
          r"(?: tensor parallel size \((?P<size>\d+)\))?",
          _split_cause, remedies=_split),
-    rule("divisible", Kind.TP_NOT_DIVISIBLE,
+    Rule("divisible", Kind.TP_NOT_DIVISIBLE,
          r"(?P<heads>\d+) is not divisible by (?P<size>\d+)$|must be divisible by (?:the )?(?:tensor|tp)[ _]"
          r"|is not divisible by (?:weight quantization|tensor parallel|tp_size)",
          "A dimension of the model cannot be divided by the tensor parallel size.", rank=1,
          remedies=(Remedy("--tensor-parallel-size", None, "a size that divides the model's dimensions"),)),
-    rule("no_kernel", Kind.NO_KERNEL,
-         r"no kernel image is available|CUDA error: device kernel image is invalid"
+    Rule("no_kernel", Kind.NO_KERNEL,
+         r"no kernel image is available|device kernel image is invalid"
          r"|named symbol not found|cudaErrorNoKernelImageForDevice|no kernel found for|is not compiled for"
          r"|not compatible with the current PyTorch installation|unsupported toolchain",
          "This build has no kernels for this GPU's architecture.",
          remedies=(_BUILD, _OTHER_QUANT)),
-    rule("no_backend", Kind.NO_KERNEL,
+    Rule("no_backend", Kind.NO_KERNEL,
          r"No valid (?:MLA )?attention backend found for",
          "No attention backend supports this combination of GPU, head size and KV cache dtype.",
          remedies=(_KV_AUTO, _BACKEND)),
-    rule("deep_gemm", Kind.NO_KERNEL,
+    Rule("deep_gemm", Kind.NO_KERNEL,
          r"Assertion error \(.{0,300}deep_?gemm|DeepGEMM.{0,80}not (?:supported|available)",
          "DeepGEMM has no kernel for this GPU.",
          remedies=(Remedy("VLLM_USE_DEEP_GEMM", "0", "uses other kernels"), _BUILD)),
-    rule("cutlass", Kind.NO_KERNEL,
+    Rule("cutlass", Kind.NO_KERNEL,
          r"cutlass_\w{1,60}.{0,200}Error Internal|cutlass\w{0,60}.{0,120}(?:not supported|not compiled)"
          r"|No compiled \w{1,60} for (?:a )?(?:CUDA device|compute) capability|Arch conditional MMA",
          "The CUTLASS kernel for this quantisation does not run on this GPU.",
          remedies=(_OTHER_QUANT, _BUILD)),
-    rule("ptxas", Kind.NO_KERNEL,
+    Rule("ptxas", Kind.NO_KERNEL,
          r"ptxas.{0,40}(?:fatal|error)|is not defined for option 'gpu-name'|Unknown (?:CUDA )?arch|sm_\d+a? is not"
          r"|PTX version .{0,40}(?:not support|unsupported)|Value 'sm_\w+' is not defined",
          "The compiler that ships with this build does not know this GPU.",
          remedies=(Remedy("TRITON_PTXAS_PATH", None, "a ptxas of a CUDA that knows the GPU"), _BACKEND)),
-    rule("too_old_gpu", Kind.NO_KERNEL,
+    Rule("too_old_gpu", Kind.NO_KERNEL,
          r"only supported on (?:GPUs|devices|cuda devices) with compute capability|(?:requires|needs) (?:a GPU with )?compute capability"
          r"|(?:is|are) (?:only|not) supported (?:on|by|for) (?:this |the current )?(?:GPU|device|[Hh]opper|[Bb]lackwell|sm)"
          r"|Unsupported (?:GPU|CUDA|compute) (?:arch|capability)|not supported on (?:compute capability|SM ?\d)",
          "What was asked for does not exist for this GPU's compute capability.", rank=1,
          remedies=(_BUILD, _OTHER_QUANT, _BACKEND)),
-    rule("memory_fault", Kind.CUDA_FAULT,
+    Rule("memory_fault", Kind.CUDA_FAULT,
          r"illegal memory access|device-side assert|misaligned address|unspecified launch failure"
          r"|uncorrectable (?:NVLink|ECC)|illegal instruction was encountered|HSA_STATUS_ERROR"
          r"|Memory access fault by GPU|an illegal .{1,40} was encountered|hardware stack error",
          "A kernel on the GPU faulted; the CUDA context is lost.",
          remedies=_FAULT, serving=True, restart=True, look_at="dmesg for Xid messages of the GPU"),
-    rule("cublas", Kind.CUDA_FAULT,
+    Rule("cublas", Kind.CUDA_FAULT,
          r"CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED)|CUDNN_STATUS_\w+|CUDA error: (?!out of)",
          "A call into CUDA failed.", remedies=_FAULT, serving=True, restart=True, rank=1),
-    rule("nccl", Kind.NCCL,
+    Rule("nccl", Kind.NCCL,
          r"NCCL (?:error|Error)[: ]|nccl(?:UnhandledCuda|System|Internal|Remote|InvalidUsage|InvalidArgument)Error"
          r"|ncclCommInitRank failed|RCCL error",
          "NCCL could not connect the GPUs, or lost one.", remedies=_NCCL, serving=True, restart=True,
          look_at="NCCL_DEBUG=INFO; a GPU that is full fails here too"),
-    rule("nccl_watchdog", Kind.NCCL,
+    Rule("nccl_watchdog", Kind.NCCL,
          r"Watchdog caught collective operation timeout|collective operation timeout|Watchdog thread terminated"
          r"|\[c10d\].{0,120}timed out|DistBackendError|Some NCCL operations have failed or timed out",
          "A collective between the GPUs did not finish in time.", serving=True, restart=True, rank=1,
+         even_stopped=True,
          remedies=(_NCCL[3], _NCCL[1], _NCCL[2],
                    Remedy("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000", "to see which collective hangs"))),
-    rule("rendezvous", Kind.NCCL,
+    Rule("rendezvous", Kind.NCCL,
          r"DistNetworkError|The client socket has (?:failed|timed out)|Connection closed by peer|Gloo connectFullMesh failed"
          r"|DistStoreError|wait timeout after \d+ms",
          "The processes of the engine did not find each other.", restart=True, rank=1,

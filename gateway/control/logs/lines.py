@@ -29,6 +29,9 @@ _PREFIX: Final = re.compile(
   | (?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL|FATAL)\ (?:\d{4}-)?\d\d-\d\d\ \d\d:\d\d:\d\d
       (?:[.,]\d{1,9})?\ \[?[\w./<>-]{1,100}:\d{1,6}\]\ ?
   | (?P<short>DEBUG|INFO|WARNING|ERROR|CRITICAL):[ ]{1,10}
+  | (?:-\ )?[\w.]{1,80}\ -\ (?P<std>DEBUG|INFO|WARNING|ERROR|CRITICAL)\ -\     # python's own form
+  | \[(?P<boxed>DEBUG|INFO|WARNING|ERROR|CRITICAL)\]\ ?
+  | (?P<plain>DEBUG|INFO|WARNING|ERROR|CRITICAL)\ [\w./-]{1,80}:\d{1,6}:\ 
   | \[(?:rank|default)\d{1,4}\]:\ ?
   | \[pod/[^\]\s]{1,200}\]\ ?
   | [\w.-]{1,80}[ ]{1,40}\|\ ?                                        # docker compose
@@ -39,6 +42,8 @@ _PREFIX: Final = re.compile(
     """,
     re.VERBOSE,
 )
+
+_LEVELS: Final = ("level", "short", "std", "boxed", "plain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,7 @@ def parse(given: str, number: int = 1) -> Line:
             break
         process = found["process"] or found["bare"] or process
         pid = found["pid"] or pid
-        level = found["level"] or found["short"] or level
+        level = next((found[name] for name in _LEVELS if found[name]), level)
         text = text[found.end() :]
     return Line(number, raw, text, process, pid, level)
 

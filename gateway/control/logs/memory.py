@@ -10,7 +10,7 @@ import math
 import re
 from typing import Final
 
-from gateway.control.logs.rule import Action, Found, Kind, Remedy, Rule, as_number, rule
+from gateway.control.logs.rule import Action, Found, Kind, Remedy, Rule, as_number
 
 BLOCK_TOKENS: Final = 16  # vLLM's default block; lengths are rounded down to it
 _MARGIN_RATIO: Final = 0.02  # of the whole memory, left free because neighbours move
@@ -246,63 +246,63 @@ def _free(found: Found) -> str:
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    rule("kv_small", Kind.KV_CACHE_TOO_SMALL,
+    Rule("kv_small", Kind.KV_CACHE_TOO_SMALL,
          r"To serve at least one request with the models?'s max seq len \((?P<length>\d+)\), "
          r"\(?(?P<needed>[\d.]+) ?Gi?B KV cache is needed, which is larger than the available KV cache "
          r"memory \((?P<available>-?[\d.]+) ?Gi?B\)"
          r"(?:.{0,100}estimated maximum model length is (?P<estimated>\d+))?",
          _small_cache_cause, remedies=_small_cache),
-    rule("kv_small_v0", Kind.KV_CACHE_TOO_SMALL,
+    Rule("kv_small_v0", Kind.KV_CACHE_TOO_SMALL,
          r"The model's max seq len \((?P<length>\d+)\) is larger than the maximum number of tokens "
          r"that can be stored in KV cache \((?P<estimated>\d+)\)",
          "The KV cache holds {estimated} tokens, fewer than max_model_len {length}.",
          remedies=_small_cache),
-    rule("kv_none", Kind.NO_CACHE_MEMORY,
+    Rule("kv_none", Kind.NO_CACHE_MEMORY,
          r"No available memory for the cache blocks|Cannot auto-fit max_model_len",
          _no_cache_cause, remedies=_no_cache),
-    rule("free_memory", Kind.FREE_MEMORY_LOW,
+    Rule("free_memory", Kind.FREE_MEMORY_LOW,
          r"Free memory on device (?:\S{1,20} )?\((?P<free>[\d.]+)/(?P<total>[\d.]+) ?Gi?B\) on startup is "
          r"less than desired GPU memory utilization \((?P<ratio>[\d.]+), (?P<wanted>[\d.]+) ?Gi?B\)",
          _free, remedies=_start_memory, restart=False,
          look_at="nvidia-smi: if the memory belongs to an engine that is on its way out, a later start works"),
-    rule("free_memory_node", Kind.FREE_MEMORY_LOW,
+    Rule("free_memory_node", Kind.FREE_MEMORY_LOW,
          r"Available memory on node \S{1,10} \((?P<free>[\d.]+)/(?P<total>[\d.]+) ?Gi?B\) on startup is "
          r"less than desired CPU memory utilization \((?P<ratio>[\d.]+), (?P<wanted>[\d.]+) ?Gi?B\)",
          _free, remedies=_start_memory),
-    rule("free_memory_held", Kind.FREE_MEMORY_LOW,
+    Rule("free_memory_held", Kind.FREE_MEMORY_LOW,
          r"is less than the engine's budget after excluding|Externally held weights on device"
          r"|on kv cache allocation is less than requested memory for kv",
          "Less memory is free than the engine was told to use.", remedies=(
              Remedy("--gpu-memory-utilization", None, "lower it to what is free",
                     Action.ADJUST_GPU_MEMORY_UTILIZATION),
              Remedy("VLLM_CPU_KVCACHE_SPACE", None, "on a CPU: fewer GiB for the cache"))),
-    rule("memory_profiling_race", Kind.OTHER,
+    Rule("memory_profiling_race", Kind.OTHER,
          r"Error in memory profiling\.(?:.{0,40}Initial free memory (?P<before>[\d.]+).{0,40}current free "
          r"memory (?P<after>[\d.]+))?",
          "Another process released GPU memory while this one measured its own.", restart=True,
          remedies=(Remedy("", None, "restart, with nothing else starting or stopping on this GPU",
                           Action.SERIAL_START),)),
-    rule("oom_warmup", Kind.OOM_RUNTIME,
+    Rule("oom_warmup", Kind.OOM_RUNTIME,
          r"CUDA out of memory occurred when warming up \w+ with (?P<seqs>\d+) dummy requests",
          "The GPU's memory ran out while warming up with {seqs} requests.", rank=1,
          remedies=lambda found: (_fewer_sequences(found), _less_utilization(found), _EAGER)),
-    rule("oom", Kind.OOM_RUNTIME,
+    Rule("oom", Kind.OOM_RUNTIME,
          r"(?:CUDA|HIP|XPU|NPU) out of memory|torch\.(?:cuda\.)?OutOfMemoryError"
-         r"|CUDA error: out of memory|cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED",
+         r"|(?:CUDA|HIP) [Ee]rror: out of memory|cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED",
          _oom_cause, remedies=_oom, refine=when_out_of_memory, serving=True),
-    rule("oom_load", Kind.OOM_LOAD, r"Failed to load model - not enough GPU memory",
+    Rule("oom_load", Kind.OOM_LOAD, r"Failed to load model - not enough GPU memory",
          "The weights do not fit into the GPU's memory.", remedies=_oom, rank=1),
-    rule("shared_memory", Kind.HOST_MEMORY,
+    Rule("shared_memory", Kind.HOST_MEMORY,
          r"No space left on device.{0,80}(?:/dev/shm|psm_)|(?:/dev/shm|psm_).{0,80}No space left on device"
          r"|insufficient shared memory|Bus error",
          "Shared memory (/dev/shm) is too small.", remedies=_shm, serving=True),
-    rule("host_memory", Kind.HOST_MEMORY,
+    Rule("host_memory", Kind.HOST_MEMORY,
          r"Cannot allocate memory|can't allocate memory|^MemoryError\b|std::bad_alloc"
          r"|Out of memory: Killed process|oom-kill|oom_kill|OOMKilled|Detected \d+ oom"
          r"|HostOutOfMemory|cudaErrorHostMemory",
          "The host ran out of memory.", remedies=_HOST, serving=True),
-    rule("worker_killed", Kind.HOST_MEMORY,
-         r"(?:Worker proc|Engine core process|Process) (?P<who>\S+).{0,40}exit ?code:? -9\b",
+    Rule("worker_killed", Kind.HOST_MEMORY,
+         r"(?:Worker proc|Engine core process|Process|Command) (?P<who>\S+).{0,300}(?:exit ?code:? -9\b|died with <Signals\.SIGKILL)",
          "{who} was killed with SIGKILL: most often by the kernel, because the host ran out of memory.",
          remedies=_HOST, serving=True, rank=1, look_at="dmesg or the container's OOM counter"),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.control.logs.rule import Found, Kind, Remedy, Rule, rule
+from gateway.control.logs.rule import Found, Kind, Remedy, Rule
 
 _PATH: Final = Remedy(
     "--model", None, "a folder that exists here (check the mount), or the hub's exact name"
@@ -29,13 +29,13 @@ def _rank(found: Found) -> tuple[Remedy, ...]:
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    rule("gated", Kind.MODEL_GATED,
+    Rule("gated", Kind.MODEL_GATED,
          r"GatedRepoError|gated repo|Access to model .{1,200} is restricted|Cannot access gated|401 Client Error"
          r"|awaiting a review from the repo authors|Invalid (?:user )?token|Invalid username or password",
          "The hub refuses this model without a token of someone who accepted its licence.",
          remedies=(Remedy("HF_TOKEN", None, "a token of an account that may read the model"),
                    Remedy("", None, "accept the licence on the model's page"))),
-    rule("model_missing", Kind.MODEL_NOT_FOUND,
+    Rule("model_missing", Kind.MODEL_NOT_FOUND,
          r"Invalid repository ID or local directory specified: ?(?P<model>.{0,200}?)(?:\.|$)"
          r"|(?:Can't|Cannot) load the configuration of (?P<model2>\S{1,300})"
          r"|Incorrect path_or_model_id: (?P<model3>\S{1,300})|is not a local folder and is not a valid model identifier"
@@ -43,10 +43,10 @@ RULES: Final[tuple[Rule, ...]] = (
          r"|Error no file named|(?:Model|model) path .{1,300} (?:does not|doesn't) exist",
          "There is no model at the given path or name.",
          remedies=(_PATH,)),
-    rule("model_missing_hub", Kind.MODEL_NOT_FOUND,
+    Rule("model_missing_hub", Kind.MODEL_NOT_FOUND,
          r"RepositoryNotFoundError|RevisionNotFoundError|EntryNotFoundError|404 Client Error|HFValidationError",
          "The hub knows no such model, revision or file.", remedies=(_PATH,), rank=1),
-    rule("network", Kind.NETWORK,
+    Rule("network", Kind.NETWORK,
          r"We couldn't connect to|Max retries exceeded with url|LocalEntryNotFoundError|OfflineModeIsEnabled"
          r"|NameResolutionError|Temporary failure in name resolution|Cannot send a request, as the client has been closed"
          r"|(?:Connect|Read)Timeout.{0,60}hugging ?face|hf_xet.{0,80}(?:error|timed out)",
@@ -54,103 +54,108 @@ RULES: Final[tuple[Rule, ...]] = (
          remedies=(Remedy("HF_HOME", None, "a cache that holds the model (or download it before)"),
                    Remedy("HF_HUB_OFFLINE", "1", "when the cache is complete"),
                    Remedy("HF_ENDPOINT", None, "a mirror that can be reached"))),
-    rule("trust", Kind.TRUST_REMOTE_CODE,
-         r"trust_remote_code=True|--trust-remote-code|contains custom code which must be executed",
+    Rule("trust", Kind.TRUST_REMOTE_CODE,
+         r"trust_remote_code=True|(?:[Pp]ass|[Ss]et|[Uu]se|[Ee]nable|option) .{0,40}--trust-remote-code"
+         r"|contains custom code which must be executed",
          "The model brings its own code, and running it was not allowed.",
          remedies=(Remedy("--trust-remote-code", None, "only for a model whose code you trust"),)),
-    rule("inspect", Kind.UNSUPPORTED_ARCHITECTURE,
+    Rule("inspect", Kind.UNSUPPORTED_ARCHITECTURE,
          r"Model architectures \[(?P<architecture>[^\]]{1,200})\] failed to be inspected",
          "The model's code ({architecture}) could not be loaded.", rank=2,
          remedies=(_UPGRADE,), look_at="the error above it, often a missing package"),
-    rule("architecture", Kind.UNSUPPORTED_ARCHITECTURE,
+    Rule("architecture", Kind.UNSUPPORTED_ARCHITECTURE,
          r"Model architectures \[?(?P<architecture>[^\]]{1,200})\]? are not supported(?: for now)?",
          "This vLLM has no implementation of {architecture}.",
          remedies=(Remedy("", None, "a checkpoint in a format that vLLM knows"), _UPGRADE,
                    Remedy("--model-impl", "transformers", "runs it by transformers, slower"))),
-    rule("model_type", Kind.UNSUPPORTED_ARCHITECTURE,
+    Rule("model_type", Kind.UNSUPPORTED_ARCHITECTURE,
          r"model type `(?P<architecture>[^`]{1,80})` but Transformers does not recognize|has no vLLM implementation and"
          r"|Unrecognized model in|Unrecognized configuration class"
          r"|Cannot find model module|(?:is|are) not (?:yet )?supported by (?:this version of )?(?:vLLM|transformers)",
          "The installed transformers does not know this model's type.",
          remedies=(Remedy("", None, "pip install -U transformers"), _UPGRADE)),
-    rule("weights_file", Kind.WEIGHTS,
+    Rule("weights_file", Kind.WEIGHTS,
          r"SafetensorError|HeaderTooLarge|InvalidHeader|MetadataIncompleteBuffer|Error while deserializing header"
          r"|Cannot find any model weights with|PytorchStreamReader failed|invalid load key|Unexpected end of file"
          r"|not a ZIP archive|file size mismatch",
          "The checkpoint's files are missing, cut off or damaged.", restart=False,
          remedies=(_AGAIN, Remedy("--load-format", None, "if the weights are of another format"))),
-    rule("weights_shape", Kind.WEIGHTS,
+    Rule("weights_shape", Kind.WEIGHTS,
          r"(?:Attempted|Tried) to load weight.{0,120}size|size mismatch for |shape mismatch|does not match the shape"
          r"|Following weights were not initialized|weights were not initialized from checkpoint"
          r"|There is no module or parameter named|weight .{1,200} not found in|Missing key\(s\) in state_dict"
          r"|Unexpected key\(s\) in state_dict|loaded_weight",
          "The checkpoint's weights do not fit the model that its config describes.",
          remedies=(Remedy("", None, "a checkpoint that matches config.json (and the draft model its target)"), _AGAIN)),
-    rule("weights_key", Kind.WEIGHTS,
+    Rule("weights_key", Kind.WEIGHTS,
          r"^(?:KeyError: )['\"](?:\w+\.)*(?:layers|model|lm_head|embed|visual|vision|language_model|blocks)\.[\w.]+['\"]",
          "The checkpoint has a weight that this implementation of the model has no place for.",
          remedies=(Remedy("", None, "a checkpoint, or a version of vLLM, in which they match"), _UPGRADE), rank=1),
-    rule("tokenizer", Kind.TOKENIZER,
+    Rule("tokenizer", Kind.TOKENIZER,
          r"(?:Failed to load the|Can't load|Cannot load|Couldn't instantiate the backend|Error (?:loading|initializing)) "
          r"(?:slow |fast )?tokenizer|Tokenizer class \S+ does not exist|invalid tiktoken vocab|HarmonyError"
          r"|has no attribute '?(?:all_special_tokens\w*|added_tokens\w*|is_fast|vocab_size|get_vocab\w*)"
          r"|TokenizersBackend has no attribute|data did not match any variant of untagged enum"
          r"|tokenizer\.(?:json|model|tiktoken).{0,80}(?:not found|missing|No such file)|Error parsing line b"
-         r"|Converting from (?:SentencePiece|Tiktoken)|vocab_file.{0,40}None|argument of type 'NoneType' is not iterable",
+         r"|Converting from (?:SentencePiece|Tiktoken)|vocab_file.{0,40}None|argument of type 'NoneType' is not iterable"
+         r"|^TypeError: not a string$",
          "The tokenizer's files and the installed tokenizer libraries do not go together.",
          remedies=(Remedy("--tokenizer", None, "the base model's tokenizer"),
                    Remedy("", None, "put the tokenizer's files beside the weights, or download them again"),
                    Remedy("", None, "the transformers version that the model was made with"))),
-    rule("chat_template_file", Kind.CHAT_TEMPLATE,
+    Rule("chat_template_file", Kind.CHAT_TEMPLATE,
          r"The supplied chat template .{0,200}appears path-like, but doesn't exist"
          r"|The supplied chat template .{0,200}(?:not exist|not found)|Failed to (?:load|open) chat template",
          "The file given as chat template does not exist.",
          remedies=(Remedy("--chat-template", None, "a path that exists where the server runs"),)),
-    rule("chat_template_none", Kind.CHAT_TEMPLATE,
+    Rule("chat_template_none", Kind.CHAT_TEMPLATE,
          r"default chat template is no longer allowed|does not define (?:a|one) chat template"
          r"|chat_template is not set|Cannot use (?:chat template|apply_chat_template)|no chat template",
          "The tokenizer has no chat template, so chat requests are refused; other requests work.",
          remedies=(Remedy("--chat-template", None, "a .jinja file for this model"),),
          request=True, restart=False),
-    rule("quant_dtype", Kind.QUANTIZATION,
+    Rule("quant_dtype", Kind.QUANTIZATION,
          r"(?P<dtype>torch\.\w+) is not supported for quantization method (?P<method>\w+)",
          "Quantisation {method} does not run with {dtype}.",
          remedies=(Remedy("--dtype", "half", "what the method supports (or bfloat16)"),)),
-    rule("quant_gpu", Kind.QUANTIZATION,
+    Rule("quant_gpu", Kind.QUANTIZATION,
          r"The quantization method (?P<method>\S+) is not supported for the current GPU"
          r"|Quantization scheme is not supported for the current GPU|Minimum capability: ?(?P<capability>\d+)",
          "This GPU is too old for the model's quantisation.",
          remedies=(Remedy("--quantization", None, "a checkpoint in another quantisation for this GPU"), _UPGRADE)),
-    rule("quant_mismatch", Kind.QUANTIZATION,
+    Rule("quant_kernel", Kind.QUANTIZATION, r"Failed to find a kernel that can implement the (?P<layer>[\w ]{1,60})",
+         "No kernel on this GPU can compute the checkpoint's quantised {layer}.",
+         remedies=(Remedy("--quantization", None, "a checkpoint in another quantisation for this GPU"), _UPGRADE)),
+    Rule("quant_mismatch", Kind.QUANTIZATION,
          r"Cannot find the config file for (?P<method>\w+)|Unknown quantization method|Invalid quantization method"
          r"|Quantization method specified in the model config|quantization is currently not supported"
          r"|No quantization config found|Unsupported (?:quantization|quant_|FP8 scheme|NVFP4)|quant_method.{0,40}not supported"
          r"|(?:FP8|NVFP4|MXFP4|AWQ|GPTQ|Marlin|Bitsandbytes|BitsAndBytes).{0,80}(?:is|are) not (?:yet )?supported",
          "The quantisation asked for and the checkpoint's do not go together.",
          remedies=(Remedy("--quantization", None, "leave it out, or use a checkpoint of that quantisation"),)),
-    rule("dtype_old_gpu", Kind.DTYPE,
+    Rule("dtype_old_gpu", Kind.DTYPE,
          r"Bfloat16 is only supported on GPUs with compute capability of at least [\d.]+"
          r"(?:.{0,100}has compute capability (?P<capability>[\d.]+))?",
          "This GPU cannot compute in bfloat16.",
          remedies=(Remedy("--dtype", "half", "float16 works on it"),)),
-    rule("dtype_model", Kind.DTYPE,
+    Rule("dtype_model", Kind.DTYPE,
          r"The model type '(?P<type>[^']{1,80})' does not support (?P<dtype>\w+)|does not support (?P<dtype2>float16|bfloat16|float32)",
          "The model does not work in the dtype that was asked for.",
          remedies=(Remedy("--dtype", "bfloat16", "the dtype that it was trained in"),)),
-    rule("dtype_mixed", Kind.DTYPE,
+    Rule("dtype_mixed", Kind.DTYPE,
          r"expected (?:m1 and m2 to have the same dtype|scalar type \w+ but found)|mat1 and mat2 must have the same dtype"
          r"|Unknown dtype|Input type .{1,60} and weight type .{1,60} should be the same",
          "Parts of the model are of different dtypes.", rank=1,
          remedies=(Remedy("--dtype", "auto", "the checkpoint's own dtype"),)),
-    rule("lora_rank", Kind.LORA, r"LoRA rank (?P<rank>\d+) is greater than max_lora_rank (?P<most>\d+)",
+    Rule("lora_rank", Kind.LORA, r"LoRA rank (?P<rank>\d+) is greater than max_lora_rank (?P<most>\d+)",
          "The adapter's rank is {rank}, the server allows {most}.", remedies=_rank),
-    rule("lora_missing", Kind.LORA,
+    Rule("lora_missing", Kind.LORA,
          r"Loading lora .{1,200} failed|No adapter found for|Call to add_lora method failed|adapter_config\.json"
          r"|does not support LoRA|Unsupported LoRA weight|is expected target modules|max_cpu_loras",
          "An adapter given at start cannot be loaded.", rank=1,
          remedies=(Remedy("--lora-modules", None, "adapters whose folder exists and that fit the model"),
                    Remedy("--max-lora-rank", None, "at least the adapter's rank"))),
-    rule("context_length", Kind.CONTEXT_LENGTH,
+    Rule("context_length", Kind.CONTEXT_LENGTH,
          r"maximum context length is (?P<most>\d+) tokens|the model's context length is only (?P<most2>\d+) tokens"
          r"|is longer than the maximum model length of (?P<most3>\d+)|exceeds the max_model_len (?P<most4>\d+)",
          "A request was longer than the model's context; only that request failed.",

@@ -127,6 +127,9 @@ def as_number(text: str | None) -> float | None:
         return None
 
 
+HINT: Final = 2  # from this rank on, a rule is told only when nothing else explains it
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One row of a table: a message, and what it means.
@@ -136,21 +139,14 @@ class Rule:
 
     name: str  # unique, short: which message it was
     kind: Kind
-    pattern: re.Pattern[str]
+    pattern: str
     cause: str | Callable[[Found], str]
     remedies: tuple[Remedy, ...] | Callable[[Found], tuple[Remedy, ...]] = ()
-    rank: int = 0  # the lowest wins, then the earliest: 0 specific, 1 broad, 2 a hint
+    rank: int = 0  # the lowest wins, then the earliest: 0 specific, 1 broad, 2 and more a hint
     serving: bool = False  # may also be the cause of what happens while it serves
     request: bool = False  # harms one request only; the server goes on
+    even_stopped: bool = False  # not normal even after it was asked to stop
     any_level: bool = False  # vLLM logs it at INFO or WARNING
     restart: bool | None = None  # whether a restart alone can help; None: as the stage says
-    deterministic: bool = False  # while serving: the next request of this kind kills it again
     refine: Callable[[Found], Kind] | None = None  # the class, when it depends on the place
     look_at: str = ""
-
-
-def rule(
-    name: str, kind: Kind, pattern: str, cause: str | Callable[[Found], str], **more: object
-) -> Rule:
-    """Make a row; the pattern is compiled, letters are compared as written."""
-    return Rule(name, kind, re.compile(pattern), cause, **more)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.control.logs.rule import Action, Kind, Remedy, Rule, rule
+from gateway.control.logs.rule import Action, Kind, Remedy, Rule
 
 _DISK: Final = (
     Remedy("VLLM_CACHE_ROOT", None, "a file system with room (torch.compile's artefacts)"),
@@ -26,7 +26,7 @@ _COMPILER: Final = (
 )
 
 RULES: Final[tuple[Rule, ...]] = (
-    rule("port", Kind.PORT,
+    Rule("port", Kind.PORT,
          r"(?:\[Errno (?:98|48|10048)\]|OSError|ZMQError|RuntimeError|EADDRINUSE|errno: -98|error while attempting to bind).{0,200}"
          r"[Aa]ddress already in use(?!\. Retrying)(?: \(addr='(?P<address>[^']{1,200})'\))?"
          r"|[Aa]ddress already in use(?!\. Retrying).{0,40}(?:port|bind)|EADDRINUSE",
@@ -35,64 +35,68 @@ RULES: Final[tuple[Rule, ...]] = (
          remedies=(Remedy("--port", None, "a free one"),
                    Remedy("", None, "or stop what holds it (ss -ltnp); a stale socket file: unlink it")),
          restart=False),
-    rule("disk", Kind.DISK,
+    Rule("disk", Kind.DISK,
          r"No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]|os error (?:28|122)\b|ENOSPC|EDQUOT"
          r"|Not enough free disk space|Consistency check failed|disk I/O error",
          "A disk or quota is full.", remedies=_DISK, serving=True, restart=False),
-    rule("read_only", Kind.DISK,
+    Rule("read_only", Kind.DISK,
          r"\[Errno 30\]|Read-only file system|PermissionError: \[Errno 13\].{0,200}(?:cache|hub|hf|vllm|triton|flashinfer)"
          r"|Stale file handle|\[Errno 116\]",
          "A cache folder cannot be written.", remedies=_DISK, restart=False, rank=1),
-    rule("threads", Kind.OTHER,
+    Rule("threads", Kind.OTHER,
          r"Resource temporarily unavailable|can't start new thread|pthread_create failed|Too many open files|\[Errno (?:11|24)\]",
          "The process may have no more threads or files.", restart=True, serving=True,
          remedies=(Remedy("", None, "raise `ulimit -u` and `-n`, or the container's pids limit"),)),
-    rule("nvml", Kind.OTHER, r"NVML_SUCCESS == r INTERNAL ASSERT|Failed to initialize NVML|nvml error",
+    Rule("nvml", Kind.OTHER, r"NVML_SUCCESS == r INTERNAL ASSERT|Failed to initialize NVML|nvml error",
          "The driver's management library fails inside this container.", restart=True,
          remedies=(Remedy("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False", "avoids the call"),
                    Remedy("", None, "check nvidia-smi in the container (vGPU, MIG, a driver upgraded under it)"))),
-    rule("fork", Kind.OTHER, r"Cannot re-initialize CUDA in forked subprocess",
+    Rule("fork", Kind.OTHER, r"Cannot re-initialize CUDA in forked subprocess",
          "CUDA was used before the workers were forked.",
          remedies=(Remedy("VLLM_WORKER_MULTIPROC_METHOD", "spawn", "workers start afresh", Action.SPAWN),)),
-    rule("spawn_main", Kind.OTHER,
+    Rule("spawn_main", Kind.OTHER,
          r"An attempt has been made to start a new process before the",
          "The script starts processes while it is imported.",
          remedies=(Remedy("", None, "put the script's start under `if __name__ == \"__main__\":`"),)),
-    rule("package_missing", Kind.OTHER,
+    Rule("package_missing", Kind.OTHER,
          r"^(?:ModuleNotFoundError: No module named|ImportError: .{0,120}(?:is not installed|install|requires?|needs?)) ?(?P<package>.{0,80})",
          "A Python package is missing or of the wrong version: {package}.", rank=2,
          remedies=(Remedy("", None, "install the package that the line names, in the version that it names"), _PACKAGES)),
-    rule("package_broken", Kind.OTHER,
+    Rule("package_broken", Kind.OTHER,
          r"^ImportError: |undefined symbol: |cannot open shared object file|version `\w+_[\d.]+' not found"
          r"|(?:DistributionNotFound|VersionConflict|PackageNotFoundError)|has no attribute '?_C\b|No module named '?vllm\._C"
          r"|'_OpNamespace' '\w+' object has no attribute",
          "A compiled package does not go together with what is installed.", rank=2,
          remedies=(_PACKAGES,)),
-    rule("compile", Kind.OTHER,
+    Rule("compile", Kind.OTHER,
          r"Ninja build failed|ninja: build stopped|nvcc fatal|Failed to find C compiler|Could not find nvcc|nvcc: not found"
          r"|fatal error: Python\.h|InductorError|TorchRuntimeError"
          r"|BackendCompilerFailed|torch\._dynamo\.exc\.\w+|PermissionError.{0,80}nvcc|CompilationError|CppCompileError",
          "A kernel could not be compiled at start.", remedies=_COMPILER, rank=2),
-    rule("cancelled", Kind.OTHER,
+    Rule("compiler_killed", Kind.OTHER,
+         r"died with <Signals\.(?P<signal>(?!SIGKILL)\w+): \d+>",
+         "A program that the start needs, such as a compiler, was ended by {signal}.", restart=True,
+         remedies=(Remedy("", None, "start it detached from the session (nohup, a service), and again"),)),
+    Rule("cancelled", Kind.OTHER,
          r"^(?:slurmstepd|srun): .{0,80}(?:CANCELLED AT|DUE TO TIME LIMIT|Job step aborted|Killed|Terminated)|\bCANCELLED AT\b",
          "The job was ended from outside, by its scheduler.", serving=True, restart=None, rank=1,
          remedies=(Remedy("", None, "a longer time limit, if it was that"),)),
-    rule("rpc_timeout", Kind.EXECUTE_TIMEOUT,
+    Rule("rpc_timeout", Kind.EXECUTE_TIMEOUT,
          r"RPC call to (?P<call>\w+) timed out|(?:execute_model|sample_tokens).{0,60}timed out",
          "A worker did not answer {call} in time: a GPU or a collective hangs.", serving=True, restart=True,
          remedies=(_RESTART, Remedy("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "600", "if steps may really take that long"),
                    Remedy("--disable-custom-all-reduce", None, "if it happens again"))),
-    rule("engine_timeout", Kind.HANG,
+    Rule("engine_timeout", Kind.HANG,
          r"Timed out waiting for engine(?:s| core)|Did not receive response from front-end|Timeout waiting for engine core",
          "The engine's processes were not ready in time.", restart=True, rank=2,
          remedies=(Remedy("VLLM_ENGINE_READY_TIMEOUT_S", "1800", "a large model on a slow disk needs longer"),),
          look_at="the last stage that each process reached"),
-    rule("segfault", Kind.ENGINE_DEAD,
+    Rule("segfault", Kind.ENGINE_DEAD,
          r"Segfault encountered|Segmentation fault|SIGSEGV|Fatal Python error|core dumped",
          "A native crash (segmentation fault) ended a process of the engine.", serving=True, restart=True, rank=1,
          remedies=(_RESTART, Remedy("", None, "upgrade vLLM and torch"),
                    Remedy("--enforce-eager", None, "if it happens again", Action.ENFORCE_EAGER))),
-    rule("process_died", Kind.ENGINE_DEAD,
+    Rule("process_died", Kind.ENGINE_DEAD,
          r"(?:Worker proc|Engine core proc(?:ess)?) (?P<who>\S+) died unexpectedly(?! \(exit code: None\))"
          r"|(?P<who2>engine core) exited unexpectedly",
          "A process of the engine ended without saying why.", serving=True, restart=True, rank=2,

@@ -21,13 +21,14 @@ _USAGE: Final = re.compile(r"^usage: ")
 _ANEW: Final = re.compile(r"^Automatically detected platform |^Started server process \[\d+\]")
 
 _READY: Final = re.compile(
-    r"Application startup complete"
+    r"Application (?:startup|shutdown) complete"
     r"|Avg prompt throughput: "
     r"|\"(?:GET|POST) /\S{0,200} HTTP/[\d.]+\" [234]\d\d\b"
     r"|^Uvicorn running on "
 )
+_CAME_UP: Final = re.compile(r"Application startup complete|^Uvicorn running on ")
 _ENGINE_UP: Final = re.compile(
-    r"^init engine \(profile|^Supported[_ ]tasks: |^Starting vLLM (?:API )?server"
+    r"^init engine \(profile|^Supported[_ ]tasks: |^Starting vLLM (?:API )?server (?:\d+ )?on "
 )
 _LOADED: Final = re.compile(
     r"^(?:Model loading took|Loading model weights took|Loading weights took) "
@@ -80,9 +81,10 @@ class Start:
     server_pid: str = ""  # of the process that listed them
 
     def first(self, pattern: re.Pattern[str], after: int = 0) -> int | None:
-        """Return the place of the first line that a pattern finds."""
+        """Return the place of the first line that a pattern finds; frames are not looked at."""
         for place in range(after, len(self.lines)):
-            if pattern.search(self.lines[place].text):
+            line = self.lines[place]
+            if pattern.search(line.text) and not line.is_frame:
                 return place
         return None
 
@@ -101,6 +103,11 @@ class Start:
         return bool(self.server_pid and line.pid and line.process.startswith("APIServer")) and (
             line.pid != self.server_pid
         )
+
+    @cached_property
+    def came_up(self) -> int | None:
+        """Where its own HTTP server said that it is up; requests may be of another server."""
+        return self.first(_CAME_UP)
 
     @cached_property
     def engine_up(self) -> int | None:

@@ -1,0 +1,231 @@
+"""Answers for what no rule tells: unknown errors, signals, hangs, exit codes, and nothing at all."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from gateway.control.logs.answer import Confidence, Diagnosis, evidence
+from gateway.control.logs.rule import Found, Kind, Remedy, Stage
+from gateway.control.logs.starts import NOT_STARTED, Start
+from gateway.observe.redact import redact
+
+_RESTART: Final = Remedy("", None, "restart the server")
+_GROUP: Final = Remedy("", None, "kill the whole process group and start again")
+_REPORT: Final = Remedy("", None, "search vLLM's issues for the evidence; try another version")
+_MORE_LOG: Final = Remedy("", None, "keep more of the log: the cause is the first error, far above")
+
+_STALL: Final = re.compile(r"No available shared memory broadcast block found in \d+ s")
+_WORKS: Final = re.compile(r"generation throughput: (?!0\.0 )|HTTP/[\d.]+\" 2\d\d")
+_STALLS: Final = 3  # each of 60 s: fewer happen while kernels are compiled
+_LOCK: Final = re.compile(
+    r"[Ww]aiting for baton release at (\S{1,300})|[Ww]aiting for (?:file )?lock (\S{1,300})"
+)
+_UNSUPPORTED: Final = re.compile(
+    r"[Uu]nsupported|not (?:yet )?supported|not implemented|NotImplemented"
+)
+
+# What an unknown error at start is about, told by the innermost frames above it.
+_PLACES: Final = (
+    (Kind.WEIGHTS, re.compile(
+        r"in (?:safetensors_weights_iterator|load_weights|weight_loader|load_state_dict)\b")),
+    (Kind.TOKENIZER, re.compile(
+        r"in (?:get_tokenizer|cached_get_tokenizer|init_tokenizer\w*)\b|tokenization_\w+\.py")),
+)  # fmt: skip
+_INNERMOST: Final = 12  # lines above the error
+
+_SIGKILL: Final = frozenset({-9, 137})
+_ENDED: Final = frozenset({-15, 143, -2, 130})  # SIGTERM, SIGINT
+_CRASHED: Final = frozenset(
+    {-11, 139, -6, 134, -7, 135, -4, 132}
+)  # SIGSEGV, SIGABRT, SIGBUS, SIGILL
+_USAGE: Final = 2  # argparse
+
+_UP: Final = tuple(
+    re.compile(text)
+    for text in (
+        "Application startup complete",
+        "Avg prompt throughput: ",
+        "Application shutdown complete",
+    )
+)
+
+
+def unknown_error(start: Start, place: int, stage: Stage) -> Diagnosis:
+    """Tell of an error that no rule knows."""
+    line = start.lines[place]
+    words = redact(line.text.removeprefix("ERROR: ").strip()[:200])
+    if stage is Stage.SERVING:
+        return Diagnosis(
+            Kind.ENGINE_DEAD,
+            stage,
+            f"The engine died while serving: {words}",
+            evidence(line),
+            line.number,
+            (_RESTART, Remedy("", None, "if the same request kills it again, keep that request away"), _REPORT),
+            restart_helps=not _UNSUPPORTED.search(line.text),
+            look_at="the traceback above the evidence",
+        )  # fmt: skip
+    frames = Found(start, place).before.splitlines()[-_INNERMOST:]
+    kind = next((kind for kind, where in _PLACES if any(map(where.search, frames))), Kind.OTHER)
+    return Diagnosis(
+        kind,
+        stage,
+        f"The start failed with an error that is not known here: {words}",
+        evidence(line),
+        line.number,
+        (_REPORT,),
+        restart_helps=False,
+        secondary=() if start.failed is None else (Kind.ENGINE_INIT,),
+        look_at="the traceback above the evidence",
+    )
+
+
+def no_cause(start: Start) -> Diagnosis:
+    """Tell of a start that failed, in a log that does not say why."""
+    places = [at for at, each in enumerate(start.lines) if NOT_STARTED.search(each.text)]
+    told = [at for at in places if not start.lines[at].is_frame] or places
+    line = start.lines[told[-1]]
+    return Diagnosis(
+        Kind.ENGINE_INIT,
+        Stage.STARTUP,
+        "The engine did not start; this part of the log does not say why.",
+        evidence(line),
+        line.number,
+        (_MORE_LOG,),
+        confidence=Confidence.LOW,
+        look_at="the first ERROR of an EngineCore or Worker process, standard error included",
+    )
+
+
+def interrupted(start: Start, place: int) -> Diagnosis:
+    """Tell of a start that somebody ended."""
+    line = start.lines[place]
+    return Diagnosis(
+        Kind.OTHER,
+        Stage.STARTUP,
+        "It was told to stop while it started.",
+        evidence(line),
+        line.number,
+        rule="interrupted",
+        secondary=() if start.failed is None else (Kind.ENGINE_INIT,),
+        look_at="who sent the signal: a person, a liveness probe, a job's time limit",
+    )
+
+
+# --- hangs -----------------------------------------------------------------------------------------
+
+
+def hang(start: Start, served: int, end: int) -> Diagnosis | None:
+    """Tell of a serving engine that says again and again, to the end, that nobody answers."""
+    worked = next(
+        (at for at in range(end - 1, served, -1) if _WORKS.search(start.lines[at].text)), served
+    )
+    stalls = [at for at in range(worked, end) if _STALL.search(start.lines[at].text)]
+    if len(stalls) < _STALLS:
+        return None
+    line = start.lines[stalls[-1]]
+    return Diagnosis(
+        Kind.HANG,
+        Stage.SERVING,
+        f"The workers do not answer: said {len(stalls)} times, once a minute, and no progress since.",
+        evidence(line),
+        line.number,
+        (_GROUP,),
+        restart_helps=True,
+        rule="stall",
+        look_at="whether vllm:generation_tokens_total moves; py-spy dump of a worker",
+    )
+
+
+def wait_at_start(start: Start) -> Diagnosis | None:
+    """Tell of a start that only waits at its end: for minutes, or for a lock that nobody frees."""
+    after = start.lines[start.progress + 1 :]
+    stalls = [each for each in after if _STALL.search(each.text)]
+    lock = next((found for each in reversed(after) if (found := _LOCK.search(each.text))), None)
+    if len(stalls) < (_STALLS if lock is None else 1):
+        return None
+    held = f" for the lock {(lock[1] or lock[2])[-120:]}" if lock else ""
+    return Diagnosis(
+        Kind.HANG,
+        Stage.STARTUP,
+        f"The start waits{held} and does not go on.",
+        evidence(stalls[-1]),
+        stalls[-1].number,
+        (_GROUP, Remedy("", None, "before that, remove lock files that a killed compiler left")),
+        restart_helps=True,
+        confidence=Confidence.LOW,
+        rule="stall_at_start",
+        look_at="whether a compiler still runs: then it is slow, not stuck; py-spy dump of the workers",
+    )
+
+
+# --- the process ended without a word --------------------------------------------------------------
+
+
+def by_exit_code(start: Start, exit_code: int | None) -> Diagnosis | None:
+    """Judge a process by how it ended; None if that says nothing."""
+    stage = Stage.STARTUP if start.served is None else Stage.SERVING
+    if exit_code in _SIGKILL:
+        more = Remedy("", None, "give the host or the container more memory")
+        why = "It was killed (SIGKILL) and wrote nothing: most often by the kernel, out of host memory."
+        return _silent(Kind.HOST_MEMORY, stage, why, (more,), None)
+    if exit_code in _CRASHED:
+        why = f"It crashed (exit code {exit_code}) and wrote nothing."
+        return _silent(Kind.ENGINE_DEAD, stage, why, (_RESTART,), True)
+    if exit_code in _ENDED and stage is Stage.STARTUP:
+        return _silent(Kind.OTHER, stage, "It was told to stop while it started.", (), None)
+    if exit_code == _USAGE:
+        why = "It refused its command line (exit code 2), but not in this log."
+        return _silent(Kind.BAD_ARGUMENT, stage, why, (), False)
+    return None
+
+
+def _silent(
+    kind: Kind, stage: Stage, why: str, remedies: tuple[Remedy, ...], restart_helps: bool | None
+) -> Diagnosis:
+    return Diagnosis(
+        kind,
+        stage,
+        why,
+        remedies=remedies,
+        restart_helps=restart_helps,
+        confidence=Confidence.LOW,
+        rule="exit_code",
+        look_at="dmesg, the container's events, the server's standard error",
+    )
+
+
+# --- no failure ------------------------------------------------------------------------------------
+
+
+def no_failure(start: Start) -> Diagnosis:
+    """Tell that it serves or served; or that the log does not say."""
+    if start.served is None and start.stopped is None and start.engine_up is None:
+        return _nothing(start)
+    proofs = (*(start.first(each) for each in _UP), start.served, start.engine_up, start.stopped)
+    line = start.lines[next(at for at in proofs if at is not None)]
+    serving = start.served is not None or start.stopped is not None
+    how = "It served, and stopped when it was asked to." if start.stopped is not None else (
+        "It serves; nothing fatal is in the log." if serving else "The engine is up; nothing fatal is in the log."
+    )  # fmt: skip
+    return Diagnosis(
+        Kind.HEALTHY,
+        Stage.SERVING if serving else Stage.STARTUP,
+        how,
+        evidence(line),
+        line.number,
+        restart_helps=False,
+        confidence=Confidence.HIGH,
+    )
+
+
+def _nothing(start: Start) -> Diagnosis:
+    if start.progress >= 0:
+        why = "It is still starting, or was ended without a word: the log stops without an error."
+    elif any(line.text for line in start.lines):
+        why = "Nothing in this log says what happened."
+    else:
+        why = "The log is empty."
+    hint = "whether the process still runs; if not, its exit code and more of the log"
+    return Diagnosis(Kind.UNKNOWN, Stage.STARTUP, why, confidence=Confidence.LOW, look_at=hint)
