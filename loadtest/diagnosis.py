@@ -54,7 +54,7 @@ def report(
         right[label["class"]] += hit
         found = same_line(answer.evidence, label["evidence_line"])
         evidence += found
-        phase += answer.stage.value == label["phase"]
+        phase += answer.when.value == label["phase"]
         alarms += label["class"] == "healthy" and not answer.healthy
         if label["needs_restart"] is not None:
             restart_of += 1
@@ -62,7 +62,7 @@ def report(
         if wanted := names(label["remedy_flags"]):
             flags_of += 1
             flags += bool(wanted & {each.flag for each in answer.remedies})
-        if not (hit and found) or options.verbose and answer.stage.value != label["phase"]:
+        if not (hit and found) or options.verbose and answer.when.value != label["phase"]:
             confused.append((label, answer, hit, found))
     if not options.quiet_misses:
         for name, count in total.most_common():
@@ -70,7 +70,7 @@ def report(
         for label, answer, hit, found in confused:
             print(
                 f"  {label['id']} {label['class']} -> {answer.kind.value} ({answer.rule or '-'}, "
-                f"{answer.stage.value}){'' if hit else '  CLASS'}{'' if found else '  EVIDENCE'}"
+                f"{answer.when.value}){'' if hit else '  CLASS'}{'' if found else '  EVIDENCE'}"
             )
             if options.verbose:
                 print(

@@ -22,11 +22,11 @@ from typing import Final
 from gateway.control.logs import endings
 from gateway.control.logs.answer import Confidence, Diagnosis, told
 from gateway.control.logs.lines import Line, read
-from gateway.control.logs.rule import HINT, Action, Kind, Remedy, Rule, Stage
+from gateway.control.logs.rule import HINT, Action, Kind, Remedy, Rule, When
 from gateway.control.logs.search import Match, exceptions, is_exception, is_serious, matches
 from gateway.control.logs.starts import DEAD, Start, split
 
-__all__ = ["Action", "Confidence", "Diagnosis", "Kind", "Remedy", "Stage", "diagnose"]
+__all__ = ["Action", "Confidence", "Diagnosis", "Kind", "Remedy", "When", "diagnose"]
 
 _SAYS_LITTLE: Final = frozenset({Kind.UNKNOWN, Kind.ENGINE_INIT})
 _INTERRUPT: Final = re.compile(r"^(?:KeyboardInterrupt|asyncio\.exceptions\.CancelledError)\b")
@@ -73,7 +73,7 @@ def _after_stop(start: Start, stopped: int) -> Diagnosis:
         return found
     late = matches(start, stopped, len(start.lines), lambda rule: rule.even_stopped)
     if late:
-        return told(*late[0], Stage.SERVING, late)
+        return told(*late[0], When.SERVING, late)
     if start.served is None and start.progress >= 0 and start.engine_up is None:
         return endings.interrupted(start, stopped)
     return endings.no_failure(start)
@@ -91,7 +91,7 @@ def _failure(start: Start, end: int) -> Diagnosis | None:
         # It never said that it is up: the requests may be of another server with the same log.
         ended = [each for each in matches(start, 0, end, _of_start) if _ends_process(each, end)]
         if ended:
-            return told(*ended[0], Stage.STARTUP, ended)
+            return told(*ended[0], When.STARTUP, ended)
     return _while_serving(start, served, end)
 
 
@@ -103,11 +103,11 @@ def _while_starting(start: Start, end: int) -> Diagnosis | None:
     if interrupt is not None and interrupt < end and not (causes and causes[0][0].rank < HINT):
         return endings.interrupted(start, interrupt)
     if causes:
-        return told(*causes[0], Stage.STARTUP, found)
+        return told(*causes[0], When.STARTUP, found)
     errors = exceptions(start, 0, end)
     late = [at for at in errors if at > start.progress]
     if late or (errors and proven):
-        return endings.unknown_error(start, (late or errors)[0], Stage.STARTUP)
+        return endings.unknown_error(start, (late or errors)[0], When.STARTUP)
     if proven:
         return endings.no_cause(start)
     return endings.wait_at_start(start) if end == len(start.lines) else None
@@ -121,12 +121,12 @@ def _while_serving(start: Start, served: int, end: int) -> Diagnosis | None:
     if died is None:
         found = [each for each in found if is_serious(each[1].line)]
     if found and found[0][0].rank < HINT:
-        return told(*found[0], Stage.SERVING, found)
+        return told(*found[0], When.SERVING, found)
     if died is not None:
         return _death(start, _last_work(start, served, died), died, end, found)
     refused = matches(start, 0, end, lambda rule: rule.request)
     return endings.hang(start, served, end) or (
-        told(*refused[0], Stage.SERVING, refused) if refused else None
+        told(*refused[0], When.SERVING, refused) if refused else None
     )
 
 
@@ -140,11 +140,11 @@ def _death(start: Start, begin: int, died: int, end: int, hints: list[Match]) ->
         at for at in errors if at < died
     ]
     if causes:
-        return endings.unknown_error(start, causes[0], Stage.SERVING)
+        return endings.unknown_error(start, causes[0], When.SERVING)
     if hints:
-        return told(*hints[0], Stage.SERVING, hints)
+        return told(*hints[0], When.SERVING, hints)
     worded = next((at for at in range(died, end) if _tells_death(start.lines[at])), died)
-    return endings.unknown_error(start, worded, Stage.SERVING)
+    return endings.unknown_error(start, worded, When.SERVING)
 
 
 def _tells_death(line: Line) -> bool:

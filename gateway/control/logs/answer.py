@@ -8,10 +8,24 @@ from enum import Enum
 from typing import Final, TypedDict
 
 from gateway.control.logs.lines import Line
-from gateway.control.logs.rule import Found, Kind, Remedy, Rule, Stage
-from gateway.observe.redact import redact
+from gateway.control.logs.rule import Found, Kind, Remedy, Rule, When
 
 _EVIDENCE_CHARS: Final = 2_000
+
+# Narrower than `observe.redact`: evidence is of use only as it stands, names like hf_overrides too.
+_SECRETS: Final = tuple(
+    (re.compile(pattern), shown)
+    for pattern, shown in (
+        (r"(--[\w-]{0,40}(?:key|token|password|secret)[= ]+)[^\s-]\S*", r"\1***"),
+        (r"\b(?:hf_|sk-|pk-|rk-|ghp_|nvapi-|gw_)[A-Za-z0-9_-]{16,}", "***"),
+        (r"\b([Bb]earer|[Bb]asic) +[^\s\"',;]{8,}", r"\1 ***"),
+        (
+            r"\b(\w{0,30}(?:API_KEY|TOKEN|PASSWORD|SECRET|api_key|password)['\"]?[=:] ?['\"]?)[^\s\"',;}]{4,}",
+            r"\1***",
+        ),
+        (r"(://)[^/\s@]{1,200}@", r"\1***@"),
+    )
+)
 
 
 class Confidence(Enum):
@@ -54,7 +68,7 @@ class Diagnosis:
     """What a log says about the last start in it."""
 
     kind: Kind
-    stage: Stage
+    when: When
     cause: str  # one sentence, with the numbers
     evidence: str = ""  # the line of the log that proves it; empty when none does
     line: int = 0  # its number, from 1, in what was read; 0: none
@@ -74,7 +88,7 @@ class Diagnosis:
         """Return the JSON form; keys and values are stable, keys may be added."""
         return {
             "class": self.kind.value,
-            "phase": self.stage.value,
+            "phase": self.when.value,
             "evidence": self.evidence,
             "cause": self.cause,
             "remedies": [
@@ -95,29 +109,36 @@ class Diagnosis:
         }
 
 
+def without_secrets(text: str) -> str:
+    """Return the text with credentials blotted out."""
+    for pattern, shown in _SECRETS:
+        text = pattern.sub(shown, text)
+    return text
+
+
 def evidence(line: Line) -> str:
     """Return a line as it may be shown: as it stands in the log, credentials blotted out."""
-    return redact(line.raw[:_EVIDENCE_CHARS])
+    return without_secrets(line.raw[:_EVIDENCE_CHARS])
 
 
-def told(rule: Rule, found: Found, stage: Stage, matches: list[tuple[Rule, Found]]) -> Diagnosis:
+def told(rule: Rule, found: Found, when: When, matches: list[tuple[Rule, Found]]) -> Diagnosis:
     """Return the answer of a rule; the other matches become what else the log shows."""
     kind = rule.refine(found) if rule.refine else rule.kind
-    if kind is Kind.OOM_LOAD and stage is Stage.SERVING:
+    if kind is Kind.OOM_LOAD and when is When.SERVING:
         kind = Kind.OOM_RUNTIME
     others = [each.kind for each, _ in matches if each.kind not in (kind, rule.kind)]
-    if stage is Stage.STARTUP and found.start.failed is not None:
+    if when is When.STARTUP and found.start.failed is not None:
         others.append(Kind.ENGINE_INIT)
-    if stage is Stage.SERVING and found.start.died is not None and kind is not Kind.ENGINE_DEAD:
+    if when is When.SERVING and found.start.died is not None and kind is not Kind.ENGINE_DEAD:
         others.append(Kind.ENGINE_DEAD)
     return Diagnosis(
         kind,
-        stage,
-        redact(_sentence(rule, found)),
+        when,
+        without_secrets(_sentence(rule, found)),
         evidence(found.line),
         found.line.number,
         remedies=rule.remedies(found) if callable(rule.remedies) else rule.remedies,
-        restart_helps=stage is Stage.SERVING if rule.restart is None else rule.restart,
+        restart_helps=when is When.SERVING if rule.restart is None else rule.restart,
         confidence=Confidence.HIGH if rule.rank == 0 else Confidence.MEDIUM,
         rule=rule.name,
         secondary=tuple(dict.fromkeys(others)),

@@ -22,7 +22,8 @@ def _one_flag(found: Found) -> tuple[Remedy, ...]:
     names = (found.groups.get("flag") or "").split("/")
     choices = found.groups.get("choices")
     why = f"one of {choices}" if choices else "a value that it takes, see `vllm serve --help=all`"
-    return (Remedy(names[0], None, why[:300]),)
+    value = "auto" if choices and "'auto'" in choices else None
+    return (Remedy(names[0], value, why[:300]),)
 
 
 def _derived(found: Found) -> tuple[Remedy, ...]:
@@ -52,12 +53,14 @@ RULES: Final[tuple[Rule, ...]] = (
          r"error: unrecognized arguments?: (?P<unknown>.{1,500})", "Unknown flags: {unknown}.",
          remedies=_flags),
     Rule("argument", Kind.BAD_ARGUMENT,
-         r"error: argument (?P<flag>--?\S{1,100}?):? (?P<what>(?:invalid|expected|not allowed|ignored|ambiguous|Value|JSON|unknown)"
+         r"error: argument (?P<flag>--?\S{1,100}?):? (?P<what>(?:invalid|expected|not allowed|ignored|ambiguous"
+         r"|Value|JSON|unknown)"
          r".{0,80}?)(?: \(choose from (?P<choices>.{1,400}?)\)?)?$",
          "{flag}: {what}.", remedies=_one_flag),
     Rule("argument_other", Kind.BAD_ARGUMENT,
          r"^[\w./ -]{0,80}: error: (?P<what>(?:argument|the following arguments|ambiguous option|one of the arguments"
-         r"|expected|too (?:few|many)|unsupported|invalid|No such option|Missing|the --|With `).{0,300})|Unrecognized arguments?:",
+         r"|expected|too (?:few|many)|unsupported|invalid|No such option|Missing|the --|With `).{0,300})"
+         r"|Unrecognized arguments?:",
          "The command line was refused: {what}.", rank=1,
          remedies=(Remedy("", None, "`vllm serve --help=all` lists the flags of this version"),)),
     Rule("max_model_len", Kind.BAD_ARGUMENT,
@@ -65,7 +68,8 @@ RULES: Final[tuple[Rule, ...]] = (
          r"\((?:[^)]{0,200}?=)?(?P<most>\d+)",
          "max_model_len {asked} is more than the model's own limit of {most}.", remedies=_derived),
     Rule("batched_tokens", Kind.BAD_ARGUMENT,
-         r"max_num_batched_tokens \((?P<given>\d+)\) (?:is smaller than max_model_len|must be greater than or equal to "
+         r"max_num_batched_tokens \((?P<given>\d+)\) (?:is smaller than max_model_len"
+         r"|must be greater than or equal to "
          r"max_num_seqs) \((?P<needed>\d+)\)",
          "max_num_batched_tokens {given} is less than the {needed} that are needed.", remedies=_batched),
     Rule("active_seqs", Kind.BAD_ARGUMENT,
@@ -77,7 +81,8 @@ RULES: Final[tuple[Rule, ...]] = (
          r"(?:greater than or equal to|<=|>=|a multiple of|less than|larger than|at least) .{0,80}?(?P<needed>\d+)?",
          "{what} does not go together with another setting.", rank=1, remedies=_batched),
     Rule("contradiction", Kind.BAD_ARGUMENT,
-         r"(?P<what>\b\w{3,40}) \((?P<given>\d+)\) (?:is|must be) (?P<how>(?:larger|smaller|greater|less|lower|higher) than)"
+         r"(?P<what>\b\w{3,40}) \((?P<given>\d+)\) (?:is|must be) (?P<how>(?:larger|smaller|greater|less|lower"
+         r"|higher) than)"
          r"(?: or equal to)? (?:the )?(?P<other>\w{3,40}) \((?P<needed>\d+)\)",
          "{what} is {given}, which does not go together with {other} {needed}.", rank=1,
          remedies=lambda found: (Remedy(f"--{found.groups['other'].replace('_', '-')}", found.groups["given"],
@@ -87,13 +92,15 @@ RULES: Final[tuple[Rule, ...]] = (
          remedies=(Remedy("--numa-bind-nodes", None, "name the nodes"), Remedy("--numa-bind", None, "or leave it out"))),
     Rule("backend_invalid", Kind.BAD_ARGUMENT,
          r"Selected backend \S{1,80} is not valid for this configuration|Invalid (?:value for )?attention backend"
-         r"|Unknown attention backend|(?:attention backend|VLLM_ATTENTION_BACKEND).{0,120}(?:not supported|is not valid|Invalid|not found)"
+         r"|Unknown attention backend|(?:attention backend|VLLM_ATTENTION_BACKEND).{0,120}(?:not supported"
+         r"|is not valid|Invalid|not found)"
          r"|Backend \S{1,60} must be registered|does not support (?:kv_cache_dtype|fp8 kv)",
          "The attention backend asked for does not support these settings.",
          remedies=(Remedy("--attention-backend", None, "leave it out, or choose another"),
                    Remedy("--kv-cache-dtype", "auto", "a cache dtype that it supports"))),
     Rule("kv_dtype", Kind.BAD_ARGUMENT,
-         r"(?:kv[-_ ]cache[-_ ]dtype|kv_cache_dtype|KV cache dtype).{0,160}(?:not supported|unsupported|only supports?|requires?|must be|is not)"
+         r"(?:kv[-_ ]cache[-_ ]dtype|kv_cache_dtype|KV cache dtype).{0,160}(?:not supported|unsupported"
+         r"|only supports?|requires?|must be|is not)"
          r"|(?:only supports?|requires?) .{0,60}(?:kv[-_ ]cache|kv_cache_dtype)",
          "The KV cache dtype does not go together with the model or its attention backend.", rank=1,
          remedies=(Remedy("--kv-cache-dtype", "auto", "what the backend supports, or the one that it names"),)),
@@ -111,13 +118,18 @@ RULES: Final[tuple[Rule, ...]] = (
          "This model cannot be split into pipeline stages.",
          remedies=(Remedy("--pipeline-parallel-size", "1", "use tensor parallelism"),)),
     Rule("requires_flag", Kind.BAD_ARGUMENT,
-         r"(?:Error|error): .{0,120}(?:--[a-z][\w-]{3,40}).{0,60}(?:requires?|cannot be used|is not supported|must be (?:set|used|specified)|incompatible)"
-         r"|(?:Error|error): .{0,120}(?:requires?|cannot be used with|must (?:set|use|specify)) `?(?:--[a-z][\w-]{3,40})",
+         r"(?:Error|error): .{0,120}(?:--[a-z][\w-]{3,40}).{0,60}(?:requires?|cannot be used|is not supported"
+         r"|must be (?:set|used|specified)|incompatible)"
+         r"|(?:Error|error): .{0,120}(?:requires?|cannot be used with|must (?:set|use"
+         r"|specify)) `?(?:--[a-z][\w-]{3,40})",
          "Two flags do not go together.", rank=1,
          remedies=(Remedy("", None, "follow the message: change or leave out the flag that it names"),)),
     Rule("validation", Kind.BAD_ARGUMENT,
-         r"(?P<count>\d+) validation errors? for (?P<what>(?:Model|Cache|Scheduler|Parallel|Load|LoRA|Speculative|Compilation"
-         r"|Observability|KVTransfer|KVEvents|Attention|Offload|Structured\w*|Multi\w*|Pooler|Device|Vllm|EPLB|Profiler|Kernel)\w*Config)",
-         "A setting in {what} is not valid.", rank=3,
-         remedies=(Remedy("", None, "the line below says which value, and why"),)),
+         r"validation errors? for (?P<what>(?:Model|Cache|Scheduler|Parallel|Load|LoRA|Speculative|Compilation"
+         r"|Observability"
+         r"|KVTransfer|KVEvents|Attention|Offload|Structured\w{0,20}|Multi\w{0,20}|Pooler|Device|Vllm|EPLB"
+         r"|Profiler|Kernel)"
+         r"\w{0,20}Config)(?: (?P<detail>.{1,300}?)(?: \[type=|$))?",
+         "A setting of {what} is not valid: {detail}.", rank=3,
+         remedies=(Remedy("", None, "correct the setting that the lines below the evidence name"),)),
 )  # fmt: skip

@@ -143,8 +143,10 @@ RULES: Final[tuple[Rule, ...]] = (
          "The compiler that ships with this build does not know this GPU.",
          remedies=(Remedy("TRITON_PTXAS_PATH", None, "a ptxas of a CUDA that knows the GPU"), _BACKEND)),
     Rule("too_old_gpu", Kind.NO_KERNEL,
-         r"only supported on (?:GPUs|devices|cuda devices) with compute capability|(?:requires|needs) (?:a GPU with )?compute capability"
-         r"|(?:is|are) (?:only|not) supported (?:on|by|for) (?:this |the current )?(?:GPU|device|[Hh]opper|[Bb]lackwell|sm)"
+         r"only supported on (?:GPUs|devices|cuda devices) with compute capability|(?:requires"
+         r"|needs) (?:a GPU with )?compute capability"
+         r"|(?:is|are) (?:only|not) supported (?:on|by|for) (?:this |the current )?(?:GPU|device|[Hh]opper"
+         r"|[Bb]lackwell|sm)"
          r"|Unsupported (?:GPU|CUDA|compute) (?:arch|capability)|not supported on (?:compute capability|SM ?\d)",
          "What was asked for does not exist for this GPU's compute capability.", rank=1,
          remedies=(_BUILD, _OTHER_QUANT, _BACKEND)),
@@ -170,7 +172,8 @@ RULES: Final[tuple[Rule, ...]] = (
          remedies=(_NCCL[3], _NCCL[1], _NCCL[2],
                    Remedy("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000", "to see which collective hangs"))),
     Rule("rendezvous", Kind.NCCL,
-         r"DistNetworkError|The client socket has (?:failed|timed out)|Connection closed by peer|Gloo connectFullMesh failed"
+         r"DistNetworkError|The client socket has (?:failed|timed out)|Connection closed by peer"
+         r"|Gloo connectFullMesh failed"
          r"|DistStoreError|wait timeout after \d+ms",
          "The processes of the engine did not find each other.", restart=True, rank=1,
          remedies=(Remedy("VLLM_HOST_IP", None, "the address that the other processes reach"),

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from gateway.control.logs.answer import Confidence, Diagnosis, evidence
-from gateway.control.logs.rule import Found, Kind, Remedy, Stage
+from gateway.control.logs.answer import Confidence, Diagnosis, evidence, without_secrets
+from gateway.control.logs.rule import Found, Kind, Remedy, When
 from gateway.control.logs.starts import NOT_STARTED, Start
-from gateway.observe.redact import redact
 
 _RESTART: Final = Remedy("", None, "restart the server")
 _GROUP: Final = Remedy("", None, "kill the whole process group and start again")
@@ -17,6 +16,7 @@ _MORE_LOG: Final = Remedy("", None, "keep more of the log: the cause is the firs
 
 _STALL: Final = re.compile(r"No available shared memory broadcast block found in \d+ s")
 _WORKS: Final = re.compile(r"generation throughput: (?!0\.0 )|HTTP/[\d.]+\" 2\d\d")
+_LOAD: Final = re.compile(r"Running: (\d{1,9}) reqs, .{0,40}?(?:Waiting|Pending): (\d{1,9}) reqs")
 _STALLS: Final = 3  # each of 60 s: fewer happen while kernels are compiled
 _LOCK: Final = re.compile(
     r"[Ww]aiting for baton release at (\S{1,300})|[Ww]aiting for (?:file )?lock (\S{1,300})"
@@ -27,11 +27,12 @@ _UNSUPPORTED: Final = re.compile(
 
 # What an unknown error at start is about, told by the innermost frames above it.
 _PLACES: Final = (
-    (Kind.WEIGHTS, re.compile(
-        r"in (?:safetensors_weights_iterator|load_weights|weight_loader|load_state_dict)\b")),
-    (Kind.TOKENIZER, re.compile(
+    (Kind.WEIGHTS, "while loading the weights", re.compile(
+        r"in (?:safetensors_weights_iterator|load_weights|\w*weight_loader\w*|load_state_dict)\b")),
+    (Kind.TOKENIZER, "while loading the tokenizer", re.compile(
         r"in (?:get_tokenizer|cached_get_tokenizer|init_tokenizer\w*)\b|tokenization_\w+\.py")),
 )  # fmt: skip
+_WORDS_CHARS: Final = 200
 _INNERMOST: Final = 12  # lines above the error
 
 _SIGKILL: Final = frozenset({-9, 137})
@@ -51,14 +52,14 @@ _UP: Final = tuple(
 )
 
 
-def unknown_error(start: Start, place: int, stage: Stage) -> Diagnosis:
+def unknown_error(start: Start, place: int, when: When) -> Diagnosis:
     """Tell of an error that no rule knows."""
     line = start.lines[place]
-    words = redact(line.text.removeprefix("ERROR: ").strip()[:200])
-    if stage is Stage.SERVING:
+    words = _words(start, place)
+    if when is When.SERVING:
         return Diagnosis(
             Kind.ENGINE_DEAD,
-            stage,
+            when,
             f"The engine died while serving: {words}",
             evidence(line),
             line.number,
@@ -67,11 +68,12 @@ def unknown_error(start: Start, place: int, stage: Stage) -> Diagnosis:
             look_at="the traceback above the evidence",
         )  # fmt: skip
     frames = Found(start, place).before.splitlines()[-_INNERMOST:]
-    kind = next((kind for kind, where in _PLACES if any(map(where.search, frames))), Kind.OTHER)
+    known = (each for each in _PLACES if any(map(each[2].search, frames)))
+    kind, doing, _ = next(known, (Kind.OTHER, "with an error that is not known here", None))
     return Diagnosis(
         kind,
-        stage,
-        f"The start failed with an error that is not known here: {words}",
+        when,
+        f"The start failed {doing}: {words}",
         evidence(line),
         line.number,
         (_REPORT,),
@@ -81,6 +83,17 @@ def unknown_error(start: Start, place: int, stage: Stage) -> Diagnosis:
     )
 
 
+def _words(start: Start, place: int) -> str:
+    """Return what an error says; for one without words, the line of code that raised it as well."""
+    said = start.lines[place].text.removeprefix("ERROR: ").strip()
+    if ":" not in said:
+        code = [
+            each for each in Found(start, place).before.splitlines() if re.match(r" {4}\w", each)
+        ]
+        said += f" at `{code[-1].strip()}`" if code else ""
+    return without_secrets(said[:_WORDS_CHARS])
+
+
 def no_cause(start: Start) -> Diagnosis:
     """Tell of a start that failed, in a log that does not say why."""
     places = [at for at, each in enumerate(start.lines) if NOT_STARTED.search(each.text)]
@@ -88,7 +101,7 @@ def no_cause(start: Start) -> Diagnosis:
     line = start.lines[told[-1]]
     return Diagnosis(
         Kind.ENGINE_INIT,
-        Stage.STARTUP,
+        When.STARTUP,
         "The engine did not start; this part of the log does not say why.",
         evidence(line),
         line.number,
@@ -103,7 +116,7 @@ def interrupted(start: Start, place: int) -> Diagnosis:
     line = start.lines[place]
     return Diagnosis(
         Kind.OTHER,
-        Stage.STARTUP,
+        When.STARTUP,
         "It was told to stop while it started.",
         evidence(line),
         line.number,
@@ -122,12 +135,12 @@ def hang(start: Start, served: int, end: int) -> Diagnosis | None:
         (at for at in range(end - 1, served, -1) if _WORKS.search(start.lines[at].text)), served
     )
     stalls = [at for at in range(worked, end) if _STALL.search(start.lines[at].text)]
-    if len(stalls) < _STALLS:
+    if len(stalls) < _STALLS or _idle(start, end):
         return None
     line = start.lines[stalls[-1]]
     return Diagnosis(
         Kind.HANG,
-        Stage.SERVING,
+        When.SERVING,
         f"The workers do not answer: said {len(stalls)} times, once a minute, and no progress since.",
         evidence(line),
         line.number,
@@ -136,6 +149,13 @@ def hang(start: Start, served: int, end: int) -> Diagnosis | None:
         rule="stall",
         look_at="whether vllm:generation_tokens_total moves; py-spy dump of a worker",
     )
+
+
+def _idle(start: Start, end: int) -> bool:
+    """Whether the last that is known of the load is that there was none: then nobody waits."""
+    told = (_LOAD.search(start.lines[at].text) for at in range(end - 1, -1, -1))
+    last = next((found for found in told if found), None)
+    return last is not None and last[1] == last[2] == "0"
 
 
 def wait_at_start(start: Start) -> Diagnosis | None:
@@ -148,7 +168,7 @@ def wait_at_start(start: Start) -> Diagnosis | None:
     held = f" for the lock {(lock[1] or lock[2])[-120:]}" if lock else ""
     return Diagnosis(
         Kind.HANG,
-        Stage.STARTUP,
+        When.STARTUP,
         f"The start waits{held} and does not go on.",
         evidence(stalls[-1]),
         stalls[-1].number,
@@ -165,28 +185,28 @@ def wait_at_start(start: Start) -> Diagnosis | None:
 
 def by_exit_code(start: Start, exit_code: int | None) -> Diagnosis | None:
     """Judge a process by how it ended; None if that says nothing."""
-    stage = Stage.STARTUP if start.served is None else Stage.SERVING
+    when = When.STARTUP if start.served is None else When.SERVING
     if exit_code in _SIGKILL:
         more = Remedy("", None, "give the host or the container more memory")
         why = "It was killed (SIGKILL) and wrote nothing: most often by the kernel, out of host memory."
-        return _silent(Kind.HOST_MEMORY, stage, why, (more,), None)
+        return _silent(Kind.HOST_MEMORY, when, why, (more,), None)
     if exit_code in _CRASHED:
         why = f"It crashed (exit code {exit_code}) and wrote nothing."
-        return _silent(Kind.ENGINE_DEAD, stage, why, (_RESTART,), True)
-    if exit_code in _ENDED and stage is Stage.STARTUP:
-        return _silent(Kind.OTHER, stage, "It was told to stop while it started.", (), None)
+        return _silent(Kind.ENGINE_DEAD, when, why, (_RESTART,), True)
+    if exit_code in _ENDED and when is When.STARTUP:
+        return _silent(Kind.OTHER, when, "It was told to stop while it started.", (), None)
     if exit_code == _USAGE:
         why = "It refused its command line (exit code 2), but not in this log."
-        return _silent(Kind.BAD_ARGUMENT, stage, why, (), False)
+        return _silent(Kind.BAD_ARGUMENT, when, why, (), False)
     return None
 
 
 def _silent(
-    kind: Kind, stage: Stage, why: str, remedies: tuple[Remedy, ...], restart_helps: bool | None
+    kind: Kind, when: When, why: str, remedies: tuple[Remedy, ...], restart_helps: bool | None
 ) -> Diagnosis:
     return Diagnosis(
         kind,
-        stage,
+        when,
         why,
         remedies=remedies,
         restart_helps=restart_helps,
@@ -211,7 +231,7 @@ def no_failure(start: Start) -> Diagnosis:
     )  # fmt: skip
     return Diagnosis(
         Kind.HEALTHY,
-        Stage.SERVING if serving else Stage.STARTUP,
+        When.SERVING if serving else When.STARTUP,
         how,
         evidence(line),
         line.number,
@@ -228,4 +248,4 @@ def _nothing(start: Start) -> Diagnosis:
     else:
         why = "The log is empty."
     hint = "whether the process still runs; if not, its exit code and more of the log"
-    return Diagnosis(Kind.UNKNOWN, Stage.STARTUP, why, confidence=Confidence.LOW, look_at=hint)
+    return Diagnosis(Kind.UNKNOWN, When.STARTUP, why, confidence=Confidence.LOW, look_at=hint)

@@ -18,7 +18,7 @@ MATCHED_CHARS: Final = 4_000  # of one line that are looked at
 _LAYERS: Final = 10  # prefixes before one message at most
 
 # With or without the escape character: some editors and web pages drop it.
-_COLOUR: Final = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]|\[(?:[01];)?(?:\d\d?)?m")
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]|\[(?:[01];)?\d\d?m")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
 # One layer each; tried in turn until none fits. Every repetition is bounded.
@@ -31,7 +31,7 @@ _PREFIX: Final = re.compile(
   | (?P<short>DEBUG|INFO|WARNING|ERROR|CRITICAL):[ ]{1,10}
   | (?:-\ )?[\w.]{1,80}\ -\ (?P<std>DEBUG|INFO|WARNING|ERROR|CRITICAL)\ -\     # python's own form
   | \[(?P<boxed>DEBUG|INFO|WARNING|ERROR|CRITICAL)\]\ ?
-  | (?P<plain>DEBUG|INFO|WARNING|ERROR|CRITICAL)\ [\w./-]{1,80}:\d{1,6}:\ 
+  | (?P<plain>DEBUG|INFO|WARNING|ERROR|CRITICAL)\ [\w./-]{1,80}:\d{1,6}:[ ]
   | \[(?:rank|default)\d{1,4}\]:\ ?
   | \[pod/[^\]\s]{1,200}\]\ ?
   | [\w.-]{1,80}[ ]{1,40}\|\ ?                                        # docker compose

@@ -139,10 +139,10 @@ def _small_cache(found: Found) -> tuple[Remedy, ...]:
 
 def _small_cache_cause(found: Found) -> str:
     needed, available = found.groups.get("needed"), found.groups.get("available")
-    text = (
-        f"One request of max_model_len {found.groups['length']} needs {needed} GiB of KV cache, "
-        f"but only {available} GiB are available"
-    )
+    asked = f"One request of max_model_len {found.groups['length']} needs"
+    text = f"{asked} {needed} GiB of KV cache, but only {available} GiB are available"
+    if needed == available:  # both are rounded in the log
+        text = f"{asked} more KV cache than is available"
     longest = found.groups.get("estimated")
     return text + (f"; about {longest} tokens fit." if longest else ".")
 
@@ -191,6 +191,17 @@ def _start_memory(found: Found) -> tuple[Remedy, ...]:
             )  # fmt: skip
     why = "start backends of one GPU one after the other, once its memory is released"
     return (*given, Remedy("", None, why, Action.SERIAL_START))
+
+
+def _node_cache(found: Found) -> tuple[Remedy, ...]:
+    free, total = found.number("free") or 0.0, found.number("total") or 0.0
+    fits = math.floor(free - total * _MARGIN_RATIO)
+    why = "GiB for the KV cache, no more than what is free on the node"
+    value = str(fits) if fits >= 1 else None
+    return (
+        Remedy("VLLM_CPU_KVCACHE_SPACE", value, why),
+        Remedy("", None, "stop the other processes that hold this node's memory"),
+    )
 
 
 def _oom(found: Found) -> tuple[Remedy, ...]:
@@ -269,13 +280,16 @@ RULES: Final[tuple[Rule, ...]] = (
          r"Available memory on node \S{1,10} \((?P<free>[\d.]+)/(?P<total>[\d.]+) ?Gi?B\) on startup is "
          r"less than desired CPU memory utilization \((?P<ratio>[\d.]+), (?P<wanted>[\d.]+) ?Gi?B\)",
          _free, remedies=_start_memory),
+    Rule("free_memory_cache", Kind.FREE_MEMORY_LOW,
+         r"Available memory on node \S{1,10} \((?P<free>[\d.]+)/(?P<total>[\d.]+) ?Gi?B\) on kv cache allocation is "
+         r"less than requested memory for kv \((?P<wanted>[\d.]+) ?Gi?B\)",
+         "Only {free} of {total} GiB are free on the node, but the KV cache is to have {wanted} GiB.",
+         remedies=_node_cache),
     Rule("free_memory_held", Kind.FREE_MEMORY_LOW,
-         r"is less than the engine's budget after excluding|Externally held weights on device"
-         r"|on kv cache allocation is less than requested memory for kv",
+         r"is less than the engine's budget after excluding|Externally held weights on device",
          "Less memory is free than the engine was told to use.", remedies=(
              Remedy("--gpu-memory-utilization", None, "lower it to what is free",
-                    Action.ADJUST_GPU_MEMORY_UTILIZATION),
-             Remedy("VLLM_CPU_KVCACHE_SPACE", None, "on a CPU: fewer GiB for the cache"))),
+                    Action.ADJUST_GPU_MEMORY_UTILIZATION),)),
     Rule("memory_profiling_race", Kind.OTHER,
          r"Error in memory profiling\.(?:.{0,40}Initial free memory (?P<before>[\d.]+).{0,40}current free "
          r"memory (?P<after>[\d.]+))?",
@@ -302,7 +316,8 @@ RULES: Final[tuple[Rule, ...]] = (
          r"|HostOutOfMemory|cudaErrorHostMemory",
          "The host ran out of memory.", remedies=_HOST, serving=True),
     Rule("worker_killed", Kind.HOST_MEMORY,
-         r"(?:Worker proc|Engine core process|Process|Command) (?P<who>\S+).{0,300}(?:exit ?code:? -9\b|died with <Signals\.SIGKILL)",
+         r"(?:Worker proc|Engine core process|Process|Command) (?P<who>\S+).{0,300}(?:exit ?code:? -9\b"
+         r"|died with <Signals\.SIGKILL)",
          "{who} was killed with SIGKILL: most often by the kernel, because the host ran out of memory.",
          remedies=_HOST, serving=True, rank=1, look_at="dmesg or the container's OOM counter"),
 )  # fmt: skip

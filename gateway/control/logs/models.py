@@ -28,6 +28,12 @@ def _rank(found: Found) -> tuple[Remedy, ...]:
     )
 
 
+def _no_model(found: Found) -> str:
+    named = next((text for key, text in found.groups.items() if key.startswith("model")), "")
+    what = named.strip("'\". ")
+    return f"{what or 'The model'} is neither a complete model folder here nor a model on the hub."
+
+
 RULES: Final[tuple[Rule, ...]] = (
     Rule("gated", Kind.MODEL_GATED,
          r"GatedRepoError|gated repo|Access to model .{1,200} is restricted|Cannot access gated|401 Client Error"
@@ -36,19 +42,24 @@ RULES: Final[tuple[Rule, ...]] = (
          remedies=(Remedy("HF_TOKEN", None, "a token of an account that may read the model"),
                    Remedy("", None, "accept the licence on the model's page"))),
     Rule("model_missing", Kind.MODEL_NOT_FOUND,
-         r"Invalid repository ID or local directory specified: ?(?P<model>.{0,200}?)(?:\.|$)"
-         r"|(?:Can't|Cannot) load the configuration of (?P<model2>\S{1,300})"
-         r"|Incorrect path_or_model_id: (?P<model3>\S{1,300})|is not a local folder and is not a valid model identifier"
-         r"|does not appear to have a file named config\.json|No such file or directory: '[^']{1,300}config\.json'"
-         r"|Error no file named|(?:Model|model) path .{1,300} (?:does not|doesn't) exist",
-         "There is no model at the given path or name.",
-         remedies=(_PATH,)),
+         r"Invalid repository ID or local directory specified: ?'?(?P<model>[^'\s]{0,300})"
+         r"|(?:Can't|Cannot) load the configuration of '?(?P<model2>[^'\s]{1,300})"
+         r"|Incorrect path_or_model_id: '?(?P<model3>[^'\s]{1,300})"
+         r"|^OSError: (?P<model4>\S{1,300}) (?:is not a local folder"
+         r"|does not appear to have a file named config\.json)"
+         r"|is not a local folder and is not a valid model identifier"
+         r"|does not appear to have a file named config\.json"
+         r"|No such file or directory: '(?P<model6>[^']{1,300})/config\.json'"
+         r"|Error no file named|(?:Model|model) path (?P<model7>.{1,300}) (?:does not|doesn't) exist",
+         _no_model, remedies=(_PATH,)),
     Rule("model_missing_hub", Kind.MODEL_NOT_FOUND,
-         r"RepositoryNotFoundError|RevisionNotFoundError|EntryNotFoundError|404 Client Error|HFValidationError",
-         "The hub knows no such model, revision or file.", remedies=(_PATH,), rank=1),
+         r"RepositoryNotFoundError|RevisionNotFoundError|EntryNotFoundError|404 Client Error"
+         r"|HFValidationError(?:.{0,200}: '(?P<model>[^']{1,300})')?",
+         _no_model, remedies=(_PATH,), rank=1),
     Rule("network", Kind.NETWORK,
          r"We couldn't connect to|Max retries exceeded with url|LocalEntryNotFoundError|OfflineModeIsEnabled"
-         r"|NameResolutionError|Temporary failure in name resolution|Cannot send a request, as the client has been closed"
+         r"|NameResolutionError|Temporary failure in name resolution"
+         r"|Cannot send a request, as the client has been closed"
          r"|(?:Connect|Read)Timeout.{0,60}hugging ?face|hf_xet.{0,80}(?:error|timed out)",
          "The model is not in the local cache, and the hub cannot be reached.", restart=None, rank=1,
          remedies=(Remedy("HF_HOME", None, "a cache that holds the model (or download it before)"),
@@ -69,7 +80,8 @@ RULES: Final[tuple[Rule, ...]] = (
          remedies=(Remedy("", None, "a checkpoint in a format that vLLM knows"), _UPGRADE,
                    Remedy("--model-impl", "transformers", "runs it by transformers, slower"))),
     Rule("model_type", Kind.UNSUPPORTED_ARCHITECTURE,
-         r"model type `(?P<architecture>[^`]{1,80})` but Transformers does not recognize|has no vLLM implementation and"
+         r"model type `(?P<architecture>[^`]{1,80})` but Transformers does not recognize"
+         r"|has no vLLM implementation and"
          r"|Unrecognized model in|Unrecognized configuration class"
          r"|Cannot find model module|(?:is|are) not (?:yet )?supported by (?:this version of )?(?:vLLM|transformers)",
          "The installed transformers does not know this model's type.",
@@ -88,16 +100,19 @@ RULES: Final[tuple[Rule, ...]] = (
          "The checkpoint's weights do not fit the model that its config describes.",
          remedies=(Remedy("", None, "a checkpoint that matches config.json (and the draft model its target)"), _AGAIN)),
     Rule("weights_key", Kind.WEIGHTS,
-         r"^(?:KeyError: )['\"](?:\w+\.)*(?:layers|model|lm_head|embed|visual|vision|language_model|blocks)\.[\w.]+['\"]",
+         r"^(?:KeyError: )['\"](?:\w+\.)*(?:layers|model|lm_head|embed|visual|vision|language_model"
+         r"|blocks)\.[\w.]+['\"]",
          "The checkpoint has a weight that this implementation of the model has no place for.",
          remedies=(Remedy("", None, "a checkpoint, or a version of vLLM, in which they match"), _UPGRADE), rank=1),
     Rule("tokenizer", Kind.TOKENIZER,
-         r"(?:Failed to load the|Can't load|Cannot load|Couldn't instantiate the backend|Error (?:loading|initializing)) "
+         r"(?:Failed to load the|Can't load|Cannot load|Couldn't instantiate the backend|Error (?:loading"
+         r"|initializing)) "
          r"(?:slow |fast )?tokenizer|Tokenizer class \S+ does not exist|invalid tiktoken vocab|HarmonyError"
          r"|has no attribute '?(?:all_special_tokens\w*|added_tokens\w*|is_fast|vocab_size|get_vocab\w*)"
          r"|TokenizersBackend has no attribute|data did not match any variant of untagged enum"
          r"|tokenizer\.(?:json|model|tiktoken).{0,80}(?:not found|missing|No such file)|Error parsing line b"
-         r"|Converting from (?:SentencePiece|Tiktoken)|vocab_file.{0,40}None|argument of type 'NoneType' is not iterable"
+         r"|Converting from (?:SentencePiece|Tiktoken)|vocab_file.{0,40}None"
+         r"|argument of type 'NoneType' is not iterable"
          r"|^TypeError: not a string$",
          "The tokenizer's files and the installed tokenizer libraries do not go together.",
          remedies=(Remedy("--tokenizer", None, "the base model's tokenizer"),
@@ -129,7 +144,8 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("quant_mismatch", Kind.QUANTIZATION,
          r"Cannot find the config file for (?P<method>\w+)|Unknown quantization method|Invalid quantization method"
          r"|Quantization method specified in the model config|quantization is currently not supported"
-         r"|No quantization config found|Unsupported (?:quantization|quant_|FP8 scheme|NVFP4)|quant_method.{0,40}not supported"
+         r"|No quantization config found|Unsupported (?:quantization|quant_|FP8 scheme|NVFP4)"
+         r"|quant_method.{0,40}not supported"
          r"|(?:FP8|NVFP4|MXFP4|AWQ|GPTQ|Marlin|Bitsandbytes|BitsAndBytes).{0,80}(?:is|are) not (?:yet )?supported",
          "The quantisation asked for and the checkpoint's do not go together.",
          remedies=(Remedy("--quantization", None, "leave it out, or use a checkpoint of that quantisation"),)),
@@ -139,18 +155,20 @@ RULES: Final[tuple[Rule, ...]] = (
          "This GPU cannot compute in bfloat16.",
          remedies=(Remedy("--dtype", "half", "float16 works on it"),)),
     Rule("dtype_model", Kind.DTYPE,
-         r"The model type '(?P<type>[^']{1,80})' does not support (?P<dtype>\w+)|does not support (?P<dtype2>float16|bfloat16|float32)",
+         r"The model type '(?P<type>[^']{1,80})' does not support (?P<dtype>\w+)"
+         r"|does not support (?P<dtype2>float16|bfloat16|float32)",
          "The model does not work in the dtype that was asked for.",
          remedies=(Remedy("--dtype", "bfloat16", "the dtype that it was trained in"),)),
     Rule("dtype_mixed", Kind.DTYPE,
-         r"expected (?:m1 and m2 to have the same dtype|scalar type \w+ but found)|mat1 and mat2 must have the same dtype"
+         r"expected (?:m1 and m2 to have the same dtype|scalar type \w+ but found)"
+         r"|mat1 and mat2 must have the same dtype"
          r"|Unknown dtype|Input type .{1,60} and weight type .{1,60} should be the same",
          "Parts of the model are of different dtypes.", rank=1,
          remedies=(Remedy("--dtype", "auto", "the checkpoint's own dtype"),)),
     Rule("lora_rank", Kind.LORA, r"LoRA rank (?P<rank>\d+) is greater than max_lora_rank (?P<most>\d+)",
          "The adapter's rank is {rank}, the server allows {most}.", remedies=_rank),
     Rule("lora_missing", Kind.LORA,
-         r"Loading lora .{1,200} failed|No adapter found for|Call to add_lora method failed|adapter_config\.json"
+         r"Loading lora .{1,200} failed|No adapter found for|Call to add_lora method failed"
          r"|does not support LoRA|Unsupported LoRA weight|is expected target modules|max_cpu_loras",
          "An adapter given at start cannot be loaded.", rank=1,
          remedies=(Remedy("--lora-modules", None, "adapters whose folder exists and that fit the model"),

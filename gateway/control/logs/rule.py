@@ -52,7 +52,7 @@ class Kind(Enum):
     OTHER = "other"
 
 
-class Stage(Enum):
+class When(Enum):
     """When it went wrong."""
 
     STARTUP = "startup"

@@ -27,7 +27,8 @@ _COMPILER: Final = (
 
 RULES: Final[tuple[Rule, ...]] = (
     Rule("port", Kind.PORT,
-         r"(?:\[Errno (?:98|48|10048)\]|OSError|ZMQError|RuntimeError|EADDRINUSE|errno: -98|error while attempting to bind).{0,200}"
+         r"(?:\[Errno (?:98|48|10048)\]|OSError|ZMQError|RuntimeError|EADDRINUSE|errno: -98"
+         r"|error while attempting to bind).{0,200}"
          r"[Aa]ddress already in use(?!\. Retrying)(?: \(addr='(?P<address>[^']{1,200})'\))?"
          r"|[Aa]ddress already in use(?!\. Retrying).{0,40}(?:port|bind)|EADDRINUSE",
          lambda found: "The address that it should listen on is in use"
@@ -40,11 +41,13 @@ RULES: Final[tuple[Rule, ...]] = (
          r"|Not enough free disk space|Consistency check failed|disk I/O error",
          "A disk or quota is full.", remedies=_DISK, serving=True, restart=False),
     Rule("read_only", Kind.DISK,
-         r"\[Errno 30\]|Read-only file system|PermissionError: \[Errno 13\].{0,200}(?:cache|hub|hf|vllm|triton|flashinfer)"
+         r"\[Errno 30\]|Read-only file system|PermissionError: \[Errno 13\].{0,200}(?:cache|hub|hf|vllm|triton"
+         r"|flashinfer)"
          r"|Stale file handle|\[Errno 116\]",
          "A cache folder cannot be written.", remedies=_DISK, restart=False, rank=1),
     Rule("threads", Kind.OTHER,
-         r"Resource temporarily unavailable|can't start new thread|pthread_create failed|Too many open files|\[Errno (?:11|24)\]",
+         r"Resource temporarily unavailable|can't start new thread|pthread_create failed|Too many open files"
+         r"|\[Errno (?:11|24)\]",
          "The process may have no more threads or files.", restart=True, serving=True,
          remedies=(Remedy("", None, "raise `ulimit -u` and `-n`, or the container's pids limit"),)),
     Rule("nvml", Kind.OTHER, r"NVML_SUCCESS == r INTERNAL ASSERT|Failed to initialize NVML|nvml error",
@@ -59,35 +62,42 @@ RULES: Final[tuple[Rule, ...]] = (
          "The script starts processes while it is imported.",
          remedies=(Remedy("", None, "put the script's start under `if __name__ == \"__main__\":`"),)),
     Rule("package_missing", Kind.OTHER,
-         r"^(?:ModuleNotFoundError: No module named|ImportError: .{0,120}(?:is not installed|install|requires?|needs?)) ?(?P<package>.{0,80})",
+         r"^(?:ModuleNotFoundError: No module named|ImportError: .{0,120}(?:is not installed|install|requires?"
+         r"|needs?)) ?(?P<package>.{0,80})",
          "A Python package is missing or of the wrong version: {package}.", rank=2,
          remedies=(Remedy("", None, "install the package that the line names, in the version that it names"), _PACKAGES)),
     Rule("package_broken", Kind.OTHER,
          r"^ImportError: |undefined symbol: |cannot open shared object file|version `\w+_[\d.]+' not found"
-         r"|(?:DistributionNotFound|VersionConflict|PackageNotFoundError)|has no attribute '?_C\b|No module named '?vllm\._C"
+         r"|(?:DistributionNotFound|VersionConflict|PackageNotFoundError)|has no attribute '?_C\b"
+         r"|No module named '?vllm\._C"
          r"|'_OpNamespace' '\w+' object has no attribute",
          "A compiled package does not go together with what is installed.", rank=2,
          remedies=(_PACKAGES,)),
     Rule("compile", Kind.OTHER,
-         r"Ninja build failed|ninja: build stopped|nvcc fatal|Failed to find C compiler|Could not find nvcc|nvcc: not found"
+         r"Ninja build failed|ninja: build stopped|nvcc fatal|Failed to find C compiler|Could not find nvcc"
+         r"|nvcc: not found"
          r"|fatal error: Python\.h|InductorError|TorchRuntimeError"
-         r"|BackendCompilerFailed|torch\._dynamo\.exc\.\w+|PermissionError.{0,80}nvcc|CompilationError|CppCompileError",
+         r"|BackendCompilerFailed|torch\._dynamo\.exc\.\w+|PermissionError.{0,80}nvcc|CompilationError"
+         r"|CppCompileError",
          "A kernel could not be compiled at start.", remedies=_COMPILER, rank=2),
     Rule("compiler_killed", Kind.OTHER,
          r"died with <Signals\.(?P<signal>(?!SIGKILL)\w+): \d+>",
          "A program that the start needs, such as a compiler, was ended by {signal}.", restart=True,
          remedies=(Remedy("", None, "start it detached from the session (nohup, a service), and again"),)),
     Rule("cancelled", Kind.OTHER,
-         r"^(?:slurmstepd|srun): .{0,80}(?:CANCELLED AT|DUE TO TIME LIMIT|Job step aborted|Killed|Terminated)|\bCANCELLED AT\b",
+         r"^(?:slurmstepd|srun): .{0,80}(?:CANCELLED AT|DUE TO TIME LIMIT|Job step aborted|Killed|Terminated)"
+         r"|\bCANCELLED AT\b",
          "The job was ended from outside, by its scheduler.", serving=True, restart=None, rank=1,
          remedies=(Remedy("", None, "a longer time limit, if it was that"),)),
     Rule("rpc_timeout", Kind.EXECUTE_TIMEOUT,
          r"RPC call to (?P<call>\w+) timed out|(?:execute_model|sample_tokens).{0,60}timed out",
          "A worker did not answer {call} in time: a GPU or a collective hangs.", serving=True, restart=True,
-         remedies=(_RESTART, Remedy("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "600", "if steps may really take that long"),
+         remedies=(_RESTART, Remedy("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "600", "if steps may really take that "
+             "long"),
                    Remedy("--disable-custom-all-reduce", None, "if it happens again"))),
     Rule("engine_timeout", Kind.HANG,
-         r"Timed out waiting for engine(?:s| core)|Did not receive response from front-end|Timeout waiting for engine core",
+         r"Timed out waiting for engine(?:s| core)|Did not receive response from front-end"
+         r"|Timeout waiting for engine core",
          "The engine's processes were not ready in time.", restart=True, rank=2,
          remedies=(Remedy("VLLM_ENGINE_READY_TIMEOUT_S", "1800", "a large model on a slow disk needs longer"),),
          look_at="the last stage that each process reached"),
