@@ -85,3 +85,6 @@ class Launcher(Protocol):
 
     async def log(self, max_bytes: int) -> str:
         """Return the end of what the server wrote; empty where that cannot be had."""
+
+    async def close(self) -> None:
+        """Let go of connections; what runs goes on."""

@@ -1,0 +1,36 @@
+"""Who holds GPU memory, where nvidia-ml-py is installed (the extra `nvidia`).
+
+The driver frees the memory of a process that was killed a moment after the process has gone, and a
+vLLM that starts in that moment measures too little free memory. Without the library, that the
+processes have gone is all that is known.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def holders() -> frozenset[int] | None:
+    """Return the processes that hold memory on any GPU; None where that cannot be known.
+
+    Blocking: the driver is asked, in milliseconds.
+    """
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return None
+    try:
+        found: set[int] = set()
+        for place in range(nvml.nvmlDeviceGetCount()):
+            device = nvml.nvmlDeviceGetHandleByIndex(place)
+            found.update(each.pid for each in nvml.nvmlDeviceGetComputeRunningProcesses(device))
+        return frozenset(found)
+    except nvml.NVMLError:
+        return None
+    finally:
+        nvml.nvmlShutdown()

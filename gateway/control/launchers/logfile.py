@@ -1,0 +1,132 @@
+"""The log file of a launched server: written by the server itself, read and rotated by us.
+
+The server holds the file open for appending, so it needs nobody: it outlives the gateway, and no
+pipe of ours can block it. Rotation copies the file and truncates it under the server; what is
+written in the instant between the two is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections import deque
+from pathlib import Path
+from typing import Final
+
+ROTATE_BYTES: Final = 32 * 1024 * 1024
+_KEPT: Final = 2  # older files, as NAME.1 and NAME.2
+_RING_LINES: Final = 2000
+_RING_BYTES: Final = 256 * 1024
+_LINE_BYTES: Final = 8 * 1024  # longer lines are cut
+_READ_BYTES: Final = 1024 * 1024
+_BREAK: Final = re.compile(
+    rb"[\r\n]+"
+)  # progress bars end their lines with \r: each is a sign of life
+
+
+class LogFile:
+    """One server's log: the file, and the last lines of the current start in memory.
+
+    Blocking, by a read of at most 1 MiB at a time, or a copy of `rotate_bytes` when it rotates.
+    """
+
+    def __init__(self, path: Path, rotate_bytes: int = ROTATE_BYTES) -> None:
+        self.path = path
+        self._rotate_bytes = rotate_bytes
+        self._position = 0
+        self._half = b""
+        self._ring: deque[str] = deque()
+        self._ring_bytes = 0
+        self._fresh: deque[str] = deque(maxlen=_RING_LINES)
+
+    def open(self) -> int:
+        """Open it for a server to write to, made if needed, readable by its user only.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        return os.open(self.path, flags, 0o600)
+
+    @property
+    def identity(self) -> tuple[int, int] | None:
+        """Device and inode, which tell the processes that write to it."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    @property
+    def size(self) -> int:
+        """Its length in bytes; 0 where there is none."""
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return 0
+
+    def begin(self, offset: int) -> None:
+        """Forget the start before; this one's lines begin at `offset`."""
+        self._position, self._half = offset, b""
+        self._ring.clear()
+        self._ring_bytes = 0
+        self._fresh.clear()
+
+    def poll(self) -> bool:
+        """Read what came; rotate a file that has grown too large, and return whether it did."""
+        if self.size < self._position:
+            self._position, self._half = 0, b""  # truncated by somebody else
+        with contextlib.suppress(OSError):
+            self._read(self.path)
+        if self.size <= self._rotate_bytes:
+            return False
+        with contextlib.suppress(OSError):
+            self._rotate()
+            return True
+        return False
+
+    def take(self) -> tuple[str, ...]:
+        """Return the lines that came since this was called last, at most 2,000."""
+        lines = tuple(self._fresh)
+        self._fresh.clear()
+        return lines
+
+    def tail(self, max_bytes: int) -> str:
+        """Return the last lines of this start, at most `max_bytes` and 256 KiB of them."""
+        half = (self._half.decode(errors="replace"),) if self._half else ()
+        whole = "\n".join((*self._ring, *half)).encode()
+        return whole[-max_bytes:].decode(errors="ignore") if max_bytes > 0 else ""
+
+    def _read(self, path: Path) -> None:
+        with path.open("rb") as file:
+            file.seek(self._position)
+            while chunk := file.read(_READ_BYTES):
+                self._position += len(chunk)
+                *lines, self._half = _BREAK.split(self._half + chunk)
+                for line in lines:
+                    self._add(line)
+                self._half = self._half[:_LINE_BYTES]
+
+    def _add(self, line: bytes) -> None:
+        text = line[:_LINE_BYTES].decode(errors="replace")
+        if not text:
+            return
+        self._fresh.append(text)
+        self._ring.append(text)
+        self._ring_bytes += len(text) + 1
+        while len(self._ring) > _RING_LINES or self._ring_bytes > _RING_BYTES:
+            self._ring_bytes -= len(self._ring.popleft()) + 1
+
+    def _rotate(self) -> None:
+        older = [self.path.with_name(f"{self.path.name}.{n}") for n in range(1, _KEPT + 1)]
+        for source, target in reversed(list(zip(older, older[1:], strict=False))):
+            with contextlib.suppress(FileNotFoundError):
+                source.replace(target)
+        handle = os.open(older[0], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with open(handle, "wb") as copy, self.path.open("rb") as file:
+            while chunk := file.read(_READ_BYTES):
+                copy.write(chunk)
+            os.truncate(self.path, 0)
+        self._read(older[0])  # what came while it was copied
+        self._position = 0

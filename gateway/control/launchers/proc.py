@@ -1,0 +1,154 @@
+"""What `/proc` tells of processes: who they are, whose they are, who listens on a port.
+
+A pid alone names nobody, because it is used again; pid and start time (since boot) do. Everything
+here is a moment's view: what cannot be read has gone, or is another user's. Blocking, in
+microseconds for one process and milliseconds for all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_PROC: Final = Path("/proc")
+# Fields after the name, counted from 0: proc_pid_stat(5) numbers them from 3 (state).
+_STATE, _PARENT, _GROUP, _SESSION, _STARTED = 0, 1, 2, 3, 19
+_DEAD: Final = "ZX"  # a zombie holds nothing but its number
+_LISTEN: Final = "0A"  # TCP_LISTEN, include/net/tcp_states.h
+_KIB: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process as it was seen. `started` is in clock ticks since boot."""
+
+    pid: int
+    started: int
+    parent: int
+    group: int
+    session: int
+    name: str
+    dead: bool
+
+    def __str__(self) -> str:
+        return f"{self.pid} ({self.name})"
+
+
+@functools.cache
+def boot_id() -> str:
+    """Return what names this boot of the machine."""
+    return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+
+
+def find(pid: int) -> Process | None:
+    """Return the process with this number, if there is one."""
+    try:
+        return parse_stat((_PROC / str(pid) / "stat").read_text())
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def runs(pid: int, started: int) -> bool:
+    """Return whether this very process still runs."""
+    found = find(pid)
+    return found is not None and found.started == started and not found.dead
+
+
+def parse_stat(text: str) -> Process:
+    """Read a line of /proc/PID/stat; the name in it may hold spaces and parentheses."""
+    head, _, tail = text.rpartition(")")
+    pid, _, name = head.partition(" (")
+    fields = tail.split()
+    return Process(
+        pid=int(pid),
+        started=int(fields[_STARTED]),
+        parent=int(fields[_PARENT]),
+        group=int(fields[_GROUP]),
+        session=int(fields[_SESSION]),
+        name=name,
+        dead=fields[_STATE] in _DEAD,
+    )
+
+
+def every() -> Iterator[Process]:
+    """Go through all processes that live."""
+    for entry in os.listdir(_PROC):
+        if entry.isdecimal():
+            found = find(int(entry))
+            if found is not None and not found.dead:
+                yield found
+
+
+def variables(pid: int) -> dict[str, str]:
+    """Return the environment a process was started with; empty where it cannot be read.
+
+    A program that changes its title (vLLM's engine and workers do, by setproctitle) overwrites it.
+    """
+    try:
+        raw = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (item.partition("=") for item in os.fsdecode(raw).split("\0"))
+    return {name: value for name, equals, value in pairs if equals}
+
+
+def writes_to(pid: int, file: tuple[int, int]) -> bool:
+    """Return whether the standard output or error of a process is this file (device, inode)."""
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            found = os.stat(f"{_PROC}/{pid}/fd/{number}")
+            if (found.st_dev, found.st_ino) == file:
+                return True
+    return False
+
+
+def tell(process: Process, number: signal.Signals) -> None:
+    """Send a signal to this very process; nothing happens if it has gone."""
+    with contextlib.suppress(ProcessLookupError):
+        handle = os.pidfd_open(process.pid)
+        try:
+            # Asked with the handle open, so the number cannot pass to another meanwhile.
+            if runs(process.pid, process.started):
+                signal.pidfd_send_signal(handle, number)
+        finally:
+            os.close(handle)
+
+
+def private_bytes(pid: int) -> int:
+    """Return the memory that is this process's alone (RssAnon); 0 where it cannot be read."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in (_PROC / str(pid) / "status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * _KIB
+    return 0
+
+
+def listeners(port: int) -> list[Process]:
+    """Return who listens on a TCP port, as far as this user may see."""
+    sockets = {f"socket:[{inode}]" for inode in _listening(port)}
+    return [each for each in every() if sockets and _holds(each.pid, sockets)]
+
+
+def _listening(port: int) -> Iterator[str]:
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in (_PROC / "net" / table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                    yield fields[9]
+
+
+def _holds(pid: int, sockets: set[str]) -> bool:
+    folder = f"{_PROC}/{pid}/fd"
+    with contextlib.suppress(OSError):
+        for number in os.listdir(folder):
+            with contextlib.suppress(OSError):
+                if os.readlink(f"{folder}/{number}") in sockets:
+                    return True
+    return False

@@ -1,0 +1,490 @@
+"""The launcher of processes, with real ones: start, end, adoption, and nothing left behind."""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+
+import pytest
+import uvloop
+
+from gateway.config.supervision import LaunchConfig
+from gateway.control.launchers.launcher import Changes, LaunchError, Seen, Superseded
+from gateway.control.launchers.process import ProcessLauncher
+from gateway.control.launchers.record import load, save
+from tests.stories.launched import SCRIPT, left
+
+GRACE_S = 20.0
+PLAIN = Changes()
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Bench:
+    """A state folder, a script, and a token by which all it ever started is found."""
+
+    def __init__(self, folder):
+        self.state = folder / "state"
+        self.script = folder / "server.py"
+        self.script.write_text(SCRIPT)
+        self.token = f"token-{uuid.uuid4().hex}"
+        self.port = free_port()
+
+    def config(self, *words, **more):
+        command = [sys.executable, str(self.script), "--token", self.token, *words]
+        return LaunchConfig.model_validate({"command": command, "port": self.port, **more})
+
+    def launcher(self, *words, gpu_holders=lambda: None, **more):
+        return ProcessLauncher(
+            self.config(*words, **more),
+            pool="org/model:7b",
+            backend="b1",
+            state=self.state,
+            gpu_holders=gpu_holders,
+        )
+
+    @property
+    def record(self):
+        (path,) = (self.state / "run").glob("*.json")
+        return path
+
+    def left(self):
+        return left(self.token)
+
+    async def until(self, condition, what):
+        async with asyncio.timeout(20):
+            while not (found := await condition()):
+                await asyncio.sleep(0.02)
+            return found
+
+    async def processes(self, count):
+        async def there():
+            return len(self.left()) == count
+
+        await self.until(there, f"{count} processes")
+
+    async def serving(self, launcher):
+        async def said():
+            return any(line.startswith("serves") for line in await launcher.new_lines())
+
+        await self.until(said, "serving")
+
+
+@pytest.fixture
+def bench(tmp_path):
+    made = Bench(tmp_path)
+    yield made
+    for pid in made.left():  # of a test that failed
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def ended(bench, launcher):
+    async def check():
+        seen = await launcher.look()
+        return None if seen.running else seen
+
+    return bench.until(check, "the end")
+
+
+def test_a_server_is_started_seen_restarted_and_stopped(bench):
+    async def story():
+        launcher = bench.launcher()
+        assert await launcher.look() == Seen()
+        first = await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        await bench.serving(launcher)
+        assert await launcher.look() == Seen(first, running=True)
+        with pytest.raises(Superseded):
+            await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+
+        second = await launcher.restart(first, grace_s=GRACE_S, changes=PLAIN)
+        assert second != first
+        await bench.serving(launcher)
+        assert len(bench.left()) == 1
+        with pytest.raises(Superseded):
+            await launcher.restart(first, grace_s=GRACE_S, changes=PLAIN)
+        with pytest.raises(Superseded):
+            await launcher.stop(first, grace_s=GRACE_S)
+        assert (await launcher.look()).running
+
+        await launcher.stop(second, grace_s=GRACE_S)
+        assert bench.left() == []
+        assert await launcher.look() == Seen(second, running=False, exit_code=-signal.SIGTERM)
+        await launcher.stop(second, grace_s=GRACE_S)  # again: nothing to do, nothing wrong
+        await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        await bench.serving(launcher)
+        await launcher.stop((await launcher.look()).incarnation, grace_s=GRACE_S)
+        assert bench.left() == []
+
+    uvloop.run(story())
+
+
+def test_all_it_left_behind_is_ended_however_it_hid(bench):
+    async def story():
+        launcher = bench.launcher("--child", "worker", "titled", "away", "blank")
+        first = await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        await bench.serving(launcher)
+        assert len(bench.left()) == 5
+        # The server dies, its children live on: they are ended before the next one starts.
+        os.kill(int(first.partition("-")[0]), signal.SIGKILL)
+        seen = await ended(bench, launcher)
+        assert (seen.incarnation, seen.exit_code) == (first, -signal.SIGKILL)
+        assert len(bench.left()) == 4
+        before = set(bench.left())
+        second = await launcher.restart(first, grace_s=GRACE_S, changes=PLAIN)
+        await bench.serving(launcher)
+        assert not before & set(bench.left())
+        assert len(bench.left()) == 5
+        await launcher.stop(second, grace_s=GRACE_S)
+        assert bench.left() == []
+
+    uvloop.run(story())
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_one_that_ignores_sigterm_or_stands_still_is_killed(bench, stopped):
+    async def story():
+        launcher = bench.launcher(*([] if stopped else ["--ignore-term"]), "--child", "worker")
+        first = await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        await bench.serving(launcher)
+        if stopped:
+            for pid in bench.left():
+                os.kill(pid, signal.SIGSTOP)
+        await launcher.stop(first, grace_s=0.3)
+        assert bench.left() == []
+        expected = {-signal.SIGKILL, -signal.SIGTERM} if stopped else {-signal.SIGKILL}
+        assert (await launcher.look()).exit_code in expected
+
+    uvloop.run(story())
+
+
+def test_how_it_ended_and_what_it_said_last_are_told(bench):
+    async def story():
+        launcher = bench.launcher("--exit", "3", "--lines", "2")
+        first = await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        assert await ended(bench, launcher) == Seen(first, running=False, exit_code=3)
+        assert (await launcher.log(1000)).splitlines() == ["line 0", "line 1", "gives up"]
+        assert await launcher.new_lines() == ("line 0", "line 1", "gives up")
+        assert await launcher.new_lines() == ()
+        assert await launcher.log(8) == "gives up"
+
+    uvloop.run(story())
+
+
+def test_it_holds_nothing_of_ours_and_sees_its_gpus_and_not_our_secrets(bench, monkeypatch):
+    monkeypatch.setenv("GATEWAY_ADMIN_TOKEN", "secret")
+
+    async def story():
+        launcher = bench.launcher(gpus=[3])
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.set_inheritable(True)
+            first = await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        await bench.serving(launcher)
+        assert "holds []\nsees 3 None\n" in await launcher.log(1000)
+        log = launcher.log_file.path
+        assert log.stat().st_mode & 0o777 == 0o600
+        assert log.parent.stat().st_mode & 0o777 == 0o700
+        await launcher.stop(first, grace_s=GRACE_S)
+
+    uvloop.run(story())
+
+
+def test_changes_of_a_start_are_in_its_command_line(bench):
+    async def story():
+        launcher = bench.launcher(args={"lines": 1})
+        first = await launcher.restart(None, grace_s=GRACE_S, changes=Changes({"lines": 3}))
+        await bench.serving(launcher)
+        assert "line 2" in await launcher.log(1000)
+        assert (await launcher.look()).detail == ""  # the configuration is the same
+        other = bench.launcher(args={"lines": 2})
+        assert "older configuration" in (await other.look()).detail
+        await launcher.stop(first, grace_s=GRACE_S)
+
+    uvloop.run(story())
+
+
+# --- what cannot start ----------------------------------------------------------------------------
+
+
+def test_a_taken_port_names_the_port_and_who_has_it_and_ends_what_ran(bench):
+    async def story():
+        launcher = bench.launcher()
+        with socket.create_server(("127.0.0.1", bench.port)):
+            with pytest.raises(LaunchError) as raised:
+                await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        assert f"port {bench.port} is taken by {os.getpid()}" in str(raised.value)
+        assert str(raised.value).startswith("org/model:7b/b1: ")
+        assert bench.left() == []
+
+    uvloop.run(story())
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        ("no-such-program-here", "not on the PATH"),
+        ("/no/such/program", "there is no program /no/such/program"),
+        ("{folder}/text", "may not be executed"),
+        ("{folder}", "is a folder"),
+        ("{folder}/garbage", "Exec format error"),
+    ],
+)
+def test_a_program_that_cannot_run_is_told_and_what_runs_stays(bench, tmp_path, program, says):
+    (tmp_path / "text").write_text("hello")
+    (tmp_path / "garbage").write_text("hello")
+    (tmp_path / "garbage").chmod(0o755)
+    command = [program.format(folder=tmp_path)]
+    surely = says != "Exec format error"  # known only by trying
+
+    async def story():
+        good = bench.launcher()
+        first = await good.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        await bench.serving(good)
+        config = LaunchConfig(command=command, port=bench.port)
+        bad = ProcessLauncher(config, pool="org/model:7b", backend="b1", state=bench.state)
+        with pytest.raises(LaunchError, match=says):
+            await bad.restart(first, grace_s=GRACE_S, changes=PLAIN)
+        seen = await good.look()
+        assert (seen.incarnation, seen.running) == (first, surely)
+        await good.stop(first, grace_s=GRACE_S)
+        assert bench.left() == []
+
+    uvloop.run(story())
+
+
+def test_a_state_folder_that_cannot_be_written_is_told(bench):
+    bench.state.write_text("a file")
+
+    async def story():
+        with pytest.raises(LaunchError, match="`state` must name a folder"):
+            await bench.launcher().look()
+
+    uvloop.run(story())
+
+
+# --- what outlives a gateway ----------------------------------------------------------------------
+
+GATEWAY = """
+import asyncio, pathlib, sys
+from gateway.config.supervision import LaunchConfig
+from gateway.control.launchers.launcher import Changes
+from gateway.control.launchers.process import ProcessLauncher
+async def main():
+    config = LaunchConfig.model_validate_json(sys.argv[1])
+    launcher = ProcessLauncher(config, pool="org/model:7b", backend="b1", state=pathlib.Path(sys.argv[2]))
+    seen = await launcher.look()
+    if not seen.running:
+        await launcher.restart(None, grace_s=5, changes=Changes())
+    print((await launcher.look()).incarnation, flush=True)
+    await asyncio.sleep(3600)
+asyncio.run(main())
+"""
+
+
+@contextlib.contextmanager
+def another_gateway(bench, *words):
+    """Run a process that starts the server; kill -9 at the end."""
+    text = bench.config(*words).model_dump_json()
+    process = subprocess.Popen(
+        [sys.executable, "-c", GATEWAY, text, str(bench.state)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_server_that_outlived_a_killed_gateway_is_adopted(bench):
+    async def story():
+        with another_gateway(bench, "--child", "titled") as (_, started):
+            await bench.processes(2)
+        launcher = bench.launcher("--child", "titled")
+        assert await launcher.look() == Seen(started, running=True)
+        await bench.serving(launcher)  # its log is read from its first line
+        # Not our child, so how it ends cannot be known.
+        os.kill(int(started.partition("-")[0]), signal.SIGKILL)
+        assert await ended(bench, launcher) == Seen(started, running=False, exit_code=None)
+        second = await launcher.restart(started, grace_s=GRACE_S, changes=PLAIN)
+        await bench.serving(launcher)
+        assert len(bench.left()) == 2
+        await launcher.stop(second, grace_s=GRACE_S)
+        assert bench.left() == []
+
+    uvloop.run(story())
+
+
+def test_a_server_that_outlived_a_killed_gateway_is_stopped_where_that_is_asked_for(bench):
+    async def story():
+        with another_gateway(bench, "--child", "titled", "away", "blank"):
+            await bench.processes(4)
+        launcher = bench.launcher(orphan="stop")
+        assert not (await launcher.look()).running
+        assert bench.left() == []
+
+    uvloop.run(story())
+
+
+@pytest.mark.parametrize("orphan", ["adopt", "stop"])
+def test_a_gateway_killed_between_start_and_record_leaves_no_unknown_server(bench, orphan):
+    async def story():
+        with another_gateway(bench, "--child", "blank") as (_, started):
+            await bench.processes(2)
+        # What the record says when the gateway dies in that moment.
+        save(bench.record, dataclasses.replace(load(bench.record), pid=0, started=0))
+        launcher = bench.launcher("--child", "blank", orphan=orphan)
+        seen = await launcher.look()
+        if orphan == "adopt":
+            assert seen == Seen(started, running=True)
+            await launcher.stop(started, grace_s=GRACE_S)
+        else:
+            assert not seen.running
+        assert bench.left() == []
+
+    uvloop.run(story())
+
+
+@pytest.mark.parametrize("damage", ["", "{", '{"pid": 1}', None])
+def test_servers_whose_record_is_lost_are_ended(bench, damage):
+    async def story():
+        with another_gateway(bench):
+            pass
+        if damage is None:
+            bench.record.unlink()
+        else:
+            bench.record.write_text(damage)
+        assert await bench.launcher().look() == Seen()
+        assert bench.left() == []
+
+    uvloop.run(story())
+
+
+def test_a_record_of_another_boot_is_nobodys(bench):
+    async def story():
+        launcher = bench.launcher()
+        first = await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        await bench.serving(launcher)
+        await launcher.stop(first, grace_s=GRACE_S)
+        me = dataclasses.replace(load(bench.record), boot="another", pid=os.getpid())
+        save(bench.record, me)
+        later = bench.launcher()
+        assert not (await later.look()).running
+        second = await later.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        await later.stop(second, grace_s=GRACE_S)
+
+    uvloop.run(story())
+
+
+def test_a_living_gateways_server_is_left_to_it_and_taken_over_after_it(bench):
+    async def story():
+        with another_gateway(bench) as (gateway, started):
+            launcher = bench.launcher(orphan="stop")
+            assert await launcher.look() == Seen(started, running=True)
+            assert len(bench.left()) == 1
+            with pytest.raises(Superseded):
+                await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+            gateway.kill()
+            gateway.wait()
+            assert not (await launcher.look()).running  # by now it outlived its gateway
+            assert bench.left() == []
+
+    uvloop.run(story())
+
+
+def test_two_gateways_do_not_act_on_one_backend_at_a_time(bench):
+    async def story():
+        one, other = bench.launcher("--ignore-term"), bench.launcher("--ignore-term")
+        first = await one.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        await bench.serving(one)
+        await other.look()
+        async with asyncio.TaskGroup() as group:
+            stopping = group.create_task(one.stop(first, grace_s=1.0))
+            await asyncio.sleep(0)
+            with pytest.raises(LaunchError, match="another gateway"):
+                await other.restart(first, grace_s=GRACE_S, changes=PLAIN)
+        assert stopping.done()
+        assert bench.left() == []
+
+    uvloop.run(story())
+
+
+def test_a_reload_makes_a_launcher_that_keeps_our_own_server(bench):
+    async def story():
+        first = bench.launcher(orphan="stop")
+        started = await first.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        await bench.serving(first)
+        second = bench.launcher(orphan="stop")
+        assert await second.look() == Seen(started, running=True)
+        await bench.serving(second)
+        os.kill(int(started.partition("-")[0]), signal.SIGKILL)
+        assert (await ended(bench, second)).exit_code == -signal.SIGKILL
+        assert (await first.look()).exit_code == -signal.SIGKILL
+        await second.stop(started, grace_s=GRACE_S)
+
+    uvloop.run(story())
+
+
+# --- cancellation, memory -------------------------------------------------------------------------
+
+
+def test_a_cancelled_stop_leaves_a_state_that_look_tells(bench):
+    async def story():
+        launcher = bench.launcher("--ignore-term")
+        first = await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        await bench.serving(launcher)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await launcher.stop(first, grace_s=60)
+        assert await launcher.look() == Seen(first, running=True)
+        await launcher.stop(first, grace_s=0)
+        assert bench.left() == []
+
+    uvloop.run(story())
+
+
+def test_a_restart_waits_until_the_driver_has_freed_what_ended_processes_held(bench):
+    held = []
+
+    def holders():
+        held.append(set(bench.left()))
+        return frozenset(first_pid) if len(held) < 3 else frozenset()
+
+    first_pid = set()
+
+    async def story():
+        launcher = bench.launcher(gpu_holders=holders)
+        first = await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        await bench.serving(launcher)
+        first_pid.add(int(first.partition("-")[0]))
+        assert held == []
+        second = await launcher.restart(first, grace_s=GRACE_S, changes=PLAIN)
+        assert held == [set(), set(), set()]  # asked until free, and nothing had started by then
+        await launcher.stop(second, grace_s=GRACE_S)
+
+    uvloop.run(story())
+
+
+def test_host_memory_counts_children_too(bench):
+    async def story():
+        alone = bench.launcher()
+        first = await alone.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        await bench.serving(alone)
+        one = await alone.memory_bytes()
+        family = bench.launcher("--child", "titled", "away")
+        second = await family.restart(first, grace_s=GRACE_S, changes=PLAIN)
+        await bench.serving(family)
+        assert 0 < one < await family.memory_bytes()
+        await family.stop(second, grace_s=GRACE_S)
+        assert await family.memory_bytes() == 0
+
+    uvloop.run(story())

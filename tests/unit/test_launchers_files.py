@@ -1,0 +1,202 @@
+"""The log file, the record and the file names of launched servers; what /proc says."""
+
+import dataclasses
+import os
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.control.launchers import proc
+from gateway.control.launchers.logfile import LogFile
+from gateway.control.launchers.record import Record, digest, file_name, load, save
+
+RECORD = Record("n", "boot-id-of-this", 1, 2, "sha", 10, 40, 41)
+
+
+def write(log, data):
+    handle = log.open()
+    os.write(handle, data)
+    os.close(handle)
+
+
+@pytest.fixture
+def log(tmp_path):
+    return LogFile(tmp_path / "log.txt", rotate_bytes=1000)
+
+
+def test_lines_come_once_and_whole(log):
+    write(log, b"one\ntw")
+    log.poll()
+    assert log.take() == ("one",)
+    assert log.tail(100) == "one\ntw"
+    write(log, b"o\r\n\nthree\xff\n")
+    log.poll()
+    assert log.take() == ("two", "three�")
+    assert log.take() == ()
+
+
+def test_each_state_of_a_progress_bar_is_a_line(log):
+    write(log, b"\rloading 10%\rloading 20%\r")
+    log.poll()
+    assert log.take() == ("loading 10%", "loading 20%")
+
+
+def test_a_start_begins_at_its_own_place(log):
+    write(log, b"of the start before\n")
+    log.poll()
+    log.begin(log.size)
+    assert log.tail(100) == ""
+    assert log.take() == ()
+    write(log, b"of this one\n")
+    log.poll()
+    assert log.take() == ("of this one",)
+    assert log.tail(100) == "of this one"
+
+
+def test_rotation_keeps_two_older_files_and_every_line(log):
+    handle = log.open()
+    seen = []
+    for number in range(400):
+        os.write(handle, f"line {number:04}\n".encode())  # the server's own handle, never reopened
+        if number % 30 == 0:
+            log.poll()
+            seen += log.take()
+    log.poll()
+    seen += log.take()
+    os.close(handle)
+    assert seen == [f"line {number:04}" for number in range(400)]
+    names = sorted(path.name for path in log.path.parent.iterdir())
+    assert names == ["log.txt", "log.txt.1", "log.txt.2"]
+    older = [log.path.with_name(name) for name in names[1:]]
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in older)
+    assert log.size <= 1000 + 300
+    assert older[1].read_text() < older[0].read_text() < "line 0399"
+
+
+def test_what_came_while_nobody_read_is_read_at_the_rotation(log):
+    write(log, b"".join(b"line %d\n" % number for number in range(500)))
+    assert log.poll()
+    assert len(log.take()) == 500
+    assert log.size == 0
+    assert not log.poll()
+
+
+def test_memory_is_bounded_whatever_is_written(tmp_path):
+    log = LogFile(tmp_path / "log.txt")
+    write(log, b"x" * 3_000_000)  # one line without an end
+    log.poll()
+    assert len(log.tail(10**9)) <= 8 * 1024
+    write(log, b"\n" + b"".join(b"%d\n" % number for number in range(100_000)))
+    log.poll()
+    lines = log.take()
+    assert len(lines) == 2000
+    assert lines[-1] == "99999"
+    write(log, (b"y" * 5000 + b"\n") * 1000)
+    log.poll()
+    assert 200 * 1024 < len(log.tail(10**9)) <= 256 * 1024
+    assert log.tail(3) == "yyy"
+    assert log.tail(0) == ""
+
+
+def test_a_file_that_somebody_emptied_is_read_from_its_begin(log):
+    write(log, b"a long line before\n")
+    log.poll()
+    os.truncate(log.path, 0)
+    write(log, b"new\n")
+    log.poll()
+    assert log.take() == ("a long line before", "new")
+
+
+def test_a_file_that_is_not_there_is_empty(log):
+    assert not log.poll()
+    assert (log.size, log.identity, log.take(), log.tail(10)) == (0, None, (), "")
+
+
+def test_a_link_in_its_place_is_not_followed(log, tmp_path):
+    (tmp_path / "secret").write_text("")
+    log.path.symlink_to(tmp_path / "secret")
+    with pytest.raises(OSError, match="symbolic"):
+        log.open()
+
+
+# --- records --------------------------------------------------------------------------------------
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path):
+    path = tmp_path / "r.json"
+    save(path, RECORD)
+    assert load(path) == RECORD
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [each.name for each in tmp_path.iterdir()] == ["r.json"]
+    assert RECORD.incarnation == "40-41-boot-id-"
+    assert dataclasses.replace(RECORD, pid=0).incarnation is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"pid": 1}', '{"more": 1}', "\0"])
+def test_what_is_not_a_record_is_none(tmp_path, text):
+    (tmp_path / "r").write_text(text)
+    assert load(tmp_path / "r") is None
+    assert load(tmp_path / "none") is None
+
+
+def test_command_lines_are_told_apart_without_being_told():
+    assert digest(["a", "b"]) != digest(["a b"])
+    assert "secret" not in digest(["--api-key", "secret"])
+
+
+@pytest.mark.parametrize(
+    ("pool", "backend", "name"),
+    [("qwen3-8b", "b1", "qwen3-8b--b1"), ("Qwen2.5", "b-1", "Qwen2.5--b-1")],
+)
+def test_plain_names_stay_readable(pool, backend, name):
+    assert file_name(pool, backend) == name
+
+
+POOL = st.text(string.ascii_letters + string.digits + "._:/-", min_size=1, max_size=128)
+NAME = st.text(string.ascii_lowercase + string.digits + "-", min_size=1, max_size=63)
+
+
+@given(POOL, NAME, POOL, NAME)
+def test_file_names_are_safe_and_no_two_backends_share_one(pool, backend, other_pool, other):
+    name = file_name(pool, backend)
+    assert len(name) <= 200
+    assert "/" not in name
+    assert name not in (".", "..")
+    same = (pool, backend) == (other_pool, other)
+    assert (name == file_name(other_pool, other)) == same
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [(("a/b", "c"), ("a_b", "c")), (("a--b", "c"), ("a", "b--c"))]
+)
+def test_names_that_look_alike_differ(one, other):
+    assert file_name(*one) != file_name(*other)
+
+
+# --- /proc ----------------------------------------------------------------------------------------
+
+
+def test_a_name_with_spaces_and_parentheses_does_not_mislead():
+    fields = ["S", "7", "8", "9", *["0"] * 15, "12345", "0"]
+    found = proc.parse_stat(f"42 (a) S (b) {' '.join(fields)}")
+    assert found == proc.Process(42, 12345, 7, 8, 9, "a) S (b", dead=False)
+    assert str(found) == "42 (a) S (b)"
+    assert proc.parse_stat(f"42 (z) {' '.join(['Z', *fields[1:]])}").dead
+
+
+def test_a_number_that_another_process_has_by_now_is_not_it():
+    me = proc.find(os.getpid())
+    assert proc.runs(me.pid, me.started)
+    assert not proc.runs(me.pid, me.started + 1)
+    assert proc.find(2**22 + 1) is None
+    assert not proc.runs(2**22 + 1, 0)
+
+
+def test_we_see_ourselves():
+    assert proc.private_bytes(os.getpid()) > 1_000_000
+    assert proc.variables(os.getpid())["PATH"]
+    assert os.getpid() in {each.pid for each in proc.every()}
+    assert proc.variables(2**22 + 1) == {}
+    assert proc.private_bytes(2**22 + 1) == 0
