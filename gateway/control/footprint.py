@@ -1,0 +1,135 @@
+"""What a GPU holds beside the KV cache: weights, LoRA slots, and what can only be estimated.
+
+Weights and LoRA slots are counted. Activations, CUDA graphs and the runtime are measured by vLLM
+itself when it starts, by a trial run; here they are estimated, each with what it rests on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.control.kvcaches import Dtype, State
+from gateway.control.modelshape import ModelShape
+from gateway.control.serveplan import Device, Plan
+
+MIB: Final = 1 << 20
+
+# Tensors as wide as the model that live at the same time in a layer: residual, normed input,
+# output of attention, output of the MLP.
+_WIDE_TENSORS: Final = 4
+# Beside them the MLP holds gate and up (twice its width) and their product (once).
+_MLP_TENSORS: Final = 3
+# Logits of the sampler in float32: as computed, and one copy for sorting or softmax.
+_LOGITS_COPIES: Final = 2
+# Graphs of 0.46, 0.54 and 0.55 GiB were logged by vLLM 0.11 to 0.22 on models of 3 to 12 billion
+# parameters ("Graph capturing finished in 8 secs, took 0.54 GiB").
+_GRAPH_BYTES: Final = 512 * MIB
+# "non_torch_memory takes 0.23GiB" on one GPU; with NCCL about 1.1 GiB.
+_RUNTIME_BYTES: Final = 256 * MIB
+_NCCL_BYTES: Final = 896 * MIB
+# How far the estimates may be off: half of them, at least this.
+_LEAST_DOUBT_BYTES: Final = 512 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A part that is not counted but assumed, and what that rests on."""
+
+    what: str
+    size_bytes: int
+    basis: str
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What one GPU of a pipeline stage holds beside the KV cache."""
+
+    weights_bytes: int
+    lora_bytes: int
+    estimates: tuple[Estimate, ...]
+
+    @property
+    def estimated_bytes(self) -> int:
+        """All that is estimated."""
+        return sum(each.size_bytes for each in self.estimates)
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.weights_bytes + self.lora_bytes + self.estimated_bytes
+
+    @property
+    def doubt_bytes(self) -> int:
+        """By how much the whole may be more or less."""
+        return max(_LEAST_DOUBT_BYTES, self.estimated_bytes // 2) if self.estimates else 0
+
+
+def footprint(model: ModelShape, plan: Plan, stage: range, length: int) -> Footprint:
+    """Return what a GPU of a pipeline stage holds. `length`: the context window in tokens."""
+    dtype = plan.dtype or model.dtype
+    held = model.weights.loaded(dtype).stage_bytes(stage, len(model.layers)) // plan.tp
+    return Footprint(
+        weights_bytes=held + _replicated_bytes(model, plan, stage, dtype),
+        lora_bytes=_lora_bytes(model, plan, stage, dtype),
+        estimates=_estimates(model, plan, dtype, length),
+    )
+
+
+def _replicated_bytes(model: ModelShape, plan: Plan, stage: range, dtype: Dtype) -> int:
+    """Weights that tensor parallelism does not divide: key and value heads, where there are fewer.
+
+    Each GPU then has one head of them in place of a part of one (vLLM `QKVParallelLinear`). Norms
+    and routers, also whole on each, are too small to count.
+    """
+    if model.latent or not model.kv_heads or model.kv_heads >= plan.tp:
+        return 0
+    attentive = sum(
+        any(not isinstance(cache, State) for cache in model.layers[layer]) for layer in stage
+    )
+    numbers = 2 * model.hidden * model.head_dim * attentive
+    size = 1 if model.quantized else dtype.size
+    return int(numbers * size * (1 - model.kv_heads / plan.tp))
+
+
+def _lora_bytes(model: ModelShape, plan: Plan, stage: range, dtype: Dtype) -> int:
+    """Slots for adapters, made for every linear layer of attention and MLP, used or not.
+
+    Down-projections of column-parallel layers are whole on each GPU, up-projections of row-parallel
+    layers too (vLLM lora/layers/base_linear.py, column_parallel_linear.py; fully_sharded_loras is
+    off by default). Layers of experts have a slot each.
+    """
+    if not plan.max_loras:
+        return 0
+    hidden, tp = model.hidden, plan.tp
+    queries = model.heads * model.head_dim // tp
+    kv = max(1, model.kv_heads // tp) * model.head_dim if model.kv_heads else 0
+    one = model.inner // max(1, model.experts_per_token) // tp
+    attention = 3 * hidden + queries + 2 * kv + queries + hidden
+    mlp = 2 * (hidden + one) + one + hidden
+    per_layer = attention + mlp * max(1, model.experts)
+    return plan.max_loras * plan.max_lora_rank * per_layer * len(stage) * dtype.size
+
+
+def _estimates(model: ModelShape, plan: Plan, dtype: Dtype, length: int) -> tuple[Estimate, ...]:
+    batch = plan.batch(length)
+    wide = _WIDE_TENSORS + model.experts_per_token  # each expert has an output of its own
+    per_token = (_MLP_TENSORS * model.inner // plan.tp + wide * model.hidden) * dtype.size
+    logits = batch.seqs * model.vocab * 4 * _LOGITS_COPIES
+    found = [
+        Estimate(
+            "activations",
+            batch.tokens * per_token + logits,
+            f"{batch.tokens} tokens a step through the widest layer, logits of {batch.seqs}"
+            " requests; vLLM measures it at its start",
+        )
+    ]
+    if plan.device is Device.CPU:
+        return tuple(found)
+    if not plan.enforce_eager:
+        found.append(Estimate("CUDA graphs", _GRAPH_BYTES, "0.46 to 0.55 GiB in logs of vLLM"))
+    many = plan.tp * plan.pp > 1
+    size = _RUNTIME_BYTES + (_NCCL_BYTES if many else 0)
+    basis = "1.1 GiB in logs of vLLM with NCCL" if many else "0.23 GiB in a log of vLLM"
+    found.append(Estimate("CUDA runtime", size, basis))
+    return tuple(found)
