@@ -3,6 +3,7 @@
     signals --> Process --> public server (uvicorn + GatewayProtocol) --> Handler --> Client --> backends
                        |--> admin server (uvicorn + Starlette)
                        |--> Watchers (health, metrics, models of every backend)
+                       |--> Supervisor (starts and restarts backends)
                        `--> ticks: upstream deadlines, head deadlines, access log, loop lag
 
 SIGHUP reloads, SIGTERM and SIGINT drain, a second one stops at once.
@@ -30,6 +31,7 @@ from gateway.config.load import Loaded, load_config
 from gateway.config.models import Config
 from gateway.config.reload import diff
 from gateway.control.discovery import Watchers
+from gateway.control.supervisor import Supervisor
 from gateway.core.aio import Clock, SystemClock, periodic
 from gateway.core.errors import ConfigError
 from gateway.ingress.downstream import Downstream
@@ -43,6 +45,7 @@ from gateway.observe.metrics import Metrics, Readings
 from gateway.observe.outlet import Outlet
 from gateway.ops.api import admin_app
 from gateway.ops.dryrun import Deciding
+from gateway.pools.store import MemoryStore
 from gateway.pools.table import PoolTable
 from gateway.routing.catalog import Catalogs
 from gateway.routing.choice import Chooser
@@ -78,6 +81,7 @@ class Process:
     ingress: Ingress
     handler: Handler
     watchers: Watchers
+    supervisor: Supervisor
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
     listening: asyncio.Event = field(default_factory=asyncio.Event)
@@ -163,8 +167,11 @@ def build(loaded: Loaded, path: Path, outlet: Outlet) -> Process:
     handler.gate.configure(config.pools, handler.settings.keys.priorities)
     metrics.configured(_digest(loaded.config))
     watchers = Watchers(table, config.health, clock)
+    supervisor = Supervisor(table, clock, MemoryStore(clock), config)
+    supervisor.events.on_event.append(ledger.event)
     return Process(
-        path, loaded, clock, table, client, metrics, outlet, ledger, control_http, ingress, handler, watchers
+        path, loaded, clock, table, client, metrics, outlet, ledger, control_http, ingress, handler, watchers,
+        supervisor,
     )  # fmt: skip
 
 
@@ -236,6 +243,7 @@ async def run(process: Process) -> None:
         async with asyncio.TaskGroup() as group:
             background = [
                 group.create_task(process.watchers.run(), name="watchers"),
+                group.create_task(process.supervisor.run(), name="supervisor"),
                 group.create_task(process.ledger.run(), name="ledger"),
                 group.create_task(_ticks(process), name="ticks"),
                 group.create_task(_watch_keys(process), name="keys"),
@@ -265,6 +273,7 @@ async def run(process: Process) -> None:
     finally:
         _close(public, admin)
         process.client.close()
+        await process.supervisor.close()
         process.ledger.post()
         process.outlet.flush()
         await process.control_http.aclose()
@@ -397,6 +406,7 @@ def reload(process: Process) -> bool:
     process.table.apply(loaded.config.pools, loaded.config.health)
     process.handler.gate.configure(loaded.config.pools, settings.keys.priorities)
     process.watchers.health = loaded.config.health
+    process.supervisor.apply(loaded.config)
     process.metrics.configured(_digest(loaded.config))
     process.client.keep_only(process.table.ids())
     process.metrics.reloaded(ok=True)

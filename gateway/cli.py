@@ -106,7 +106,8 @@ def demo(
 
 @app.command(epilog="Example: vllm-gateway sim --port 8001 --model qwen3-8b --adapter sql")
 def sim(
-    port: Annotated[int, typer.Option(help="Port on 127.0.0.1.")],
+    port: Annotated[int, typer.Option(help="Its port.")],
+    host: Annotated[str, typer.Option(help="Its address.")] = "127.0.0.1",
     model: Annotated[str, typer.Option(help="The model it serves.")] = "sim",
     adapter: Annotated[list[str] | None, typer.Option(help="A LoRA adapter. Repeatable.")] = None,
     max_model_len: Annotated[int, typer.Option(min=1, help="Context window, in tokens.")] = 8192,
@@ -122,6 +123,7 @@ def sim(
         model=model,
         adapters=tuple(adapter or ()),
         max_model_len=max_model_len,
+        host=host,
         port=port,
         api_key=api_key,
         num_blocks=max(smallest.num_blocks, 4 * max_model_len // smallest.block_size),

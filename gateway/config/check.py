@@ -184,13 +184,3 @@ def _not_yet(config: Config) -> Iterator[Remark]:
             "this version keeps its state in memory and does not use Redis yet",
             severity=Severity.WARNING,
         )
-    for pool, settings in config.pools.items():
-        for place, backend in enumerate(settings.backends):
-            for key, what in (("restart", "restart"), ("launch", "start")):
-                if getattr(backend, key) is not None:
-                    yield Remark(
-                        ("pools", pool, "backends", place, key),
-                        "not-yet",
-                        f"this version does not {what} backends yet, it only watches them",
-                        severity=Severity.WARNING,
-                    )

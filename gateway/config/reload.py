@@ -18,6 +18,7 @@ NEEDS_RESTART: Final = (
     "listen",
     "admin.listen",
     "redis",
+    "state",
     "log",
     "limits.max_header_bytes",
     "limits.max_headers",

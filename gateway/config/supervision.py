@@ -41,6 +41,13 @@ class Orphan(Enum):
     STOP = "stop"
 
 
+class OnExit(Enum):
+    """What becomes of a launched server when the gateway is told to end."""
+
+    STOP = "stop"
+    LEAVE = "leave"
+
+
 class RestartConfig(Section):
     """How to restart a backend that runs under somebody else's supervision; exactly one way."""
 
@@ -84,6 +91,9 @@ class LaunchConfig(Section):
         {}, "Further flags without their dashes, such as {max-model-len: 8192}."
     )
     env: dict[str, str] = setting({}, "Further environment variables.")
+    on_exit: OnExit = setting(
+        "stop", "When the gateway ends: stop it, or leave it running for the next gateway."
+    )
     orphan: Orphan = setting(
         "adopt", "A server that outlived its gateway: adopt it at the next start, or stop it."
     )

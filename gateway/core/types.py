@@ -201,6 +201,7 @@ class ServedModel:
     name: str
     parent: str | None
     window_tokens: int | None
+    root: str | None = None  # of an adapter: its path on the backend
 
 
 # --- what probes, scrapes and traffic tell the pool table: a closed union -----------------------

@@ -121,6 +121,16 @@ LIMIT_CUTS: Final = _counter(
     "Times that limit was lowered; sign is waiting, preempted, refused, late or slow.",
     "pool", "backend", "sign",
 )  # fmt: skip
+RESTARTS: Final = _counter(
+    "gateway_backend_restarts_total",
+    "Restarts of a backend that this gateway began, by their cause.",
+    "pool", "backend", "cause",
+)  # fmt: skip
+SUPERVISION: Final = _counter(
+    "gateway_supervision_events_total",
+    "What supervision did or saw, by kind: started, start_failed, exited, remedy, suspended, ...",
+    "pool", "backend", "kind",
+)  # fmt: skip
 TOKENS: Final = _counter(
     "gateway_tokens_total",
     "Tokens of requests that ended; kind is prompt, cached (part of prompt) or completion.",

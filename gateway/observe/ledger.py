@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.core.aio import Clock, periodic
+from gateway.core.events import Event, EventKind
 from gateway.core.types import Outcome, Phase, RequestRecord, Transition
 from gateway.observe.log import AccessLog
 from gateway.observe.metrics import Metrics
@@ -15,7 +16,15 @@ log = logging.getLogger("gateway.ledger")
 
 _GOOD_NEWS: Final = frozenset({Phase.STARTING, Phase.READY})
 _BY_ORDER: Final = frozenset({Phase.DRAINING, Phase.CORDONED, Phase.STOPPED})
-
+_BAD_NEWS: Final = frozenset(
+    {
+        EventKind.EXITED,
+        EventKind.START_FAILED,
+        EventKind.LAUNCH_FAILED,
+        EventKind.SUSPENDED,
+        EventKind.ADAPTER_FAILED,
+    }
+)
 
 # Settled requests are counted and written by the dozen: code that runs again and again is in the
 # processor's caches, which halves its cost. A batch takes about 0.1 ms.
@@ -96,6 +105,23 @@ class Ledger:
                 "before": seen.before.value,
                 "after": after.value,
                 "reason": seen.reason,
+            },
+        )
+
+    def event(self, seen: Event) -> None:
+        """Count what supervision did or saw, and log it as event `supervision_<kind>`."""
+        self._metrics.event(seen)
+        bad = seen.kind in _BAD_NEWS
+        log.log(
+            logging.WARNING if bad else logging.INFO,
+            "%s: %s: %s",
+            seen.backend_id,
+            seen.kind.value,
+            seen.detail,
+            extra={
+                "event": f"supervision_{seen.kind.value}",
+                "backend": seen.backend_id,
+                "label": seen.label,
             },
         )
 

@@ -27,6 +27,7 @@ from prometheus_client.registry import Collector
 
 from gateway import __version__
 from gateway.core.aio import Clock
+from gateway.core.events import Event, EventKind
 from gateway.core.types import (
     LoadSample,
     Outcome,
@@ -203,6 +204,13 @@ class Metrics(Collector):
         """Count a change of a backend's phase."""
         pool, _, name = seen.backend_id.rpartition("/")
         self._values[table.TRANSITIONS.name][pool, name, seen.after.value, seen.reason] += 1
+
+    def event(self, seen: Event) -> None:
+        """Count what supervision did or saw; a restart by its cause, too."""
+        pool, _, name = seen.backend_id.rpartition("/")
+        self._values[table.SUPERVISION.name][pool, name, seen.kind.value] += 1
+        if seen.kind is EventKind.RESTART:
+            self._values[table.RESTARTS.name][pool, name, seen.label] += 1
 
     def limit_cut(self, backend_id: str, sign: str) -> None:
         """Count that a backend's concurrency limit was lowered; `sign` is a closed word."""

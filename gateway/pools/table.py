@@ -10,6 +10,7 @@ Without a fresh scrape its load is unknown, which is not the same as none.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -142,6 +143,13 @@ class PoolTable:
         if tending is None and before is not None and before.phase is Phase.STARTING:
             backend.limit.ready_at = now
         return self._adopt(backend, tend(backend.health, tending, now, self._policy), now)
+
+    def narrow(self, backend_id: str, window_tokens: int) -> None:
+        """Note that a backend will come up with a smaller window, before its model list says so."""
+        backend = self._backends.get(backend_id)
+        if backend is not None and window_tokens < (backend.window_tokens or math.inf):
+            backend.window_tokens = window_tokens
+            self.epoch += 1
 
     def _member(
         self, pool: str, config: BackendConfig, before: Mapping[str, Backend], now: float

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
@@ -135,6 +135,7 @@ class _Model(msgspec.Struct):
     id: str
     parent: str | None = None
     max_model_len: int | None = None
+    root: Any = None
 
 
 class _Models(msgspec.Struct):
@@ -166,7 +167,14 @@ def parse_models(body: bytes) -> tuple[ServedModel, ...]:
         models = _MODELS.decode(body).data
     except (msgspec.DecodeError, RecursionError):
         return ()
-    return tuple(ServedModel(model.id, model.parent, model.max_model_len) for model in models)
+    return tuple(
+        ServedModel(model.id, model.parent, model.max_model_len, _adapter_path(model))
+        for model in models
+    )
+
+
+def _adapter_path(model: _Model) -> str | None:
+    return model.root if model.parent is not None and isinstance(model.root, str) else None
 
 
 def parse_openapi_endpoints(body: bytes) -> frozenset[Endpoint] | None:

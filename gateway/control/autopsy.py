@@ -1,0 +1,93 @@
+"""What ended is examined: why did it end, and what may be changed so that it starts?"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.control import cmdline
+from gateway.control.charge import Charge
+from gateway.control.cure import MAX_MODEL_LEN, Cure, cure
+from gateway.control.diagnosis import Diagnosis, Kind, diagnose
+from gateway.control.launchers.launcher import LaunchError, Seen
+from gateway.control.overrides import Overrides
+from gateway.core.aio import Clock
+from gateway.core.events import Event, EventKind, Events
+from gateway.core.types import Phase
+from gateway.pools.health import Tending
+from gateway.pools.table import PoolTable
+
+log = logging.getLogger("gateway.supervisor")
+
+_LOG_BYTES: Final = 256 * 1024
+
+
+@dataclass(slots=True)
+class Autopsy:
+    """Examines servers that ended, and applies remedies."""
+
+    table: PoolTable
+    clock: Clock
+    overrides: Overrides
+    events: Events
+
+    async def examine(self, charge: Charge, seen: Seen) -> None:
+        """Take a backend whose process ended out of rotation, say why, and apply what policy allows.
+
+        Errors: none; a log that cannot be read leaves the cause unknown.
+        """
+        charge.examined = seen.incarnation
+        starting = charge.starting
+        if charge.backend.health.tended is None:
+            self.table.tend(charge.id, Tending(Phase.DOWN, "exited", "its process has ended"))
+        charge.diagnosis = diagnosis = await self._diagnose(charge, seen)
+        kind = EventKind.START_FAILED if starting else EventKind.EXITED
+        self._tell(charge, kind, diagnosis.kind.value, _sentence(diagnosis, seen))
+        phase = Phase.STARTING if starting else Phase.DOWN
+        reason = "start_failed" if starting else "exited"
+        self.table.tend(charge.id, Tending(phase, reason, _sentence(diagnosis, seen)))
+        if starting and charge.config.launch is not None:
+            self._apply(charge, diagnosis)
+
+    async def _diagnose(self, charge: Charge, seen: Seen) -> Diagnosis:
+        text = ""
+        try:
+            text = await charge.launcher.log(_LOG_BYTES)
+        except LaunchError as error:
+            log.warning("%s: its log cannot be read: %s", charge.id, error)
+        return await asyncio.to_thread(diagnose, text, exit_code=seen.exit_code)
+
+    def _apply(self, charge: Charge, diagnosis: Diagnosis) -> None:
+        launch = charge.config.launch
+        assert launch is not None
+        applied = self.overrides.of(charge.id, launch).changes
+        found = cure(diagnosis, charge.pool, cmdline.stated(launch, applied), applied)
+        if found is None:
+            return
+        try:
+            self.overrides.apply(charge.id, launch, found, self.clock.wall())
+        except OSError as error:
+            where = error.filename or self.overrides.folder
+            log.error("the remedy is not kept: %s: %s", where, error.strerror)
+        self._tell(charge, EventKind.REMEDY, found.remedy.value, _told(found))
+        window = found.changes.args.get(MAX_MODEL_LEN)
+        if isinstance(window, int):
+            self.table.narrow(charge.id, window)
+
+    def _tell(self, charge: Charge, kind: EventKind, label: str, detail: str) -> None:
+        self.events.tell(Event(self.clock.now(), kind, charge.id, label, detail))
+
+
+def _sentence(diagnosis: Diagnosis, seen: Seen) -> str:
+    if diagnosis.kind not in (Kind.UNKNOWN, Kind.HEALTHY):
+        return diagnosis.cause
+    code = "" if seen.exit_code is None else f" with code {seen.exit_code}"
+    return f"its process ended{code}; its log does not tell why"
+
+
+def _told(found: Cure) -> str:
+    flags = [f"--{name} {value}" for name, value in found.changes.args.items()]
+    variables = [f"{name}={value}" for name, value in found.changes.env.items()]
+    return f"{' '.join([*flags, *variables]) or found.remedy.value}: {found.why}"

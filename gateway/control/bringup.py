@@ -1,0 +1,243 @@
+"""Restart one backend, and bring it up: what is done to it, step by step.
+
+    restart:   drain --> stop, start --> bring up
+    bring up:  healthy, models known --> one token --> adapters --> warm-up --> it serves, slowly at first
+
+While this goes on the backend is DRAINING, then STARTING, whatever its probes say: a server that
+answers `/health` has not proved that its engine works. A start that fails stays STARTING: what is
+done about it is for the policy (`control.remedy`) to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.control import adapters
+from gateway.control.canary import canary, warm_up
+from gateway.control.charge import Charge, emptied
+from gateway.control.fetch import FetchError, fetch
+from gateway.control.gpus import GpuTurns
+from gateway.control.healing import Cause, Restart, Sign
+from gateway.control.launchers.launcher import Incarnation, LaunchError, Superseded
+from gateway.control.overrides import Overrides
+from gateway.control.startup import StartWatch
+from gateway.core.aio import Clock
+from gateway.core.events import Event, EventKind, Events
+from gateway.core.types import ModelsSeen, Phase
+from gateway.pools.health import Tending
+from gateway.pools.table import PoolTable
+from gateway.wire.vllm import parse_models
+
+log = logging.getLogger("gateway.supervisor")
+
+_POLL_S: Final = 0.1
+_CANARY_S: Final = 60.0  # the first token of a cold engine: kernels are compiled on the way
+_CANARIES: Final = 2
+_ADAPTER_S: Final = 120.0  # to read its weights from a slow disk
+_WARM_UP_S: Final = 60.0
+_MODELS_S: Final = 5.0
+
+
+class StartFailed(Exception):
+    """A start did not come to its good end; the message is the evidence."""
+
+
+class Ended(Exception):
+    """The process ended while it started; the autopsy tells why."""
+
+
+@dataclass(slots=True)
+class Bringup:
+    """What it takes to restart backends; one for all of them."""
+
+    table: PoolTable
+    clock: Clock
+    overrides: Overrides
+    events: Events
+    gpus: GpuTurns
+
+    async def restart(self, charge: Charge, order: Restart) -> None:
+        """Carry out an order. Everything that fails is told as an event, nothing raises.
+
+        Cancel: the server is left as it is; what was launched stays launched.
+        """
+        charge.restarting = True
+        try:
+            if order.planned:
+                await self._drain(charge, order)
+            async with self.gpus.turn(charge):
+                incarnation = await self._launch(charge, order)
+                charge.restarting = False
+                await self._bring_up(charge, incarnation, order.incarnation)
+        except LaunchError as error:
+            charge.trouble = str(error)
+            if isinstance(error, Superseded):
+                self.table.tend(charge.id, None)
+            self._tell(charge, EventKind.LAUNCH_FAILED, order.cause.value, str(error))
+        finally:
+            charge.restarting = False
+
+    async def bring_up(self, charge: Charge, incarnation: Incarnation | None) -> None:
+        """Watch the start of a server that runs already, and try it. Nothing raises."""
+        async with self.gpus.turn(charge):
+            await self._bring_up(charge, incarnation)
+
+    # --- down ---------------------------------------------------------------------------------------
+
+    async def _drain(self, charge: Charge, order: Restart) -> None:
+        """Let what it carries finish, up to `supervision.drain`."""
+        streams = charge.backend.in_flight
+        self._tend(charge, Phase.DRAINING, f"{streams} requests finish, then {_why(order)}")
+        await emptied(charge.backend, self.clock, charge.pool.supervision.drain)
+
+    async def _launch(self, charge: Charge, order: Restart) -> Incarnation | None:
+        charge.starting, charge.verified, charge.reconfigured = True, None, False
+        charge.signs.clear()
+        charge.trouble = ""
+        self._tend(charge, Phase.STARTING, _why(order))
+        changes = self.overrides.of(charge.id, charge.config.launch).changes
+        grace_s = charge.pool.supervision.stop_grace
+        charge.watch = self._watch(charge)
+        return await charge.launcher.restart(order.incarnation, grace_s=grace_s, changes=changes)
+
+    def _watch(self, charge: Charge) -> StartWatch:
+        patience, now = charge.pool.supervision.patience, self.clock.now()
+        return StartWatch(patience, now, charge.launcher.launches, charge.usual_s)
+
+    # --- up -----------------------------------------------------------------------------------------
+
+    async def _bring_up(
+        self, charge: Charge, incarnation: Incarnation | None, before: Incarnation | None = None
+    ) -> None:
+        """Take a start to its end. `before` is the incarnation that `incarnation`, if known, replaces."""
+        charge.starting = True
+        watch = charge.watch = charge.watch or self._watch(charge)
+        self._tend(charge, Phase.STARTING, watch.told(self.clock.now()))
+        try:
+            await self._until_up(charge, incarnation, before)
+            await self._try(charge)
+            await self._adapters(charge)
+            await self._warm_up(charge)
+        except StartFailed as error:
+            self._tend(charge, Phase.STARTING, str(error))
+            self._tell(charge, EventKind.START_FAILED, watch.stage.name.lower(), str(error))
+            return
+        except Ended:
+            return
+        finally:
+            charge.watch = None
+        now = self.clock.now()
+        charge.usual_s = watch.ended(now)
+        charge.starting, charge.progress_at = False, now
+        charge.verified = incarnation or _runs(charge)
+        self.table.tend(charge.id, None)
+        took = f"serves {now - watch.began_at:.0f} s after its start"
+        self._tell(charge, EventKind.STARTED, "started", took)
+
+    async def _until_up(
+        self, charge: Charge, incarnation: Incarnation | None, before: Incarnation | None
+    ) -> None:
+        """Wait until it is healthy and its models are known; the supervisor looks at its process.
+
+        Where only a look tells the new incarnation, the old one may answer for a while yet.
+        """
+        watch = charge.watch
+        assert watch is not None
+        told = ""
+        while not charge.backend.health.up or (incarnation is None and _runs(charge) == before):
+            now = self.clock.now()
+            self._fail_if_ended(charge, incarnation)
+            hung = watch.hung(now)
+            if hung is not None:
+                charge.signs[Cause.START_HUNG] = Sign(Cause.START_HUNG, hung)
+                raise StartFailed(hung)
+            if (where := watch.told(now)) != told:
+                told = where
+                self._tend(charge, Phase.STARTING, told)
+            await asyncio.sleep(_POLL_S)
+
+    def _fail_if_ended(self, charge: Charge, incarnation: Incarnation | None) -> None:
+        seen = charge.seen
+        if seen is None or seen.running or seen.incarnation is None:
+            return
+        if incarnation is None or seen.incarnation == incarnation:
+            raise Ended
+
+    async def _try(self, charge: Charge) -> None:
+        """Ask for one token; twice, for the first may find a cold engine."""
+        self._tend(charge, Phase.STARTING, "it answers; one token is asked of its engine")
+        failed = ""
+        for _ in range(_CANARIES):
+            try:
+                await canary(charge.client, charge.backend, timeout_s=_CANARY_S)
+            except FetchError as error:
+                failed = error.reason
+            else:
+                return
+        why = f"it answers /health, but its engine gave no token: {failed}"
+        charge.signs[Cause.START_HUNG] = Sign(Cause.START_HUNG, why)
+        raise StartFailed(why)
+
+    async def _adapters(self, charge: Charge) -> None:
+        """Load the adapters that it should hold, and see them in its model list."""
+        held = set(charge.backend.adapters)
+        missing = {
+            name: path
+            for name, path in adapters.wanted(charge.pool, charge.adapters).items()
+            if name not in held
+        }
+        for name, path in missing.items():
+            self._tend(charge, Phase.STARTING, f"it loads the adapter {name}")
+            await self._load(charge, name, path)
+        if missing:
+            await self._see_models(charge)
+            self._verify(charge, missing)
+
+    async def _load(self, charge: Charge, name: str, path: str) -> None:
+        try:
+            await adapters.load(charge.client, name, path, timeout_s=_ADAPTER_S)
+        except adapters.AdapterError as error:
+            self._tell(charge, EventKind.ADAPTER_FAILED, name, str(error))
+
+    async def _see_models(self, charge: Charge) -> None:
+        try:
+            models = parse_models(await fetch(charge.client, "/v1/models", timeout_s=_MODELS_S))
+        except FetchError as error:
+            raise StartFailed(f"its model list could not be read: {error.reason}") from error
+        backend = charge.backend
+        seen = ModelsSeen(self.clock.now(), models, backend.endpoints, backend.version)
+        self.table.observe(charge.id, seen)
+
+    def _verify(self, charge: Charge, loaded: Mapping[str, str]) -> None:
+        for name in loaded:
+            if name in charge.backend.adapters:
+                self._tell(charge, EventKind.ADAPTER, name, f"the adapter {name} is loaded again")
+
+    async def _warm_up(self, charge: Charge) -> None:
+        """Best effort: a server that gave one token serves."""
+        try:
+            await warm_up(charge.client, charge.backend, timeout_s=_WARM_UP_S)
+        except FetchError as error:
+            log.warning(
+                "%s: warm-up failed: %s", charge.id, error.reason, extra={"event": "warm_up_failed"}
+            )
+
+    # --- telling ------------------------------------------------------------------------------------
+
+    def _tend(self, charge: Charge, phase: Phase, detail: str) -> None:
+        self.table.tend(charge.id, Tending(phase, "restart", detail))
+
+    def _tell(self, charge: Charge, kind: EventKind, label: str, detail: str) -> None:
+        self.events.tell(Event(self.clock.now(), kind, charge.id, label, detail))
+
+
+def _runs(charge: Charge) -> Incarnation | None:
+    return charge.seen.incarnation if charge.seen is not None and charge.seen.running else None
+
+
+def _why(order: Restart) -> str:
+    return f"it is restarted: {order.cause.value}, {order.evidence}"

@@ -1,0 +1,109 @@
+"""`Charge`: one backend under supervision, as the supervisor sees it now."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import httpx2
+
+from gateway.config.models import BackendConfig, PoolConfig
+from gateway.control.adapters import held_by
+from gateway.control.diagnosis import Diagnosis
+from gateway.control.healing import Cause, Facts, Sign, Suspend, Wait
+from gateway.control.launchers.launcher import Incarnation, Launcher, Seen
+from gateway.control.milestones import Stage
+from gateway.control.startup import StartWatch
+from gateway.core.aio import Clock
+from gateway.pools.table import Backend
+
+_POLL_S: Final = 0.1
+
+
+@dataclass(slots=True, eq=False)
+class Charge:
+    """One backend under supervision. The supervisor is its one owner; nothing else writes it."""
+
+    backend: Backend
+    pool: PoolConfig
+    config: BackendConfig
+    launcher: Launcher
+    client: httpx2.AsyncClient
+
+    seen: Seen | None = None  # None: the launcher cannot tell
+    trouble: str = ""  # why it cannot, or what it last failed to do
+    first_seen_at: float | None = None  # of the incarnation that runs
+    verified: Incarnation | None = None  # the one that passed its start
+    examined: Incarnation | None = None  # the one whose end was diagnosed
+    diagnosis: Diagnosis | None = None  # of the last end
+
+    work: asyncio.Task[None] | None = None  # a restart, or the watch over a start
+    restarting: bool = False  # it is drained, stopped or launched
+    starting: bool = False  # launched, and not yet verified
+    watch: StartWatch | None = None
+    usual_s: Mapping[Stage, float] = field(default_factory=dict)  # of its last good start
+
+    adapters: dict[str, str] = field(default_factory=dict)  # name to path, while it served
+    signs: dict[Cause, Sign] = field(default_factory=dict)
+    progress: float = -1.0
+    progress_at: float = 0.0  # when its counters last moved, or a canary came back
+    decision: Wait | Suspend | None = None  # why nothing is done about what ails it
+    reconfigured: bool = False  # it runs with the command line of an older configuration
+
+    @property
+    def id(self) -> str:
+        """The backend's id, `pool/name`."""
+        return self.backend.id
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being done with it."""
+        return self.work is not None and not self.work.done()
+
+    def learn(self, now: float) -> None:
+        """Take in what the pool table knows by now: progress, and the adapters it holds."""
+        sample = self.backend.sample
+        if sample is not None and sample.progress != self.progress:
+            self.progress, self.progress_at = sample.progress, now
+
+    def known_adapters(self) -> dict[str, str]:
+        """Return the adapters that it lists, with the paths it tells."""
+        return held_by(self.backend)
+
+
+async def emptied(backend: Backend, clock: Clock, patience_s: float) -> None:
+    """Wait until a backend carries no request of ours, `patience_s` at most."""
+    deadline = clock.now() + patience_s
+    while backend.in_flight and clock.now() < deadline:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(_POLL_S)
+
+
+def facts_of(backend: Backend, now: float, charge: Charge | None) -> Facts:
+    """Return what is known of a backend, under supervision or not."""
+    health, sample = backend.health, backend.sample
+    fresh = sample if sample is not None and not backend.stale(now) else None
+    return Facts(
+        backend_id=backend.id,
+        pool=backend.pool,
+        phase=backend.phase,
+        reason=backend.reason,
+        since=backend.since,
+        seen=charge.seen if charge is not None else None,
+        supervised=charge is not None,
+        held=health.held is not None,
+        restarting=charge is not None and charge.restarting,
+        starting=charge is not None and charge.starting,
+        asleep=health.asleep,
+        saturated=backend.saturated(now),
+        moved_at=charge.progress_at if charge is not None else -math.inf,
+        in_flight=backend.in_flight,
+        running=fresh.running if fresh is not None else 0,
+        waiting=fresh.waiting if fresh is not None else 0,
+        age_s=None
+        if charge is None or charge.first_seen_at is None
+        else now - charge.first_seen_at,
+        signs=tuple(charge.signs.values()) if charge is not None else (),
+    )

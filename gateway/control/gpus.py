@@ -1,0 +1,44 @@
+"""Turns on GPUs: backends that share one start one after the other.
+
+vLLM measures free memory while it starts; a neighbour that starts or ends at the same time makes it
+measure wrong, or fail (`Error in memory profiling`). A backend with no `gpus` may see all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+from gateway.config.supervision import Remedy
+from gateway.control.charge import Charge
+
+_ALL: Final = -1
+
+
+class GpuTurns:
+    """One lock a GPU. They are taken in their order, so that nobody waits in a circle."""
+
+    def __init__(self) -> None:
+        self._locks: dict[int, asyncio.Lock] = {_ALL: asyncio.Lock()}
+
+    def know(self, gpus: Iterable[int]) -> None:
+        """Take note of GPUs that a configuration names."""
+        for gpu in gpus:
+            self._locks.setdefault(gpu, asyncio.Lock())
+
+    @asynccontextmanager
+    async def turn(self, charge: Charge) -> AsyncIterator[None]:
+        """Wait until no other start uses the backend's GPUs; others wait until this one is over."""
+        async with AsyncExitStack() as stack:
+            for gpu in self._needed(charge):
+                await stack.enter_async_context(self._locks[gpu])
+            yield
+
+    def _needed(self, charge: Charge) -> list[int]:
+        launch = charge.config.launch
+        if launch is None:
+            return []
+        everywhere = not launch.gpus or Remedy.SERIAL_START in charge.pool.remedies
+        return sorted(self._locks) if everywhere else sorted(launch.gpus)

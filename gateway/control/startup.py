@@ -1,0 +1,99 @@
+"""Watch one start of a server: which stage it is in, and whether it hangs there.
+
+Pure. A start is judged by stages, not by one timeout: twenty minutes of loading weights may be in
+order where three minutes of silence in NCCL's set-up are not. In a stage every line is a sign of
+life, so patience counts from the last line; the whole start has its own limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.config.supervision import PatienceConfig
+from gateway.control.milestones import Stage, stage_of
+
+_WORDS: Final = {
+    Stage.LAUNCHED: "launched",
+    Stage.CONFIG: "reading its configuration",
+    Stage.DISTRIBUTED_INIT: "connecting its workers (NCCL)",
+    Stage.LOADING_WEIGHTS: "loading weights",
+    Stage.PROFILING: "measuring memory",
+    Stage.KV_CACHE: "making the KV cache",
+    Stage.GRAPHS: "compiling and capturing graphs",
+    Stage.WARM_UP: "warming up",
+    Stage.SERVING: "serving",
+}
+
+
+@dataclass(slots=True)
+class StartWatch:
+    """One start. Times are monotonic seconds; `usual_s` is how long the stages took last time.
+
+    `speaks` is False for a server whose log nobody reads: then only the whole start is limited.
+    """
+
+    patience: PatienceConfig
+    began_at: float
+    speaks: bool = True
+    usual_s: Mapping[Stage, float] = field(default_factory=dict)
+    stage: Stage = Stage.LAUNCHED
+    stage_at: float = 0.0
+    spoke_at: float = 0.0
+    took_s: dict[Stage, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.stage_at = self.spoke_at = self.began_at
+
+    def heard(self, line: str, now: float) -> None:
+        """Take in one line of its log."""
+        self.spoke_at = now
+        milestone = stage_of(line)
+        # Workers speak across each other: a stage that was left is not entered again.
+        if milestone is not None and milestone.stage.value > self.stage.value:
+            self.took_s[self.stage] = now - self.stage_at
+            self.stage, self.stage_at = milestone.stage, now
+
+    def hung(self, now: float) -> str | None:
+        """Return in a sentence why the start counts as hung; None while it does not."""
+        silent_s, whole_s = now - self.spoke_at, now - self.began_at
+        if whole_s >= self.patience.total:
+            return (
+                f"not ready {whole_s:.0f} s after its launch, still {_WORDS[self.stage]}"
+                " (supervision.patience.total)"
+            )
+        name, patience_s = self._patience()
+        if self.speaks and silent_s >= patience_s:
+            return (
+                f"silent for {silent_s:.0f} s while {_WORDS[self.stage]}"
+                f" (supervision.patience.{name})"
+            )
+        return None
+
+    def told(self, now: float) -> str:
+        """Return where it is, for people: the stage, how long, and how long that took last time."""
+        usual_s = self.usual_s.get(self.stage)
+        usually = f", usually {usual_s:.0f} s" if usual_s is not None else ""
+        total_s = sum(self.usual_s.values())
+        whole = f"{now - self.began_at:.0f} s of about {total_s:.0f} s in all" if total_s else ""
+        words = f"{_WORDS[self.stage]} for {now - self.stage_at:.0f} s{usually}"
+        return f"{words}; {whole}" if whole else words
+
+    def ended(self, now: float) -> dict[Stage, float]:
+        """Return how long each stage took, for the next start to be compared with."""
+        return self.took_s | {self.stage: now - self.stage_at}
+
+    def _patience(self) -> tuple[str, float]:
+        patience = self.patience
+        match self.stage:
+            case Stage.LAUNCHED | Stage.CONFIG:
+                return "config", patience.config
+            case Stage.DISTRIBUTED_INIT:
+                return "distributed", patience.distributed
+            case Stage.LOADING_WEIGHTS:
+                return "weights", patience.weights
+            case Stage.PROFILING | Stage.KV_CACHE:
+                return "profiling", patience.profiling
+            case _:
+                return "graphs", patience.graphs

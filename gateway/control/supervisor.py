@@ -1,0 +1,324 @@
+"""The supervisor: looks at every supervised backend, asks the policy, and has its decisions done.
+
+    each second:  look (launcher, log) -> examine what ended -> facts -> remedy.decide -> act
+                                            |                                        |
+                                      diagnosis -> cure -> overrides          restart, suspend, wait
+
+One task for each restart and each start that is watched; everything it knows of a backend is in its
+`Charge`. Decisions are pure (`control.remedy`); what is done step by step is in `control.bringup`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
+
+from gateway.config.models import BackendConfig, Config, PoolConfig
+from gateway.config.supervision import OnExit
+from gateway.control.autopsy import Autopsy
+from gateway.control.backoff import Policy, policy_of
+from gateway.control.bringup import Bringup
+from gateway.control.canary import canary
+from gateway.control.charge import Charge, emptied, facts_of
+from gateway.control.fetch import FetchError, open_client
+from gateway.control.gpus import GpuTurns
+from gateway.control.healing import Cause, Decision, Facts, Moment, Restart, Sign, Suspend, Wait
+from gateway.control.launchers.launcher import Launcher, LaunchError
+from gateway.control.launchers.make import make
+from gateway.control.launchers.process import ProcessLauncher
+from gateway.control.leases import Leases
+from gateway.control.overrides import Overrides
+from gateway.control.remedy import History, decide
+from gateway.core.aio import Clock, periodic, start
+from gateway.core.events import Event, EventKind, Events
+from gateway.core.types import Phase
+from gateway.pools.health import Tending
+from gateway.pools.store import SharedStore
+from gateway.pools.table import Backend, PoolTable
+
+log = logging.getLogger("gateway.supervisor")
+
+EVERY_S: Final = 1.0
+_LOOK_S: Final = 30.0
+_CANARY_S: Final = 10.0  # for one token of an idle, warm engine
+_LEASE_S: Final = 15.0  # and nobody acts in its last eight seconds (`pools.store`)
+
+Maker = Callable[[Backend, Config], Launcher | None]
+
+
+def launcher_of(backend: Backend, config: Config) -> Launcher | None:
+    """Make the launcher that the configuration asks for; None for a backend that has none."""
+    settings = next(
+        each for each in config.pools[backend.pool].backends if each.name == backend.name
+    )
+    return make(settings, backend.pool, config.state)
+
+
+class Supervisor:
+    """Supervision of all backends that have `launch` or `restart`. One event loop."""
+
+    def __init__(
+        self,
+        table: PoolTable,
+        clock: Clock,
+        store: SharedStore,
+        config: Config,
+        *,
+        make_launcher: Maker = launcher_of,
+    ) -> None:
+        self.table = table
+        self.clock = clock
+        self.store = store
+        self.events = Events()
+        self.overrides = Overrides(config.state)
+        self.history = History()
+        self.charges: dict[str, Charge] = {}
+        self._config = config
+        self._make = make_launcher
+        self._gpus = GpuTurns()
+        self._bringup = Bringup(table, clock, self.overrides, self.events, self._gpus)
+        self._autopsy = Autopsy(table, clock, self.overrides, self.events)
+        self._leases = Leases(store, clock)
+        self._canaries: dict[str, asyncio.Task[None]] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        self.apply(config)
+
+    # --- membership ---------------------------------------------------------------------------------
+
+    def apply(self, config: Config) -> None:
+        """Take over a configuration: charges that stay keep all their state, those that go are stopped.
+
+        Call it after the pool table has taken the configuration over.
+        """
+        self._config = config
+        before, self.charges = self.charges, {}
+        for backend in self.table:
+            known = before.get(backend.id)
+            charge = self._kept(known, backend) if known is not None else self._new(backend)
+            if charge is not None:
+                self.charges[backend.id] = charge
+                before.pop(backend.id, None)
+        for gone in before.values():
+            self._let_go(gone)
+
+    def _settings(self, backend: Backend) -> tuple[PoolConfig, BackendConfig]:
+        pool = self._config.pools[backend.pool]
+        return pool, next(each for each in pool.backends if each.name == backend.name)
+
+    def _new(self, backend: Backend) -> Charge | None:
+        pool, config = self._settings(backend)
+        launcher = self._make(backend, self._config)
+        if launcher is None:
+            return None
+        if config.launch is not None:
+            self._gpus.know(config.launch.gpus)
+        return Charge(backend, pool, config, launcher, open_client(backend))
+
+    def _kept(self, charge: Charge, backend: Backend) -> Charge | None:
+        """Return the charge of a backend that was there before, as it is configured now."""
+        pool, config = self._settings(backend)
+        same = charge.backend is backend and charge.config.restart == config.restart
+        if not same or (charge.config.launch is None) is not (config.launch is None):
+            return self._new(backend)
+        if config.launch != charge.config.launch:
+            launcher = self._make(backend, self._config)
+            assert launcher is not None  # it has `launch`
+            charge.launcher, charge.reconfigured = launcher, True
+        charge.pool, charge.config = pool, config
+        return charge
+
+    def _let_go(self, charge: Charge) -> None:
+        """Stop what is no longer configured, once its requests have ended."""
+        if charge.work is not None:
+            charge.work.cancel()
+        task = start(self._stop_gone(charge), name=f"let go {charge.id}")
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def _stop_gone(self, charge: Charge) -> None:
+        await emptied(charge.backend, self.clock, charge.pool.supervision.drain)
+        if charge.launcher.launches and charge.id not in self.charges:
+            await self._stop(charge)
+        await charge.client.aclose()
+
+    # --- the turn -----------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Supervise until cancelled.
+
+        Cancel: restarts under way are left where they are, and nothing is stopped; see `close`.
+        """
+        async with asyncio.TaskGroup() as group:
+            turn = partial(self.turn, group)
+            await periodic(turn, every_s=EVERY_S, name="supervisor", jitter_ratio=0.0)
+
+    async def turn(self, group: asyncio.TaskGroup) -> None:
+        """Look at everything once, and begin what is to be done."""
+        async with asyncio.TaskGroup() as looks:
+            for charge in self.charges.values():
+                looks.create_task(self._look(charge), name=f"look {charge.id}")
+        now = self.clock.now()
+        for charge in self.charges.values():
+            self._watch(charge, group, now)
+        facts = [self._facts(backend, now) for backend in self.table]
+        self.history, decisions = decide(
+            facts, self.history, self._policies(), await self._moment()
+        )
+        decided: Mapping[str, Decision] = {each.backend_id: each for each in decisions}
+        for charge in self.charges.values():
+            self._act(charge, decided.get(charge.id), group)
+
+    def _facts(self, backend: Backend, now: float) -> Facts:
+        return facts_of(backend, now, self.charges.get(backend.id))
+
+    def _policies(self) -> dict[str, Policy]:
+        return {name: policy_of(pool.supervision) for name, pool in self._config.pools.items()}
+
+    async def _moment(self) -> Moment:
+        local = time.localtime(self.clock.wall())
+        leads = await self._leases.keep({each.backend.pool for each in self.charges.values()})
+        minute = local.tm_hour * 60 + local.tm_min
+        return Moment(self.clock.now(), leads, minute, self._leases.holds)
+
+    async def _look(self, charge: Charge) -> None:
+        """See what runs, hear what it says, and examine what ended."""
+        before = charge.seen
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                charge.seen = await charge.launcher.look()
+                lines = await _new_lines(charge.launcher)
+        except (LaunchError, TimeoutError) as error:
+            charge.seen, charge.trouble = None, str(error) or "it took too long to look"
+            return
+        now, seen = self.clock.now(), charge.seen
+        if charge.watch is not None:
+            for line in lines:
+                charge.watch.heard(line, now)
+        if before is None or seen.incarnation != before.incarnation:
+            charge.first_seen_at = now
+        charge.learn(now)
+        ended = not seen.running and seen.incarnation is not None
+        if ended and charge.examined != seen.incarnation and not charge.restarting:
+            await self._autopsy.examine(charge, seen)
+
+    def _watch(self, charge: Charge, group: asyncio.TaskGroup, now: float) -> None:
+        """Begin to watch a start that nobody here ordered; ask an idle engine for a token."""
+        seen = charge.seen
+        if charge.busy or seen is None or not seen.running or charge.starting:
+            return
+        if seen.incarnation is None or seen.incarnation != charge.verified:
+            if charge.verified is None or seen.incarnation is not None:
+                charge.starting = True
+                bring_up = self._bringup.bring_up(charge, seen.incarnation)
+                charge.work = group.create_task(bring_up, name=f"start of {charge.id}")
+            return
+        if charge.backend.phase is Phase.READY:
+            charge.adapters = charge.known_adapters()
+        if self._canary_due(charge, now):
+            self._canaries[charge.id] = group.create_task(
+                self._prove(charge), name=f"canary {charge.id}"
+            )
+
+    def _canary_due(self, charge: Charge, now: float) -> bool:
+        every_s, backend = charge.pool.supervision.canary, charge.backend
+        last = self._canaries.get(charge.id)
+        sample = backend.sample
+        idle = backend.in_flight == 0 and (sample is None or sample.running == 0)
+        return (
+            every_s > 0
+            and (last is None or last.done())
+            and idle
+            and backend.phase in (Phase.READY, Phase.DEGRADED)
+            and now - charge.progress_at >= every_s
+        )
+
+    async def _prove(self, charge: Charge) -> None:
+        """Ask an idle engine for one token, twice if need be. A frozen one is taken out at once."""
+        failed = ""
+        for _ in range(2):
+            try:
+                await canary(charge.client, charge.backend, timeout_s=_CANARY_S)
+            except FetchError as error:
+                failed = error.reason
+            else:
+                charge.progress_at = self.clock.now()
+                charge.signs.pop(Cause.FROZEN, None)
+                return
+        if charge.busy or charge.seen is None or not charge.seen.running:
+            return  # its end is known by now
+        why = f"idle, and two canaries in a row gave no token ({failed})"
+        charge.signs[Cause.FROZEN] = Sign(Cause.FROZEN, why)
+        self.table.tend(charge.id, Tending(Phase.DOWN, "frozen", why))
+
+    # --- acting -------------------------------------------------------------------------------------
+
+    def _act(self, charge: Charge, decision: Decision | None, group: asyncio.TaskGroup) -> None:
+        match decision:
+            case Restart():
+                self.begin(charge, decision, group)
+            case Suspend(cause=cause, evidence=evidence):
+                charge.decision = decision
+                why = charge.diagnosis.cause if charge.diagnosis is not None else evidence
+                self._tend_down(charge, "suspended", f"suspended, {evidence}: {why}")
+                self._tell(charge, EventKind.SUSPENDED, cause.value, f"{evidence}: {why}")
+            case Wait():
+                charge.decision = decision
+            case None if not isinstance(charge.decision, Suspend):
+                charge.decision = None
+
+    def begin(self, charge: Charge, order: Restart, group: asyncio.TaskGroup) -> None:
+        """Begin a restart that was decided on."""
+        charge.decision = None
+        kind = EventKind.LAUNCH if order.incarnation is None else EventKind.RESTART
+        self._tell(charge, kind, order.cause.value, order.evidence)
+        if charge.work is not None:
+            charge.work.cancel()
+        charge.restarting = True
+        work = self._claimed_restart(charge, order)
+        charge.work = group.create_task(work, name=f"restart {charge.id}")
+
+    async def _claimed_restart(self, charge: Charge, order: Restart) -> None:
+        """Restart, unless another replica did: at most once for each incarnation."""
+        if await self.store.claim_restart(charge.id, order.incarnation, order.attempt):
+            await self._bringup.restart(charge, order)
+        else:
+            charge.restarting = False
+
+    def _tend_down(self, charge: Charge, reason: str, detail: str) -> None:
+        self.table.tend(charge.id, Tending(Phase.DOWN, reason, detail))
+
+    def _tell(self, charge: Charge, kind: EventKind, label: str, detail: str) -> None:
+        self.events.tell(Event(self.clock.now(), kind, charge.id, label, detail))
+
+    # --- the end ------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Stop what was launched with `on_exit: stop`; what nobody stops runs on. Call it after `run`."""
+        async with asyncio.TaskGroup() as group:
+            for charge in self.charges.values():
+                launch = charge.config.launch
+                if launch is not None and launch.on_exit is OnExit.STOP:
+                    group.create_task(self._stop(charge), name=f"stop {charge.id}")
+        for task in self._leaving:
+            task.cancel()
+        for charge in self.charges.values():
+            await charge.client.aclose()
+            await charge.launcher.close()
+        await self._leases.release()
+
+    async def _stop(self, charge: Charge) -> None:
+        with contextlib.suppress(LaunchError):
+            seen = await charge.launcher.look()
+            if seen.incarnation is not None:
+                grace_s = charge.pool.supervision.stop_grace
+                await charge.launcher.stop(seen.incarnation, grace_s=grace_s)
+                self._tell(charge, EventKind.STOPPED, "stopped", "stopped")
+
+
+async def _new_lines(launcher: Launcher) -> tuple[str, ...]:
+    return await launcher.new_lines() if isinstance(launcher, ProcessLauncher) else ()

@@ -1,0 +1,58 @@
+"""What the supervisor did and why: the list that operators read, each entry with its evidence."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+_KEPT: Final = 1000
+
+
+class EventKind(Enum):
+    """What happened; closed, because it is a metric label and an event's name in the log."""
+
+    LAUNCH = "launch"  # a start began; nothing ran before
+    RESTART = "restart"  # a restart began
+    STARTED = "started"  # a start came to its good end
+    START_FAILED = "start_failed"
+    EXITED = "exited"
+    REMEDY = "remedy"  # the command line was changed
+    SUSPENDED = "suspended"  # it is left alone until an operator clears it
+    LAUNCH_FAILED = "launch_failed"  # its launcher could not do what it was told
+    ADAPTER = "adapter"  # an adapter was loaded
+    ADAPTER_FAILED = "adapter_failed"
+    STOPPED = "stopped"
+    HOLD = "hold"  # an operator holds restarts, or lets them go on
+    OPERATOR = "operator"  # an operator's other verbs
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened. `detail` is a sentence with the evidence; `label` a closed word."""
+
+    at: float  # monotonic seconds
+    kind: EventKind
+    backend_id: str  # pool/name; a pool, or empty, for what concerns several
+    label: str  # the cause, remedy or class, as a machine reads it
+    detail: str
+
+
+class Events:
+    """The newest events. Listeners are called synchronously and must not raise."""
+
+    def __init__(self) -> None:
+        self.on_event: list[Callable[[Event], None]] = []
+        self._kept: deque[Event] = deque(maxlen=_KEPT)
+
+    def tell(self, event: Event) -> None:
+        """Keep an event, and tell the listeners."""
+        self._kept.append(event)
+        for listener in self.on_event:
+            listener(event)
+
+    def newest(self) -> Iterator[Event]:
+        """Go through what is kept, the newest first."""
+        return reversed(self._kept)
