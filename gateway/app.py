@@ -31,6 +31,7 @@ from gateway.config.load import Loaded, load_config
 from gateway.config.models import Config
 from gateway.config.reload import diff
 from gateway.control.discovery import Watchers
+from gateway.control.orders import Orders
 from gateway.control.supervisor import Supervisor
 from gateway.core.aio import Clock, SystemClock, periodic
 from gateway.core.errors import ConfigError
@@ -92,6 +93,17 @@ class Process:
     def config(self) -> Config:
         """The configuration in force."""
         return self.handler.settings.config
+
+    def oldest_at(self, backend_id: str) -> float | None:
+        """Return when the oldest request came that a backend carries; None when it carries none."""
+        return min(
+            (
+                down.record.received_at
+                for down in self.ingress.live
+                if down.record is not None and down.record.backend_id == backend_id
+            ),
+            default=None,
+        )
 
     def readiness(self) -> Readiness:
         """Ready when not draining and any backend serves (a fleet that is all down must not take traffic)."""
@@ -235,6 +247,13 @@ async def run(process: Process) -> None:
                 process.handler.gate,
                 process.handler.catalogs,
                 lambda: process.handler.settings.keys,
+            ),
+            orders=Orders(
+                process.table,
+                process.supervisor,
+                process.supervisor.store,
+                process.clock,
+                process.oldest_at,
             ),
             file=process.path,
         )

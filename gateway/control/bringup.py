@@ -95,7 +95,7 @@ class Bringup:
         await emptied(charge.backend, self.clock, charge.pool.supervision.drain)
 
     async def _launch(self, charge: Charge, order: Restart) -> Incarnation | None:
-        charge.starting, charge.verified, charge.reconfigured = True, None, False
+        charge.starting, charge.verified = True, None
         charge.signs.clear()
         charge.trouble = ""
         self._tend(charge, Phase.STARTING, _why(order))

@@ -51,12 +51,16 @@ class Charge:
     progress: float = -1.0
     progress_at: float = 0.0  # when its counters last moved, or a canary came back
     decision: Wait | Suspend | None = None  # why nothing is done about what ails it
-    reconfigured: bool = False  # it runs with the command line of an older configuration
 
     @property
     def id(self) -> str:
         """The backend's id, `pool/name`."""
         return self.backend.id
+
+    @property
+    def suspended(self) -> bool:
+        """Whether it is left alone until an operator clears it."""
+        return isinstance(self.decision, Suspend)
 
     @property
     def busy(self) -> bool:

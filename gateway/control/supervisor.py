@@ -33,7 +33,7 @@ from gateway.control.launchers.make import make
 from gateway.control.launchers.process import ProcessLauncher
 from gateway.control.leases import Leases
 from gateway.control.overrides import Overrides
-from gateway.control.remedy import History, decide
+from gateway.control.remedy import History, clear, decide, operated
 from gateway.core.aio import Clock, periodic, start
 from gateway.core.events import Event, EventKind, Events
 from gateway.core.types import Phase
@@ -83,6 +83,7 @@ class Supervisor:
         self._gpus = GpuTurns()
         self._bringup = Bringup(table, clock, self.overrides, self.events, self._gpus)
         self._autopsy = Autopsy(table, clock, self.overrides, self.events)
+        self._group: asyncio.TaskGroup | None = None
         self._leases = Leases(store, clock)
         self._canaries: dict[str, asyncio.Task[None]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
@@ -128,7 +129,9 @@ class Supervisor:
         if config.launch != charge.config.launch:
             launcher = self._make(backend, self._config)
             assert launcher is not None  # it has `launch`
-            charge.launcher, charge.reconfigured = launcher, True
+            charge.launcher = launcher
+            why = "its `launch` was changed in the configuration"
+            charge.signs[Cause.OPERATOR] = Sign(Cause.OPERATOR, why)
         charge.pool, charge.config = pool, config
         return charge
 
@@ -154,6 +157,7 @@ class Supervisor:
         Cancel: restarts under way are left where they are, and nothing is stopped; see `close`.
         """
         async with asyncio.TaskGroup() as group:
+            self._group = group
             turn = partial(self.turn, group)
             await periodic(turn, every_s=EVERY_S, name="supervisor", jitter_ratio=0.0)
 
@@ -270,6 +274,27 @@ class Supervisor:
                 charge.decision = decision
             case None if not isinstance(charge.decision, Suspend):
                 charge.decision = None
+
+    def restart(self, backend_id: str, why: str = "") -> None:
+        """Begin a restart that an operator ordered; it clears a suspension, and needs no lease.
+
+        Raises:
+            KeyError: the backend is not supervised.
+        """
+        charge = self.charges[backend_id]
+        incarnation = charge.seen.incarnation if charge.seen is not None else None
+        now = self.clock.now()
+        who = f"an operator: {why}" if why else "an operator"
+        self.history, order = operated(self.history, backend_id, incarnation, now, who)
+        assert self._group is not None, "orders come once it runs"
+        self.begin(charge, order, self._group)
+
+    def clear(self, backend_id: str) -> None:
+        """Forget the failures of a backend, so that it is no longer suspended."""
+        self.history = clear(self.history, backend_id)
+        charge = self.charges.get(backend_id)
+        if charge is not None and charge.suspended:
+            charge.decision = None
 
     def begin(self, charge: Charge, order: Restart, group: asyncio.TaskGroup) -> None:
         """Begin a restart that was decided on."""

@@ -56,7 +56,7 @@ class Downstream:
         "_announced_bytes", "_body_bytes", "_body_limit", "_body_ready", "_complete", "_encoded",
         "_event_stream", "_expects_continue",
         "_http11", "_parts", "_protocol", "_transport", "bytes_out", "content_type", "credentials",
-        "entered", "extra_headers", "gone", "id", "keep_alive", "patience_s", "received_at", "relay",
+        "extra_headers", "gone", "id", "keep_alive", "patience_s", "received_at", "record", "relay",
         "response_complete", "retry_count", "spec", "started", "started_at", "takes_chunks", "task",
         "upload", "writing_paused",
     )  # fmt: skip
@@ -93,7 +93,8 @@ class Downstream:
         self._announced_bytes = 0
         self._event_stream = False
         self.gone = False
-        self.entered = False  # the story has begun, so a cancellation ends in its `finally`
+        # Once the story has begun, so that a cancellation ends in its `finally`; for reading.
+        self.record: RequestRecord | None = None
         self.relay: Relay | None = None
         self.task: asyncio.Task[None] | None = None
 
@@ -347,7 +348,7 @@ class Downstream:
 
     def cancel(self) -> None:
         """End the story. One that has not begun ends by itself: it looks first who is there."""
-        if self.entered and self.task is not None and not self.task.done():
+        if self.record is not None and self.task is not None and not self.task.done():
             self.task.cancel()
 
     def pause_writing(self) -> None:

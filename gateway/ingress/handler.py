@@ -100,10 +100,9 @@ class Handler:
         Cancel: what was taken is given back before this returns; a client that is still there is told.
         """
         settings = self.settings
-        record = RequestRecord(
+        down.record = record = RequestRecord(
             down.id, down.spec.endpoint, down.received_at, client_retry=down.retry_count
         )
-        down.entered = True
         try:
             if down.gone:
                 raise asyncio.CancelledError

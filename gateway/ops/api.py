@@ -1,4 +1,4 @@
-"""The operators' listener: metrics, overview, why requests wait, liveness, readiness. Read-only.
+"""The operators' listener: metrics, overview, why requests wait, operators' orders, liveness, readiness.
 
 Its own Starlette app, so that no route can be reached from the public side. With a token configured
 everything but /livez and /readyz asks for it. Bound to loopback, it answers only to names of this
@@ -24,11 +24,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.config.load import Loaded
+from gateway.control.orders import Orders
 from gateway.core.aio import Clock
 from gateway.ingress.routes import Readiness
 from gateway.observe.metrics import Metrics
 from gateway.ops.dryrun import Deciding
 from gateway.ops.explain import Book
+from gateway.ops.operate import Operate
 from gateway.ops.overview import Facts, Moment, overview
 from gateway.ops.reasons import BadParameter, Reasons, bad_parameter
 from gateway.ops.replies import json_reply, problem, reply
@@ -36,8 +38,7 @@ from gateway.pools.table import PoolTable
 
 _OPEN_PATHS: Final = frozenset({"/livez", "/readyz"})
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
-
-_OPEN_LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_METHODS: Final = frozenset({"GET", "POST"})
 
 
 def admin_app(  # noqa: PLR0913 - all that is shown
@@ -48,6 +49,7 @@ def admin_app(  # noqa: PLR0913 - all that is shown
     loaded: Callable[[], Loaded],
     ready: Callable[[], Readiness],
     deciding: Deciding,
+    orders: Orders,
     file: Path | None = None,
 ) -> Starlette:
     """Make the app of the admin listener.
@@ -100,6 +102,7 @@ def admin_app(  # noqa: PLR0913 - all that is shown
             Route("/metrics", get_metrics),
             Route("/admin/v1/overview", get_overview),
             *reasons.routes(),
+            *Operate(orders, clock).routes(),
             Route("/livez", livez),
             Route("/readyz", readyz),
         ],
@@ -117,7 +120,11 @@ def admin_app(  # noqa: PLR0913 - all that is shown
 
 
 class Guard:
-    """Refuses, before any route is looked up: foreign hosts 421, no token 401, not GET 405."""
+    """Refuses, before any route is looked up: foreign hosts 421, no token 401, odd methods 405.
+
+    A POST has to be JSON, which no page of another site can send unasked (it is not a "simple"
+    request), and must not come from such a page (403).
+    """
 
     def __init__(self, app: ASGIApp, *, token: Callable[[], str | None], local_only: bool) -> None:
         self._app = app
@@ -144,14 +151,14 @@ class Guard:
                 "Send the admin token: Authorization: Bearer <admin.token>.",
                 {"www-authenticate": "Bearer"},
             )
-        if scope["method"] != "GET":
+        if scope["method"] not in _METHODS:
             return problem(
                 HTTPStatus.METHOD_NOT_ALLOWED,
                 "method_not_allowed",
-                "Everything here is read with GET.",
-                {"allow": "GET"},
+                "What is here is read with GET and ordered with POST.",
+                {"allow": "GET, POST"},
             )
-        return None
+        return _foreign(headers) if scope["method"] == "POST" else None
 
     def _may_read(self, headers: Headers) -> bool:
         token = self._token()
@@ -163,6 +170,17 @@ class Guard:
         scheme, _, secret = given[0].partition(" ")
         matches = hmac.compare_digest(secret.strip().encode(), token.encode())
         return matches and scheme.lower() == "bearer"
+
+
+def _foreign(headers: Headers) -> Response | None:
+    """Return the refusal of a POST that a web page of another site may have made."""
+    if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") or "origin" in headers:
+        detail = "Orders are not taken from web pages of other sites."
+        return problem(HTTPStatus.FORBIDDEN, "foreign_origin", detail)
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        detail = "Send the order as JSON: content-type: application/json."
+        return problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "not_json", detail)
+    return None
 
 
 async def _http_problem(request: Request, error: Exception) -> Response:

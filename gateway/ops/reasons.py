@@ -64,7 +64,7 @@ class Reasons:
 
     async def get_decisions(self, request: Request) -> Response:
         """Answer the newest decisions in short."""
-        limit = _number(request, "limit", _TOLD, most=KEPT)
+        limit = number(request, "limit", _TOLD, most=KEPT)
         kept, moment = [*self.deciding.gate.decisions], self._moment()
         rows = []
         for place, decision in enumerate(kept[:limit], start=1):
@@ -105,15 +105,20 @@ def _wish(request: Request) -> Wish:
         raise BadParameter(f"endpoint must be one of {', '.join(known)}.")
     return Wish(
         model=query["model"],
-        prompt_tokens=_number(request, "tokens", 0),
-        output_tokens=_number(request, "output", 0) or None,
+        prompt_tokens=number(request, "tokens", 0),
+        output_tokens=number(request, "output", 0) or None,
         key_id=query.get("key") or None,
         endpoint=Endpoint(endpoint),
         stream=query.get("stream") in ("1", "true"),
     )
 
 
-def _number(request: Request, name: str, default: int, *, most: int = _MOST_TOKENS) -> int:
+def number(request: Request, name: str, default: int, *, most: int = _MOST_TOKENS) -> int:
+    """Return a whole number of the query, or the default when it is not there.
+
+    Raises:
+        BadParameter: it is no such number.
+    """
     text = request.query_params.get(name)
     if not text:
         return default

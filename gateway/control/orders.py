@@ -1,0 +1,183 @@
+"""What operators order: take a backend out, put it back, restart it, hold restarts.
+
+Every order is idempotent, and can be asked about first (`dry_run`): how many requests it touches,
+and whether it would take out the last backend that serves its pool, which is refused without `force`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from gateway.control.supervisor import Supervisor
+from gateway.core.aio import Clock
+from gateway.core.events import Event, EventKind
+from gateway.core.types import Phase
+from gateway.pools.health import Order
+from gateway.pools.store import SharedStore
+from gateway.pools.table import Backend, PoolTable
+
+
+class Verb(Enum):
+    """What can be ordered of one backend."""
+
+    DRAIN = "drain"  # no new work; what it carries finishes
+    UNDRAIN = "undrain"  # back into service; clears a suspension too
+    RESTART = "restart"  # drain, stop, start, verify
+
+
+class OrderRefused(Exception):
+    """An order that is not carried out; the message is for people. `code` is the machine's word."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """What an order does, or would do."""
+
+    backend_id: str
+    verb: Verb
+    changes: bool  # False: it is so already
+    requests: int  # in flight on the backend
+    oldest_s: float | None  # age of the oldest of them
+    last: bool  # no other backend of the pool serves
+    sentence: str
+
+
+@dataclass(slots=True)
+class Orders:
+    """Carries operators' orders out. `oldest_at` tells since when a backend carries its oldest request."""
+
+    table: PoolTable
+    supervisor: Supervisor
+    store: SharedStore
+    clock: Clock
+    oldest_at: Callable[[str], float | None]
+
+    async def give(
+        self,
+        backend_id: str,
+        verb: Verb,
+        *,
+        dry_run: bool = False,
+        force: bool = False,
+        why: str = "",
+    ) -> Touched:
+        """Carry out an order, or with `dry_run` say what it would do.
+
+        Raises:
+            KeyError: no such backend (404).
+            OrderRefused: it takes out the last one, or nobody can restart it (409).
+        """
+        backend = self.table.get(backend_id)
+        if backend is None:
+            raise KeyError(backend_id)
+        touched = self._touched(backend, verb)
+        if touched.last and touched.changes and not (force or dry_run):
+            raise OrderRefused(
+                "last_backend",
+                f"{backend_id} is the last backend of {backend.pool} that serves: without it, requests"
+                " wait or are refused. Say force to do it all the same.",
+            )
+        if dry_run or not touched.changes:
+            return touched
+        match verb:
+            case Verb.DRAIN:
+                self.table.order(backend_id, Order.DRAIN)
+            case Verb.UNDRAIN:
+                self.table.order(backend_id, Order.RESUME)
+                self.supervisor.clear(backend_id)
+            case Verb.RESTART:
+                self.supervisor.restart(backend_id, why)
+        self._tell(backend_id, verb.value, why)
+        return touched
+
+    async def hold(self, pool: str | None, for_s: float | None, why: str = "") -> None:
+        """Stop automatic restarts of a pool, or (None) of all, for a time or (None) until lifted."""
+        await self.store.hold(pool, for_s)
+        how_long = "until that is lifted" if for_s is None else f"for {for_s:.0f} s"
+        self._tell(pool or "", "hold", f"automatic restarts are on hold {how_long}. {why}".strip())
+
+    async def lift(self, pool: str | None) -> None:
+        """End a hold."""
+        await self.store.lift(pool)
+        self._tell(pool or "", "lift", "automatic restarts go on")
+
+    async def log(self, backend_id: str, max_bytes: int) -> str:
+        """Return the end of a backend's log.
+
+        Raises:
+            KeyError: no such backend.
+            OrderRefused: nobody here can read it.
+        """
+        if self.table.get(backend_id) is None:
+            raise KeyError(backend_id)
+        charge = self.supervisor.charges.get(backend_id)
+        if charge is None:
+            raise OrderRefused("not_supervised", _not_supervised(backend_id, "its log is not here"))
+        return await charge.launcher.log(max_bytes)
+
+    def _touched(self, backend: Backend, verb: Verb) -> Touched:
+        now, charge = self.clock.now(), self.supervisor.charges.get(backend.id)
+        if verb is Verb.RESTART and charge is None:
+            raise OrderRefused(
+                "not_supervised", _not_supervised(backend.id, "nobody here can restart it")
+            )
+        serves = backend.phase in (Phase.READY, Phase.DEGRADED)
+        others = any(
+            each.phase in (Phase.READY, Phase.DEGRADED)
+            for each in self.table.backends(backend.pool)
+            if each is not backend
+        )
+        held = backend.health.held is not None
+        match verb:
+            case Verb.DRAIN:
+                changes, does = not held, "takes no new work"
+            case Verb.UNDRAIN:
+                suspended = charge is not None and charge.suspended
+                changes, does = held or suspended, "goes back into service"
+            case Verb.RESTART:
+                assert charge is not None  # refused above
+                changes, does = not (charge.restarting or charge.busy), "is drained and restarted"
+        oldest_at = self.oldest_at(backend.id)
+        requests = backend.in_flight
+        oldest_s = None if oldest_at is None else now - oldest_at
+        state = does if changes else f"{_already(verb)}; nothing changes"
+        carries = f"it carries {requests} request{'' if requests == 1 else 's'}"
+        age = "" if oldest_s is None else f", the oldest {oldest_s:.0f} s old"
+        return Touched(
+            backend.id,
+            verb,
+            changes,
+            requests,
+            oldest_s,
+            verb is not Verb.UNDRAIN and serves and not others,
+            f"{backend.id} {state}; {carries}{age}.",
+        )
+
+    def _tell(self, backend_id: str, label: str, detail: str) -> None:
+        kind = EventKind.HOLD if label in ("hold", "lift") else EventKind.OPERATOR
+        self.supervisor.events.tell(
+            Event(
+                self.clock.now(), kind, backend_id, label, detail or f"an operator ordered {label}"
+            )
+        )
+
+
+def _already(verb: Verb) -> str:
+    return {
+        Verb.DRAIN: "takes no new work already",
+        Verb.UNDRAIN: "is in service already",
+        Verb.RESTART: "is being restarted already",
+    }[verb]
+
+
+def _not_supervised(backend_id: str, consequence: str) -> str:
+    return (
+        f"{backend_id} has neither `launch` nor `restart` in the configuration: {consequence}."
+        " Add one of them, and reload."
+    )

@@ -1,0 +1,188 @@
+"""Operators' orders over HTTP. What changes anything is a POST with a JSON body.
+
+POST /admin/v1/backends/{pool}/{name}:drain       {"dry_run": false, "force": false, "reason": ""}
+POST /admin/v1/backends/{pool}/{name}:undrain
+POST /admin/v1/backends/{pool}/{name}:restart
+GET  /admin/v1/backends/{pool}/{name}/logs?bytes=N
+POST /admin/v1/restarts:hold                      {"pool": null, "for_s": 1800, "reason": ""}
+POST /admin/v1/restarts:lift                      {"pool": null}
+GET  /admin/v1/events?limit=N                     what supervision did and why, the newest first
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.control.launchers.launcher import LaunchError
+from gateway.control.orders import OrderRefused, Orders, Touched, Verb
+from gateway.core.aio import Clock
+from gateway.core.events import Event
+from gateway.ops.overview import Moment
+from gateway.ops.reasons import BadParameter, number
+from gateway.ops.replies import json_reply, problem, reply
+from gateway.pools.store import StoreUnavailable
+
+_BODY_BYTES: Final = 16 * 1024
+_LOG_BYTES: Final = 64 * 1024
+_MOST_LOG_BYTES: Final = 1024 * 1024
+_EVENTS: Final = 50
+_MOST_EVENTS: Final = 1000
+
+
+class OrderBody(msgspec.Struct, forbid_unknown_fields=True):
+    """What an order says."""
+
+    dry_run: bool = False
+    force: bool = False
+    reason: str = ""
+
+
+class HoldBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Which restarts are held; `pool` null: all; `for_s` null: until lifted."""
+
+    pool: str | None = None
+    for_s: float | None = None
+    reason: str = ""
+
+
+Body = TypeVar("Body", OrderBody, HoldBody)
+
+
+@dataclass(frozen=True, slots=True)
+class Operate:
+    """The handlers."""
+
+    orders: Orders
+    clock: Clock
+
+    def routes(self) -> list[Route]:
+        """Return the routes of the handlers."""
+        return [
+            *(self._verb_route(verb) for verb in Verb),
+            Route("/admin/v1/backends/{backend:path}/logs", self.get_logs),
+            Route("/admin/v1/restarts:hold", self.post_hold, methods=["POST"]),
+            Route("/admin/v1/restarts:lift", self.post_lift, methods=["POST"]),
+            Route("/admin/v1/events", self.get_events),
+        ]
+
+    def _verb_route(self, verb: Verb) -> Route:
+        async def post(request: Request) -> Response:
+            return await self._give(request, verb)
+
+        path = f"/admin/v1/backends/{{backend:path}}:{verb.value}"
+        return Route(path, post, methods=["POST"])
+
+    async def _give(self, request: Request, verb: Verb) -> Response:
+        backend_id, body = request.path_params["backend"], await _body(request, OrderBody)
+        try:
+            touched = await self.orders.give(
+                backend_id, verb, dry_run=body.dry_run, force=body.force, why=body.reason
+            )
+        except KeyError:
+            return self._unknown(backend_id)
+        except OrderRefused as error:
+            return problem(HTTPStatus.CONFLICT, error.code, str(error))
+        return json_reply(_told(touched, dry_run=body.dry_run))
+
+    async def get_logs(self, request: Request) -> Response:
+        """Answer the end of a backend's log, as plain text."""
+        backend_id = request.path_params["backend"]
+        most = number(request, "bytes", _LOG_BYTES, most=_MOST_LOG_BYTES)
+        try:
+            text = await self.orders.log(backend_id, most)
+        except KeyError:
+            return self._unknown(backend_id)
+        except OrderRefused as error:
+            return problem(HTTPStatus.CONFLICT, error.code, str(error))
+        except LaunchError as error:
+            return problem(HTTPStatus.BAD_GATEWAY, "log_unreadable", str(error))
+        return reply(text.encode(), "text/plain; charset=utf-8")
+
+    async def post_hold(self, request: Request) -> Response:
+        """Hold automatic restarts."""
+        body = await _body(request, HoldBody)
+        self._check_pool(body.pool)
+        if body.for_s is not None and not 0 < body.for_s <= 30 * 86400:
+            raise BadParameter("for_s must be more than 0 and at most 30 days.")
+        try:
+            await self.orders.hold(body.pool, body.for_s, body.reason)
+        except StoreUnavailable:
+            return _no_store()
+        return json_reply({"pool": body.pool, "held": True, "for_s": body.for_s})
+
+    async def post_lift(self, request: Request) -> Response:
+        """Let automatic restarts go on."""
+        body = await _body(request, HoldBody)
+        self._check_pool(body.pool)
+        try:
+            await self.orders.lift(body.pool)
+        except StoreUnavailable:
+            return _no_store()
+        return json_reply({"pool": body.pool, "held": False, "for_s": None})
+
+    async def get_events(self, request: Request) -> Response:
+        """Answer the newest events."""
+        limit = number(request, "limit", _EVENTS, most=_MOST_EVENTS)
+        moment = Moment(self.clock.now(), self.clock.wall())
+        kept = [*self.orders.supervisor.events.newest()]
+        rows = [_event(each, moment) for each in kept[:limit]]
+        return json_reply({"object": "list", "data": rows, "has_more": len(kept) > limit})
+
+    def _unknown(self, backend_id: str) -> Response:
+        known = ", ".join(sorted(self.orders.table.ids()))
+        detail = f"There is no backend {backend_id[:200]}. There are: {known}."
+        return problem(HTTPStatus.NOT_FOUND, "backend_not_found", detail)
+
+    def _check_pool(self, pool: str | None) -> None:
+        pools = self.orders.table.pools()
+        if pool is not None and pool not in pools:
+            raise BadParameter(f"There is no pool {pool[:200]}. There are: {', '.join(pools)}.")
+
+
+async def _body(request: Request, kind: type[Body]) -> Body:
+    raw = bytearray()
+    async for chunk in request.stream():
+        raw += chunk
+        if len(raw) > _BODY_BYTES:
+            raise BadParameter(f"The body may have {_BODY_BYTES} bytes.")
+    try:
+        return msgspec.json.decode(bytes(raw) or b"{}", type=kind)
+    except msgspec.DecodeError as error:
+        raise BadParameter(f"The body cannot be read: {error}.") from error
+
+
+def _told(touched: Touched, *, dry_run: bool) -> Mapping[str, Any]:
+    return {
+        "backend": touched.backend_id,
+        "verb": touched.verb.value,
+        "dry_run": dry_run,
+        "changed": touched.changes and not dry_run,
+        "would_change": touched.changes,
+        "requests": touched.requests,
+        "oldest_s": None if touched.oldest_s is None else round(touched.oldest_s, 1),
+        "last": touched.last,
+        "sentence": touched.sentence,
+    }
+
+
+def _event(event: Event, moment: Moment) -> Mapping[str, str]:
+    return {
+        "at": moment.told(event.at),
+        "kind": event.kind.value,
+        "backend": event.backend_id,
+        "label": event.label,
+        "detail": event.detail,
+    }
+
+
+def _no_store() -> Response:
+    detail = "The store that replicas share does not answer; nothing was changed."
+    return problem(HTTPStatus.SERVICE_UNAVAILABLE, "store_unavailable", detail)
