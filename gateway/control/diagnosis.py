@@ -23,13 +23,21 @@ from gateway.control.logs import endings
 from gateway.control.logs.answer import Confidence, Diagnosis, told
 from gateway.control.logs.lines import Line, read
 from gateway.control.logs.rule import HINT, Action, Kind, Remedy, Rule, When
-from gateway.control.logs.search import Match, exceptions, is_exception, is_serious, matches
+from gateway.control.logs.search import (
+    Match,
+    exceptions,
+    is_exception,
+    is_quiet,
+    is_serious,
+    matches,
+)
 from gateway.control.logs.starts import DEAD, Start, split
 
 __all__ = ["Action", "Confidence", "Diagnosis", "Kind", "Remedy", "When", "diagnose"]
 
 _SAYS_LITTLE: Final = frozenset({Kind.UNKNOWN, Kind.ENGINE_INIT})
 _INTERRUPT: Final = re.compile(r"^(?:KeyboardInterrupt|asyncio\.exceptions\.CancelledError)\b")
+_GOING: Final = re.compile(r"[Ss]hut|[Tt]erminat|exit|destroy|leaked")  # what a process says last
 _WORKS: Final = re.compile(r"Avg prompt throughput: |HTTP/[\d.]+\" 200")
 
 
@@ -106,7 +114,7 @@ def _while_starting(start: Start, end: int) -> Diagnosis | None:
         return told(*causes[0], When.STARTUP, found)
     errors = exceptions(start, 0, end)
     late = [at for at in errors if at > start.progress]
-    if late or (errors and proven):
+    if errors and (proven or _ends_with(start, late, end)):
         return endings.unknown_error(start, (late or errors)[0], When.STARTUP)
     if proven:
         return endings.no_cause(start)
@@ -137,7 +145,7 @@ def _death(start: Start, begin: int, died: int, end: int, hints: list[Match]) ->
     """
     errors = exceptions(start, begin, end)
     causes = [at for at in errors if not _by_server(start.lines[at])] or [
-        at for at in errors if at < died
+        at for at in errors if at < died and "VLLMValidationError" not in start.lines[at].text
     ]
     if causes:
         return endings.unknown_error(start, causes[0], When.SERVING)
@@ -161,6 +169,14 @@ def _last_work(start: Start, served: int, died: int) -> int:
         if _WORKS.search(start.lines[at].text):
             return at
     return served
+
+
+def _ends_with(start: Start, errors: list[int], end: int) -> bool:
+    """Whether nothing goes on after the last error: else it may have been survived."""
+    if not errors:
+        return False
+    after = start.lines[errors[-1] + 1 : end]
+    return not any(is_quiet(line) and not _GOING.search(line.text) for line in after)
 
 
 # --- which matches count ---------------------------------------------------------------------------

@@ -89,7 +89,8 @@ RULES: Final[tuple[Rule, ...]] = (
                                         "so that both go together"),)),
     Rule("numa", Kind.BAD_ARGUMENT, r"NUMA binding was requested",
          "NUMA binding was asked for, but the GPUs' nodes cannot be told.",
-         remedies=(Remedy("--numa-bind-nodes", None, "name the nodes"), Remedy("--numa-bind", None, "or leave it out"))),
+         remedies=(Remedy("--numa-bind-nodes", None, "name the nodes"),
+                   Remedy("--numa-bind", None, "or leave it out"))),
     Rule("backend_invalid", Kind.BAD_ARGUMENT,
          r"Selected backend \S{1,80} is not valid for this configuration|Invalid (?:value for )?attention backend"
          r"|Unknown attention backend|(?:attention backend|VLLM_ATTENTION_BACKEND).{0,120}(?:not supported"

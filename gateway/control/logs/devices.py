@@ -114,7 +114,7 @@ RULES: Final[tuple[Rule, ...]] = (
          r"(?: tensor parallel size \((?P<size>\d+)\))?",
          _split_cause, remedies=_split),
     Rule("divisible", Kind.TP_NOT_DIVISIBLE,
-         r"(?P<heads>\d+) is not divisible by (?P<size>\d+)$|must be divisible by (?:the )?(?:tensor|tp)[ _]"
+         r"\b(?P<heads>\d{1,9}) is not divisible by (?P<size>\d{1,9})$|must be divisible by (?:the )?(?:tensor|tp)[ _]"
          r"|is not divisible by (?:weight quantization|tensor parallel|tp_size)",
          "A dimension of the model cannot be divided by the tensor parallel size.", rank=1,
          remedies=(Remedy("--tensor-parallel-size", None, "a size that divides the model's dimensions"),)),

@@ -14,6 +14,14 @@ _GROUP: Final = Remedy("", None, "kill the whole process group and start again")
 _REPORT: Final = Remedy("", None, "search vLLM's issues for the evidence; try another version")
 _MORE_LOG: Final = Remedy("", None, "keep more of the log: the cause is the first error, far above")
 
+_KEEP_AWAY: Final = Remedy("", None, "if the same request kills it again, keep that request away")
+_BACKEND: Final = Remedy(
+    "--attention-backend", None, "another one: it failed in an attention kernel"
+)
+
+_ATTENTION: Final = re.compile(
+    r"flashinfer|flash_attn|attention/backends|BatchPrefill|BatchDecode|paged_attention"
+)
 _STALL: Final = re.compile(r"No available shared memory broadcast block found in \d+ s")
 _WORKS: Final = re.compile(r"generation throughput: (?!0\.0 )|HTTP/[\d.]+\" 2\d\d")
 _LOAD: Final = re.compile(r"Running: (\d{1,9}) reqs, .{0,40}?(?:Waiting|Pending): (\d{1,9}) reqs")
@@ -27,11 +35,21 @@ _UNSUPPORTED: Final = re.compile(
 
 # What an unknown error at start is about, told by the innermost frames above it.
 _PLACES: Final = (
+    (Kind.BAD_ARGUMENT, "while checking the settings", re.compile(
+        r"vllm/engine/arg_utils\.py|vllm/config/\w+\.py|cli_args\.py|in check_and_update_config\b")),
     (Kind.WEIGHTS, "while loading the weights", re.compile(
         r"in (?:safetensors_weights_iterator|load_weights|\w*weight_loader\w*|load_state_dict)\b")),
     (Kind.TOKENIZER, "while loading the tokenizer", re.compile(
         r"in (?:get_tokenizer|cached_get_tokenizer|init_tokenizer\w*)\b|tokenization_\w+\.py")),
+    (Kind.LORA, "while loading an adapter", re.compile(r"vllm/lora/")),
+    (Kind.QUANTIZATION, "while setting up the quantisation", re.compile(
+        r"quantization/\S+\.py\", line \d+, in (?:__init__|from_config|get_\w+|create_weights|process_weights\w+)")),
+    (Kind.NCCL, "while connecting its processes", re.compile(
+        r"torch/distributed/\w+\.py|device_communicators/py(?:nccl|hccl)")),
 )  # fmt: skip
+_REFUSED: Final = re.compile(
+    r"^(?:\w+\.)*(?:Value|NotImplemented|Assertion|Type|ArgumentType|VLLMValidation)Error\b"
+)
 _WORDS_CHARS: Final = 200
 _INNERMOST: Final = 12  # lines above the error
 
@@ -63,12 +81,13 @@ def unknown_error(start: Start, place: int, when: When) -> Diagnosis:
             f"The engine died while serving: {words}",
             evidence(line),
             line.number,
-            (_RESTART, Remedy("", None, "if the same request kills it again, keep that request away"), _REPORT),
+            (*_around(start, place), _RESTART, _KEEP_AWAY, _REPORT),
             restart_helps=not _UNSUPPORTED.search(line.text),
             look_at="the traceback above the evidence",
         )  # fmt: skip
     frames = Found(start, place).before.splitlines()[-_INNERMOST:]
-    known = (each for each in _PLACES if any(map(each[2].search, frames)))
+    known = (each for each in _PLACES if any(map(each[2].search, frames)) and (
+        each[0] is not Kind.BAD_ARGUMENT or _REFUSED.search(line.text)))  # fmt: skip
     kind, doing, _ = next(known, (Kind.OTHER, "with an error that is not known here", None))
     return Diagnosis(
         kind,
@@ -76,11 +95,18 @@ def unknown_error(start: Start, place: int, when: When) -> Diagnosis:
         f"The start failed {doing}: {words}",
         evidence(line),
         line.number,
-        (_REPORT,),
+        (*_around(start, place), _REPORT),
         restart_helps=False,
         secondary=() if start.failed is None else (Kind.ENGINE_INIT,),
         look_at="the traceback above the evidence",
     )
+
+
+def _around(start: Start, place: int) -> tuple[Remedy, ...]:
+    """Return what the place of an unknown error suggests."""
+    frames = Found(start, place).before.splitlines()[-_INNERMOST:]
+    near = "\n".join([*frames, start.lines[place].text])
+    return (_BACKEND,) if _ATTENTION.search(near) else ()
 
 
 def _words(start: Start, place: int) -> str:
@@ -162,7 +188,8 @@ def wait_at_start(start: Start) -> Diagnosis | None:
     """Tell of a start that only waits at its end: for minutes, or for a lock that nobody frees."""
     after = start.lines[start.progress + 1 :]
     stalls = [each for each in after if _STALL.search(each.text)]
-    lock = next((found for each in reversed(after) if (found := _LOCK.search(each.text))), None)
+    last = reversed(after[-_INNERMOST:])
+    lock = next((found for each in last if (found := _LOCK.search(each.text))), None)
     if len(stalls) < (_STALLS if lock is None else 1):
         return None
     held = f" for the lock {(lock[1] or lock[2])[-120:]}" if lock else ""

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 MAX_CHARS: Final = 8 * 1024 * 1024  # of a log that are read: its end
-MATCHED_CHARS: Final = 4_000  # of one line that are looked at
+MAX_LINES: Final = 60_000  # of it: what 8 MiB of a usual log hold
+MATCHED_CHARS: Final = 2_000  # of one line that are looked at
 _LAYERS: Final = 10  # prefixes before one message at most
 
 # With or without the escape character: some editors and web pages drop it.
@@ -64,7 +65,7 @@ class Line:
 
 
 def read(log: str | bytes | Iterable[str | bytes]) -> list[Line]:
-    """Return the lines of the end of a log, at most `MAX_CHARS` of it.
+    """Return the lines of the end of a log, at most `MAX_CHARS` and `MAX_LINES` of it.
 
     Bytes that are not UTF-8 are replaced. Nothing raises whatever the text.
     """
@@ -80,7 +81,10 @@ def _text(piece: str | bytes) -> str:
 
 
 def _lines(whole: str) -> Iterator[Line]:
-    for number, given in enumerate(whole.split("\n"), 1):
+    first, last = 1, whole.rsplit("\n", MAX_LINES)
+    if len(last) > MAX_LINES:
+        first += last.pop(0).count("\n") + 1
+    for number, given in enumerate(last, first):
         # A progress bar writes over itself with \r; what came last is what a terminal shows.
         shown = given.rstrip("\r").rpartition("\r")[2]
         yield parse(shown, number)

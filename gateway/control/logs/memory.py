@@ -205,11 +205,12 @@ def _node_cache(found: Found) -> tuple[Remedy, ...]:
 
 
 def _oom(found: Found) -> tuple[Remedy, ...]:
-    if found.start.served is None and when_out_of_memory(found) is Kind.OOM_LOAD:
+    if when_out_of_memory(found) is Kind.OOM_LOAD:
         return (
             _more_parallel(found),
             _QUANTIZE,
             _FREE_GPU,
+            Remedy("CUDA_VISIBLE_DEVICES", None, "another GPU, if this one is taken"),
             Remedy("--cpu-offload-gb", None, "keeps part of the weights in host memory, slowly"),
         )
     override = found.setting("num_gpu_blocks_override") is not None
@@ -224,7 +225,7 @@ def _oom(found: Found) -> tuple[Remedy, ...]:
 
 
 def _oom_cause(found: Found) -> str:
-    loading = found.start.served is None and when_out_of_memory(found) is Kind.OOM_LOAD
+    loading = when_out_of_memory(found) is Kind.OOM_LOAD
     doing = "loading the weights" if loading else "running the model"
     told = re.search(
         r"Tried to allocate ([\d.]{1,12} \w{1,5}).{0,80}?total capacity of ([\d.]{1,12} \w{1,5}) "
@@ -316,7 +317,7 @@ RULES: Final[tuple[Rule, ...]] = (
          r"|HostOutOfMemory|cudaErrorHostMemory",
          "The host ran out of memory.", remedies=_HOST, serving=True),
     Rule("worker_killed", Kind.HOST_MEMORY,
-         r"(?:Worker proc|Engine core process|Process|Command) (?P<who>\S+).{0,300}(?:exit ?code:? -9\b"
+         r"(?:Worker proc|Engine core process|Process|Command) (?P<who>\S{1,80})(?: .{0,200})?(?:exit ?code:? -9\b"
          r"|died with <Signals\.SIGKILL)",
          "{who} was killed with SIGKILL: most often by the kernel, because the host ran out of memory.",
          remedies=_HOST, serving=True, rank=1, look_at="dmesg or the container's OOM counter"),

@@ -104,10 +104,14 @@ RULES: Final[tuple[Rule, ...]] = (
          r"|blocks)\.[\w.]+['\"]",
          "The checkpoint has a weight that this implementation of the model has no place for.",
          remedies=(Remedy("", None, "a checkpoint, or a version of vLLM, in which they match"), _UPGRADE), rank=1),
+    Rule("tiktoken", Kind.TOKENIZER, r"invalid tiktoken vocab|HarmonyError",
+         "The vocabulary file of the tokenizer is damaged, or could not be downloaded.",
+         remedies=(Remedy("TIKTOKEN_ENCODINGS_BASE", None, "a folder with good copies of the .tiktoken files"),
+                   Remedy("", None, "or delete the cached file, so that it is downloaded again"))),
     Rule("tokenizer", Kind.TOKENIZER,
          r"(?:Failed to load the|Can't load|Cannot load|Couldn't instantiate the backend|Error (?:loading"
          r"|initializing)) "
-         r"(?:slow |fast )?tokenizer|Tokenizer class \S+ does not exist|invalid tiktoken vocab|HarmonyError"
+         r"(?:slow |fast )?tokenizer|Tokenizer class \S+ does not exist"
          r"|has no attribute '?(?:all_special_tokens\w*|added_tokens\w*|is_fast|vocab_size|get_vocab\w*)"
          r"|TokenizersBackend has no attribute|data did not match any variant of untagged enum"
          r"|tokenizer\.(?:json|model|tiktoken).{0,80}(?:not found|missing|No such file)|Error parsing line b"
@@ -146,7 +150,7 @@ RULES: Final[tuple[Rule, ...]] = (
          r"|Quantization method specified in the model config|quantization is currently not supported"
          r"|No quantization config found|Unsupported (?:quantization|quant_|FP8 scheme|NVFP4)"
          r"|quant_method.{0,40}not supported"
-         r"|(?:FP8|NVFP4|MXFP4|AWQ|GPTQ|Marlin|Bitsandbytes|BitsAndBytes).{0,80}(?:is|are) not (?:yet )?supported",
+         r"|(?:FP8|NVFP4|MXFP4|AWQ|GPTQ|Marlin|Bitsandbytes|BitsAndBytes)(?!.{0,40}(?:KV|kv)).{0,80}(?:is|are) not (?:yet )?supported",
          "The quantisation asked for and the checkpoint's do not go together.",
          remedies=(Remedy("--quantization", None, "leave it out, or use a checkpoint of that quantisation"),)),
     Rule("dtype_old_gpu", Kind.DTYPE,

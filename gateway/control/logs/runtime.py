@@ -65,7 +65,7 @@ RULES: Final[tuple[Rule, ...]] = (
          r"^(?:ModuleNotFoundError: No module named|ImportError: .{0,120}(?:is not installed|install|requires?"
          r"|needs?)) ?(?P<package>.{0,80})",
          "A Python package is missing or of the wrong version: {package}.", rank=2,
-         remedies=(Remedy("", None, "install the package that the line names, in the version that it names"), _PACKAGES)),
+         remedies=(Remedy("", None, "install the package, in the version that the line names"), _PACKAGES)),
     Rule("package_broken", Kind.OTHER,
          r"^ImportError: |undefined symbol: |cannot open shared object file|version `\w+_[\d.]+' not found"
          r"|(?:DistributionNotFound|VersionConflict|PackageNotFoundError)|has no attribute '?_C\b"

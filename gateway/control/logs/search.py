@@ -37,7 +37,7 @@ _WRAPPER: Final = re.compile(
     r"EngineDeadError|EngineCore|Engine core init|Engine process failed|WorkerProc init|Executor failed"
     r"|See stack trace|Worker failed with error|RuntimeError: cancelled|Operation not supported"
     r"|CancelledError|SystemExit|GeneratorExit|ensure_kv_transfer_shutdown|HandlerFileNotFoundError"
-    r"|BrokenPipeError|EOFError|^RuntimeError: Engine |ProcessExited|ChildFailedError|VLLMValidationError"
+    r"|BrokenPipeError|EOFError|^RuntimeError: Engine |ProcessExited|ChildFailedError"
     r"|CalledProcessError|MessageFactory|ZMQError: (?:Operation|Socket)"
 )
 # What native code and schedulers print, without a logger and without an exception.
@@ -47,9 +47,14 @@ _NATIVE: Final = re.compile(
 )
 
 
+def is_quiet(line: Line) -> bool:
+    """Whether a logger said that it is no error."""
+    return line.level in _QUIET
+
+
 def is_exception(line: Line) -> bool:
     """Whether the line is the end of a traceback, logged as an error or printed by Python."""
-    return line.level not in _QUIET and _EXCEPTION.search(line.text) is not None
+    return not is_quiet(line) and _EXCEPTION.search(line.text) is not None
 
 
 def is_serious(line: Line) -> bool:
@@ -79,11 +84,14 @@ def matches(start: Start, begin: int, end: int, wanted: Callable[[Rule], bool]) 
     all_rules = tuple(each for each in _ALL if wanted(each[0]))
     loud = tuple(each for each in _LOUD if wanted(each[0]))
     found: dict[str, Match] = {}
+    read: set[tuple[str, bool]] = set()  # what was said before is not searched again
     for place in range(begin, end):
         line = start.lines[place]
-        if line.is_frame or not line.text:
+        quiet = is_quiet(line)
+        if line.is_frame or (line.text, quiet) in read:
             continue
-        for rule, pattern in loud if line.level in _QUIET else all_rules:
+        read.add((line.text, quiet))
+        for rule, pattern in loud if quiet else all_rules:
             before = found.get(rule.name)
             if before is not None and not _proves_more(before[1], line, place):
                 continue

@@ -22,7 +22,7 @@ _ANEW: Final = re.compile(r"^Automatically detected platform |^Started server pr
 
 _READY: Final = re.compile(
     r"Application (?:startup|shutdown) complete"
-    r"|Avg prompt throughput: "
+    r"|Avg prompt throughput: |\[shutdown\] API server: "
     r"|\"(?:GET|POST) /\S{0,200} HTTP/[\d.]+\" [234]\d\d\b"
     r"|^Uvicorn running on "
 )
@@ -35,15 +35,15 @@ _LOADED: Final = re.compile(
 )
 _PROGRESS: Final = re.compile(
     r"^(?:Starting to load model |Loading weights took |Model loading took |Available KV cache memory"
-    r"|\w+ KV cache size: |# \w+ blocks: |Graph capturing finished|Capturing |torch\.compile takes"
+    r"|\w+ KV cache size: |# \w+ blocks: |Graph capturing finished|Capturing |torch\.compile t"
+    r"|Compiling a graph|Dynamo bytecode|Initial profiling|saved AOT"
     r"|Using max model len |Resolved architecture: |Initializing a V\d LLM engine"
     r"|Initializing an LLM engine|Chunked prefill is enabled|rank \d+ in world size )"
 )
 
 # Someone asked it to stop. uvicorn's own words come after an engine's death too: see `Start.stopped`.
 _ASKED_TO_STOP: Final = re.compile(
-    r"\[shutdown\] API server: shutdown triggered"
-    r"|\[shutdown\] \w+: trigger received signal"
+    r"\[shutdown\] API server: |\[shutdown\] EngineCore: trigger received signal"
     r"|^Shutting down FastAPI HTTP server"
     r"|^Engine is gracefully shutting down"
     r"|^vLLM ZMQ RPC Server was interrupted"
@@ -54,6 +54,11 @@ _STOPPED: Final = re.compile(
     r"^(?:Shutting down|Application shutdown complete\.?|Finished server process .*)$"
 )
 
+_DEAD_ITSELF: Final = re.compile(
+    r"EngineCore encountered a fatal error|engine core exited unexpectedly|Background loop has errored"
+    r"|^(?:Worker proc|Engine core proc(?:ess)?|Process) \S+ (?:\(PID: \d+\) )?died |!+ ?Segfault"
+    r"|Engine loop has died|MQEngineDeadError|AsyncEngineDeadError"
+)
 DEAD: Final = re.compile(
     r"EngineCore encountered a fatal error|EngineDeadError|AsyncLLM output_handler failed"
     r"|AsyncEngineDeadError|MQEngineDeadError|engine core exited unexpectedly"
@@ -137,13 +142,17 @@ class Start:
 
     @cached_property
     def stopped(self) -> int | None:
-        """Where it was asked to stop, if that was not because it had died already."""
+        """Where it was asked to stop, if that was not because it had died already.
+
+        The API server tells of a dead engine also when it has just stopped that engine itself.
+        """
         asked = self.first(_ASKED_TO_STOP)
         if asked is None and self.died is None and self.failed is None:
             asked = self.first(_STOPPED)
-        if asked is None or (self.died is not None and self.died < asked):
+        death = self.first(_DEAD_ITSELF)
+        if asked is None or (death is not None and death < asked):
             return None
-        return asked
+        return asked if self.died is None else min(asked, self.died)
 
     @cached_property
     def has_server(self) -> bool:
