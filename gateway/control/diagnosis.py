@@ -125,9 +125,7 @@ def _while_serving(start: Start, served: int, end: int) -> Diagnosis | None:
     died = start.first(DEAD, served)
     if died is not None and died >= end:
         died = None
-    found = matches(start, served, end, lambda rule: rule.serving)
-    if died is None:
-        found = [each for each in found if is_serious(each[1].line)]
+    found = matches(start, served, end, lambda rule: rule.serving, serious=died is None)
     if found and found[0][0].rank < HINT:
         return told(*found[0], When.SERVING, found)
     if died is not None:

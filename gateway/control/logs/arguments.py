@@ -48,6 +48,12 @@ def _batched(found: Found) -> tuple[Remedy, ...]:
     )
 
 
+def _agreeing(found: Found) -> tuple[Remedy, ...]:
+    other = (found.groups.get("other") or "").replace("_", "-")
+    flag = f"--{other}" if other else ""
+    return (Remedy(flag, found.groups.get("given"), "so that both go together"),)
+
+
 RULES: Final[tuple[Rule, ...]] = (
     Rule("unrecognized", Kind.BAD_ARGUMENT,
          r"error: unrecognized arguments?: (?P<unknown>.{1,500})", "Unknown flags: {unknown}.",
@@ -85,8 +91,7 @@ RULES: Final[tuple[Rule, ...]] = (
          r"|higher) than)"
          r"(?: or equal to)? (?:the )?(?P<other>\w{3,40}) \((?P<needed>\d+)\)",
          "{what} is {given}, which does not go together with {other} {needed}.", rank=1,
-         remedies=lambda found: (Remedy(f"--{found.groups['other'].replace('_', '-')}", found.groups["given"],
-                                        "so that both go together"),)),
+         remedies=_agreeing),
     Rule("numa", Kind.BAD_ARGUMENT, r"NUMA binding was requested",
          "NUMA binding was asked for, but the GPUs' nodes cannot be told.",
          remedies=(Remedy("--numa-bind-nodes", None, "name the nodes"),

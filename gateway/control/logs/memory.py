@@ -299,7 +299,7 @@ RULES: Final[tuple[Rule, ...]] = (
                           Action.SERIAL_START),)),
     Rule("oom_warmup", Kind.OOM_RUNTIME,
          r"CUDA out of memory occurred when warming up \w+ with (?P<seqs>\d+) dummy requests",
-         "The GPU's memory ran out while warming up with {seqs} requests.", rank=1,
+         "The GPU's memory ran out while warming up with {seqs} requests.",
          remedies=lambda found: (_fewer_sequences(found), _less_utilization(found), _EAGER)),
     Rule("oom", Kind.OOM_RUNTIME,
          r"(?:CUDA|HIP|XPU|NPU) out of memory|torch\.(?:cuda\.)?OutOfMemoryError"

@@ -150,7 +150,8 @@ RULES: Final[tuple[Rule, ...]] = (
          r"|Quantization method specified in the model config|quantization is currently not supported"
          r"|No quantization config found|Unsupported (?:quantization|quant_|FP8 scheme|NVFP4)"
          r"|quant_method.{0,40}not supported"
-         r"|(?:FP8|NVFP4|MXFP4|AWQ|GPTQ|Marlin|Bitsandbytes|BitsAndBytes)(?!.{0,40}(?:KV|kv)).{0,80}(?:is|are) not (?:yet )?supported",
+         r"|(?:FP8|NVFP4|MXFP4|AWQ|GPTQ|Marlin|Bitsandbytes|BitsAndBytes)(?!.{0,40}(?:KV|kv)).{0,80}"
+         r"(?:is|are) not (?:yet )?supported",
          "The quantisation asked for and the checkpoint's do not go together.",
          remedies=(Remedy("--quantization", None, "leave it out, or use a checkpoint of that quantisation"),)),
     Rule("dtype_old_gpu", Kind.DTYPE,

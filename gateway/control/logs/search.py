@@ -43,7 +43,7 @@ _WRAPPER: Final = re.compile(
 # What native code and schedulers print, without a logger and without an exception.
 _NATIVE: Final = re.compile(
     r"^(?:\[[EF]\d|Exception |terminate called|!!+|Fatal |Segmentation|Memory access fault|Killed|Aborted"
-    r"|what\(\)|CUDA |HSA_|slurmstepd|srun|scancel)|error: \*\*\*|Killed$|Killed process|oom[-_]kill"
+    r"|what\(\)|CUDA [Ee]rror: |HSA_|slurmstepd|srun|scancel)|error: \*\*\*|Killed$|Killed process|oom[-_]kill"
 )
 
 
@@ -75,8 +75,12 @@ def exceptions(start: Start, begin: int, end: int) -> list[int]:
     ]
 
 
-def matches(start: Start, begin: int, end: int, wanted: Callable[[Rule], bool]) -> list[Match]:
+def matches(
+    start: Start, begin: int, end: int, wanted: Callable[[Rule], bool], *, serious: bool = False
+) -> list[Match]:
     """Return each rule that matches, at its first place; the best first.
+
+    `serious` leaves out lines that are no errors by their form, such as words of a prompt.
 
     The error that ends a traceback proves more than a log line about it, so it is taken instead
     when it follows within the same burst of lines.
@@ -91,6 +95,8 @@ def matches(start: Start, begin: int, end: int, wanted: Callable[[Rule], bool]) 
         if line.is_frame or (line.text, quiet) in read:
             continue
         read.add((line.text, quiet))
+        if serious and not quiet and not is_serious(line):
+            continue
         for rule, pattern in loud if quiet else all_rules:
             before = found.get(rule.name)
             if before is not None and not _proves_more(before[1], line, place):

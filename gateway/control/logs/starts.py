@@ -18,6 +18,11 @@ from gateway.control.logs.lines import Line
 _BANNER: Final = re.compile(r"vLLM API server version |[█▄▀]\s+version \d")
 _ARGUMENTS: Final = re.compile(r"non-default args: |args: Namespace\(")
 _USAGE: Final = re.compile(r"^usage: ")
+# Frames of code that only runs before the banner; a server that stops does not come by them.
+_EARLY: Final = re.compile(
+    r"in (?:make_arg_parser|parse_args|validate_parsed_serve_args|create_engine_config)$"
+    r"|vllm/(?!\S{0,80}api_server\.py)\S{1,200}\.py\", line \d+, in <module>$"
+)
 _ANEW: Final = re.compile(r"^Automatically detected platform |^Started server process \[\d+\]")
 
 _READY: Final = re.compile(
@@ -200,7 +205,7 @@ def _mark(line: Line) -> str:
         return "arguments"
     if _USAGE.search(text):
         return "usage"
-    if _ANEW.search(text):
+    if _ANEW.search(text) or (line.is_frame and _EARLY.search(text)):
         return "anew"
     if _STOPPED.search(text) or text.startswith("RuntimeError: Engine core initialization failed"):
         return "ended"

@@ -1,0 +1,408 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from gateway.control.diagnosis import Action, Confidence, Kind, When, diagnose
+
+LOGS = Path(__file__).parents[1] / "data" / "logs"  # of a real vLLM 0.32 on a CPU
+
+BANNER = (
+    "(APIServer pid=7) INFO 11-21 10:09:36 [api_server.py:1896] vLLM API server version 0.10.2\n"
+)
+ARGUMENTS = (
+    "(APIServer pid=7) INFO 11-21 10:09:36 [utils.py:328] non-default args: {'model': 'm', "
+    "'max_model_len': 4096, 'gpu_memory_utilization': 0.8, 'max_num_seqs': 64}\n"
+)
+LOADED = "(EngineCore_0 pid=8) INFO 11-21 10:09:50 [gpu.py:1] Model loading took 7.3 GiB and 4.1 seconds\n"
+UP = "INFO:     Application startup complete.\n"
+WORKS = (
+    "(APIServer pid=7) INFO 11-21 10:10:36 [loggers.py:1] Engine 000: Avg prompt throughput: 9.0 "
+    "tokens/s, Avg generation throughput: 40.0 tokens/s, Running: 2 reqs, Waiting: 0 reqs\n"
+)
+STALL = (
+    "(EngineCore_0 pid=8) INFO 11-21 10:12:00 [shm_broadcast.py:1] No available shared memory "
+    "broadcast block found in 60 seconds. This typically happens when\n"
+)
+WRAPPER = (
+    "(APIServer pid=7) RuntimeError: Engine core initialization failed. See root cause above. "
+    "Failed core proc(s): {}\n"
+)
+DEAD = (
+    "(APIServer pid=7) ERROR 11-21 10:11:00 [async_llm.py:1] vllm.v1.engine.exceptions."
+    "EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause.\n"
+)
+
+
+def log(name):
+    return (LOGS / f"{name}.txt").read_bytes()
+
+
+def core(words, level="ERROR"):
+    return f"(EngineCore_0 pid=8) {level} 11-21 10:09:55 [core.py:1] {words}\n"
+
+
+def failing(words):
+    """A start that fails with an error in the engine, wrapped as vLLM does."""
+    return BANNER + ARGUMENTS + core(words) + WRAPPER
+
+
+def remedies(found):
+    return [(each.flag, each.value) for each in found.remedies]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "remedy"),
+    [
+        ("bad_flag", Kind.BAD_ARGUMENT, ("--no-such-flag", None)),
+        ("bad_dtype", Kind.BAD_ARGUMENT, ("--dtype", "auto")),
+        ("bad_json", Kind.BAD_ARGUMENT, None),
+        ("bad_tool_parser", Kind.BAD_ARGUMENT, ("--tool-call-parser", None)),
+        ("batched_tokens", Kind.BAD_ARGUMENT, ("--max-num-batched-tokens", "2048")),
+        ("max_model_len_above_derived", Kind.BAD_ARGUMENT, ("--max-model-len", "2048")),
+        ("kv_small", Kind.KV_CACHE_TOO_SMALL, ("--max-model-len", "896")),
+        ("cpu_memory", Kind.FREE_MEMORY_LOW, ("VLLM_CPU_KVCACHE_SPACE", "10")),
+        ("lora_rank", Kind.LORA, ("--max-lora-rank", "8")),
+        ("lora_missing", Kind.LORA, ("--lora-modules", None)),
+        ("missing_model", Kind.MODEL_NOT_FOUND, ("--model", None)),
+        ("port_taken", Kind.PORT, ("--port", None)),
+        ("tp_heads", Kind.TP_NOT_DIVISIBLE, ("--tensor-parallel-size", "2")),
+        ("quantization_missing", Kind.QUANTIZATION, ("--quantization", None)),
+        ("tokenizer_missing", Kind.TOKENIZER, ("--tokenizer", None)),
+        ("chat_template_missing", Kind.CHAT_TEMPLATE, ("--chat-template", None)),
+        ("unknown_architecture", Kind.UNSUPPORTED_ARCHITECTURE, None),
+        ("weights_missing", Kind.WEIGHTS, None),
+        ("weights_truncated", Kind.WEIGHTS, None),
+        ("weights_shape", Kind.WEIGHTS, None),
+    ],
+)
+def test_a_real_failed_start_is_named_with_proof_and_remedy(name, kind, remedy):
+    found = diagnose(log(name))
+    assert (found.kind, found.when, found.restart_helps) == (kind, When.STARTUP, False)
+    assert found.evidence in log(name).decode()
+    assert remedy is None or remedy in remedies(found)
+
+
+def test_the_cause_of_a_failed_start_is_not_its_last_line():
+    found = diagnose(log("kv_small"))
+    assert "about 896 tokens fit" in found.cause
+    assert "To serve at least one request" in found.evidence
+    assert found.confidence is Confidence.HIGH
+    assert Kind.ENGINE_INIT in found.secondary
+
+
+def test_an_engine_that_was_killed_is_dead_and_a_restart_helps():
+    found = diagnose(log("engine_killed"), exit_code=0)
+    assert (found.kind, found.when) == (Kind.ENGINE_DEAD, When.SERVING)
+    assert found.restart_helps is True
+    assert "engine core exited unexpectedly" in found.evidence
+
+
+def test_an_engine_that_dies_of_what_it_cannot_do_is_not_helped_by_a_restart():
+    found = diagnose(log("engine_died"))
+    assert (found.kind, found.when) == (Kind.ENGINE_DEAD, When.SERVING)
+    assert "Unsupported CPU attention configuration: head_dim=16" in found.cause
+    assert found.restart_helps is False
+
+
+def test_workers_that_do_not_answer_for_minutes_are_a_hang():
+    found = diagnose(log("worker_stopped"))
+    assert (found.kind, found.restart_helps) == (Kind.HANG, True)
+    assert "No available shared memory broadcast block" in found.evidence
+
+
+def test_a_failed_start_without_its_cause_says_so():
+    found = diagnose(log("engine_killed_at_start"))
+    assert (found.kind, found.confidence) == (Kind.ENGINE_INIT, Confidence.LOW)
+    assert found.look_at
+
+
+def test_a_served_and_stopped_engine_is_healthy():
+    found = diagnose(log("healthy"))
+    assert found.healthy
+    assert (found.remedies, found.secondary) == ((), ())
+    assert "stopped when it was asked to" in found.cause
+
+
+def test_no_part_of_a_healthy_log_raises_an_alarm():
+    lines = log("healthy").split(b"\n")
+    parts = [lines[:place] for place in range(len(lines))] + [
+        lines[place:] for place in range(len(lines))
+    ]
+    kinds = {diagnose(b"\n".join(part)).kind for part in parts}
+    assert kinds == {Kind.HEALTHY, Kind.UNKNOWN}
+
+
+# --- what stands before the message ----------------------------------------------------------------
+
+PREFIXES = {
+    "docker compose": "vllm-server-1  | ",
+    "journald": "Nov 21 10:09:36 gpu-1 vllm[4711]: ",
+    "kubernetes": "2026-11-21T10:09:36.123456789Z stderr F ",
+    "docker -t": "2026-11-21T10:09:36.123456789Z ",
+    "kubectl --prefix": "[pod/vllm-0/server] ",
+    "timestamps": "[2026-11-21 10:09:36] ",
+    "colours": "\x1b[0;36m",
+    "ranks": "[rank0]: ",
+    "none": "",
+}
+
+
+@pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
+@pytest.mark.parametrize("ending", ["\n", "\r\n"], ids=["lf", "crlf"])
+@pytest.mark.parametrize("name", ["kv_small", "engine_killed", "port_taken", "healthy"])
+def test_what_others_put_before_a_line_changes_nothing(name, prefix, ending):
+    plain = diagnose(log(name))
+    wrapped = diagnose("".join(prefix + line + ending for line in log(name).decode().split("\n")))
+    assert (wrapped.kind, wrapped.rule, wrapped.remedies) == (
+        plain.kind,
+        plain.rule,
+        plain.remedies,
+    )
+    assert wrapped.line == plain.line
+    assert plain.evidence in wrapped.evidence
+
+
+def test_the_files_of_dockers_json_driver_are_read():
+    lines = log("kv_small").decode().split("\n")
+    entries = [json.dumps({"log": line + "\n", "stream": "stderr", "time": "t"}) for line in lines]
+    assert diagnose(entries) == diagnose(log("kv_small"))
+
+
+# --- several starts in one file ---------------------------------------------------------------------
+
+
+def test_the_last_start_of_a_file_counts():
+    assert diagnose(log("kv_small") + log("healthy")).healthy
+    assert diagnose(log("healthy") + log("kv_small")).kind is Kind.KV_CACHE_TOO_SMALL
+    assert diagnose(log("kv_small") + log("bad_flag")).kind is Kind.BAD_ARGUMENT
+
+
+def test_a_start_under_way_leaves_the_failure_before_it_as_the_answer():
+    found = diagnose(log("kv_small") + (BANNER + ARGUMENTS).encode())
+    assert found.kind is Kind.KV_CACHE_TOO_SMALL
+    assert found.confidence is Confidence.MEDIUM
+    assert "before the last" in found.look_at
+
+
+def test_a_start_under_way_after_a_healthy_one_is_unknown():
+    assert diagnose(log("healthy") + (BANNER + ARGUMENTS).encode()).kind is Kind.UNKNOWN
+
+
+def test_requests_of_another_server_in_the_same_file_do_not_hide_a_failed_start():
+    other = '(APIServer pid=99) INFO:     127.0.0.1:5 - "GET /v1/models HTTP/1.1" 200 OK\n'
+    words = "ValueError: No available memory for the cache blocks. Try increasing"
+    assert diagnose(failing(words) + other * 3).kind is Kind.NO_CACHE_MEMORY
+
+
+# --- traps ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "trap",
+    [
+        "INFO 11-21 10:11:00 logger.py:36] Received request cmpl-1: prompt: 'TypeError: CUDA out of "
+        "memory\\n  Traceback (most recent call last)', params: SamplingParams(n=1)\n",
+        "TypeError: this was printed by a prompt\n",
+        "CUDA out of memory, wrote the user\n",
+        "(APIServer pid=7) WARNING 11-21 10:11:00 [launcher.py:98] port 8000 is used by process 7\n",
+        core("Address already in use. Retrying with a new port.", "WARNING"),
+        STALL * 2,
+        '(APIServer pid=7) INFO:     1.1.1.1:5 - "POST /v1/completions HTTP/1.1" 500 Error\n',
+        "[rank0]:[W1121 10:11:00.1 ProcessGroupNCCL.cpp:1] Warning: destroy_process_group() was not called\n",
+    ],
+)
+def test_what_only_looks_sick_is_healthy(trap):
+    assert diagnose(BANNER + ARGUMENTS + LOADED + UP + WORKS + trap).healthy
+    assert diagnose(BANNER + ARGUMENTS + LOADED + UP + trap + WORKS).healthy
+
+
+def test_an_error_that_the_start_survived_is_no_cause():
+    plugin = core("ModuleNotFoundError: No module named 'somewhere'")
+    assert diagnose(BANNER + ARGUMENTS + plugin + LOADED + UP + WORKS).healthy
+    assert diagnose(BANNER + ARGUMENTS + plugin + LOADED).kind is Kind.UNKNOWN
+
+
+def test_a_dead_engine_after_a_stop_was_asked_for_is_normal():
+    stop = (
+        "(APIServer pid=7) INFO 11-21 10:11:00 [l.py:1] [shutdown] API server: shutdown triggered\n"
+    )
+    assert diagnose(BANNER + UP + WORKS + stop + DEAD).healthy
+    assert diagnose(DEAD + stop).healthy
+    assert diagnose(BANNER + UP + WORKS + DEAD).kind is Kind.ENGINE_DEAD
+
+
+def test_stalls_of_an_idle_engine_are_no_hang():
+    idle = WORKS.replace("Running: 2", "Running: 0").replace("40.0", "0.0")
+    assert diagnose(BANNER + UP + idle + STALL * 9).healthy
+    assert diagnose(BANNER + UP + WORKS + STALL * 9).kind is Kind.HANG
+    assert diagnose(BANNER + UP + STALL * 9 + WORKS).healthy
+
+
+def test_a_refused_request_is_told_but_a_restart_does_not_help():
+    refused = (
+        "(APIServer pid=7) vllm.exceptions.VLLMValidationError: This model's maximum context length "
+        "is 2048 tokens. However, you requested 3000 tokens\n"
+    )
+    found = diagnose(BANNER + UP + WORKS + refused + WORKS)
+    assert (found.kind, found.when) == (Kind.CONTEXT_LENGTH, When.SERVING)
+    assert found.restart_helps is False
+
+
+def test_an_interrupted_start_is_no_fault_of_the_engine():
+    found = diagnose(BANNER + ARGUMENTS + "(EngineCore_0 pid=8) KeyboardInterrupt\n" + WRAPPER)
+    assert (found.kind, found.rule) == (Kind.OTHER, "interrupted")
+
+
+# --- numbers ----------------------------------------------------------------------------------------
+
+
+def test_utilization_is_what_is_free_with_a_margin_rounded_down():
+    found = diagnose(
+        failing(
+            "ValueError: Free memory on device cuda:0 (16.01/93.0 GiB) on startup is less than desired "
+            "GPU memory utilization (0.8, 74.4 GiB). Decrease GPU memory utilization"
+        )
+    )
+    assert ("--gpu-memory-utilization", "0.15") in remedies(found)  # 0.172 - 0.02
+    assert "16.01 of 93.0 GiB" in found.cause
+    assert found.remedies[1].action is Action.ADJUST_GPU_MEMORY_UTILIZATION
+
+
+def test_no_utilization_is_offered_when_next_to_nothing_is_free():
+    found = diagnose(
+        failing(
+            "ValueError: Free memory on device (0.68/31.35 GiB) on startup is less than desired GPU "
+            "memory utilization (0.9, 28.2 GiB)."
+        )
+    )
+    assert found.kind is Kind.FREE_MEMORY_LOW
+    assert "--gpu-memory-utilization" not in dict(remedies(found))
+
+
+@pytest.mark.parametrize(
+    ("estimate", "longest"),
+    [
+        (" Based on the available memory, the estimated maximum model length is 1015.", "1008"),
+        ("", "992"),
+    ],
+    ids=["told", "computed"],
+)
+def test_the_longest_context_is_a_whole_number_of_blocks(estimate, longest):
+    found = diagnose(
+        failing(
+            "ValueError: To serve at least one request with the models's max seq len (4096), (2.00 GiB "
+            "KV cache is needed, which is larger than the available KV cache memory (0.50 GiB)."
+            + estimate
+        )
+    )
+    assert remedies(found)[0] == ("--max-model-len", longest)
+    assert ("--gpu-memory-utilization", "0.85") in remedies(found)  # from 0.8
+
+
+def test_the_memory_of_the_log_is_told_when_nothing_is_left_for_the_cache():
+    left = core("Available KV cache memory: -1.27 GiB", "INFO")
+    found = diagnose(
+        BANNER
+        + ARGUMENTS
+        + LOADED
+        + left
+        + core("ValueError: No available memory for the cache blocks.")
+        + WRAPPER
+    )
+    assert found.kind is Kind.NO_CACHE_MEMORY
+    assert "weights take 7.3 GiB" in found.cause
+    assert "-1.27 GiB" in found.cause
+    assert ("--max-num-seqs", "32") in remedies(found)
+
+
+def test_memory_that_runs_out_is_told_by_where_it_did():
+    oom = core(
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.47 GiB of which 115.31 MiB is free."
+    )
+    loading = core('  File "gpu_model_runner.py", line 1, in load_model')
+    profiling = core('  File "gpu_worker.py", line 1, in determine_available_memory')
+    start = BANNER + ARGUMENTS
+    assert diagnose(start + loading + oom + WRAPPER).kind is Kind.OOM_LOAD
+    assert diagnose(start + LOADED + profiling + oom + WRAPPER).kind is Kind.OOM_RUNTIME
+    assert diagnose(start + LOADED + oom + WRAPPER).kind is Kind.OOM_RUNTIME
+    served = diagnose(start + UP + WORKS + oom + DEAD)
+    assert (served.kind, served.when, served.restart_helps) == (
+        Kind.OOM_RUNTIME,
+        When.SERVING,
+        True,
+    )
+    assert "2.00 GiB were asked for, 115.31 MiB of 15.47 GiB were free" in served.cause
+
+
+# --- the process ended without a word ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "kind"),
+    [
+        (-9, Kind.HOST_MEMORY),
+        (137, Kind.HOST_MEMORY),
+        (-11, Kind.ENGINE_DEAD),
+        (143, Kind.OTHER),
+        (2, Kind.BAD_ARGUMENT),
+        (0, Kind.UNKNOWN),
+        (1, Kind.UNKNOWN),
+        (None, Kind.UNKNOWN),
+    ],
+)
+def test_the_exit_code_answers_when_the_log_does_not(exit_code, kind):
+    found = diagnose(BANNER + ARGUMENTS + LOADED, exit_code=exit_code)
+    assert (found.kind, found.evidence) == (kind, "")
+    assert found.confidence is Confidence.LOW
+
+
+def test_a_message_says_more_than_the_exit_code():
+    assert diagnose(log("kv_small"), exit_code=-9).kind is Kind.KV_CACHE_TOO_SMALL
+
+
+@pytest.mark.parametrize("empty", ["", b"", [], "\n\n", "hello\n"])
+def test_a_log_that_says_nothing_is_unknown(empty):
+    assert diagnose(empty).kind is Kind.UNKNOWN
+
+
+# --- what is handed on ------------------------------------------------------------------------------
+
+
+def test_the_json_form_is_stable():
+    fields = diagnose(log("lora_rank")).fields()
+    assert list(fields) == [
+        "class",
+        "phase",
+        "evidence",
+        "cause",
+        "remedies",
+        "restart_helps",
+        "confidence",
+        "rule",
+        "line",
+        "secondary",
+        "look_at",
+    ]
+    assert json.loads(json.dumps(fields)) == fields
+    assert fields["class"] == "lora_misconfigured"
+    assert fields["remedies"] == [
+        {"flag": "--max-lora-rank", "value": "8", "why": "the adapter's rank is 8", "action": None}
+    ]
+
+
+@pytest.mark.parametrize(
+    "secret", ["hf_abcdefghijklmnopqrstuvwx", "sk-abcdefghijklmnop1234", "--api-key hunter2hunter2"]
+)
+def test_a_credential_in_the_proof_is_blotted_out(secret):
+    found = diagnose(
+        f"usage: vllm [-h]\nvllm: error: unrecognized arguments: --nonsense {secret}\n"
+    )
+    assert found.kind is Kind.BAD_ARGUMENT
+    assert secret.split()[-1] not in found.evidence + found.cause
+    assert "--nonsense" in found.evidence
+
+
+def test_no_control_character_reaches_a_terminal():
+    found = diagnose(failing("ValueError: \x1b[31m\x07\x9b2JCUDA out of memory\u2028"))
+    assert found.evidence.isprintable()
