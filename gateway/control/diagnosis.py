@@ -28,7 +28,6 @@ from gateway.control.logs.search import (
     exceptions,
     is_exception,
     is_quiet,
-    is_serious,
     matches,
 )
 from gateway.control.logs.starts import DEAD, Start, split
