@@ -15,11 +15,12 @@ not count.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gateway.config.supervision import SupervisionConfig
-from gateway.control.healing import Facts
+from gateway.control.healing import Cause, Facts, Restart
 from gateway.control.launchers.launcher import Incarnation
 from gateway.core.types import Phase
 
@@ -173,7 +174,7 @@ def _order_seen(past: Past, facts: Facts, now: float) -> Past:
     if facts.restarting:
         return replace(past, taken_up=True)
     if past.taken_up or now - past.ordered_at >= TAKE_UP_S:
-        return replace(past, ordered_at=None, taken_up=False, failed_at=None)
+        return _over(past)
     return past
 
 
@@ -196,11 +197,6 @@ def _counted(past: Past, now: float) -> Past:
     return replace(past, restarts=(*past.restarts, now)[-64:], in_a_row=past.in_a_row + 1)
 
 
-def cleared(past: Past) -> Past:
-    """Return a past without its failures: an operator says that the cause is gone."""
-    return replace(past, restarts=(), in_a_row=0, failed_at=None, suspended=False)
-
-
 def schedule_due(past: Past, facts: Facts, policy: Policy, rank_ratio: float, now: float) -> bool:
     """Whether it has run for `restart_every_s`.
 
@@ -213,3 +209,74 @@ def schedule_due(past: Past, facts: Facts, policy: Policy, rank_ratio: float, no
     if age_s is None:
         age_s = now - past.since if past.since is not None else 0.0
     return age_s >= policy.restart_every_s * (1 - _SPREAD * rank_ratio)
+
+
+# --- of all backends ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What is remembered of all backends between two calls of `remedy.decide`."""
+
+    pasts: Mapping[str, Past] = field(default_factory=dict)
+    at: float = -math.inf  # of the last call
+    suspect_until: float = -math.inf
+
+    def after(self, backend_id: str, past: Past) -> History:
+        """Return a history in which this is the past of a backend."""
+        return replace(self, pasts={**self.pasts, backend_id: past})
+
+
+def clear(history: History, backend_id: str) -> History:
+    """An operator says that the cause is gone: no failures, not suspended."""
+    past = history.pasts.get(backend_id, Past())
+    return history.after(backend_id, _cleared(past))
+
+
+def operated(
+    history: History, backend_id: str, incarnation: Incarnation | None, now: float, who: str
+) -> tuple[History, Restart]:
+    """An operator orders a restart, which clears the backend too: return it, and what is remembered.
+
+    Whatever calls for a restart of the same incarnation meanwhile is answered by this one.
+    """
+    past = _cleared(history.pasts.get(backend_id, Past()))
+    past = ordered(past, incarnation, now, counts=False)
+    attempt = past.orders_for(incarnation)
+    order = Restart(backend_id, Cause.OPERATOR, f"ordered by {who}", incarnation, True, attempt)
+    return history.after(backend_id, past), order
+
+
+def settled(history: History, backend_id: str) -> History:
+    """The order for a backend has come to its end, well or not, or was refused."""
+    past = history.pasts.get(backend_id, Past())
+    return history.after(backend_id, _over(past))
+
+
+def withdrawn(history: History, order: Restart) -> History:
+    """An order was given up before anything was done or claimed: as if it had not been given."""
+    past = history.pasts.get(order.backend_id, Past())
+    if past.ordered_at is None or past.orders_for(order.incarnation) != order.attempt:
+        return history
+    attempts = tuple(
+        (incarnation, count - 1) if incarnation == order.incarnation else (incarnation, count)
+        for incarnation, count in past.attempts
+    )
+    counted = past.restarts[-1:] == (past.ordered_at,)
+    past = replace(
+        _over(past),
+        attempts=attempts,
+        expecting=False,
+        healing=False,
+        restarts=past.restarts[:-1] if counted else past.restarts,
+        in_a_row=max(0, past.in_a_row - counted),
+    )
+    return history.after(order.backend_id, past)
+
+
+def _cleared(past: Past) -> Past:
+    return replace(past, restarts=(), in_a_row=0, failed_at=None, suspended=False)
+
+
+def _over(past: Past) -> Past:
+    return replace(past, ordered_at=None, taken_up=False, failed_at=None)

@@ -29,11 +29,13 @@ One restart per incarnation:
     was never ordered       order it, attempt 1   order it, attempt 1
     was ordered before      never again: ORDERED  attempt n+1, once the one before is over and backoff allows
 
-An attempt is over when another incarnation is seen, when it was seen under way and no longer is, or
-when nobody took it up for 30 s. So a server that lives is ordered to restart once, whatever
+An attempt is over when `settled` says so, when another incarnation is seen, when it was seen under
+way and no longer is, or when nobody took it up for 30 s. So a server that lives is ordered to restart once, whatever
 happens; one that is gone may be started again, which restarts nothing. Who carries a decision out
-claims (backend, incarnation, attempt) in the shared store first; refused means that another replica
-did, which is an attempt like any other. An incarnation that survives its restart is for a person.
+claims (backend, incarnation, attempt) in the shared store, after the drain and before the stop;
+refused means that another replica did, which is an attempt like any other. One given up before that
+claim (the lease was lost, an operator stopped the drain) is `withdrawn`: as if never ordered. An
+incarnation that survives its restart is for a person.
 
 Suspecting ourselves: two or more backends went bad within 10 s, and they are half of a pool or of
 two pools; or `decide` was not asked for 10 s, so this process stood still and its view is old.
@@ -49,10 +51,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
-from gateway.control.backoff import Past, Policy, cleared, learned, ordered, schedule_due
+from gateway.control.backoff import (
+    History,
+    Past,
+    Policy,
+    clear,
+    learned,
+    operated,
+    ordered,
+    schedule_due,
+    settled,
+    withdrawn,
+)
 from gateway.control.healing import (
     GRAVITY,
     Cause,
@@ -69,6 +82,8 @@ from gateway.control.launchers.launcher import Incarnation
 from gateway.control.signs import trouble
 from gateway.core.types import Phase
 
+__all__ = ["History", "clear", "decide", "operated", "settled", "withdrawn"]
+
 SUSPICION_S: Final = 60.0
 TOGETHER_S: Final = 10.0  # what goes bad within this time goes bad together
 STOOD_STILL_S: Final = 10.0  # between two calls: ours was the failure
@@ -78,15 +93,6 @@ MOVES_S: Final = 30.0  # since its last token: it progresses (`health.progress` 
 _LAST_WORDS_S: Final = 2.0  # what moves so soon after it went down was on its way before
 _HELD: Final = frozenset({Phase.CORDONED, Phase.DRAINING})
 _FORGET_S: Final = 86400.0  # a backend that left the configuration
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """What is remembered between two calls."""
-
-    pasts: Mapping[str, Past] = field(default_factory=dict)
-    at: float = -math.inf  # of the last call
-    suspect_until: float = -math.inf
 
 
 def decide(
@@ -118,27 +124,6 @@ def decide(
                 decisions.append(decision)
                 pasts[case.id] = view.note(case, decision)
     return History(pasts, moment.now, suspect_until), tuple(decisions)
-
-
-def clear(history: History, backend_id: str) -> History:
-    """Return a history in which an operator cleared a backend: no failures, not suspended."""
-    past = history.pasts.get(backend_id)
-    if past is None:
-        return history
-    return replace(history, pasts={**history.pasts, backend_id: cleared(past)})
-
-
-def operated(
-    history: History, backend_id: str, incarnation: Incarnation | None, now: float, who: str
-) -> tuple[History, Restart]:
-    """Return the restart that an operator orders, and a history that knows of it; clears it too.
-
-    Whatever calls for a restart of the same incarnation meanwhile is answered by this one.
-    """
-    past = ordered(cleared(history.pasts.get(backend_id, Past())), incarnation, now, counts=False)
-    attempt = past.orders_for(incarnation)
-    order = Restart(backend_id, Cause.OPERATOR, f"ordered by {who}", incarnation, True, attempt)
-    return replace(history, pasts={**history.pasts, backend_id: past}), order
 
 
 # --- one pool as it is seen -----------------------------------------------------------------------

@@ -1,0 +1,375 @@
+import pytest
+
+from gateway.control.healing import Cause, Facts, Sign
+from gateway.control.launchers.launcher import Seen
+from gateway.control.signs import Errors, Memory, Pace, trouble
+from gateway.core.types import LoadSample, Phase
+
+RUNS = Seen("one", running=True)
+GIB = 1 << 30
+
+
+def facts(phase=Phase.READY, *, seen=RUNS, **more):
+    return Facts("p/a", "p", phase, seen=seen, **more)
+
+
+def cause(given, now=1000.0):
+    sign = trouble(given, now)
+    return None if sign is None else sign.cause
+
+
+# --- what is known now ----------------------------------------------------------------------------
+
+
+def test_a_backend_that_is_well_shows_no_trouble():
+    assert trouble(facts(), 1000.0) is None
+
+
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        (Seen("one", running=False, exit_code=-9), "killed by signal 9"),
+        (Seen("one", running=False, exit_code=1), "exited with code 1"),
+        (Seen("one", running=False), "its process ended"),
+        (Seen(None, running=False), "no process of it runs"),
+        (Seen("one", running=False, detail="OOMKilled"), "(OOMKilled)"),
+    ],
+)
+def test_an_exit_is_told_with_how_it_ended(seen, said):
+    sign = trouble(facts(seen=seen), 1000.0)
+    assert sign.cause is Cause.EXITED
+    assert said in sign.evidence
+
+
+@pytest.mark.parametrize("given", [{"starting": True}, {"phase": Phase.STARTING}])
+def test_an_exit_while_it_started_is_another_cause(given):
+    assert cause(facts(seen=Seen("one", running=False, exit_code=1), **given)) is Cause.START_FAILED
+
+
+def test_one_that_starts_is_only_judged_by_its_exit_and_by_the_start_up_watch():
+    frozen, hung = Sign(Cause.FROZEN, ""), Sign(Cause.START_HUNG, "")
+    assert cause(facts(Phase.STARTING, reason="refused", signs=(frozen,))) is None
+    assert cause(facts(Phase.DOWN, reason="refused", starting=True)) is None
+    assert cause(facts(Phase.STARTING, signs=(frozen, hung))) is Cause.START_HUNG
+
+
+def test_an_engine_that_says_it_is_dead_is_believed_sooner_than_silence():
+    dead = facts(Phase.DOWN, reason="http_503", since=1000.0)
+    silent = facts(Phase.DOWN, reason="timeout", since=1000.0)
+    assert [cause(dead, at) for at in (1004.9, 1005.0)] == [None, Cause.ENGINE_DEAD]
+    assert [cause(silent, at) for at in (1029.9, 1030.0)] == [None, Cause.ENGINE_DEAD]
+
+
+def test_work_without_progress_is_frozen_at_once():
+    assert cause(facts(Phase.DOWN, reason="no_progress", since=1000.0)) is Cause.FROZEN
+
+
+@pytest.mark.parametrize("reason", ["dns", "tls", "http_401", "models_http_404", "unreachable"])
+def test_what_no_restart_cures_calls_for_none(reason):
+    assert cause(facts(Phase.DOWN, reason=reason), 5000.0) is None
+
+
+def test_one_that_sleeps_is_left_alone_but_not_once_it_has_exited():
+    slow = Sign(Cause.SLOW, "")
+    assert cause(facts(Phase.DOWN, reason="asleep", asleep=True, signs=(slow,))) is None
+    gone = Seen("one", running=False)
+    assert cause(facts(Phase.DOWN, asleep=True, seen=gone)) is Cause.EXITED
+
+
+def test_the_gravest_sign_is_the_one_that_is_told():
+    signs = (Sign(Cause.SLOW, ""), Sign(Cause.ERRORS, ""), Sign(Cause.MEMORY, ""))
+    assert cause(facts(signs=signs)) is Cause.ERRORS
+    down = facts(Phase.DOWN, reason="refused", since=0.0, signs=signs)
+    assert cause(down) is Cause.ENGINE_DEAD
+
+
+def test_what_nobody_sees_is_judged_by_its_phase_alone():
+    assert cause(facts(Phase.DOWN, seen=None, reason="refused")) is Cause.ENGINE_DEAD
+    assert cause(facts(Phase.DOWN, seen=None, reason="refused", asleep=True)) is None
+    assert cause(facts(seen=None, signs=(Sign(Cause.SLOW, ""),))) is None
+    assert cause(facts(Phase.STOPPED, seen=Seen("one"))) is None
+
+
+def test_blindness_of_ours_could_look_like_this_or_an_exit():
+    assert facts(Phase.DOWN).gone_bad
+    assert facts(signs=(Sign(Cause.ERRORS, ""),)).gone_bad
+    assert facts(Phase.CORDONED, seen=Seen("one")).gone_bad
+    assert not facts(Phase.DOWN, asleep=True).gone_bad
+    assert not facts(Phase.DOWN, held=True).gone_bad
+    assert not facts(signs=(Sign(Cause.MEMORY, ""),)).gone_bad
+
+
+# --- throughput -----------------------------------------------------------------------------------
+
+
+class Bench:
+    """Backends scraped each second; `run` lets them work and returns when each was found slow."""
+
+    def __init__(self, count):
+        self.paces = [Pace() for _ in range(count)]
+        self.progress = [0.0] * count
+        self.now = 0.0
+
+    def run(self, minutes, *works, warm=True, ratio=0.3):
+        """Each of `works` is (running, tokens per second) of one backend."""
+        found = [None] * len(works)
+        for second in range(int(minutes * 60)):
+            self.now += 1.0
+            for place, (running, rate) in enumerate(works):
+                self.progress[place] += rate
+                sample = LoadSample(self.now, running, 0, None, progress=self.progress[place])
+                self.paces[place].observe(sample, warm=warm)
+            for place, pace in enumerate(self.paces):
+                peers = [each for each in self.paces if each is not pace]
+                sign = pace.judge(peers, ratio, self.now)
+                if sign is not None and found[place] is None:
+                    found[place] = second / 60
+        return found
+
+    def signs(self):
+        peers = [[each for each in self.paces if each is not pace] for pace in self.paces]
+        judged = zip(self.paces, peers, strict=True)
+        return [pace.judge(others, 0.3, self.now) for pace, others in judged]
+
+
+WELL, SLOW = (16, 200.0), (16, 40.0)
+
+
+def test_a_collapse_after_half_an_hour_without_errors_is_found_within_minutes():
+    bench = Bench(3)
+    assert bench.run(30, WELL, WELL, WELL) == [None] * 3
+    found = bench.run(10, SLOW, WELL, WELL)
+    assert found[1:] == [None, None]
+    assert 4 <= found[0] <= 6.1
+    evidence = bench.signs()[0].evidence
+    assert "40 tokens/s with 16 running" in evidence
+    assert "and its peers' 200" in evidence
+
+
+def test_its_queue_grows_while_it_collapses_and_its_peers_have_less_to_do():
+    bench = Bench(3)
+    bench.run(30, WELL, WELL, WELL)
+    assert bench.run(10, (90, 40.0), (10, 180.0), (10, 180.0))[0] is not None
+
+
+def test_its_limit_was_cut_and_its_peers_have_more_to_do():
+    bench = Bench(3)
+    bench.run(30, WELL, WELL, WELL)
+    assert bench.run(10, (8, 20.0), (20, 220.0), (20, 220.0))[0] is not None
+
+
+def test_little_load_is_no_collapse():
+    bench = Bench(2)
+    bench.run(30, (64, 800.0), (64, 800.0))
+    assert bench.run(30, (3, 2.0), (64, 800.0)) == [None, None]
+    assert bench.run(30, (5, 60.0), (64, 800.0)) == [None, None], "few run, each as fast as ever"
+    assert bench.run(30, (0, 0.0), (64, 800.0)) == [None, None]
+
+
+def test_when_all_slow_down_together_it_is_the_workload():
+    bench = Bench(3)
+    bench.run(60, WELL, WELL, WELL)
+    assert bench.run(60, SLOW, SLOW, SLOW) == [None] * 3
+
+
+def test_one_that_was_always_slower_than_its_peers_is_not_collapsed():
+    bench = Bench(3)
+    assert bench.run(60, SLOW, WELL, WELL) == [None] * 3
+
+
+def test_peers_without_work_leave_it_open():
+    bench = Bench(2)
+    bench.run(30, WELL, WELL)
+    bench.run(4, (0, 0.0), (0, 0.0))
+    assert bench.run(30, SLOW, (0, 0.0)) == [None, None]
+
+
+def test_a_pool_of_one_is_judged_by_its_past_alone_and_more_strictly():
+    bench = Bench(1)
+    bench.run(30, WELL)
+    assert bench.run(30, (16, 40.0)) == [None]
+    found = bench.run(30, (16, 20.0))
+    assert 9 <= found[0] <= 11.1
+
+
+def test_it_has_to_stay_slow():
+    bench = Bench(2)
+    bench.run(30, WELL, WELL)
+    for _ in range(10):
+        assert bench.run(4, SLOW, WELL) == [None, None]
+        assert bench.run(2, WELL, WELL) == [None, None]
+
+
+def test_one_that_recovers_is_forgiven():
+    bench = Bench(2)
+    bench.run(30, WELL, WELL)
+    bench.run(10, SLOW, WELL)
+    assert bench.signs()[0] is not None
+    bench.run(3, WELL, WELL)
+    assert bench.signs() == [None, None]
+
+
+def test_what_was_seen_long_ago_is_not_held_against_it():
+    bench = Bench(2)
+    bench.run(30, WELL, WELL)
+    bench.run(10, SLOW, WELL)
+    bench.now += 200
+    assert bench.signs() == [None, None]
+    assert bench.run(4, SLOW, WELL) == [None, None], "the minutes from before the gap are gone"
+
+
+def test_a_slow_decline_does_not_become_the_usual():
+    bench = Bench(2)
+    bench.run(30, WELL, WELL)
+    found = None
+    for minute in range(60):
+        rate = max(40.0, 200.0 - 5 * minute)
+        found = found or bench.run(1, (16, rate), WELL)[0]
+    assert found is not None
+
+
+def test_while_it_starts_slowly_nothing_is_judged_or_learnt():
+    bench = Bench(2)
+    bench.run(30, WELL, WELL)
+    assert bench.run(30, SLOW, WELL, warm=False) == [None, None]
+    bench.run(3, SLOW, WELL)
+    bench.run(1, SLOW, WELL, warm=False)
+    assert bench.run(4, SLOW, WELL) == [None, None]
+
+
+def test_nothing_is_said_before_its_usual_pace_is_known():
+    bench = Bench(2)
+    bench.run(3, WELL, WELL)
+    assert bench.run(30, SLOW, WELL) == [None, None]
+
+
+def test_counters_of_a_new_process_begin_a_new_past():
+    bench = Bench(2)
+    bench.run(30, WELL, WELL)
+    bench.run(10, SLOW, WELL)
+    bench.progress[0] = 0.0
+    assert bench.run(30, SLOW, WELL) == [None, None]
+
+
+def test_scrapes_that_are_missing_or_late_are_left_out():
+    pace, other = Pace(), Pace()
+    now = progress = 0.0
+    for turn in range(3000):
+        step = 25.0 if turn % 40 == 0 else 1.0  # in a gap it may have stood still, and so may we
+        now += step
+        progress += 200.0 if step == 1.0 else 0.0
+        for each in (pace, other):
+            each.observe(LoadSample(now, 16, 0, None, progress=progress), warm=True)
+            each.observe(LoadSample(now, 16, 0, None, progress=progress), warm=True)
+        assert pace.judge([other], 0.3, now) is None
+    assert pace.recent.tokens_per_s == pytest.approx(200.0)
+
+
+def test_the_state_of_a_pace_is_bounded():
+    pace = Pace()
+    for second in range(20_000):
+        running = second * 7919 % 100_000
+        pace.observe(LoadSample(float(second), running, 0, None, progress=second), warm=True)
+    assert len(pace._usual) <= 17
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def served(failures, oks, at=1000.0):
+    errors = Errors()
+    for _ in range(oks):
+        errors.observe(at, failed=False)
+    for _ in range(failures):
+        errors.observe(at, failed=True)
+    return errors
+
+
+def test_most_requests_that_fail_are_a_sign():
+    sign = served(8, 8).judge([], 1000.0)
+    assert (sign.cause, "8 of 16" in sign.evidence) == (Cause.ERRORS, True)
+    assert served(7, 9).judge([], 1000.0) is None
+
+
+def test_a_few_requests_prove_nothing():
+    assert served(9, 0).judge([], 1000.0) is None
+    assert served(10, 0).judge([], 1000.0) is not None
+
+
+def test_when_its_peers_fail_too_it_is_not_this_one():
+    assert served(16, 0).judge([served(9, 7)], 1000.0) is None
+    assert served(16, 0).judge([served(1, 15)], 1000.0) is not None
+    assert served(16, 0).judge([served(9, 0)], 1000.0) is not None, "too few to say so"
+
+
+def test_failures_are_forgotten_when_no_more_come():
+    errors = served(16, 0)
+    assert errors.judge([], 1060.0) is not None
+    assert errors.judge([], 1061.0) is None
+    for second in range(2000, 2020):
+        errors.observe(float(second), failed=False)
+    assert errors.counts(2020.0) == (20, 0)
+
+
+def test_the_state_of_errors_is_bounded_and_its_window_moves():
+    errors = Errors()
+    for second in range(10_000):
+        errors.observe(float(second), failed=second < 9800)
+    assert errors.counts(9999.0) == (300, 100)
+    assert len(errors._slots) == 30
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def test_memory_over_its_limit_for_half_a_minute_is_a_sign():
+    memory = Memory()
+    for at in range(0, 30, 10):
+        memory.observe(float(at), 9 * GIB, 8 * GIB)
+        assert memory.judge() is None
+    memory.observe(30.0, 9 * GIB, 8 * GIB)
+    assert memory.judge().cause is Cause.MEMORY
+    assert "9.0 GiB" in memory.judge().evidence
+
+
+def test_a_peak_of_memory_or_a_gap_is_none():
+    memory = Memory()
+    for at in range(0, 300, 10):
+        memory.observe(float(at), (9 if at % 30 else 7) * GIB, 8 * GIB)
+        assert memory.judge() is None
+    memory = Memory()
+    memory.observe(0.0, 9 * GIB, 8 * GIB)
+    memory.observe(100.0, 9 * GIB, 8 * GIB)
+    assert memory.judge() is None
+    memory.observe(100.0, 9 * GIB, None)
+    assert memory.judge() is None
+
+
+def grown(bytes_at, hours=3):
+    memory = Memory()
+    for at in range(0, int(hours * 3600), 60):
+        memory.observe(float(at), int(bytes_at(at / 3600)), None)
+    return memory
+
+
+def test_steady_growth_is_told_and_is_no_sign():
+    memory = grown(lambda hours: (10 + hours) * GIB)
+    assert memory.growth_bytes_per_hour() == pytest.approx(GIB, rel=0.01)
+    assert memory.judge() is None
+
+
+@pytest.mark.parametrize(
+    "bytes_at",
+    [
+        lambda hours: 10 * GIB,
+        lambda hours: (10 + hours % 0.7) * GIB,
+        lambda hours: (10 + hours / 100) * GIB,
+    ],
+    ids=["flat", "comes and goes", "grows by next to nothing"],
+)
+def test_memory_that_does_not_grow_steadily_is_not_told(bytes_at):
+    assert grown(bytes_at).growth_bytes_per_hour() is None
+
+
+def test_growth_is_told_after_an_hour():
+    assert grown(lambda hours: (10 + hours) * GIB, hours=0.9).growth_bytes_per_hour() is None
