@@ -160,4 +160,6 @@ class Moment:
     now: float
     leads: Collection[str]  # pools whose lease this replica holds, with time enough left to act
     minute: int = 0  # of the local day
-    holds: Mapping[str | None, float] = field(default_factory=dict)  # pool, None: all; until when
+    holds: Mapping[str | None, float] = field(
+        default_factory=dict
+    )  # pool, backend, None: all; until

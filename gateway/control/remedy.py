@@ -8,7 +8,7 @@ that ails, or is due, the first line that applies wins (`_RULES` is this table):
     saturated and progressing; or planned, saturated   Wait BUSY        but not when it is SLOW
     suspended                                          Wait SUSPENDED   until an operator clears it
     `automatic: false`                                 Wait MANUAL
-    restarts are on hold, of the pool or all           Wait ON_HOLD     until that time
+    restarts are on hold: its own, its pool's or all   Wait ON_HOLD     until that time
     another replica holds the pool's lease             Wait FOLLOWER
     its incarnation was ordered to restart, and runs   Wait ORDERED     until `look` shows another
     we suspect ourselves, and its process lives        Wait SUSPECTED   for 60 s
@@ -43,7 +43,8 @@ A process that has exited is no illusion, so its start waits for neither this, n
 budget: nothing is lost by it. A backend that is down costs the pool nothing by being restarted
 either, but one such restart goes on at a time: what cured the first need not cure the rest.
 
-SLOW passes BUSY: its pace was judged at the load of its past and of its peers, so a full queue is
+Who carries out Suspend puts the backend on hold in the shared store: other replicas have not seen
+what this one has. SLOW passes BUSY: its pace was judged at the load of its past and of its peers, so a full queue is
 what came of it. It is drained before it is restarted, like everything that is planned.
 """
 
@@ -169,7 +170,6 @@ class _View:
     policy: Policy
     moment: Moment
     cases: list[_Case]
-    held_until: float | None
     leads: bool
     turn_taken: bool  # a restart in it goes on
     out: int  # do not serve, for whatever reason
@@ -203,11 +203,9 @@ def _view(
         _case(each, pasts.get(each.backend_id, Past()), policy, place / len(members), moment.now)
         for place, each in enumerate(members)
     ]
-    ends = [moment.holds[name] for name in (None, pool) if name in moment.holds]
-    held_until = max((end for end in ends if end > moment.now), default=None)
     turn_taken = any(case.under_way for case in cases)
     out = sum(not case.facts.serving or case.past.ordered_at is not None for case in cases)
-    return _View(policy, moment, cases, held_until, pool in moment.leads, turn_taken, out)
+    return _View(policy, moment, cases, pool in moment.leads, turn_taken, out)
 
 
 def _case(facts: Facts, past: Past, policy: Policy, rank_ratio: float, now: float) -> _Case:
@@ -258,6 +256,12 @@ class _Question:
         return self.case.past.due_at(self.view.policy, self.now)
 
     @property
+    def held_until(self) -> float:
+        holds = self.view.moment.holds
+        scopes = (None, self.case.facts.pool, self.case.id)
+        return max(holds.get(scope, -math.inf) for scope in scopes)
+
+    @property
     def opens_in_min(self) -> int:
         return self.view.policy.opens_in(self.view.moment.minute)
 
@@ -291,7 +295,7 @@ _RULES: Final[tuple[tuple[Why | None, Callable[[_Question], bool]], ...]] = (
     (Why.BUSY, _Question.busy),
     (Why.SUSPENDED, lambda q: q.case.past.suspended),
     (Why.MANUAL, lambda q: not q.view.policy.automatic),
-    (Why.ON_HOLD, lambda q: q.view.held_until is not None),
+    (Why.ON_HOLD, lambda q: q.now < q.held_until),
     (Why.FOLLOWER, lambda q: not q.view.leads),
     (Why.ORDERED, lambda q: q.lives and q.case.past.orders_for(q.case.incarnation) > 0),
     (Why.SUSPECTED, lambda q: q.lives and q.now < q.suspect_until),
@@ -323,8 +327,7 @@ def _judged(case: _Case, view: _View, suspect_until: float) -> Decision | None:
 def _until(why: Why, question: _Question) -> float | None:
     match why:
         case Why.ON_HOLD:
-            held_until = question.view.held_until
-            return None if held_until == math.inf else held_until
+            return None if question.held_until == math.inf else question.held_until
         case Why.SUSPECTED:
             return question.suspect_until
         case Why.WINDOW:

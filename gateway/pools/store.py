@@ -76,14 +76,16 @@ class SharedStore(Protocol):
     ) -> bool:
         """Whether the caller, and nobody else ever, is to restart this incarnation (this time)."""
 
-    async def hold(self, pool: str | None, for_s: float | None = None) -> None:
-        """Stop automatic restarts of a pool, or (None) of all, for a time or (None) for good.
+    async def hold(self, scope: str | None, for_s: float | None = None) -> None:
+        """Stop automatic restarts for a time, or (None) for good.
 
-        A new hold of the same pool replaces the old one, shorter or longer.
+        Args:
+            scope: a pool's name, a backend's id (what is suspended is held so), None for all.
+            for_s: how long. A new hold of the same scope replaces the old one, shorter or longer.
         """
 
-    async def lift(self, pool: str | None) -> None:
-        """End the hold of a pool, or (None) the one of all; those of pools stay then."""
+    async def lift(self, scope: str | None) -> None:
+        """End the hold of this very scope, if there is one."""
 
     async def holds(self) -> Mapping[str | None, float]:
         """Return the holds that last, with their ends by the local clock; `inf`: for good."""
@@ -137,16 +139,16 @@ class MemoryStore:
             del self._claims[next(iter(self._claims))]
         return True
 
-    async def hold(self, pool: str | None, for_s: float | None = None) -> None:
+    async def hold(self, scope: str | None, for_s: float | None = None) -> None:
         """See `SharedStore`."""
-        self._holds[pool] = math.inf if for_s is None else self._clock.now() + for_s
+        self._holds[scope] = math.inf if for_s is None else self._clock.now() + for_s
 
-    async def lift(self, pool: str | None) -> None:
+    async def lift(self, scope: str | None) -> None:
         """See `SharedStore`."""
-        self._holds.pop(pool, None)
+        self._holds.pop(scope, None)
 
     async def holds(self) -> Mapping[str | None, float]:
         """See `SharedStore`."""
         now = self._clock.now()
-        self._holds = {pool: until for pool, until in self._holds.items() if until > now}
+        self._holds = {scope: until for scope, until in self._holds.items() if until > now}
         return dict(self._holds)
