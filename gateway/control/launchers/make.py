@@ -1,16 +1,36 @@
-"""The launcher that a backend's settings ask for."""
+"""Which launcher a backend has."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from gateway.config.models import BackendConfig
+from gateway.control.launchers.command import CommandLauncher
+from gateway.control.launchers.docker import DockerLauncher
+from gateway.control.launchers.kubernetes import KubernetesLauncher
 from gateway.control.launchers.launcher import Launcher
 from gateway.control.launchers.process import ProcessLauncher
+from gateway.control.launchers.record import file_name
+from gateway.control.launchers.systemd import SystemdLauncher
 
 
-def make(config: BackendConfig, pool: str, state: Path) -> Launcher | None:
-    """Make it; None for a backend that has neither `launch` nor `restart`."""
-    if config.launch is not None:
-        return ProcessLauncher(config.launch, pool=pool, backend=config.name, state=state)
+def make(backend: BackendConfig, pool: str, state: Path) -> Launcher | None:
+    """Return the launcher of a backend of `pool`; None where nobody may restart it.
+
+    Nothing is touched yet: neither files nor sockets. Close it when the backend goes.
+    """
+    if backend.launch is not None:
+        return ProcessLauncher(backend.launch, pool=pool, backend=backend.name, state=state)
+    restart = backend.restart
+    if restart is None:
+        return None
+    if restart.systemd is not None:
+        return SystemdLauncher(restart.systemd)
+    if restart.docker is not None:
+        return DockerLauncher(restart.docker)
+    if restart.kubernetes is not None:
+        return KubernetesLauncher(restart.kubernetes)
+    if restart.command is not None:
+        log = state / "logs" / f"{file_name(pool, backend.name)}.txt"
+        return CommandLauncher(restart.command, log)
     return None

@@ -1,0 +1,111 @@
+"""A server that a command of the operator's restarts: a fixed argv, and nothing else is known.
+
+Nobody outside can tell what the command started, so there is no true incarnation: it is a count of
+our own orders since the gateway started. It keeps one gateway from restarting twice by one order,
+and cannot know what others did; whether the server runs is for probes to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+from typing import Final
+
+from gateway.control.launchers.launcher import (
+    Changes,
+    Incarnation,
+    LaunchError,
+    Seen,
+    Superseded,
+)
+from gateway.control.launchers.logfile import LogFile
+
+_CALL_S: Final = 30.0  # for the command to end, beyond the grace
+
+
+class CommandLauncher:
+    """Runs one command. Its output goes to a file: what it leaves running keeps its output."""
+
+    launches = False
+
+    def __init__(self, words: tuple[str, ...], log: Path) -> None:
+        self._words = words
+        self._log = LogFile(log)
+        self._orders = 0
+        self._lock = asyncio.Lock()
+
+    async def look(self) -> Seen:
+        """Tell the count of our orders; `running` is True, as nothing is known against it."""
+        await asyncio.to_thread(self._log.poll)
+        return Seen(self._incarnation, running=True, detail="only probes can tell whether it runs")
+
+    async def restart(
+        self, expected: Incarnation | None, *, grace_s: float, changes: Changes
+    ) -> Incarnation | None:
+        """Run the command, which is to return once the server was told to restart.
+
+        Raises:
+            LaunchError: it failed, or did not end within `grace_s` and 30 s; then it was killed.
+        Cancel: it is killed, with its group.
+        """
+        if changes:
+            raise LaunchError(
+                f"`{self._words[0]}` builds the command line, which cannot be changed"
+            )
+        async with self._lock:
+            if expected is not None and expected != self._incarnation:
+                raise Superseded(f"`{self._words[0]}` was run since that order; nothing was done")
+            await self._run(grace_s + _CALL_S)
+            self._orders += 1
+            return self._incarnation
+
+    async def stop(self, expected: Incarnation, *, grace_s: float) -> None:
+        """Refuse: the command restarts."""
+        raise LaunchError("a backend with `restart: {command: ...}` can be restarted, not stopped")
+
+    async def log(self, max_bytes: int) -> str:
+        """Return the end of what the command wrote since it was last run."""
+        await asyncio.to_thread(self._log.poll)
+        return self._log.tail(max_bytes)
+
+    async def close(self) -> None:
+        """Nothing is held between calls."""
+
+    @property
+    def _incarnation(self) -> Incarnation:
+        return Incarnation(f"order-{self._orders}")
+
+    async def _run(self, timeout_s: float) -> None:
+        try:
+            self._log.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            output = self._log.open()
+            try:
+                self._log.begin(self._log.size)
+                process = await asyncio.create_subprocess_exec(
+                    *self._words,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+            finally:
+                os.close(output)
+        except OSError as error:
+            raise LaunchError(f"cannot run `{self._words[0]}`: {error.strerror}") from error
+        try:
+            async with asyncio.timeout(timeout_s):
+                code = await process.wait()
+        except TimeoutError as error:
+            said = f"`{self._words[0]}` did not end within {timeout_s:.0f} s and was killed;"
+            raise LaunchError(f"{said} it is to start the server and return") from error
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        if code:
+            last = (await self.log(300)).strip().splitlines()[-1:] or ["nothing"]
+            raise LaunchError(f"`{self._words[0]}` failed with code {code}: {last[0]}")
