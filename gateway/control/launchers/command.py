@@ -23,7 +23,7 @@ from gateway.control.launchers.launcher import (
 )
 from gateway.control.launchers.logfile import LogFile
 
-_CALL_S: Final = 30.0  # for the command to end, beyond the grace
+CALL_S: Final = 30.0  # for the command to end, beyond the grace
 
 
 class CommandLauncher:
@@ -31,8 +31,9 @@ class CommandLauncher:
 
     launches = False
 
-    def __init__(self, words: tuple[str, ...], log: Path) -> None:
+    def __init__(self, words: tuple[str, ...], log: Path, call_s: float = CALL_S) -> None:
         self._words = words
+        self._call_s = call_s
         self._log = LogFile(log)
         self._orders = 0
         self._lock = asyncio.Lock()
@@ -58,7 +59,7 @@ class CommandLauncher:
         async with self._lock:
             if expected is not None and expected != self._incarnation:
                 raise Superseded(f"`{self._words[0]}` was run since that order; nothing was done")
-            await self._run(grace_s + _CALL_S)
+            await self._run(grace_s + self._call_s)
             self._orders += 1
             return self._incarnation
 

@@ -52,9 +52,9 @@ class DockerLauncher:
         if not _NAME.fullmatch(name):  # it stands in a path
             raise ValueError(f"not a container's name: {name!r}")
         self._name = name
-        self._socket = socket or _socket_of(os.environ)
+        self.socket = socket or _socket_of(os.environ)
         self._http = httpx2.AsyncClient(
-            transport=httpx2.AsyncHTTPTransport(uds=str(self._socket)),
+            transport=httpx2.AsyncHTTPTransport(uds=str(self.socket)),
             base_url="http://docker",
             timeout=None,  # `_talk` sets it
             trust_env=False,
@@ -125,7 +125,7 @@ class DockerLauncher:
                     f"there is no container {self._name}; `docker ps --all` lists what there is"
                 )
             await self._fail_unless(reply, httpx2.codes.OK)
-            return _mapping(await _body(reply), self._socket)
+            return _mapping(await _body(reply), self.socket)
 
     async def _order(self, container: str, verb: str, grace_s: float) -> None:
         path = f"/containers/{quote(container, safe='')}/{verb}?t={math.ceil(grace_s)}"
@@ -139,7 +139,7 @@ class DockerLauncher:
         if reply.status_code in good:
             return
         try:
-            said = str(_mapping(await _body(reply), self._socket).get("message", ""))
+            said = str(_mapping(await _body(reply), self.socket).get("message", ""))
         except LaunchError:
             said = ""
         raise LaunchError(
@@ -162,14 +162,14 @@ class DockerLauncher:
                 f"Docker did not answer {method} {path.partition('?')[0]} within {timeout_s:.0f} s"
             ) from error
         except httpx2.HTTPError as error:
-            raise LaunchError(_unreachable(error, self._socket)) from error
+            raise LaunchError(_unreachable(error, self.socket)) from error
 
     async def _negotiate(self) -> str:
         reply = await self._http.get("/version")
-        told = _mapping(reply.content, self._socket)
+        told = _mapping(reply.content, self.socket)
         newest, oldest = _version(told.get("ApiVersion")), _version(told.get("MinAPIVersion"))
         if newest is None:
-            raise LaunchError(f"what listens on {self._socket} is not a Docker daemon")
+            raise LaunchError(f"what listens on {self.socket} is not a Docker daemon")
         major, minor = max(min(_VERSION, newest), oldest or (1, 0))
         return f"/v{major}.{minor}"
 

@@ -1,0 +1,372 @@
+"""Service managers that speak the real protocols and hold real state: Docker, Kubernetes, systemd."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import pathlib
+import struct
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+
+@contextlib.asynccontextmanager
+async def serving(app: Starlette, **where: Any) -> AsyncIterator[uvicorn.Server]:
+    """Serve an application until the end of the block; `where` is `uds=` or `port=`."""
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, **where))
+    server.config.load()
+    server.lifespan = server.config.lifespan_class(server.config)
+    await server.startup()
+    try:
+        yield server
+    finally:
+        await server.shutdown()
+
+
+# --- Docker ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Container:
+    id: str
+    running: bool = True
+    starts: int = 1
+    tty: bool = False
+    exit_code: int = 0
+    logs: list[tuple[int, bytes]] = field(default_factory=list)  # stream, text
+    state: dict[str, Any] = field(default_factory=dict)  # what a test adds
+
+    def inspect(self, name: str) -> dict[str, Any]:
+        started = f"2026-01-01T00:00:{self.starts:02}.123456789Z"
+        state = {
+            "Status": "running" if self.running else "exited",
+            "Running": self.running,
+            "Paused": False,
+            "Restarting": False,
+            "OOMKilled": False,
+            "Dead": False,
+            "Pid": 4711 if self.running else 0,
+            "ExitCode": 0 if self.running else self.exit_code,
+            "Error": "",
+            "StartedAt": started if self.starts else "0001-01-01T00:00:00Z",
+            "FinishedAt": "0001-01-01T00:00:00Z",
+        }
+        config = {"Tty": self.tty, "Image": "vllm/vllm-openai"}
+        return {"Id": self.id, "Name": f"/{name}", "State": state | self.state, "Config": config}
+
+
+class DockerEngine:
+    """A Docker daemon: https://docs.docker.com/reference/api/engine/"""
+
+    def __init__(self, newest: str = "1.47", oldest: str = "1.24") -> None:
+        self.newest, self.oldest = newest, oldest
+        self.containers: dict[str, Container] = {}
+        self.orders: list[tuple[str, str, str]] = []  # verb, container, t
+        self.refusal: tuple[int, str] | None = None
+        self.on_inspect: Any = None
+        self.app = Starlette(
+            routes=[
+                Route("/version", self._version),
+                Route("/{version}/containers/{name}/json", self._inspect),
+                Route("/{version}/containers/{name}/logs", self._logs),
+                Route("/{version}/containers/{name}/{verb}", self._order, methods=["POST"]),
+            ]
+        )
+
+    def make(self, name: str, **more: Any) -> Container:
+        number = f"{len(self.orders) + len(self.containers) + 1:064x}"
+        self.containers[name] = Container(number[::-1], **more)
+        return self.containers[name]
+
+    async def _version(self, request: Request) -> Response:
+        return JSONResponse({"ApiVersion": self.newest, "MinAPIVersion": self.oldest})
+
+    def _refused(self, request: Request) -> Response | None:
+        def number(text: str) -> tuple[int, ...]:
+            return tuple(map(int, text.split(".")))
+
+        asked = request.path_params["version"].removeprefix("v")
+        if number(asked) > number(self.newest):
+            says = (
+                f"client version {asked} is too new. Maximum supported API version is {self.newest}"
+            )
+            return JSONResponse({"message": says}, 400)
+        if number(asked) < number(self.oldest):
+            says = (
+                f"client version {asked} is too old. Minimum supported API version is {self.oldest}"
+            )
+            return JSONResponse({"message": says}, 400)
+        if self._find(request) is None:
+            says = f"No such container: {request.path_params['name']}"
+            return JSONResponse({"message": says}, 404)
+        return None
+
+    def _find(self, request: Request) -> tuple[str, Container] | None:
+        wanted = request.path_params["name"]
+        for name, container in self.containers.items():
+            if wanted == name or container.id.startswith(wanted):
+                return name, container
+        return None
+
+    async def _inspect(self, request: Request) -> Response:
+        if refused := self._refused(request):
+            return refused
+        name, container = self._find(request)
+        told = container.inspect(name)
+        if self.on_inspect is not None:
+            self.on_inspect()
+        return JSONResponse(told)
+
+    async def _logs(self, request: Request) -> Response:
+        if refused := self._refused(request):
+            return refused
+        _, container = self._find(request)
+        if container.tty:
+            body = b"".join(text for _, text in container.logs)
+            return Response(body, media_type="application/vnd.docker.raw-stream")
+        body = b"".join(
+            struct.pack(">BxxxL", stream, len(text)) + text for stream, text in container.logs
+        )
+        return Response(body, media_type="application/vnd.docker.multiplexed-stream")
+
+    async def _order(self, request: Request) -> Response:
+        if refused := self._refused(request):
+            return refused
+        if self.refusal is not None:
+            status, says = self.refusal
+            return JSONResponse({"message": says}, status)
+        name, container = self._find(request)
+        verb = request.path_params["verb"]
+        self.orders.append((verb, request.path_params["name"], request.query_params.get("t", "")))
+        if verb == "stop" and not container.running:
+            return Response(status_code=304)
+        if verb == "restart":
+            container.starts += 1
+        container.running = verb == "restart"
+        container.exit_code = 143
+        return Response(status_code=204)
+
+
+# --- Kubernetes -----------------------------------------------------------------------------------
+
+
+class KubeApi:
+    """An API server with pods, deployments and stateful sets of one namespace."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, dict[str, Any]] = {}
+        self.workloads: dict[tuple[str, str], dict[str, Any]] = {}
+        self.logs: dict[str, str] = {}
+        self.deleted: list[tuple[str, Any]] = []
+        self.patched: list[dict[str, Any]] = []
+        self.asked: list[str] = []
+        self.refusal: tuple[int, str] | None = None
+        self.before_patch: Any = None
+        self._uids = itertools.count(1)
+        core, apps = "/api/v1/namespaces/{ns}/pods", "/apis/apps/v1/namespaces/{ns}/{kind}/{name}"
+        self.app = Starlette(
+            routes=[
+                Route(core, self._list),
+                Route(core + "/{name}", self._read),
+                Route(core + "/{name}", self._delete, methods=["DELETE"]),
+                Route(core + "/{name}/log", self._log),
+                Route(apps, self._workload),
+                Route(apps, self._patch, methods=["PATCH"]),
+            ]
+        )
+
+    def pod(self, name: str, *, owned: bool = True, labels: Any = None) -> dict[str, Any]:
+        owner = {
+            "apiVersion": "apps/v1", "kind": "StatefulSet", "name": "vllm", "uid": "o", "controller": True,
+        }  # fmt: skip
+        uid = f"uid-{next(self._uids)}"
+        self.pods[name] = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": name,
+                "namespace": "ml",
+                "uid": uid,
+                "labels": labels or {"app": "vllm"},
+                "creationTimestamp": f"2026-01-01T00:00:{int(uid[4:]):02}Z",
+                "ownerReferences": [owner] if owned else [],
+            },
+            "spec": {"containers": [{"name": "vllm"}, {"name": "sidecar"}]},
+            "status": {
+                "containerStatuses": [status(running={"startedAt": "2026-01-01T00:00:00Z"})]
+            },
+        }
+        return self.pods[name]
+
+    def workload(self, kind: str, name: str, selector: Any = None) -> None:
+        self.workloads[kind, name] = {
+            "metadata": {"name": name, "namespace": "ml", "resourceVersion": "1"},
+            "spec": {
+                "selector": selector or {"matchLabels": {"app": "vllm"}},
+                "serviceName": "vllm",
+                "template": {"metadata": {}, "spec": {"containers": [{"name": "vllm"}]}},
+            },
+        }
+
+    def bump(self, kind: str, name: str) -> None:
+        meta = self.workloads[kind, name]["metadata"]
+        meta["resourceVersion"] = str(int(meta["resourceVersion"]) + 1)
+
+    def _refused(self, request: Request, there: bool) -> Response | None:
+        self.asked.append(f"{request.method} {request.url.path}")
+        if self.refusal is not None:
+            return failure(*self.refusal)
+        return None if there else failure(404, "NotFound")
+
+    async def _list(self, request: Request) -> Response:
+        if refused := self._refused(request, True):
+            return refused
+        wanted = request.query_params["labelSelector"]
+        self.asked.append(wanted)
+        terms = dict(term.split("=") for term in wanted.split(",") if "=" in term)
+        found = [
+            each for each in self.pods.values()
+            if terms.items() <= each["metadata"]["labels"].items()
+        ]  # fmt: skip
+        return JSONResponse({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": found})
+
+    async def _read(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        return self._refused(request, name in self.pods) or JSONResponse(self.pods[name])
+
+    async def _delete(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if refused := self._refused(request, name in self.pods):
+            return refused
+        options = await request.json()
+        if options["preconditions"]["uid"] != self.pods[name]["metadata"]["uid"]:
+            return failure(409, "Conflict")
+        self.deleted.append((name, options["gracePeriodSeconds"]))
+        return JSONResponse(self.pods.pop(name))
+
+    async def _log(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if refused := self._refused(request, name in self.pods):
+            return refused
+        if "container" not in request.query_params:
+            return failure(400, "BadRequest")  # a container name must be specified
+        key = f"{name}/{request.query_params['container']}"
+        lines = self.logs.get(key, "").splitlines(keepends=True)
+        return PlainTextResponse("".join(lines[-int(request.query_params["tailLines"]) :]))
+
+    async def _workload(self, request: Request) -> Response:
+        key = request.path_params["kind"], request.path_params["name"]
+        return self._refused(request, key in self.workloads) or JSONResponse(self.workloads[key])
+
+    async def _patch(self, request: Request) -> Response:
+        key = request.path_params["kind"], request.path_params["name"]
+        if refused := self._refused(request, key in self.workloads):
+            return refused
+        if self.before_patch is not None:
+            self.before_patch()
+        body = await request.json()
+        assert request.headers["content-type"] == "application/strategic-merge-patch+json"
+        found = self.workloads[key]
+        if body["metadata"]["resourceVersion"] != found["metadata"]["resourceVersion"]:
+            return failure(409, "Conflict")
+        self.patched.append(body["spec"]["template"]["metadata"]["annotations"])
+        self.bump(*key)
+        for name in [name for name, pod in self.pods.items() if pod["metadata"]["labels"]["app"]]:
+            labels = self.pods.pop(name)["metadata"]["labels"]
+            self.pod(f"{name}x", labels=labels)
+        return JSONResponse(found)
+
+
+def status(*, restarts: int = 0, name: str = "vllm", last: Any = None, **state: Any) -> dict:
+    return {
+        "name": name, "ready": True, "restartCount": restarts, "image": "vllm", "imageID": "sha256:0",
+        "state": state, "lastState": last or {},
+    }  # fmt: skip
+
+
+def failure(code: int, reason: str) -> Response:
+    body = {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "reason": reason,
+        "code": code,
+    }
+    return JSONResponse(body, code)
+
+
+# --- systemd --------------------------------------------------------------------------------------
+
+SYSTEMCTL = '''
+"""systemctl, as far as it is used: units are JSON files in a folder. What refuses, refuses in its words."""
+import json, os, pathlib, sys, time, uuid
+folder = pathlib.Path(__file__).parent.parent / "units"
+(folder.parent / "calls").open("a").write(" ".join(sys.argv[1:]) + "\\n")
+words = sys.argv[1:]
+unit = words[words.index("--") + 1]
+options = [w for w in words[: words.index("--")] if w.startswith("-")]
+verb = [w for w in words[: words.index("--")] if not w.startswith("-")][0]
+path = folder / unit
+said = folder.parent / f"says-{verb}"
+if said.exists():
+    code, _, text = said.read_text().partition(" ")
+    sys.stderr.write(text + "\\n")
+    sys.exit(int(code))
+if (folder.parent / "hangs").exists():
+    time.sleep(3600)
+if verb == "show":
+    (wanted,) = [o.removeprefix("--property=").split(",") for o in options if o.startswith("--property=")]
+    if path.exists():
+        found = json.loads(path.read_text())
+    else:
+        found = {"LoadState": "not-found", "ActiveState": "inactive", "SubState": "dead", "InvocationID": "",
+                 "MainPID": "0", "ExecMainCode": "0", "ExecMainStatus": "0", "Result": "success"}
+    for name in wanted:
+        print(f"{name}={found[name]}")
+    sys.exit(0)
+if not path.exists():
+    sys.stderr.write(f"Failed to {verb} {unit}: Unit {unit} not found.\\n")
+    sys.exit(5)
+assert "--no-ask-password" in options
+found = json.loads(path.read_text())
+if verb == "restart" and not found.get("stuck"):
+    assert "--no-block" in options
+    if found["ActiveState"] == "failed" and found.get("limited"):
+        sys.exit(0)  # the job fails later, which --no-block does not tell
+    found |= {"ActiveState": "active", "SubState": "running", "InvocationID": uuid.uuid4().hex,
+              "MainPID": str(os.getpid()), "ExecMainCode": "0", "ExecMainStatus": "0"}
+elif verb == "stop" and not found.get("stuck"):
+    found |= {"ActiveState": "inactive", "SubState": "dead", "MainPID": "0", "ExecMainCode": "2",
+              "ExecMainStatus": "15"}
+elif verb == "reset-failed":
+    found |= {"ActiveState": "inactive", "SubState": "dead", "limited": False}
+path.write_text(json.dumps(found))
+'''
+JOURNALCTL = """
+import pathlib, sys
+folder = pathlib.Path(__file__).parent.parent
+(invocation,) = [w.partition("=")[2] for w in sys.argv if w.startswith("_SYSTEMD_INVOCATION_ID=")]
+assert "-u" in sys.argv and "cat" in sys.argv
+path = folder / f"journal-{invocation}"
+count = int(sys.argv[sys.argv.index("-n") + 1])
+print("".join(path.read_text().splitlines(keepends=True)[-count:]) if path.exists() else "", end="")
+"""
+
+
+def install_systemd(folder: pathlib.Path) -> pathlib.Path:
+    """Write stubs of systemctl and journalctl; return the folder to put on PATH."""
+    programs = folder / "bin"
+    programs.mkdir()
+    (folder / "units").mkdir()
+    for name, text in (("systemctl", SYSTEMCTL), ("journalctl", JOURNALCTL)):
+        (programs / name).write_text(f"#!{sys.executable}\n{text}")
+        (programs / name).chmod(0o755)
+    return programs

@@ -1,0 +1,265 @@
+"""The launcher of pods and workloads, against a Kubernetes API on a loopback socket."""
+
+import contextlib
+import json
+import sys
+
+import pytest
+import uvloop
+
+from gateway.control.launchers.kubernetes import KubernetesLauncher
+from gateway.control.launchers.launcher import Changes, LaunchError, Seen, Superseded
+from tests.stories.fakes import KubeApi, serving, status
+
+PLAIN = Changes()
+
+
+@contextlib.asynccontextmanager
+async def cluster(folder, monkeypatch, api, target="ml/vllm-0"):
+    pytest.importorskip("kubernetes_asyncio", reason="the extra `kubernetes` is not installed")
+    async with serving(api.app, port=0) as server:
+        port = server.servers[0].sockets[0].getsockname()[1]
+        named = [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}]
+        settings = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "x",
+            "clusters": named,
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+        }
+        (folder / "kubeconfig").write_text(json.dumps(settings))
+        monkeypatch.setenv("KUBECONFIG", str(folder / "kubeconfig"))
+        monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+        launcher = KubernetesLauncher(target)
+        try:
+            yield launcher
+        finally:
+            await launcher.close()
+
+
+def test_a_pod_is_deleted_once_and_its_controller_makes_it_anew(tmp_path, monkeypatch):
+    async def story():
+        api = KubeApi()
+        api.pod("vllm-0")
+        async with cluster(tmp_path, monkeypatch, api) as launcher:
+            assert await launcher.look() == Seen("uid-1", running=True)
+            assert await launcher.restart("uid-1", grace_s=7, changes=PLAIN) is None
+            assert api.deleted == [("vllm-0", 7)]
+            assert await launcher.look() == Seen()
+            api.pod("vllm-0")
+            assert await launcher.look() == Seen("uid-2", running=True)
+            for stale in ("uid-1", None):
+                with pytest.raises(Superseded):
+                    await launcher.restart(stale, grace_s=7, changes=PLAIN)
+            with pytest.raises(LaunchError, match="scale"):
+                await launcher.stop("uid-2", grace_s=7)
+            assert len(api.deleted) == 1
+
+    uvloop.run(story())
+
+
+def test_a_pod_without_a_controller_is_not_deleted(tmp_path, monkeypatch):
+    async def story():
+        api = KubeApi()
+        api.pod("vllm-0", owned=False)
+        async with cluster(tmp_path, monkeypatch, api) as launcher:
+            with pytest.raises(LaunchError, match="no controller"):
+                await launcher.restart("uid-1", grace_s=7, changes=PLAIN)
+            assert api.deleted == []
+
+    uvloop.run(story())
+
+
+@pytest.mark.parametrize("kind", ["deployment", "statefulset"])
+def test_a_workload_is_rolled_out_once(tmp_path, monkeypatch, kind):
+    async def story():
+        api = KubeApi()
+        api.workload(f"{kind}s", "vllm")
+        api.pod("a")
+        api.pod("b")
+        api.pod("other", labels={"app": "db"})
+        async with cluster(tmp_path, monkeypatch, api, f"ml/{kind}/vllm") as launcher:
+            assert await launcher.look() == Seen("uid-1,uid-2", running=True)
+            # A change of its status in between refuses the first patch; the second one holds.
+            api.before_patch = lambda: (
+                api.bump(f"{kind}s", "vllm"),
+                setattr(api, "before_patch", None),
+            )
+            assert await launcher.restart("uid-1,uid-2", grace_s=7, changes=PLAIN) is None
+            assert [set(each) for each in api.patched] == [{"kubectl.kubernetes.io/restartedAt"}]
+            assert (await launcher.look()).incarnation not in ("uid-1,uid-2", None)
+            with pytest.raises(Superseded):
+                await launcher.restart("uid-1,uid-2", grace_s=7, changes=PLAIN)
+            assert len(api.patched) == 1
+
+    uvloop.run(story())
+
+
+def test_a_rollout_by_somebody_else_in_between_is_found_out(tmp_path, monkeypatch):
+    async def story():
+        api = KubeApi()
+        api.workload("deployments", "vllm")
+        api.pod("a")
+        async with cluster(tmp_path, monkeypatch, api, "ml/deployment/vllm") as launcher:
+
+            def rolled_out():
+                api.bump("deployments", "vllm")
+                api.pods.clear()
+                api.pod("b")
+
+            api.before_patch = rolled_out
+            with pytest.raises(Superseded):
+                await launcher.restart("uid-1", grace_s=7, changes=PLAIN)
+            assert api.patched == []
+
+    uvloop.run(story())
+
+
+def test_a_selector_of_every_form_is_asked_for(tmp_path, monkeypatch):
+    terms = [
+        {"key": "tier", "operator": "In", "values": ["a", "b"]},
+        {"key": "zone", "operator": "NotIn", "values": ["c"]},
+        {"key": "gpu", "operator": "Exists"},
+        {"key": "old", "operator": "DoesNotExist"},
+    ]
+
+    async def story():
+        api = KubeApi()
+        selector = {"matchLabels": {"app": "vllm"}, "matchExpressions": terms}
+        api.workload("deployments", "vllm", selector)
+        async with cluster(tmp_path, monkeypatch, api, "ml/deployment/vllm") as launcher:
+            assert await launcher.look() == Seen()
+            assert api.asked[-1] == "app=vllm,tier in (a,b),zone notin (c),gpu,!old"
+
+    uvloop.run(story())
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [
+        ([status(running={}, restarts=2)], ("uid-1+2", True, None, "")),
+        (
+            [status(waiting={"reason": "CrashLoopBackOff"}, restarts=1, last={"terminated": {"exitCode": 1}})],
+            ("uid-1+1", False, 1, "CrashLoopBackOff"),
+        ),
+        (
+            [status(terminated={"exitCode": 137, "reason": "OOMKilled"})],
+            ("uid-1", False, 137, "OOMKilled"),
+        ),
+        ([], ("uid-1", False, None, "")),
+    ],
+)  # fmt: skip
+def test_states_are_told_as_they_are(tmp_path, monkeypatch, statuses, expected):
+    async def story():
+        api = KubeApi()
+        api.pod("vllm-0")["status"]["containerStatuses"] = statuses
+        async with cluster(tmp_path, monkeypatch, api) as launcher:
+            seen = await launcher.look()
+            assert (seen.incarnation, seen.running, seen.exit_code) == expected[:3]
+            assert expected[3] in seen.detail
+
+    uvloop.run(story())
+
+
+def test_a_pod_that_waits_for_a_node_or_is_being_deleted_says_so(tmp_path, monkeypatch):
+    async def story():
+        api = KubeApi()
+        pod = api.pod("vllm-0")
+        async with cluster(tmp_path, monkeypatch, api) as launcher:
+            pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+            seen = await launcher.look()
+            assert (seen.running, seen.detail) == (False, "vllm-0 is being deleted")
+            del pod["metadata"]["deletionTimestamp"]
+            said = "0/3 nodes: Insufficient nvidia.com/gpu"
+            pod["status"] = {
+                "conditions": [{"type": "PodScheduled", "status": "False", "message": said}]
+            }
+            assert "Insufficient nvidia.com/gpu" in (await launcher.look()).detail
+
+    uvloop.run(story())
+
+
+def test_its_log_is_the_main_containers_of_the_newest_pod(tmp_path, monkeypatch):
+    async def story():
+        api = KubeApi()
+        api.workload("deployments", "vllm")
+        api.pod("old")
+        api.pod("new")
+        api.logs = {
+            "new/vllm": "".join(f"line {n}\n" for n in range(3000)),
+            "new/sidecar": "side\n",
+        }
+        async with cluster(tmp_path, monkeypatch, api, "ml/deployment/vllm") as launcher:
+            text = await launcher.log(10**6)
+            assert text.startswith("line 1000\n")
+            assert await launcher.log(5) == "2999\n"
+            named = {"kubectl.kubernetes.io/default-container": "sidecar"}
+            api.pods["new"]["metadata"]["annotations"] = named
+            assert await launcher.log(100) == "side\n"
+            api.pods.clear()
+            assert await launcher.log(100) == ""
+
+    uvloop.run(story())
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "says"),
+    [
+        (403, "Forbidden", "role that may get, list and delete pods.* and patch deployments"),
+        (401, "Unauthorized", "401"),
+        (404, "NotFound", "kubectl get deployments -n ml"),
+        (500, "InternalError", "answered 500"),
+    ],
+)
+def test_refusals_say_what_to_do(tmp_path, monkeypatch, code, reason, says):
+    async def story():
+        api = KubeApi()
+        api.refusal = (code, reason)
+        async with cluster(tmp_path, monkeypatch, api, "ml/deployment/vllm") as launcher:
+            with pytest.raises(LaunchError, match=says):
+                await launcher.look()
+            with pytest.raises(LaunchError, match="manifest"):
+                await launcher.restart(None, grace_s=1, changes=Changes({"seed": 1}))
+
+    uvloop.run(story())
+
+
+def test_an_api_server_that_went_away_is_told(tmp_path, monkeypatch):
+    async def story():
+        async with cluster(tmp_path, monkeypatch, KubeApi()) as launcher:
+            assert await launcher.look() == Seen()
+            async with serving(KubeApi().app, port=0) as server:
+                port = server.servers[0].sockets[0].getsockname()[1]
+            text = (tmp_path / "kubeconfig").read_text()
+            settings = json.loads(text)
+            settings["clusters"][0]["cluster"]["server"] = f"http://127.0.0.1:{port}"
+            (tmp_path / "kubeconfig").write_text(json.dumps(settings))
+            other = KubernetesLauncher("ml/vllm-0")
+            with pytest.raises(LaunchError, match="cannot be reached"):
+                await other.look()
+            await other.close()
+
+    uvloop.run(story())
+
+
+def test_no_way_into_a_cluster_is_told(tmp_path, monkeypatch):
+    pytest.importorskip("kubernetes_asyncio", reason="the extra `kubernetes` is not installed")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(LaunchError, match="no way into a cluster"):
+        uvloop.run(KubernetesLauncher("ml/vllm-0").look())
+
+
+def test_the_missing_library_is_told(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("kubernetes_asyncio")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "kubernetes_asyncio", None)  # as if it were not installed
+    with pytest.raises(LaunchError, match=r"vllm-gateway\[kubernetes\]"):
+        uvloop.run(KubernetesLauncher("ml/vllm-0").look())
+
+
+@pytest.mark.parametrize("target", ["a", "a/b/c", "a/node/b", "a/../b", "A/b", "a/b?x", "", "/b"])
+def test_only_names_of_objects_reach_a_path(target):
+    with pytest.raises(ValueError, match="not a pod or workload"):
+        KubernetesLauncher(target)
