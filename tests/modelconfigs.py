@@ -360,5 +360,43 @@ MAMBA_28B = {  # no attention at all
     "torch_dtype": "bfloat16",
     "vocab_size": 50280,
 }
+LFM2_12B = {  # 6 of 16 layers: 6 x 2 x 8 x 64 x 2 = 12 KiB
+    # A state: 2 steps of 2048 channels x 2 bytes = 8 KiB; 10 of them.
+    "architectures": ["Lfm2ForCausalLM"],
+    "model_type": "lfm2",
+    "block_dim": 2048,
+    "block_ff_dim": 12288,
+    "conv_L_cache": 3,
+    "conv_dim": 2048,
+    "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    "hidden_size": 2048,
+    "max_position_embeddings": 128000,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 8,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 65536,
+}
+FALCON_H1_15B = {  # both kinds in each of 24 layers: 24 x 2 x 2 x 128 x 2 = 24 KiB
+    # A state: 3 x (3072 + 2 x 256) x 2 + 48 x 64 x 256 x 2 bytes = 1,594,368; 24 of them.
+    "architectures": ["FalconH1ForCausalLM"],
+    "model_type": "falcon_h1",
+    "head_dim": 128,
+    "hidden_size": 2048,
+    "intermediate_size": 4096,
+    "mamba_d_conv": 4,
+    "mamba_d_head": 64,
+    "mamba_d_ssm": 3072,
+    "mamba_d_state": 256,
+    "mamba_expand": 2,
+    "mamba_n_groups": 1,
+    "mamba_n_heads": 48,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 2,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 65537,
+}
 
 ALL = {name: value for name, value in globals().items() if name.isupper()}

@@ -126,6 +126,7 @@ def sizing(model: ModelShape, plan: Plan, length: int) -> Sizing:
         in_flight_tokens=plan.batch(length).in_flight_tokens,
         # vLLM has none for models without attention, whatever the flag says.
         prefix_caching=plan.prefix_caching and model.attentive,
+        recurrent_dtype=plan.state_dtype,
     )
 
 
@@ -172,7 +173,7 @@ def _sizes(model: ModelShape, layout: KvLayout, stage: range) -> tuple[int, int,
     how = layout.sizing
     for cache in (cache for layer in stage for cache in model.layers[layer]):
         if isinstance(cache, State):
-            state += cache.request_bytes(how.tp, how.dtype)
+            state += how.state_bytes(cache)
             continue
         token = cache.token_bytes(how.tp, how.kv_bytes)
         near += token

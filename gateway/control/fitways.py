@@ -155,6 +155,7 @@ def command(found: Fit, model: str) -> tuple[str, ...]:
         ("--pipeline-parallel-size", plan.pp, 1),
         ("--dtype", plan.dtype.value if plan.dtype else None, None),
         ("--kv-cache-dtype", plan.kv_dtype.value, KvDtype.AUTO.value),
+        ("--mamba-ssm-cache-dtype", plan.state_dtype.value if plan.state_dtype else None, None),
         ("--max-num-seqs", plan.max_num_seqs, None),
         ("--max-num-batched-tokens", plan.max_num_batched_tokens, None),
         ("--block-size", plan.block_size, None),

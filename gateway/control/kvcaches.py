@@ -100,8 +100,8 @@ class State:
     recurrent_dtype: Dtype | None = None
     checkpoints: int = 0
 
-    def request_bytes(self, tp: int, dtype: Dtype) -> int:
-        """Return the bytes of one request on one GPU.
+    def request_bytes(self, tp: int, dtype: Dtype, recurrent: Dtype | None = None) -> int:
+        """Return the bytes of one request on one GPU. `recurrent`: a format told by flag.
 
         Groups that `tp` does not divide are extended, so that each GPU has those its heads need
         (vLLM mamba_utils.py, `extra_groups_for_head_shards`).
@@ -109,7 +109,8 @@ class State:
         extra = 0 if not self.groups or self.groups % tp == 0 else tp - self.groups
         channels = self.conv_channels + (self.groups + extra) * self.group_channels
         conv = channels // tp * self.conv_steps * (self.conv_dtype or dtype).size
-        return conv + self.recurrent // tp * (self.recurrent_dtype or dtype).size
+        chosen = recurrent or self.recurrent_dtype or dtype
+        return conv + self.recurrent // tp * chosen.size
 
 
 Cache = Heads | Latent | State

@@ -33,6 +33,11 @@ class Sizing:
     dtype: Dtype = Dtype.BFLOAT16
     in_flight_tokens: int = 4096  # scheduled and not yet settled; windows are kept that much longer
     prefix_caching: bool = True
+    recurrent_dtype: Dtype | None = None  # None: that of the model
+
+    def state_bytes(self, state: State) -> int:
+        """Return the bytes of a recurrent layer's state of one request on one GPU."""
+        return state.request_bytes(self.tp, self.dtype, self.recurrent_dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +166,7 @@ def split_layers(layers: int, stages: int) -> tuple[range, ...]:
 def _aligned_block(layers: Sequence[Sequence[Cache]], sizing: Sizing) -> int:
     """Return the block size; beside recurrent layers a page must hold a whole state of theirs."""
     caches = [cache for layer in layers for cache in layer]
-    states = [c.request_bytes(sizing.tp, sizing.dtype) for c in caches if isinstance(c, State)]
+    states = [sizing.state_bytes(c) for c in caches if isinstance(c, State)]
     attention = [c for c in caches if not isinstance(c, State)]
     if not states or not attention:
         return sizing.block_tokens
@@ -174,7 +179,7 @@ def _aligned_block(layers: Sequence[Sequence[Cache]], sizing: Sizing) -> int:
 
 def _page(layer: int, cache: Cache, sizing: Sizing) -> _Page:
     if isinstance(cache, State):
-        return _Page(layer, cache, 0, cache.request_bytes(sizing.tp, sizing.dtype))
+        return _Page(layer, cache, 0, sizing.state_bytes(cache))
     token = cache.token_bytes(sizing.tp, sizing.kv_bytes)
     return _Page(layer, cache, sizing.block_tokens, sizing.block_tokens * token)
 

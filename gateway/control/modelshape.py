@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gateway.control.kvcaches import Dtype, Heads, State
-from gateway.control.modelconfig import ModelConfig, ModelShapeError
+from gateway.control.modelconfig import ModelConfig
 from gateway.control.modellayers import Layers, layers_of
-
-__all__ = ["ModelShape", "ModelShapeError", "Weights"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,6 @@ class ModelShape:
     quantized: bool = False
     kv_fp8: bool = False  # the checkpoint asks for an fp8 KV cache
     model_type: str = ""
-    notes: tuple[str, ...] = field(default=())  # what was assumed, for people
 
     @property
     def recurrent(self) -> bool:

@@ -75,6 +75,7 @@ class Plan:
     pp: int = 1
     dtype: Dtype | None = None
     kv_dtype: KvDtype = KvDtype.AUTO
+    state_dtype: Dtype | None = None  # of recurrent layers; None: that of the model
     max_model_len: int | None = None  # tokens; AUTO_LEN: as long as fits
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -131,8 +132,9 @@ def plan_of_args(args: Mapping[str, JsonValue], gpus: int = 1, gpu_memory_bytes:
         gpu_memory_bytes=gpu_memory_bytes,
         tp=tp or max(1, gpus // pp),
         pp=pp,
-        dtype=_dtype(flags),
+        dtype=_dtype(flags, "dtype"),
         kv_dtype=_kv_dtype(flags),
+        state_dtype=_dtype(flags, "mamba-ssm-cache-dtype"),
         max_model_len=_length(flags),
         max_num_seqs=_whole(flags, "max-num-seqs"),
         max_num_batched_tokens=_whole(flags, "max-num-batched-tokens"),
@@ -194,13 +196,13 @@ def _ratio(flags: Mapping[str, JsonValue]) -> float:
     return ratio
 
 
-def _dtype(flags: Mapping[str, JsonValue]) -> Dtype | None:
-    value = str(flags.get("dtype", "auto"))
+def _dtype(flags: Mapping[str, JsonValue], name: str) -> Dtype | None:
+    value = str(flags.get(name, "auto"))
     try:
         return None if value == "auto" else Dtype.parse(value)
     except ValueError as error:
         known = "auto, half, float16, bfloat16, float, float32"
-        raise PlanError(f"dtype: {value} is none of {known}") from error
+        raise PlanError(f"{name}: {value} is none of {known}") from error
 
 
 def _kv_dtype(flags: Mapping[str, JsonValue]) -> KvDtype:

@@ -9,13 +9,16 @@ import subprocess
 
 import pytest
 
-from gateway.control.fit import sizing
-from gateway.control.kvcaches import Heads, Latent, State
+from gateway.control.fit import fit, sizing
+from gateway.control.kvcaches import Dtype, Heads, Latent, State
 from gateway.control.kvlayout import lay_out, split_layers
+from gateway.control.modeldefaults import DEFAULTS
+from gateway.control.modelfolder import read_model
 from gateway.control.modelshape import ModelShape
-from gateway.control.serveplan import GIB, KvDtype, Plan
+from gateway.control.serveplan import GIB, Device, KvDtype, Plan
 from tests import modelconfigs
-from tests.e2e.support import CACHE, need
+from tests.e2e.support import CACHE, free_port, need, running, wait_until
+from tests.e2e.tiny_models import TINY, write
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -59,7 +62,7 @@ def cache_of(cache, layout):
     if isinstance(cache, State):
         attention = [g.pages[0] for g in layout.groups if not isinstance(g.cache, State)]
         mode = "align" if how.prefix_caching else "none"
-        size = cache.request_bytes(how.tp, how.dtype)
+        size = how.state_bytes(cache)
         return {"kind": "state", "bytes": size, "padded": max(attention, default=None), "mode": mode,
                 "checkpoints": cache.checkpoints}  # fmt: skip
     if isinstance(cache, Latent):
@@ -123,3 +126,136 @@ def test_blocks_and_capacity_are_those_of_vllms_own_functions():
             wrong.append((name, ours, theirs))
     assert len(told) > 300
     assert not wrong, f"{len(wrong)} of {len(told)}: {wrong[:5]}"
+
+
+# --- config.json: what vLLM reads of it ----------------------------------------------------------
+
+RECURRENT = (
+    "LFM2_12B",
+    "FALCON_H1_15B",
+    "QWEN3_NEXT_80B",
+    "JAMBA_V01",
+    "GRANITE_4_TINY",
+    "NEMOTRON_H_8B",
+    "KIMI_LINEAR_48B",
+    "MAMBA_28B",
+)
+SLIDES, SEES_ALL = "sliding_attention", ("full_attention", "chunked_attention")
+
+
+def ours(model):
+    caches = [cache for layer in model.layers for cache in layer]
+    state = next((c for c in caches if isinstance(c, State)), None)
+    latent = next((c for c in caches if isinstance(c, Latent)), None)
+    attends = any(not isinstance(c, State) for c in caches)
+    return {
+        "longest": model.longest, "heads": model.heads, "layers": len(model.layers), "hidden": model.hidden,
+        "vocab": model.vocab, "experts": model.experts, "mla": latent is not None,
+        "kv_heads": model.kv_heads,
+        "head_size": latent.dim if latent else model.head_dim if attends else 0,
+        "state_bytes": state.request_bytes(1, model.dtype) if state else None,
+    }  # fmt: skip
+
+
+def test_a_config_is_read_as_vllm_reads_it(tmp_path):
+    folders = {}
+    for name, config in modelconfigs.ALL.items():
+        folders[name] = str(tmp_path / name)
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    wrong = {}
+    asked = {kind: list(values) for kind, values in DEFAULTS.items()}
+    told = in_vllm("vllm_models.py", {"all": folders, "recurrent": RECURRENT, "defaults": asked})
+    unset = {"use_sliding_window", "sliding_window"}  # transformers clears the one for the other
+    for kind, values in told["defaults"].items():
+        for field in values.keys() - (unset if kind.startswith("qwen") else set()):
+            assert (kind, field, DEFAULTS[kind][field]) == (kind, field, values[field])
+    for name, real in told["models"].items():
+        model = ModelShape.of_config(modelconfigs.ALL[name], 0)
+        window, kinds = real.pop("window"), real.pop("kinds")
+        if not model.experts:
+            del real["experts"]  # transformers has a default of 8 where a config tells none
+        for number, kind in enumerate(kinds or []):
+            windows = {c.window for c in model.layers[number] if isinstance(c, Heads)}
+            if kind in SEES_ALL and windows not in ({None}, set()):
+                wrong[name, number] = (kind, windows)
+            if kind == SLIDES and windows != {window}:
+                wrong[name, number] = (kind, windows)
+        found = ours(model)
+        expected = {"state_bytes": None, **real}
+        if differ := [key for key, value in expected.items() if found[key] != value]:
+            wrong[name] = {key: (found[key], expected[key]) for key in differ}
+    assert not wrong
+
+
+# --- starts: the line that vLLM logs ---------------------------------------------------------------
+
+CAPACITY = re.compile(
+    r"KV cache size: ([\d,]+) tokens, Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x"
+)
+START = [
+    "--enforce-eager",
+    "--max-num-seqs",
+    "8",
+    "--max-num-batched-tokens",
+    "512",
+    "--mamba-ssm-cache-dtype",
+    "float32",
+]
+
+
+def capacity_of(log):
+    found = CAPACITY.search(log.read_text(errors="replace"))
+    if found is None:
+        return None
+    return int(found[1].replace(",", "")), int(found[2].replace(",", "")), found[3]
+
+
+def started(folder, model, *flags):
+    """Start vLLM on the CPU until it has its KV cache; return what it logs of it, and the log."""
+    python = need(CACHE / "vllm/bin/python", "vLLM")
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1",
+               "--port", str(free_port()), *START, *flags]  # fmt: skip
+    log = folder / "vllm.log"
+    with running(command, log=log, env={**ENV, "VLLM_CPU_KVCACHE_SPACE": "1"}) as child:
+        wait_until(
+            lambda: capacity_of(log) or child.poll() is not None, 240, "the KV cache is there"
+        )
+    return capacity_of(log), log.read_text(errors="replace")
+
+
+def cpu_plan(**more):
+    return Plan(0, device=Device.CPU, kv_cache_memory_bytes=GIB, max_num_seqs=8, max_num_batched_tokens=512,
+                dtype=Dtype.BFLOAT16, state_dtype=Dtype.FLOAT32, **more)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_capacity_that_a_start_logs_is_the_planned_one(name, tmp_path):
+    folder = write(tmp_path, name, pathlib.Path(need(CACHE / "models/tiny", "the tiny model")))
+    logged, text = started(tmp_path, folder, "--load-format", "dummy", "--dtype", "bfloat16")
+    assert logged, text[-3000:]
+    amx = "amx_tile" in pathlib.Path("/proc/cpuinfo").read_text()  # MLA has larger blocks with it
+    block = {"block_size": 128} if name == "deepseek" and amx else {}
+    found = fit(ModelShape.of_config(TINY[name], 0), cpu_plan(**block))
+    assert logged == (found.kv_tokens, found.max_model_len, f"{found.concurrency:.2f}")
+
+
+def test_a_model_folder_with_weights_starts_as_planned(tmp_path):
+    folder = pathlib.Path(need(CACHE / "models/tiny", "the tiny model"))
+    found = fit(read_model(folder), cpu_plan(max_model_len=1000))
+    logged, text = started(tmp_path, folder, "--dtype", "bfloat16", "--max-model-len", "1000")
+    assert logged == (found.kv_tokens, 1000, f"{found.concurrency:.2f}"), text[-3000:]
+
+
+def test_a_start_that_fails_names_the_length_that_was_planned(tmp_path):
+    folder = pathlib.Path(need(CACHE / "models/tiny", "the tiny model"))
+    model = read_model(folder)
+    memory = 8 * 128 * fit(model, cpu_plan()).token_bytes
+    found = fit(model, Plan(0, device=Device.CPU, kv_cache_memory_bytes=memory, max_num_seqs=8,
+                            max_num_batched_tokens=512, dtype=Dtype.BFLOAT16))  # fmt: skip
+    assert not found.fits
+    logged, text = started(
+        tmp_path, folder, "--dtype", "bfloat16", "--num-gpu-blocks-override", "8"
+    )
+    assert logged is None
+    assert int(ESTIMATED.search(text)[1]) == found.longest == 896

@@ -10,7 +10,8 @@ from gateway.control.fit import Verdict, fit, sizing
 from gateway.control.fitways import command, ways
 from gateway.control.kvcaches import Dtype, Heads, State
 from gateway.control.kvlayout import Sizing, lay_out, split_layers
-from gateway.control.modelshape import ModelShape, ModelShapeError, Weights
+from gateway.control.modelconfig import ModelShapeError
+from gateway.control.modelshape import ModelShape, Weights
 from gateway.control.serveplan import (
     AUTO_LEN,
     GIB,
@@ -58,6 +59,8 @@ TOKEN_BYTES = {  # by hand beside each model in tests/modelconfigs.py; beyond th
     "NEMOTRON_H_8B": (16 * KIB, 16 * KIB),
     "KIMI_LINEAR_48B": (7 * 576 * 2, 7 * 576 * 2),
     "MAMBA_28B": (0, 0),
+    "LFM2_12B": (12 * KIB, 12 * KIB),
+    "FALCON_H1_15B": (24 * KIB, 24 * KIB),
 }
 STATE_BYTES = {
     "QWEN3_NEXT_80B": 36 * 1_097_728,
@@ -65,6 +68,8 @@ STATE_BYTES = {
     "GRANITE_4_TINY": 36 * (3 * (3072 + 256) * 2 + 48 * 64 * 128 * 2),
     "NEMOTRON_H_8B": 24 * (3 * (8192 + 2048) * 2 + 128 * 64 * 128 * 4),
     "KIMI_LINEAR_48B": 20 * (3 * 3 * 4096 * 2 + 32 * 128 * 128 * 4),
+    "LFM2_12B": 10 * 8 * KIB,
+    "FALCON_H1_15B": 24 * 1_594_368,
     "MAMBA_28B": 64 * (3 * 5120 * 2 + 5120 * 16 * 2),
 }
 
@@ -112,6 +117,32 @@ def test_the_latent_of_mla_is_whole_on_every_gpu():
 
 def test_a_pipeline_stage_has_the_caches_of_its_layers():
     assert cached(models.LLAMA_3_8B, pp=4).token_bytes == 32 * KIB
+
+
+def test_layers_that_say_each_what_they_are_count_each_for_itself():
+    blocks = [
+        {"attention": {"n_heads_in_group": 8}},
+        {"attention": {"n_heads_in_group": 16}},
+        {"attention": {"no_op": True, "n_heads_in_group": None}},
+        {"attention": {"replace_with_linear": True}},
+    ]
+    config = {**models.LLAMA_3_8B, "num_hidden_layers": 4, "block_configs": blocks}
+    assert cached(config).token_bytes == (4 + 2) * 2 * 128 * 2
+
+
+def test_layers_that_read_the_caches_of_others_have_none():
+    config = {**models.LLAMA_3_8B, "num_kv_shared_layers": 12}
+    assert cached(config).token_bytes == 20 * 4 * KIB
+
+
+def test_shared_attention_beside_a_state_counts_both():
+    kinds = ["mamba", "hybrid"] * 2
+    config = {"model_type": "zamba2", "hidden_size": 256, "num_hidden_layers": 4, "layers_block_type": kinds,
+              "num_attention_heads": 4, "attention_head_dim": 128, "mamba_d_state": 64, "mamba_d_conv": 4,
+              "mamba_expand": 2, "mamba_ngroups": 1, "n_mamba_heads": 8, "mamba_headdim": 64}  # fmt: skip
+    found = cached(config)
+    assert found.token_bytes == 2 * 2 * 4 * 128 * 2
+    assert found.state_bytes == 4 * (3 * (512 + 128) * 2 + 8 * 64 * 64 * 2)
 
 
 # --- blocks and capacity --------------------------------------------------------------------------
@@ -327,6 +358,15 @@ def test_when_no_single_change_helps_two_are_offered():
         ("weights of 8 bits, 16 GPUs", ("--tensor-parallel-size", "16")),
         ("weights of 4 bits, 8 GPUs", ("--tensor-parallel-size", "8")),
     ]
+
+
+def test_ways_that_are_taken_already_are_not_offered():
+    config = {**models.QWEN3_8B, "quantization_config": {"quant_method": "awq"}}
+    plan = Plan(
+        8 * GIB, kv_dtype=KvDtype.FP8, enforce_eager=True, max_num_seqs=8, max_model_len=40960
+    )
+    found = ways(fit(shape(config, 5 * GIB), plan))
+    assert {way.flags[0] for way in found} == {"--max-model-len", "--tensor-parallel-size"}
 
 
 def test_a_model_that_fits_has_no_ways():
