@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from gateway.control.footprint import Footprint, footprint
+from gateway.control.footprint import Footprint, caveats, footprint
 from gateway.control.kvcaches import Heads, State
 from gateway.control.kvlayout import KvLayout, Sizing, lay_out, split_layers
 from gateway.control.modelshape import ModelShape
@@ -45,6 +45,7 @@ class Fit:
     plan: Plan
     verdict: Verdict
     problems: tuple[str, ...]  # why vLLM refuses the flags
+    caveats: tuple[str, ...]  # what is neither counted nor estimated
     max_model_len: int  # tokens; that of the plan, else the model's, or for AUTO_LEN what fits
     longest: int  # longest context window that fits, whole blocks; 0: none
     surely_longest: int  # the same, should the estimates be too low by all of their doubt
@@ -91,6 +92,7 @@ def fit(model: ModelShape, plan: Plan) -> Fit:
         plan=plan,
         verdict=Verdict.INVALID if problems else _verdict(plan, layout, length, memory, held),
         problems=problems,
+        caveats=caveats(model),
         max_model_len=length,
         longest=_whole_blocks(longest, model.longest, layout.block_tokens),
         surely_longest=_whole_blocks(surely, model.longest, layout.block_tokens),

@@ -13,6 +13,7 @@ from gateway.control.kvcaches import Dtype
 from gateway.control.modeldefaults import DEFAULTS
 
 _TEXT_PARTS: Final = ("text_config", "llm_config", "language_config", "thinker_config")
+_ENCODERS: Final = ("vision_config", "audio_config", "vit_config", "encoder_config")
 _LENGTHS: Final = (
     "max_position_embeddings",
     "n_positions",
@@ -120,6 +121,13 @@ class ModelConfig:
         if told:
             return told
         return self.hidden // self.heads if self.heads else 0
+
+    @property
+    def multimodal(self) -> bool:
+        """Whether there is an encoder of images, clips or sound beside the language model."""
+        inside = self.outer.get("thinker_config")
+        places = (self.outer, inside if isinstance(inside, Mapping) else {})
+        return any(isinstance(place.get(name), Mapping) for place in places for name in _ENCODERS)
 
     @property
     def is_mla(self) -> bool:

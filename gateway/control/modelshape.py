@@ -70,6 +70,7 @@ class ModelShape:
     experts_per_token: int = 0
     quantized: bool = False
     kv_fp8: bool = False  # the checkpoint asks for an fp8 KV cache
+    multimodal: bool = False  # it has an encoder of images, clips or sound
     model_type: str = ""
 
     @property
@@ -122,6 +123,7 @@ class ModelShape:
             experts_per_token=per_token if experts else 0,
             quantized=model.quantization is not None,
             kv_fp8=_asks_for_fp8(model.quantization),
+            multimodal=model.multimodal,
             model_type=model.model_type,
         )
 

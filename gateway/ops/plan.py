@@ -199,6 +199,7 @@ def as_json(found: Fit, others: list[Way], model: str) -> dict[str, Any]:
         "verdict": found.verdict.value,
         "fits": found.fits,
         "problems": list(found.problems),
+        "caveats": list(found.caveats),
         "gpus": found.plan.tp * found.plan.pp,
         "max_model_len": found.max_model_len,
         "longest_context_tokens": found.longest,
@@ -244,7 +245,10 @@ def _print(found: Fit, others: list[Way], model: str) -> None:
     _line(f"{_SIGNS[verdict]} {_HEADS[verdict]}  {model} with {found.max_model_len:,} tokens")
     for problem in found.problems:
         _line(f"  {problem}")
-    _line(f"  {_sentence(found)}\n")
+    _line(f"  {_sentence(found)}")
+    for caveat in found.caveats:
+        _line(f"  Not counted: {caveat}.")
+    _line()
     print_table(_memory_rows(found))
     _line()
     print_table(_capacity_rows(found))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 
@@ -62,7 +61,7 @@ def test_what_is_estimated_is_marked_and_says_what_it_rests_on(run, folder):
         "CUDA runtime",
     ]
     assert all("estimated: " in line for line in marked)
-    assert re.search(r"the estimates may be off by 0\.\d\d GiB", out)
+    assert "the estimates may be off by 1.00 GiB" in out
 
 
 def test_a_model_that_does_not_fit_is_told_with_what_would(run):
@@ -96,6 +95,15 @@ def test_windows_and_states_have_lines_of_their_own(run, tmp_path):
         (tmp_path / "config.json").write_text(json.dumps(config))
         safetensors(tmp_path / "model.safetensors", {"model.norm.weight": ("BF16", 1)})
         assert line in run(tmp_path, "--gpu-memory", "80GiB")[1]
+
+
+def test_what_is_not_counted_is_said_of_a_model_with_images(run, folder):
+    assert "Not counted" not in run(folder, "--gpu-memory", "80GiB")[1]
+    (folder / "config.json").write_text(json.dumps(models.GEMMA_3_4B))
+    assert (
+        "Not counted: vLLM tries its start with the largest images"
+        in (run(folder, "--gpu-memory", "80GiB")[1])
+    )
 
 
 def test_json_has_every_number_of_the_answer(run, folder):
