@@ -181,6 +181,7 @@ def build(loaded: Loaded, path: Path, outlet: Outlet) -> Process:
     watchers = Watchers(table, config.health, clock)
     supervisor = Supervisor(table, clock, MemoryStore(clock), config)
     supervisor.events.on_event.append(ledger.event)
+    ledger.on_posted.append(supervisor.ended)
     return Process(
         path, loaded, clock, table, client, metrics, outlet, ledger, control_http, ingress, handler, watchers,
         supervisor,

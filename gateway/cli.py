@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 
-from gateway.ops import verbs
+from gateway.ops import operating, verbs
 from gateway.ops.console import Exit, VerbError, print_failure, print_json, print_table
+from gateway.ops.diagnose import diagnose
+from gateway.ops.plan import plan
 
 if TYPE_CHECKING:
     from gateway.access.keys import CreatedKey
@@ -105,7 +107,7 @@ def demo(
 
 
 @app.command(epilog="Example: vllm-gateway sim --port 8001 --model qwen3-8b --adapter sql")
-def sim(
+def sim(  # noqa: PLR0913 - the options of a verb
     port: Annotated[int, typer.Option(help="Its port.")],
     host: Annotated[str, typer.Option(help="Its address.")] = "127.0.0.1",
     model: Annotated[str, typer.Option(help="The model it serves.")] = "sim",
@@ -341,3 +343,19 @@ def _print_key(created: CreatedKey, output: str) -> None:
 app.command(epilog="Example: vllm-gateway status --exit-code || page-someone")(verbs.status)
 app.command(epilog="Example: vllm-gateway explain req_5f0c9a1b00000042")(verbs.explain)
 app.command(epilog="Example: vllm-gateway route --model qwen3-8b --tokens 32k")(verbs.route)
+
+# --- operating ------------------------------------------------------------------------------------
+
+app.command(epilog="Example: vllm-gateway drain qwen3-8b/b2 --wait")(operating.drain)
+app.command(epilog="Example: vllm-gateway undrain qwen3-8b/b2")(operating.undrain)
+app.command(epilog="Example: vllm-gateway restart qwen3-8b/b2 --dry-run")(operating.restart)
+app.command(epilog="Example: vllm-gateway logs qwen3-8b/b2 | vllm-gateway diagnose -")(
+    operating.logs
+)
+app.command(epilog="Example: vllm-gateway hold --for 30m --reason 'driver upgrade'")(operating.hold)
+app.command(epilog="Example: vllm-gateway events --limit 5")(operating.events)
+
+# --- before anything runs -------------------------------------------------------------------------
+
+app.command(epilog="Example: docker logs vllm 2>&1 | vllm-gateway diagnose -")(diagnose)
+app.command(epilog="Example: vllm-gateway plan ./Qwen3-8B --gpu-memory 24GiB --tp 2")(plan)

@@ -23,6 +23,7 @@ from gateway.control.fetch import FetchError, fetch
 from gateway.control.gpus import GpuTurns
 from gateway.control.healing import Cause, Restart, Sign
 from gateway.control.launchers.launcher import Incarnation, LaunchError, Superseded
+from gateway.control.lookout import runs
 from gateway.control.overrides import Overrides
 from gateway.control.startup import StartWatch
 from gateway.core.aio import Clock
@@ -133,7 +134,7 @@ class Bringup:
         now = self.clock.now()
         charge.usual_s = watch.ended(now)
         charge.starting, charge.progress_at = False, now
-        charge.verified = incarnation or _runs(charge)
+        charge.verified = incarnation or runs(charge)
         self.table.tend(charge.id, None)
         took = f"serves {now - watch.began_at:.0f} s after its start"
         self._tell(charge, EventKind.STARTED, "started", took)
@@ -148,7 +149,7 @@ class Bringup:
         watch = charge.watch
         assert watch is not None
         told = ""
-        while not charge.backend.health.up or (incarnation is None and _runs(charge) == before):
+        while not charge.backend.health.up or (incarnation is None and runs(charge) == before):
             now = self.clock.now()
             self._fail_if_ended(charge, incarnation)
             hung = watch.hung(now)
@@ -233,10 +234,6 @@ class Bringup:
 
     def _tell(self, charge: Charge, kind: EventKind, label: str, detail: str) -> None:
         self.events.tell(Event(self.clock.now(), kind, charge.id, label, detail))
-
-
-def _runs(charge: Charge) -> Incarnation | None:
-    return charge.seen.incarnation if charge.seen is not None and charge.seen.running else None
 
 
 def _why(order: Restart) -> str:

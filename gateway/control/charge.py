@@ -16,6 +16,7 @@ from gateway.control.diagnosis import Diagnosis
 from gateway.control.healing import Cause, Facts, Sign, Suspend, Wait
 from gateway.control.launchers.launcher import Incarnation, Launcher, Seen
 from gateway.control.milestones import Stage
+from gateway.control.signs import Errors, Memory, Pace
 from gateway.control.startup import StartWatch
 from gateway.core.aio import Clock
 from gateway.pools.table import Backend
@@ -48,6 +49,11 @@ class Charge:
 
     adapters: dict[str, str] = field(default_factory=dict)  # name to path, while it served
     signs: dict[Cause, Sign] = field(default_factory=dict)
+    pace: Pace = field(default_factory=Pace)
+    errors: Errors = field(default_factory=Errors)
+    memory: Memory = field(default_factory=Memory)
+    weighed_at: float = -math.inf
+    sampled_at: float = -math.inf
     progress: float = -1.0
     progress_at: float = 0.0  # when its counters last moved, or a canary came back
     decision: Wait | Suspend | None = None  # why nothing is done about what ails it
@@ -66,12 +72,6 @@ class Charge:
     def busy(self) -> bool:
         """Whether something is being done with it."""
         return self.work is not None and not self.work.done()
-
-    def learn(self, now: float) -> None:
-        """Take in what the pool table knows by now: progress, and the adapters it holds."""
-        sample = self.backend.sample
-        if sample is not None and sample.progress != self.progress:
-            self.progress, self.progress_at = sample.progress, now
 
     def known_adapters(self) -> dict[str, str]:
         """Return the adapters that it lists, with the paths it tells."""

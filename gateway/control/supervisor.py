@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -23,20 +23,19 @@ from gateway.config.supervision import OnExit
 from gateway.control.autopsy import Autopsy
 from gateway.control.backoff import Policy, policy_of
 from gateway.control.bringup import Bringup
-from gateway.control.canary import canary
 from gateway.control.charge import Charge, emptied, facts_of
-from gateway.control.fetch import FetchError, open_client
+from gateway.control.fetch import open_client
 from gateway.control.gpus import GpuTurns
 from gateway.control.healing import Cause, Decision, Facts, Moment, Restart, Sign, Suspend, Wait
 from gateway.control.launchers.launcher import Launcher, LaunchError
 from gateway.control.launchers.make import make
-from gateway.control.launchers.process import ProcessLauncher
 from gateway.control.leases import Leases
+from gateway.control.lookout import Lookout
 from gateway.control.overrides import Overrides
 from gateway.control.remedy import History, clear, decide, operated
 from gateway.core.aio import Clock, periodic, start
 from gateway.core.events import Event, EventKind, Events
-from gateway.core.types import Phase
+from gateway.core.types import Phase, RequestRecord
 from gateway.pools.health import Tending
 from gateway.pools.store import SharedStore
 from gateway.pools.table import Backend, PoolTable
@@ -44,9 +43,6 @@ from gateway.pools.table import Backend, PoolTable
 log = logging.getLogger("gateway.supervisor")
 
 EVERY_S: Final = 1.0
-_LOOK_S: Final = 30.0
-_CANARY_S: Final = 10.0  # for one token of an idle, warm engine
-_LEASE_S: Final = 15.0  # and nobody acts in its last eight seconds (`pools.store`)
 
 Maker = Callable[[Backend, Config], Launcher | None]
 
@@ -82,7 +78,7 @@ class Supervisor:
         self._make = make_launcher
         self._gpus = GpuTurns()
         self._bringup = Bringup(table, clock, self.overrides, self.events, self._gpus)
-        self._autopsy = Autopsy(table, clock, self.overrides, self.events)
+        self._lookout = Lookout(table, clock, Autopsy(table, clock, self.overrides, self.events))
         self._group: asyncio.TaskGroup | None = None
         self._leases = Leases(store, clock)
         self._canaries: dict[str, asyncio.Task[None]] = {}
@@ -149,6 +145,10 @@ class Supervisor:
             await self._stop(charge)
         await charge.client.aclose()
 
+    def ended(self, settled: Sequence[RequestRecord]) -> None:
+        """Take in requests that ended, as `observe.ledger` posts them."""
+        self._lookout.ended(self.charges, settled)
+
     # --- the turn -----------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -165,9 +165,10 @@ class Supervisor:
         """Look at everything once, and begin what is to be done."""
         async with asyncio.TaskGroup() as looks:
             for charge in self.charges.values():
-                looks.create_task(self._look(charge), name=f"look {charge.id}")
+                looks.create_task(self._lookout.look(charge), name=f"look {charge.id}")
         now = self.clock.now()
         for charge in self.charges.values():
+            self._lookout.judge(charge, self._peers(charge), now)
             self._watch(charge, group, now)
         facts = [self._facts(backend, now) for backend in self.table]
         self.history, decisions = decide(
@@ -189,27 +190,6 @@ class Supervisor:
         minute = local.tm_hour * 60 + local.tm_min
         return Moment(self.clock.now(), leads, minute, self._leases.holds)
 
-    async def _look(self, charge: Charge) -> None:
-        """See what runs, hear what it says, and examine what ended."""
-        before = charge.seen
-        try:
-            async with asyncio.timeout(_LOOK_S):
-                charge.seen = await charge.launcher.look()
-                lines = await _new_lines(charge.launcher)
-        except (LaunchError, TimeoutError) as error:
-            charge.seen, charge.trouble = None, str(error) or "it took too long to look"
-            return
-        now, seen = self.clock.now(), charge.seen
-        if charge.watch is not None:
-            for line in lines:
-                charge.watch.heard(line, now)
-        if before is None or seen.incarnation != before.incarnation:
-            charge.first_seen_at = now
-        charge.learn(now)
-        ended = not seen.running and seen.incarnation is not None
-        if ended and charge.examined != seen.incarnation and not charge.restarting:
-            await self._autopsy.examine(charge, seen)
-
     def _watch(self, charge: Charge, group: asyncio.TaskGroup, now: float) -> None:
         """Begin to watch a start that nobody here ordered; ask an idle engine for a token."""
         seen = charge.seen
@@ -223,41 +203,18 @@ class Supervisor:
             return
         if charge.backend.phase is Phase.READY:
             charge.adapters = charge.known_adapters()
-        if self._canary_due(charge, now):
-            self._canaries[charge.id] = group.create_task(
-                self._prove(charge), name=f"canary {charge.id}"
-            )
+        asked = self._canaries.get(charge.id)
+        if (asked is None or asked.done()) and self._lookout.canary_due(charge, now):
+            prove = self._lookout.prove(charge)
+            self._canaries[charge.id] = group.create_task(prove, name=f"canary {charge.id}")
 
-    def _canary_due(self, charge: Charge, now: float) -> bool:
-        every_s, backend = charge.pool.supervision.canary, charge.backend
-        last = self._canaries.get(charge.id)
-        sample = backend.sample
-        idle = backend.in_flight == 0 and (sample is None or sample.running == 0)
-        return (
-            every_s > 0
-            and (last is None or last.done())
-            and idle
-            and backend.phase in (Phase.READY, Phase.DEGRADED)
-            and now - charge.progress_at >= every_s
-        )
-
-    async def _prove(self, charge: Charge) -> None:
-        """Ask an idle engine for one token, twice if need be. A frozen one is taken out at once."""
-        failed = ""
-        for _ in range(2):
-            try:
-                await canary(charge.client, charge.backend, timeout_s=_CANARY_S)
-            except FetchError as error:
-                failed = error.reason
-            else:
-                charge.progress_at = self.clock.now()
-                charge.signs.pop(Cause.FROZEN, None)
-                return
-        if charge.busy or charge.seen is None or not charge.seen.running:
-            return  # its end is known by now
-        why = f"idle, and two canaries in a row gave no token ({failed})"
-        charge.signs[Cause.FROZEN] = Sign(Cause.FROZEN, why)
-        self.table.tend(charge.id, Tending(Phase.DOWN, "frozen", why))
+    def _peers(self, charge: Charge) -> list[Charge]:
+        pool = charge.backend.pool
+        return [
+            each
+            for each in self.charges.values()
+            if each is not charge and each.backend.pool == pool
+        ]
 
     # --- acting -------------------------------------------------------------------------------------
 
@@ -343,7 +300,3 @@ class Supervisor:
                 grace_s = charge.pool.supervision.stop_grace
                 await charge.launcher.stop(seen.incarnation, grace_s=grace_s)
                 self._tell(charge, EventKind.STOPPED, "stopped", "stopped")
-
-
-async def _new_lines(launcher: Launcher) -> tuple[str, ...]:
-    return await launcher.new_lines() if isinstance(launcher, ProcessLauncher) else ()

@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gateway.core import aio
 from gateway.core.errors import BodyTimeout, BodyTooLarge, UnsupportedMediaType
+from gateway.core.types import RequestRecord
 from gateway.ingress.upload import Upload
 from gateway.upstream.relay import Relay
 from gateway.upstream.reply import Reply

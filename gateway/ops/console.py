@@ -94,25 +94,60 @@ def _bold(text: str, wanted: bool) -> str:
     return f"\x1b[1m{text}\x1b[0m" if coloured else text
 
 
-def ask(server: str, path: str, token: str, *, timeout_s: float = 5.0) -> dict[str, Any]:
+def ask(
+    server: str,
+    path: str,
+    token: str,
+    *,
+    order: Mapping[str, object] | None = None,
+    timeout_s: float = 5.0,
+) -> dict[str, Any]:
     """Return the JSON object that an admin listener answers.
 
     Args:
         server: its URL, or `unix:/path`.
         path: from the root, such as /admin/v1/overview.
         token: sent as a bearer token unless empty.
+        order: is posted; None only reads.
         timeout_s: for each step.
 
     Raises:
         VerbError: it does not answer, or not that.
+    """
+    body = fetch(server, path, token, order=order, timeout_s=timeout_s)
+    try:
+        answer = json.loads(body)
+    except ValueError as error:
+        raise VerbError(f"{server} did not answer JSON to {path}", _OTHER_PORT) from error
+    if not isinstance(answer, dict):
+        raise VerbError(f"{server} did not answer an object to {path}", _OTHER_PORT)
+    return answer
+
+
+def fetch(
+    server: str,
+    path: str,
+    token: str,
+    *,
+    order: Mapping[str, object] | None = None,
+    timeout_s: float = 5.0,
+) -> bytes:
+    """Return the body that an admin listener answers with 200; see `ask`.
+
+    Raises:
+        VerbError: it does not answer, or with another status.
     """
     # http.client, because importing httpx2 takes as long again as everything else here.
     import http.client
 
     connection = _connection(server, timeout_s)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
+    method, content = "GET", None
+    if order is not None:
+        method, content = "POST", json.dumps(order)
+        headers["Content-Type"] = "application/json"
     try:
-        connection.request("GET", path, headers=headers)
+        connection.request(method, path, body=content, headers=headers)
         reply = connection.getresponse()
         body = reply.read()
     except OSError as error:
@@ -129,13 +164,7 @@ def ask(server: str, path: str, token: str, *, timeout_s: float = 5.0) -> dict[s
         raise _problem(reply.status, body) or VerbError(
             f"{server} answered {reply.status} to {path}", _OTHER_PORT, Exit.NOT_FOUND
         )
-    try:
-        answer = json.loads(body)
-    except ValueError as error:
-        raise VerbError(f"{server} did not answer JSON to {path}", _OTHER_PORT) from error
-    if not isinstance(answer, dict):
-        raise VerbError(f"{server} did not answer an object to {path}", _OTHER_PORT)
-    return answer
+    return body
 
 
 def _problem(status: int, body: bytes) -> VerbError | None:
@@ -147,7 +176,7 @@ def _problem(status: int, body: bytes) -> VerbError | None:
         return None
     if code == "not_found":  # the path: an older gateway
         return None
-    exits = {400: Exit.USAGE, 404: Exit.NOT_FOUND}
+    exits = {400: Exit.USAGE, 404: Exit.NOT_FOUND, 409: Exit.NOT_ALLOWED}
     return VerbError(str(detail), code=exits.get(status, Exit.FAILURE))
 
 

@@ -1,0 +1,139 @@
+"""Look at supervised backends: what runs, what it says, how fast it works, whether an idle one wakes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.control.autopsy import Autopsy
+from gateway.control.canary import canary
+from gateway.control.charge import Charge
+from gateway.control.fetch import FetchError
+from gateway.control.healing import Cause, Sign
+from gateway.control.launchers.launcher import Incarnation, LaunchError
+from gateway.control.launchers.process import ProcessLauncher
+from gateway.control.signs import Errors, Memory, Pace
+from gateway.core.aio import Clock
+from gateway.core.types import Outcome, Phase, RequestRecord
+from gateway.pools.health import Tending
+from gateway.pools.table import PoolTable
+
+_LOOK_S: Final = 30.0
+_CANARY_S: Final = 10.0  # for one token of an idle, warm engine
+_CANARIES: Final = 2
+_MEMORY_EVERY_S: Final = 10.0  # it walks through /proc
+_FAILED: Final = frozenset({Outcome.BACKEND_ERROR, Outcome.BACKEND_TIMEOUT, Outcome.STREAM_BROKEN})
+_COUNTED: Final = _FAILED | {Outcome.OK}
+
+
+@dataclass(slots=True)
+class Lookout:
+    """Looks at charges, and notes what it sees in them. Nothing here raises."""
+
+    table: PoolTable
+    clock: Clock
+    autopsy: Autopsy
+
+    async def look(self, charge: Charge) -> None:
+        """See what runs, hear what it says, and have examined what ended."""
+        launcher, before = charge.launcher, charge.seen
+        lines: tuple[str, ...] = ()
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                charge.seen = seen = await launcher.look()
+                if isinstance(launcher, ProcessLauncher):
+                    lines = await launcher.new_lines()
+                    await self._weigh(charge, launcher)
+        except (LaunchError, TimeoutError) as error:
+            charge.seen, charge.trouble = None, str(error) or "it took too long to look"
+            return
+        now = self.clock.now()
+        if charge.watch is not None:
+            for line in lines:
+                charge.watch.heard(line, now)
+        if before is None or seen.incarnation != before.incarnation:
+            self._new_incarnation(charge, now)
+        self._learn(charge, now)
+        ended = not seen.running and seen.incarnation is not None
+        if ended and charge.examined != seen.incarnation and not charge.restarting:
+            await self.autopsy.examine(charge, seen)
+
+    def _new_incarnation(self, charge: Charge, now: float) -> None:
+        charge.first_seen_at = now
+        charge.pace, charge.errors, charge.memory = Pace(), Errors(), Memory()
+
+    def _learn(self, charge: Charge, now: float) -> None:
+        """Take in what the pool table knows by now."""
+        backend = charge.backend
+        sample = backend.sample
+        if sample is None or sample.at == charge.sampled_at:
+            return
+        charge.sampled_at = sample.at
+        if sample.progress != charge.progress:
+            charge.progress, charge.progress_at = sample.progress, now
+        limit = backend.limit
+        warm = limit.ready_at is None or now - limit.ready_at >= limit.slow_start_s
+        charge.pace.observe(sample, warm=warm and backend.phase is Phase.READY)
+
+    async def _weigh(self, charge: Charge, launcher: ProcessLauncher) -> None:
+        now = self.clock.now()
+        if charge.starting or now - charge.weighed_at < _MEMORY_EVERY_S:
+            return
+        charge.weighed_at = now
+        most = charge.pool.supervision.max_memory
+        charge.memory.observe(now, await launcher.memory_bytes(), most)
+
+    def ended(self, charges: Mapping[str, Charge], settled: Sequence[RequestRecord]) -> None:
+        """Count requests that came to an end on a backend."""
+        for record in settled:
+            charge = charges.get(record.backend_id or "")
+            if charge is not None and record.outcome in _COUNTED:
+                at = record.ended_at or self.clock.now()
+                charge.errors.observe(at, failed=record.outcome in _FAILED)
+
+    def judge(self, charge: Charge, peers: Sequence[Charge], now: float) -> None:
+        """Have the judges say whether it is slow, fails or grows, beside its pool's other charges."""
+        ratio = charge.pool.supervision.slow_ratio
+        paces = [each.pace for each in peers]
+        found = {
+            Cause.SLOW: charge.pace.judge(paces, ratio, now) if ratio else None,
+            Cause.ERRORS: charge.errors.judge([each.errors for each in peers], now),
+            Cause.MEMORY: charge.memory.judge(),
+        }
+        for cause, sign in found.items():
+            if sign is None:
+                charge.signs.pop(cause, None)
+            else:
+                charge.signs[cause] = sign
+
+    def canary_due(self, charge: Charge, now: float) -> bool:
+        """Whether it has been idle for so long that only a canary tells whether its engine lives."""
+        every_s, backend = charge.pool.supervision.canary, charge.backend
+        idle = backend.in_flight == 0 and (backend.sample is None or backend.sample.running == 0)
+        serves = backend.phase is Phase.READY or backend.phase is Phase.DEGRADED
+        return idle and serves and 0 < every_s <= now - charge.progress_at
+
+    async def prove(self, charge: Charge) -> None:
+        """Ask an idle engine for one token, twice if need be. A frozen one is taken out at once."""
+        of, failed = runs(charge), ""
+        for _ in range(_CANARIES):
+            try:
+                await canary(charge.client, charge.backend, timeout_s=_CANARY_S)
+            except FetchError as error:
+                failed = error.reason
+            else:
+                charge.progress_at = self.clock.now()
+                charge.signs.pop(Cause.FROZEN, None)
+                return
+        if charge.busy or of is None or runs(charge) != of:
+            return  # it has ended, or is being restarted: that is known
+        why = f"it is idle, and {_CANARIES} canaries in a row gave no token ({failed})"
+        charge.signs[Cause.FROZEN] = Sign(Cause.FROZEN, why)
+        self.table.tend(charge.id, Tending(Phase.DOWN, "frozen", why))
+
+
+def runs(charge: Charge) -> Incarnation | None:
+    """Return the incarnation that runs, if one was seen to."""
+    return charge.seen.incarnation if charge.seen is not None and charge.seen.running else None
