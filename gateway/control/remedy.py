@@ -185,7 +185,10 @@ class _View:
             case Restart(cause=cause, incarnation=incarnation):
                 self.turn_taken |= not case.facts.exited
                 self.out += case.facts.serving
-                return ordered(past, incarnation, now, counts=cause is not Cause.SCHEDULED)
+                # The first launch restarts nothing, and what it brings up may fail for the first time.
+                launch = incarnation is None and not past.orders_for(None)
+                counts = cause is not Cause.SCHEDULED and not launch
+                return ordered(past, incarnation, now, counts=counts)
             case Suspend():
                 return replace(past, suspended=True)
             case Wait():

@@ -7,7 +7,8 @@ facts add up to. The first line that applies wins:
     an operator's order                                   CORDONED or DRAINING, until undone
     the supervisor works on it                            DRAINING, STARTING or DOWN, until it is done
     never seen healthy                                    STARTING  patient: a failure is the reason
-    `fall` failed probes, or `burst` refused connects     DOWN      its last failure
+    `fall` failed probes, or one that answered 503,
+      or `burst` refused connects                         DOWN      its last failure
     the engine sleeps                                     DOWN      asleep
     work runs, no progress for `progress_s`               DOWN      no_progress
     `burst` requests in a row failed                      DEGRADED  traffic
@@ -212,7 +213,8 @@ def _probe_passed(state: HealthState, at: float, policy: Policy) -> HealthState:
 def _probe_failed(state: HealthState, reason: str, policy: Policy) -> HealthState:
     failures = state.probe_failures + 1
     state = replace(state, probe_passes=0, probe_failures=failures)
-    if state.up and failures < policy.fall:
+    # vLLM answers 503 when its engine is dead, and for nothing else (v1 async_llm.check_health).
+    if state.up and failures < policy.fall and reason != "http_503":
         return state
     return _fall(state, reason)
 
@@ -318,5 +320,7 @@ def _not_up(state: HealthState, policy: Policy) -> tuple[Phase, str, str]:
         return Phase.STARTING, state.trouble, seen
     if state.trouble == "connect":
         return Phase.DOWN, "connect", f"{policy.burst} requests in a row found no connection"
+    if state.trouble == "http_503":
+        return Phase.DOWN, state.trouble, "/health says that the engine is dead (503)"
     why = f"{policy.fall} or more probes in a row failed, the last: {state.trouble}"
     return Phase.DOWN, state.trouble, why
