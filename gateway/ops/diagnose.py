@@ -12,7 +12,7 @@ import typer
 from gateway.ops.console import Exit, VerbError, print_json
 
 if TYPE_CHECKING:
-    from gateway.control.diagnosis import Diagnosis
+    from gateway.control.diagnosis import Diagnosis, Remedy
 
 _CHUNK: Final = 1024 * 1024
 _SURE: Final = {"high": "sure", "medium": "likely", "low": "a guess"}
@@ -52,12 +52,10 @@ def as_text(found: Diagnosis) -> str:
         f"  class     {found.kind.value} ({found.when.value}, {_SURE[found.confidence.value]})",
     ]
     if found.evidence:
-        lines.append(f"  line {found.line:<5}{found.evidence.strip()}")
+        lines.append(f"  {f'line {found.line}':<9} {found.evidence.strip()}")
     if found.remedies:
         lines += ["", "What to do, the best first:"]
-        flags = [
-            " ".join(part for part in (each.flag, each.value) if part) for each in found.remedies
-        ]
+        flags = [_command(each) for each in found.remedies]
         width = min(_WIDEST, max(map(len, flags)))
         lines += [
             f"  {flag:<{width}}  {each.why}" if flag else f"  {each.why}"
@@ -68,6 +66,11 @@ def as_text(found: Diagnosis) -> str:
     if found.look_at:
         lines.append(f"Look at: {found.look_at}.")
     return "\n".join(lines) + "\n"
+
+
+def _command(remedy: Remedy) -> str:
+    flag = " ".join(part for part in (remedy.flag, remedy.value) if part)
+    return f"drop {flag}" if remedy.remove else flag
 
 
 def _restart(helps: bool | None) -> str:

@@ -232,6 +232,33 @@ def test_a_dead_engine_after_a_stop_was_asked_for_is_normal():
     assert diagnose(BANNER + UP + WORKS + DEAD).kind is Kind.ENGINE_DEAD
 
 
+def test_a_collective_that_hangs_after_the_stop_is_still_told():
+    stop = "INFO:     Shutting down\n"
+    late = "[rank0]:[E1121 10:20:00.1 ProcessGroupNCCL.cpp:1] Watchdog caught collective operation timeout: W\n"
+    assert diagnose(BANNER + UP + WORKS + stop + late).kind is Kind.NCCL
+
+
+def test_what_failed_before_a_stop_counts():
+    stop = (
+        "(APIServer pid=7) INFO 11-21 10:11:00 [l.py:1] [shutdown] API server: shutdown triggered\n"
+    )
+    oom = core("torch.OutOfMemoryError: CUDA out of memory. Tried")
+    assert diagnose(BANNER + UP + WORKS + oom + stop + DEAD).kind is Kind.OOM_RUNTIME
+
+
+def test_a_start_that_waits_for_a_lock_is_told_as_a_guess():
+    lock = "(Worker_TP0 pid=9) waiting for baton release at /root/.cache/lock_module\n"
+    found = diagnose(BANNER + ARGUMENTS + STALL + lock)
+    assert (found.kind, found.when, found.confidence) == (Kind.HANG, When.STARTUP, Confidence.LOW)
+    assert "lock_module" in found.cause
+    assert diagnose(BANNER + ARGUMENTS + STALL).kind is Kind.UNKNOWN
+
+
+def test_a_start_that_was_told_to_stop_is_interrupted():
+    stop = "(EngineCore_0 pid=8) INFO 11-21 10:11:00 [c.py:1] [shutdown] EngineCore: trigger received signal=SIGTERM\n"
+    assert diagnose(BANNER + ARGUMENTS + LOADED + stop).rule == "interrupted"
+
+
 def test_stalls_of_an_idle_engine_are_no_hang():
     idle = WORKS.replace("Running: 2", "Running: 0").replace("40.0", "0.0")
     assert diagnose(BANNER + UP + idle + STALL * 9).healthy
@@ -260,20 +287,20 @@ def test_an_interrupted_start_is_no_fault_of_the_engine():
 def test_utilization_is_what_is_free_with_a_margin_rounded_down():
     found = diagnose(
         failing(
-            "ValueError: Free memory on device cuda:0 (16.01/93.0 GiB) on startup is less than desired "
-            "GPU memory utilization (0.8, 74.4 GiB). Decrease GPU memory utilization"
+            "ValueError: Free memory on device cuda:0 (20.50/80.0 GiB) on startup is less than desired "
+            "GPU memory utilization (0.8, 64.0 GiB). Decrease GPU memory utilization"
         )
     )
-    assert ("--gpu-memory-utilization", "0.15") in remedies(found)  # 0.172 - 0.02
-    assert "16.01 of 93.0 GiB" in found.cause
+    assert ("--gpu-memory-utilization", "0.23") in remedies(found)  # 0.256 - 0.02
+    assert "20.50 of 80.0 GiB" in found.cause
     assert found.remedies[1].action is Action.ADJUST_GPU_MEMORY_UTILIZATION
 
 
 def test_no_utilization_is_offered_when_next_to_nothing_is_free():
     found = diagnose(
         failing(
-            "ValueError: Free memory on device (0.68/31.35 GiB) on startup is less than desired GPU "
-            "memory utilization (0.9, 28.2 GiB)."
+            "ValueError: Free memory on device (0.75/24.0 GiB) on startup is less than desired GPU "
+            "memory utilization (0.9, 21.6 GiB)."
         )
     )
     assert found.kind is Kind.FREE_MEMORY_LOW
@@ -301,7 +328,7 @@ def test_the_longest_context_is_a_whole_number_of_blocks(estimate, longest):
 
 
 def test_the_memory_of_the_log_is_told_when_nothing_is_left_for_the_cache():
-    left = core("Available KV cache memory: -1.27 GiB", "INFO")
+    left = core("Available KV cache memory: -2.50 GiB", "INFO")
     found = diagnose(
         BANNER
         + ARGUMENTS
@@ -312,13 +339,13 @@ def test_the_memory_of_the_log_is_told_when_nothing_is_left_for_the_cache():
     )
     assert found.kind is Kind.NO_CACHE_MEMORY
     assert "weights take 7.3 GiB" in found.cause
-    assert "-1.27 GiB" in found.cause
+    assert "-2.50 GiB" in found.cause
     assert ("--max-num-seqs", "32") in remedies(found)
 
 
 def test_memory_that_runs_out_is_told_by_where_it_did():
     oom = core(
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.47 GiB of which 115.31 MiB is free."
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 24.00 GiB of which 300.00 MiB is free."
     )
     loading = core('  File "gpu_model_runner.py", line 1, in load_model')
     profiling = core('  File "gpu_worker.py", line 1, in determine_available_memory')
@@ -332,7 +359,7 @@ def test_memory_that_runs_out_is_told_by_where_it_did():
         When.SERVING,
         True,
     )
-    assert "2.00 GiB were asked for, 115.31 MiB of 15.47 GiB were free" in served.cause
+    assert "2.00 GiB were asked for, 300.00 MiB of 24.00 GiB were free" in served.cause
 
 
 # --- the process ended without a word ---------------------------------------------------------------
@@ -387,7 +414,13 @@ def test_the_json_form_is_stable():
     assert json.loads(json.dumps(fields)) == fields
     assert fields["class"] == "lora_misconfigured"
     assert fields["remedies"] == [
-        {"flag": "--max-lora-rank", "value": "8", "why": "the adapter's rank is 8", "action": None}
+        {
+            "flag": "--max-lora-rank",
+            "value": "8",
+            "why": "the adapter's rank is 8",
+            "action": None,
+            "remove": False,
+        }
     ]
 
 

@@ -43,6 +43,7 @@ class RemedyFields(TypedDict):
     value: str | None
     why: str
     action: str | None
+    remove: bool
 
 
 Fields = TypedDict(
@@ -97,6 +98,7 @@ class Diagnosis:
                     "value": each.value,
                     "why": each.why,
                     "action": each.action.value if each.action else None,
+                    "remove": each.remove,
                 }
                 for each in self.remedies
             ],

@@ -12,10 +12,8 @@ from gateway.control.logs.rule import Action, Found, Kind, Remedy, Rule
 
 def _flags(found: Found) -> tuple[Remedy, ...]:
     flags = [word for word in (found.groups.get("unknown") or "").split() if word.startswith("-")]
-    why = (
-        "remove it: this version of vLLM does not know it (`vllm serve --help=all` lists its flags)"
-    )
-    return tuple(Remedy(flag.partition("=")[0], None, why) for flag in flags[:8])
+    why = "this version of vLLM does not know it (`vllm serve --help=all` lists its flags)"
+    return tuple(Remedy(flag.partition("=")[0], None, why, remove=True) for flag in flags[:8])
 
 
 def _one_flag(found: Found) -> tuple[Remedy, ...]:
@@ -95,7 +93,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("numa", Kind.BAD_ARGUMENT, r"NUMA binding was requested",
          "NUMA binding was asked for, but the GPUs' nodes cannot be told.",
          remedies=(Remedy("--numa-bind-nodes", None, "name the nodes"),
-                   Remedy("--numa-bind", None, "or leave it out"))),
+                   Remedy("--numa-bind", None, "or do without", remove=True))),
     Rule("backend_invalid", Kind.BAD_ARGUMENT,
          r"Selected backend \S{1,80} is not valid for this configuration|Invalid (?:value for )?attention backend"
          r"|Unknown attention backend|(?:attention backend|VLLM_ATTENTION_BACKEND).{0,120}(?:not supported"

@@ -129,9 +129,9 @@ def _small_cache(found: Found) -> tuple[Remedy, ...]:
         why = "a shorter context; the log has no number to compute it from"
         given.append(Remedy("--max-model-len", None, why, Action.LOWER_MAX_MODEL_LEN))
     if found.setting("num_gpu_blocks_override") is not None:
-        given.append(Remedy("--num-gpu-blocks-override", None, "remove it: it caps the KV cache"))
+        given.append(Remedy("--num-gpu-blocks-override", None, "it caps the KV cache", remove=True))
     given += _more_utilization(found)
-    fits = needed is not None and available is not None and available * 2 >= needed
+    fits = bool(needed and available) and (available or 0) * 2 >= (needed or 0)
     why = "halves the cache per token" + (", which is enough" if fits else "")
     given.append(Remedy("--kv-cache-dtype", "fp8", why, Action.FP8_KV_CACHE))
     return (*given, _more_parallel(found))
@@ -219,7 +219,7 @@ def _oom(found: Found) -> tuple[Remedy, ...]:
         _fewer_sequences(found),
         Remedy("--max-num-batched-tokens", None, "smaller prefill steps need less memory"),
         _EAGER,
-        *((Remedy("--num-gpu-blocks-override", None, "remove it: it sizes the cache by hand"),)
+        *((Remedy("--num-gpu-blocks-override", None, "it sizes the cache by hand", remove=True),)
           if override else ()),
     )  # fmt: skip
 

@@ -85,6 +85,7 @@ class Remedy:
     value: str | None
     why: str
     action: Action | None = None
+    remove: bool = False  # the flag is to be taken away, not added
 
 
 @dataclass(frozen=True)
