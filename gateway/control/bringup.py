@@ -179,7 +179,7 @@ class Bringup:
                 failed = error.reason
             else:
                 return
-        why = f"it answers /health, but its engine gave no token: {failed}"
+        why = f"it answers /health, but its engine did not compute one token ({failed})"
         charge.signs[Cause.START_HUNG] = Sign(Cause.START_HUNG, why)
         raise StartFailed(why)
 

@@ -129,7 +129,7 @@ class Lookout:
                 return
         if charge.busy or of is None or runs(charge) != of:
             return  # it has ended, or is being restarted: that is known
-        why = f"it is idle, and {_CANARIES} canaries in a row gave no token ({failed})"
+        why = f"it is idle, and {_CANARIES} canaries in a row failed ({failed})"
         charge.signs[Cause.FROZEN] = Sign(Cause.FROZEN, why)
         self.table.tend(charge.id, Tending(Phase.DOWN, "frozen", why))
 
