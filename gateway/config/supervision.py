@@ -135,7 +135,9 @@ class SupervisionConfig(Section):
     within: Duration = setting("30m", "See max_restarts.")
     patience: PatienceConfig = setting({}, "How long a start may take, by stage.")
     canary: DurationOrZero = setting(
-        "30s", "An idle backend is sent one token this long after its last success; 0s: never."
+        "30s",
+        "A backend is asked for one token when nothing of it moved for so long (for half of it with"
+        " requests in flight); 0s: never.",
     )
     slow_ratio: float = setting(
         0.3,

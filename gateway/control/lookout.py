@@ -1,4 +1,4 @@
-"""Look at supervised backends: what runs, what it says, how fast it works, whether an idle one wakes."""
+"""Look at supervised backends: what runs, what it says, how fast it works, whether its engine lives."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from gateway.pools.table import PoolTable
 _LOOK_S: Final = 30.0
 _CANARY_S: Final = 10.0  # for one token of an idle, warm engine
 _CANARIES: Final = 2
+_WITH_WORK: Final = 0.5  # of the patience with an idle one
 _MEMORY_EVERY_S: Final = 10.0  # it walks through /proc
 _FAILED: Final = frozenset({Outcome.BACKEND_ERROR, Outcome.BACKEND_TIMEOUT, Outcome.STREAM_BROKEN})
 _COUNTED: Final = _FAILED | {Outcome.OK}
@@ -109,14 +110,17 @@ class Lookout:
                 charge.signs[cause] = sign
 
     def canary_due(self, charge: Charge, now: float) -> bool:
-        """Whether it has been idle for so long that only a canary tells whether its engine lives."""
+        """Whether nothing has moved for so long that only a canary tells whether its engine lives.
+
+        Sooner when it carries requests: an engine that froze between two of them shows none running.
+        """
         every_s, backend = charge.pool.supervision.canary, charge.backend
-        idle = backend.in_flight == 0 and (backend.sample is None or backend.sample.running == 0)
+        patience_s = every_s * _WITH_WORK if backend.in_flight else every_s
         serves = backend.phase is Phase.READY or backend.phase is Phase.DEGRADED
-        return idle and serves and 0 < every_s <= now - charge.progress_at
+        return serves and 0 < patience_s <= now - charge.progress_at
 
     async def prove(self, charge: Charge) -> None:
-        """Ask an idle engine for one token, twice if need be. A frozen one is taken out at once."""
+        """Ask an engine for one token, twice if need be. A frozen one is taken out at once."""
         of, failed = runs(charge), ""
         for _ in range(_CANARIES):
             try:
@@ -129,7 +133,8 @@ class Lookout:
                 return
         if charge.busy or of is None or runs(charge) != of:
             return  # it has ended, or is being restarted: that is known
-        why = f"it is idle, and {_CANARIES} canaries in a row failed ({failed})"
+        flat_s = self.clock.now() - charge.progress_at
+        why = f"nothing moved for {flat_s:.0f} s, and {_CANARIES} canaries in a row failed ({failed})"
         charge.signs[Cause.FROZEN] = Sign(Cause.FROZEN, why)
         self.table.tend(charge.id, Tending(Phase.DOWN, "frozen", why))
 
