@@ -9,7 +9,7 @@ its restart was ordered. Times are monotonic seconds.
 
 A new incarnation that nobody here ordered counts like a restart of ours: another replica or a service
 manager made it, so a replica that takes over knows of the crash loop it finds. Scheduled restarts do
-not count.
+not count, and after a failure they wait for ten well minutes.
 """
 
 from __future__ import annotations

@@ -30,12 +30,15 @@ One restart per incarnation:
     was ordered before      never again: ORDERED  attempt n+1, once the one before is over and backoff allows
 
 An attempt is over when `settled` says so, when another incarnation is seen, when it was seen under
-way and no longer is, or when nobody took it up for 30 s. So a server that lives is ordered to restart once, whatever
-happens; one that is gone may be started again, which restarts nothing. Who carries a decision out
-claims (backend, incarnation, attempt) in the shared store, after the drain and before the stop;
-refused means that another replica did, which is an attempt like any other. One given up before that
-claim (the lease was lost, an operator stopped the drain) is `withdrawn`: as if never ordered. An
-incarnation that survives its restart is for a person.
+way and no longer is, or when nobody took it up for 30 s. So a server that lives is ordered to restart
+once, whatever happens; one that is gone may be started again, which restarts nothing. An incarnation
+that survives its restart is for a person.
+
+Who carries a decision out claims (backend, incarnation, attempt) in the shared store, after the drain
+and before the stop; refused means that another replica did, which is an attempt like any other. One
+given up before that claim, because the lease was lost or an operator stopped the drain, is
+`withdrawn`: as if never ordered. Who carries out Suspend puts the backend on hold in the store, for
+other replicas have not seen what this one has.
 
 Suspecting ourselves: two or more backends went bad within 10 s, and they are half of a pool or of
 two pools; or `decide` was not asked for 10 s, so this process stood still and its view is old.
@@ -43,8 +46,7 @@ A process that has exited is no illusion, so its start waits for neither this, n
 budget: nothing is lost by it. A backend that is down costs the pool nothing by being restarted
 either, but one such restart goes on at a time: what cured the first need not cure the rest.
 
-Who carries out Suspend puts the backend on hold in the shared store: other replicas have not seen
-what this one has. SLOW passes BUSY: its pace was judged at the load of its past and of its peers, so a full queue is
+SLOW passes BUSY: its pace was judged at the load of its past and of its peers, so a full queue is
 what came of it. It is drained before it is restarted, like everything that is planned.
 """
 
@@ -165,7 +167,7 @@ class _Case:
 
 @dataclass(slots=True)
 class _View:
-    """One pool; `turn_taken` and `out` grow with what is decided."""
+    """One pool; `turn_taken` comes true with what is decided."""
 
     policy: Policy
     moment: Moment
@@ -181,18 +183,13 @@ class _View:
     def note(self, case: _Case, decision: Decision) -> Past:
         """Count a decision and return the past that remembers it."""
         past, now = case.past, self.moment.now
-        match decision:
-            case Restart(cause=cause, incarnation=incarnation):
-                self.turn_taken |= not case.facts.exited
-                self.out += case.facts.serving
-                # The first launch restarts nothing, and what it brings up may fail for the first time.
-                launch = incarnation is None and not past.orders_for(None)
-                counts = cause is not Cause.SCHEDULED and not launch
-                return ordered(past, incarnation, now, counts=counts)
-            case Suspend():
-                return replace(past, suspended=True)
-            case Wait():
-                return past
+        if isinstance(decision, Restart):
+            self.turn_taken |= not case.facts.exited
+            # The first launch restarts nothing, and what it brings up may fail for the first time.
+            launch = decision.incarnation is None and not past.orders_for(None)
+            counts = decision.cause is not Cause.SCHEDULED and not launch
+            return ordered(past, decision.incarnation, now, counts=counts)
+        return replace(past, suspended=True) if isinstance(decision, Suspend) else past
 
 
 def _view(
@@ -207,16 +204,17 @@ def _view(
         for place, each in enumerate(members)
     ]
     turn_taken = any(case.under_way for case in cases)
-    out = sum(not case.facts.serving or case.past.ordered_at is not None for case in cases)
+    out = sum(not case.facts.serving for case in cases)
     return _View(policy, moment, cases, pool in moment.leads, turn_taken, out)
 
 
 def _case(facts: Facts, past: Past, policy: Policy, rank_ratio: float, now: float) -> _Case:
     sign = trouble(facts, now)
-    due = sign is None and facts.serving and schedule_due(past, facts, policy, rank_ratio, now)
-    if due:
-        sign = Sign(Cause.SCHEDULED, f"restart_every {policy.restart_every_s:.0f} s have passed")
     past = learned(past, facts, now, ails=sign is not None)
+    if sign is None and facts.serving and schedule_due(past, facts, policy, rank_ratio, now):
+        sign = Sign(
+            Cause.SCHEDULED, f"it has run for {policy.restart_every_s:.0f} s: restart_every"
+        )
     return _Case(facts, past, sign)
 
 
