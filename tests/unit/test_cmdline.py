@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.config.flags import flag_name
 from gateway.config.supervision import LaunchConfig
-from gateway.control.cmdline import argv, environment, flag_name, stated
+from gateway.control.cmdline import argv, environment, stated
 from gateway.control.launchers.launcher import Changes
 
 ADDRESS = ["--host", "127.0.0.1", "--port", "8001"]

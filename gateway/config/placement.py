@@ -1,0 +1,334 @@
+"""Where launched backends go: GPUs and their memory, ports, targets, and remedies that fit. Pure.
+
+Checks of meaning like those of `config.check`, for `launch`, `restart` and `remedies`. What vLLM
+itself decides at its start (does the model fit?) is for the fit planner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic import JsonValue
+
+from gateway.config.check import Remark
+from gateway.config.findings import KeyPath, Severity
+from gateway.config.flags import in_force
+from gateway.config.models import BackendConfig, Config, PoolConfig
+from gateway.config.supervision import LaunchConfig, Remedy, RestartConfig
+from gateway.config.units import Listen
+
+# vllm/config/cache.py, vLLM 0.32: the part of a GPU's memory that an engine takes unless told.
+DEFAULT_UTILIZATION: Final = 0.92
+# Above this, what CUDA itself holds for each process leaves the last engine too little.
+MOST_UTILIZATION: Final = 0.97
+_HOST: Final = "127.0.0.1"
+_ANY_HOST: Final = frozenset({"0.0.0.0", "::", "localhost", _HOST})
+# One process then holds one rank, or the sizes are those of several machines.
+_SPREAD: Final = (
+    "data-parallel-external-lb",
+    "data-parallel-hybrid-lb",
+    "data-parallel-multi-port-external-lb",
+    "data-parallel-rank",
+    "data-parallel-start-rank",
+    "node-rank",
+    "nnodes",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """One backend that the gateway starts."""
+
+    pool: str
+    path: KeyPath  # of its `launch`
+    backend: BackendConfig
+    launch: LaunchConfig
+    flags: Mapping[str, JsonValue]
+
+    @property
+    def id(self) -> str:
+        return f"{self.pool}/{self.backend.name}"
+
+
+def check_placement(config: Config) -> Iterator[Remark]:
+    """Yield everything that is wrong or doubtful with where and how backends are started."""
+    launched = list(_launched(config))
+    for each in launched:
+        yield from _gpus(each)
+        yield from _address(each, config)
+    yield from _ports(launched)
+    yield from _memory(launched)
+    yield from _targets(config)
+    for name, pool in config.pools.items():
+        yield from _remedies(name, pool, [each for each in launched if each.pool == name])
+
+
+def _launched(config: Config) -> Iterator[_Launched]:
+    for name, pool in config.pools.items():
+        for place, backend in enumerate(pool.backends):
+            if (launch := backend.launch) is not None:
+                path: KeyPath = ("pools", name, "backends", place, "launch")
+                flags = in_force(launch.command, launch.args)
+                yield _Launched(name, path, backend, launch, flags)
+
+
+# --- GPUs -----------------------------------------------------------------------------------------
+
+
+def _gpus(each: _Launched) -> Iterator[Remark]:
+    gpus = each.launch.gpus
+    twice = sorted({gpu for gpu in gpus if gpus.count(gpu) > 1})
+    if twice:
+        yield Remark(
+            (*each.path, "gpus"),
+            "duplicate-gpu",
+            f"GPU {', '.join(map(str, twice))} is listed twice for {each.id}",
+            "list each GPU once",
+        )
+    elif gpus and (taken := _taken(each.flags)) is not None and taken[0] != len(gpus):
+        yield Remark(
+            (*each.path, "gpus"),
+            "parallel-size",
+            f"{each.id} has {len(gpus)} GPUs, but {taken[1]} takes {taken[0]}",
+            "give it as many GPUs as it takes; without parallel sizes,"
+            " tensor-parallel-size is the number of `gpus`",
+        )
+    if gpus and "CUDA_VISIBLE_DEVICES" in each.launch.env:
+        yield Remark(
+            (*each.path, "env"),
+            "gpus-overridden",
+            f"CUDA_VISIBLE_DEVICES in `env` wins over the `gpus` of {each.id}",
+            "write one of them; what shares a GPU is told by `gpus`",
+            Severity.WARNING,
+        )
+
+
+def _taken(flags: Mapping[str, JsonValue]) -> tuple[int, str] | None:
+    """Return how many GPUs the stated sizes take, and how; None where that does not follow."""
+    if any(name in flags for name in _SPREAD) or flags.get("distributed-executor-backend") == "ray":
+        return None
+    here = "data-parallel-size-local"
+    replicas = here if here in flags else "data-parallel-size"
+    names = ("tensor-parallel-size", "pipeline-parallel-size", replicas)
+    stated = [(name, _whole(flags[name])) for name in names if name in flags]
+    if not stated:
+        return None
+    product = 1
+    for _, size in stated:
+        if size is None:
+            return None
+        product *= size
+    return product, " x ".join(f"{name} {size}" for name, size in stated)
+
+
+def _memory(launched: list[_Launched]) -> Iterator[Remark]:
+    """Judge each GPU by those that share it; each group of backends is told of once."""
+    told: set[tuple[str, ...]] = set()
+    for gpu in sorted({gpu for each in launched for gpu in each.launch.gpus}):
+        sharing = [each for each in launched if gpu in each.launch.gpus]
+        ids = tuple(each.id for each in sharing)
+        if len(sharing) > 1 and ids not in told:
+            remark = _crowded(gpu, sharing)
+            if remark is not None:
+                told.add(ids)
+                yield remark
+
+
+def _crowded(gpu: int, sharing: list[_Launched]) -> Remark | None:
+    # --kv-cache-memory-bytes makes vLLM ignore its share: what it takes is weights plus those bytes.
+    fixed = [each for each in sharing if "kv-cache-memory-bytes" in each.flags]
+    shares = {each.id: _share(each.flags) for each in sharing if each not in fixed}
+    known = [share for share in shares.values() if share is not None]
+    if len(known) < len(shares):
+        return None  # vLLM will say what is wrong with that number
+    total = sum(known)
+    if total < DEFAULT_UTILIZATION or (total <= MOST_UTILIZATION and not fixed):
+        return None
+    parts = ", ".join(f"{name} {share:g}" for name, share in shares.items())
+    path = (*sharing[-1].path, "gpus")
+    hint = f"set gpu-memory-utilization so that the shares stay below {MOST_UTILIZATION:g} together"
+    if fixed and total <= MOST_UTILIZATION:
+        besides = ", ".join(each.id for each in fixed)
+        message = f"GPU {gpu}: {parts} of its memory leaves little for {besides}"
+        return Remark(path, "gpu-memory", message, hint, Severity.WARNING)
+    asleep = all(each.flags.get("enable-sleep-mode") is True for each in sharing)
+    return Remark(
+        path,
+        "gpu-memory",
+        f"GPU {gpu}: {parts} are {total:.2f} of its memory (a share that is not stated is"
+        f" {DEFAULT_UTILIZATION:g})",
+        "only one of them can be awake at a time" if asleep else hint,
+        Severity.WARNING if asleep else Severity.ERROR,
+    )
+
+
+def _share(flags: Mapping[str, JsonValue]) -> float | None:
+    value = flags.get("gpu-memory-utilization", DEFAULT_UTILIZATION)
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def _whole(value: JsonValue) -> int | None:
+    try:
+        return int(value) if isinstance(value, int | str) and not isinstance(value, bool) else None
+    except ValueError:
+        return None
+
+
+# --- addresses and targets ------------------------------------------------------------------------
+
+
+def _address(each: _Launched, config: Config) -> Iterator[Remark]:
+    if "uds" in each.flags:
+        yield Remark(
+            each.path,
+            "launch-address",
+            f"{each.id} would listen on the socket {each.flags['uds']}, and not on its port",
+            "leave --uds out: the gateway talks to `port` on 127.0.0.1",
+        )
+    for name, ours in (("host", _HOST), ("port", str(each.launch.port))):
+        wanted = each.flags.get(name)
+        if wanted is not None and str(wanted) != ours:
+            yield Remark(
+                each.path,
+                "launch-address",
+                f"--{name} {wanted} of {each.id} is replaced by --{name} {ours}",
+                "launched servers listen on 127.0.0.1 and `launch.port`",
+                Severity.WARNING,
+            )
+    for path, listen in ((("listen",), config.listen), (("admin", "listen"), config.admin.listen)):
+        if _clashes(listen, each.launch.port):
+            yield Remark(
+                (*each.path, "port"),
+                "duplicate-port",
+                f"port {each.launch.port} of {each.id} is the gateway's own"
+                f" (`{'.'.join(path)}: {listen}`)",
+                "give it another port",
+            )
+
+
+def _clashes(listen: Listen, port: int) -> bool:
+    return listen.unix is None and listen.port == port and listen.host in _ANY_HOST
+
+
+def _ports(launched: list[_Launched]) -> Iterator[Remark]:
+    owners: dict[int, _Launched] = {}
+    for each in launched:
+        first = owners.setdefault(each.launch.port, each)
+        # Within a pool, `config.check` says that the backend is listed twice.
+        if first is not each and first.pool != each.pool:
+            yield Remark(
+                (*each.path, "port"),
+                "duplicate-port",
+                f"port {each.launch.port} of {each.id} is that of {first.id} already",
+                "give each launched server its own port",
+            )
+
+
+def _targets(config: Config) -> Iterator[Remark]:
+    owners: dict[str, str] = {}
+    for name, pool in config.pools.items():
+        for place, backend in enumerate(pool.backends):
+            target = _target(backend.restart) if backend.restart is not None else None
+            if target is None:
+                continue
+            first = owners.setdefault(target, f"{name}/{backend.name}")
+            if first != f"{name}/{backend.name}":
+                yield Remark(
+                    ("pools", name, "backends", place, "restart"),
+                    "duplicate-target",
+                    f"{target} is what restarts {first} already: both would be restarted at once",
+                    "give each backend its own unit, container or pod",
+                )
+
+
+def _target(restart: RestartConfig) -> str | None:
+    if restart.systemd is not None:
+        known = restart.systemd.endswith((".service", ".target", ".scope", ".slice"))
+        return f"the unit {restart.systemd if known else restart.systemd + '.service'}"
+    if restart.docker is not None:
+        return f"the container {restart.docker}"
+    if restart.kubernetes is not None:
+        return f"{restart.kubernetes.replace('/pod/', '/')} in Kubernetes"
+    return None
+
+
+# --- remedies -------------------------------------------------------------------------------------
+
+
+def _fp8(each: _Launched) -> bool:
+    return str(each.flags.get("kv-cache-dtype", "")).startswith("fp8")
+
+
+# A remedy that would change nothing of this backend, and why.
+_DONE: Final[Mapping[Remedy, tuple[Callable[[_Launched], bool], str]]] = {
+    Remedy.ENFORCE_EAGER: (
+        lambda each: each.flags.get("enforce-eager") is True,
+        "enforce-eager is set already",
+    ),
+    Remedy.FP8_KV_CACHE: (_fp8, "the KV cache is fp8 already"),
+    Remedy.ADJUST_GPU_MEMORY_UTILIZATION: (
+        lambda each: "kv-cache-memory-bytes" in each.flags,
+        "vLLM ignores the utilization where kv-cache-memory-bytes is set",
+    ),
+    Remedy.NCCL_P2P_OFF: (
+        lambda each: len(each.launch.gpus) == 1,
+        "one GPU talks to no other",
+    ),
+}
+
+
+def _remedies(name: str, pool: PoolConfig, launched: list[_Launched]) -> Iterator[Remark]:
+    path: KeyPath = ("pools", name, "remedies")
+    if pool.remedies and not launched:
+        yield Remark(
+            path,
+            "idle-remedy",
+            f"remedies change the command line of launched backends, and `{name}` has none",
+            "use `launch`, or leave `remedies` out",
+            Severity.WARNING,
+        )
+        return
+    for place, remedy in enumerate(pool.remedies):
+        why = _idle(remedy, pool, launched)
+        if why:
+            yield Remark(
+                (*path, place),
+                "idle-remedy",
+                f"{remedy.value} can do nothing for `{name}`: {why}",
+                severity=Severity.WARNING,
+            )
+    yield from _listed_twice(path, pool)
+
+
+def _listed_twice(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
+    for place, remedy in enumerate(pool.remedies):
+        if remedy in pool.remedies[:place]:
+            yield Remark(
+                (*path, place),
+                "idle-remedy",
+                f"{remedy.value} is listed twice",
+                severity=Severity.WARNING,
+            )
+
+
+def _idle(remedy: Remedy, pool: PoolConfig, launched: list[_Launched]) -> str:
+    if remedy is Remedy.LOWER_MAX_MODEL_LEN:
+        windows = [_whole(each.flags.get("max-model-len")) for each in launched]
+        if all(window is not None and window <= pool.min_context for window in windows):
+            return f"max-model-len is not above min_context ({pool.min_context}) anywhere"
+    elif remedy is Remedy.LOWER_MAX_NUM_SEQS:
+        seqs = [_whole(each.flags.get("max-num-seqs")) for each in launched]
+        if all(count is not None and count <= pool.min_num_seqs for count in seqs):
+            return f"max-num-seqs is not above min_num_seqs ({pool.min_num_seqs}) anywhere"
+    elif remedy in _DONE:
+        idle, why = _DONE[remedy]
+        if all(idle(each) for each in launched):
+            return why
+    return ""
