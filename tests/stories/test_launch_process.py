@@ -434,6 +434,49 @@ def test_a_reload_makes_a_launcher_that_keeps_our_own_server(bench):
     uvloop.run(story())
 
 
+def test_a_wrapper_that_ends_at_once_does_not_take_the_servers_grace(bench, tmp_path):
+    """A shell dies of SIGTERM while its child lives on: the child is told, too, and may end well."""
+    (tmp_path / "run.sh").write_text(f'{sys.executable} "$@" &\nwait\n')
+    code = (
+        "import signal,sys,time\n"
+        "def end(*_): open(sys.argv[2], 'w').write('well'); sys.exit(0)\n"
+        "signal.signal(15, end)\nprint('serves', flush=True)\nsignal.pause()"
+    )
+    words = ["bash", tmp_path / "run.sh", "-c", code, bench.token, tmp_path / "ended"]
+
+    async def story():
+        config = LaunchConfig(command=tuple(map(str, words)), port=bench.port, args={"host": None})
+        launcher = ProcessLauncher(config, pool="m", backend="b1", state=bench.state)
+        first = await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        await bench.serving(launcher)
+        await launcher.stop(first, grace_s=GRACE_S)
+        assert (tmp_path / "ended").read_text() == "well"
+        assert bench.left() == []
+
+    uvloop.run(story())
+
+
+def test_the_log_may_be_asked_for_by_several_at_a_time(bench):
+    async def story():
+        launcher = bench.launcher("--lines", "1500")
+        first = await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        lines = []
+
+        async def read():
+            while not any(line.startswith("serves") for line in lines):
+                lines.extend(await launcher.new_lines())
+                await launcher.log(100_000)
+
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            for _ in range(4):
+                group.create_task(read())
+        numbered = [line for line in lines if line.startswith("line ")]
+        assert sorted(numbered) == sorted(f"line {number}" for number in range(1500))
+        await launcher.stop(first, grace_s=GRACE_S)
+
+    uvloop.run(story())
+
+
 # --- cancellation, memory -------------------------------------------------------------------------
 
 

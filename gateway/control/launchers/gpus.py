@@ -1,8 +1,8 @@
 """Who holds GPU memory, where nvidia-ml-py is installed (the extra `nvidia`).
 
 The driver frees the memory of a process that was killed a moment after the process has gone, and a
-vLLM that starts in that moment measures too little free memory. Without the library, that the
-processes have gone is all that is known.
+vLLM that starts in that moment measures too little free memory. Without the library, and in a
+container, where the driver tells the host's pids, that the processes have gone is all that is known.
 """
 
 from __future__ import annotations

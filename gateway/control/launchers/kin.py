@@ -25,7 +25,9 @@ from gateway.control.launchers.record import Record
 MARK_BACKEND: Final = "GATEWAY_BACKEND"
 MARK_START: Final = "GATEWAY_START"
 
-_REST_GRACE_S: Final = 2.0  # for children whose server has ended: nobody talks to them any more
+# For what is left when the first process has ended: engines that nobody talks to any more, or the
+# server itself behind a wrapper. vLLM ends within a few seconds.
+_REST_GRACE_S: Final = 5.0
 _KILLED_S: Final = 10.0  # from SIGKILL until a process that still runs is stuck in the kernel
 
 
@@ -54,7 +56,7 @@ class Kin:
 
         The server's first process gets SIGTERM and `grace_s`: it ends its own children, and one
         that is told at the same time would count as crashed. Then what is left of them gets
-        SIGTERM and 2 s, then SIGKILL, with the whole group.
+        SIGTERM and 5 s, then SIGKILL, with the whole group.
 
         Raises:
             LaunchError: some do not end, 10 s after SIGKILL.

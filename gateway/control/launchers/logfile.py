@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import threading
 from collections import deque
 from pathlib import Path
 from typing import Final
@@ -29,10 +30,12 @@ class LogFile:
     """One server's log: the file, and the last lines of the current start in memory.
 
     Blocking, by a read of at most 1 MiB at a time, or a copy of `rotate_bytes` when it rotates.
+    Threads may share it: several may ask for the log at a time, each from a thread of its own.
     """
 
     def __init__(self, path: Path, rotate_bytes: int = ROTATE_BYTES) -> None:
         self.path = path
+        self._lock = threading.Lock()
         self._rotate_bytes = rotate_bytes
         self._position = 0
         self._half = b""
@@ -68,34 +71,38 @@ class LogFile:
 
     def begin(self, offset: int) -> None:
         """Forget the start before; this one's lines begin at `offset`."""
-        self._position, self._half = offset, b""
-        self._ring.clear()
-        self._ring_bytes = 0
-        self._fresh.clear()
+        with self._lock:
+            self._position, self._half = offset, b""
+            self._ring.clear()
+            self._ring_bytes = 0
+            self._fresh.clear()
 
     def poll(self) -> bool:
         """Read what came; rotate a file that has grown too large, and return whether it did."""
-        if self.size < self._position:
-            self._position, self._half = 0, b""  # truncated by somebody else
-        with contextlib.suppress(OSError):
-            self._read(self.path)
-        if self.size <= self._rotate_bytes:
+        with self._lock:
+            if self.size < self._position:
+                self._position, self._half = 0, b""  # truncated by somebody else
+            with contextlib.suppress(OSError):
+                self._read(self.path)
+            if self.size <= self._rotate_bytes:
+                return False
+            with contextlib.suppress(OSError):
+                self._rotate()
+                return True
             return False
-        with contextlib.suppress(OSError):
-            self._rotate()
-            return True
-        return False
 
     def take(self) -> tuple[str, ...]:
         """Return the lines that came since this was called last, at most 2,000."""
-        lines = tuple(self._fresh)
-        self._fresh.clear()
+        with self._lock:
+            lines = tuple(self._fresh)
+            self._fresh.clear()
         return lines
 
     def tail(self, max_bytes: int) -> str:
         """Return the last lines of this start, at most `max_bytes` and 256 KiB of them."""
-        half = (self._half.decode(errors="replace"),) if self._half else ()
-        whole = "\n".join((*self._ring, *half)).encode()
+        with self._lock:
+            lines = [*self._ring, *filter(None, (self._half.decode(errors="replace"),))]
+        whole = "\n".join(lines).encode()
         return whole[-max_bytes:].decode(errors="ignore") if max_bytes > 0 else ""
 
     def _read(self, path: Path) -> None:

@@ -69,7 +69,7 @@ class ProcessLauncher:
         name = file_name(pool, backend)
         self._record_path = state / "run" / f"{name}.json"
         self._lock_path = state / "run" / f"{name}.lock"
-        self._mark = f"{state.absolute()}#{self.backend_id}"
+        self._mark = f"{os.path.realpath(state)}#{self.backend_id}"
         self.log_file = LogFile(state / "logs" / f"{name}.txt")
         self._gpu_holders = gpu_holders
         self._lock = asyncio.Lock()

@@ -1,0 +1,81 @@
+"""Which launcher a backend has, and what the driver says of GPU memory."""
+
+import asyncio
+import sys
+
+import pytest
+
+from gateway.config.models import BackendConfig
+from gateway.control.launchers import gpus
+from gateway.control.launchers.command import CommandLauncher
+from gateway.control.launchers.docker import DockerLauncher
+from gateway.control.launchers.kubernetes import KubernetesLauncher
+from gateway.control.launchers.launcher import Launcher
+from gateway.control.launchers.make import make
+from gateway.control.launchers.process import ProcessLauncher
+from gateway.control.launchers.systemd import SystemdLauncher
+
+NVML = """
+import os, pathlib
+class NVMLError(Exception): pass
+class Used:
+    def __init__(self, pid): self.pid = pid
+FAILS = os.environ.get("NVML_FAILS", "")
+def nvmlInit():
+    if FAILS == "init": raise NVMLError("no driver")
+def nvmlShutdown(): pathlib.Path(os.environ["NVML_CALLS"]).write_text("shutdown ")
+def nvmlDeviceGetCount(): return 2
+def nvmlDeviceGetHandleByIndex(place): return place
+def nvmlDeviceGetComputeRunningProcesses(device):
+    if FAILS == "ask": raise NVMLError("gone")
+    return [Used(100 + device), Used(7)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ({"launch": {"command": ["vllm"], "port": 8001}}, ProcessLauncher),
+        ({"url": "http://h:1", "restart": {"systemd": "vllm@1"}}, SystemdLauncher),
+        ({"url": "http://h:1", "restart": {"docker": "vllm"}}, DockerLauncher),
+        ({"url": "http://h:1", "restart": {"kubernetes": "ml/vllm-0"}}, KubernetesLauncher),
+        ({"url": "http://h:1", "restart": {"command": ["restart-it"]}}, CommandLauncher),
+        ({"url": "http://h:1"}, None),
+    ],
+)
+def test_each_backend_has_the_launcher_it_asks_for(tmp_path, settings, kind):
+    async def story():
+        launcher: Launcher | None = make(BackendConfig.model_validate(settings), "a/b", tmp_path)
+        assert type(launcher) is (kind or type(None))
+        if launcher is not None:
+            assert launcher.launches is (kind is ProcessLauncher)
+            await launcher.close()
+
+    asyncio.run(story())
+    assert list(tmp_path.iterdir()) == []  # nothing is touched before it is used
+
+
+@pytest.fixture
+def nvml(tmp_path, monkeypatch):
+    (tmp_path / "pynvml.py").write_text(NVML)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("NVML_CALLS", str(tmp_path / "calls"))
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    yield tmp_path / "calls"
+    sys.modules.pop("pynvml", None)
+
+
+def test_those_that_hold_memory_on_any_gpu_are_known(nvml):
+    assert gpus.holders() == {100, 101, 7}
+    assert nvml.read_text() == "shutdown "
+
+
+@pytest.mark.parametrize("fails", ["init", "ask"])
+def test_a_driver_that_does_not_answer_is_no_knowledge(nvml, monkeypatch, fails):
+    monkeypatch.setenv("NVML_FAILS", fails)
+    assert gpus.holders() is None
+
+
+def test_without_the_library_nothing_is_known(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert gpus.holders() is None
