@@ -19,7 +19,7 @@ import signal
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import httpx2
 import uvloop
@@ -35,7 +35,7 @@ from gateway.control.orders import Orders
 from gateway.control.supervisor import Supervisor
 from gateway.core.aio import Clock, SystemClock, periodic
 from gateway.core.errors import ConfigError
-from gateway.ingress.downstream import Downstream
+from gateway.ingress.drain import drain
 from gateway.ingress.handler import Handler, Settings
 from gateway.ingress.listener import bind, port_of
 from gateway.ingress.routes import Readiness, public_app
@@ -63,7 +63,6 @@ _GC_THRESHOLDS: Final = (50_000, 20, 100)
 _BUFFER_PARTS: Final = 8
 _STOOD_STILL_S: Final = 1.0  # a loop that was this late was stopped, or starved
 _KEYS_S: Final = 2.0  # between two looks at the keys file, a stat each
-_LAST_WORDS_S: Final = 1.0  # for streams to take their error frame when the grace period is over
 
 
 @dataclass(slots=True)
@@ -285,7 +284,8 @@ async def run(process: Process) -> None:
                 },
             )
             await process.stopping.wait()
-            await _drain(process)
+            process.handler.draining = True
+            await drain(process.ingress.live, process.config.shutdown.grace, process.hurry)
             _stop(public, admin)
             await asyncio.wait(servers)
             for task in background:
@@ -311,35 +311,6 @@ def _close(*servers: Server) -> None:
             listener.close()
         for connection in tuple(server.server_state.connections):
             connection.transport.abort()
-
-
-async def _drain(process: Process) -> None:
-    """Refuse new work, let streams finish up to `shutdown.grace`, then tell the rest and end them."""
-    process.handler.draining = True
-    grace_s = process.config.shutdown.grace
-    live = process.ingress.live
-    log.info("draining", extra={"event": "draining", "requests": len(live), "grace_s": grace_s})
-    hurry = asyncio.get_running_loop().create_task(process.hurry.wait(), name="second signal")
-    try:
-        await _ended(live, grace_s, hurry)
-    finally:
-        hurry.cancel()
-    for down in tuple(live):
-        if down.relay is not None:
-            down.relay.shut_down()
-        else:
-            down.cancel()
-    await _ended(live, _LAST_WORDS_S)
-
-
-async def _ended(live: set[Downstream], patience_s: float, *unless: asyncio.Task[Any]) -> None:
-    """Wait until every request in progress has ended, `patience_s` at most, or one of `unless` has."""
-    deadline = asyncio.get_running_loop().time() + patience_s
-    while tasks := [down.task for down in live if down.task and not down.task.done()]:
-        left_s = deadline - asyncio.get_running_loop().time()
-        if left_s <= 0 or any(task.done() for task in unless):
-            return
-        await asyncio.wait([*tasks, *unless], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def _ticks(process: Process) -> None:

@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from gateway.config.models import Config
 from gateway.config.supervision import LaunchConfig
 from gateway.control.cure import Cure, merged
 from gateway.control.launchers.launcher import Changes
@@ -101,6 +102,26 @@ class Overrides:
         draft.write_bytes(msgspec.json.format(msgspec.json.encode(self._kept)))
         draft.chmod(0o600)
         os.replace(draft, path)
+
+
+def in_force(config: Config) -> list[dict[str, object]]:
+    """Return what remedies changed of a configuration's command lines: setting, value, origin."""
+    overrides = Overrides(config.state)
+    rows: list[dict[str, object]] = []
+    for pool, settings in config.pools.items():
+        for backend in settings.backends:
+            found = overrides.of(f"{pool}/{backend.name}", backend.launch)
+            names = ", ".join(each.remedy for each in found.applied)
+            for kind, values in (("args", found.args), ("env", found.env)):
+                rows += [
+                    {
+                        "setting": f"pools.{pool}.backends.{backend.name}.launch.{kind}.{name}",
+                        "value": value,
+                        "origin": f"remedy {names} ({config.state / FILE})",
+                    }
+                    for name, value in values.items()
+                ]
+    return rows
 
 
 def read(folder: Path) -> dict[str, Override]:

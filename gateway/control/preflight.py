@@ -91,7 +91,7 @@ async def _preflight(loaded: Loaded, file: Path) -> tuple[list[str], list[Findin
         for remark in _compare(name, pool, visits[name])
     ]
     words = [visit.told() for of_pool in visits.values() for visit in of_pool]
-    return words, [_placed(remark, loaded, file) for remark in remarks]
+    return words, [placed(remark, loaded, file) for remark in remarks]
 
 
 def _visits(name: str, pool: PoolConfig) -> Iterator[_Visit]:
@@ -169,7 +169,8 @@ def _windows(name: str, pool: PoolConfig, reached: list[_Visit]) -> Iterator[Rem
         )
 
 
-def _placed(remark: Remark, loaded: Loaded, file: Path) -> Finding:
+def placed(remark: Remark, loaded: Loaded, file: Path) -> Finding:
+    """Return a remark as a finding at its place in the file."""
     origin = loaded.origin.get(remark.path)
     place = origin.place if origin is not None else Place()
     lines = file.read_text(encoding="utf-8").splitlines()

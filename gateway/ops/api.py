@@ -184,10 +184,12 @@ def _foreign(headers: Headers) -> Response | None:
 
 
 async def _http_problem(request: Request, error: Exception) -> Response:
-    """Answer what Starlette itself refuses: an unknown path."""
-    status = HTTPStatus(error.status_code if isinstance(error, HTTPException) else 500)
+    """Answer what Starlette itself refuses: an unknown path, a method that it does not have."""
+    assert isinstance(error, HTTPException)
+    status = HTTPStatus(error.status_code)
     known = ", ".join(route.path for route in request.app.routes)
-    return problem(status, status.phrase.lower().replace(" ", "_"), f"There are: {known}.")
+    code = status.phrase.lower().replace(" ", "_")
+    return problem(status, code, f"There are: {known}.", dict(error.headers or {}))
 
 
 async def _bug(request: Request, error: Exception) -> Response:

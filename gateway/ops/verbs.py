@@ -19,6 +19,18 @@ LOCAL: Final = "http://127.0.0.1:9090"
 _WHOLE_KEY: Final = re.compile(r"gw_([a-z0-9]{8})_.*")
 
 
+def group(help_text: str) -> typer.Typer:
+    """Return a group of verbs, as they all look."""
+    return typer.Typer(
+        help=help_text,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+
+
 def status(
     server: Server = LOCAL,
     token: Token = "",

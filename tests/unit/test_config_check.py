@@ -121,14 +121,7 @@ def test_metrics_that_are_always_stale_are_an_error():
 
 
 def test_what_this_version_does_not_do_yet_is_said():
-    text = """
-pools:
-  m:
-    backends:
-      - {url: http://h:1, restart: {systemd: vllm.service}}
-      - {launch: {command: [vllm], port: 8001}}
-"""
-    assert warnings(text) == ["not-yet", "not-yet"]
+    assert warnings("redis: redis://h:6379/0\n" + POOL) == ["not-yet"]
 
 
 def test_a_wrong_value_is_not_also_judged_by_the_default_in_its_place():

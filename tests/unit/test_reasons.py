@@ -40,6 +40,7 @@ from gateway.ops.explain import Told
 from gateway.pools.table import PoolTable
 from gateway.routing.catalog import Catalogs
 from gateway.routing.choice import Chooser
+from tests.orderdesk import orders
 
 YAML = """\
 pools:
@@ -89,6 +90,7 @@ class Desk:
             loaded=lambda: self.loaded,
             ready=lambda: Readiness(True, (("accepting", not self.draining, ""),)),
             deciding=Deciding(self.gate, Catalogs(self.table), lambda: self.ring),
+            orders=orders(self.table, self.clock, self.loaded.config),
             file=file,
         )
         self.http = TestClient(app, base_url="http://127.0.0.1:9090")

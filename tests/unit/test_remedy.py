@@ -228,15 +228,25 @@ def test_another_incarnation_may_be_ordered():
     assert (order.incarnation, order.attempt) == ("two", 1)
 
 
-@pytest.mark.parametrize("seen", [dead("one"), Seen(None, running=False)])
-def test_a_launch_that_failed_is_tried_again_as_another_attempt(seen):
+def test_a_launch_that_failed_is_tried_again_as_another_attempt():
     ward = Ward()
-    assert ward.see(a={"seen": seen})["p/a"].attempt == 1
+    assert ward.see(a={"seen": dead("one")})["p/a"].attempt == 1
     ward.see(a={"restarting": True})
     found = ward.see(a={"restarting": False})["p/a"]
     assert (why(found), found.until) == (Why.BACKOFF, ward.now + 10)
     order = ward.pass_time(10)["p/a"]
-    assert (order.incarnation, order.attempt) == (seen.incarnation, 2)
+    assert (order.incarnation, order.attempt) == ("one", 2)
+
+
+def test_the_first_launch_of_all_is_no_restart_so_its_failure_is_the_first():
+    ward = Ward()
+    assert ward.see(a={"seen": Seen(None, running=False)})["p/a"].attempt == 1
+    ward.see(a={"restarting": True})
+    order = ward.see(a={"restarting": False})["p/a"]
+    assert (order.incarnation, order.attempt) == (None, 2)
+    ward.see(a={"restarting": True})
+    found = ward.see(a={"restarting": False})["p/a"]
+    assert (why(found), found.until) == (Why.BACKOFF, ward.now + 10)
 
 
 def test_one_that_was_stopped_and_not_started_is_tried_again():

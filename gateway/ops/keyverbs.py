@@ -1,0 +1,132 @@
+"""The verbs of API keys: create, list, revoke, rotate."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from gateway.ops.console import Exit, VerbError, print_json, print_table
+from gateway.ops.settings import DEFAULT_FILE, ConfigFile, usable
+from gateway.ops.verbs import AsTable, group
+
+if TYPE_CHECKING:
+    from gateway.access.keys import CreatedKey
+
+Number = TypeVar("Number", int, float)
+
+keys_app = group("Create, list, revoke and rotate API keys. Only hashes are kept.")
+
+
+@keys_app.command("create", epilog="Example: vllm-gateway keys create ci -c gw.yaml --expires 30d")
+def keys_create(  # noqa: PLR0913 - the options of a verb
+    name: Annotated[str, typer.Argument(help="Whom it is for.")],
+    config: ConfigFile = DEFAULT_FILE,
+    models: Annotated[
+        list[str] | None, typer.Option(help="Models it may use, as a glob. Repeatable.")
+    ] = None,
+    max_context: Annotated[
+        str | None, typer.Option(help="Most tokens of prompt and output: 32k.")
+    ] = None,
+    max_output: Annotated[str | None, typer.Option(help="Most tokens of output: 4k.")] = None,
+    expires: Annotated[str | None, typer.Option(help="When it ends: 30d, 12h.")] = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="Whose share of a queue it uses. Default: its name.")
+    ] = None,
+    priority: Annotated[int, typer.Option(help="Its band; the higher goes first.")] = 0,
+    output: AsTable = "table",
+) -> None:
+    """Create a key and print it, this once. Makes the keys file if there is none."""
+    from gateway.access import keys
+    from gateway.config.units import parse_duration, parse_tokens
+
+    created = keys.create(
+        _keys_file(config),
+        name=name,
+        tenant=tenant,
+        priority=priority,
+        models=tuple(models or ("*",)),
+        max_context_tokens=_option("--max-context", parse_tokens, max_context),
+        max_output_tokens=_option("--max-output", parse_tokens, max_output),
+        expires_in_s=_option("--expires", parse_duration, expires),
+    )
+    _print_key(created, output)
+
+
+@keys_app.command("list", epilog="Example: vllm-gateway keys list -c gateway.yaml -o json")
+def keys_list(config: ConfigFile = DEFAULT_FILE, output: AsTable = "table") -> None:
+    """List the keys: who, what they may use, until when. Never the keys themselves."""
+    from gateway.access.keys import list_keys
+    from gateway.ops.report import key_rows
+
+    rows = key_rows(list_keys(_keys_file(config)))
+    if output == "json":
+        print_json(rows)
+    else:
+        print_table(rows)
+
+
+@keys_app.command("revoke", epilog="Example: vllm-gateway keys revoke k7m2q9xd -c gateway.yaml")
+def keys_revoke(
+    key_id: Annotated[str, typer.Argument(metavar="ID")], config: ConfigFile = DEFAULT_FILE
+) -> None:
+    """End a key for good."""
+    from gateway.access import keys
+
+    file = _keys_file(config, key_id)
+    keys.revoke(file, key_id)
+    print(f"{key_id} is revoked", file=sys.stderr)
+
+
+@keys_app.command("rotate", epilog="Example: vllm-gateway keys rotate k7m2q9xd --grace 24h")
+def keys_rotate(
+    key_id: Annotated[str, typer.Argument(metavar="ID")],
+    config: ConfigFile = DEFAULT_FILE,
+    grace: Annotated[str, typer.Option(help="How long the old one still works.")] = "24h",
+    output: AsTable = "table",
+) -> None:
+    """Create a key with the same settings; the old one ends after the grace."""
+    from gateway.access import keys
+    from gateway.config.units import parse_duration
+
+    file = _keys_file(config, key_id)
+    grace_s = _option("--grace", parse_duration, grace)
+    _print_key(keys.rotate(file, key_id, grace_s or 0.0), output)
+
+
+def _keys_file(config: Path, key_id: str = "") -> Path:
+    """Return the keys file of a settings file, which may be wrong elsewhere."""
+    from gateway.access.keys import list_keys
+    from gateway.config.load import check_file
+
+    checked = check_file(config)
+    wrong = [f for f in checked.findings if f.severity.value == "error" and "keys" in f.path[:1]]
+    if checked.partial is None or wrong:
+        usable(config)
+        raise typer.Exit(Exit.INVALID_CONFIG)
+    if checked.partial.keys is None:
+        hint = "write `keys: {file: keys.yaml}` in it"
+        raise VerbError(f"{config} has `keys: none`: it asks for none", hint, Exit.INVALID_CONFIG)
+    file = checked.partial.keys.file
+    if key_id and all(key.id != key_id for key in list_keys(file)):
+        hint = f"see `vllm-gateway keys list -c {config}`"
+        raise VerbError(f"no key has the id {key_id}", hint, Exit.NOT_FOUND)
+    return file
+
+
+def _option(name: str, parse: Callable[[object], Number], text: str | None) -> Number | None:
+    try:
+        return None if text is None else parse(text)
+    except ValueError as error:
+        raise VerbError(f"{name}: {error}", code=Exit.USAGE) from error
+
+
+def _print_key(created: CreatedKey, output: str) -> None:
+    if output == "json":
+        print_json({"id": created.id, "key": created.key})
+        return
+    print(created.key)
+    print(f"The key {created.id} is shown this once; only its hash is kept.", file=sys.stderr)

@@ -1,0 +1,11 @@
+"""Operators' orders over a pool table, for tests of the admin app that are about something else."""
+
+from gateway.control.orders import Orders
+from gateway.control.supervisor import Supervisor
+from gateway.pools.store import MemoryStore
+
+
+def orders(table, clock, config):
+    """Return what `admin_app` needs; nothing is supervised unless the configuration says so."""
+    store = MemoryStore(clock)
+    return Orders(table, Supervisor(table, clock, store, config), store, clock, lambda _: None)
