@@ -5,7 +5,7 @@ A window lasts from one scrape to the next, about one second:
 
     a sign of congestion, and the last cut has worked    cut: x 0.9, or to the share that does well
     no sign, and at least half of the limit was used     grow: x 1.25 + 1 until the first sign, then + 1;
-                                                         after a late or slow one faster in time
+                                                         in time faster after a late or slow one
     otherwise                                            as it is: disuse neither earns nor costs
 
 A cut works only through what is not admitted, so it has worked once a whole window passed with no
@@ -36,8 +36,9 @@ OBJECTIVE_S: Final = 2.5  # time to first token of a short prompt, the default o
 _CUT: Final = 0.9  # Netflix AIMD: clears the queue, costs a tenth of the throughput at most
 _DEEPEST: Final = 0.5  # TCP halves: one bad window must not throw away all that was learnt
 _FAST: Final = 1.25  # signs lag by two scrapes, so it overshoots by two steps: 1.6 times at most
-_CLEARING, _BOLDER = 10, 1.05  # after so many quiet windows of full use it grows by a twentieth
-_CLEAR: Final = 20  # and after so many as fast as at the start
+# After so many quiet windows of full use it grows by a twentieth. First tokens tell windows later that
+# they are late (five, if they take 4 s), so it overshoots by as many steps: 1.3 times.
+_CLEARING, _BOLDER = 10, 1.05
 _QUEUE_SHARE: Final = 0.1  # of running; fewer waiting are prompts in turn for the next steps
 _JUDGED: Final = 10  # first tokens that make a verdict: one slow one alone is not yet p90
 _AHEAD_S: Final = 0.05  # two steps of an engine under load
@@ -238,7 +239,7 @@ class Limit:
 
         The engine's own signs are never false: near what it holds, every step is to be small.
         """
-        if self._fast or (self._doubted and self._clean > _CLEAR):
+        if self._fast:
             return _FAST
         return _BOLDER if self._doubted and self._clean > _CLEARING else 1.0
 
