@@ -125,6 +125,10 @@ class Guest:
         """The error it was refused with, None when it was not (yet)."""
         return self.task.exception() if self.task.done() and not self.task.cancelled() else None
 
+    def read(self):
+        """Have its first token come, as the handler learns of it."""
+        self.house.table.first_token(self.slot, self.house.loop.time())
+
     def end(self):
         """End its request: the slot is given back, as the handler does."""
         self.slot.release()
@@ -178,14 +182,16 @@ class House:
         sample = LoadSample(self.loop.time(), running, waiting, kv, capacity)
         self.table.observe(backend_id, Scraped(sample))
 
-    def ask(self, tenant="t", *, pool="m", priority=0, tokens=100, adapter=None, tried=()):
+    def ask(
+        self, tenant="t", *, pool="m", priority=0, tokens=100, adapter=None, tried=(), stream=False
+    ):
         name = adapter or pool
         return Ask(
             Route(name, pool, name, adapter),
-            Call(Endpoint.CHAT, Dialect.CHAT, name, stream=False, body=b"{}"),
+            Call(Endpoint.CHAT, Dialect.CHAT, name, stream=stream, body=b"{}"),
             Demand(tokens, exact=True),
             Caller(f"key-{tenant}", tenant, tenant, priority),
-            Need(tokens, 0),
+            Need(tokens, 0, stream),
             self.gate.top_priority,
             list(tried),
         )

@@ -54,6 +54,7 @@ class Gate:
         self._pools: Mapping[str, PoolConfig] = {}
         self._ticked_at = clock.now()
         table.on_capacity.append(self._let_in)
+        table.on_read.append(self._read)
 
     def configure(self, pools: Mapping[str, PoolConfig], priorities: AbstractSet[int]) -> None:
         """Take over settings; what waits for a pool that is gone is refused.
@@ -70,6 +71,7 @@ class Gate:
                 self._lines[name] = Line(
                     name, limits, self._table, self._finder, self._clock, self._rng
                 )
+            self._lines[name].top_priority = self.top_priority
         for name in self._lines.keys() - pools.keys():
             self._lines.pop(name).close()
 
@@ -231,6 +233,10 @@ class Gate:
 
     def _backends(self, ask: Ask) -> Sequence[Backend]:
         return self._table.backends(ask.route.pool)
+
+    def _read(self, pool: str) -> None:
+        if self.top_priority is not None:  # else nobody stands back
+            self._let_in(pool)
 
     def _let_in(self, pool: str) -> None:
         line = self._lines.get(pool)

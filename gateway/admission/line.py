@@ -66,6 +66,7 @@ class Line:
     ) -> None:  # fmt: skip
         self.queue: FairQueue[Waiting] = FairQueue(limits)
         self.drain = Drain()
+        self.top_priority: int | None = None  # as of `Gate`
         self._pool = pool
         self._table = table
         self._finder = finder
@@ -96,7 +97,8 @@ class Line:
         if seen != self._seen:
             self._seen = seen
             self._refuse_lost(now)
-        has_room = [each for each in serving if each.obstacle(1, now) is None]
+        best = self.queue.highest, self.top_priority  # what keeps this out keeps all others out
+        has_room = [each for each in serving if each.obstacle(1, now, *best) is None]
         kinds: Kinds = {}
 
         def place(waiting: Waiting, claimed: AbstractSet[str]) -> Placed[Slot] | Blocked:
@@ -107,7 +109,7 @@ class Line:
             if backend is None:
                 return self._blocked(ask, kinds, now)
             slot = self._table.take(backend.id, now, ask.need)
-            if backend.obstacle(1, now) is not None:
+            if backend.obstacle(1, now, *best) is not None:
                 has_room.remove(backend)
             return Placed(backend.id, slot)
 

@@ -218,6 +218,11 @@ class FairQueue(Generic[T]):
         return found
 
     @property
+    def highest(self) -> int:
+        """The highest priority that waits; 0 when nothing does."""
+        return next(iter(self._bands), 0)
+
+    @property
     def oldest_at(self) -> float | None:
         """When what has waited longest was offered; None when nothing waits."""
         oldest = next(iter(self._tickets.values()), None)

@@ -47,6 +47,7 @@ class PoolTable:
     from them may be kept as long as it stands still. Listeners are called synchronously and must
     not raise: `on_transition` with each change of phase, `on_members` when backends came or went,
     `on_capacity` with the pool's name when it may be able to take work that it could not before,
+    `on_read` with it when a backend has read a prompt, so that those may go in who stood back for it,
     `on_cut` when a backend's concurrency limit was lowered, with its id and the sign that it showed.
     """
 
@@ -56,6 +57,7 @@ class PoolTable:
         self.on_transition: list[Callable[[Transition], None]] = []
         self.on_members: list[Callable[[], None]] = []
         self.on_capacity: list[Callable[[str], None]] = []
+        self.on_read: list[Callable[[str], None]] = []
         self.on_cut: list[Callable[[str, str], None]] = []
         self._clock = clock
         self._policy = Policy()
@@ -190,7 +192,8 @@ class PoolTable:
         if backend is not None and slot.credit.held:
             backend.room.first_token(slot.credit)
             backend.limit.first_token(now, now - slot.taken_at, slot.credit.prompt_tokens)
-            self._tell_capacity(backend.pool)  # the next prompt may be read
+            for listener in self.on_read:
+                listener(backend.pool)
 
     def ended(self, settled: Sequence[RequestRecord]) -> None:
         """Learn from requests that ended how fast their backends write a stream."""

@@ -1,5 +1,6 @@
 """The KV room of one backend, over any sequence of scrapes and requests."""
 
+import math
 from itertools import pairwise
 
 from hypothesis import given
@@ -129,3 +130,35 @@ def test_usage_unknown_never_looks_emptier_than_all_that_is_in_flight(steps):
     now, credits = after(room, steps)
     need = sum(c.prompt_tokens + c.output_tokens for c in credits if c.held)
     assert room.projection(now + room.stale_s + 1).tokens == need
+
+
+@given(steps)
+def test_what_is_unread_is_the_prompts_of_the_streams_in_flight_that_gave_no_token(steps):
+    room, unread, made = Room(), {}, 0
+    for (_, kind, credits), (_, step) in zip(walk(room, steps), steps, strict=True):
+        if kind == "take":
+            if step[3]:
+                unread[made] = step[1]
+            made += 1
+        elif kind != "scrape" and credits:
+            unread.pop(step[1] % len(credits), None)
+        assert room.unread_tokens == sum(unread.values())
+
+
+@given(steps, st.integers(0, CAPACITY), st.booleans())
+def test_the_quick_look_lets_nothing_in_that_the_close_one_would_not(steps, need, keep_reserve):
+    """And refuses nothing by itself: what it does not let in is looked at closely."""
+    room = Room()
+    now, _ = after(room, steps)
+    quick = room.verdict(need, now, keep_reserve=keep_reserve)
+    room._clear_until = -math.inf  # no quick look
+    close = room.verdict(need, now, keep_reserve=keep_reserve)
+    assert quick is close
+
+
+@given(steps, st.integers(0, CAPACITY))
+def test_the_reserve_is_only_ever_kept_from_lower_classes(steps, need):
+    room = Room()
+    now, _ = after(room, steps)
+    if room.verdict(need, now, keep_reserve=True) is None:
+        assert room.verdict(need, now) is None

@@ -226,6 +226,58 @@ async def test_the_last_tenth_is_kept_for_the_highest_of_several_priorities():
     assert low[9].inside
 
 
+async def reads(world, priority=0):
+    """Have one prompt of 2,000 tokens read in a second, then another be sent; return that one."""
+    (first,) = await world.guests(1, tokens=2000, stream=True)
+    await passes(1.0)
+    first.read()
+    first.end()
+    (second,) = await world.guests(1, tokens=2000, stream=True, priority=priority)
+    assert second.inside
+    return second
+
+
+@held
+@pytest.mark.parametrize("how", ["first token", "end"])
+async def test_while_a_prompt_is_read_lower_classes_wait_and_the_highest_goes_in(how):
+    world = house(backends=[ONE], priorities=frozenset({0, 7}))
+    reading = await reads(world)
+    (low,) = await world.guests(1, "low", stream=True)
+    (high,) = await world.guests(1, "high", stream=True, priority=7)
+    assert low.waits
+    assert high.inside
+    for each in (high, reading):
+        assert low.waits
+        each.read() if how == "first token" else each.end()
+        await turns()
+    assert low.inside
+
+
+@held
+async def test_a_few_short_prompts_of_lower_classes_are_read_together():
+    world = house(backends=[ONE], priorities=frozenset({0, 7}))
+    (await reads(world)).read()  # 2,000 tokens a second: what a step reads is not known closer
+    assert numbers(await world.guests(7, tokens=100, stream=True)) == [0, 1, 2, 3, 4]
+
+
+@held
+async def test_of_one_class_nobody_waits_for_prompts_that_are_read():
+    world = house(backends=[ONE], priorities=frozenset({7}))
+    await reads(world, priority=7)
+    assert all(each.inside for each in await world.guests(3, tokens=2000, priority=7, stream=True))
+
+
+@held
+async def test_a_prompt_of_any_length_is_read_when_no_other_is():
+    world = house(backends=[ONE], priorities=frozenset({0, 7}))
+    reading = await reads(world)
+    (long,) = await world.guests(1, tokens=5000, stream=True)
+    assert long.waits
+    reading.read()
+    await turns()
+    assert long.inside
+
+
 @held
 async def test_with_one_priority_nothing_is_kept_back():
     world = house(backends=[single(ONE, 10)], priorities=frozenset({3}))

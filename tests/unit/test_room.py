@@ -102,6 +102,60 @@ def test_little_credit_proves_no_sharing():
     assert not admits(busy, 9000, 1.0)
 
 
+# --- what is unread -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scraped", [False, True])
+def test_a_prompt_is_unread_from_the_taking_to_its_first_token(scraped):
+    busy = room(0.1)
+    one, other = busy.take(3000, 10), busy.take(500, 10)
+    assert busy.unread_tokens == 3500
+    if scraped:
+        busy.observe(scrape(1.0, 0.2))
+        assert busy.unread_tokens == 3500
+    busy.first_token(one)
+    busy.first_token(one)
+    assert busy.unread_tokens == 500
+    busy.first_token(other)
+    assert busy.unread_tokens == 0
+
+
+@pytest.mark.parametrize("order", ["end", "read end", "end read", "read end end read"])
+def test_a_prompt_that_ends_read_or_not_is_unread_no_more(order):
+    busy = room(0.1)
+    credit = busy.take(3000, 10)
+    for step in order.split():
+        (busy.first_token if step == "read" else busy.give_back)(credit)
+    assert busy.unread_tokens == 0
+
+
+def test_nobody_sees_when_a_prompt_that_does_not_stream_is_read_so_it_never_counts_as_unread():
+    busy = room(0.1)
+    credit = busy.take(3000, 10, streams=False)
+    assert busy.unread_tokens == 0
+    busy.give_back(credit)
+    assert busy.unread_tokens == 0
+
+
+# --- the reserve ----------------------------------------------------------------------------------
+
+
+def test_a_twentieth_of_the_cache_is_kept_for_the_highest_class():
+    busy = room(0.5)
+    assert busy.verdict(3500, 0.0, keep_reserve=True) is None
+    assert busy.verdict(3501, 0.0, keep_reserve=True) is Exclusion.NO_KV_ROOM
+    assert busy.verdict(4000, 0.0) is None
+
+
+def test_an_idle_backend_keeps_no_reserve():
+    """Else a request of a lower class over the stop ratio would never go in."""
+    assert room(0.0, running=0).verdict(CAPACITY, 0.0, keep_reserve=True) is None
+
+
+def test_of_an_unknown_capacity_nothing_is_kept():
+    assert room(None, capacity=None).verdict(10**6, 0.0, keep_reserve=True) is None
+
+
 # --- idle, never ----------------------------------------------------------------------------------
 
 

@@ -205,6 +205,27 @@ def test_a_first_token_after_the_end_of_its_request_says_nothing(table):
     table.first_token(slot, 109.0)
 
 
+def test_what_is_read_is_an_obstacle_for_lower_classes_only(table):
+    backend = table.get("m/b1")
+    slot = table.take("m/b1", 100.0, Need(20_000, 10, streams=True))
+    assert backend.obstacle(20_000, 100.0, 0, 5) is None  # nobody knows how fast it reads
+    table.first_token(slot, 101.0)
+    assert backend.obstacle(20_000, 101.0, 0, 5) is None
+    table.take("m/b1", 101.0, Need(900, 10, streams=True))
+    assert backend.obstacle(100, 101.0, 0, 5) is None  # 20,000/s are 1,000 in 50 ms
+    assert backend.obstacle(101, 101.0, 0, 5) is Exclusion.READING
+    assert backend.obstacle(101, 101.0, 5, 5) is None
+    assert backend.obstacle(101, 101.0, 0, None) is None
+
+
+def test_with_admission_off_prompts_that_are_read_hold_nobody_up(clock):
+    table = PoolTable(clock)
+    table.apply(pools(m={"backends": [ONE], "admission": "off"}))
+    table.first_token(table.take("m/b1", 100.0, Need(1000, 10, streams=True)), 101.0)
+    table.take("m/b1", 101.0, Need(9000, 10, streams=True))
+    assert table.get("m/b1").obstacle(9000, 101.0, 0, 5) is None
+
+
 def test_refusals_of_the_engine_lower_its_limit_at_the_next_scrape_and_are_told(table):
     cuts = []
     table.on_cut.append(lambda *cut: cuts.append(cut))
@@ -531,6 +552,18 @@ def test_listeners_hear_of_members_and_of_capacity(table):
     table.apply(pools(m=[ONE, TWO]))
     assert members == [1]
     assert table.epoch > epoch
+
+
+def test_listeners_hear_of_each_prompt_that_was_read_once(table):
+    read = []
+    table.on_read.append(read.append)
+    slot = table.take("m/b1", 100.0, Need(10, 10, streams=True))
+    assert not read
+    table.first_token(slot, 100.1)
+    assert read == ["m"]
+    slot.release()
+    table.first_token(slot, 100.2)
+    assert read == ["m"]
 
 
 def test_unknown_load_weighs_more_than_an_idle_backend_that_shows_its_load(table):
