@@ -10,7 +10,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	@$(BIN)/python -m pip install --quiet --editable '.[redis]' --group dev
+	@$(BIN)/python -m pip install --quiet --editable '.[redis,kubernetes]' --group dev
 	@touch $@
 
 demo: setup            ## gateway and three simulated backends on loopback

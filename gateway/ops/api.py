@@ -30,8 +30,9 @@ from gateway.ingress.routes import Readiness
 from gateway.observe.metrics import Metrics
 from gateway.ops.dryrun import Deciding
 from gateway.ops.explain import Book
+from gateway.ops.moment import Moment
 from gateway.ops.operate import Operate
-from gateway.ops.overview import Facts, Moment, overview
+from gateway.ops.overview import Facts, overview
 from gateway.ops.reasons import BadParameter, Reasons, bad_parameter
 from gateway.ops.replies import json_reply, problem, reply
 from gateway.pools.table import PoolTable
@@ -78,6 +79,7 @@ def admin_app(  # noqa: PLR0913 - all that is shown
             draining=_draining(ready()),
             started_at=started_at,
             gate=deciding.gate,
+            charges=orders.supervisor.charges,
         )
         shown = overview(facts, Moment(clock.now(), clock.wall()))
         return json_reply(shown)

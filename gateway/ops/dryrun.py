@@ -27,7 +27,7 @@ from gateway.ops.explain import (
     setting_told,
     shed_reason,
 )
-from gateway.ops.overview import Moment, rfc3339
+from gateway.ops.moment import Moment, rfc3339
 from gateway.routing.catalog import Catalogs
 from gateway.wire.calls import ENDPOINTS
 

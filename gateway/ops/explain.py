@@ -16,7 +16,7 @@ from gateway.config.findings import KeyPath, dotted
 from gateway.config.load import Loaded
 from gateway.config.models import Section
 from gateway.config.spell import spell
-from gateway.ops.overview import Moment, rfc3339
+from gateway.ops.moment import Moment, rfc3339
 
 SCHEMA_VERSION: Final = 1
 

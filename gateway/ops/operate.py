@@ -25,7 +25,7 @@ from gateway.control.launchers.launcher import LaunchError
 from gateway.control.orders import OrderRefused, Orders, Touched, Verb
 from gateway.core.aio import Clock
 from gateway.core.events import Event
-from gateway.ops.overview import Moment
+from gateway.ops.moment import Moment
 from gateway.ops.reasons import BadParameter, number
 from gateway.ops.replies import json_reply, problem, reply
 from gateway.pools.store import StoreUnavailable

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal, TypedDict
 
 from gateway import __version__
 from gateway.admission.gate import Gate
-from gateway.config.models import Config, PoolConfig
+from gateway.config.models import Config
+from gateway.control.charge import Charge
 from gateway.core.types import Phase, Transition
 from gateway.observe.metrics import Metrics
+from gateway.ops.moment import Moment, rfc3339
+from gateway.ops.supervision import SupervisionOverview, supervision
 from gateway.pools.table import Backend, PoolTable
 from gateway.routing.catalog import Catalog
 
@@ -64,6 +66,7 @@ class BackendOverview(TypedDict):
     version: str | None
     window_tokens: int | None
     models: list[str]  # adapters included
+    supervision: SupervisionOverview | None  # null: nobody here starts or restarts it
 
 
 class QueueOverview(TypedDict):
@@ -132,24 +135,6 @@ class Overview(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """One instant on both clocks, to tell monotonic times as wall times."""
-
-    now: float
-    wall: float
-
-    def told(self, at: float) -> str:
-        """Return a monotonic time in RFC 3339."""
-        return rfc3339(self.wall - (self.now - at))
-
-
-def rfc3339(wall: float) -> str:
-    """Return seconds since the epoch as `2026-01-31T14:02:11.120Z`."""
-    text = datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds")
-    return text.replace("+00:00", "Z")
-
-
-@dataclass(frozen=True, slots=True)
 class Facts:
     """What an overview is made of."""
 
@@ -160,11 +145,12 @@ class Facts:
     draining: bool
     started_at: float
     gate: Gate
+    charges: Mapping[str, Charge]
 
 
 def overview(facts: Facts, moment: Moment) -> Overview:
     """Return the overview of this moment."""
-    pools = pool_overviews(facts.config.pools, facts.table, facts.gate, moment)
+    pools = pool_overviews(facts, moment)
     backends = [backend for pool in pools for backend in pool["backends"]]
     recent = list(facts.table.transitions)[: -_TRANSITIONS_TOLD - 1 : -1]
     return Overview(
@@ -190,14 +176,15 @@ def overview(facts: Facts, moment: Moment) -> Overview:
     )
 
 
-def pool_overviews(
-    configs: Mapping[str, PoolConfig], table: PoolTable, gate: Gate, moment: Moment
-) -> list[PoolOverview]:
+def pool_overviews(facts: Facts, moment: Moment) -> list[PoolOverview]:
     """Return every pool as it is, in the order of the configuration."""
+    configs, table, gate = facts.config.pools, facts.table, facts.gate
     entries, queues = Catalog.build(configs, table).entries, gate.queues()
     pools = []
     for name, config in configs.items():
-        backends = [_backend(each, moment) for each in table.backends(name)]
+        backends = [
+            _backend(each, facts.charges.get(each.id), moment) for each in table.backends(name)
+        ]
         entry = entries[name]
         endpoints = entry.endpoints
         (requests, tokens), oldest_s = queues.get(name, (0, 0)), gate.oldest_s(name)
@@ -221,7 +208,7 @@ def pool_overviews(
     return pools
 
 
-def _backend(backend: Backend, moment: Moment) -> BackendOverview:
+def _backend(backend: Backend, charge: Charge | None, moment: Moment) -> BackendOverview:
     sample, stale = backend.sample, backend.stale(moment.now)
     fresh = None if stale else sample
     projected = backend.room.projection(moment.now).ratio
@@ -245,6 +232,7 @@ def _backend(backend: Backend, moment: Moment) -> BackendOverview:
         version=backend.version,
         window_tokens=backend.window_tokens,
         models=list(backend.models),
+        supervision=None if charge is None else supervision(charge, moment),
     )
 
 

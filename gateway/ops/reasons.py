@@ -24,7 +24,7 @@ from gateway.core.errors import EndpointNotServed, ModelNotFound
 from gateway.core.types import Endpoint
 from gateway.ops.dryrun import Deciding, UnknownKey, Wish, dry_run
 from gateway.ops.explain import Book, summary, told
-from gateway.ops.overview import Moment
+from gateway.ops.moment import Moment
 from gateway.ops.replies import json_reply, problem
 
 _TOLD: Final = 50  # decisions in a list, unless told

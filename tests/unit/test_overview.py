@@ -16,7 +16,8 @@ from gateway.core.types import (
     ServedModel,
 )
 from gateway.observe.metrics import Metrics, Readings
-from gateway.ops.overview import Facts, Moment, Overview, overview, rfc3339, verdict
+from gateway.ops.moment import Moment, rfc3339
+from gateway.ops.overview import Facts, Overview, overview, verdict
 from gateway.pools.health import Order
 from gateway.pools.table import PoolTable
 from gateway.routing.choice import Chooser
@@ -62,7 +63,7 @@ class Fleet:
             self.table.observe(backend_id, ProbeFailed(self.clock.at, "refused"))
 
     def overview(self, *, draining=False):
-        facts = Facts(self.table, self.metrics, self.config, None, draining, 90.0, self.gate)
+        facts = Facts(self.table, self.metrics, self.config, None, draining, 90.0, self.gate, {})
         return overview(facts, Moment(self.clock.now(), self.clock.wall()))
 
     def pool(self, name="m"):
