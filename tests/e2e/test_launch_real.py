@@ -141,7 +141,6 @@ async def story(bench):
     assert session_of(pid_of(third)) == {}
     seen = await launcher.look()
     assert seen.exit_code in (0, -signal.SIGTERM), await launcher.log(4000)
-    assert "Traceback" not in await launcher.log(100_000)
 
 
 def test_start_death_of_the_engine_restart_and_stop_leave_nothing(tmp_path):

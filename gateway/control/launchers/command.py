@@ -8,9 +8,7 @@ and cannot know what others did; whether the server runs is for probes to say.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
 from pathlib import Path
 from typing import Final
 
@@ -22,12 +20,16 @@ from gateway.control.launchers.launcher import (
     Superseded,
 )
 from gateway.control.launchers.logfile import LogFile
+from gateway.control.launchers.run import execute
 
 CALL_S: Final = 30.0  # for the command to end, beyond the grace
 
 
 class CommandLauncher:
-    """Runs one command. Its output goes to a file: what it leaves running keeps its output."""
+    """Runs one command, which is to start the server and return.
+
+    Its output goes to a file, so what it leaves running can write on when it has returned.
+    """
 
     launches = False
 
@@ -83,30 +85,13 @@ class CommandLauncher:
         try:
             self._log.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             output = self._log.open()
-            try:
-                self._log.begin(self._log.size)
-                process = await asyncio.create_subprocess_exec(
-                    *self._words,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                )
-            finally:
-                os.close(output)
         except OSError as error:
-            raise LaunchError(f"cannot run `{self._words[0]}`: {error.strerror}") from error
+            raise LaunchError(f"cannot write {self._log.path}: {error.strerror}") from error
         try:
-            async with asyncio.timeout(timeout_s):
-                code = await process.wait()
-        except TimeoutError as error:
-            said = f"`{self._words[0]}` did not end within {timeout_s:.0f} s and was killed;"
-            raise LaunchError(f"{said} it is to start the server and return") from error
+            self._log.begin(self._log.size)
+            code = await execute(self._words, (output, output), timeout_s)
         finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
+            os.close(output)
         if code:
             last = (await self.log(300)).strip().splitlines()[-1:] or ["nothing"]
             raise LaunchError(f"`{self._words[0]}` failed with code {code}: {last[0]}")

@@ -93,22 +93,7 @@ async def _gone(members: Iterable[Process], patience_s: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(patience_s):
             for each in members:
-                await _end_of(each)
-
-
-async def _end_of(process: Process) -> None:
-    try:
-        handle = os.pidfd_open(process.pid)  # readable once the process has ended
-    except ProcessLookupError:
-        return
-    ended, loop = asyncio.Event(), asyncio.get_running_loop()
-    loop.add_reader(handle, ended.set)
-    try:
-        if proc.runs(process.pid, process.started):
-            await ended.wait()
-    finally:
-        loop.remove_reader(handle)
-        os.close(handle)
+                await proc.end_of(each)
 
 
 def _kill(members: Iterable[Process], record: Record | None) -> None:

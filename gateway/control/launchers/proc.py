@@ -1,12 +1,13 @@
 """What `/proc` tells of processes: who they are, whose they are, who listens on a port.
 
 A pid alone names nobody, because it is used again; pid and start time (since boot) do. Everything
-here is a moment's view: what cannot be read has gone, or is another user's. Blocking, in
-microseconds for one process and milliseconds for all.
+here is a moment's view: what cannot be read has gone, or is another user's. All but `end_of` is
+blocking, in microseconds for one process and milliseconds for all.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import os
@@ -118,6 +119,22 @@ def tell(process: Process, number: signal.Signals) -> None:
                 signal.pidfd_send_signal(handle, number)
         finally:
             os.close(handle)
+
+
+async def end_of(process: Process) -> None:
+    """Wait until this very process has ended. Cancel: nothing is held."""
+    try:
+        handle = os.pidfd_open(process.pid)  # readable once the process has ended
+    except ProcessLookupError:
+        return
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_reader(handle, ended.set)
+    try:
+        if runs(process.pid, process.started):
+            await ended.wait()
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)
 
 
 def private_bytes(pid: int) -> int:
