@@ -390,7 +390,7 @@ def test_a_living_gateways_server_is_left_to_it_and_taken_over_after_it(bench):
         with another_gateway(bench) as (gateway, started):
             launcher = bench.launcher(orphan="stop")
             assert await launcher.look() == Seen(started, running=True)
-            assert len(bench.left()) == 1
+            await bench.processes(1)
             with pytest.raises(Superseded):
                 await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
             gateway.kill()
