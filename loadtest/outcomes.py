@@ -12,9 +12,6 @@ from loadtest.arrivals import Shot
 
 REFUSING: Final = (429, 503)
 AT_ONCE_S: Final = 0.050  # a refusal that comes by then came at once
-# How long a request may wait at the gate. Under overload the queue is as long as that, so it is added
-# to every time to first token: half of what is seen at half load (p99), for the sum is to stay below twice.
-WAIT_S: Final = 0.15
 
 
 class End(Enum):
@@ -100,9 +97,16 @@ def percentiles(values: Iterable[tuple[float, bool]]) -> dict[str, Any] | None:
 
 
 def figures(
-    outcomes: Sequence[Outcome], slo: Slo, window: tuple[float, float], cut_s: float
+    outcomes: Sequence[Outcome],
+    slo: Slo,
+    window: tuple[float, float],
+    cut_s: float,
+    wait_s: float = 0.0,
 ) -> dict[str, Any]:
-    """Sum up the requests that were planned within the window. `cut_s`: when we hung up."""
+    """Sum up the requests that were planned within the window.
+
+    `cut_s`: when we hung up. `wait_s`: how long a request may wait before it is refused.
+    """
     within = [each for each in outcomes if window[0] <= each.shot.at_s < window[1]]
     first = [each for each in within if not each.retry]
     seconds = window[1] - window[0]
@@ -124,7 +128,7 @@ def figures(
         "late_s": percentiles(
             (each.sent_s - each.planned_s, True) for each in within if each.sent_s is not None
         ),
-        "refusals": refusals(within),
+        "refusals": refusals(within, wait_s),
         "retries": retries(within, slo),
         "kinds": _parts(first, slo, cut_s, seconds, lambda each: each.shot.kind),
         "groups": _parts(first, slo, cut_s, seconds, lambda each: each.shot.group),
@@ -142,10 +146,10 @@ def ttft(outcomes: Iterable[Outcome], cut_s: float) -> dict[str, Any] | None:
     return percentiles(values)
 
 
-def refusals(outcomes: Iterable[Outcome]) -> dict[str, Any]:
+def refusals(outcomes: Iterable[Outcome], wait_s: float) -> dict[str, Any]:
     """Sum up refusals: reasons, how soon they came, and what they advise.
 
-    In time is at once, or when the wait was over that the study sets as `queue.max_wait`.
+    In time is at once, or when the wait of `wait_s` was over.
     """
     refused = [each for each in outcomes if each.end is End.REFUSED and each.answered_s is not None]
     took = [each.answered_s - each.planned_s for each in refused if each.answered_s is not None]
@@ -157,7 +161,7 @@ def refusals(outcomes: Iterable[Outcome]) -> dict[str, Any]:
         "longest_s": round(max(took, default=0.0), 4),
         "at_once_ratio": ratio(sum(value <= AT_ONCE_S for value in took), len(took)),
         "in_time_ratio": ratio(
-            sum(value <= AT_ONCE_S or abs(value - WAIT_S) <= 2 * AT_ONCE_S for value in took),
+            sum(value <= AT_ONCE_S or abs(value - wait_s) <= 2 * AT_ONCE_S for value in took),
             len(took),
         ),
         "retry_after_ratio": ratio(len(advice), len(refused)),

@@ -35,7 +35,7 @@ from loadtest.arms import ARMS, Backends, Entrance, KeyFolder, entrance, given, 
 from loadtest.arrivals import PROFILES, Profile, shots
 from loadtest.harness import LOAD_CORE, cpu_s
 from loadtest.openloop import Door, closed_loop, fire, scrape
-from loadtest.outcomes import WAIT_S, Outcome, Slo, figures
+from loadtest.outcomes import Outcome, Slo, figures
 from loadtest.overload_report import write
 from loadtest.scenarios import ALL_TENANTS, NAMES, TENANTS, Cell, Study
 
@@ -95,7 +95,7 @@ async def run_cell(cell: Cell, entry: Entrance, backends: Backends, slo: Slo) ->
         "scenario": cell.scenario,
         "label": cell.label,
         "seconds": round(cell.window[1] - cell.window[0], 3),
-        **figures(outcomes, slo, cell.window, cut_s),
+        **figures(outcomes, slo, cell.window, cut_s, entry.wait_s),
         "preemptions": after.get("vllm:num_preemptions_total", 0.0)
         - before.get("vllm:num_preemptions_total", 0.0),
         "tokens_per_s": round(
@@ -185,7 +185,7 @@ def run(args: argparse.Namespace) -> None:
         print("capacity:", result["capacity"], flush=True)
         study = Study(profile, result["capacity"]["per_s"], args.seconds, args.seed, args.retry)
         for arm in args.arms:
-            seconds = {"ttft_ms": slo.ttft_s, "itl_ms": slo.itl_s, "wait_ms": WAIT_S}
+            seconds = {"ttft_ms": slo.ttft_s, "itl_ms": slo.itl_s}
             objectives = {name: round(value * 1000) for name, value in seconds.items()}
             router = [args.router, *args.router_flags.split()]
             with entrance(arm, backends, keys, objectives, router) as entry:

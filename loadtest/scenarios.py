@@ -9,6 +9,9 @@ from loadtest.arrivals import Phase, Profile, Shot, merge, plan
 
 LEAD_S: Final = 3.0  # arrivals before the window: the load settles
 TAIL_S: Final = 3.0  # arrivals after it: the last requests of the window are no better off
+LONGEST_S: Final = (
+    30.0  # that a refusal may tell: the surge's last are to come again within the cell
+)
 SHARERS: Final = 8  # tenants of the fairness scenario
 TIMES: Final = 50.0  # the greedy one sends this many times its share
 TENANTS: Final = ("t1", "t2", "t3", "t4")
@@ -58,7 +61,7 @@ class Study:
 
     def surge(self, level: float) -> Cell:
         """Return half load, 10 s of `level`, and half load again: retries may find room."""
-        part_s = 1.5 * self.seconds
+        part_s = max(1.5 * self.seconds, LONGEST_S)
         phases = [
             Phase(s, x * self.capacity_per_s) for s, x in ((5, 0.5), (10, level), (part_s, 0.5))
         ]

@@ -183,8 +183,9 @@ class House:
         self.table.observe(backend_id, Scraped(sample))
 
     def ask(
-        self, tenant="t", *, pool="m", priority=0, tokens=100, adapter=None, tried=(), stream=False
-    ):
+        self, tenant="t", *, pool="m", priority=0, tokens=100, adapter=None, tried=(), stream=False,
+        returned=False,
+    ):  # fmt: skip
         name = adapter or pool
         return Ask(
             Route(name, pool, name, adapter),
@@ -194,6 +195,7 @@ class House:
             Need(tokens, 0, stream),
             self.gate.top_priority,
             list(tried),
+            returned,
         )
 
     def guest(self, tenant="t", *, wait_s=30.0, body_bytes=0, **asked):

@@ -1,4 +1,4 @@
-"""What is learnt to look ahead: how long outputs get, and how fast a pool drains."""
+"""What is learnt to look ahead: how long outputs get, how fast a pool drains, and who comes again."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ _RETRY_LEAST_S: Final = 1.0  # Retry-After has whole seconds
 _RETRY_MOST_S: Final = 30.0  # SDKs ignore waits over a minute; halved, because the rate changes
 _RETRY_UNKNOWN_S: Final = 5.0  # nothing drained yet: about the length of one reply
 _JITTER: Final = 0.3  # spreads those who were refused together
+_FADES_S: Final = _RETRY_MOST_S  # whoever did not come back by then is hardly going to
+_PROMISED_LEAST: Final = 1.0  # tokens; less is forgotten
 
 
 @dataclass(slots=True)
@@ -101,5 +103,51 @@ class Drain:
     def retry_after_s(self, tokens_ahead: int, u: float) -> float:
         """Return when to come again, 1 to 30 s; `u` in [0, 1) is the caller's random number."""
         eta = self.eta_s(tokens_ahead)
-        wait = (_RETRY_UNKNOWN_S if eta is None else eta) * (1 + _JITTER * u)
-        return min(max(wait, _RETRY_LEAST_S), _RETRY_MOST_S)
+        wait = _RETRY_UNKNOWN_S if eta is None else eta
+        longest = _RETRY_MOST_S / (1 + _JITTER)  # so that the bounds are jittered too
+        return min(max(wait, _RETRY_LEAST_S), longest) * (1 + _JITTER * u)
+
+
+class Promises:
+    """What was told to come again and has not yet: tokens by tenant, of at most `most` tenants.
+
+    It is a queue outside of the queue. Without it all who are refused in one surge would be told the
+    same few seconds, and meet each other again.
+    """
+
+    def __init__(self, most: int = 1000) -> None:
+        self.tokens = 0.0
+        self._most = most
+        self._tokens: OrderedDict[str, float] = OrderedDict()  # by tenant; fades with age
+
+    def __len__(self) -> int:
+        """Return how many tenants hold a promise."""
+        return len(self._tokens)
+
+    def of(self, tenant: str) -> float:
+        """Return the tokens that were promised to a tenant."""
+        return self._tokens.get(tenant, 0.0)
+
+    def made(self, tenant: str, tokens: int) -> None:
+        """Note that a request of so many tokens was told to come again."""
+        self._set(tenant, self.of(tenant) + tokens)
+        if len(self._tokens) > self._most:
+            self._set(next(iter(self._tokens)), 0.0)
+
+    def kept(self, tenant: str, tokens: int) -> None:
+        """Note that a request of so many tokens came again."""
+        self._set(tenant, self.of(tenant) - tokens)
+
+    def passed(self, seconds: float) -> None:
+        """Let time pass: some never come again."""
+        kept = math.exp(-seconds / _FADES_S)
+        for tenant, tokens in [*self._tokens.items()]:
+            self._set(tenant, tokens * kept)
+
+    def _set(self, tenant: str, tokens: float) -> None:
+        self.tokens -= self._tokens.pop(tenant, 0.0)
+        if tokens >= _PROMISED_LEAST:
+            self._tokens[tenant] = tokens
+            self.tokens += tokens
+        if not self._tokens:
+            self.tokens = 0.0  # no rounding stays

@@ -27,7 +27,7 @@ from gateway.admission.refusals import no_backend, queue_full, too_late
 from gateway.admission.turns import Ticket
 from gateway.config.models import PoolConfig, QueueConfig
 from gateway.core.aio import Clock
-from gateway.core.errors import GatewayError
+from gateway.core.errors import GatewayError, Overloaded, TooManyWaiting
 from gateway.core.types import Ask, Call, Caller, Demand, Need, Outcome, RequestRecord, Slot
 from gateway.pools.table import Backend, PoolTable
 
@@ -121,7 +121,10 @@ class Gate:
             return None
         now = self._clock.now()
         backend = self._finder.find(self._backends(ask), ask, now)
-        return None if backend is None else self._table.take(backend.id, now, ask.need)
+        if backend is None:
+            return None
+        line.came(ask)
+        return self._table.take(backend.id, now, ask.need, ask.caller.tenant)
 
     def has_room(self, ask: Ask) -> bool:
         """Whether `enter` would give a place to a request that was let in before."""
@@ -144,17 +147,18 @@ class Gate:
         line, now = self._lines.get(ask.route.pool), self._clock.now()
         if line is None:  # a reload took the pool away while the prompt was counted
             raise no_backend(ask, {}, self._rng)
+        line.came(ask)
         waiting = Waiting(ask, asyncio.get_running_loop().create_future(), announce, now)
         ticket = _ticket(waiting, body_bytes, now, deadline)
         decision, refusal = self._judge(line, ticket, request_id)
         self.decisions.keep(decision)
         if refusal is not None and not decision.has_room:
-            raise refusal
+            raise _told(line, ask, refusal)
         line.queue.offer(ticket, bounded=refusal is None)
         try:
             line.let_in()
             if refusal is not None and not waiting.turn.done():
-                raise refusal  # what has room is kept for those before it
+                raise _told(line, ask, refusal)  # what has room is kept for those before it
             slot = await waiting.turn
         except GatewayError as error:
             if error is not refusal:
@@ -221,10 +225,10 @@ class Gate:
         decision.eta_s = eta_s = line.eta_s(ticket)
         if len(why) >= len(backends) and not any(reason.passes for reason in why.values()):
             refusal = no_backend(ask, why, self._rng)
-        elif eta_s is not None and eta_s > wait_s:
-            refusal = too_late(ask, why, eta_s, wait_s, line.retry_after_s())
+        elif eta_s is not None and eta_s > line.patience(ticket) * wait_s:
+            refusal = too_late(ask, why, eta_s, wait_s, line.retry_after_s(ask))
         elif (full := queue.full(ticket)) is not None:
-            refusal = queue_full(ask, full, queue, why, line.retry_after_s())
+            refusal = queue_full(ask, full, queue, why, line.retry_after_s(ask))
         elif len(queue.tenants) <= _TENANTS_COUNTED:
             decision.position = queue.ahead(ticket).requests + 1
         if refusal is not None:
@@ -244,9 +248,18 @@ class Gate:
             line.let_in()
 
 
+def _told(line: Line, ask: Ask, refusal: GatewayError) -> GatewayError:
+    if isinstance(refusal, Overloaded | TooManyWaiting):
+        line.told(ask)
+    return refusal
+
+
 def _ticket(waiting: Waiting, body_bytes: int, now: float, deadline: float) -> Ticket[Waiting]:
     caller, need = waiting.ask.caller, waiting.ask.need
-    return Ticket(waiting, caller.tenant, caller.priority, need.tokens, body_bytes, now, deadline)
+    return Ticket(
+        *(waiting, caller.tenant, caller.priority, need.tokens, body_bytes, now, deadline),
+        returned=waiting.ask.returned,
+    )
 
 
 def _limits(queue: QueueConfig) -> Limits:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from gateway.admission.decisions import Weighed
-from gateway.admission.forecast import Drain
-from gateway.admission.queue import Blocked, FairQueue, Limits, Placed
+from gateway.admission.forecast import Drain, Promises
+from gateway.admission.queue import Blocked, Claims, FairQueue, Limits, Placed
 from gateway.admission.refusals import no_backend, too_late, waited_too_long
 from gateway.admission.turns import Ticket
 from gateway.core.aio import Clock
@@ -22,9 +22,13 @@ from gateway.pools.table import Backend, PoolTable
 Announce = Callable[[int, float | None], None]  # position from 1, and seconds if they are known
 Kinds = dict[tuple[object, ...], Blocked]
 
+_NOTHING: Final[frozenset[str]] = frozenset()
 _SERVING: Final = frozenset({Phase.READY, Phase.DEGRADED})
 _ANNOUNCE_S: Final = 2.0  # often enough to look alive, rarer than any idle time-out on the way
 _LOOKED_AT_ONCE: Final = 64  # per tick: a position costs up to 40 us
+_COMES_NEW: Final = 0.5  # of what drains: it goes to those who come for the first time
+_DOUBT: Final = 4.0  # times the time that a tenant's only request has
+_SOON_S: Final = 1.0  # whoever waits no longer than this knows soon enough
 _HOPELESS: Final = 1.5  # times the time that is left: a drain rate is an estimate
 
 
@@ -66,6 +70,7 @@ class Line:
     ) -> None:  # fmt: skip
         self.queue: FairQueue[Waiting] = FairQueue(limits)
         self.drain = Drain()
+        self.promises = Promises()
         self.top_priority: int | None = None  # as of `Gate`
         self._pool = pool
         self._table = table
@@ -101,14 +106,15 @@ class Line:
         has_room = [each for each in serving if each.obstacle(1, now, *best) is None]
         kinds: Kinds = {}
 
-        def place(waiting: Waiting, claimed: AbstractSet[str]) -> Placed[Slot] | Blocked:
+        def place(waiting: Waiting, claimed: Claims[Waiting]) -> Placed[Slot] | Blocked:
             ask = waiting.ask
             if waiting.turn.done():  # its client has left; its own task takes it out
                 return Blocked(frozenset())
-            backend = self._finder.find(has_room, ask, now, claimed) if has_room else None
+            held = self._held_from(ask, claimed) if claimed else _NOTHING
+            backend = self._finder.find(has_room, ask, now, held) if has_room else None
             if backend is None:
                 return self._blocked(ask, kinds, now)
-            slot = self._table.take(backend.id, now, ask.need)
+            slot = self._table.take(backend.id, now, ask.need, ask.caller.tenant)
             if backend.obstacle(1, now, *best) is not None:
                 has_room.remove(backend)
             return Placed(backend.id, slot)
@@ -124,11 +130,21 @@ class Line:
         tokens, self._given_back_tokens = given_back - self._given_back_tokens, given_back
         if seconds > 0 and (tokens > 0 or any(each.in_flight for each in backends)):
             self.drain.passed(seconds, max(0, tokens))
+        self.promises.passed(seconds)
         if self.queue:
             self.let_in()
             self._refuse_lost(now)
             self._refuse_hopeless(now)
             self._announce(now)
+
+    def told(self, ask: Ask) -> None:
+        """Note that a request was refused, and told when to come again."""
+        self.promises.made(ask.caller.tenant, ask.need.tokens)
+
+    def came(self, ask: Ask) -> None:
+        """Note that a request came, maybe again."""
+        if ask.returned and not ask.tried:
+            self.promises.kept(ask.caller.tenant, ask.need.tokens)
 
     def close(self) -> None:
         """Refuse everybody: no backend serves the pool, or it is gone."""
@@ -147,15 +163,51 @@ class Line:
             return eta_s
         return self.drain.eta_s(self.queue.ahead(ticket).tokens)
 
-    def retry_after_s(self) -> float:
-        """Return when to come again, from what waits and how fast it goes; jittered."""
-        return self.drain.retry_after_s(self.queue.held.tokens, self._rng.random())
+    def patience(self, ticket: Ticket[Waiting]) -> float:
+        """Return by how much an estimate must be over the time a ticket has, to refuse it unheard.
+
+        An estimate knows of the drain, not of the room that is kept for those who use little. Of a
+        tenant that has others waiting a mistake costs little: one more or less of many. One that has
+        none waiting is given the doubt: it will know at its deadline.
+        """
+        return 1.0 if ticket.tenant in self.queue.tenants else _DOUBT
+
+    def retry_after_s(self, ask: Ask) -> float:
+        """Return when a refused request is to come again; jittered.
+
+        That is when its tenant has had its turns for all it has here and was told to come again with,
+        this request included: each other tenant is served as much meanwhile, if it has as much.
+        """
+        tenant, cost = ask.caller.tenant, ask.need.tokens
+        queue, promises = self.queue, self.promises
+        held = queue.tenants.get(tenant)
+        own = (held.tokens if held is not None else 0) + (promises.of(tenant) + cost) / _COMES_NEW
+        tenants = max(len(queue.tenants), len(promises), 1)
+        ahead = min(own * tenants, queue.held.tokens + (promises.tokens + cost) / _COMES_NEW)
+        return self.drain.retry_after_s(round(ahead), self._rng.random())
 
     # --- inside -----------------------------------------------------------------------------------
 
     @property
     def _backends(self) -> Sequence[Backend]:
         return self._table.backends(self._pool)
+
+    def _held_from(self, ask: Ask, claimed: Claims[Waiting]) -> AbstractSet[str]:
+        """Return which of the claimed backends a request must leave alone.
+
+        Who holds more than its share of one claims nothing of what is kept for the others there.
+        """
+        held = set()
+        for backend_id, claimers in claimed.items():
+            backend = self._table.get(backend_id)
+            much = backend.room.holds_much if backend is not None else None
+            if (
+                much is None
+                or much(ask.caller.tenant)
+                or not all(much(each.ask.caller.tenant) for each in claimers)
+            ):
+                held.add(backend_id)
+        return held
 
     def _blocked(self, ask: Ask, kinds: Kinds, now: float) -> Blocked:
         """Return which backends could take a request once they have room; one look for all of a kind."""
@@ -191,15 +243,16 @@ class Line:
             return
         suspects, tokens = [], 0
         for ticket in self.queue:  # by their order of arrival, which is quick to tell
-            if tokens / rate > _HOPELESS * (ticket.deadline - now):
+            if tokens / rate > _HOPELESS * max(_SOON_S, ticket.deadline - now):
                 suspects.append(ticket)
             tokens += ticket.cost_tokens
         for ticket in suspects[:_LOOKED_AT_ONCE]:
             eta_s, left_s = self.queue.ahead(ticket).tokens / rate, ticket.deadline - now
-            if eta_s > _HOPELESS * left_s and self.queue.remove(ticket):
+            if eta_s > _HOPELESS * left_s > _SOON_S and self.queue.remove(ticket):
                 ask = ticket.item.ask
                 why = self._finder.why_not(self._backends, ask, now)
-                ticket.item.refuse(too_late(ask, why, eta_s, left_s, self.retry_after_s()))
+                ticket.item.refuse(too_late(ask, why, eta_s, left_s, self.retry_after_s(ask)))
+                self.told(ask)
 
     def _announce(self, now: float) -> None:
         """Tell those who asked for it where they are; a few at a time, because to know is not free."""
@@ -232,7 +285,8 @@ class Line:
             ask = ticket.item.ask
             why = self._finder.why_not(self._backends, ask, now)
             waited_s = now - ticket.offered_at
-            ticket.item.refuse(waited_too_long(ask, why, waited_s, self.retry_after_s()))
+            ticket.item.refuse(waited_too_long(ask, why, waited_s, self.retry_after_s(ask)))
+            self.told(ask)
         self.let_in()  # others may have stood back for them
         self._arm()
 

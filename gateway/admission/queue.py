@@ -17,7 +17,8 @@ Pure and synchronous. Time comes in as monotonic seconds, backends only as ids t
   waiting request is old, and a few long ones would take the place of many short ones.)
 * In a band: deficit round robin between tenants, see `turns`. Tenants that are never blocked and
   stay backlogged from the same time differ by less than a quantum and one ticket in tokens given.
-* In a tenant: in order of the offers, but a blocked ticket may be passed.
+* In a tenant: what was refused before and came again goes first, else in order of the offers; a blocked
+  ticket may be passed.
 * A placement on a backend that an earlier, blocked ticket of the walk could use too is a pass of that
   ticket. After `max_passes` it claims what it could use: no later ticket may go there, room adds up,
   and no crowd of small requests starves a large one. Other backends go on taking work.
@@ -28,8 +29,7 @@ Pure and synchronous. Time comes in as monotonic seconds, backends only as ids t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from heapq import heapify, heappop, heappush
@@ -42,6 +42,10 @@ __all__ = ["Ahead", "Blocked", "FairQueue", "Full", "Held", "Limits", "Place", "
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+# About one short request: a tenant with nothing queued has its turn after one such of each other. As
+# turns are numbers, a small quantum costs no more steps than a large one.
+QUANTUM_TOKENS: Final = 256
 
 _STALE_DEADLINES: Final = 64  # those of tickets that have left, kept at least until they are swept
 
@@ -90,7 +94,8 @@ class Blocked:
     best: str | None = None
 
 
-Place = Callable[[T, AbstractSet[str]], Placed[R] | Blocked]
+Claims = Mapping[str, Sequence[T]]  # by backend: who claims it
+Place = Callable[[T, Claims[T]], Placed[R] | Blocked]
 
 
 class Ahead(NamedTuple):
@@ -111,7 +116,7 @@ class FairQueue(Generic[T]):
         self,
         limits: Limits,
         *,
-        quantum_tokens: int = 2048,
+        quantum_tokens: int = QUANTUM_TOKENS,
         max_passes: int = 16,
         max_looks: int = 32,
     ) -> None:
@@ -180,10 +185,10 @@ class FairQueue(Generic[T]):
     def take(self, place: Place[T, R]) -> tuple[Ticket[T], R] | None:
         """Take out the first ticket that `place` finds a backend for, with the value it gave.
 
-        `place(item, claimed)` must not choose a claimed backend, nor touch the queue. When it raises,
-        everything stays queued. Tickets past their deadline count as any other: call `expired` first.
+        `place(item, claimed)` must not choose a claimed backend, but where it knows of room that those
+        who claim it cannot have; nor touch the queue. When it raises, everything stays queued. Tickets past their deadline count as any other: call `expired` first.
         """
-        claimed: frozenset[str] = frozenset()
+        claimed: dict[str, list[T]] = {}
         blocked: list[tuple[Ticket[T], frozenset[str]]] = []
         for ticket in islice(self._walk(), self._max_looks):
             verdict = place(ticket.item, claimed)
@@ -197,7 +202,8 @@ class FairQueue(Generic[T]):
                 return ticket, verdict.value
             blocked.append((ticket, verdict.backend_ids))
             if ticket.passes >= self._max_passes:
-                claimed |= verdict.backend_ids if verdict.best is None else {verdict.best}
+                for each in verdict.backend_ids if verdict.best is None else (verdict.best,):
+                    claimed.setdefault(each, []).append(ticket.item)
         return None
 
     def remove(self, ticket: Ticket[T]) -> bool:

@@ -4,9 +4,12 @@ A tenant earns one quantum per turn, and its next ticket goes in the turn in whi
 to what the ticket costs. Turns are numbers here, in place of a ring that goes round: a ticket of a
 hundred quanta takes no more steps than a small one, and a candidate keeps its place.
 
-    waiting (first in, first out)         candidates (sorted: turn, line, number)
+    waiting (first in, first out)         candidates (sorted: turn, line, rank)
     a: a3 a4 a5          --advance-->     (4 a a1) (5 a a2) (5 b b1)
     b: b2                                     ^ blocked: a2 became a candidate as well
+
+What was refused and came again as it was told has waited longer than its tenant's other tickets, and
+becomes a candidate before them. Between tenants it changes nothing.
 """
 
 from __future__ import annotations
@@ -55,13 +58,37 @@ class Ticket(Generic[T]):
     body_bytes: int
     offered_at: float
     deadline: float
+    returned: bool = False  # it was refused before, and came again as it was told
     passes: int = field(default=0, init=False)  # later ones that went where it could have gone
     number: int = field(default=-1, init=False)  # order of offers
     turn: int = field(default=0, init=False)  # when it may go; 0: not a candidate yet
-    earlier: tuple[int, int] = field(default=(0, 0), init=False)  # its line's offers before it
+    rank: int = field(default=0, init=False)  # order of candidates
+    earlier: tuple[int, int] = field(default=(0, 0), init=False)  # its lane's offers before it
 
     def __post_init__(self) -> None:
         self.cost_tokens = max(1, self.cost_tokens)
+
+
+@dataclass(slots=True, eq=False)
+class Lane(Generic[T]):
+    """Tickets that go in the order of their offers."""
+
+    held: Held = field(default_factory=Held)  # candidates too
+    offered: tuple[int, int] = (0, 0)  # requests and tokens, ever
+    waiting: OrderedDict[int, Ticket[T]] = field(default_factory=OrderedDict)
+
+    def add(self, ticket: Ticket[T]) -> None:
+        """Queue a ticket."""
+        ticket.earlier = requests, tokens = self.offered
+        self.offered = requests + 1, tokens + ticket.cost_tokens
+        self.held.add(ticket)
+        self.waiting[ticket.number] = ticket
+
+    def before(self, earlier: tuple[int, int]) -> tuple[int, int]:
+        """Return the requests and tokens of what is held of the offers before."""
+        requests = self.held.requests - (self.offered[0] - earlier[0])
+        tokens = self.held.tokens - (self.offered[1] - earlier[1])
+        return max(0, requests), max(0, tokens)
 
 
 @dataclass(slots=True, eq=False)
@@ -72,10 +99,41 @@ class Line(Generic[T]):
     spent_tokens: int  # what it was served, and what it earned in turns when it had nothing to try
     charged_tokens: int = 0  # what its candidates cost
     turn: int = 0  # of the latest candidate; a later one never gets an earlier turn
-    held: Held = field(default_factory=Held)
-    offered: tuple[int, int] = (0, 0)  # requests and tokens, ever
-    waiting: OrderedDict[int, Ticket[T]] = field(default_factory=OrderedDict)
+    returned: Lane[T] = field(default_factory=Lane)
+    fresh: Lane[T] = field(default_factory=Lane)
     front: Ticket[T] | None = None  # the candidate that was not found blocked
+
+    def lane(self, ticket: Ticket[T]) -> Lane[T]:
+        """Return where a ticket belongs."""
+        return self.returned if ticket.returned else self.fresh
+
+    @property
+    def requests(self) -> int:
+        """How many it holds."""
+        return self.returned.held.requests + self.fresh.held.requests
+
+    @property
+    def tokens(self) -> int:
+        """What they cost."""
+        return self.returned.held.tokens + self.fresh.held.tokens
+
+    def next(self) -> Ticket[T] | None:
+        """Take out the ticket that is to become a candidate, if any waits."""
+        lane = self.returned if self.returned.waiting else self.fresh
+        return lane.waiting.popitem(last=False)[1] if lane.waiting else None
+
+    def before(self, ticket: Ticket[T], *, queued: bool) -> tuple[int, int]:
+        """Return the requests and tokens of its own that go before a ticket."""
+        lane = self.lane(ticket)
+        requests, tokens = lane.before(ticket.earlier if queued else lane.offered)
+        if queued and ticket.turn:
+            return requests, tokens
+        if not ticket.returned:
+            held = self.returned.held
+            return requests + held.requests, tokens + held.tokens
+        if self.front is not None and not self.front.returned:
+            return requests + 1, tokens + self.front.cost_tokens
+        return requests, tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -85,20 +143,18 @@ class Band(Generic[T]):
     quantum_tokens: int
     turn: int = 0  # the latest of a ticket that was served without passing another of the band
     owed: int = 0  # tokens given to higher bands; one in `_BAND_SHARE` of them is owed to this one
+    ranks: int = 0  # given so far
     held: Held = field(default_factory=Held)
     lines: dict[str, Line[T]] = field(default_factory=dict)
     candidates: list[tuple[int, int, int, Ticket[T]]] = field(default_factory=list)
 
     def add(self, ticket: Ticket[T]) -> None:
-        """Queue a ticket behind those of its tenant."""
+        """Queue a ticket behind those of its tenant; one that has returned behind those that have."""
         line = self.lines.get(ticket.tenant)
         if line is None:
             line = self.lines[ticket.tenant] = Line(ticket.number, 0)
-        ticket.earlier = requests, tokens = line.offered
-        line.offered = requests + 1, tokens + ticket.cost_tokens
         self.held.add(ticket)
-        line.held.add(ticket)
-        line.waiting[ticket.number] = ticket
+        line.lane(ticket).add(ticket)
         if line.front is None:  # turns in which it had nothing to try are not saved up
             earned = self.turn * self.quantum_tokens - line.charged_tokens
             line.spent_tokens = max(line.spent_tokens, earned)
@@ -119,17 +175,18 @@ class Band(Generic[T]):
     def drop(self, ticket: Ticket[T]) -> None:
         """Let a ticket go, at no cost to its tenant."""
         line = self.lines[ticket.tenant]
+        lane = line.lane(ticket)
         self.held.drop(ticket)
-        line.held.drop(ticket)
+        lane.held.drop(ticket)
         if not ticket.turn:
-            del line.waiting[ticket.number]
+            del lane.waiting[ticket.number]
             return
-        place = (ticket.turn, line.number, ticket.number)
+        place = (ticket.turn, line.number, ticket.rank)
         del self.candidates[bisect_left(self.candidates, place)]
         line.charged_tokens -= ticket.cost_tokens
         if line.front is ticket:
             self._advance(line)
-        if not line.held.requests:
+        if not line.requests:
             del self.lines[ticket.tenant]
 
     def walk(self) -> Iterator[Ticket[T]]:
@@ -160,9 +217,9 @@ class Band(Generic[T]):
         line = self.lines.get(ticket.tenant)
         if line is None:
             line = Line(_LAST, self.turn * self.quantum_tokens)
-        earlier = ticket.earlier if queued else line.offered
-        requests = max(0.0, line.held.requests - (line.offered[0] - earlier[0]))
-        tokens = max(0.0, line.held.tokens - (line.offered[1] - earlier[1]))
+        requests: float
+        tokens: float
+        requests, tokens = line.before(ticket, queued=queued)
         turn: float = ticket.turn
         if not (queued and turn):
             turn = -(-(line.spent_tokens + tokens + ticket.cost_tokens) // self.quantum_tokens)
@@ -170,19 +227,18 @@ class Band(Generic[T]):
             if other is not line:
                 turns = turn if other.number < line.number else turn - 1
                 earned = max(0.0, turns * self.quantum_tokens - other.spent_tokens)
-                share = min(1.0, earned / other.held.tokens)
-                requests += share * other.held.requests
-                tokens += share * other.held.tokens
+                share = min(1.0, earned / other.tokens)
+                requests += share * other.requests
+                tokens += share * other.tokens
         return requests, tokens
 
     def _advance(self, line: Line[T]) -> None:
         """Make the line's next ticket a candidate, in the first turn whose quanta pay for it."""
-        line.front = None
-        if not line.waiting:
+        line.front = ticket = line.next()
+        if ticket is None:
             return
-        number, ticket = line.waiting.popitem(last=False)
         line.charged_tokens += ticket.cost_tokens
         paid_in = -(-(line.spent_tokens + line.charged_tokens) // self.quantum_tokens)
         ticket.turn = line.turn = max(paid_in, line.turn)
-        line.front = ticket
-        insort(self.candidates, (ticket.turn, line.number, number, ticket))
+        ticket.rank = self.ranks = self.ranks + 1
+        insort(self.candidates, (ticket.turn, line.number, ticket.rank, ticket))

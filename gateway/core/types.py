@@ -305,6 +305,7 @@ class Ask(msgspec.Struct):
     need: Need = Need(0, 0)
     top_priority: int | None = None
     tried: list[str] = []
+    returned: bool = False  # its client says that it was refused before (`x-stainless-retry-count`)
 
 
 class Credit(msgspec.Struct, gc=False):
@@ -314,6 +315,7 @@ class Credit(msgspec.Struct, gc=False):
     output_tokens: int
     read_at: int | None = None  # scrapes seen when its prompt had been read; None: it is not yet
     held: bool = True
+    tenant: str = ""
 
 
 class Slot(msgspec.Struct, gc=False):

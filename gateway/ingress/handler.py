@@ -137,6 +137,7 @@ class Handler:
             record.need = need
             record.choices = call.choices
             ask = Ask(route, call, demand, caller, need, self.gate.top_priority)
+            ask.returned = record.client_retry > 0
             await self._forward(settings, down, record, ask)
         except GatewayError as error:
             self._refuse(down, record, error)

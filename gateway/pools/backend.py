@@ -90,17 +90,24 @@ class Backend:
         return None if sample is None or now - sample.at > self.stale_s else sample.kv_usage_ratio
 
     def obstacle(
-        self, need_tokens: int, now: float, priority: int = 0, top_priority: int | None = None
+        self,
+        need_tokens: int,
+        now: float,
+        priority: int = 0,
+        top_priority: int | None = None,
+        tenant: str = "",
     ) -> Exclusion | None:
         """Return why it has no room for a request that it could serve, None when it has.
 
-        `top_priority` is that of the highest band, for which a reserve is kept.
+        A reserve is kept for the highest band, whose priority is `top_priority`, from the others; and
+        for tenants with little in flight here from one that holds clearly more than its share.
         """
         limit = self.limit
         if not self.guarded:
             fixed = limit.fixed
             return Exclusion.AT_LIMIT if fixed is not None and self.in_flight >= fixed else None
-        if self.in_flight >= limit.effective(now, priority, top_priority):
+        allowed = limit.effective(now)
+        if self.in_flight >= allowed:
             capacity = self.room.capacity_tokens
             never = capacity is not None and need_tokens > capacity
             return Exclusion.TOO_LARGE if never else Exclusion.AT_LIMIT
@@ -109,7 +116,16 @@ class Backend:
             unread = self.room.unread_tokens
             if unread and unread + need_tokens > limit.readable_tokens(now):
                 return Exclusion.READING
-        return self.room.verdict(need_tokens, now, keep_reserve=lower)
+        found = self._kept(need_tokens, now, allowed, lower + 1)
+        if found is None or self.room.holds_much(tenant):
+            return found
+        return self._kept(need_tokens, now, allowed, int(lower))
+
+    def _kept(self, need_tokens: int, now: float, allowed: int, reserves: int) -> Exclusion | None:
+        """Return what is in the way of a request from which so many reserves are kept."""
+        if self.in_flight >= self.limit.unreserved(allowed, reserves):
+            return Exclusion.AT_LIMIT
+        return self.room.verdict(need_tokens, now, reserves=reserves)
 
     def allowed(self, now: float) -> int | None:
         """Return how many of our requests it may have at a time; None with admission off."""

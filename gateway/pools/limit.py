@@ -40,6 +40,8 @@ _FAST: Final = 1.25  # signs lag by two scrapes, so it overshoots by two steps: 
 # they are late (five, if they take 4 s), so it overshoots by as many steps: 1.3 times.
 _CLEARING, _BOLDER = 10, 1.05
 _QUEUE_SHARE: Final = 0.1  # of running; fewer waiting are prompts in turn for the next steps
+_FULL: Final = 3  # scrapes running in which some wait and as many run as ever did: a full batch
+_PROBE: Final = 2  # places over a full batch: should the engine run more after all, it shows
 _JUDGED: Final = 10  # first tokens that make a verdict: one slow one alone is not yet p90
 _AHEAD_S: Final = 0.05  # two steps of an engine under load
 _AHEAD_LEAST_TOKENS: Final = 512  # a rate is a lower bound; a few short prompts go together
@@ -52,7 +54,7 @@ _RATE_HALF_LIFE_S: Final = 600.0  # outlasts minutes of overload, not an hour of
 class Sign(Enum):
     """Why a limit was cut; closed, because it is a metric label."""
 
-    WAITING = "waiting"  # the engine's queue was long in two scrapes running
+    WAITING = "waiting"  # the engine's queue was long in two scrapes running, or its batch is full
     PREEMPTED = "preempted"  # the engine threw running sequences out of its KV cache
     REFUSED = "refused"  # the engine's own admission control answered 503
     LATE = "late"  # more than a tenth of the first tokens came after their objective
@@ -120,6 +122,9 @@ class Limit:
     _clean: int = 0  # windows in which it grew since the last sign
     _doubted: bool = False  # that was a sign which something else than the engine can give
     _queued: bool = False  # the last scrape showed a long queue
+    _most_running: int = 0  # in any scrape
+    _full: int = 0  # scrapes running that showed as many, and some waiting
+    _batch: int | None = None  # how many the engine runs at a time, once it was seen to be full
     _preemptions: float = math.inf
     _refused: int = 0
     _in_time: int = 0
@@ -142,9 +147,15 @@ class Limit:
         allowed = self.value
         if self.ready_at is not None:
             allowed = max(1, int(allowed * self._started_ratio(now)))
-        if reserve_for is None or priority >= reserve_for or allowed <= 4:
+        if reserve_for is None or priority >= reserve_for:
             return allowed
-        return allowed - max(1, int(allowed * self.reserve_ratio))
+        return self.unreserved(allowed)
+
+    def unreserved(self, allowed: int, reserves: int = 1) -> int:
+        """Return how many of the allowed places so many reserves leave; with few there is none."""
+        if allowed <= 4:
+            return allowed
+        return allowed - reserves * max(1, int(allowed * self.reserve_ratio))
 
     def readable_tokens(self, now: float) -> float:
         """Return how much of prompts may be unread at a time, for the highest class to find its turn.
@@ -255,7 +266,7 @@ class Limit:
         queued, preempted = False, False
         if sample is not None:
             was_queued, self._queued = self._queued, _long_queue(sample)
-            queued = was_queued and self._queued
+            queued = (was_queued and self._queued) or self._fills(sample)
             # The first scrape is the base; a counter that fell is a new process, and the base anew.
             preempted = sample.preemptions > self._preemptions
             self._preemptions = sample.preemptions
@@ -272,9 +283,27 @@ class Limit:
             return Sign.SLOW
         return None
 
+    def _fills(self, sample: LoadSample) -> bool:
+        """Whether the engine's batch is full: nothing else makes it run the same most time and again.
+
+        Then each request that it is given waits for another to end, however few these are.
+        """
+        running, most = sample.running, self._most_running
+        self._most_running = max(running, most)
+        if self._batch is not None and running > self._batch:
+            self._batch = None
+        self._full = self._full + 1 if sample.waiting > 0 and running == most else 0
+        if self._full < _FULL:
+            return False
+        self._batch = running
+        return True
+
     def _cut(self, now: float, sign: Sign, sample: LoadSample | None, in_flight: int) -> None:
         factor = _CUT
-        if sign is Sign.WAITING and sample is not None:
+        if sign is Sign.WAITING and self._full >= _FULL and self._batch is not None:
+            self._full = 0
+            factor = max(factor, self._batch / in_flight)
+        elif sign is Sign.WAITING and sample is not None:
             factor = min(factor, sample.running / (sample.running + sample.waiting))
         elif sign is Sign.LATE:
             factor = min(factor, self._in_time / (self._in_time + self._late))
@@ -283,7 +312,10 @@ class Limit:
         self.cut_at = now
 
     def _move_to(self, value: float) -> None:
-        self.value = max(1, min(int(value), self.fixed or CEILING))
+        most = self.fixed or CEILING
+        if self._batch is not None:
+            most = min(most, self._batch + _PROBE)
+        self.value = max(1, min(int(value), most))
 
 
 def _long_queue(sample: LoadSample) -> bool:

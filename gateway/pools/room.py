@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.core.types import Credit, Exclusion, LoadSample
@@ -38,7 +38,10 @@ _GROWTH: Final = 0.25
 _LEAST_SHARE: Final = 0.1  # when prompts cease to share, one scrape's overrun stays bounded
 _TELLING_RATIO: Final = 0.2  # of the capacity, credited to older requests; less proves no sharing
 _FORGETS: Final = 0.1  # of what was learnt of sharing, per scrape that tells nothing of it
-_RESERVE: Final = 0.05  # of the capacity: a dozen short requests of the highest class at least
+_RESERVE: Final = 0.1  # of the capacity: a dozen short requests at least
+_SHARES: Final = (
+    1.5  # even shares that a tenant may hold; equal ones differ by less most of the time
+)
 _QUEUE_SHARE: Final = 0.5  # of running: less is for the concurrency limit to see in two scrapes
 
 
@@ -75,6 +78,7 @@ class Room:
     unread_tokens: int = 0  # prompts of streams whose first token has not come
     _ended_tokens: float = 0.0
     _share: float = 1.0  # what a credited token really takes
+    tenants: dict[str, int] = field(default_factory=dict)  # tokens in flight, whole needs
     given_back_tokens: int = 0  # ever; how fast it grows is how fast the backend drains
     # The common case in one look: until then the last scrape showed nothing that forbids, and so
     # much room beside what is fresh at most. What ends meanwhile only adds to it.
@@ -83,15 +87,18 @@ class Room:
 
     # --- fed ---
 
-    def take(self, prompt_tokens: int, output_tokens: int, *, streams: bool = True) -> Credit:
+    def take(
+        self, prompt_tokens: int, output_tokens: int, *, streams: bool = True, tenant: str = ""
+    ) -> Credit:
         """Credit a request that goes to the backend; give it back through `give_back`.
 
         `output_tokens` is what is expected, not what is allowed. One that streams is fresh until
         `first_token`; of one that does not, nobody sees when its prompt is read: the next scrape is
         taken to show it.
         """
-        credit = Credit(prompt_tokens, output_tokens)
+        credit = Credit(prompt_tokens, output_tokens, tenant=tenant)
         self.in_flight += 1
+        self.tenants[tenant] = self.tenants.get(tenant, 0) + prompt_tokens + output_tokens
         self._fresh_tokens += prompt_tokens + output_tokens
         self.unread_tokens += prompt_tokens
         if not streams:
@@ -114,6 +121,7 @@ class Room:
         self.in_flight -= 1
         prompt, output = credit.prompt_tokens, credit.output_tokens
         self.given_back_tokens += prompt + output
+        self._leave(credit.tenant, prompt + output)
         if credit.read_at is None:
             self.unread_tokens -= prompt
         if credit.read_at is not None and credit.read_at < self._scrapes:
@@ -125,6 +133,11 @@ class Room:
         if credit.read_at is not None:
             self._read_prompt -= prompt
             self._read_output -= output
+
+    def _leave(self, tenant: str, tokens: int) -> None:
+        left = self.tenants.pop(tenant, 0) - tokens
+        if left > 0:
+            self.tenants[tenant] = left
 
     def observe(self, sample: LoadSample) -> bool:
         """Take in a scrape; returns whether that opened or closed the backend."""
@@ -173,18 +186,16 @@ class Room:
 
     # --- asked ---
 
-    def verdict(
-        self, need_tokens: int, now: float, *, keep_reserve: bool = False
-    ) -> Exclusion | None:
+    def verdict(self, need_tokens: int, now: float, *, reserves: int = 0) -> Exclusion | None:
         """Return why a request of `need_tokens` (prompt plus expected output) may not go in, None if it may.
 
-        With `keep_reserve` a twentieth of the cache stays free for the highest class.
+        For each of the `reserves` a twentieth of the cache stays free for others.
 
         An idle backend takes whatever it can hold at all: a request over `stop_ratio` would find no
         better time.
         """
         capacity, usage = self.capacity_tokens, None
-        reserve = _RESERVE * capacity if keep_reserve and capacity is not None else 0.0
+        reserve = reserves * _RESERVE * capacity if capacity is not None else 0.0
         if now <= self._clear_until and (
             need_tokens + self._share * self._fresh_tokens + reserve <= self._surely_free
         ):
@@ -204,6 +215,17 @@ class Room:
             return None
         room = self.stop_ratio * capacity - self._projected(capacity, usage) - reserve
         return None if need_tokens <= room else Exclusion.NO_KV_ROOM
+
+    def holds_much(self, tenant: str) -> bool:
+        """Whether a tenant has clearly more than an even share of what is in flight here.
+
+        What it holds alone is no share of anything.
+        """
+        count = len(self.tenants)
+        if count < 2:
+            return False
+        all_tokens = self._fresh_tokens + self._old_prompt + self._old_output
+        return self.tenants.get(tenant, 0) * count > _SHARES * all_tokens
 
     def closed(self, now: float) -> bool:
         """Whether it is closed by a usage that is still known."""

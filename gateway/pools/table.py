@@ -173,8 +173,8 @@ class PoolTable:
 
     # --- slots ------------------------------------------------------------------------------------
 
-    def take(self, backend_id: str, now: float, need: Need = _NO_NEED) -> Slot:
-        """Count one request, and what it needs, on a backend until its slot is released.
+    def take(self, backend_id: str, now: float, need: Need = _NO_NEED, tenant: str = "") -> Slot:
+        """Count one request of a tenant, and what it needs, on a backend until its slot is released.
 
         Raises:
             KeyError: the backend is not configured (any more).
@@ -183,7 +183,9 @@ class PoolTable:
         backend.in_flight += 1
         backend.since_scrape += 1
         backend.peak = max(backend.peak, backend.in_flight)
-        credit = backend.room.take(need.prompt_tokens, need.output_tokens, streams=need.streams)
+        credit = backend.room.take(
+            need.prompt_tokens, need.output_tokens, streams=need.streams, tenant=tenant
+        )
         return Slot(backend_id, now, backend.scrape_count, credit, backend.give_back)
 
     def first_token(self, slot: Slot, now: float) -> None:

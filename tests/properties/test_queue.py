@@ -66,12 +66,14 @@ class Queue(RuleBasedStateMachine):
         )
         self.now = 0.0
         self.queued = []  # in the order of the offers
+        self.lines = {}  # by tenant and priority, in the order in which they go
         self.gone = []
 
     def leave(self, item, how):
         assert item.left is None
         item.left = how
         self.queued.remove(item)
+        self.lines[self.line(item)].remove(item)
         self.gone.append(item)
 
     @rule(
@@ -82,16 +84,22 @@ class Queue(RuleBasedStateMachine):
         wait=st.floats(0.1, 20),
         backends=usable,
         times=st.integers(1, 4),
+        returned=st.booleans(),
     )
-    def offer(self, tenant, priority, cost, size, wait, backends, times):
+    def offer(self, tenant, priority, cost, size, wait, backends, times, returned):
         for _ in range(times):
             item = Item(backends)
             deadline = self.now + wait
-            ticket = item.ticket = Ticket(item, tenant, priority, cost, size, self.now, deadline)
+            ticket = item.ticket = Ticket(
+                item, tenant, priority, cost, size, self.now, deadline, returned
+            )
+            line = self.lines.setdefault(self.line(item), [])
+            before = [each for each in line if not returned or goes_before_a_returned(each.ticket)]
             full = self.queue.offer(ticket)
             assert full is self.why_full(ticket)
             if full is None:
                 self.queued.append(item)
+                line.insert(len(before), item)
 
     def why_full(self, new):
         own = [each.ticket for each in self.queued if each.ticket.tenant == new.tenant]
@@ -138,7 +146,7 @@ class Queue(RuleBasedStateMachine):
                 claims |= item.backends
         for key in {self.line(item) for item in items}:
             mine = [item for item in items if self.line(item) == key]
-            assert mine == [item for item in self.queued if self.line(item) == key][: len(mine)]
+            assert mine == self.lines[key][: len(mine)]
 
     @staticmethod
     def line(item):
@@ -209,6 +217,11 @@ class Queue(RuleBasedStateMachine):
         assert (self.queue.held, self.queue.tenants) == (Held(), {})
 
 
+def goes_before_a_returned(ticket):
+    """Whether one that returns now finds this one before it: it has returned too, or was up already."""
+    return ticket.returned or ticket.turn > 0
+
+
 def total(tickets):
     return Held(
         len(tickets),
@@ -221,10 +234,10 @@ TestQueue = Queue.TestCase
 TestQueue.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
-def backlog(queue, tenant, costs, priority=0):
+def backlog(queue, tenant, costs, priority=0, *, returned=lambda: False):
     """Offer a ticket for each cost; return the last."""
     for cost in costs:
-        ticket = Ticket(cost, tenant, priority, cost, 0, 0.0, 1.0)
+        ticket = Ticket(cost, tenant, priority, cost, 0, 0.0, 1.0, returned())
         assert queue.offer(ticket) is None
     return ticket
 
@@ -248,7 +261,8 @@ def test_backlogged_tenants_never_differ_by_more_than_a_quantum_and_a_ticket(
     queue = FairQueue(WIDE, quantum_tokens=QUANTUM, max_looks=LOOKS)
     names = [str(number) for number in range(len(workloads))]
     more = {name: cycle(costs) for name, costs in zip(names, workloads, strict=True)}
-    queued = [backlog(queue, name, [next(more[name])]) for name in names * 5]
+    some = cycle(data.draw(st.lists(st.booleans(), min_size=1, max_size=7))).__next__
+    queued = [backlog(queue, name, [next(more[name])], returned=some) for name in names * 5]
     given_tokens = dict.fromkeys(names, 0)
     most = max(max(costs) for costs in workloads)
     for step in [*steps, *["take"] * 10]:
@@ -262,7 +276,7 @@ def test_backlogged_tenants_never_differ_by_more_than_a_quantum_and_a_ticket(
             ticket = data.draw(st.sampled_from(queued))
             assert queue.remove(ticket)
         queued.remove(ticket)
-        queued.append(backlog(queue, ticket.tenant, [next(more[ticket.tenant])]))
+        queued.append(backlog(queue, ticket.tenant, [next(more[ticket.tenant])], returned=some))
         assert max(given_tokens.values()) - min(given_tokens.values()) < QUANTUM + most
 
 
@@ -332,12 +346,15 @@ def test_a_large_request_gets_its_room_before_many_small_ones(smalls, need):
     assert passes <= PASSES
 
 
-@given(workloads, names, costs)
-def test_the_estimate_of_what_is_ahead_is_right_within_a_turn(workloads, tenant, cost):
+@given(workloads, names, costs, st.lists(st.booleans(), min_size=1, max_size=7), st.booleans())
+def test_the_estimate_of_what_is_ahead_is_right_within_a_turn(
+    workloads, tenant, cost, some, returned
+):
     queue = FairQueue(WIDE, quantum_tokens=QUANTUM)
+    some = cycle(some).__next__
     for number, costs in enumerate(workloads):
-        backlog(queue, "abcde"[number], costs)
-    mine = Ticket("mine", tenant, 0, cost, 0, 0.0, 1.0)
+        backlog(queue, "abcde"[number], costs, returned=some)
+    mine = Ticket("mine", tenant, 0, cost, 0, 0.0, 1.0, returned)
     before = queue.ahead(mine)
     queue.offer(mine)
     assert queue.ahead(mine) == before

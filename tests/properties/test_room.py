@@ -19,10 +19,11 @@ scrapes = st.builds(
     st.integers(0, 6),
 )
 requests = st.builds(
-    lambda prompt, output, streams: ("take", prompt, output, streams),
+    lambda prompt, output, streams, tenant: ("take", prompt, output, streams, tenant),
     st.integers(0, 3000),
     st.integers(0, 1000),
     st.booleans(),
+    st.sampled_from("abc"),
 )
 on_one = st.builds(
     lambda kind, which: (kind, which), st.sampled_from(["read", "end"]), st.integers(0, 20)
@@ -43,8 +44,8 @@ def walk(room, steps):
             usage, running, waiting = what
             room.observe(LoadSample(now, running, waiting, usage, CAPACITY))
         elif kind == "take":
-            prompt, output, streams = what
-            credits.append(room.take(prompt, output, streams=streams))
+            prompt, output, streams, tenant = what
+            credits.append(room.take(prompt, output, streams=streams, tenant=tenant))
         elif credits:
             credit = credits[what[0] % len(credits)]
             (room.first_token if kind == "read" else room.give_back)(credit)
@@ -110,10 +111,15 @@ def test_all_credit_comes_back(steps):
     assert room.in_flight == len(held)
     room.observe(LoadSample(now, 0, 0, None, CAPACITY))  # usage unknown: the whole credit shows
     need = sum(credit.prompt_tokens + credit.output_tokens for credit in held)
-    assert room.projection(now).tokens == need
+    assert room.projection(now).tokens == sum(room.tenants.values()) == need
+    for tenant in "abc":
+        own = [credit for credit in held if credit.tenant == tenant]
+        tokens = sum(credit.prompt_tokens + credit.output_tokens for credit in own)
+        assert room.tenants.get(tenant, 0) == tokens
     for credit in credits:
         room.give_back(credit)
     assert room.in_flight == room.projection(now).tokens == 0
+    assert room.tenants == {}
 
 
 @given(steps, st.integers(0, 2 * CAPACITY), st.integers(0, 2 * CAPACITY))
@@ -162,3 +168,11 @@ def test_the_reserve_is_only_ever_kept_from_lower_classes(steps, need):
     now, _ = after(room, steps)
     if room.verdict(need, now, keep_reserve=True) is None:
         assert room.verdict(need, now) is None
+
+
+@given(steps)
+def test_some_tenant_with_work_here_never_holds_much(steps):
+    """Else the reserve would be for nobody."""
+    room = Room()
+    after(room, steps)
+    assert not room.tenants or not all(room.holds_much(tenant) for tenant in room.tenants)

@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.admission.forecast import DEFAULT_OUTPUT_TOKENS, Drain, Outputs
+from gateway.admission.forecast import DEFAULT_OUTPUT_TOKENS, Drain, Outputs, Promises
 
 # --- output length --------------------------------------------------------------------------------
 
@@ -106,7 +106,14 @@ def test_the_rate_follows_a_change_within_seconds():
 
 @pytest.mark.parametrize(
     ("ahead", "u", "wait_s"),
-    [(0, 0.5, 1.0), (10_000, 0.0, 10.0), (10_000, 0.5, 11.5), (10**6, 0.0, 30.0)],
+    [
+        (0, 0.0, 1.0),
+        (0, 0.5, 1.15),
+        (10_000, 0.0, 10.0),
+        (10_000, 0.5, 11.5),
+        (10**6, 0.0, 30 / 1.3),
+        (10**6, 1.0, 30.0),
+    ],
 )
 def test_retry_after_is_the_jittered_wait_within_bounds(ahead, u, wait_s):
     drain = Drain()
@@ -116,3 +123,35 @@ def test_retry_after_is_the_jittered_wait_within_bounds(ahead, u, wait_s):
 
 def test_retry_after_has_an_answer_when_no_rate_is_known():
     assert Drain().retry_after_s(10**6, 0.0) == 5.0
+
+
+# --- promises -------------------------------------------------------------------------------------
+
+
+def test_a_promise_holds_until_it_is_kept():
+    promises = Promises()
+    promises.made("a", 300)
+    promises.made("a", 200)
+    promises.made("b", 50)
+    assert (promises.of("a"), promises.of("b"), promises.tokens, len(promises)) == (500, 50, 550, 2)
+    promises.kept("a", 300)
+    promises.kept("b", 60)  # was estimated anew meanwhile
+    promises.kept("c", 10)
+    assert (promises.of("a"), promises.of("b"), promises.tokens, len(promises)) == (200, 0, 200, 1)
+
+
+def test_a_promise_that_nobody_keeps_fades():
+    promises = Promises()
+    promises.made("a", 1000)
+    promises.passed(30.0)
+    assert promises.of("a") == promises.tokens == pytest.approx(368, abs=1)
+    promises.passed(300.0)
+    assert (promises.tokens, len(promises)) == (0, 0)
+
+
+def test_promises_are_bounded_and_the_least_recent_goes_first():
+    promises = Promises(most=2)
+    for tenant in ("a", "b", "a", "c"):
+        promises.made(tenant, 100)
+    assert [promises.of(tenant) for tenant in "abc"] == [200, 0, 100]
+    assert (promises.tokens, len(promises)) == (300, 2)

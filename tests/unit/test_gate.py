@@ -201,6 +201,15 @@ async def test_tenants_take_turns_however_many_one_has_waiting():
 
 
 @held
+async def test_who_came_again_goes_first_of_its_own_and_not_before_others():
+    world = house()
+    guests = await world.guests(4, "a", tokens=256)
+    guests += await world.guests(2, "b", tokens=256)
+    guests += await world.guests(1, "a", tokens=256, returned=True)
+    assert await order_of(*guests) == [0, 1, 4, 6, 5, 2, 3]
+
+
+@held
 async def test_the_higher_priority_goes_first_and_in_a_class_who_came_first():
     world = house()
     guests = await world.guests(2, priority=0)
@@ -286,6 +295,33 @@ async def test_with_one_priority_nothing_is_kept_back():
 
 
 @held
+async def test_the_last_tenth_is_kept_for_tenants_with_little_in_flight_from_one_with_much():
+    world = house(backends=[single(ONE, 10)])
+    (calm,) = await world.guests(1, "calm")
+    greedy = await world.guests(9, "greedy")
+    assert numbers(greedy) == [*range(8)]
+    (again,) = await world.guests(1, "calm")
+    assert again.inside
+    calm.end()
+    again.end()
+    await turns()
+    assert greedy[8].inside  # it is alone again
+
+
+@held
+async def test_of_the_cache_a_tenth_is_kept_so_too():
+    world = house(backends=[ONE])
+    world.scrape("m/b1", running=1)
+    (calm,) = await world.guests(1, "calm", tokens=100)
+    greedy = await world.guests(2, "greedy", tokens=4000)
+    assert numbers(greedy) == [0]  # 4,000 more leave less than the tenth below 9,000
+    (other,) = await world.guests(1, "other", tokens=4900)
+    assert other.inside
+    assert calm.inside
+    assert greedy[1].waits
+
+
+@held
 async def test_a_large_request_is_not_passed_for_ever():
     world = house(backends=[ONE])
     world.scrape("m/b1", running=1)
@@ -352,6 +388,42 @@ async def test_a_tenant_whose_share_is_full_gets_429_while_others_may_wait():
     assert error.status == 429
     (calm,) = await world.guests(1, "calm")
     assert calm.waits
+
+
+async def told(world, count, tenant, **asked):
+    """Have so many come that are refused; return when each is to come again."""
+    guests = await world.guests(count, tenant, tokens=100, **asked)
+    return [each.refusal.retry_after_s for each in guests]
+
+
+@held
+async def test_who_is_refused_is_told_later_and_later_times_and_a_calm_tenant_is_not():
+    world = house(queue={"max_requests": 0})
+    await drained(world)
+    await world.guests(1)
+    first, *_, fifth = await told(world, 5, "flood")
+    assert 3.8 < fifth / first < 6.5  # five times as much is promised; both are jittered
+    (calm,) = await told(world, 1, "calm")
+    assert calm < 2 * first
+    world.gate.foresee(world.ask("flood"), body_bytes=0)  # promises nothing
+    (again,) = await told(world, 1, "flood", returned=True)  # its promise is kept, and made anew
+    assert 0.75 < again / fifth < 1.35
+
+
+@held
+async def test_who_comes_again_and_is_let_in_is_waited_for_no_more():
+    world = house(queue={"max_requests": 0})
+    await drained(world)
+    (held_by,) = await world.guests(1)
+    first, *_ = await told(world, 3, "flood")
+    held_by.end()
+    for _ in range(3):
+        (again,) = await world.guests(1, "flood", tokens=100, returned=True)
+        assert again.inside
+        again.end()
+    await world.guests(1)
+    (new,) = await told(world, 1, "flood")
+    assert 0.75 < new / first < 1.35
 
 
 @held

@@ -13,8 +13,8 @@ def queue(limits=WIDE, **options):
     return FairQueue(limits, **options)
 
 
-def ticket(item="", tenant="a", priority=0, cost=100, size=10, deadline=60.0):
-    return Ticket(item, tenant, priority, cost, size, 0.0, deadline)
+def ticket(item="", tenant="a", priority=0, cost=100, size=10, deadline=60.0, returned=False):
+    return Ticket(item, tenant, priority, cost, size, 0.0, deadline, returned)
 
 
 def offered(queue, *items, **fields):
@@ -76,6 +76,38 @@ def test_nor_does_a_later_one_go_first_when_a_blocked_one_leaves():
     waiting.remove(first)
     offered(waiting, 3, cost=1)
     assert served(waiting) == [2, 3]
+
+
+def test_what_has_returned_goes_before_the_other_requests_of_its_tenant():
+    waiting = queue()
+    offered(waiting, 1, 2, 3)
+    offered(waiting, "r1", "r2", returned=True)
+    offered(waiting, 4)
+    assert served(waiting) == [1, "r1", "r2", 2, 3, 4]  # 1 was next already
+
+
+def test_what_has_returned_waits_behind_what_was_tried_before_and_stays_there():
+    """All in one turn: a ticket that came first, but became a candidate later, does not go before."""
+    waiting = queue(quantum_tokens=1000)
+    offered(waiting, 1, 2)
+    assert waiting.take(nowhere) is None  # both were tried
+    offered(waiting, 3)
+    offered(waiting, "r", returned=True)
+    assert served(waiting) == [1, 2, 3, "r"]
+    offered(waiting, 1, 2, 3)
+    offered(waiting, "r", returned=True)
+    assert waiting.take(nowhere) is None
+    assert served(waiting) == [1, "r", 2, 3]
+
+
+def test_to_say_that_one_has_returned_gains_nothing_before_other_tenants():
+    orders = []
+    for returned in (False, True):
+        waiting = queue(quantum_tokens=100)
+        offered(waiting, *["a"] * 5, tenant="a")
+        offered(waiting, *["b"] * 5, tenant="b", returned=returned)
+        orders.append(served(waiting))
+    assert orders[0] == orders[1] == ["a", "b"] * 5
 
 
 def test_tenants_take_turns_by_tokens_and_not_by_requests():
@@ -501,6 +533,15 @@ def test_a_tenants_own_earlier_requests_are_ahead():
     assert waiting.ahead(ticket()) == Ahead(5, 1500)
     waiting.take(anywhere)
     assert waiting.ahead(tickets[4]) == Ahead(3, 900)
+
+
+def test_of_ones_own_only_what_is_next_and_what_has_returned_is_ahead_of_what_returns():
+    waiting = queue()
+    offered(waiting, *range(5), cost=300)
+    (first,) = offered(waiting, "r", cost=200, returned=True)
+    assert waiting.ahead(first) == Ahead(1, 300)
+    assert waiting.ahead(ticket(returned=True)) == Ahead(2, 500)
+    assert waiting.ahead(ticket()) == Ahead(6, 1700)
 
 
 def test_higher_bands_are_ahead_and_lower_ones_are_not():

@@ -140,10 +140,10 @@ def test_nobody_sees_when_a_prompt_that_does_not_stream_is_read_so_it_never_coun
 # --- the reserve ----------------------------------------------------------------------------------
 
 
-def test_a_twentieth_of_the_cache_is_kept_for_the_highest_class():
+def test_a_tenth_of_the_cache_is_a_reserve():
     busy = room(0.5)
-    assert busy.verdict(3500, 0.0, keep_reserve=True) is None
-    assert busy.verdict(3501, 0.0, keep_reserve=True) is Exclusion.NO_KV_ROOM
+    assert busy.verdict(3000, 0.0, keep_reserve=True) is None
+    assert busy.verdict(3001, 0.0, keep_reserve=True) is Exclusion.NO_KV_ROOM
     assert busy.verdict(4000, 0.0) is None
 
 
@@ -154,6 +154,34 @@ def test_an_idle_backend_keeps_no_reserve():
 
 def test_of_an_unknown_capacity_nothing_is_kept():
     assert room(None, capacity=None).verdict(10**6, 0.0, keep_reserve=True) is None
+
+
+# --- shares ---------------------------------------------------------------------------------------
+
+
+def test_a_tenant_holds_much_when_it_has_over_one_and_a_half_even_shares():
+    busy = room(0.1)
+    for tenant in "bcd":
+        busy.take(500, 500, tenant=tenant)
+    busy.take(1000, 700, tenant="a")  # 4,700 in all: an even share is 1,175
+    assert not busy.holds_much("a")
+    more = busy.take(0, 400, tenant="a")
+    assert busy.holds_much("a")
+    assert not any(busy.holds_much(tenant) for tenant in ("b", "new"))
+    busy.give_back(more)
+    assert not busy.holds_much("a")
+
+
+def test_a_tenant_that_is_alone_holds_its_share():
+    busy = room(0.1)
+    credit = busy.take(5000, 0, tenant="a")
+    assert not busy.holds_much("a")
+    other = busy.take(100, 0, tenant="b")
+    assert busy.holds_much("a")
+    busy.give_back(other)
+    assert not busy.holds_much("a")
+    busy.give_back(credit)
+    assert busy.tenants == {}
 
 
 # --- idle, never ----------------------------------------------------------------------------------
