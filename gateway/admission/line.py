@@ -168,9 +168,11 @@ class Line:
 
         An estimate knows of the drain, not of the room that is kept for those who use little. Of a
         tenant that has others waiting a mistake costs little: one more or less of many. One that has
-        none waiting is given the doubt: it will know at its deadline.
+        none waiting is given the doubt, and so is one that came again as it was told: it will know at
+        its deadline.
         """
-        return 1.0 if ticket.tenant in self.queue.tenants else _DOUBT
+        only = ticket.returned or ticket.tenant not in self.queue.tenants
+        return _DOUBT if only else 1.0
 
     def retry_after_s(self, ask: Ask) -> float:
         """Return when a refused request is to come again; jittered.

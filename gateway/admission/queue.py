@@ -186,9 +186,10 @@ class FairQueue(Generic[T]):
         """Take out the first ticket that `place` finds a backend for, with the value it gave.
 
         `place(item, claimed)` must not choose a claimed backend, but where it knows of room that those
-        who claim it cannot have; nor touch the queue. When it raises, everything stays queued. Tickets past their deadline count as any other: call `expired` first.
+        who claim it cannot have; nor touch the queue. When it raises, everything stays queued. Tickets
+        past their deadline count as any other: call `expired` first.
         """
-        claimed: dict[str, list[T]] = {}
+        claimed: dict[str, tuple[T, ...]] = {}
         blocked: list[tuple[Ticket[T], frozenset[str]]] = []
         for ticket in islice(self._walk(), self._max_looks):
             verdict = place(ticket.item, claimed)
@@ -203,7 +204,7 @@ class FairQueue(Generic[T]):
             blocked.append((ticket, verdict.backend_ids))
             if ticket.passes >= self._max_passes:
                 for each in verdict.backend_ids if verdict.best is None else (verdict.best,):
-                    claimed.setdefault(each, []).append(ticket.item)
+                    claimed[each] = (*claimed.get(each, ()), ticket.item)
         return None
 
     def remove(self, ticket: Ticket[T]) -> bool:

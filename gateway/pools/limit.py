@@ -40,8 +40,8 @@ _FAST: Final = 1.25  # signs lag by two scrapes, so it overshoots by two steps: 
 # they are late (five, if they take 4 s), so it overshoots by as many steps: 1.3 times.
 _CLEARING, _BOLDER = 10, 1.05
 _QUEUE_SHARE: Final = 0.1  # of running; fewer waiting are prompts in turn for the next steps
-_FULL: Final = 3  # scrapes running in which some wait and as many run as ever did: a full batch
-_PROBE: Final = 2  # places over a full batch: should the engine run more after all, it shows
+_FULL: Final = 2  # scrapes in which some wait and as many run as ever; none between with fewer
+_BELIEVED_S: Final = 60.0  # then it is tried whether the batch holds more after all
 _JUDGED: Final = 10  # first tokens that make a verdict: one slow one alone is not yet p90
 _AHEAD_S: Final = 0.05  # two steps of an engine under load
 _AHEAD_LEAST_TOKENS: Final = 512  # a rate is a lower bound; a few short prompts go together
@@ -123,8 +123,9 @@ class Limit:
     _doubted: bool = False  # that was a sign which something else than the engine can give
     _queued: bool = False  # the last scrape showed a long queue
     _most_running: int = 0  # in any scrape
-    _full: int = 0  # scrapes running that showed as many, and some waiting
-    _batch: int | None = None  # how many the engine runs at a time, once it was seen to be full
+    _full: int = 0  # scrapes that showed as many, and some waiting
+    _batch: int | None = None  # how many the engine runs at a time, when it was seen to be full
+    _batch_at: float = -math.inf  # and when that was
     _preemptions: float = math.inf
     _refused: int = 0
     _in_time: int = 0
@@ -179,6 +180,11 @@ class Limit:
         self.fixed = fixed
         self._move_to(self.value)
 
+    def restarted(self, now: float) -> None:
+        """Start slowly: it is another process, with cold caches and maybe other settings."""
+        self.ready_at = now
+        self._most_running, self._full, self._batch = 0, 0, None
+
     def refused(self) -> None:
         """Note a 503 of the engine's own admission control."""
         self._refused += 1
@@ -223,7 +229,11 @@ class Limit:
             in_flight: the most of our requests at a time since the last call.
         """
         judged = self._in_time + self._late
+        if now >= self._batch_at + _BELIEVED_S:
+            self._batch = None
         sign = self._sign(sample, judged)
+        if sample is not None and self._fills(sample, now, in_flight):
+            sign = sign or Sign.WAITING
         cut = sign if 0 < in_flight <= self.value else None
         if cut is not None:
             self._cut(now, cut, sample, in_flight)
@@ -266,7 +276,7 @@ class Limit:
         queued, preempted = False, False
         if sample is not None:
             was_queued, self._queued = self._queued, _long_queue(sample)
-            queued = (was_queued and self._queued) or self._fills(sample)
+            queued = was_queued and self._queued
             # The first scrape is the base; a counter that fell is a new process, and the base anew.
             preempted = sample.preemptions > self._preemptions
             self._preemptions = sample.preemptions
@@ -283,26 +293,28 @@ class Limit:
             return Sign.SLOW
         return None
 
-    def _fills(self, sample: LoadSample) -> bool:
-        """Whether the engine's batch is full: nothing else makes it run the same most time and again.
+    def _fills(self, sample: LoadSample, now: float, in_flight: int) -> bool:
+        """Whether the engine's batch is full: some wait, and it runs its most time and again.
 
-        Then each request that it is given waits for another to end, however few these are.
+        Then each further request waits for another to end, however few wait. Where they wait for
+        something else, for cache or for a step to read them, it runs now more and now fewer. Where we
+        have fewer in flight than it runs, others fill it, and the length of its queue alone tells.
         """
         running, most = sample.running, self._most_running
         self._most_running = max(running, most)
-        if self._batch is not None and running > self._batch:
-            self._batch = None
-        self._full = self._full + 1 if sample.waiting > 0 and running == most else 0
-        if self._full < _FULL:
+        if running > most:
+            self._full = 0
+        if sample.waiting > 0:
+            self._full = self._full + 1 if running >= most else 0
+        if self._full < _FULL or not running < in_flight <= running / _DEEPEST:
             return False
-        self._batch = running
+        self._full, self._batch, self._batch_at = 0, running, now
         return True
 
     def _cut(self, now: float, sign: Sign, sample: LoadSample | None, in_flight: int) -> None:
         factor = _CUT
-        if sign is Sign.WAITING and self._full >= _FULL and self._batch is not None:
-            self._full = 0
-            factor = max(factor, self._batch / in_flight)
+        if sign is Sign.WAITING and self._batch is not None and self._batch_at == now:
+            factor = self._batch / in_flight
         elif sign is Sign.WAITING and sample is not None:
             factor = min(factor, sample.running / (sample.running + sample.waiting))
         elif sign is Sign.LATE:
@@ -312,10 +324,7 @@ class Limit:
         self.cut_at = now
 
     def _move_to(self, value: float) -> None:
-        most = self.fixed or CEILING
-        if self._batch is not None:
-            most = min(most, self._batch + _PROBE)
-        self.value = max(1, min(int(value), most))
+        self.value = max(1, min(int(value), self._batch or CEILING, self.fixed or CEILING))
 
 
 def _long_queue(sample: LoadSample) -> bool:

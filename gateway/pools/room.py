@@ -38,7 +38,7 @@ _GROWTH: Final = 0.25
 _LEAST_SHARE: Final = 0.1  # when prompts cease to share, one scrape's overrun stays bounded
 _TELLING_RATIO: Final = 0.2  # of the capacity, credited to older requests; less proves no sharing
 _FORGETS: Final = 0.1  # of what was learnt of sharing, per scrape that tells nothing of it
-_RESERVE: Final = 0.1  # of the capacity: a dozen short requests at least
+_RESERVE: Final = 0.1  # of the capacity: two long requests of a twentieth, or dozens of short ones
 _SHARES: Final = (
     1.5  # even shares that a tenant may hold; equal ones differ by less most of the time
 )
@@ -189,7 +189,7 @@ class Room:
     def verdict(self, need_tokens: int, now: float, *, reserves: int = 0) -> Exclusion | None:
         """Return why a request of `need_tokens` (prompt plus expected output) may not go in, None if it may.
 
-        For each of the `reserves` a twentieth of the cache stays free for others.
+        For each of the `reserves` a tenth of the cache stays free for others.
 
         An idle backend takes whatever it can hold at all: a request over `stop_ratio` would find no
         better time.

@@ -143,7 +143,7 @@ class PoolTable:
             return None
         before = backend.health.tended
         if tending is None and before is not None and before.phase is Phase.STARTING:
-            backend.limit.ready_at = now
+            backend.limit.restarted(now)
         return self._adopt(backend, tend(backend.health, tending, now, self._policy), now)
 
     def narrow(self, backend_id: str, window_tokens: int) -> None:
@@ -258,7 +258,7 @@ class PoolTable:
         backend.scrape_count += 1
         backend.since_scrape = 0
         if before is not None and sample.progress < before.progress:
-            backend.limit.ready_at = sample.at  # another process: cold caches
+            backend.limit.restarted(sample.at)
         backend.room.observe(sample)
         self._end_window(backend, sample.at, sample)
         self._tell_capacity(backend.pool)

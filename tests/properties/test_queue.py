@@ -39,9 +39,9 @@ class Walk:
     looks: list = field(default_factory=list)  # item, claimed, verdict
 
     def place(self, item, claimed):
-        backends = sorted((item.backends & self.free) - claimed)
+        backends = sorted((item.backends & self.free) - claimed.keys())
         verdict = Placed(backends[0], item) if backends else Blocked(item.backends)
-        self.looks.append((item, claimed, verdict))
+        self.looks.append((item, {**claimed}, verdict))
         return verdict
 
 
@@ -139,11 +139,11 @@ class Queue(RuleBasedStateMachine):
         items = [item for item, _, _ in walk.looks]
         assert len(set(items)) == len(items)
         assert all(item.left is None for item in items)
-        claims = set()
+        claims = {}
         for item, claimed, _ in walk.looks:
             assert claimed == claims
             if item.passes >= PASSES:
-                claims |= item.backends
+                claims |= {each: (*claims.get(each, ()), item) for each in item.backends}
         for key in {self.line(item) for item in items}:
             mine = [item for item in items if self.line(item) == key]
             assert mine == self.lines[key][: len(mine)]

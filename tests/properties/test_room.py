@@ -151,22 +151,24 @@ def test_what_is_unread_is_the_prompts_of_the_streams_in_flight_that_gave_no_tok
         assert room.unread_tokens == sum(unread.values())
 
 
-@given(steps, st.integers(0, CAPACITY), st.booleans())
-def test_the_quick_look_lets_nothing_in_that_the_close_one_would_not(steps, need, keep_reserve):
+@given(steps, st.integers(0, CAPACITY), st.integers(0, 2))
+def test_the_quick_look_lets_nothing_in_that_the_close_one_would_not(steps, need, reserves):
     """And refuses nothing by itself: what it does not let in is looked at closely."""
     room = Room()
     now, _ = after(room, steps)
-    quick = room.verdict(need, now, keep_reserve=keep_reserve)
+    quick = room.verdict(need, now, reserves=reserves)
     room._clear_until = -math.inf  # no quick look
-    close = room.verdict(need, now, keep_reserve=keep_reserve)
+    close = room.verdict(need, now, reserves=reserves)
     assert quick is close
 
 
 @given(steps, st.integers(0, CAPACITY))
-def test_the_reserve_is_only_ever_kept_from_lower_classes(steps, need):
+def test_what_leaves_the_reserves_goes_in_without_them(steps, need):
     room = Room()
     now, _ = after(room, steps)
-    if room.verdict(need, now, keep_reserve=True) is None:
+    if room.verdict(need, now, reserves=2) is None:
+        assert room.verdict(need, now, reserves=1) is None
+    if room.verdict(need, now, reserves=1) is None:
         assert room.verdict(need, now) is None
 
 

@@ -322,6 +322,24 @@ async def test_of_the_cache_a_tenth_is_kept_so_too():
 
 
 @held
+async def test_what_a_tenant_with_much_in_flight_claims_is_not_what_is_kept_for_the_others():
+    world = house(backends=[ONE])
+    world.scrape("m/b1", running=1)
+    await world.guests(1, "calm", tokens=100)
+    small = await world.guests(15, "greedy", tokens=500)
+    (large,) = await world.guests(1, "greedy", tokens=3000)
+    for _ in range(20):  # each takes the place of one that ended, and passes the large one
+        small.append(world.guest("greedy", tokens=500))
+        await turns()
+        next(each for each in small if each.inside).end()
+        await turns()
+    assert large.waits
+    assert not small[-1].inside  # room adds up for it
+    (other,) = await world.guests(1, "other", tokens=600)
+    assert other.inside
+
+
+@held
 async def test_a_large_request_is_not_passed_for_ever():
     world = house(backends=[ONE])
     world.scrape("m/b1", running=1)

@@ -121,7 +121,46 @@ def test_a_queue_that_cleared_in_between_does_not_cut():
 def test_a_few_waiting_behind_a_large_batch_are_the_normal_turn_of_prompts():
     limit = at(200)
     for second in range(5):
-        assert limit.observe(float(second), sample(200, 20), 200 + second) is None
+        running = 200 - second % 2  # for what a step can read it is now more, now fewer
+        assert limit.observe(float(second), sample(running, 20), 200 + second) is None
+
+
+def test_a_batch_that_is_full_is_the_limit_however_few_wait():
+    limit = at(1024)
+    assert limit.observe(1.0, sample(64, 3), 67) is None
+    assert limit.observe(2.0, sample(64, 0), 64) is None  # nobody happened to wait
+    assert limit.observe(3.0, sample(64, 3), 67) is Sign.WAITING
+    assert limit.value == 64
+    for second in range(4, 63):
+        assert limit.observe(float(second), sample(64), 64) is None
+        assert limit.value == 64
+    limit.observe(63.0, sample(64), 64)
+    assert limit.value == 65  # once a minute it is tried whether it holds more
+    limit.observe(64.0, sample(64, 1), 65)
+    assert limit.observe(65.0, sample(64, 1), 66) is Sign.WAITING
+    assert limit.value == 64
+
+
+def test_a_batch_that_ran_more_before_is_not_full():
+    limit = at(1024)
+    limit.observe(1.0, sample(80), 80)
+    for second in range(2, 9):
+        assert limit.observe(float(second), sample(64, 3), 67) is None
+
+
+def test_a_batch_that_others_fill_too_is_judged_by_its_queue():
+    limit = at(1024)
+    for second in range(5):
+        assert limit.observe(float(second), sample(64, 3), 30) is None
+
+
+def test_a_process_that_restarted_may_run_another_number():
+    limit = at(1024, slow_start_s=0.0)
+    limit.observe(1.0, sample(80), 80)
+    limit.restarted(2.0)
+    limit.observe(3.0, sample(64, 3), 67)
+    assert limit.observe(4.0, sample(64, 3), 67) is Sign.WAITING
+    assert limit.value == 64
 
 
 def test_no_cut_takes_more_than_half():

@@ -140,20 +140,20 @@ def test_nobody_sees_when_a_prompt_that_does_not_stream_is_read_so_it_never_coun
 # --- the reserve ----------------------------------------------------------------------------------
 
 
-def test_a_tenth_of_the_cache_is_a_reserve():
+@pytest.mark.parametrize(("reserves", "most"), [(0, 4000), (1, 3000), (2, 2000)])
+def test_each_reserve_is_a_tenth_of_the_cache(reserves, most):
     busy = room(0.5)
-    assert busy.verdict(3000, 0.0, keep_reserve=True) is None
-    assert busy.verdict(3001, 0.0, keep_reserve=True) is Exclusion.NO_KV_ROOM
-    assert busy.verdict(4000, 0.0) is None
+    assert busy.verdict(most, 0.0, reserves=reserves) is None
+    assert busy.verdict(most + 1, 0.0, reserves=reserves) is Exclusion.NO_KV_ROOM
 
 
 def test_an_idle_backend_keeps_no_reserve():
     """Else a request of a lower class over the stop ratio would never go in."""
-    assert room(0.0, running=0).verdict(CAPACITY, 0.0, keep_reserve=True) is None
+    assert room(0.0, running=0).verdict(CAPACITY, 0.0, reserves=2) is None
 
 
 def test_of_an_unknown_capacity_nothing_is_kept():
-    assert room(None, capacity=None).verdict(10**6, 0.0, keep_reserve=True) is None
+    assert room(None, capacity=None).verdict(10**6, 0.0, reserves=2) is None
 
 
 # --- shares ---------------------------------------------------------------------------------------
