@@ -116,16 +116,20 @@ class Backend:
             unread = self.room.unread_tokens
             if unread and unread + need_tokens > limit.readable_tokens(now):
                 return Exclusion.READING
-        found = self._kept(need_tokens, now, allowed, lower + 1)
+        reserves = 2 if lower else 1
+        if 2 * self.in_flight < allowed:  # no places are short
+            found = self.room.verdict(need_tokens, now, reserves)
+        else:
+            found = self._kept(need_tokens, now, allowed, reserves)
         if found is None or self.room.holds_much(tenant):
             return found
-        return self._kept(need_tokens, now, allowed, int(lower))
+        return self._kept(need_tokens, now, allowed, reserves - 1)
 
     def _kept(self, need_tokens: int, now: float, allowed: int, reserves: int) -> Exclusion | None:
         """Return what is in the way of a request from which so many reserves are kept."""
         if self.in_flight >= self.limit.unreserved(allowed, reserves):
             return Exclusion.AT_LIMIT
-        return self.room.verdict(need_tokens, now, reserves=reserves)
+        return self.room.verdict(need_tokens, now, reserves)
 
     def allowed(self, now: float) -> int | None:
         """Return how many of our requests it may have at a time; None with admission off."""

@@ -67,6 +67,7 @@ class Room:
     open: bool = True
     changed_at: float = -math.inf
     capacity_tokens: int | None = None  # the last one told
+    _reserve_tokens: float = 0.0
     in_flight: int = 0
     _sample: LoadSample | None = None
     _scrapes: int = 0
@@ -144,6 +145,7 @@ class Room:
         self._sample = sample
         self._scrapes += 1
         self.capacity_tokens = sample.kv_capacity_tokens or self.capacity_tokens
+        self._reserve_tokens = _RESERVE * (self.capacity_tokens or 0)
         self._fresh_tokens -= self._read_prompt + self._read_output
         self._old_prompt += self._read_prompt
         self._old_output += self._read_output
@@ -186,7 +188,7 @@ class Room:
 
     # --- asked ---
 
-    def verdict(self, need_tokens: int, now: float, *, reserves: int = 0) -> Exclusion | None:
+    def verdict(self, need_tokens: int, now: float, reserves: int = 0) -> Exclusion | None:
         """Return why a request of `need_tokens` (prompt plus expected output) may not go in, None if it may.
 
         For each of the `reserves` a tenth of the cache stays free for others.
@@ -195,9 +197,10 @@ class Room:
         better time.
         """
         capacity, usage = self.capacity_tokens, None
-        reserve = reserves * _RESERVE * capacity if capacity is not None else 0.0
-        if now <= self._clear_until and (
+        reserve = reserves * self._reserve_tokens
+        if (
             need_tokens + self._share * self._fresh_tokens + reserve <= self._surely_free
+            and now <= self._clear_until
         ):
             return None
         if capacity is not None and need_tokens > capacity:
