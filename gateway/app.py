@@ -30,9 +30,10 @@ from gateway.admission.gate import Gate
 from gateway.config.load import Loaded, load_config
 from gateway.config.models import Config
 from gateway.config.reload import diff
+from gateway.control.charge import Timing
 from gateway.control.discovery import Watchers
 from gateway.control.orders import Orders
-from gateway.control.supervisor import Supervisor
+from gateway.control.supervisor import Maker, Supervisor, launcher_of
 from gateway.core.aio import Clock, SystemClock, periodic
 from gateway.core.errors import ConfigError
 from gateway.ingress.drain import drain
@@ -46,7 +47,7 @@ from gateway.observe.metrics import Metrics, Readings
 from gateway.observe.outlet import Outlet
 from gateway.ops.api import admin_app
 from gateway.ops.dryrun import Deciding
-from gateway.pools.store import MemoryStore
+from gateway.pools.store import MemoryStore, SharedStore
 from gateway.pools.table import PoolTable
 from gateway.routing.catalog import Catalogs
 from gateway.routing.choice import Chooser
@@ -120,7 +121,15 @@ class Process:
         )
 
 
-def build(loaded: Loaded, path: Path, outlet: Outlet) -> Process:
+def build(
+    loaded: Loaded,
+    path: Path,
+    outlet: Outlet,
+    *,
+    make_launcher: Maker = launcher_of,
+    store: SharedStore | None = None,
+    timing: Timing = Timing(),  # noqa: B008 - frozen
+) -> Process:
     """Wire one process. Nothing is opened yet but the key file.
 
     Raises:
@@ -178,7 +187,14 @@ def build(loaded: Loaded, path: Path, outlet: Outlet) -> Process:
     handler.gate.configure(config.pools, handler.settings.keys.priorities)
     metrics.configured(_digest(loaded.config))
     watchers = Watchers(table, config.health, clock)
-    supervisor = Supervisor(table, clock, MemoryStore(clock), config)
+    supervisor = Supervisor(
+        table,
+        clock,
+        store or MemoryStore(clock),
+        config,
+        make_launcher=make_launcher,
+        timing=timing,
+    )
     supervisor.events.on_event.append(ledger.event)
     ledger.on_posted.append(supervisor.ended)
     return Process(

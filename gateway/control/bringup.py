@@ -18,7 +18,7 @@ from typing import Final
 
 from gateway.control import adapters
 from gateway.control.canary import canary, warm_up
-from gateway.control.charge import Charge, emptied
+from gateway.control.charge import Charge, Timing, emptied
 from gateway.control.fetch import FetchError, fetch
 from gateway.control.gpus import GpuTurns
 from gateway.control.healing import Cause, Restart, Sign
@@ -36,7 +36,6 @@ from gateway.wire.vllm import parse_models
 log = logging.getLogger("gateway.supervisor")
 
 _POLL_S: Final = 0.1
-_CANARY_S: Final = 60.0  # the first token of a cold engine: kernels are compiled on the way
 _CANARIES: Final = 2
 _ADAPTER_S: Final = 120.0  # to read its weights from a slow disk
 _WARM_UP_S: Final = 60.0
@@ -60,6 +59,7 @@ class Bringup:
     overrides: Overrides
     events: Events
     gpus: GpuTurns
+    timing: Timing = Timing()
 
     async def restart(self, charge: Charge, order: Restart) -> None:
         """Carry out an order. Everything that fails is told as an event, nothing raises.
@@ -174,7 +174,8 @@ class Bringup:
         failed = ""
         for _ in range(_CANARIES):
             try:
-                await canary(charge.client, charge.backend, timeout_s=_CANARY_S)
+                timeout_s = self.timing.first_token_s
+                await canary(charge.client, charge.backend, timeout_s=timeout_s)
             except FetchError as error:
                 failed = error.reason
             else:

@@ -24,6 +24,15 @@ from gateway.pools.table import Backend
 _POLL_S: Final = 0.1
 
 
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How often supervision looks, and how long it waits for one token. Seconds."""
+
+    every_s: float = 1.0  # between two turns
+    first_token_s: float = 60.0  # of a cold engine: kernels are compiled on the way
+    token_s: float = 10.0  # of an idle, warm engine
+
+
 @dataclass(slots=True, eq=False)
 class Charge:
     """One backend under supervision. The supervisor is its one owner; nothing else writes it."""

@@ -9,7 +9,7 @@ from typing import Final
 
 from gateway.control.autopsy import Autopsy
 from gateway.control.canary import canary
-from gateway.control.charge import Charge
+from gateway.control.charge import Charge, Timing
 from gateway.control.fetch import FetchError
 from gateway.control.healing import Cause, Sign
 from gateway.control.launchers.launcher import Incarnation, LaunchError
@@ -21,7 +21,6 @@ from gateway.pools.health import Tending
 from gateway.pools.table import PoolTable
 
 _LOOK_S: Final = 30.0
-_CANARY_S: Final = 10.0  # for one token of an idle, warm engine
 _CANARIES: Final = 2
 _WITH_WORK: Final = 0.5  # of the patience with an idle one
 _MEMORY_EVERY_S: Final = 10.0  # it walks through /proc
@@ -36,6 +35,7 @@ class Lookout:
     table: PoolTable
     clock: Clock
     autopsy: Autopsy
+    timing: Timing = Timing()
 
     async def look(self, charge: Charge) -> None:
         """See what runs, hear what it says, and have examined what ended."""
@@ -124,7 +124,7 @@ class Lookout:
         of, failed = runs(charge), ""
         for _ in range(_CANARIES):
             try:
-                await canary(charge.client, charge.backend, timeout_s=_CANARY_S)
+                await canary(charge.client, charge.backend, timeout_s=self.timing.token_s)
             except FetchError as error:
                 failed = error.reason
             else:
@@ -134,7 +134,9 @@ class Lookout:
         if charge.busy or of is None or runs(charge) != of:
             return  # it has ended, or is being restarted: that is known
         flat_s = self.clock.now() - charge.progress_at
-        why = f"nothing moved for {flat_s:.0f} s, and {_CANARIES} canaries in a row failed ({failed})"
+        why = (
+            f"nothing moved for {flat_s:.0f} s, and {_CANARIES} canaries in a row failed ({failed})"
+        )
         charge.signs[Cause.FROZEN] = Sign(Cause.FROZEN, why)
         self.table.tend(charge.id, Tending(Phase.DOWN, "frozen", why))
 

@@ -16,14 +16,13 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
 
 from gateway.config.models import BackendConfig, Config, PoolConfig
 from gateway.config.supervision import OnExit
 from gateway.control.autopsy import Autopsy
 from gateway.control.backoff import Policy, policy_of
 from gateway.control.bringup import Bringup
-from gateway.control.charge import Charge, emptied, facts_of
+from gateway.control.charge import Charge, Timing, emptied, facts_of
 from gateway.control.fetch import open_client
 from gateway.control.gpus import GpuTurns
 from gateway.control.healing import Cause, Decision, Facts, Moment, Restart, Sign, Suspend, Wait
@@ -41,8 +40,6 @@ from gateway.pools.store import SharedStore
 from gateway.pools.table import Backend, PoolTable
 
 log = logging.getLogger("gateway.supervisor")
-
-EVERY_S: Final = 1.0
 
 Maker = Callable[[Backend, Config], Launcher | None]
 
@@ -66,6 +63,7 @@ class Supervisor:
         config: Config,
         *,
         make_launcher: Maker = launcher_of,
+        timing: Timing = Timing(),  # noqa: B008 - frozen
     ) -> None:
         self.table = table
         self.clock = clock
@@ -76,9 +74,11 @@ class Supervisor:
         self.charges: dict[str, Charge] = {}
         self._config = config
         self._make = make_launcher
+        self._timing = timing
         self._gpus = GpuTurns()
-        self._bringup = Bringup(table, clock, self.overrides, self.events, self._gpus)
-        self._lookout = Lookout(table, clock, Autopsy(table, clock, self.overrides, self.events))
+        self._bringup = Bringup(table, clock, self.overrides, self.events, self._gpus, timing)
+        autopsy = Autopsy(table, clock, self.overrides, self.events)
+        self._lookout = Lookout(table, clock, autopsy, timing)
         self._group: asyncio.TaskGroup | None = None
         self._leases = Leases(store, clock)
         self._canaries: dict[str, asyncio.Task[None]] = {}
@@ -159,7 +159,7 @@ class Supervisor:
         async with asyncio.TaskGroup() as group:
             self._group = group
             turn = partial(self.turn, group)
-            await periodic(turn, every_s=EVERY_S, name="supervisor", jitter_ratio=0.0)
+            await periodic(turn, every_s=self._timing.every_s, name="supervisor", jitter_ratio=0.0)
 
     async def turn(self, group: asyncio.TaskGroup) -> None:
         """Look at everything once, and begin what is to be done."""
