@@ -1,0 +1,156 @@
+"""A gateway on real sockets that supervises the servers of a machine of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import pathlib
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+
+from gateway.access import keys
+from gateway.app import build, reload, run
+from gateway.config.load import load_config
+from gateway.control.charge import Charge, Timing
+from gateway.core.events import Event, EventKind
+from gateway.core.types import Phase
+from gateway.observe.outlet import Outlet
+from gateway.pools.store import SharedStore
+from gateway.pools.table import Backend
+from tests.fakelaunch import Machine, Slot, machine
+from tests.stories.support import World
+
+QUICK = {"backoff": "20ms", "max_backoff": "20ms", "canary": "0s", "drain": "10s"}
+FAST = Timing(every_s=0.02, first_token_s=0.3, token_s=0.15)
+
+
+@dataclass
+class Fleet(World):
+    """A world whose backends are supervised."""
+
+    machine: Machine = None  # type: ignore[assignment]
+    settings: dict[str, Any] = None  # type: ignore[assignment]
+
+    def slot(self, backend_id: str = "m/b1") -> Slot:
+        return self.machine[backend_id]
+
+    def backend(self, backend_id: str = "m/b1") -> Backend:
+        found = self.process.table.get(backend_id)
+        assert found is not None
+        return found
+
+    def phase(self, backend_id: str = "m/b1") -> Phase:
+        return self.backend(backend_id).phase
+
+    def charge(self, backend_id: str = "m/b1") -> Charge:
+        return self.process.supervisor.charges[backend_id]
+
+    def told(self, kind: EventKind, backend_id: str | None = None) -> list[Event]:
+        """Events of a kind, the oldest first."""
+        every = reversed([*self.process.supervisor.events.newest()])
+        return [e for e in every if e.kind is kind and backend_id in (None, e.backend_id)]
+
+    async def serves(self, *backend_ids: str, seconds: float = 8.0) -> None:
+        ids = backend_ids or tuple(self.process.supervisor.charges)
+        await self.until(lambda: all(self.phase(each) is Phase.READY for each in ids), seconds)
+
+    async def turns(self, count: int = 10) -> None:
+        """Let the supervisor have so many turns, so that what it would do it has done."""
+        supervisor, seen = self.process.supervisor, set[float]()
+
+        def passed() -> bool:
+            seen.add(supervisor.history.at)
+            return len(seen) > count
+
+        await self.until(passed)
+
+    def write(self) -> None:
+        self.path.write_text(json.dumps(self.settings))
+
+    def reload(self) -> None:
+        self.write()
+        assert reload(self.process)
+
+    async def admin(self, method: str, path: str, body: Any = None, **more: Any) -> httpx2.Response:
+        if body is not None:
+            more["json"] = body
+        return await self.http.request(method, self.admin_url + path, **more)
+
+    async def order(self, verb: str, backend_id: str = "m/b1", **body: Any) -> httpx2.Response:
+        return await self.admin("POST", f"/admin/v1/backends/{backend_id}:{verb}", body)
+
+
+def launched(slot: Slot, **more: Any) -> dict[str, Any]:
+    """A backend with `launch`."""
+    name = slot.id.partition("/")[2]
+    return {"name": name, "launch": {"command": ["vllm", "serve", "m"], "port": slot.port, **more}}
+
+
+def managed(slot: Slot) -> dict[str, Any]:
+    """A backend that a service manager runs."""
+    name = slot.id.partition("/")[2]
+    return {
+        "name": name,
+        "url": f"http://127.0.0.1:{slot.port}",
+        "restart": {"systemd": f"{name}.service"},
+    }
+
+
+def pool(*backends: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    quick = QUICK | settings.pop("supervision", {})
+    return {"backends": [*backends], "supervision": quick, **settings}
+
+
+@contextlib.asynccontextmanager
+async def fleet(
+    on: Machine,
+    *backends: dict[str, Any],
+    wait: bool = True,
+    store: SharedStore | None = None,
+    timing: Timing = FAST,
+    folder: pathlib.Path | None = None,
+    extra: dict[str, Any] | None = None,
+    **settings: Any,
+) -> AsyncIterator[Fleet]:
+    """Run a gateway over the pool `m` of these backends; `settings` are the pool's."""
+    async with contextlib.AsyncExitStack() as stack:
+        folder = folder or pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        path = folder / "gateway.yaml"
+        written = {
+            "version": 1,
+            "listen": "127.0.0.1:0",
+            "admin": {"listen": "127.0.0.1:0"},
+            "keys": {"file": "keys.yaml"},
+            "log": {"access": False},
+            "health": {"interval": "50ms", "scrape_interval": "50ms", "models_interval": "100ms"},
+            "shutdown": {"grace": "0s"},
+            "pools": {"m": pool(*backends, **settings)},
+            **(extra or {}),
+        }
+        path.write_text(json.dumps(written))
+        created = keys.create(folder / "keys.yaml", name="test", wall_now=time.time())
+        process = build(
+            load_config(path), path, Outlet(), make_launcher=on.launcher, store=store, timing=timing
+        )
+        http = await stack.enter_async_context(httpx2.AsyncClient(trust_env=False, timeout=10))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(run(process), name="gateway")
+            await process.listening.wait()
+            http.base_url = f"http://127.0.0.1:{process.public_port}"
+            http.headers["authorization"] = f"Bearer {created.key}"
+            world = Fleet(process, [], created.key, path, http, machine=on, settings=written)
+            try:
+                if wait:
+                    await world.serves()
+                yield world
+            finally:
+                process.stopping.set()
+
+
+__all__ = ["FAST", "QUICK", "Fleet", "fleet", "launched", "machine", "managed", "pool"]
