@@ -32,6 +32,7 @@ from gateway.config.models import Config
 from gateway.config.reload import diff
 from gateway.control.charge import Timing
 from gateway.control.discovery import Watchers
+from gateway.control.keeper import Keeper
 from gateway.control.orders import Orders
 from gateway.control.supervisor import Maker, Supervisor, launcher_of
 from gateway.core.aio import Clock, SystemClock, periodic
@@ -83,6 +84,7 @@ class Process:
     handler: Handler
     watchers: Watchers
     supervisor: Supervisor
+    keeper: Keeper
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
     listening: asyncio.Event = field(default_factory=asyncio.Event)
@@ -199,7 +201,7 @@ def build(
     ledger.on_posted.append(supervisor.ended)
     return Process(
         path, loaded, clock, table, client, metrics, outlet, ledger, control_http, ingress, handler, watchers,
-        supervisor,
+        supervisor, Keeper(table, clock, supervisor.events, config.pools),
     )  # fmt: skip
 
 
@@ -279,6 +281,7 @@ async def run(process: Process) -> None:
             background = [
                 group.create_task(process.watchers.run(), name="watchers"),
                 group.create_task(process.supervisor.run(), name="supervisor"),
+                group.create_task(process.keeper.run(), name="adapters"),
                 group.create_task(process.ledger.run(), name="ledger"),
                 group.create_task(_ticks(process), name="ticks"),
                 group.create_task(_watch_keys(process), name="keys"),
@@ -414,6 +417,7 @@ def reload(process: Process) -> bool:
     process.handler.gate.configure(loaded.config.pools, settings.keys.priorities)
     process.watchers.health = loaded.config.health
     process.supervisor.apply(loaded.config)
+    process.keeper.pools = loaded.config.pools
     process.metrics.configured(_digest(loaded.config))
     process.client.keep_only(process.table.ids())
     process.metrics.reloaded(ok=True)

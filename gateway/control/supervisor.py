@@ -14,8 +14,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
+from typing import Any, Final
 
 from gateway.config.models import BackendConfig, Config, PoolConfig
 from gateway.config.supervision import OnExit
@@ -32,14 +33,16 @@ from gateway.control.leases import Leases
 from gateway.control.lookout import Lookout
 from gateway.control.overrides import Overrides
 from gateway.control.remedy import History, clear, decide, operated
-from gateway.core.aio import Clock, periodic, start
+from gateway.core.aio import Clock, guarded, periodic, start
 from gateway.core.events import Event, EventKind, Events
 from gateway.core.types import Phase, RequestRecord
 from gateway.pools.health import Tending
-from gateway.pools.store import SharedStore
+from gateway.pools.store import SharedStore, StoreUnavailable
 from gateway.pools.table import Backend, PoolTable
 
 log = logging.getLogger("gateway.supervisor")
+
+_LOOKS_S: Final = 1.0  # that a turn waits for the launchers' answers
 
 Maker = Callable[[Backend, Config], Launcher | None]
 
@@ -81,6 +84,7 @@ class Supervisor:
         self._lookout = Lookout(table, clock, autopsy, timing)
         self._group: asyncio.TaskGroup | None = None
         self._leases = Leases(store, clock)
+        self._looks: dict[str, asyncio.Task[None]] = {}
         self._canaries: dict[str, asyncio.Task[None]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self.apply(config)
@@ -163,9 +167,7 @@ class Supervisor:
 
     async def turn(self, group: asyncio.TaskGroup) -> None:
         """Look at everything once, and begin what is to be done."""
-        async with asyncio.TaskGroup() as looks:
-            for charge in self.charges.values():
-                looks.create_task(self._lookout.look(charge), name=f"look {charge.id}")
+        await self._look(group)
         now = self.clock.now()
         for charge in self.charges.values():
             self._lookout.judge(charge, self._peers(charge), now)
@@ -199,14 +201,26 @@ class Supervisor:
             if charge.verified is None or seen.incarnation is not None:
                 charge.starting = True
                 bring_up = self._bringup.bring_up(charge, seen.incarnation)
-                charge.work = group.create_task(bring_up, name=f"start of {charge.id}")
+                charge.work = _begin(group, bring_up, f"start of {charge.id}")
             return
         if charge.backend.phase is Phase.READY:
             charge.adapters = charge.known_adapters()
         asked = self._canaries.get(charge.id)
         if (asked is None or asked.done()) and self._lookout.canary_due(charge, now):
             prove = self._lookout.prove(charge)
-            self._canaries[charge.id] = group.create_task(prove, name=f"canary {charge.id}")
+            self._canaries[charge.id] = _begin(group, prove, f"canary {charge.id}")
+
+    async def _look(self, group: asyncio.TaskGroup) -> None:
+        """Look at all; a launcher that does not answer in time delays no other's turn."""
+        begun: list[asyncio.Task[None]] = []
+        for charge in self.charges.values():
+            last = self._looks.get(charge.id)
+            if last is None or last.done():
+                look = self._lookout.look(charge)
+                self._looks[charge.id] = task = _begin(group, look, f"look {charge.id}")
+                begun.append(task)
+        if begun:
+            await asyncio.wait(begun, timeout=_LOOKS_S)
 
     def _peers(self, charge: Charge) -> list[Charge]:
         pool = charge.backend.pool
@@ -262,11 +276,14 @@ class Supervisor:
             charge.work.cancel()
         charge.restarting = True
         work = self._claimed_restart(charge, order)
-        charge.work = group.create_task(work, name=f"restart {charge.id}")
+        charge.work = _begin(group, work, f"restart {charge.id}")
 
     async def _claimed_restart(self, charge: Charge, order: Restart) -> None:
         """Restart, unless another replica did: at most once for each incarnation."""
-        if await self.store.claim_restart(charge.id, order.incarnation, order.attempt):
+        mine = False
+        with contextlib.suppress(StoreUnavailable):
+            mine = await self.store.claim_restart(charge.id, order.incarnation, order.attempt)
+        if mine:
             await self._bringup.restart(charge, order)
         else:
             charge.restarting = False
@@ -300,3 +317,9 @@ class Supervisor:
                 grace_s = charge.pool.supervision.stop_grace
                 await charge.launcher.stop(seen.incarnation, grace_s=grace_s)
                 self._tell(charge, EventKind.STOPPED, "stopped", "stopped")
+
+
+def _begin(
+    group: asyncio.TaskGroup, work: Coroutine[Any, Any, None], name: str
+) -> asyncio.Task[None]:
+    return group.create_task(guarded(work, name=name), name=name)

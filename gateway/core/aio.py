@@ -1,7 +1,7 @@
 """Time and tasks: the only module that may create a task.
 
-Every task has a name and an owner. `periodic` is one of the two places where `except Exception` is
-allowed: a background loop must outlive one bad turn, and says so in the log.
+Every task has a name and an owner. `periodic` and `guarded` are two of the three places where
+`except Exception` is allowed: background work must outlive one bad turn, and says so in the log.
 """
 
 from __future__ import annotations
@@ -49,6 +49,17 @@ def start(
     if _EAGER:
         return asyncio.Task(coro, loop=loop, name=name, eager_start=True)  # type: ignore[call-arg,unused-ignore]
     return asyncio.Task(coro, loop=loop, name=name)
+
+
+async def guarded(work: Coroutine[Any, Any, None], *, name: str) -> None:
+    """Run work that belongs to a group of others: what it raises is logged, and does not end them.
+
+    Cancel: cancels the work.
+    """
+    try:
+        await work
+    except Exception:
+        log.exception("task failed", extra={"task": name})
 
 
 async def periodic(
