@@ -76,7 +76,7 @@ class Truth:
         if not self.runs:
             return Phase.DOWN, "refused", None
         if self.starts_until is not None:
-            return Phase.STARTING, "refused", Cause.START_HUNG if self.hung else None
+            return Phase.DOWN, "refused", Cause.START_HUNG if self.hung else None
         if self.asleep:
             return Phase.DOWN, "asleep", None
         return ILLS.get(self.ill, (Phase.READY, "healthy", None))
@@ -118,6 +118,7 @@ class Watcher:
     suspended: bool = False
     good: bool = True
     bad_at: float = -math.inf
+    forgiven: Restart | None = None
 
 
 class Held:
@@ -169,13 +170,14 @@ class World:
 
     def go_on(self, truth):
         """What was begun goes on: starts come to their end, restarts drain, stop and launch."""
-        if truth.runs and truth.starts_until is not None and self.now >= truth.starts_until:
+        starts = truth.runs and truth.starts_until is not None and not truth.hung
+        if starts and self.now >= truth.starts_until:
             if truth.fate == "crash":
                 truth.runs = False
             elif truth.fate == "hang":
                 truth.hung = True
             else:
-                truth.starts_until, truth.hung = None, False
+                truth.starts_until = None
         if truth.order is not None and self.now >= truth.acts_at:
             self.act(truth, truth.order)
 
@@ -187,7 +189,8 @@ class World:
             if self.paced and len(self.leaders) == 1:
                 self.check_pace(order, self.watchers[truth.id])
             self.replace(truth)
-        self.histories[by] = settled(self.histories[by], truth.id)
+        if order.attempt % 2:  # else it is seen: under way before, and no longer
+            self.histories[by] = settled(self.histories[by], truth.id)
 
     def hand_over(self):
         """Who loses the lease gives up what it drains before another can have it."""
@@ -309,7 +312,7 @@ class World:
         return max(groups, key=len, default=[])
 
     def check_pace(self, order, watcher):
-        if order.cause is Cause.SCHEDULED:
+        if order.cause is Cause.SCHEDULED or order is watcher.forgiven:
             return
         recent = [at for at in watcher.times if self.now - at < self.policy.within_s]
         assert len(recent) < self.policy.max_restarts, "more restarts than allowed"
@@ -345,6 +348,7 @@ class World:
             case "clear":
                 watcher = self.watchers[truth.id]
                 watcher.times, watcher.row, watcher.suspended = [], 0, False
+                watcher.forgiven = truth.order  # ordered before: it counts no more
                 self.holds.pop(truth.id, None)
                 self.histories = [clear(each, truth.id) for each in self.histories]
             case "hand over" if len(self.leaders) == 1:
@@ -449,9 +453,11 @@ def test_a_clock_that_jumps_makes_nothing_happen_twice(sizes, steps):
 @given(sizes, steps)
 @example((4,), [(0, ("pool", 0, ("ill", "frozen")))])
 @example(
-    (2,), [(0, ("set", 0, ("fate", "refused"))), (0, ("crash", 0, None)), (5, ("clear", 0, None))]
+    (2,), [(0, ("set", 0, ("fate", "refused"))), (0, ("crash", 0, None)), (25, ("clear", 0, None))]
 )
-@example((4,), [(0, ("set", 0, ("fate", "hang"))), (0, ("crash", 0, None))])
+@example(
+    (4,), [(0, ("set", 0, ("fate", "hang"))), (0, ("crash", 0, None)), (20, ("clear", 0, None))]
+)
 def test_once_faults_cease_everything_is_healed(sizes, steps):
     world = World(sizes)
     world.run(steps)

@@ -507,11 +507,12 @@ def test_after_we_stood_still_nothing_is_believed_for_a_while():
 
 
 def test_time_that_goes_back_stands_still():
-    ward = Ward()
+    ward = Ward(p=8)
     ward.see(a=DEAD)
     ward.see(a={"restarting": True})
     until = ward.see(a={"restarting": False})["p/a"].until
     assert ward.see(-500.0)["p/a"].until == until
+    assert isinstance(ward.see(500.0, b=FROZEN)["p/b"], Restart), "it is not we who stood still"
 
 
 # --- orders from outside --------------------------------------------------------------------------
