@@ -61,8 +61,8 @@ class Bringup:
     gpus: GpuTurns
     timing: Timing = Timing()
 
-    async def restart(self, charge: Charge, order: Restart) -> None:
-        """Carry out an order. Everything that fails is told as an event, nothing raises.
+    async def restart(self, charge: Charge, order: Restart) -> bool:
+        """Carry out an order; returns whether a server was started. Failures are told as events.
 
         Cancel: the server is left as it is; what was launched stays launched.
         """
@@ -75,10 +75,14 @@ class Bringup:
                 charge.restarting = False
                 await self._bring_up(charge, incarnation, order.incarnation)
         except LaunchError as error:
-            charge.trouble = str(error)
-            if isinstance(error, Superseded):
-                self.table.tend(charge.id, None)
+            charge.trouble, charge.starting = str(error), False  # what runs is looked at anew
+            superseded = isinstance(error, Superseded)
+            failed = Tending(Phase.STARTING, "restart", str(error))
+            self.table.tend(charge.id, None if superseded else failed)
             self._tell(charge, EventKind.LAUNCH_FAILED, order.cause.value, str(error))
+            return False
+        else:
+            return True
         finally:
             charge.restarting = False
 

@@ -66,16 +66,12 @@ class Charge:
     progress: float = -1.0
     progress_at: float = 0.0  # when its counters last moved, or a canary came back
     decision: Wait | Suspend | None = None  # why nothing is done about what ails it
+    suspended: bool = False  # it is left alone until an operator clears it
 
     @property
     def id(self) -> str:
         """The backend's id, `pool/name`."""
         return self.backend.id
-
-    @property
-    def suspended(self) -> bool:
-        """Whether it is left alone until an operator clears it."""
-        return isinstance(self.decision, Suspend)
 
     @property
     def busy(self) -> bool:

@@ -142,7 +142,8 @@ class Orders:
                 changes, does = held or suspended, "goes back into service"
             case Verb.RESTART:
                 assert charge is not None  # refused above
-                changes, does = not (charge.restarting or charge.busy), "is drained and restarted"
+                under_way = (charge.restarting or charge.busy) and not charge.suspended
+                changes, does = not under_way, "is drained and restarted"
         oldest_at = self.oldest_at(backend.id)
         requests = backend.in_flight
         oldest_s = None if oldest_at is None else now - oldest_at

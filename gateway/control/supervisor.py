@@ -32,7 +32,7 @@ from gateway.control.launchers.make import make
 from gateway.control.leases import Leases
 from gateway.control.lookout import Lookout
 from gateway.control.overrides import Overrides
-from gateway.control.remedy import History, clear, decide, operated
+from gateway.control.remedy import History, clear, decide, operated, settled, withdrawn
 from gateway.core.aio import Clock, guarded, periodic, start
 from gateway.core.events import Event, EventKind, Events
 from gateway.core.types import Phase, RequestRecord
@@ -172,10 +172,10 @@ class Supervisor:
         for charge in self.charges.values():
             self._lookout.judge(charge, self._peers(charge), now)
             self._watch(charge, group, now)
-        facts = [self._facts(backend, now) for backend in self.table]
-        self.history, decisions = decide(
-            facts, self.history, self._policies(), await self._moment()
-        )
+        moment = await self._moment()
+        # No await from here on: what an operator orders meanwhile must not be lost.
+        facts = [self._facts(backend, moment.now) for backend in self.table]
+        self.history, decisions = decide(facts, self.history, self._policies(), moment)
         decided: Mapping[str, Decision] = {each.backend_id: each for each in decisions}
         for charge in self.charges.values():
             self._act(charge, decided.get(charge.id), group)
@@ -237,14 +237,12 @@ class Supervisor:
             case Restart():
                 self.begin(charge, decision, group)
             case Suspend(cause=cause, evidence=evidence):
-                charge.decision = decision
+                charge.decision, charge.suspended = decision, True
                 why = charge.diagnosis.cause if charge.diagnosis is not None else evidence
                 self._tend_down(charge, "suspended", f"suspended, {evidence}: {why}")
                 self._tell(charge, EventKind.SUSPENDED, cause.value, f"{evidence}: {why}")
-            case Wait():
+            case Wait() | None:
                 charge.decision = decision
-            case None if not isinstance(charge.decision, Suspend):
-                charge.decision = None
 
     def restart(self, backend_id: str, why: str = "") -> None:
         """Begin a restart that an operator ordered; it clears a suspension, and needs no lease.
@@ -265,28 +263,41 @@ class Supervisor:
         self.history = clear(self.history, backend_id)
         charge = self.charges.get(backend_id)
         if charge is not None and charge.suspended:
-            charge.decision = None
+            charge.suspended, charge.decision = False, None
+            if charge.seen is not None and charge.seen.running and not charge.busy:
+                charge.starting, charge.verified = False, None  # it is tried, and serves if it can
 
     def begin(self, charge: Charge, order: Restart, group: asyncio.TaskGroup) -> None:
         """Begin a restart that was decided on."""
-        charge.decision = None
+        charge.suspended, charge.decision = False, None
         kind = EventKind.LAUNCH if order.incarnation is None else EventKind.RESTART
         self._tell(charge, kind, order.cause.value, order.evidence)
-        if charge.work is not None:
-            charge.work.cancel()
+        before = charge.work
+        if before is not None:
+            before.cancel()
         charge.restarting = True
-        work = self._claimed_restart(charge, order)
+        work = self._claimed_restart(charge, order, before)
         charge.work = _begin(group, work, f"restart {charge.id}")
 
-    async def _claimed_restart(self, charge: Charge, order: Restart) -> None:
-        """Restart, unless another replica did: at most once for each incarnation."""
-        mine = False
-        with contextlib.suppress(StoreUnavailable):
-            mine = await self.store.claim_restart(charge.id, order.incarnation, order.attempt)
-        if mine:
-            await self._bringup.restart(charge, order)
-        else:
+    async def _claimed_restart(
+        self, charge: Charge, order: Restart, before: asyncio.Task[None] | None
+    ) -> None:
+        """Restart, unless another replica did: at most once for each incarnation.
+
+        `before` is what was being done with it, and is cancelled: it writes to the charge until it ends.
+        """
+        if before is not None:
+            await asyncio.wait([before])
+        charge.restarting = True
+        try:
+            claimed = await self.store.claim_restart(charge.id, order.incarnation, order.attempt)
+        except StoreUnavailable:
+            charge.restarting, charge.trouble = False, "the shared store does not answer"
+            self.history = withdrawn(self.history, order)
+            return
+        if not (claimed and await self._bringup.restart(charge, order)):
             charge.restarting = False
+            self.history = settled(self.history, charge.id)
 
     def _tend_down(self, charge: Charge, reason: str, detail: str) -> None:
         self.table.tend(charge.id, Tending(Phase.DOWN, reason, detail))

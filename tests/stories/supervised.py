@@ -27,7 +27,7 @@ from tests.fakelaunch import Machine, Slot, machine
 from tests.stories.support import World
 
 QUICK = {"backoff": "20ms", "max_backoff": "20ms", "canary": "0s", "drain": "10s"}
-FAST = Timing(every_s=0.02, first_token_s=0.3, token_s=0.15)
+FAST = Timing(every_s=0.02)
 
 
 @dataclass

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import pathlib
+
+import httpx2
+
+from gateway.control.charge import Timing
 from gateway.core.events import EventKind
 from gateway.core.types import Phase
 from tests.fakelaunch import Script
@@ -35,7 +42,7 @@ async def test_one_that_dies_is_out_at_once_and_comes_back():
     async with machine() as on:
         backends = launched(on["m/b1"]), launched(on["m/b2"])
         async with fleet(on, *backends) as world:
-            up = __import__("asyncio").Event()
+            up = asyncio.Event()
             world.slot().plan(Script(listens=up))
             await world.slot().die(exit_code=-9)
             await world.until(lambda: world.phase() is not Phase.READY)
@@ -50,9 +57,6 @@ async def test_one_that_dies_is_out_at_once_and_comes_back():
             assert exited.backend_id == "m/b1"
             (restart,) = world.told(EventKind.RESTART)
             assert restart.detail == "its process was killed by signal 9"
-            metrics = await world.metrics()
-            counted = 'gateway_backend_restarts_total{pool="m",backend="b1",cause="exited"} 1.0'
-            assert counted in metrics
 
 
 @story
@@ -62,3 +66,221 @@ async def test_a_managed_one_is_not_stopped_at_the_end():
         async with fleet(on, managed(on["m/b1"])):
             pass
         assert on["m/b1"].running
+
+
+# --- adapters -------------------------------------------------------------------------------------
+
+
+async def load(world, name, path):
+    body = {"lora_name": name, "lora_path": path}
+    url = f"http://127.0.0.1:{world.slot().port}/v1/load_lora_adapter"
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        assert (await http.post(url, json=body)).status_code == 200
+
+
+@story
+async def test_adapters_loaded_at_run_time_are_there_again_after_a_restart():
+    async with machine() as on, fleet(on, launched(on["m/b1"])) as world:
+        await load(world, "sql", "/adapters/sql-7")
+        await world.until(lambda: world.charge().adapters == {"sql": "/adapters/sql-7"})
+        await world.slot().die()
+        await world.until(lambda: len(world.told(EventKind.STARTED)) == 2)
+        assert world.slot().sim.state.adapters == {"sql": "/adapters/sql-7"}
+        assert (await world.chat(model="sql", max_tokens=1)).status_code == 200
+        assert [each.label for each in world.told(EventKind.ADAPTER)] == ["sql"]
+
+
+@story
+async def test_adapters_of_the_configuration_are_loaded_from_their_paths():
+    adapters = [{"name": "sql", "path": "/a/sql"}, {"name": "fr", "path": "/a/fr"}, "chat"]
+    async with machine() as on, fleet(on, launched(on["m/b1"]), adapters=adapters) as world:
+        assert world.slot().sim.state.adapters == {"sql": "/a/sql", "fr": "/a/fr"}
+        assert (await world.chat(model="fr", max_tokens=1)).status_code == 200
+
+
+@story
+async def test_an_adapter_that_cannot_be_loaded_is_told_and_the_rest_serves():
+    adapters = [{"name": "sql", "path": "/missing"}, {"name": "fr", "path": "/a/fr"}]
+    async with machine() as on, fleet(on, launched(on["m/b1"]), adapters=adapters) as world:
+        assert world.slot().sim.state.adapters == {"fr": "/a/fr"}
+        (failed,) = world.told(EventKind.ADAPTER_FAILED)
+        assert failed.label == "sql"
+        assert "No adapter found for /missing" in failed.detail
+
+
+# --- starts that fail -----------------------------------------------------------------------------
+
+KV_SMALL = (pathlib.Path(__file__).parents[1] / "data/logs/kv_small.txt").read_text()
+LOWER = {"remedies": ["lower_max_model_len"], "min_context": 512}
+
+
+def small_cache(flags):
+    """A machine whose KV cache holds 896 tokens."""
+    fits = int(flags.get("max-model-len", 2048)) <= 896
+    return Script() if fits else Script(exit_code=1, log=KV_SMALL)
+
+
+def kept(world):
+    return json.loads((world.path.parent / "state" / "overrides.json").read_text())
+
+
+@story
+async def test_a_start_that_fails_is_diagnosed_and_the_remedy_is_applied_once_and_kept():
+    async with machine() as on:
+        on["m/b1"].judge = small_cache
+        async with fleet(on, launched(on["m/b1"], args={"max-model-len": 2048}), **LOWER) as world:
+            (failed,) = world.told(EventKind.START_FAILED)
+            assert failed.label == "kv_cache_too_small_for_max_model_len"
+            (remedy,) = world.told(EventKind.REMEDY)
+            assert remedy.label == "lower_max_model_len"
+            assert "--max-model-len 896" in remedy.detail
+            assert [dict(each.args) for each in world.slot().starts] == [{}, {"max-model-len": 896}]
+            assert kept(world)["m/b1"]["args"] == {"max-model-len": 896}
+            assert world.backend().window_tokens == 896
+            await world.slot().die()  # the next start has it from the beginning
+            await world.until(lambda: len(world.told(EventKind.STARTED)) == 2)
+            assert len(world.slot().starts) == 3
+            assert len(world.told(EventKind.REMEDY)) == 1
+
+
+@story
+async def test_a_remedy_outlives_the_gateway_and_ends_with_the_command_line_it_was_for(tmp_path):
+    async with machine() as on:
+        slot = on["m/b1"]
+        slot.judge = small_cache
+        told = launched(slot, args={"max-model-len": 2048}), launched(on["m/b2"])
+        async with fleet(on, *told, folder=tmp_path, **LOWER):
+            pass
+        async with fleet(on, *told, folder=tmp_path / "", **LOWER) as world:
+            assert dict(slot.starts[-1].args) == {"max-model-len": 896}
+            assert len(slot.starts) == 3
+            backend = world.settings["pools"]["m"]["backends"][0]
+            backend["launch"]["args"] = {"max-model-len": 768}
+            world.reload()
+            await world.until(lambda: len(slot.starts) == 4)
+            await world.until(lambda: len(world.told(EventKind.STARTED, "m/b1")) == 2)
+            assert dict(slot.starts[-1].args) == {}
+            assert world.backend().window_tokens == 768
+
+
+@story
+async def test_no_remedy_goes_below_the_floor():
+    async with machine() as on:
+        slot = on["m/b1"]
+        slot.judge = small_cache
+        settings = {**LOWER, "min_context": 1024, "supervision": {"max_restarts": 1}}
+        told = launched(slot, args={"max-model-len": 2048})
+        async with fleet(on, told, wait=False, **settings) as world:
+            await world.until(lambda: world.told(EventKind.SUSPENDED))
+            assert len(slot.starts) == 2
+            assert not any(slot.starts)
+            assert not world.told(EventKind.REMEDY)
+
+
+@story
+async def test_no_remedy_is_applied_that_is_not_allowed():
+    async with machine() as on:
+        slot = on["m/b1"]
+        slot.judge = small_cache
+        settings = {"min_context": 512, "supervision": {"max_restarts": 1}}
+        told = launched(slot, args={"max-model-len": 2048})
+        async with fleet(on, told, wait=False, **settings) as world:
+            await world.until(lambda: world.told(EventKind.SUSPENDED))
+            assert not any(slot.starts)
+            assert "about 896 tokens fit" in world.backend().health.detail
+
+
+@story
+async def test_a_start_that_hangs_is_found_and_begun_anew():
+    async with machine() as on:
+        slot = on["m/b1"]
+        slot.plan(Script(listens=asyncio.Event()))  # it never listens
+        patience = {"patience": {"config": "300ms"}}
+        async with fleet(on, launched(slot), supervision=patience) as world:
+            assert len(slot.starts) == 2
+            (failed,) = world.told(EventKind.START_FAILED)
+            assert "supervision.patience.config" in failed.detail
+            (restart,) = world.told(EventKind.RESTART)
+            assert restart.label == "start_hung"
+            assert slot.stops  # the one that hung was ended
+
+
+@story
+async def test_one_whose_engine_fails_its_first_token_is_kept_out():
+    async with machine() as on:
+        slot, up = on["m/b1"], asyncio.Event()
+        slot.plan(Script(faults=("http_500",)), Script(listens=up))
+        async with fleet(on, launched(slot), launched(on["m/b2"]), wait=False) as world:
+            await world.until(lambda: world.told(EventKind.START_FAILED))
+            (failed,) = world.told(EventKind.START_FAILED)
+            assert "did not compute one token (http_500)" in failed.detail
+            assert not world.told(EventKind.STARTED, "m/b1")
+            await world.until(lambda: len(slot.starts) == 2)
+            await world.serves("m/b2")
+            up.set()
+            await world.serves()
+            assert [each.after for each in world.process.table.transitions if each.backend_id == "m/b1"].count(Phase.READY) == 1  # fmt: skip
+
+
+@story
+async def test_a_crash_loop_is_suspended_until_an_operator_clears_it():
+    async with machine() as on:
+        slot, broken = on["m/b1"], [True]
+        slot.judge = lambda flags: Script(exit_code=1, log="boom") if broken else Script()
+        few = {"supervision": {"max_restarts": 2}}
+        async with fleet(on, launched(slot), wait=False, **few) as world:
+            await world.until(lambda: world.charge().suspended)
+            assert len(slot.starts) == 3  # the launch, and two restarts
+            assert world.backend().reason == "suspended"
+            await world.turns()
+            assert len(slot.starts) == 3
+            assert len(world.told(EventKind.SUSPENDED)) == 1
+            answer = await world.order("undrain")
+            assert answer.json()["changed"]
+            await world.until(lambda: len(world.told(EventKind.SUSPENDED)) == 2)
+            broken.clear()
+            assert (await world.order("restart")).json()["changed"]
+            await world.serves()
+            assert not world.charge().suspended
+
+
+@story
+async def test_a_launcher_that_fails_is_told_and_asked_again():
+    async with machine() as on:
+        on["m/b1"].refuses = ["there is no vllm in PATH"]
+        async with fleet(on, launched(on["m/b1"]), wait=False) as world:
+            await world.until(lambda: world.told(EventKind.LAUNCH_FAILED))
+            (failed,) = world.told(EventKind.LAUNCH_FAILED)
+            assert failed.detail == "there is no vllm in PATH"
+            await world.serves()
+
+
+# --- frozen engines -------------------------------------------------------------------------------
+
+
+@story
+async def test_a_frozen_idle_engine_is_found_by_a_canary():
+    async with machine() as on:
+        quick = {"supervision": {"canary": "200ms"}}
+        backends, timing = (launched(on["m/b1"]), launched(on["m/b2"])), Timing(0.02, token_s=0.4)
+        async with fleet(on, *backends, timing=timing, **quick) as world:
+            first = world.slot().sim
+            first.inject("frozen")
+            await world.until(lambda: world.slot().sim is not first, 8)
+            await world.serves()
+            restart = world.told(EventKind.RESTART, "m/b1")[0]
+            assert restart.label == "frozen"
+            assert "2 canaries in a row failed (timeout)" in restart.detail
+
+
+@story
+async def test_a_healthy_idle_engine_is_asked_and_left_alone():
+    async with machine() as on:
+        quick = {"supervision": {"canary": "100ms"}}
+        async with fleet(on, launched(on["m/b1"]), **quick) as world:
+            asked = len(world.slot().sim.received("/v1/completions"))
+            await world.until(
+                lambda: len(world.slot().sim.received("/v1/completions")) >= asked + 3
+            )
+            assert not world.told(EventKind.RESTART)
+            assert world.phase() is Phase.READY
