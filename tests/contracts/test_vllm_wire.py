@@ -182,7 +182,7 @@ def test_the_metrics_page_is_read_as_the_general_parser_reads_it():
 def test_an_adapter_has_a_parent_and_no_window():
     assert parse_models(captured("models.json")) == (
         ServedModel("tiny", None, 2048),
-        ServedModel("lora-a", "tiny", None),
+        ServedModel("lora-a", "tiny", None, "/models/lora-a"),
     )
 
 

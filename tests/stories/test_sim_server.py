@@ -60,14 +60,16 @@ def events_of(text: str) -> list[str]:
     return [line[7:] for line in text.split("\n") if line.startswith("event: ")]
 
 
-async def raw(sim: SimServer, body: dict, path: str = CHAT) -> tuple[bytes, str]:
+async def raw(
+    sim: SimServer, body: dict, path: str = CHAT, *, stays_open: bool = False
+) -> tuple[bytes, str]:
     """Send one request; return all bytes of the answer and how the connection ended."""
     reader, writer = await asyncio.open_connection("127.0.0.1", sim.port)
     data = json.dumps(body).encode()
     writer.write(POST % (path.encode(), len(data), data))
     got, end = b"", "open"
     try:
-        async with asyncio.timeout(0.3):
+        async with asyncio.timeout(0.3 if stays_open else 10):
             while part := await reader.read(65536):
                 got += part
             end = "closed"
@@ -404,7 +406,7 @@ async def test_refuse_closes_the_port_until_it_is_cleared(sim, http):
 @story
 async def test_hang_before_headers(sim, http):
     sim.inject("hang_before_headers@1")
-    assert await raw(sim, ask()) == (b"", "open")
+    assert await raw(sim, ask(), stays_open=True) == (b"", "open")
     sim.inject("hang_before_headers:50ms")
     assert (await http.post(CHAT, json=ask())).status_code == 200
 
@@ -428,7 +430,7 @@ BREAKS = {
 @story
 async def test_a_stream_breaks_after_its_tokens(sim, http, fault):
     sim.inject(fault)
-    got, end = await raw(sim, ask(stream=True))
+    got, end = await raw(sim, ask(stream=True), stays_open=BREAKS[fault] == "open")
     assert end == BREAKS[fault]
     assert got.count(b'"content":"') == 1 + 3
     assert b"[DONE]" not in got
@@ -501,7 +503,7 @@ async def test_an_aborted_reply_ends_in_order(sim, http):
 @story
 async def test_only_comments_come_for_ever(sim, http):
     sim.inject("only_comments")
-    got, end = await raw(sim, ask(stream=True))
+    got, end = await raw(sim, ask(stream=True), stays_open=True)
     assert got.count(b": keep-alive\n\n") >= 2
     assert (b"data" not in got, end) == (True, "open")
 
@@ -509,7 +511,7 @@ async def test_only_comments_come_for_ever(sim, http):
 @story
 async def test_a_frozen_engine_still_answers_health_and_metrics(sim, http):
     sim.inject("frozen")
-    got, end = await raw(sim, ask(stream=True))
+    got, end = await raw(sim, ask(stream=True), stays_open=True)
     assert got.startswith(b"HTTP/1.1 200")
     assert (b"data" not in got, end) == (True, "open")
     slow = asyncio.create_task(http.post(CHAT, json=ask()))  # noqa: TID251
