@@ -69,7 +69,7 @@ async def raw(
     writer.write(POST % (path.encode(), len(data), data))
     got, end = b"", "open"
     try:
-        async with asyncio.timeout(0.3 if stays_open else 10):
+        async with asyncio.timeout(1.0 if stays_open else 10):
             while part := await reader.read(65536):
                 got += part
             end = "closed"
