@@ -160,6 +160,5 @@ class Moment:
     now: float
     leads: Collection[str]  # pools whose lease this replica holds, with time enough left to act
     minute: int = 0  # of the local day
-    holds: Mapping[str | None, float] = field(
-        default_factory=dict
-    )  # pool, backend, None: all; until
+    # Until when automatic restarts are on hold, of a pool, a backend, or (None) all.
+    holds: Mapping[str | None, float] = field(default_factory=dict)
