@@ -36,15 +36,12 @@ class Script:
 class Slot:
     """One backend's place on the machine: its port, and the server that runs there, if one does."""
 
-    def __init__(self, backend_id: str, port: int | None = None) -> None:
+    def __init__(self, backend_id: str) -> None:
         self.id = backend_id
         self.model = "m"
-        self.slot_free: Callable[[], None] = lambda: None
-        self._hold = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        # Bound and never listening: nobody else gets the port, and connects to it are refused.
-        self._hold.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._hold.bind(("127.0.0.1", port or 0))
-        self.port: int = self._hold.getsockname()[1]
+        self._held: list[socket.socket] = []
+        self.port = 0
+        self.move()
         self.sim: SimServer | None = None
         self.past: list[SimServer] = []  # servers that ended
         self.script = Script()
@@ -70,6 +67,15 @@ class Slot:
         """How many inference requests with a client's prompt came in, over all its servers."""
         sims = [*self.past, *([self.sim] if self.sim is not None else [])]
         return sum(len(sim.received("/v1/chat/completions")) for sim in sims)
+
+    def move(self) -> None:
+        """Take another port, for the next start."""
+        hold = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        # Bound and never listening: nobody else gets the port, and connects to it are refused.
+        hold.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        hold.bind(("127.0.0.1", 0))
+        self._held.append(hold)
+        self.port = hold.getsockname()[1]
 
     def plan(self, *scripts: Script) -> None:
         """Say what the next starts do."""
@@ -122,7 +128,8 @@ class Slot:
 
     async def close(self) -> None:
         await self.end()
-        self._hold.close()
+        for hold in self._held:
+            hold.close()
 
 
 class Machine:

@@ -46,6 +46,7 @@ class Charge:
     seen: Seen | None = None  # None: the launcher cannot tell
     trouble: str = ""  # why it cannot, or what it last failed to do
     first_seen_at: float | None = None  # of the incarnation that runs
+    ran: bool = False  # something of it has run, or was started, since we look
     verified: Incarnation | None = None  # the one that passed its start
     examined: Incarnation | None = None  # the one whose end was diagnosed
     diagnosis: Diagnosis | None = None  # of the last end

@@ -57,6 +57,9 @@ class Lookout:
         if before is None or seen.incarnation != before.incarnation:
             self._new_incarnation(charge, now)
         self._learn(charge, now)
+        charge.ran |= seen.running
+        if not charge.ran:
+            charge.examined = seen.incarnation  # it ended before our time
         ended = not seen.running and seen.incarnation is not None
         if ended and charge.examined != seen.incarnation and not charge.restarting:
             await self.autopsy.examine(charge, seen)

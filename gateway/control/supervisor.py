@@ -86,7 +86,7 @@ class Supervisor:
         self._leases = Leases(store, clock)
         self._looks: dict[str, asyncio.Task[None]] = {}
         self._canaries: dict[str, asyncio.Task[None]] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leaving: dict[asyncio.Task[None], Charge] = {}
         self.apply(config)
 
     # --- membership ---------------------------------------------------------------------------------
@@ -100,12 +100,12 @@ class Supervisor:
         before, self.charges = self.charges, {}
         for backend in self.table:
             known = before.get(backend.id)
-            charge = self._kept(known, backend) if known is not None else self._new(backend)
-            if charge is not None:
+            if known is not None and self._keep(known, backend):
+                self.charges[backend.id] = before.pop(backend.id)
+            elif (charge := self._new(backend)) is not None:
                 self.charges[backend.id] = charge
-                before.pop(backend.id, None)
         for gone in before.values():
-            self._let_go(gone)
+            self._let_go(gone, self.charges.get(gone.id))
 
     def _settings(self, backend: Backend) -> tuple[PoolConfig, BackendConfig]:
         pool = self._config.pools[backend.pool]
@@ -120,12 +120,12 @@ class Supervisor:
             self._gpus.know(config.launch.gpus)
         return Charge(backend, pool, config, launcher, open_client(backend))
 
-    def _kept(self, charge: Charge, backend: Backend) -> Charge | None:
-        """Return the charge of a backend that was there before, as it is configured now."""
+    def _keep(self, charge: Charge, backend: Backend) -> bool:
+        """Have a charge follow what is configured now; False when it is another server by now."""
         pool, config = self._settings(backend)
         same = charge.backend is backend and charge.config.restart == config.restart
         if not same or (charge.config.launch is None) is not (config.launch is None):
-            return self._new(backend)
+            return False
         if config.launch != charge.config.launch:
             launcher = self._make(backend, self._config)
             assert launcher is not None  # it has `launch`
@@ -133,21 +133,34 @@ class Supervisor:
             why = "its `launch` was changed in the configuration"
             charge.signs[Cause.OPERATOR] = Sign(Cause.OPERATOR, why)
         charge.pool, charge.config = pool, config
-        return charge
+        return True
 
-    def _let_go(self, charge: Charge) -> None:
-        """Stop what is no longer configured, once its requests have ended."""
+    def _let_go(self, charge: Charge, heir: Charge | None) -> None:
+        """Stop what is no longer configured so, once its requests have ended.
+
+        `heir` is the charge that has its name now. The same command line runs on under it; where
+        another one is configured the heir waits until the old server is gone.
+        """
         if charge.work is not None:
             charge.work.cancel()
-        task = start(self._stop_gone(charge), name=f"let go {charge.id}")
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        self.table.tend(charge.id, None)
+        before = charge.config.launch
+        stops = before is not None and (heir is None or heir.config.launch != before)
+        if heir is not None and stops:
+            heir.restarting = True
+        leaving = self._stop_gone(charge, heir) if stops else _closed(charge)
+        task = start(leaving, name=f"let go {charge.id}")
+        self._leaving[task] = charge
+        task.add_done_callback(self._leaving.pop)
 
-    async def _stop_gone(self, charge: Charge) -> None:
-        await emptied(charge.backend, self.clock, charge.pool.supervision.drain)
-        if charge.launcher.launches and charge.id not in self.charges:
+    async def _stop_gone(self, charge: Charge, heir: Charge | None) -> None:
+        try:
+            await emptied(charge.backend, self.clock, charge.pool.supervision.drain)
             await self._stop(charge)
-        await charge.client.aclose()
+            await _closed(charge)
+        finally:
+            if heir is not None:
+                heir.restarting = heir.ran = False
 
     def ended(self, settled: Sequence[RequestRecord]) -> None:
         """Take in requests that ended, as `observe.ledger` posts them."""
@@ -197,6 +210,8 @@ class Supervisor:
         seen = charge.seen
         if charge.busy or seen is None or not seen.running or charge.starting:
             return
+        if charge.restarting:
+            return  # it waits for the server that had its name
         if seen.incarnation is None or seen.incarnation != charge.verified:
             if charge.verified is None or seen.incarnation is not None:
                 charge.starting = True
@@ -270,7 +285,8 @@ class Supervisor:
     def begin(self, charge: Charge, order: Restart, group: asyncio.TaskGroup) -> None:
         """Begin a restart that was decided on."""
         charge.suspended, charge.decision = False, None
-        kind = EventKind.LAUNCH if order.incarnation is None else EventKind.RESTART
+        again = charge.ran and order.incarnation is not None
+        kind, charge.ran = EventKind.RESTART if again else EventKind.LAUNCH, True
         self._tell(charge, kind, order.cause.value, order.evidence)
         before = charge.work
         if before is not None:
@@ -309,16 +325,19 @@ class Supervisor:
 
     async def close(self) -> None:
         """Stop what was launched with `on_exit: stop`; what nobody stops runs on. Call it after `run`."""
+        leaving = dict(self._leaving)
+        for task in leaving:
+            task.cancel()
+        if leaving:
+            await asyncio.wait(leaving)
+        every = [*self.charges.values(), *leaving.values()]
         async with asyncio.TaskGroup() as group:
-            for charge in self.charges.values():
+            for charge in every:
                 launch = charge.config.launch
                 if launch is not None and launch.on_exit is OnExit.STOP:
                     group.create_task(self._stop(charge), name=f"stop {charge.id}")
-        for task in self._leaving:
-            task.cancel()
-        for charge in self.charges.values():
-            await charge.client.aclose()
-            await charge.launcher.close()
+        for charge in every:
+            await _closed(charge)
         await self._leases.release()
 
     async def _stop(self, charge: Charge) -> None:
@@ -327,7 +346,13 @@ class Supervisor:
             if seen.incarnation is not None:
                 grace_s = charge.pool.supervision.stop_grace
                 await charge.launcher.stop(seen.incarnation, grace_s=grace_s)
-                self._tell(charge, EventKind.STOPPED, "stopped", "stopped")
+                if seen.running:
+                    self._tell(charge, EventKind.STOPPED, "stopped", "stopped")
+
+
+async def _closed(charge: Charge) -> None:
+    await charge.client.aclose()
+    await charge.launcher.close()
 
 
 def _begin(

@@ -1,0 +1,498 @@
+"""Operators order, the configuration changes, gateways end: what supervision makes of it, on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+
+import pytest
+
+from gateway.control.healing import Why
+from gateway.core.aio import SystemClock
+from gateway.core.events import EventKind
+from gateway.core.types import Phase
+from gateway.pools.store import MemoryStore, StoreUnavailable
+from tests.fakelaunch import Script
+from tests.stories.supervised import fleet, launched, machine, managed
+from tests.stories.support import frames, story
+
+
+def two(on, **more):
+    return launched(on["m/b1"], **more), launched(on["m/b2"], **more)
+
+
+# --- orders over HTTP -----------------------------------------------------------------------------
+
+
+@story
+async def test_a_drain_takes_no_new_work_and_undrain_puts_it_back():
+    async with machine() as on, fleet(on, *two(on)) as world:
+        told = (await world.order("drain", reason="disk")).json()
+        assert told["changed"]
+        assert "m/b1 takes no new work" in told["sentence"]
+        assert world.phase() is Phase.DRAINING
+        assert not (await world.order("drain")).json()["changed"]  # it is so already
+        before = world.slot().received
+        for _ in range(6):
+            assert (await world.chat(max_tokens=1)).status_code == 200
+        assert world.slot().received == before
+        assert (await world.order("undrain")).json()["changed"]
+        assert world.phase() is Phase.READY
+        assert not (await world.order("undrain")).json()["changed"]
+        orders = world.told(EventKind.OPERATOR)
+        assert [(each.label, each.detail) for each in orders] == [
+            ("drain", "disk"),
+            ("undrain", "an operator ordered undrain"),
+        ]
+
+
+@story
+async def test_what_an_operator_drained_is_not_restarted_when_it_dies():
+    async with machine() as on, fleet(on, *two(on)) as world:
+        await world.order("drain")
+        await world.slot().die()
+        await world.until(lambda: world.charge().decision is not None)
+        assert world.charge().decision.why is Why.HELD
+        assert len(world.slot().starts) == 1
+
+
+@story
+async def test_a_dry_run_tells_what_it_would_touch_and_changes_nothing():
+    async with machine() as on:
+        on["m/b1"].speed = on["m/b2"].speed = 1.0
+        async with fleet(on, *two(on)) as world, asyncio.TaskGroup() as group:
+            running = [
+                group.create_task(world.chat(stream=True, max_tokens=300)) for _ in range(4)
+            ]
+            await world.until(lambda: world.in_flight() == 4)
+            for verb in ("drain", "restart"):
+                told = (await world.order(verb, dry_run=True)).json()
+                assert told["would_change"]
+                assert not told["changed"]
+                assert told["requests"] == world.backend().in_flight > 0
+                assert told["oldest_s"] >= 0
+            assert world.phase() is Phase.READY
+            assert not world.told(EventKind.OPERATOR)
+            for each in running:
+                each.cancel()
+
+
+@story
+async def test_the_last_backend_that_serves_is_not_taken_out_without_force():
+    async with machine() as on, fleet(on, *two(on)) as world:
+        await world.order("drain", "m/b2")
+        for verb in ("drain", "restart"):
+            refused = await world.order(verb)
+            assert refused.status_code == 409
+            assert refused.json()["code"] == "last_backend"
+            assert (await world.order(verb, dry_run=True)).json()["last"]
+        assert world.phase() is Phase.READY
+        assert (await world.order("drain", force=True)).json()["changed"]
+        assert world.phase() is Phase.DRAINING
+
+
+@story
+async def test_orders_that_make_no_sense_are_refused_with_what_there_is():
+    plain = {"name": "b2", "url": "http://127.0.0.1:9"}
+    async with machine() as on, fleet(on, launched(on["m/b1"]), plain) as world:
+        unknown = await world.order("drain", "m/b9")
+        assert unknown.status_code == 404
+        assert "m/b1, m/b2" in unknown.json()["detail"]
+        nobody = await world.order("restart", "m/b2")
+        assert nobody.status_code == 409
+        assert nobody.json()["code"] == "not_supervised"
+        assert (await world.admin("GET", "/admin/v1/backends/m/b2/logs")).status_code == 409
+        assert (await world.admin("GET", "/admin/v1/backends/m/b9/logs")).status_code == 404
+        wrong = await world.admin("POST", "/admin/v1/backends/m/b1:drain", {"dryrun": True})
+        assert wrong.status_code == 400
+        assert world.phase() is Phase.READY
+
+
+@story
+async def test_orders_are_not_taken_from_web_pages_nor_without_the_token():
+    token = {"admin": {"listen": "127.0.0.1:0", "token": "t0p-secret-token-of-16+"}}
+    async with machine() as on, fleet(on, *two(on), extra=token) as world:
+        bearer = {"authorization": "Bearer t0p-secret-token-of-16+"}
+        path = "/admin/v1/backends/m/b1:drain"
+        assert (await world.admin("POST", path, {}, headers={"authorization": ""})).status_code == 401
+        form = await world.admin("POST", path, headers=bearer, data={"force": "true"})
+        assert form.status_code == 415
+        text = bearer | {"content-type": "text/plain"}
+        assert (await world.admin("POST", path, headers=text, content="{}")).status_code == 415
+        page = bearer | {"origin": "http://evil.example"}
+        assert (await world.admin("POST", path, {}, headers=page)).status_code == 403
+        assert world.phase() is Phase.READY
+        assert (await world.admin("POST", path, {}, headers=bearer)).status_code == 200
+
+
+@story
+async def test_an_ordered_restart_lets_streams_end_well_first():
+    async with machine() as on:
+        on["m/b1"].speed = on["m/b2"].speed = 1.0
+        async with fleet(on, *two(on)) as world:
+            first = world.slot().sim
+            async with asyncio.TaskGroup() as group:
+                running = [
+                    group.create_task(world.chat(stream=True, max_tokens=60)) for _ in range(6)
+                ]
+                await world.until(lambda: world.in_flight() == 6)
+                assert world.backend().in_flight
+                assert (await world.order("restart", reason="new driver")).json()["changed"]
+                assert not (await world.order("restart")).json()["changed"]  # it is under way
+                await world.until(lambda: world.phase() is Phase.DRAINING)
+                assert world.slot().sim is first
+            for each in running:
+                assert frames(each.result().text)[-1] == "[DONE]"
+                assert "error" not in each.result().text
+            await world.until(lambda: len(world.told(EventKind.STARTED, "m/b1")) == 2)
+            assert world.slot().sim is not first
+            (restart,) = world.told(EventKind.RESTART)
+            assert restart.label == "operator"
+            assert "new driver" in restart.detail
+            metrics = await world.metrics()
+            name = 'gateway_backend_restarts_total{pool="m",backend="b1",cause="operator"} 1'
+            assert name in metrics
+
+
+@story
+async def test_restarts_on_hold_wait_until_the_hold_is_lifted():
+    async with machine() as on, fleet(on, *two(on)) as world:
+        held = await world.admin("POST", "/admin/v1/restarts:hold", {"pool": "m", "for_s": 600})
+        assert held.json() == {"pool": "m", "held": True, "for_s": 600}
+        await world.turns(3)
+        await world.slot().die()
+        await world.until(lambda: world.charge().decision is not None)
+        assert world.charge().decision.why is Why.ON_HOLD
+        assert len(world.slot().starts) == 1
+        lifted = await world.admin("POST", "/admin/v1/restarts:lift", {"pool": "m"})
+        assert not lifted.json()["held"]
+        await world.until(lambda: len(world.slot().starts) == 2)
+        await world.serves()
+        nowhere = await world.admin("POST", "/admin/v1/restarts:hold", {"pool": "x"})
+        assert nowhere.status_code == 400
+        metrics = await world.metrics()
+        assert 'gateway_supervision_events_total{pool="m",backend="b1",event="exited"} 1' in metrics
+
+
+@story
+async def test_logs_and_events_are_told_without_prompts_and_secrets():
+    async with machine() as on:
+        slot = on["m/b1"]
+        told = launched(slot, env={"HF_TOKEN": "hf_abcdefghijklmnopqrstuv"})
+        async with fleet(on, told, launched(on["m/b2"])) as world:
+            slot.script.log = "INFO: up\nINFO: ready\n"
+            logs = await world.admin("GET", "/admin/v1/backends/m/b1/logs?bytes=12")
+            assert logs.text == "INFO: ready\n"[-12:]
+            await world.chat("my secret prompt", max_tokens=1)
+            await slot.die(1, "ERROR 'prompt': 'my secret prompt' HF_TOKEN=hf_abcdefghijklmnopqrstuv")
+            await world.until(lambda: len(world.told(EventKind.STARTED, "m/b1")) == 2)
+            events = (await world.admin("GET", "/admin/v1/events?limit=3")).json()
+            assert len(events["data"]) == 3
+            assert events["has_more"]
+            assert events["data"][0]["kind"] == "started"  # the newest first
+            every = (await world.admin("GET", "/admin/v1/events?limit=1000")).text
+            assert "my secret prompt" not in every
+            assert "hf_abcdefghijklmnopqrstuv" not in every
+            assert world.key not in every
+
+
+async def cli(world, *words):
+    """Run a verb of the command line as its users do."""
+    command = [sys.executable, "-m", "gateway.cli", *words, "--server", world.admin_url]
+    ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
+    return ran.returncode, ran.stdout, ran.stderr
+
+
+@story
+async def test_operators_order_by_the_command_line():
+    async with machine() as on, fleet(on, *two(on)) as world:
+        on["m/b1"].script.log = "INFO: ready\n"
+        code, out, _ = await cli(world, "drain", "m/b1", "--dry-run")
+        assert (code, out.startswith("would: m/b1 takes no new work")) == (0, True)
+        code, out, _ = await cli(world, "drain", "m/b1", "--wait")
+        assert (code, world.phase()) == (0, Phase.DRAINING)
+        code, _, err = await cli(world, "drain", "m/b2")
+        assert code == 5
+        assert "last backend" in err
+        assert (await cli(world, "undrain", "m/b1"))[0] == 0
+        assert world.phase() is Phase.READY
+        code, out, _ = await cli(world, "restart", "m/b1", "--wait", "-o", "json")
+        assert (code, json.loads(out)["changed"]) == (0, True)
+        assert len(on["m/b1"].starts) == 2
+        code, _, err = await cli(world, "drain", "m/b9")
+        assert (code, "There is no backend m/b9" in err) == (4, True)
+        code, out, _ = await cli(world, "logs", "m/b1")
+        assert (code, out) == (0, "")
+        assert (await cli(world, "hold", "--for", "30m"))[2] == "restarts of all pools are on hold for 30m\n"
+        assert (await cli(world, "hold", "--lift"))[0] == 0
+        code, out, _ = await cli(world, "events")
+        assert code == 0
+        assert out.splitlines()[1].split()[2:5] == ["hold", "-", "lift"] or "lift" in out
+
+
+# --- by itself, and not ---------------------------------------------------------------------------
+
+
+@story
+async def test_without_automatic_it_only_tells_and_an_operator_restarts():
+    async with machine() as on:
+        manual = {"supervision": {"automatic": False}}
+        async with fleet(on, *two(on), wait=False, **manual) as world:
+            await world.until(lambda: world.charge().decision is not None)
+            assert world.charge().decision.why is Why.MANUAL
+            assert (await world.order("restart")).json()["changed"]
+            assert (await world.order("restart", "m/b2")).json()["changed"]
+            await world.serves()
+            await world.slot().die()
+            await world.until(lambda: world.told(EventKind.EXITED))
+            await world.turns()
+            assert len(world.slot().starts) == 1
+
+
+@story
+async def test_a_rolling_restart_takes_one_at_a_time():
+    async with machine() as on:
+        backends = [launched(on[f"m/b{n}"]) for n in (1, 2, 3)]
+        rolling = {"supervision": {"restart_every": "700ms"}}
+        fewest = []
+        async with fleet(on, *backends, **rolling) as world:
+            def look(transition):
+                fewest.append(world.process.table.serving()[0])
+
+            world.process.table.on_transition.append(look)
+            await world.until(lambda: all(len(on[f"m/b{n}"].starts) >= 2 for n in (1, 2, 3)), 15)
+            assert min(fewest) == 2
+            assert {each.label for each in world.told(EventKind.RESTART)} == {"scheduled"}
+
+
+# --- the configuration changes --------------------------------------------------------------------
+
+
+@story
+async def test_a_changed_command_line_is_a_planned_restart():
+    async with machine() as on, fleet(on, *two(on)) as world:
+        world.settings["pools"]["m"]["backends"][0]["launch"]["args"] = {"max-model-len": 4096}
+        world.reload()
+        await world.until(lambda: len(world.told(EventKind.STARTED, "m/b1")) == 2)
+        assert world.backend().window_tokens == 4096
+        (restart,) = world.told(EventKind.RESTART)
+        assert "its `launch` was changed" in restart.detail
+        assert len(on["m/b2"].starts) == 1
+        await world.turns()
+        assert len(on["m/b1"].starts) == 2
+
+
+@story
+async def test_alone_in_its_pool_it_keeps_its_command_line_while_it_may_have_work():
+    async with machine() as on, fleet(on, launched(on["m/b1"])) as world:
+        world.settings["pools"]["m"]["backends"][0]["launch"]["args"] = {"max-model-len": 4096}
+        world.reload()
+        await world.until(lambda: world.charge().decision is not None)
+        assert world.charge().decision.why is Why.LAST
+        assert (await world.order("restart", force=True)).json()["changed"]
+        await world.until(lambda: world.backend().window_tokens == 4096)
+        await world.serves()
+        await world.turns()
+        assert len(on["m/b1"].starts) == 2
+
+
+@story
+async def test_another_port_moves_the_server_once_its_streams_have_ended():
+    async with machine() as on:
+        on["m/b1"].speed = on["m/b2"].speed = 1.0
+        async with fleet(on, *two(on)) as world:
+            first = world.slot().sim
+            async with asyncio.TaskGroup() as group:
+                running = [
+                    group.create_task(world.chat(stream=True, max_tokens=60)) for _ in range(4)
+                ]
+                await world.until(lambda: world.backend().in_flight > 0)
+                world.slot().move()
+                backend = world.settings["pools"]["m"]["backends"][0]
+                backend["launch"]["port"] = world.slot().port
+                world.reload()
+            for each in running:
+                assert frames(each.result().text)[-1] == "[DONE]"
+                assert "error" not in each.result().text
+            await world.serves()
+            assert world.slot().sim is not first
+            assert world.slot().sim.port == world.slot().port
+            assert len(world.slot().starts) == 2
+            assert not world.told(EventKind.EXITED)
+
+
+@story
+async def test_a_backend_that_is_removed_finishes_and_is_stopped():
+    async with machine() as on:
+        on["m/b1"].speed = on["m/b2"].speed = 1.0
+        async with fleet(on, *two(on)) as world:
+            async with asyncio.TaskGroup() as group:
+                running = [
+                    group.create_task(world.chat(stream=True, max_tokens=60)) for _ in range(4)
+                ]
+                await world.until(lambda: world.backend().in_flight > 0)
+                del world.settings["pools"]["m"]["backends"][0]
+                world.reload()
+                assert on["m/b1"].running
+            for each in running:
+                assert frames(each.result().text)[-1] == "[DONE]"
+            await world.until(lambda: not on["m/b1"].running)
+            assert on["m/b2"].running
+            await world.turns()
+            assert len(on["m/b1"].starts) == 1
+
+
+@story
+async def test_one_that_others_start_from_now_on_serves_by_its_probes():
+    async with machine() as on, fleet(on, *two(on)) as world:
+        await world.slot().die()
+        await world.until(lambda: world.phase() is not Phase.READY)
+        url = f"http://127.0.0.1:{world.slot().port}"
+        world.settings["pools"]["m"]["backends"][0] = {"name": "b1", "url": url}
+        world.reload()
+        assert "m/b1" not in world.process.supervisor.charges
+        await world.until(lambda: not world.process.supervisor._leaving)
+        await world.slot().end()
+        await world.slot().begin()
+        await world.serves("m/b1")
+
+
+@story
+async def test_a_backend_that_is_added_is_launched():
+    async with machine() as on, fleet(on, launched(on["m/b1"])) as world:
+        world.settings["pools"]["m"]["backends"].append(launched(on["m/b2"]))
+        world.reload()
+        await world.serves("m/b1", "m/b2")
+        assert len(on["m/b1"].starts) == 1
+
+
+# --- the end of a gateway -------------------------------------------------------------------------
+
+
+@story
+async def test_at_the_end_what_was_launched_is_stopped_or_left_as_configured():
+    async with machine() as on:
+        stops, leaves = launched(on["m/b1"]), launched(on["m/b2"], on_exit="leave")
+        async with fleet(on, stops, leaves):
+            pass
+        assert not on["m/b1"].running
+        assert on["m/b1"].stops == [30.0]
+        assert on["m/b2"].running
+        async with fleet(on, stops, leaves) as world:  # the next gateway
+            assert len(on["m/b1"].starts) == 2
+            assert len(on["m/b2"].starts) == 1
+            assert not world.told(EventKind.EXITED)
+            assert not world.told(EventKind.RESTART)
+        assert all(each.closed for each in on.made)
+
+
+@story
+async def test_at_the_end_what_was_being_drained_to_go_is_stopped_too():
+    async with machine() as on:
+        on["m/b1"].speed = on["m/b2"].speed = 1.0
+        async with fleet(on, *two(on)) as world:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(4):
+                    group.create_task(world.chat(stream=True, max_tokens=2000))
+                await world.until(lambda: world.backend().in_flight > 0)
+                del world.settings["pools"]["m"]["backends"][0]
+                world.reload()
+                world.process.stopping.set()
+        assert not on["m/b1"].running
+        assert not on["m/b2"].running
+
+
+# --- several gateways -----------------------------------------------------------------------------
+
+
+@story
+async def test_two_gateways_restart_an_incarnation_once():
+    async with machine() as on:
+        store = MemoryStore(SystemClock())
+        for name in ("m/b1", "m/b2"):
+            await on[name].begin()
+        backends = managed(on["m/b1"]), managed(on["m/b2"])
+        async with (
+            fleet(on, *backends, store=store) as one,
+            fleet(on, *backends, store=store) as other,
+        ):
+            for round_ in range(1, 4):
+                await on["m/b1"].die()
+                await one.until(lambda: not on["m/b1"].running or True)
+                await one.until(lambda n=round_: len(on["m/b1"].starts) >= n)
+                await one.serves()
+                await other.serves()
+            await one.turns()
+            await other.turns()
+            assert len(on["m/b1"].starts) == 3
+            told = [*one.told(EventKind.RESTART), *other.told(EventKind.RESTART)]
+            assert len(told) == 3
+
+
+class Deaf(MemoryStore):
+    """A store that can be lost."""
+
+    lost = False
+
+    async def holds(self):
+        if self.lost:
+            raise StoreUnavailable
+        return await super().holds()
+
+    async def acquire(self, name, holder, ttl_s=15.0):
+        if self.lost:
+            raise StoreUnavailable
+        return await super().acquire(name, holder, ttl_s)
+
+    async def claim_restart(self, backend_id, incarnation, attempt=1):
+        if self.lost:
+            raise StoreUnavailable
+        return await super().claim_restart(backend_id, incarnation, attempt)
+
+
+@story
+async def test_without_the_shared_store_nothing_is_restarted_and_requests_go_on():
+    async with machine() as on:
+        store = Deaf(SystemClock())
+        async with fleet(on, *two(on), store=store) as world:
+            store.lost = True
+            await world.slot().die()
+            await world.until(lambda: world.told(EventKind.RESTART))
+            await world.turns()
+            assert len(on["m/b1"].starts) == 1
+            assert (await world.chat(max_tokens=1)).status_code == 200
+            store.lost = False
+            await world.serves()
+            assert len(on["m/b1"].starts) == 2
+
+
+# --- GPUs -----------------------------------------------------------------------------------------
+
+
+async def starts_together(gpus):
+    """Start two backends on these GPUs; return how many begin while neither has come up."""
+    async with machine() as on:
+        up = asyncio.Event()
+        for name in ("m/b1", "m/b2"):
+            on[name].plan(Script(listens=up))
+        backends = [launched(on[f"m/b{n}"], gpus=each) for n, each in enumerate(gpus, 1)]
+        async with fleet(on, *backends, wait=False) as world:
+            await world.until(lambda: len(world.told(EventKind.LAUNCH)) == 2)
+            await world.turns()
+            begun = len(on["m/b1"].starts) + len(on["m/b2"].starts)
+            up.set()
+            await world.serves()
+            assert len(on["m/b1"].starts) == len(on["m/b2"].starts) == 1
+            return begun
+
+
+@pytest.mark.parametrize(
+    ("gpus", "together"),
+    [(([0], [0]), 1), (([0], [1]), 2), (([0, 1], [1, 2]), 1), (([0], []), 1)],
+    ids=["one", "two", "overlapping", "all"],
+)
+@story
+async def test_backends_on_one_gpu_start_one_after_the_other(gpus, together):
+    assert await starts_together(gpus) == together
