@@ -80,8 +80,21 @@ def _backend_row(backend: dict[str, Any]) -> Row:
         "ours": backend.get("in_flight"),
         "limit": backend.get("limit"),
         "vllm": backend.get("version"),
-        "": _doubt(backend) if ready else backend.get("detail", ""),
+        "": "; ".join(filter(None, (_doubt(backend) if ready else _detail(backend), _waits(backend)))),
     }
+
+
+def _detail(backend: dict[str, Any]) -> str:
+    return str(backend.get("detail", ""))
+
+
+def _waits(backend: dict[str, Any]) -> str:
+    """Return why nothing is done about what ails it."""
+    waits = (backend.get("supervision") or {}).get("waits")
+    if not waits:
+        return ""
+    until = f" until {str(waits['until'])[11:19]}" if waits.get("until") else ""
+    return f"{waits.get('cause')}: waits, {str(waits.get('why')).replace('_', ' ')}{until}"
 
 
 def _doubt(backend: dict[str, Any]) -> str:
