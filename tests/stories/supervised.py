@@ -70,6 +70,16 @@ class Fleet(World):
 
         await self.until(passed)
 
+    async def counted(self, metric: str, **labels: str) -> float:
+        """The sum of a counter's series that have these labels."""
+        found = 0.0
+        for line in (await self.metrics()).splitlines():
+            name, _, rest = line.partition("{")
+            shown, _, value = rest.partition("} ")
+            if name == metric and all(f'{k}="{v}"' in shown for k, v in labels.items()):
+                found += float(value)
+        return found
+
     def write(self) -> None:
         self.path.write_text(json.dumps(self.settings))
 

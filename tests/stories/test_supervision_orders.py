@@ -151,9 +151,8 @@ async def test_an_ordered_restart_lets_streams_end_well_first():
             (restart,) = world.told(EventKind.RESTART)
             assert restart.label == "operator"
             assert "new driver" in restart.detail
-            metrics = await world.metrics()
-            name = 'gateway_backend_restarts_total{pool="m",backend="b1",cause="operator"} 1'
-            assert name in metrics
+            assert await world.counted("gateway_backend_restarts_total", cause="operator") == 1
+            assert await world.counted("gateway_backend_restarts_total") == 1
 
 
 @story
@@ -172,8 +171,10 @@ async def test_restarts_on_hold_wait_until_the_hold_is_lifted():
         await world.serves()
         nowhere = await world.admin("POST", "/admin/v1/restarts:hold", {"pool": "x"})
         assert nowhere.status_code == 400
-        metrics = await world.metrics()
-        assert 'gateway_supervision_events_total{pool="m",backend="b1",event="exited"} 1' in metrics
+        events = "gateway_supervision_events_total"
+        assert await world.counted(events, pool="m", backend="b1", kind="exited") == 1
+        assert await world.counted(events, kind="hold") == 2
+        assert await world.counted("gateway_backend_restarts_total", cause="exited") == 1
 
 
 @story
@@ -200,8 +201,8 @@ async def test_logs_and_events_are_told_without_prompts_and_secrets():
 
 async def cli(world, *words):
     """Run a verb of the command line as its users do."""
-    command = [sys.executable, "-m", "gateway.cli", *words, "--server", world.admin_url]
-    ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
+    command = [sys.executable, "-c", "from gateway.cli import main; main()", *words, "--server", world.admin_url]
+    ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=20)
     return ran.returncode, ran.stdout, ran.stderr
 
 
@@ -229,7 +230,7 @@ async def test_operators_order_by_the_command_line():
         assert (await cli(world, "hold", "--lift"))[0] == 0
         code, out, _ = await cli(world, "events")
         assert code == 0
-        assert out.splitlines()[1].split()[2:5] == ["hold", "-", "lift"] or "lift" in out
+        assert "automatic restarts go on" in out.splitlines()[1]  # the newest first
 
 
 # --- by itself, and not ---------------------------------------------------------------------------
@@ -420,7 +421,6 @@ async def test_two_gateways_restart_an_incarnation_once():
         ):
             for round_ in range(1, 4):
                 await on["m/b1"].die()
-                await one.until(lambda: not on["m/b1"].running or True)
                 await one.until(lambda n=round_: len(on["m/b1"].starts) >= n)
                 await one.serves()
                 await other.serves()
