@@ -330,6 +330,10 @@ class Slot(msgspec.Struct, gc=False):
     credit: Credit
     _give_back: Callable[[Slot], None] | None = None
 
+    def held_from(self, give_back: Callable[[Slot], None] | None) -> bool:
+        """Whether it was taken from there and was not given back yet."""
+        return give_back is not None and self._give_back is give_back
+
     def release(self) -> None:
         """Give the place back; further calls do nothing."""
         give_back, self._give_back = self._give_back, None

@@ -191,7 +191,7 @@ class PoolTable:
     def first_token(self, slot: Slot, now: float) -> None:
         """Note that the request of a slot has its first token; only for those that stream."""
         backend = self._backends.get(slot.backend_id)
-        if backend is not None and slot.credit.held:
+        if backend is not None and slot.held_from(backend.give_back):
             backend.room.first_token(slot.credit)
             backend.limit.first_token(now, now - slot.taken_at, slot.credit.prompt_tokens)
             for listener in self.on_read:

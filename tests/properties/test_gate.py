@@ -25,6 +25,8 @@ comes = st.fixed_dictionaries(
         "adapter": st.sampled_from([None, None, None, None, None, "lora"]),
         "wait_s": st.sampled_from([60.0, 60.0, 2.0, 1.0, 0.5]),
         "body_bytes": st.sampled_from([0, 0, 600]),
+        "stream": st.booleans(),
+        "returned": st.sampled_from([False, False, True]),
     }
 )
 loads = st.builds(
@@ -35,7 +37,7 @@ loads = st.builds(
 )
 some_come = st.tuples(st.just("come"), comes)
 leaves = st.tuples(
-    st.sampled_from(["end", "end", "hang_up", "hang_up", "all_hang_up", "fail"]), places
+    st.sampled_from(["end", "end", "read", "hang_up", "hang_up", "all_hang_up", "fail"]), places
 )
 events = (
     some_come
@@ -171,6 +173,11 @@ class AtTheGate(RuleBasedStateMachine):
         inside = [each for each in self.guests if each.inside]
         if inside:
             inside[place % len(inside)].end()
+
+    def read(self, place):
+        inside = [each for each in self.guests if each.inside]
+        if inside:
+            inside[place % len(inside)].read()
 
     def hang_up(self, place):
         waiting = [each for each in self.guests if each.waits]
@@ -327,6 +334,7 @@ class AtTheGate(RuleBasedStateMachine):
         for backend in (*self.house.table, *self.house.table.leaving()):
             backend.room.observe(LoadSample(self.loop.time(), 0, 0, None, CAPACITY))
             assert (backend.in_flight, backend.room.in_flight) == (0, 0)
+            assert (backend.room.unread_tokens, backend.room.tenants) == (0, {})
             assert backend.room.projection(self.loop.time()).tokens == 0
         assert not self.house.table.leaving()
 

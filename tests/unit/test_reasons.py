@@ -300,15 +300,15 @@ def test_a_request_without_room_would_wait(busy):
 def test_a_small_request_may_pass_a_large_one_as_the_dry_run_says(tmp_path):
     desk = Desk(tmp_path, YAML.replace("max_requests: 1", "max_requests: 9"))
     desk.fill(FIRST, 2)
-    sample = LoadSample(100.0, 1, 0, 0.5, kv_capacity_tokens=1000)  # 400 are free
+    sample = LoadSample(100.0, 1, 0, 0.5, kv_capacity_tokens=600)  # 240 are free
     desk.table.observe(SECOND, Scraped(sample))
-    told = desk.wait("large", need=Need(500, 100), look=lambda: desk.route(output=5))
+    told = desk.wait("large", need=Need(150, 100), look=lambda: desk.route(output=5))
     assert (told["verdict"], told["position"]) == ("wait", 2)
     assert told["sentence"].endswith("There is room: it may pass those that do not fit into it.")
 
     async def both():
         tasks = []
-        for request_id, need in (("large", Need(500, 100)), ("small", Need(10, 5))):
+        for request_id, need in (("large", Need(150, 100)), ("small", Need(10, 5))):
             waits = desk.gate.wait(ask(need), deadline=120.0, body_bytes=1, request_id=request_id)
             tasks.append(asyncio.get_running_loop().create_task(waits))
         assert (await tasks[1]).backend_id == SECOND

@@ -536,6 +536,16 @@ def test_slots_of_a_replaced_backend_never_touch_its_successor(table):
     assert (old.in_flight, old.phase, new.in_flight) == (0, Phase.STOPPED, 1)
 
 
+def test_nor_does_their_first_token(table):
+    make_ready(table)
+    slot = table.take("m/b1", 100.0, Need(3000, 10, streams=True))
+    table.apply(pools(m=["http://127.0.0.1:9999", TWO]))
+    new = table.get("m/b1")
+    table.first_token(slot, 101.0)
+    assert new.room.unread_tokens == 0
+    assert new.limit.prefill.at(101.0) is None
+
+
 def test_listeners_hear_of_members_and_of_capacity(table):
     members, capacity = [], []
     table.on_members.append(lambda: members.append(1))
