@@ -32,6 +32,7 @@ from gateway.config.models import Config
 from gateway.config.reload import diff
 from gateway.control.charge import Timing
 from gateway.control.discovery import Watchers
+from gateway.control.fetch import open_shared_client
 from gateway.control.keeper import Keeper
 from gateway.control.orders import Orders
 from gateway.control.supervisor import Maker, Supervisor, launcher_of
@@ -159,7 +160,7 @@ def build(
     )
     access_log = AccessLog(outlet, clock, enabled=config.log.access)
     ledger = Ledger(metrics, access_log, clock)
-    control_http = httpx2.AsyncClient(trust_env=False, follow_redirects=False)
+    control_http = open_shared_client()
     limits = config.limits
     ingress = Ingress(
         story=lambda down: handler.handle(down),

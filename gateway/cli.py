@@ -87,7 +87,10 @@ def demo(
 
 @app.command(epilog="Example: vllm-gateway sim --port 8001 --model qwen3-8b --adapter sql")
 def sim(  # noqa: PLR0913 - the options of a verb
-    port: Annotated[int, typer.Option(help="Its port.")],
+    port: Annotated[int | None, typer.Option(help="Its port.")] = None,
+    uds: Annotated[
+        str | None, typer.Option(help="UNIX socket to listen on, in place of a port.")
+    ] = None,
     host: Annotated[str, typer.Option(help="Its address.")] = "127.0.0.1",
     model: Annotated[str, typer.Option(help="The model it serves.")] = "sim",
     adapter: Annotated[list[str] | None, typer.Option(help="A LoRA adapter. Repeatable.")] = None,
@@ -99,13 +102,16 @@ def sim(  # noqa: PLR0913 - the options of a verb
     from gateway.sim.config import SimConfig
     from gateway.sim.server import run
 
+    if (port is None) == (uds is None):
+        raise VerbError("name one of --port and --uds", code=Exit.USAGE)
     smallest = SimConfig()
     config = SimConfig(
         model=model,
         adapters=tuple(adapter or ()),
         max_model_len=max_model_len,
         host=host,
-        port=port,
+        port=port or 0,
+        uds=uds,
         api_key=api_key,
         num_blocks=max(smallest.num_blocks, 4 * max_model_len // smallest.block_size),
     )

@@ -47,6 +47,10 @@ class PromptCounters:
         counter = self._remote.get(asked)
         if counter is None:
             counter = self._remote[asked] = BackendCounter(
-                self._http, asked.url, asked.api_key, deadline_s=self._deadline_s
+                self._http,
+                asked.origin,
+                asked.api_key,
+                socket=asked.socket,
+                deadline_s=self._deadline_s,
             )
         return await counter.count(call, asked.served_name(route))

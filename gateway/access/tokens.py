@@ -174,10 +174,17 @@ class BackendCounter:
     max_chars_per_token: int | None = None
 
     def __init__(
-        self, http: httpx2.AsyncClient, url: str, api_key: str | None, *, deadline_s: float
+        self,
+        http: httpx2.AsyncClient,
+        url: str,
+        api_key: str | None,
+        *,
+        deadline_s: float,
+        socket: str | None = None,
     ) -> None:
         self._http = http
         self._url = url
+        self._where = {} if socket is None else {"uds": socket}  # see `open_shared_client`
         self._headers = {"content-type": "application/json"}
         if api_key is not None:
             self._headers["authorization"] = f"Bearer {api_key}"
@@ -205,7 +212,11 @@ class BackendCounter:
         try:
             async with asyncio.timeout(self._deadline_s), self._asked:
                 reply = await self._http.post(
-                    self._url + path, content=body, headers=self._headers, timeout=self._deadline_s
+                    self._url + path,
+                    content=body,
+                    headers=self._headers,
+                    timeout=self._deadline_s,
+                    extensions=self._where,
                 )
         except (TimeoutError, httpx2.HTTPError, httpx2.StreamError):
             return None

@@ -8,6 +8,7 @@ names, an open admin listener) is in `config.check`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import Enum
 from typing import Annotated, Any, Final, Literal
 
@@ -16,6 +17,9 @@ from pydantic import (
     Field,
     SecretStr,
     StringConstraints,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -34,6 +38,7 @@ from gateway.config.units import (
     OrWord,
     Section,
     Size,
+    SocketPath,
     Tokens,
     setting,
 )
@@ -45,6 +50,8 @@ BACKEND_NAME: Final = r"^[a-z0-9][a-z0-9-]{0,62}$"
 ModelName = Annotated[str, StringConstraints(pattern=MODEL_NAME)]
 BackendName = Annotated[str, StringConstraints(pattern=BACKEND_NAME)]
 Secret = Annotated[SecretStr | None, EmptyIsNone]
+
+_SOCKET: Final = TypeAdapter[Any](SocketPath)
 
 # Settings are accepted before the part that uses them exists, so that files need not change later.
 _LATER: Final = "Accepted and checked; this version does not act on it yet."
@@ -67,7 +74,7 @@ class BackendConfig(Section):
     url: BackendUrl = Field(
         default_factory=str,
         validate_default=True,
-        description="Its scheme, host and port. With `launch`: taken from there.",
+        description="Its scheme, host and port, or unix:/path. With `launch`: taken from there.",
     )
     api_key: Secret = setting(None, "Sent to the backend as a bearer token (vLLM's --api-key).")
     max_in_flight: Annotated[int, Field(ge=1)] | None = setting(
@@ -81,15 +88,19 @@ class BackendConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _address_of_launch(cls, data: Any) -> Any:
+    def _address_of_launch(cls, data: Any, info: ValidationInfo) -> Any:
         if not isinstance(data, Mapping) or not isinstance(data.get("launch"), Mapping):
             return data
         if "url" in data:
             raise PydanticCustomError("one_of", "write either url or launch, not both")
-        # A bad port is reported by `launch` itself; the address must not add a second finding.
-        port = data["launch"].get("port")
+        # A bad address is reported by `launch` itself; it must not add a second finding here.
+        port, socket = data["launch"].get("port"), data["launch"].get("socket")
         good = isinstance(port, int | str) and str(port).isdecimal()
-        return {**data, "url": f"http://127.0.0.1:{port if good else 1}"}
+        url = f"http://127.0.0.1:{port if good else 1}"
+        if socket is not None:
+            with suppress(ValidationError):
+                url = f"unix:{_SOCKET.validate_python(socket, context=info.context)}"
+        return {**data, "url": url}
 
 
 class AdapterConfig(Section):

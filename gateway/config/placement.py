@@ -1,4 +1,4 @@
-"""Where launched backends go: GPUs and their memory, ports, targets, and remedies that fit. Pure.
+"""Where launched backends go: GPUs and their memory, addresses, targets, and remedies that fit. Pure.
 
 Checks of meaning like those of `config.check`, for `launch`, `restart` and `remedies`. What vLLM
 itself decides at its start (does the model fit?) is for the fit planner.
@@ -51,6 +51,14 @@ class _Launched:
     def id(self) -> str:
         return f"{self.pool}/{self.backend.name}"
 
+    @property
+    def kind(self) -> str:
+        return "port" if self.launch.socket is None else "socket"
+
+    @property
+    def address(self) -> str:
+        return f"{self.kind} {self.launch.socket or self.launch.port}"
+
 
 def check_placement(config: Config) -> Iterator[Remark]:
     """Yield everything that is wrong or doubtful with where and how backends are started."""
@@ -58,7 +66,7 @@ def check_placement(config: Config) -> Iterator[Remark]:
     for each in launched:
         yield from _gpus(each)
         yield from _address(each, config)
-    yield from _ports(launched)
+    yield from _addresses(launched)
     yield from _memory(launched)
     yield from _targets(config)
     for name, pool in config.pools.items():
@@ -185,49 +193,55 @@ def _whole(value: JsonValue) -> int | None:
 
 
 def _address(each: _Launched, config: Config) -> Iterator[Remark]:
-    if "uds" in each.flags:
+    launch = each.launch
+    if launch.socket is None and "uds" in each.flags:
         yield Remark(
             each.path,
             "launch-address",
-            f"{each.id} would listen on the socket {each.flags['uds']}, and not on its port",
-            "leave --uds out: the gateway talks to `port` on 127.0.0.1",
+            f"--uds {each.flags['uds']} of {each.id} is not where the gateway looks for it",
+            "write it as `socket`, in place of `port`",
         )
-    for name, ours in (("host", _HOST), ("port", str(each.launch.port))):
+    ours = {"host": _HOST, "port": str(launch.port)}
+    if launch.socket is not None:
+        ours = {"uds": str(launch.socket), "host": "", "port": ""}
+    for name, kept in ours.items():
         wanted = each.flags.get(name)
-        if wanted is not None and str(wanted) != ours:
+        if wanted is not None and str(wanted) != kept:
+            by = f"replaced by --{name} {kept}" if kept else "left out: it listens on a socket"
             yield Remark(
                 each.path,
                 "launch-address",
-                f"--{name} {wanted} of {each.id} is replaced by --{name} {ours}",
-                "launched servers listen on 127.0.0.1 and `launch.port`",
+                f"--{name} {wanted} of {each.id} is {by}",
+                "launched servers listen on 127.0.0.1 and `launch.port`, or on `launch.socket`",
                 Severity.WARNING,
             )
     for path, listen in ((("listen",), config.listen), (("admin", "listen"), config.admin.listen)):
-        if _clashes(listen, each.launch.port):
+        if _clashes(listen, launch):
             yield Remark(
-                (*each.path, "port"),
-                "duplicate-port",
-                f"port {each.launch.port} of {each.id} is the gateway's own"
-                f" (`{'.'.join(path)}: {listen}`)",
-                "give it another port",
+                (*each.path, each.kind),
+                f"duplicate-{each.kind}",
+                f"{each.address} of {each.id} is the gateway's own (`{'.'.join(path)}: {listen}`)",
+                f"give it another {each.kind}",
             )
 
 
-def _clashes(listen: Listen, port: int) -> bool:
-    return listen.unix is None and listen.port == port and listen.host in _ANY_HOST
+def _clashes(listen: Listen, launch: LaunchConfig) -> bool:
+    if listen.unix is not None or launch.socket is not None:
+        return listen.unix == launch.socket
+    return listen.port == launch.port and listen.host in _ANY_HOST
 
 
-def _ports(launched: list[_Launched]) -> Iterator[Remark]:
-    owners: dict[int, _Launched] = {}
+def _addresses(launched: list[_Launched]) -> Iterator[Remark]:
+    owners: dict[str, _Launched] = {}
     for each in launched:
-        first = owners.setdefault(each.launch.port, each)
+        first = owners.setdefault(each.address, each)
         # Within a pool, `config.check` says that the backend is listed twice.
         if first is not each and first.pool != each.pool:
             yield Remark(
-                (*each.path, "port"),
-                "duplicate-port",
-                f"port {each.launch.port} of {each.id} is that of {first.id} already",
-                "give each launched server its own port",
+                (*each.path, each.kind),
+                f"duplicate-{each.kind}",
+                f"{each.address} of {each.id} is that of {first.id} already",
+                f"give each launched server its own {each.kind}",
             )
 
 

@@ -9,7 +9,15 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, ConfigDict, Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
-from gateway.config.units import Duration, DurationOrZero, EmptyIsNone, Section, Size, setting
+from gateway.config.units import (
+    Duration,
+    DurationOrZero,
+    EmptyIsNone,
+    Section,
+    Size,
+    SocketPath,
+    setting,
+)
 
 # Names of service managers. Nothing else ever reaches their command lines or paths.
 _UNIT: Final = r"^[A-Za-z0-9][A-Za-z0-9:_.@-]{0,250}$"
@@ -83,7 +91,14 @@ class LaunchConfig(Section):
     command: tuple[str, ...] = Field(
         min_length=1, description="Program and arguments, such as [vllm, serve, Qwen/Qwen3-8B]."
     )
-    port: int = Field(ge=1, le=65535, description="Port it listens on, on 127.0.0.1.")
+    port: Annotated[int, Field(ge=1, le=65535)] | None = setting(
+        None, "Port it listens on, on 127.0.0.1."
+    )
+    socket: SocketPath | None = setting(
+        None,
+        "UNIX socket it listens on, in place of `port`, relative to this file: vLLM's --uds. A folder"
+        " that is not there is made, for this user alone.",
+    )
     gpus: tuple[Annotated[int, Field(ge=0)], ...] = setting(
         (), "GPUs it may see (CUDA_VISIBLE_DEVICES). Empty: all."
     )
@@ -97,6 +112,12 @@ class LaunchConfig(Section):
     orphan: Orphan = setting(
         "adopt", "A server that outlived its gateway: adopt it at the next start, or stop it."
     )
+
+    @model_validator(mode="after")
+    def _one_address(self) -> LaunchConfig:
+        if (self.port is None) == (self.socket is None):
+            raise PydanticCustomError("one_of", "write exactly one of port and socket")
+        return self
 
 
 class PatienceConfig(Section):

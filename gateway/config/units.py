@@ -30,6 +30,8 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from gateway.config.sockets import PREFIX, check_socket, check_socket_text, socket_of
+
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES: Final = {
     "B": 1,
@@ -43,6 +45,9 @@ _DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)")
 _TOKEN_COUNT: Final = re.compile(r"(\d+)([kKmM]?)")
 _BARE: Final = re.compile(r"-?\d+(?:\.\d+)?")
+_BACKEND_HINT: Final = (
+    "write the backend's URL like http://10.0.0.11:8000 or unix:/run/vllm/b1.sock"
+)
 
 
 def parse_duration(value: object) -> float:
@@ -143,17 +148,19 @@ def parse_listen(value: object) -> Listen:
 
 
 def check_backend_url(value: str) -> str:
-    """Return the origin `scheme://host:port` of a backend, without a trailing slash."""
+    """Return the origin `scheme://host:port` of a backend, or `unix:/path` of its socket."""
     # The address is not repeated in the messages: it might hold a password.
     if not value.strip():
         raise PydanticCustomError("empty", "a backend needs a url, or launch")
+    if value.strip().startswith(PREFIX):
+        return f"{PREFIX}{socket_of(value.strip())}"
     try:
         parts = urlsplit(value.strip())
         port = parts.port
     except ValueError as error:
         raise PydanticCustomError("bad_url", "the port in the URL is not a number") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise PydanticCustomError("bad_url", "write the backend's URL like http://10.0.0.11:8000")
+        raise PydanticCustomError("bad_url", _BACKEND_HINT)
     if not parts.netloc.isascii() or any(char.isspace() for char in parts.netloc):
         raise PydanticCustomError("bad_url", "the host must be ASCII (punycode) without spaces")
     if parts.username is not None or parts.password is not None:
@@ -305,12 +312,18 @@ BackendUrl = Annotated[
     WithJsonSchema(
         {
             "type": "string",
-            "pattern": "^(?:https?://[^/?#@]+/?)$",
-            "examples": ["http://10.0.0.11:8000"],
+            "pattern": "^(?:https?://[^/?#@]+/?|unix:/.+)$",
+            "examples": ["http://10.0.0.11:8000", "unix:/run/vllm/b1.sock"],
         }
     ),
 ]
 FilePath = Annotated[Path, AfterValidator(_beside_the_file)]
+SocketPath = Annotated[
+    Path,
+    BeforeValidator(check_socket_text),
+    AfterValidator(_beside_the_file),
+    AfterValidator(check_socket),
+]
 EmptyIsNone: Final = BeforeValidator(_empty_is_none)
 
 

@@ -29,16 +29,20 @@ def argv(launch: LaunchConfig, changes: Changes) -> list[str]:
 
     In `args` and `changes`: true is `--flag`, false is `--no-flag`, a list is one flag with several
     values, a mapping is JSON, and None takes the flag away, out of `command` too.
-    `--tensor-parallel-size` follows from `gpus` where no parallel size is stated. `--port` is
-    always the configured one; `--host` is 127.0.0.1, or left out by `host: null`, for programs that
-    do not know it.
+    `--tensor-parallel-size` follows from `gpus` where no parallel size is stated. `--port`, or
+    `--uds` in its place, is always the configured one; `--host` is 127.0.0.1, or left out by
+    `host: null`, for programs that do not know it.
     """
     overlay = merged(launch.args, changes.args)
     if len(launch.gpus) > 1 and not any(size in stated(launch, changes) for size in _SIZES):
         overlay["tensor-parallel-size"] = len(launch.gpus)
     wanted = overlay.pop("host", HOST) is not None
-    overlay.pop("port", None)
-    overlay |= {"host": HOST if wanted else None, "port": launch.port}
+    for name in ("port", "uds"):
+        overlay.pop(name, None)
+    if launch.socket is not None:
+        overlay |= {"host": None, "port": None, "uds": str(launch.socket)}
+    else:
+        overlay |= {"host": HOST if wanted else None, "port": launch.port, "uds": None}
     words = list(without(launch.command, overlay))
     for name, value in overlay.items():
         words += _written(name, value)

@@ -41,12 +41,9 @@ def open_client(backend: Backend) -> httpx2.AsyncClient:
     headers = {"accept-encoding": "identity", "user-agent": "vllm-gateway"}
     if backend.api_key is not None:
         headers["authorization"] = f"Bearer {backend.api_key}"
-    return httpx2.AsyncClient(
-        base_url=backend.url,
-        headers=headers,
+    transport = httpx2.AsyncHTTPTransport(
+        uds=backend.socket,
         trust_env=False,
-        follow_redirects=False,
-        timeout=None,  # `fetch` sets it
         verify=ssl.create_default_context() if backend.tls else False,
         limits=httpx2.Limits(
             max_connections=_MOST_CONNECTIONS,
@@ -54,6 +51,44 @@ def open_client(backend: Backend) -> httpx2.AsyncClient:
             keepalive_expiry=_KEEP_ALIVE_S,
         ),
     )
+    return httpx2.AsyncClient(
+        transport=transport,
+        base_url=backend.origin,
+        headers=headers,
+        trust_env=False,
+        follow_redirects=False,
+        timeout=None,  # `fetch` sets it
+    )
+
+
+class _ByAddress(httpx2.AsyncBaseTransport):
+    """Sends a request that names a UNIX socket in its extensions there (`uds`), others over TCP."""
+
+    def __init__(self) -> None:
+        self._tcp = httpx2.AsyncHTTPTransport(trust_env=False)
+        self._sockets: dict[str, httpx2.AsyncHTTPTransport] = {}
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        path = request.extensions.get("uds")
+        if path is None:
+            return await self._tcp.handle_async_request(request)
+        transport = self._sockets.get(path)
+        if transport is None:
+            transport = httpx2.AsyncHTTPTransport(uds=path, verify=False, trust_env=False)
+            self._sockets[path] = transport
+        return await transport.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        for transport in (self._tcp, *self._sockets.values()):
+            await transport.aclose()
+
+
+def open_shared_client() -> httpx2.AsyncClient:
+    """Return a client for questions to any backend; close it when done.
+
+    `extensions={"uds": path}` sends a question to a UNIX socket.
+    """
+    return httpx2.AsyncClient(transport=_ByAddress(), trust_env=False, follow_redirects=False)
 
 
 async def fetch(client: httpx2.AsyncClient, path: str, *, timeout_s: float) -> bytes:
@@ -99,7 +134,7 @@ def reason_of(error: Exception) -> str:
 def _connect_reason(error: BaseException) -> str:
     for cause in _causes(error):
         match cause:
-            case ConnectionRefusedError():
+            case ConnectionRefusedError() | FileNotFoundError():  # no such socket: nobody listens
                 return "refused"
             case socket.gaierror():
                 return "dns"

@@ -21,6 +21,10 @@ from gateway.pools.backend import Backend, configure, identify
 from gateway.wire.vllm import parse_models, parse_version
 
 TIMEOUT_S: Final = 2.0
+_OF_SOCKETS: Final = {
+    "refused": "nobody listens on the socket",
+    "unreachable": "no connection; may this user write to the socket?",
+}
 _REASONS: Final = {
     "refused": "connection refused",
     "dns": "the host name is not known",
@@ -55,11 +59,15 @@ class _Visit:
             self.backend.version = parse_version(await fetch(client, step, timeout_s=TIMEOUT_S))
         except FetchError as error:
             if step != "/version":  # some servers do not tell it
-                self.problem = f"{step}: {_REASONS.get(error.reason, error.reason)}"
+                self.problem = f"{step}: {self._why(error.reason)}"
         except ValueError:
             self.problem = f"{step}: {_REASONS['garbage']}"
         finally:
             await client.aclose()
+
+    def _why(self, reason: str) -> str:
+        words = _REASONS if self.backend.socket is None else _REASONS | _OF_SOCKETS
+        return words.get(reason, reason)
 
     def told(self) -> str:
         """Return the visit in a few words: `qwen/b1 ok vLLM 0.11.0`."""

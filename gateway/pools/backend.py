@@ -19,12 +19,14 @@ class Backend:
 
     pool: str
     name: str
-    url: str  # origin: scheme, host and port
+    url: str  # origin: scheme, host and port, or unix:/path
     api_key: str | None = field(default=None, repr=False)
 
     id: str = field(init=False)
     host: str = field(init=False)
     port: int = field(init=False)
+    socket: str | None = field(init=False)  # path of its UNIX socket: no host and port then
+    origin: str = field(init=False)  # what its pages are fetched below
     tls: bool = field(init=False)
     host_header: bytes = field(init=False)
 
@@ -61,7 +63,10 @@ class Backend:
     give_back: Callable[[Slot], None] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
+        local = self.url.startswith("unix:")
+        self.socket = self.url.removeprefix("unix:") if local else None
+        self.origin = "http://localhost" if local else self.url
+        parts = urlsplit(self.origin)
         self.id = f"{self.pool}/{self.name}"
         self.tls = parts.scheme == "https"
         self.host = parts.hostname or ""

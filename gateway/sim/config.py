@@ -37,6 +37,7 @@ class SimConfig:
     max_model_len: int = 8192
     host: str = "127.0.0.1"
     port: int = 0
+    uds: str | None = None  # path of a UNIX socket to listen on, in place of host and port
     api_key: str | None = None
     max_num_seqs: int = 64
     num_blocks: int = 0  # 0: enough for two requests of the longest length, at least 4096

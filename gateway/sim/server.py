@@ -29,6 +29,7 @@ from gateway.sim.faults import Fault
 from gateway.sim.frames import compact
 from gateway.sim.generate import EVENT_STREAM, GENERATING, JSON, generate
 from gateway.sim.http import Connection, Received, Reply
+from gateway.sim.listener import bind, leave
 from gateway.sim.metrics import CONTENT_TYPE, render_metrics
 from gateway.sim.state import SimState
 
@@ -74,7 +75,8 @@ class SimServer:
     @property
     def url(self) -> str:
         """Where it is, without a path."""
-        return f"http://{self.config.host}:{self.port}"
+        config = self.config
+        return f"unix:{config.uds}" if config.uds else f"http://{config.host}:{self.port}"
 
     @property
     def engine(self) -> Engine:
@@ -99,7 +101,7 @@ class SimServer:
             self._death.cancel()
         self._close_listener()
         if self._socket is not None:
-            self._socket.close()
+            leave(self._socket, self.config.uds)
             self._socket = None
         pending = [c.task for c in self._connections if c.task is not None]
         for connection in list(self._connections):
@@ -141,11 +143,10 @@ class SimServer:
     # --- listening ---
 
     def _bind(self) -> socket.socket:
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.setblocking(False)
-        sock.bind((self.config.host, self.port))
-        self.port = sock.getsockname()[1]
+        config = self.config
+        sock = bind(config.host, self.port, config.uds)
+        if config.uds is None:
+            self.port = sock.getsockname()[1]
         return sock
 
     def _listen(self) -> None:
@@ -157,7 +158,7 @@ class SimServer:
     def _close_listener(self) -> None:
         if self._listening and self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket)
-            self._socket.close()
+            leave(self._socket, self.config.uds)
             self._socket = None
         self._listening = False
 
@@ -178,7 +179,8 @@ class SimServer:
             except (BlockingIOError, ConnectionAbortedError):
                 return
             sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.config.uds is None:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             task = loop.create_task(loop.connect_accepted_socket(self._connection, sock))
             self._accepting.add(task)
             task.add_done_callback(self._accepting.discard)

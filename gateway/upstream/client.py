@@ -23,6 +23,7 @@ from gateway.upstream.reply import Reply
 from gateway.upstream.upload import Rest, UploadConnection
 
 _LENGTH: Final = b"content-length: "
+_BACKLOG_S: Final = 0.02
 _Kind = TypeVar("_Kind", bound=Connection)
 
 
@@ -119,6 +120,8 @@ class BackendConnections:
         self.connecting += 1
         try:
             async with asyncio.timeout(self._connect_s):
+                if backend.socket is not None:
+                    return await self._connect_socket(kind, backend.socket)
                 transport, connection = await loop.create_connection(
                     lambda: kind(self._on_free, self._on_closed),
                     backend.host,
@@ -132,6 +135,19 @@ class BackendConnections:
         raw = transport.get_extra_info("socket")
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_bytes)
         return connection
+
+    async def _connect_socket(self, kind: type[_Kind], path: str) -> _Kind:
+        """Connect to a UNIX socket, whose system refuses at once where TCP would try again."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                _, connection = await loop.create_unix_connection(
+                    lambda: kind(self._on_free, self._on_closed), path
+                )
+            except BlockingIOError:  # its backlog is full: connect(2), EAGAIN
+                await asyncio.sleep(_BACKLOG_S)  # nobody tells when there is room
+            else:
+                return connection
 
     def _on_free(self, connection: Connection) -> None:
         self.busy.discard(connection)

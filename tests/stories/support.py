@@ -79,8 +79,7 @@ class World:
 
 
 def pools_yaml(sims: Sequence[SimServer], **settings: object) -> str:
-    backends = [f"http://127.0.0.1:{sim.port}" for sim in sims]
-    return json.dumps({"m": {"backends": backends, **settings}})
+    return json.dumps({"m": {"backends": [sim.url for sim in sims], **settings}})
 
 
 @contextlib.asynccontextmanager
@@ -98,7 +97,7 @@ async def gateway(
         path = folder / "gateway.yaml"
         listed = pools if pools is not None else "pools: " + pools_yaml(servers, **(pool or {}))
         for number, server in enumerate(servers):
-            listed = listed.replace(f"<{number}>", f"http://127.0.0.1:{server.port}")
+            listed = listed.replace(f"<{number}>", server.url)
         path.write_text(
             "version: 1\nlisten: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0}\nkeys: {file: keys.yaml}\n"
             "log: {access: false}\nhealth: {interval: 200ms, scrape_interval: 100ms, models_interval: 500ms}\n"

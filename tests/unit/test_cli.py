@@ -589,6 +589,30 @@ def test_probing_compares_the_file_with_the_backends(run, tmp_path):
     assert good == (0, f"{file}: 0 errors, 0 warnings · m/b1 ok vLLM 0.32.0\n", "")
 
 
+def test_probing_reaches_a_socket_and_says_when_nobody_listens_there(run, tmp_path):
+    script = pathlib.Path(sys.executable).with_name("vllm-gateway")
+    where = tmp_path / "m.sock"
+    options = ["--uds", str(where), "--model", "m"]
+    file = tmp_path / "gw.yaml"
+    file.write_text(f"pools: {{m: {{backends: ['unix:{where}']}}}}")
+    with subprocess.Popen([script, "sim", *options], stderr=subprocess.PIPE, text=True) as sim:
+        assert sim.stderr is not None
+        assert sim.stderr.readline().split()[-1] == f"unix:{where}"
+        good = run("check", file, "--probe")
+        sim.terminate()
+    assert good == (0, f"{file}: 0 errors, 0 warnings · m/b1 ok vLLM 0.32.0\n", "")
+    code, out, _ = run("check", file, "--probe")
+    assert code == 3
+    assert f"b1 (unix:{where}) /health: nobody listens on the socket" in out
+
+
+@pytest.mark.parametrize("where", [[], ["--port", "0", "--uds", "/x"]])
+def test_a_simulated_server_has_one_address(run, where):
+    code, _, err = run("sim", *where)
+    assert code == 2
+    assert "name one of --port and --uds" in err
+
+
 def test_probing_names_a_refused_key_and_models_that_differ(run, tmp_path):
     script = pathlib.Path(sys.executable).with_name("vllm-gateway")
     options = [

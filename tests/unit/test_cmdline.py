@@ -19,6 +19,10 @@ def launch(*command, **more):
     return LaunchConfig(command=command or tuple(SERVE), port=8001, **more)
 
 
+def on_socket(*command, **more):
+    return LaunchConfig(command=command or tuple(SERVE), socket="/run/m.sock", **more)
+
+
 def flags(config, **changes):
     """Return the words after the command, without the address."""
     words = argv(config, Changes(args={k.replace("_", "-"): v for k, v in changes.items()}))
@@ -52,6 +56,17 @@ def test_values_are_written_as_vllm_reads_them(value, words):
 
 def test_nothing_configured_leaves_the_command_and_the_address():
     assert argv(launch(), Changes()) == [*SERVE, *ADDRESS]
+
+
+def test_a_socket_takes_the_place_of_host_and_port():
+    expected = [*SERVE, "--uds", "/run/m.sock"]
+    assert argv(on_socket(), Changes()) == expected
+    stated_too = on_socket(*SERVE, "--port", "9", "--host=::", args={"uds": "/x", "host": None})
+    assert argv(stated_too, Changes(args={"port": 9})) == expected
+
+
+def test_a_socket_stated_beside_the_port_is_left_out():
+    assert argv(launch(*SERVE, "--uds", "/x"), Changes(args={"uds": "/y"})) == [*SERVE, *ADDRESS]
 
 
 @pytest.mark.parametrize(

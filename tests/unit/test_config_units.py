@@ -110,7 +110,9 @@ def test_an_address_must_be_a_text(value):
 @pytest.mark.parametrize(
     ("written", "kept"),
     [("http://10.0.0.1:8000", "http://10.0.0.1:8000"), ("HTTPS://vLLM.lan/", "https://vllm.lan")]
-    + [("http://[::1]:8000/", "http://[::1]:8000"), (" http://h:1 ", "http://h:1")],
+    + [("http://[::1]:8000/", "http://[::1]:8000"), (" http://h:1 ", "http://h:1")]
+    + [("unix:/run/b1.sock", "unix:/run/b1.sock"), (" unix:///run//b1.sock ", "unix:/run/b1.sock")]
+    + [("unix:/run/a b.sock", "unix:/run/a b.sock"), (f"unix:/{106 * 'x'}", f"unix:/{106 * 'x'}")],
 )
 def test_a_backend_url_is_kept_as_an_origin(written, kept):
     assert check_backend_url(written) == kept
@@ -119,7 +121,8 @@ def test_a_backend_url_is_kept_as_an_origin(written, kept):
 @pytest.mark.parametrize(
     "value",
     ["", "10.0.0.1:8000", "ftp://h", "http://", "http://h:1/v1", "http://h?x=1", "http://h#x"]
-    + ["http://h:port", "http://h:99999", "http://hö:1", "http://a b:1"],
+    + ["http://h:port", "http://h:99999", "http://hö:1", "http://a b:1"]
+    + ["unix:", "unix:run/b1.sock", "unix:/run/\0b1", "unix:/run/\ud800", f"unix:/{107 * 'x'}"],
 )
 def test_what_is_no_origin_is_refused(value):
     with pytest.raises(PydanticCustomError):

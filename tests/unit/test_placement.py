@@ -163,6 +163,21 @@ def test_another_address_in_the_command_line_is_told():
     assert found([launched(8001, "--host", "127.0.0.1", "--port", "8001")]) == []
     assert found([launched(8001, args={"host": None})]) == []
     assert codes([launched(8001, "--uds", "/run/vllm.sock")]) == ["launch-address"]
+    here = ["--uds", "/run/m.sock"]
+    assert found([launched(None, *here, socket="/run/m.sock")]) == []
+    assert warnings([launched(None, *here, socket="/run/n.sock")]) == ["launch-address"]
+    elsewhere = launched(None, "--host", "127.0.0.1", "--port", "8001", socket="/run/m.sock")
+    assert warnings([elsewhere]) == ["launch-address"] * 2
+
+
+def test_sockets_are_unique_between_pools_and_not_the_gateways_own():
+    one = launched(None, socket="/run/m.sock")
+    (remark,) = found([one], [launched(None, socket="/run//m.sock")])
+    assert (remark.code, remark.path[-1]) == ("duplicate-socket", "socket")
+    assert "socket /run/m.sock of p2/b1 is that of p1/b1 already" in remark.message
+    assert found([one], [launched(None, socket="/run/n.sock")], [launched(8001)]) == []
+    assert codes([one], listen="unix:/run/m.sock") == ["duplicate-socket"]
+    assert codes([one], listen="unix:/run/gw.sock") == []
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,18 @@ def test_a_backend_that_goes_is_drained():
     assert effect.drained == ("a/b2",)
 
 
+def test_a_backend_with_another_socket_is_another_server():
+    def launched(**address):
+        backend = {"launch": {"command": ["vllm", "serve", "m"], **address}}
+        return Config.model_validate({"pools": {"a": {"backends": [backend]}}})
+
+    on_port, on_socket = launched(port=8001), launched(socket="/run/a.sock")
+    for old, new in ((on_port, on_socket), (on_socket, launched(socket="/run/b.sock"))):
+        effect = diff(old, new)
+        assert (effect.added_backends, effect.drained) == (("a/b1",), ("a/b1",))
+    assert not diff(on_socket, launched(socket="/run/a.sock"))
+
+
 def test_a_backend_with_another_url_is_another_server():
     effect = diff(pools(), pools(a="{backends: [http://h:1, http://h:9]}"))
     assert effect.added_backends == effect.drained == ("a/b2",)

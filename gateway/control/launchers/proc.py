@@ -1,4 +1,4 @@
-"""What `/proc` tells of processes: who they are, whose they are, who listens on a port.
+"""What `/proc` tells of processes: who they are, whose they are, who listens where.
 
 A pid alone names nobody, because it is used again; pid and start time (since boot) do. Everything
 here is a moment's view: what cannot be read has gone, or is another user's. All but `end_of` is
@@ -12,7 +12,7 @@ import contextlib
 import functools
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,6 +22,9 @@ _PROC: Final = Path("/proc")
 _STATE, _PARENT, _GROUP, _SESSION, _STARTED = 0, 1, 2, 3, 19
 _DEAD: Final = "ZX"  # a zombie holds nothing but its number
 _LISTEN: Final = "0A"  # TCP_LISTEN, include/net/tcp_states.h
+# Of /proc/net/unix, proc_net(5). A connection that was accepted has the path of its listener.
+_UNIX_STATE, _UNIX_INODE, _UNIX_PATH = 5, 6, 7
+_UNCONNECTED: Final = "01"  # SS_UNCONNECTED, include/uapi/linux/net.h
 _KIB: Final = 1024
 
 
@@ -148,8 +151,25 @@ def private_bytes(pid: int) -> int:
 
 def listeners(port: int) -> list[Process]:
     """Return who listens on a TCP port, as far as this user may see."""
-    sockets = {f"socket:[{inode}]" for inode in _listening(port)}
+    return holders(_listening(port))
+
+
+def holders(inodes: Iterable[str]) -> list[Process]:
+    """Return the processes that hold any of these sockets, as far as this user may see."""
+    sockets = {f"socket:[{inode}]" for inode in inodes}
     return [each for each in every() if sockets and _holds(each.pid, sockets)]
+
+
+def bound(path: Path) -> list[str]:
+    """Return the inodes of what is bound to this path, whether it listens yet or not."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in (_PROC / "net/unix").read_text(errors="surrogateescape").splitlines()[1:]:
+            fields = line.split(maxsplit=_UNIX_PATH)
+            is_there = len(fields) > _UNIX_PATH and fields[_UNIX_PATH] == str(path)
+            if is_there and fields[_UNIX_STATE] == _UNCONNECTED:
+                found.append(fields[_UNIX_INODE])
+    return found
 
 
 def _listening(port: int) -> Iterator[str]:

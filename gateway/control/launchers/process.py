@@ -4,7 +4,7 @@ It needs nothing of the gateway to live: it writes its log into a file, and outl
 known of it is in a record on disk, so any later gateway with the same state folder finds it. One
 that outlived its gateway is adopted or stopped by the first call, as `orphan` says.
 
-    restart:  can it start? -> end what runs -> memory free, port free -> record -> start -> record
+    restart:  can it start? -> end what runs -> memory free, address free -> record -> start -> record
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gateway.control.launchers.launcher import (
 )
 from gateway.control.launchers.logfile import LogFile
 from gateway.control.launchers.record import Record, digest, file_name, load, save
-from gateway.control.launchers.spawn import Start, check_port, exit_code, prepare, spawn, told
+from gateway.control.launchers.spawn import Start, check_address, exit_code, prepare, spawn, told
 
 log = logging.getLogger("gateway.launch")
 
@@ -108,7 +108,7 @@ class ProcessLauncher:
             self._check(record, expected)
             start = prepare(self._launch, changes, {MARK_BACKEND: self._mark})
             await self._end(record, grace_s)
-            check_port(self._launch.port)
+            check_address(self._launch)
             return self._begin(start, record)
 
     async def stop(self, expected: Incarnation, *, grace_s: float) -> None:

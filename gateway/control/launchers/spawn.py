@@ -11,14 +11,18 @@ import os
 import shutil
 import signal
 import socket
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from gateway.config.supervision import LaunchConfig
 from gateway.control import cmdline
 from gateway.control.launchers import proc
 from gateway.control.launchers.launcher import Changes, LaunchError
+
+_PROBE_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,19 @@ def prepare(launch: LaunchConfig, changes: Changes, marker: Mapping[str, str]) -
     return Start(program, words, variables)
 
 
+def check_address(launch: LaunchConfig) -> None:
+    """Make sure that nobody listens where the server is to listen.
+
+    Raises:
+        LaunchError: somebody does, or something is in the way.
+        OSError: the address may not be used at all.
+    """
+    if launch.port is not None:
+        check_port(launch.port)
+    if launch.socket is not None:
+        clear_socket(launch.socket)
+
+
 def check_port(port: int) -> None:
     """Make sure that nobody listens where the server is to listen.
 
@@ -67,6 +84,33 @@ def check_port(port: int) -> None:
         f"port {port} is taken{by}, which is not a server of ours. End it"
         f" (`ss -ltnp 'sport = {port}'` shows it), or give `launch.port` another number"
     )
+
+
+def clear_socket(path: Path) -> None:
+    """Make the folder of a socket, and remove the socket that an ended server left there.
+
+    A server that starts holds its socket long before it listens: vLLM binds it first, and then loads
+    its model. What a link leads to is never removed.
+
+    Raises:
+        LaunchError: somebody holds it, or it is another kind of file.
+        OSError: the system refused.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
+    except FileNotFoundError:
+        return
+    if not is_socket:
+        raise LaunchError(f"{path} is no socket. Remove it, or give `launch.socket` another path")
+    if (inodes := proc.bound(path)) or _answers(path):
+        found = proc.holders(inodes)
+        by = f" by {', '.join(map(str, found))}" if found else ""
+        raise LaunchError(
+            f"the socket {path} is taken{by}, which is not a server of ours. End it"
+            f" (`ss -xlp src {path}` shows it), or give `launch.socket` another path"
+        )
+    path.unlink(missing_ok=True)
 
 
 def spawn(start: Start, mark: Mapping[str, str], output: int) -> int:
@@ -127,6 +171,19 @@ def told(error: OSError) -> str:
     """Return what the system said, and of which file."""
     where = f" ({error.filename})" if error.filename else ""
     return f"{error.strerror or error}{where}"
+
+
+def _answers(path: Path) -> bool:
+    """Whether somebody listens on a socket; also one of another network namespace, say."""
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as probe:
+        probe.settimeout(_PROBE_S)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except (BlockingIOError, TimeoutError):  # its backlog is full
+            return True
+        return True
 
 
 def _is_inherited(number: int) -> bool:

@@ -1,0 +1,44 @@
+"""Paths of UNIX sockets: what a system takes, told before anything tries to use one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from pydantic_core import PydanticCustomError
+
+PREFIX: Final = "unix:"
+# sun_path holds 108 bytes with the zero at its end: unix(7), Linux.
+MOST_BYTES: Final = 107
+
+
+def check_socket(path: Path) -> Path:
+    """Return the path, made absolute; refuse one that no socket can have."""
+    path = Path("/", *path.absolute().parts[1:])  # `//run` is /run, too
+    if not str(path).isprintable():
+        raise PydanticCustomError("bad_socket", "the socket's path has control characters")
+    if (size := len(os.fsencode(path))) > MOST_BYTES:
+        raise PydanticCustomError(
+            "bad_socket",
+            "the socket's path {path} has {size} bytes; a system takes at most {most}",
+            {"path": str(path), "size": size, "most": MOST_BYTES},
+        )
+    return path
+
+
+def check_socket_text(value: object) -> object:
+    """Refuse what is a URL or nothing where a path is meant."""
+    if isinstance(value, str) and not value.strip():
+        raise PydanticCustomError("bad_socket", "the socket's path is empty")
+    if isinstance(value, str) and value.strip().startswith(PREFIX):
+        raise PydanticCustomError("bad_socket", "write the path alone, without unix:")
+    return value
+
+
+def socket_of(url: str) -> Path:
+    """Return the path of `unix:/path`."""
+    path = Path(url.removeprefix(PREFIX))
+    if not path.is_absolute():
+        raise PydanticCustomError("bad_socket", "write the socket's whole path: unix:/run/...")
+    return check_socket(path)
