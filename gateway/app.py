@@ -33,9 +33,10 @@ from gateway.config.reload import diff
 from gateway.control.charge import Timing
 from gateway.control.discovery import Watchers
 from gateway.control.fetch import open_shared_client
+from gateway.control.fleet import Maker, launcher_of
 from gateway.control.keeper import Keeper
 from gateway.control.orders import Orders
-from gateway.control.supervisor import Maker, Supervisor, launcher_of
+from gateway.control.supervisor import Supervisor
 from gateway.core.aio import Clock, SystemClock, periodic
 from gateway.core.errors import ConfigError
 from gateway.ingress.drain import drain

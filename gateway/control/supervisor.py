@@ -11,29 +11,25 @@ One task for each restart and each start that is watched; everything it knows of
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from gateway.config.models import BackendConfig, Config, PoolConfig
-from gateway.config.supervision import OnExit
+from gateway.config.models import Config
 from gateway.control.autopsy import Autopsy
 from gateway.control.backoff import Policy, policy_of
 from gateway.control.bringup import Bringup
-from gateway.control.charge import Charge, Timing, emptied, facts_of
-from gateway.control.fetch import open_client
+from gateway.control.charge import Charge, Timing, facts_of
+from gateway.control.fleet import Fleet, Maker, launcher_of
 from gateway.control.gpus import GpuTurns
-from gateway.control.healing import Cause, Decision, Facts, Moment, Restart, Sign, Suspend, Wait
-from gateway.control.launchers.launcher import Launcher, LaunchError
-from gateway.control.launchers.make import make
+from gateway.control.healing import Decision, Facts, Moment, Restart, Suspend, Wait
 from gateway.control.leases import Leases
 from gateway.control.lookout import Lookout
 from gateway.control.overrides import Overrides
 from gateway.control.remedy import History, clear, decide, operated, settled, withdrawn
-from gateway.core.aio import Clock, guarded, periodic, start
+from gateway.core.aio import Clock, guarded, periodic
 from gateway.core.events import Event, EventKind, Events
 from gateway.core.types import Phase, RequestRecord
 from gateway.pools.health import Tending
@@ -43,16 +39,6 @@ from gateway.pools.table import Backend, PoolTable
 log = logging.getLogger("gateway.supervisor")
 
 _LOOKS_S: Final = 1.0  # that a turn waits for the launchers' answers
-
-Maker = Callable[[Backend, Config], Launcher | None]
-
-
-def launcher_of(backend: Backend, config: Config) -> Launcher | None:
-    """Make the launcher that the configuration asks for; None for a backend that has none."""
-    settings = next(
-        each for each in config.pools[backend.pool].backends if each.name == backend.name
-    )
-    return make(settings, backend.pool, config.state)
 
 
 class Supervisor:
@@ -74,93 +60,28 @@ class Supervisor:
         self.events = Events()
         self.overrides = Overrides(config.state)
         self.history = History()
-        self.charges: dict[str, Charge] = {}
         self._config = config
-        self._make = make_launcher
         self._timing = timing
-        self._gpus = GpuTurns()
-        self._bringup = Bringup(table, clock, self.overrides, self.events, self._gpus, timing)
+        gpus = GpuTurns()
+        self._fleet = Fleet(table, clock, self.events, gpus, make_launcher)
+        self._bringup = Bringup(table, clock, self.overrides, self.events, gpus, timing)
         autopsy = Autopsy(table, clock, self.overrides, self.events)
         self._lookout = Lookout(table, clock, autopsy, timing)
         self._group: asyncio.TaskGroup | None = None
         self._leases = Leases(store, clock)
         self._looks: dict[str, asyncio.Task[None]] = {}
         self._canaries: dict[str, asyncio.Task[None]] = {}
-        self._leaving: dict[asyncio.Task[None], Charge] = {}
         self.apply(config)
 
-    # --- membership ---------------------------------------------------------------------------------
+    @property
+    def charges(self) -> Mapping[str, Charge]:
+        """The backends under supervision, by their ids."""
+        return self._fleet.charges
 
     def apply(self, config: Config) -> None:
-        """Take over a configuration: charges that stay keep all their state, those that go are stopped.
-
-        Call it after the pool table has taken the configuration over.
-        """
+        """Take over a configuration, after the pool table has."""
         self._config = config
-        before, self.charges = self.charges, {}
-        for backend in self.table:
-            known = before.get(backend.id)
-            if known is not None and self._keep(known, backend):
-                self.charges[backend.id] = before.pop(backend.id)
-            elif (charge := self._new(backend)) is not None:
-                self.charges[backend.id] = charge
-        for gone in before.values():
-            self._let_go(gone, self.charges.get(gone.id))
-
-    def _settings(self, backend: Backend) -> tuple[PoolConfig, BackendConfig]:
-        pool = self._config.pools[backend.pool]
-        return pool, next(each for each in pool.backends if each.name == backend.name)
-
-    def _new(self, backend: Backend) -> Charge | None:
-        pool, config = self._settings(backend)
-        launcher = self._make(backend, self._config)
-        if launcher is None:
-            return None
-        if config.launch is not None:
-            self._gpus.know(config.launch.gpus)
-        return Charge(backend, pool, config, launcher, open_client(backend))
-
-    def _keep(self, charge: Charge, backend: Backend) -> bool:
-        """Have a charge follow what is configured now; False when it is another server by now."""
-        pool, config = self._settings(backend)
-        same = charge.backend is backend and charge.config.restart == config.restart
-        if not same or (charge.config.launch is None) is not (config.launch is None):
-            return False
-        if config.launch != charge.config.launch:
-            launcher = self._make(backend, self._config)
-            assert launcher is not None  # it has `launch`
-            charge.launcher = launcher
-            why = "its `launch` was changed in the configuration"
-            charge.signs[Cause.OPERATOR] = Sign(Cause.OPERATOR, why)
-        charge.pool, charge.config = pool, config
-        return True
-
-    def _let_go(self, charge: Charge, heir: Charge | None) -> None:
-        """Stop what is no longer configured so, once its requests have ended.
-
-        `heir` is the charge that has its name now. The same command line runs on under it; where
-        another one is configured the heir waits until the old server is gone.
-        """
-        if charge.work is not None:
-            charge.work.cancel()
-        self.table.tend(charge.id, None)
-        before = charge.config.launch
-        stops = before is not None and (heir is None or heir.config.launch != before)
-        if heir is not None and stops:
-            heir.restarting = True
-        leaving = self._stop_gone(charge, heir) if stops else _closed(charge)
-        task = start(leaving, name=f"let go {charge.id}")
-        self._leaving[task] = charge
-        task.add_done_callback(self._leaving.pop)
-
-    async def _stop_gone(self, charge: Charge, heir: Charge | None) -> None:
-        try:
-            await emptied(charge.backend, self.clock, charge.pool.supervision.drain)
-            await self._stop(charge)
-            await _closed(charge)
-        finally:
-            if heir is not None:
-                heir.restarting = heir.ran = False
+        self._fleet.apply(config)
 
     def ended(self, settled: Sequence[RequestRecord]) -> None:
         """Take in requests that ended, as `observe.ledger` posts them."""
@@ -325,34 +246,8 @@ class Supervisor:
 
     async def close(self) -> None:
         """Stop what was launched with `on_exit: stop`; what nobody stops runs on. Call it after `run`."""
-        leaving = dict(self._leaving)
-        for task in leaving:
-            task.cancel()
-        if leaving:
-            await asyncio.wait(leaving)
-        every = [*self.charges.values(), *leaving.values()]
-        async with asyncio.TaskGroup() as group:
-            for charge in every:
-                launch = charge.config.launch
-                if launch is not None and launch.on_exit is OnExit.STOP:
-                    group.create_task(self._stop(charge), name=f"stop {charge.id}")
-        for charge in every:
-            await _closed(charge)
+        await self._fleet.close()
         await self._leases.release()
-
-    async def _stop(self, charge: Charge) -> None:
-        with contextlib.suppress(LaunchError):
-            seen = await charge.launcher.look()
-            if seen.incarnation is not None:
-                grace_s = charge.pool.supervision.stop_grace
-                await charge.launcher.stop(seen.incarnation, grace_s=grace_s)
-                if seen.running:
-                    self._tell(charge, EventKind.STOPPED, "stopped", "stopped")
-
-
-async def _closed(charge: Charge) -> None:
-    await charge.client.aclose()
-    await charge.launcher.close()
 
 
 def _begin(
