@@ -63,9 +63,7 @@ async def test_a_dry_run_tells_what_it_would_touch_and_changes_nothing():
     async with machine() as on:
         on["m/b1"].speed = on["m/b2"].speed = 1.0
         async with fleet(on, *two(on)) as world, asyncio.TaskGroup() as group:
-            running = [
-                group.create_task(world.chat(stream=True, max_tokens=300)) for _ in range(4)
-            ]
+            running = [group.create_task(world.chat(stream=True, max_tokens=300)) for _ in range(4)]
             await world.until(lambda: world.in_flight() == 4)
             for verb in ("drain", "restart"):
                 told = (await world.order(verb, dry_run=True)).json()
@@ -116,7 +114,9 @@ async def test_orders_are_not_taken_from_web_pages_nor_without_the_token():
     async with machine() as on, fleet(on, *two(on), extra=token) as world:
         bearer = {"authorization": "Bearer t0p-secret-token-of-16+"}
         path = "/admin/v1/backends/m/b1:drain"
-        assert (await world.admin("POST", path, {}, headers={"authorization": ""})).status_code == 401
+        assert (
+            await world.admin("POST", path, {}, headers={"authorization": ""})
+        ).status_code == 401
         form = await world.admin("POST", path, headers=bearer, data={"force": "true"})
         assert form.status_code == 415
         text = bearer | {"content-type": "text/plain"}
@@ -187,7 +187,9 @@ async def test_logs_and_events_are_told_without_prompts_and_secrets():
             logs = await world.admin("GET", "/admin/v1/backends/m/b1/logs?bytes=12")
             assert logs.text == "INFO: ready\n"[-12:]
             await world.chat("my secret prompt", max_tokens=1)
-            await slot.die(1, "ERROR 'prompt': 'my secret prompt' HF_TOKEN=hf_abcdefghijklmnopqrstuv")
+            await slot.die(
+                1, "ERROR 'prompt': 'my secret prompt' HF_TOKEN=hf_abcdefghijklmnopqrstuv"
+            )
             await world.until(lambda: len(world.told(EventKind.STARTED, "m/b1")) == 2)
             events = (await world.admin("GET", "/admin/v1/events?limit=3")).json()
             assert len(events["data"]) == 3
@@ -201,8 +203,17 @@ async def test_logs_and_events_are_told_without_prompts_and_secrets():
 
 async def cli(world, *words):
     """Run a verb of the command line as its users do."""
-    command = [sys.executable, "-c", "from gateway.cli import main; main()", *words, "--server", world.admin_url]
-    ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=20)
+    command = [
+        sys.executable,
+        "-c",
+        "from gateway.cli import main; main()",
+        *words,
+        "--server",
+        world.admin_url,
+    ]
+    ran = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, timeout=20
+    )
     return ran.returncode, ran.stdout, ran.stderr
 
 
@@ -226,7 +237,9 @@ async def test_operators_order_by_the_command_line():
         assert (code, "There is no backend m/b9" in err) == (4, True)
         code, out, _ = await cli(world, "logs", "m/b1")
         assert (code, out) == (0, "")
-        assert (await cli(world, "hold", "--for", "30m"))[2] == "restarts of all pools are on hold for 30m\n"
+        assert (await cli(world, "hold", "--for", "30m"))[
+            2
+        ] == "restarts of all pools are on hold for 30m\n"
         assert (await cli(world, "hold", "--lift"))[0] == 0
         code, out, _ = await cli(world, "events")
         assert code == 0
@@ -259,6 +272,7 @@ async def test_a_rolling_restart_takes_one_at_a_time():
         rolling = {"supervision": {"restart_every": "700ms"}}
         fewest = []
         async with fleet(on, *backends, **rolling) as world:
+
             def look(transition):
                 fewest.append(world.process.table.serving()[0])
 
@@ -477,7 +491,10 @@ async def starts_together(gpus):
         up = asyncio.Event()
         for name in ("m/b1", "m/b2"):
             on[name].plan(Script(listens=up))
-        backends = [launched(on[f"m/b{n}"], gpus=each) for n, each in enumerate(gpus, 1)]
+        backends = [
+            launched(on[f"m/b{n}"], gpus=each, args={"gpu-memory-utilization": 0.4})
+            for n, each in enumerate(gpus, 1)
+        ]
         async with fleet(on, *backends, wait=False) as world:
             await world.until(lambda: len(world.told(EventKind.LAUNCH)) == 2)
             await world.turns()
