@@ -50,6 +50,10 @@ class Slot:
         self.starts: list[Changes] = []
         self.stops: list[float] = []  # the grace of each
         self.refuses: list[str] = []  # what the next orders fail with
+        self.late = 0  # so many looks after an order still show what was before; it returns None
+        self.shown: list[Seen] = []
+        self.looks: asyncio.Event | None = None  # looks come back once this is set
+        self.waiting = 0  # looks that waited so
         self.blind = ""  # why it cannot be looked at
         self.running = False
         self.exit_code: int | None = None
@@ -174,6 +178,18 @@ class Launching:
         slot = self.slot
         if slot.blind:
             raise LaunchError(slot.blind)
+        seen = slot.shown.pop() if slot.shown else self._seen()
+        if (looks := slot.looks) is not None:
+            slot.waiting += 1
+            try:
+                async with asyncio.timeout(3):
+                    await looks.wait()
+            except TimeoutError as error:
+                raise LaunchError("it took too long to look") from error
+        return seen
+
+    def _seen(self) -> Seen:
+        slot = self.slot
         return Seen(slot.incarnation, slot.running, None if slot.running else slot.exit_code)
 
     async def restart(
@@ -185,10 +201,12 @@ class Launching:
         self._check(expected)
         if slot.running:
             slot.stops.append(grace_s)
+        slot.shown = [self._seen()] * slot.late
         await slot.end()
         slot.starts.append(changes)
         launch = self.settings.launch
-        return await slot.begin({**(launch.args if launch is not None else {}), **changes.args})
+        made = await slot.begin({**(launch.args if launch is not None else {}), **changes.args})
+        return None if slot.late else made
 
     async def stop(self, expected: Incarnation, *, grace_s: float) -> None:
         self._check(expected)

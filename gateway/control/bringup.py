@@ -107,7 +107,10 @@ class Bringup:
         changes = self.overrides.of(charge.id, charge.config.launch).changes
         grace_s = charge.pool.supervision.stop_grace
         charge.watch = self._watch(charge)
-        return await charge.launcher.restart(order.incarnation, grace_s=grace_s, changes=changes)
+        restart = charge.launcher.restart
+        incarnation = await restart(order.incarnation, grace_s=grace_s, changes=changes)
+        charge.orders, charge.seen = charge.orders + 1, None  # what was seen before is gone
+        return incarnation
 
     def _watch(self, charge: Charge) -> StartWatch:
         patience, now = charge.pool.supervision.patience, self.clock.now()
@@ -153,9 +156,10 @@ class Bringup:
         watch = charge.watch
         assert watch is not None
         told = ""
-        while not charge.backend.health.up or (incarnation is None and runs(charge) == before):
+        old = (None, before)
+        while not charge.backend.health.up or (incarnation is None and runs(charge) in old):
             now = self.clock.now()
-            self._fail_if_ended(charge, incarnation)
+            self._fail_if_ended(charge, incarnation, before)
             hung = watch.hung(now)
             if hung is not None:
                 charge.signs[Cause.START_HUNG] = Sign(Cause.START_HUNG, hung)
@@ -165,11 +169,13 @@ class Bringup:
                 self._tend(charge, Phase.STARTING, told)
             await asyncio.sleep(_POLL_S)
 
-    def _fail_if_ended(self, charge: Charge, incarnation: Incarnation | None) -> None:
+    def _fail_if_ended(
+        self, charge: Charge, incarnation: Incarnation | None, before: Incarnation | None
+    ) -> None:
         seen = charge.seen
         if seen is None or seen.running or seen.incarnation is None:
             return
-        if incarnation is None or seen.incarnation == incarnation:
+        if seen.incarnation == incarnation or (incarnation is None and seen.incarnation != before):
             raise Ended
 
     async def _try(self, charge: Charge) -> None:

@@ -45,6 +45,8 @@ class Charge:
 
     seen: Seen | None = None  # None: the launcher cannot tell
     trouble: str = ""  # why it cannot, or what it last failed to do
+    orders: int = 0  # carried out by its launcher; what was looked at before one is old
+    incarnation: Incarnation | None = None  # the last one seen
     first_seen_at: float | None = None  # of the incarnation that runs
     ran: bool = False  # something of it has run, or was started, since we look
     verified: Incarnation | None = None  # the one that passed its start

@@ -12,7 +12,7 @@ from gateway.control.canary import canary
 from gateway.control.charge import Charge, Timing
 from gateway.control.fetch import FetchError
 from gateway.control.healing import Cause, Sign
-from gateway.control.launchers.launcher import Incarnation, LaunchError
+from gateway.control.launchers.launcher import Incarnation, LaunchError, Seen
 from gateway.control.launchers.process import ProcessLauncher
 from gateway.control.signs import Errors, Memory, Pace
 from gateway.core.aio import Clock
@@ -39,23 +39,26 @@ class Lookout:
 
     async def look(self, charge: Charge) -> None:
         """See what runs, hear what it says, and have examined what ended."""
-        launcher, before = charge.launcher, charge.seen
+        launcher, orders = charge.launcher, charge.orders
         lines: tuple[str, ...] = ()
         try:
             async with asyncio.timeout(_LOOK_S):
-                charge.seen = seen = await launcher.look()
+                seen = await launcher.look()
                 if isinstance(launcher, ProcessLauncher):
                     lines = await launcher.new_lines()
                     await self._weigh(charge, launcher)
         except (LaunchError, TimeoutError) as error:
             charge.seen, charge.trouble = None, str(error) or "it took too long to look"
             return
+        if charge.orders != orders:
+            return  # a server was started meanwhile
+        charge.seen = seen
         now = self.clock.now()
         if charge.watch is not None:
             for line in lines:
                 charge.watch.heard(line, now)
-        if before is None or seen.incarnation != before.incarnation:
-            self._new_incarnation(charge, now)
+        if charge.first_seen_at is None or seen.incarnation != charge.incarnation:
+            self._new_incarnation(charge, seen, now)
         self._learn(charge, now)
         charge.ran |= seen.running
         if not charge.ran:
@@ -64,8 +67,8 @@ class Lookout:
         if ended and charge.examined != seen.incarnation and not charge.restarting:
             await self.autopsy.examine(charge, seen)
 
-    def _new_incarnation(self, charge: Charge, now: float) -> None:
-        charge.first_seen_at = now
+    def _new_incarnation(self, charge: Charge, seen: Seen, now: float) -> None:
+        charge.incarnation, charge.first_seen_at = seen.incarnation, now
         charge.pace, charge.errors, charge.memory = Pace(), Errors(), Memory()
 
     def _learn(self, charge: Charge, now: float) -> None:

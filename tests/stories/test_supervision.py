@@ -7,6 +7,7 @@ import json
 import pathlib
 
 import httpx2
+import pytest
 
 from gateway.control.charge import Timing
 from gateway.core.events import EventKind
@@ -284,3 +285,74 @@ async def test_a_healthy_idle_engine_is_asked_and_left_alone():
             )
             assert not world.told(EventKind.RESTART)
             assert world.phase() is Phase.READY
+
+
+# --- what launchers tell late ---------------------------------------------------------------------
+
+
+@story
+async def test_a_look_that_began_before_a_launch_is_not_taken_for_its_end():
+    async with machine() as on:
+        slot = on["m/b1"]
+        async with fleet(on, launched(slot), launched(on["m/b2"])) as world:
+            began = asyncio.Event()
+            slot.looks = began  # this look sees that nothing runs, and comes back late
+            await slot.die()
+            waiting = slot.waiting
+            await world.until(lambda: slot.waiting > waiting)
+            slot.looks = None
+            assert (await world.order("restart")).json()["changed"]
+            await world.until(lambda: len(slot.starts) == 2)
+            began.set()
+            await world.serves()
+            await world.turns()
+            assert len(slot.starts) == 2
+            assert not world.told(EventKind.LAUNCH_FAILED)
+
+
+@pytest.mark.parametrize("dies", [True, False], ids=["exited", "ordered"])
+@story
+async def test_where_only_a_look_tells_the_new_one_the_old_one_is_not_taken_for_it(dies):
+    async with machine() as on:
+        slot = on["m/b1"]
+        for each in (slot, on["m/b2"]):
+            await each.begin()
+        slot.late = 8
+        async with fleet(on, managed(slot), managed(on["m/b2"])) as world:
+            if dies:
+                await slot.die()
+            else:
+                assert (await world.order("restart")).json()["changed"]
+            await world.until(lambda: len(world.told(EventKind.STARTED, "m/b1")) == 2)
+            await world.serves()
+            assert len(slot.starts) == 1
+            assert world.charge().verified == slot.incarnation
+
+
+@story
+async def test_a_look_that_fails_once_forgets_nothing():
+    async with machine() as on, fleet(on, launched(on["m/b1"])) as world:
+        since = world.charge().first_seen_at
+        on["m/b1"].blind = "the disk is slow"
+        await world.until(lambda: world.charge().seen is None)
+        assert world.charge().trouble == "the disk is slow"
+        on["m/b1"].blind = ""
+        await world.until(lambda: world.charge().seen is not None)
+        await world.turns()
+        assert world.charge().first_seen_at == since
+        assert world.phase() is Phase.READY
+        assert len(on["m/b1"].starts) == 1
+
+
+@story
+async def test_a_server_that_cannot_be_stopped_serves_on():
+    async with machine() as on:
+        for name in ("m/b1", "m/b2"):
+            await on[name].begin()
+        async with fleet(on, managed(on["m/b1"]), managed(on["m/b2"])) as world:
+            on["m/b1"].refuses = ["polkit does not allow it"]
+            assert (await world.order("restart")).json()["changed"]
+            await world.until(lambda: world.told(EventKind.LAUNCH_FAILED))
+            await world.serves()
+            assert on["m/b1"].starts == []
+            assert world.charge().trouble == "polkit does not allow it"
