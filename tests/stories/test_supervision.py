@@ -308,6 +308,7 @@ async def test_a_look_that_began_before_a_launch_is_not_taken_for_its_end():
             await world.turns()
             assert len(slot.starts) == 2
             assert not world.told(EventKind.LAUNCH_FAILED)
+            assert not world.told(EventKind.START_FAILED)
 
 
 @pytest.mark.parametrize("dies", [True, False], ids=["exited", "ordered"])
