@@ -7,11 +7,14 @@ connection pool nor another backend's silence can make a probe fail.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
+import httpcore2
 import httpx2
 
 from gateway.pools.table import Backend
@@ -41,9 +44,13 @@ def open_client(backend: Backend) -> httpx2.AsyncClient:
     headers = {"accept-encoding": "identity", "user-agent": "vllm-gateway"}
     if backend.api_key is not None:
         headers["authorization"] = f"Bearer {backend.api_key}"
-    transport = httpx2.AsyncHTTPTransport(
-        uds=backend.socket,
+    return httpx2.AsyncClient(
+        transport=None if backend.socket is None else _SocketTransport(backend.socket),
+        base_url=backend.origin,
+        headers=headers,
         trust_env=False,
+        follow_redirects=False,
+        timeout=None,  # `fetch` sets it
         verify=ssl.create_default_context() if backend.tls else False,
         limits=httpx2.Limits(
             max_connections=_MOST_CONNECTIONS,
@@ -51,14 +58,40 @@ def open_client(backend: Backend) -> httpx2.AsyncClient:
             keepalive_expiry=_KEEP_ALIVE_S,
         ),
     )
-    return httpx2.AsyncClient(
-        transport=transport,
-        base_url=backend.origin,
-        headers=headers,
-        trust_env=False,
-        follow_redirects=False,
-        timeout=None,  # `fetch` sets it
-    )
+
+
+class _Sockets(httpcore2.AnyIOBackend):
+    """Connects to a UNIX socket at once or not at all.
+
+    While a backlog is full, anyio 4.16 asks again without end or pause (connect(2) says EAGAIN, and
+    such a socket counts as writable): the whole gateway would stand still for one that hangs.
+    """
+
+    async def connect_unix_socket(
+        self,
+        path: str,
+        timeout: float | None = None,  # noqa: ASYNC109 - httpcore2's interface
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as trial:
+            trial.setblocking(False)
+            if trial.connect_ex(path) == errno.EAGAIN:
+                raise httpcore2.ConnectTimeout("the socket's backlog is full")
+        return await super().connect_unix_socket(path, timeout, socket_options)
+
+
+class _SocketTransport(httpx2.AsyncHTTPTransport):
+    """Sends everything to one UNIX socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(verify=False, trust_env=False)
+        self._pool = httpcore2.AsyncConnectionPool(
+            uds=path,
+            network_backend=_Sockets(),
+            max_connections=_MOST_CONNECTIONS,
+            max_keepalive_connections=_MOST_CONNECTIONS,
+            keepalive_expiry=_KEEP_ALIVE_S,
+        )
 
 
 class _ByAddress(httpx2.AsyncBaseTransport):
@@ -66,7 +99,7 @@ class _ByAddress(httpx2.AsyncBaseTransport):
 
     def __init__(self) -> None:
         self._tcp = httpx2.AsyncHTTPTransport(trust_env=False)
-        self._sockets: dict[str, httpx2.AsyncHTTPTransport] = {}
+        self._sockets: dict[str, _SocketTransport] = {}
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         path = request.extensions.get("uds")
@@ -74,8 +107,7 @@ class _ByAddress(httpx2.AsyncBaseTransport):
             return await self._tcp.handle_async_request(request)
         transport = self._sockets.get(path)
         if transport is None:
-            transport = httpx2.AsyncHTTPTransport(uds=path, verify=False, trust_env=False)
-            self._sockets[path] = transport
+            transport = self._sockets[path] = _SocketTransport(path)
         return await transport.handle_async_request(request)
 
     async def aclose(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from gateway.config.models import Admission, BackendConfig, HealthConfig, PoolConfig
+from gateway.config.sockets import PREFIX
 from gateway.core.types import Endpoint, Exclusion, LoadSample, Phase, Route, ServedModel, Slot
 from gateway.pools.health import HealthState
 from gateway.pools.limit import Limit
@@ -63,8 +64,8 @@ class Backend:
     give_back: Callable[[Slot], None] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        local = self.url.startswith("unix:")
-        self.socket = self.url.removeprefix("unix:") if local else None
+        local = self.url.startswith(PREFIX)
+        self.socket = self.url.removeprefix(PREFIX) if local else None
         self.origin = "http://localhost" if local else self.url
         parts = urlsplit(self.origin)
         self.id = f"{self.pool}/{self.name}"

@@ -137,7 +137,10 @@ class BackendConnections:
         return connection
 
     async def _connect_socket(self, kind: type[_Kind], path: str) -> _Kind:
-        """Connect to a UNIX socket, whose system refuses at once where TCP would try again."""
+        """Connect to a UNIX socket, whose system refuses at once where TCP would try again.
+
+        What one read brings is bounded by the send buffer of the backend; ours does not count.
+        """
         loop = asyncio.get_running_loop()
         while True:
             try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import pathlib
 import signal
@@ -11,10 +12,14 @@ import sys
 import pytest
 import uvloop
 
+from gateway.access.tokens import BackendCounter
 from gateway.config.supervision import LaunchConfig
+from gateway.control.fetch import FetchError, fetch, open_client, open_shared_client
 from gateway.control.launchers.launcher import Changes, Seen, Superseded
 from gateway.control.launchers.process import ProcessLauncher
-from tests.e2e.support import CACHE, free_port, get, need
+from gateway.pools.backend import Backend
+from gateway.wire.calls import ENDPOINTS, parse_call
+from tests.e2e.support import CACHE, free_port, gateway, get, need
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -167,3 +172,43 @@ def test_a_server_that_outlived_a_killed_gateway_is_adopted_and_ended(tmp_path):
         assert session_of(pid_of(started)) == {}
 
     uvloop.run(adoption())
+
+
+async def serving_on(launcher, backend):
+    async with open_client(backend) as http, asyncio.timeout(START_S):
+        while True:
+            assert (await launcher.look()).running, await launcher.log(4000)
+            with contextlib.suppress(FetchError):
+                return await fetch(http, "/v1/models", timeout_s=2)
+            await asyncio.sleep(0.2)
+
+
+def test_a_server_on_a_socket_serves_and_can_listen_there_again_after_it_was_killed(tmp_path):
+    where = tmp_path / "run" / "tiny.sock"
+    config = Bench(tmp_path).config.model_copy(update={"port": None, "socket": where})
+    backend = Backend("tiny", "b1", f"unix:{where}")
+    ask = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+
+    async def on_socket():
+        launcher = ProcessLauncher(config, pool="tiny", backend="b1", state=tmp_path)
+        first = await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        assert b'"tiny"' in await serving_on(launcher, backend)
+        with gateway(tmp_path, f"pools: {{tiny: {{backends: ['unix:{where}']}}}}") as front:
+            status, told = front.post("/v1/chat/completions", ask)
+            assert (status, told["usage"]["completion_tokens"]) == (200, 4)
+        async with open_shared_client() as http:
+            counter = BackendCounter(http, backend.origin, None, socket=str(where), deadline_s=10)
+            call = parse_call(ENDPOINTS[b"/v1/chat/completions"], json.dumps(ask).encode())
+            assert await counter.count(call, "tiny") == told["usage"]["prompt_tokens"]
+
+        os.kill(pid_of(first), signal.SIGKILL)
+        async with asyncio.timeout(60):
+            while (await launcher.look()).running:
+                await asyncio.sleep(0.1)
+        assert where.is_socket()
+        second = await launcher.restart(first, grace_s=GRACE_S, changes=PLAIN)
+        await serving_on(launcher, backend)
+        await launcher.stop(second, grace_s=GRACE_S)
+        assert session_of(pid_of(second)) == {}
+
+    uvloop.run(on_socket())

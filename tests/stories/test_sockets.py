@@ -177,9 +177,11 @@ async def test_a_full_backlog_is_waited_for(folder):
 @told
 async def test_a_backlog_that_stays_full_is_no_connection(folder):
     where = str(folder / "m.sock")
-    async with full(where):
+    async with full(where), open_client(Backend("m", "b1", f"unix:{where}")) as http:
         with pytest.raises(ConnectFailed):
             await send(where, connect_s=0.1)
+        with pytest.raises(FetchError, match="timeout"):  # a probe's word for one that hangs
+            await fetch(http, "/health", timeout_s=0.5)
 
 
 # --- what watches it ------------------------------------------------------------------------------
