@@ -37,7 +37,7 @@ class Fleet:
     gpus: GpuTurns
     make: Maker
     charges: dict[str, Charge] = field(default_factory=dict)
-    _leaving: dict[asyncio.Task[None], Charge] = field(default_factory=dict)
+    leaving: dict[asyncio.Task[None], Charge] = field(default_factory=dict)
 
     def apply(self, config: Config) -> None:
         """Take over a configuration: charges that stay keep all their state, those that go are stopped.
@@ -93,8 +93,8 @@ class Fleet:
             heir.restarting = True
         leaving = self._stop_gone(charge, heir) if stops else _closed(charge)
         task = start(leaving, name=f"let go {charge.id}")
-        self._leaving[task] = charge
-        task.add_done_callback(self._leaving.pop)
+        self.leaving[task] = charge
+        task.add_done_callback(self.leaving.pop)
 
     async def _stop_gone(self, charge: Charge, heir: Charge | None) -> None:
         try:
@@ -107,12 +107,12 @@ class Fleet:
 
     async def close(self) -> None:
         """Stop what was launched with `on_exit: stop`; let go of all."""
-        leaving = dict(self._leaving)
-        for task in leaving:
+        going = dict(self.leaving)
+        for task in going:
             task.cancel()
-        if leaving:
-            await asyncio.wait(leaving)
-        every = [*self.charges.values(), *leaving.values()]
+        if going:
+            await asyncio.wait(going)
+        every = [*self.charges.values(), *going.values()]
         async with asyncio.TaskGroup() as group:
             for charge in every:
                 launch = charge.config.launch

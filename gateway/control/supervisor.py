@@ -63,7 +63,7 @@ class Supervisor:
         self._config = config
         self._timing = timing
         gpus = GpuTurns()
-        self._fleet = Fleet(table, clock, self.events, gpus, make_launcher)
+        self.fleet = Fleet(table, clock, self.events, gpus, make_launcher)
         self._bringup = Bringup(table, clock, self.overrides, self.events, gpus, timing)
         autopsy = Autopsy(table, clock, self.overrides, self.events)
         self._lookout = Lookout(table, clock, autopsy, timing)
@@ -76,12 +76,12 @@ class Supervisor:
     @property
     def charges(self) -> Mapping[str, Charge]:
         """The backends under supervision, by their ids."""
-        return self._fleet.charges
+        return self.fleet.charges
 
     def apply(self, config: Config) -> None:
         """Take over a configuration, after the pool table has."""
         self._config = config
-        self._fleet.apply(config)
+        self.fleet.apply(config)
 
     def ended(self, settled: Sequence[RequestRecord]) -> None:
         """Take in requests that ended, as `observe.ledger` posts them."""
@@ -246,7 +246,7 @@ class Supervisor:
 
     async def close(self) -> None:
         """Stop what was launched with `on_exit: stop`; what nobody stops runs on. Call it after `run`."""
-        await self._fleet.close()
+        await self.fleet.close()
         await self._leases.release()
 
 

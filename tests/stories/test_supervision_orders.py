@@ -368,7 +368,7 @@ async def test_one_that_others_start_from_now_on_serves_by_its_probes():
         world.settings["pools"]["m"]["backends"][0] = {"name": "b1", "url": url}
         world.reload()
         assert "m/b1" not in world.process.supervisor.charges
-        await world.until(lambda: not world.process.supervisor._leaving)
+        await world.until(lambda: not world.process.supervisor.fleet.leaving)
         await world.slot().end()
         await world.slot().begin()
         await world.serves("m/b1")
