@@ -1,4 +1,4 @@
-"""What may be changed so that a server starts: the first remedy of a diagnosis that policy allows.
+"""What may be changed so that a server starts: the first remedy that policy names and the diagnosis offers.
 
 Pure. A remedy is taken only with a value that can be computed, never below the pool's floors, and
 never one that is in force already: what did not help once does not help again.
@@ -42,7 +42,7 @@ def cure(
     in_force: Mapping[str, JsonValue],
     applied: Changes,
 ) -> Cure | None:
-    """Return the first remedy of a diagnosis that the pool allows and that changes anything.
+    """Return the first remedy in the pool's own order that the diagnosis offers and that changes anything.
 
     Args:
         diagnosis: of the start that failed.
@@ -50,9 +50,12 @@ def cure(
         in_force: the flags that the start had, by name without dashes.
         applied: what earlier remedies changed.
     """
-    for offered in diagnosis.remedies:
-        remedy = None if offered.action is None else Remedy(offered.action.value)
-        if remedy is None or remedy not in pool.remedies:
+    offers = {
+        Remedy(each.action.value): each for each in reversed(diagnosis.remedies) if each.action
+    }
+    for remedy in pool.remedies:
+        offered = offers.get(remedy)
+        if offered is None:
             continue
         changes = _changes(remedy, offered.value, pool, in_force)
         if changes is None or _in_force(changes, in_force, applied):

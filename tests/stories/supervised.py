@@ -18,6 +18,7 @@ from gateway.access import keys
 from gateway.app import build, reload, run
 from gateway.config.load import load_config
 from gateway.control.charge import Charge, Timing
+from gateway.control.supervisor import Maker
 from gateway.core.events import Event, EventKind
 from gateway.core.types import Phase
 from gateway.observe.outlet import Outlet
@@ -124,6 +125,7 @@ async def fleet(
     wait: bool = True,
     store: SharedStore | None = None,
     timing: Timing = FAST,
+    make_launcher: Maker | None = None,
     folder: pathlib.Path | None = None,
     extra: dict[str, Any] | None = None,
     **settings: Any,
@@ -146,7 +148,12 @@ async def fleet(
         path.write_text(json.dumps(written))
         created = keys.create(folder / "keys.yaml", name="test", wall_now=time.time())
         process = build(
-            load_config(path), path, Outlet(), make_launcher=on.launcher, store=store, timing=timing
+            load_config(path),
+            path,
+            Outlet(),
+            make_launcher=make_launcher or on.launcher,
+            store=store,
+            timing=timing,
         )
         http = await stack.enter_async_context(httpx2.AsyncClient(trust_env=False, timeout=10))
         async with asyncio.TaskGroup() as group:

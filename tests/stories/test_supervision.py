@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import pathlib
+import signal
+import sys
 
 import httpx2
 import pytest
 
 from gateway.control.charge import Timing
+from gateway.control.milestones import Stage
+from gateway.control.supervisor import launcher_of
 from gateway.core.events import EventKind
 from gateway.core.types import Phase
 from tests.fakelaunch import Script
@@ -196,13 +201,12 @@ async def test_a_start_that_hangs_is_found_and_begun_anew():
     async with machine() as on:
         slot = on["m/b1"]
         slot.plan(Script(listens=asyncio.Event()))  # it never listens
-        patience = {"patience": {"config": "300ms"}}
+        patience = {"patience": {"config": "500ms"}}
         async with fleet(on, launched(slot), supervision=patience) as world:
-            assert len(slot.starts) == 2
-            (failed,) = world.told(EventKind.START_FAILED)
+            assert len(slot.starts) >= 2  # more on a machine that is slower than this patience
+            failed = world.told(EventKind.START_FAILED)[0]
             assert "supervision.patience.config" in failed.detail
-            (restart,) = world.told(EventKind.RESTART)
-            assert restart.label == "start_hung"
+            assert {each.label for each in world.told(EventKind.RESTART)} == {"start_hung"}
             assert slot.stops  # the one that hung was ended
 
 
@@ -357,3 +361,37 @@ async def test_a_server_that_cannot_be_stopped_serves_on():
             await world.serves()
             assert on["m/b1"].starts == []
             assert world.charge().trouble == "polkit does not allow it"
+
+
+# --- real processes -------------------------------------------------------------------------------
+
+SERVER = """
+import sys
+from gateway.sim.server import SimConfig, run
+print("INFO 11-21 10:10:03 [model.py:2152] Using max model len 8192", flush=True)
+print("INFO:     Application startup complete.", flush=True)
+run(SimConfig(model="m", port=int(sys.argv[1]), speed=0))
+"""
+
+
+@story
+async def test_a_real_process_is_launched_killed_launched_again_and_ended():
+    async with machine() as on:
+        slot = on["m/b1"]
+        command = [sys.executable, "-c", SERVER, str(slot.port)]
+        backend = {"name": "b1", "launch": {"command": command, "port": slot.port}}
+        async with fleet(on, backend, make_launcher=launcher_of, wait=False) as world:
+            await world.serves(seconds=20)
+            assert (await world.chat(max_tokens=1)).status_code == 200
+            pid = int(world.charge().seen.incarnation.split("-")[0])
+            logs = await world.admin("GET", "/admin/v1/backends/m/b1/logs")
+            assert "Application startup complete" in logs.text
+            os.kill(pid, signal.SIGKILL)
+            await world.until(lambda: len(world.told(EventKind.STARTED)) == 2, 20)
+            assert (await world.chat(max_tokens=1)).status_code == 200
+            (restart,) = world.told(EventKind.RESTART)
+            assert restart.detail == "its process was killed by signal 9"
+            assert Stage.CONFIG in world.charge().usual_s  # its log was read
+            pid = int(world.charge().seen.incarnation.split("-")[0])
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

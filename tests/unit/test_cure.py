@@ -1,0 +1,175 @@
+"""Which remedy of a diagnosis is applied, and what is kept of it."""
+
+import json
+
+import pytest
+
+from gateway.config.models import Config
+from gateway.config.supervision import LaunchConfig, Remedy
+from gateway.control.cure import Cure, cure, merged
+from gateway.control.diagnosis import Action, Diagnosis, Kind, When
+from gateway.control.launchers.launcher import Changes
+from gateway.control.logs.rule import Remedy as Offered
+from gateway.control.overrides import FILE, Overrides
+
+LAUNCH = LaunchConfig(command=("vllm", "serve", "m"), port=8001)
+
+
+def pool(*remedies, **settings):
+    data = {"backends": ["http://h:1"], "remedies": [each.value for each in remedies], **settings}
+    return Config.model_validate({"pools": {"m": data}}).pools["m"]
+
+
+def offering(*remedies):
+    offered = tuple(
+        Offered(flag, value, why="so", action=action) for flag, value, action in remedies
+    )
+    return Diagnosis(Kind.KV_CACHE_TOO_SMALL, When.STARTUP, "too small", remedies=offered)
+
+
+LENGTH = ("--max-model-len", "8192", Action.LOWER_MAX_MODEL_LEN)
+SEQS = ("--max-num-seqs", "16", Action.LOWER_MAX_NUM_SEQS)
+FP8 = ("--kv-cache-dtype", "fp8", Action.FP8_KV_CACHE)
+RATIO = ("--gpu-memory-utilization", "0.95", Action.ADJUST_GPU_MEMORY_UTILIZATION)
+
+
+def changes(diagnosis, settings, in_force=None, applied=Changes()):  # noqa: B008 - frozen
+    found = cure(diagnosis, settings, in_force or {}, applied)
+    return None if found is None else (dict(found.changes.args), dict(found.changes.env))
+
+
+def test_nothing_is_changed_that_policy_does_not_name():
+    assert changes(offering(LENGTH, FP8), pool()) is None
+    assert changes(offering(LENGTH, FP8), pool(Remedy.FP8_KV_CACHE)) == (
+        {"kv-cache-dtype": "fp8"},
+        {},
+    )
+
+
+def test_the_order_is_that_of_the_policy():
+    both = offering(LENGTH, FP8)
+    assert changes(both, pool(Remedy.FP8_KV_CACHE, Remedy.LOWER_MAX_MODEL_LEN))[0] == {
+        "kv-cache-dtype": "fp8"
+    }
+    assert changes(both, pool(Remedy.LOWER_MAX_MODEL_LEN, Remedy.FP8_KV_CACHE))[0] == {
+        "max-model-len": 8192
+    }
+
+
+def test_what_is_in_force_already_did_not_help_and_the_next_one_is_taken():
+    settings = pool(Remedy.LOWER_MAX_MODEL_LEN, Remedy.FP8_KV_CACHE)
+    applied = Changes({"max-model-len": 8192})
+    assert changes(offering(LENGTH, FP8), settings, {"max-model-len": 8192}, applied)[0] == {
+        "kv-cache-dtype": "fp8"
+    }
+    everything = {"max-model-len": 8192, "kv-cache-dtype": "fp8"}
+    assert changes(offering(LENGTH, FP8), settings, everything) is None
+
+
+@pytest.mark.parametrize(
+    ("in_force", "floor", "applies"),
+    [
+        ({}, 4096, True),
+        ({"max-model-len": "32k"}, 8192, True),
+        ({"max-model-len": "32768"}, 8193, False),
+        ({"max-model-len": 8192}, 4096, False),
+        ({"max-model-len": 4096}, 4096, False),
+        ({"max-model-len": "auto"}, 4096, True),
+    ],
+)
+def test_a_window_is_only_lowered_and_never_below_its_floor(in_force, floor, applies):
+    settings = pool(Remedy.LOWER_MAX_MODEL_LEN, min_context=floor)
+    expected = ({"max-model-len": 8192}, {}) if applies else None
+    assert changes(offering(LENGTH), settings, in_force) == expected
+
+
+def test_max_num_seqs_has_its_floor():
+    allowed = (Remedy.LOWER_MAX_NUM_SEQS,)
+    assert changes(offering(SEQS), pool(*allowed))[0] == {"max-num-seqs": 16}
+    assert changes(offering(SEQS), pool(*allowed, min_num_seqs=17)) is None
+
+
+@pytest.mark.parametrize("value", [None, "0", "1", "1.2", "-0.5"])
+def test_a_ratio_that_makes_no_sense_is_not_applied(value):
+    settings = pool(Remedy.ADJUST_GPU_MEMORY_UTILIZATION)
+    assert changes(offering((RATIO[0], value, RATIO[2])), settings) is None
+    assert changes(offering(RATIO), settings)[0] == {"gpu-memory-utilization": 0.95}
+
+
+def test_what_is_set_by_environment_is_applied_once():
+    spawn = ("VLLM_WORKER_MULTIPROC_METHOD", "spawn", Action.SPAWN)
+    settings = pool(Remedy.SPAWN)
+    env = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+    assert changes(offering(spawn), settings) == ({}, env)
+    assert changes(offering(spawn), settings, {}, Changes(env=env)) is None
+
+
+def test_advice_for_people_is_never_applied():
+    assert changes(offering(("--tensor-parallel-size", "2", None)), pool(*Remedy)) is None
+
+
+# --- what is kept ---------------------------------------------------------------------------------
+
+
+def lowered(tokens):
+    return Cure(Remedy.LOWER_MAX_MODEL_LEN, Changes({"max-model-len": tokens}), "so")
+
+
+def test_changes_add_up_and_are_read_again(tmp_path):
+    overrides = Overrides(tmp_path / "state")
+    overrides.apply("m/b1", LAUNCH, lowered(8192), 1.0)
+    eager = Cure(Remedy.ENFORCE_EAGER, Changes({"enforce-eager": True}), "graphs")
+    overrides.apply("m/b1", LAUNCH, eager, 2.0)
+    overrides.apply("m/b1", LAUNCH, lowered(4096), 3.0)
+    again = Overrides(tmp_path / "state").of("m/b1", LAUNCH)
+    assert dict(again.changes.args) == {"max-model-len": 4096, "enforce-eager": True}
+    assert [each.remedy for each in again.applied] == [
+        "lower_max_model_len",
+        "enforce_eager",
+        "lower_max_model_len",
+    ]
+    assert (tmp_path / "state" / FILE).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"command": ("vllm", "serve", "n")},
+        {"args": {"max-model-len": 1}},
+        {"env": {"A": "b"}},
+        {"gpus": (1,)},
+    ],
+)
+def test_another_command_line_starts_without_them(tmp_path, other):
+    overrides = Overrides(tmp_path)
+    overrides.apply("m/b1", LAUNCH, lowered(8192), 1.0)
+    assert not overrides.of("m/b1", LAUNCH.model_copy(update=other)).changes
+    assert not overrides.of("m/b2", LAUNCH).changes
+    assert overrides.of("m/b1", LAUNCH.model_copy(update={"on_exit": "leave"})).changes
+
+
+def test_dropped_ones_are_gone_from_the_file(tmp_path):
+    overrides = Overrides(tmp_path)
+    overrides.apply("m/b1", LAUNCH, lowered(8192), 1.0)
+    assert overrides.drop("m/b1")
+    assert not overrides.drop("m/b1")
+    assert json.loads((tmp_path / FILE).read_text()) == {}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"m/b1": 1}', '{"m/b1": {"args": 3}}', "\x00"])
+def test_a_file_that_cannot_be_read_counts_as_none(tmp_path, text):
+    (tmp_path / FILE).write_text(text)
+    assert not Overrides(tmp_path).of("m/b1", LAUNCH).changes
+
+
+def test_a_change_is_in_force_although_it_cannot_be_written(tmp_path):
+    (tmp_path / "state").write_text("a file where the folder should be")
+    overrides = Overrides(tmp_path / "state")
+    with pytest.raises(OSError, match="state"):
+        overrides.apply("m/b1", LAUNCH, lowered(8192), 1.0)
+    assert dict(overrides.of("m/b1", LAUNCH).changes.args) == {"max-model-len": 8192}
+
+
+def test_the_later_change_wins():
+    both = merged(Changes({"a": 1, "b": 1}, {"X": "1"}), Changes({"b": 2}, {"X": "2"}))
+    assert (dict(both.args), dict(both.env)) == ({"a": 1, "b": 2}, {"X": "2"})
