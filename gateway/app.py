@@ -17,6 +17,7 @@ import hashlib
 import logging
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -30,7 +31,6 @@ from gateway.admission.gate import Gate
 from gateway.config.load import Loaded, load_config
 from gateway.config.models import Config
 from gateway.config.reload import diff
-from gateway.control.charge import Timing
 from gateway.control.discovery import Watchers
 from gateway.control.fetch import open_shared_client
 from gateway.control.fleet import Maker, launcher_of
@@ -58,6 +58,7 @@ from gateway.upstream.client import Client
 from gateway.upstream.relay import TICK_S, Patience
 
 log = logging.getLogger("gateway.app")
+Supervise = Callable[[PoolTable, Clock, SharedStore, Config], Supervisor]
 
 EXIT_OK: Final = 0
 EXIT_FAILURE: Final = 1
@@ -125,15 +126,7 @@ class Process:
         )
 
 
-def build(
-    loaded: Loaded,
-    path: Path,
-    outlet: Outlet,
-    *,
-    make_launcher: Maker = launcher_of,
-    store: SharedStore | None = None,
-    timing: Timing = Timing(),  # noqa: B008 - frozen
-) -> Process:
+def build(loaded: Loaded, path: Path, outlet: Outlet, supervise: Supervise = Supervisor) -> Process:
     """Wire one process. Nothing is opened yet but the key file.
 
     Raises:
@@ -191,14 +184,7 @@ def build(
     handler.gate.configure(config.pools, handler.settings.keys.priorities)
     metrics.configured(_digest(loaded.config))
     watchers = Watchers(table, config.health, clock)
-    supervisor = Supervisor(
-        table,
-        clock,
-        store or MemoryStore(clock),
-        config,
-        make_launcher=make_launcher,
-        timing=timing,
-    )
+    supervisor = supervise(table, clock, MemoryStore(clock), config)
     supervisor.events.on_event.append(ledger.event)
     ledger.on_posted.append(supervisor.ended)
     return Process(

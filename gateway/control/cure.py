@@ -1,4 +1,4 @@
-"""What may be changed so that a server starts: the first remedy that policy names and the diagnosis offers.
+"""What may be changed so that a server starts: what policy names first and the diagnosis offers.
 
 Pure. A remedy is taken only with a value that can be computed, never below the pool's floors, and
 never one that is in force already: what did not help once does not help again.

@@ -17,13 +17,15 @@ import httpx2
 from gateway.access import keys
 from gateway.app import build, reload, run
 from gateway.config.load import load_config
+from gateway.config.models import Config
 from gateway.control.charge import Charge, Timing
-from gateway.control.supervisor import Maker
+from gateway.control.supervisor import Maker, Supervisor
+from gateway.core.aio import Clock
 from gateway.core.events import Event, EventKind
 from gateway.core.types import Phase
 from gateway.observe.outlet import Outlet
 from gateway.pools.store import SharedStore
-from gateway.pools.table import Backend
+from gateway.pools.table import Backend, PoolTable
 from tests.fakelaunch import Machine, Slot, machine
 from tests.stories.support import World
 
@@ -147,14 +149,14 @@ async def fleet(
         }
         path.write_text(json.dumps(written))
         created = keys.create(folder / "keys.yaml", name="test", wall_now=time.time())
-        process = build(
-            load_config(path),
-            path,
-            Outlet(),
-            make_launcher=make_launcher or on.launcher,
-            store=store,
-            timing=timing,
-        )
+
+        def supervise(
+            table: PoolTable, clock: Clock, own: SharedStore, config: Config
+        ) -> Supervisor:
+            make = make_launcher or on.launcher
+            return Supervisor(table, clock, store or own, config, make_launcher=make, timing=timing)
+
+        process = build(load_config(path), path, Outlet(), supervise)
         http = await stack.enter_async_context(httpx2.AsyncClient(trust_env=False, timeout=10))
         async with asyncio.TaskGroup() as group:
             group.create_task(run(process), name="gateway")
