@@ -25,6 +25,7 @@ from gateway.control.healing import Cause, Restart, Sign
 from gateway.control.launchers.launcher import Incarnation, LaunchError, Superseded
 from gateway.control.lookout import runs
 from gateway.control.overrides import Overrides
+from gateway.control.signs import DEAD_S
 from gateway.control.startup import StartWatch
 from gateway.core.aio import Clock
 from gateway.core.events import Event, EventKind, Events
@@ -100,6 +101,8 @@ class Bringup:
         await emptied(charge.backend, self.clock, charge.pool.supervision.drain)
 
     async def _launch(self, charge: Charge, order: Restart) -> Incarnation | None:
+        if charge.verified is not None:  # its last list is of the server that goes, whole
+            charge.adapters = charge.known_adapters()
         charge.starting, charge.verified = True, None
         charge.signs.clear()
         charge.trouble = ""
@@ -110,6 +113,8 @@ class Bringup:
         restart = charge.launcher.restart
         incarnation = await restart(order.incarnation, grace_s=grace_s, changes=changes)
         charge.orders, charge.seen = charge.orders + 1, None  # what was seen before is gone
+        # The one before answered until just now: what its probes said must not pass for this one's.
+        self.table.tend(charge.id, Tending(Phase.STARTING, "restart", _why(order), fresh=True))
         return incarnation
 
     def _watch(self, charge: Charge) -> StartWatch:
@@ -127,7 +132,7 @@ class Bringup:
         self._tend(charge, Phase.STARTING, watch.told(self.clock.now()))
         try:
             await self._until_up(charge, incarnation, before)
-            await self._try(charge)
+            await self._try(charge, incarnation)
             await self._adapters(charge)
             await self._warm_up(charge)
         except StartFailed as error:
@@ -178,8 +183,11 @@ class Bringup:
         if seen.incarnation == incarnation or (incarnation is None and seen.incarnation != before):
             raise Ended
 
-    async def _try(self, charge: Charge) -> None:
-        """Ask for one token; twice, for the first may find a cold engine."""
+    async def _try(self, charge: Charge, incarnation: Incarnation | None) -> None:
+        """Ask for one token; twice, for the first may find a cold engine.
+
+        A server whose engine dies of it ends within seconds, and its end tells more.
+        """
         self._tend(charge, Phase.STARTING, "it answers; one token is asked of its engine")
         failed = ""
         for _ in range(_CANARIES):
@@ -190,6 +198,10 @@ class Bringup:
                 failed = error.reason
             else:
                 return
+        until = self.clock.now() + DEAD_S
+        while self.clock.now() < until:
+            self._fail_if_ended(charge, incarnation)
+            await asyncio.sleep(_POLL_S)
         why = f"it answers /health, but its engine did not compute one token ({failed})"
         charge.signs[Cause.START_HUNG] = Sign(Cause.START_HUNG, why)
         raise StartFailed(why)

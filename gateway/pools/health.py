@@ -92,12 +92,14 @@ _HELD: Final = {Order.CORDON: Phase.CORDONED, Order.DRAIN: Phase.DRAINING, Order
 class Tending:
     """What the supervisor makes of a backend while it works on it.
 
-    `phase` is DRAINING, STARTING or DOWN; STARTING also forgets what was known of the server before.
+    `phase` is DRAINING, STARTING or DOWN; coming to STARTING also forgets what was known of the server
+    before, and `fresh` does so again: another process begins, and the last one answered until just now.
     """
 
     phase: Phase
     reason: str  # short closed word
     detail: str  # one sentence
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +186,13 @@ def obey(state: HealthState, order: Order, at: float, policy: Policy) -> HealthS
 def tend(state: HealthState, tending: Tending | None, at: float, policy: Policy) -> HealthState:
     """Return the state while the supervisor works on a backend, or, with None, when it has ended.
 
-    On the way into STARTING all facts are forgotten: they were those of another process.
+    On the way into STARTING, and when it is `fresh`, all facts are forgotten: they were those of
+    another process.
     """
     if state.phase is Phase.STOPPED:
         return state
     before = state.tended.phase if state.tended is not None else None
-    if tending is not None and tending.phase is Phase.STARTING is not before:
+    if tending is not None and (tending.fresh or tending.phase is Phase.STARTING is not before):
         state = replace(_fall(state, "new"), started=False, connect_failures=0, traffic_failures=0)
     return _judged(replace(state, tended=tending), at, policy)
 

@@ -271,6 +271,14 @@ def test_what_was_seen_while_it_starts_is_kept_when_the_stage_of_the_start_chang
     assert (stage.up, stage.models_known, stage.detail) == (True, True, "tries one token")
 
 
+def test_what_was_seen_of_the_process_before_is_forgotten_when_a_fresh_one_begins():
+    starting = tend(READY, RESTART, 20.0, POLICY)
+    seen = after(starting, models(21.0), ProbePassed(21.0))  # the old one still answers
+    fresh = tend(seen, replace(RESTART, fresh=True), 22.0, POLICY)
+    assert (fresh.up, fresh.models_known, fresh.started) == (False, False, False)
+    assert fresh.phase is Phase.STARTING
+
+
 def test_an_operator_s_order_outlasts_the_supervisor_s_work():
     cordoned = obey(tend(READY, RESTART, 20.0, POLICY), Order.CORDON, 21.0, POLICY)
     assert tend(cordoned, None, 22.0, POLICY).phase is Phase.CORDONED
