@@ -33,7 +33,6 @@ from gateway.config.models import Config
 from gateway.config.reload import diff
 from gateway.control.discovery import Watchers
 from gateway.control.fetch import open_shared_client
-from gateway.control.fleet import Maker, launcher_of
 from gateway.control.keeper import Keeper
 from gateway.control.orders import Orders
 from gateway.control.supervisor import Supervisor

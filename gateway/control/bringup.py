@@ -19,10 +19,11 @@ from typing import Final
 from gateway.control import adapters
 from gateway.control.canary import canary, warm_up
 from gateway.control.charge import Charge, Timing, emptied
+from gateway.control.diagnosis import Kind
 from gateway.control.fetch import FetchError, fetch
 from gateway.control.gpus import GpuTurns
 from gateway.control.healing import Cause, Restart, Sign
-from gateway.control.launchers.launcher import Incarnation, LaunchError, Superseded
+from gateway.control.launchers.launcher import Incarnation, LaunchError, PortTaken, Superseded
 from gateway.control.lookout import runs
 from gateway.control.overrides import Overrides
 from gateway.control.signs import DEAD_S
@@ -80,7 +81,8 @@ class Bringup:
             superseded = isinstance(error, Superseded)
             failed = Tending(Phase.STARTING, "restart", str(error))
             self.table.tend(charge.id, None if superseded else failed)
-            self._tell(charge, EventKind.LAUNCH_FAILED, order.cause.value, str(error))
+            kind = Kind.PORT if isinstance(error, PortTaken) else order.cause
+            self._tell(charge, EventKind.LAUNCH_FAILED, kind.value, str(error))
             return False
         else:
             return True
@@ -132,7 +134,7 @@ class Bringup:
         self._tend(charge, Phase.STARTING, watch.told(self.clock.now()))
         try:
             await self._until_up(charge, incarnation, before)
-            await self._try(charge, incarnation)
+            await self._try(charge, incarnation, before)
             await self._adapters(charge)
             await self._warm_up(charge)
         except StartFailed as error:
@@ -183,7 +185,9 @@ class Bringup:
         if seen.incarnation == incarnation or (incarnation is None and seen.incarnation != before):
             raise Ended
 
-    async def _try(self, charge: Charge, incarnation: Incarnation | None) -> None:
+    async def _try(
+        self, charge: Charge, incarnation: Incarnation | None, before: Incarnation | None
+    ) -> None:
         """Ask for one token; twice, for the first may find a cold engine.
 
         A server whose engine dies of it ends within seconds, and its end tells more.
@@ -200,7 +204,7 @@ class Bringup:
                 return
         until = self.clock.now() + DEAD_S
         while self.clock.now() < until:
-            self._fail_if_ended(charge, incarnation)
+            self._fail_if_ended(charge, incarnation, before)
             await asyncio.sleep(_POLL_S)
         why = f"it answers /health, but its engine did not compute one token ({failed})"
         charge.signs[Cause.START_HUNG] = Sign(Cause.START_HUNG, why)

@@ -26,6 +26,10 @@ class Superseded(LaunchError):
     """Another incarnation runs than the one the order was for; nothing was done."""
 
 
+class PortTaken(LaunchError):
+    """Somebody else listens where the server is to listen; nothing was started."""
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """What a launcher sees of one backend's server now."""

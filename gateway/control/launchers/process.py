@@ -191,7 +191,7 @@ class ProcessLauncher:
             except Superseded:
                 raise
             except LaunchError as error:
-                raise LaunchError(f"{self.backend_id}: {error}") from error
+                raise type(error)(f"{self.backend_id}: {error}") from error
             except OSError as error:
                 raise LaunchError(f"{self.backend_id}: {told(error)}") from error
             finally:

@@ -20,7 +20,7 @@ from typing import Final
 from gateway.config.supervision import LaunchConfig
 from gateway.control import cmdline
 from gateway.control.launchers import proc
-from gateway.control.launchers.launcher import Changes, LaunchError
+from gateway.control.launchers.launcher import Changes, LaunchError, PortTaken
 
 _PROBE_S: Final = 0.5
 
@@ -67,7 +67,7 @@ def check_port(port: int) -> None:
     vLLM itself does not notice with --api-server-count above 1: two servers then share the port.
 
     Raises:
-        LaunchError: somebody does; it says who, where that may be known.
+        PortTaken: somebody does; it says who, where that may be known.
         OSError: the port may not be used at all.
     """
     with contextlib.closing(socket.socket()) as probe:
@@ -80,7 +80,7 @@ def check_port(port: int) -> None:
                 raise
     found = proc.listeners(port)
     by = f" by {', '.join(map(str, found))}" if found else ""
-    raise LaunchError(
+    raise PortTaken(
         f"port {port} is taken{by}, which is not a server of ours. End it"
         f" (`ss -ltnp 'sport = {port}'` shows it), or give `launch.port` another number"
     )
