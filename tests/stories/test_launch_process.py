@@ -329,7 +329,7 @@ def test_a_server_that_outlived_a_killed_gateway_is_stopped_where_that_is_asked_
         with another_gateway(bench, "--child", "titled", "away", "blank"):
             await bench.processes(4)
         launcher = bench.launcher(orphan="stop")
-        assert not (await launcher.look()).running
+        assert await launcher.look() == Seen()  # we ended it: it is no death to be examined
         assert bench.left() == []
 
     uvloop.run(story())

@@ -230,6 +230,8 @@ class ProcessLauncher:
                 named = ", ".join(map(str, members))
                 log.warning("%s: ends what outlived its gateway: %s", self.backend_id, named)
                 await self._kin().end(server or record, _ORPHAN_GRACE_S)
+            if server is not None:
+                self._record_path.unlink(missing_ok=True)  # we ended it: that is no failure of its
             return
         log.info("%s: adopts the process %d", self.backend_id, server.pid)
         save(self._record_path, server)
