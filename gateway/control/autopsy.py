@@ -44,10 +44,11 @@ class Autopsy:
             self.table.tend(charge.id, Tending(Phase.DOWN, "exited", "its process has ended"))
         charge.diagnosis = diagnosis = await self._diagnose(charge, seen)
         kind = EventKind.START_FAILED if starting else EventKind.EXITED
-        self._tell(charge, kind, diagnosis.kind.value, _sentence(diagnosis, seen))
+        told = sentence(diagnosis, seen)
+        self._tell(charge, kind, diagnosis.kind.value, told)
         phase = Phase.STARTING if starting else Phase.DOWN
         reason = "start_failed" if starting else "exited"
-        self.table.tend(charge.id, Tending(phase, reason, _sentence(diagnosis, seen)))
+        self.table.tend(charge.id, Tending(phase, reason, told))
         if starting and charge.config.launch is not None:
             self._apply(charge, diagnosis)
 
@@ -80,11 +81,22 @@ class Autopsy:
         self.events.tell(Event(self.clock.now(), kind, charge.id, label, detail))
 
 
-def _sentence(diagnosis: Diagnosis, seen: Seen) -> str:
+def sentence(diagnosis: Diagnosis, seen: Seen) -> str:
+    """Return why a server ended and what helps best, for people."""
     if diagnosis.kind not in (Kind.UNKNOWN, Kind.HEALTHY):
-        return diagnosis.cause
+        return f"{diagnosis.cause}{_helps(diagnosis)}"
     code = "" if seen.exit_code is None else f" with code {seen.exit_code}"
     return f"its process ended{code}; its log does not tell why"
+
+
+def _helps(diagnosis: Diagnosis) -> str:
+    best = next(iter(diagnosis.remedies), None)
+    if best is None:
+        return ""
+    flag = " ".join(filter(None, (best.flag, best.value)))
+    if not flag:
+        return f" What helps: {best.why}."
+    return f" What helps: {'without ' if best.remove else ''}{flag} ({best.why})."
 
 
 def _told(found: Cure) -> str:
