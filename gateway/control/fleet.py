@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from gateway.config.models import BackendConfig, Config, PoolConfig
 from gateway.config.supervision import OnExit
@@ -17,7 +18,13 @@ from gateway.control.launchers.launcher import Launcher, LaunchError
 from gateway.control.launchers.make import make
 from gateway.core.aio import Clock, start
 from gateway.core.events import Event, EventKind, Events
+from gateway.core.types import Phase
+from gateway.pools.health import Tending
 from gateway.pools.table import Backend, PoolTable
+
+# Until the first look has told what runs: a server that outlived its gateway may be about to be
+# stopped, and probes would put it into service meanwhile.
+LOOKED_FOR: Final = Tending(Phase.STARTING, "restart", "it is looked for")
 
 Maker = Callable[[Backend, Config], Launcher | None]
 
@@ -61,6 +68,8 @@ class Fleet:
             return None
         if settings.launch is not None:
             self.gpus.know(settings.launch.gpus)
+            if backend.health.tended is None:
+                self.table.tend(backend.id, LOOKED_FOR)
         return Charge(backend, pool, settings, launcher, open_client(backend))
 
     def _keep(self, charge: Charge, backend: Backend, config: Config) -> bool:

@@ -22,7 +22,7 @@ from gateway.control.autopsy import Autopsy
 from gateway.control.backoff import Policy, policy_of
 from gateway.control.bringup import Bringup
 from gateway.control.charge import Charge, Timing, facts_of
-from gateway.control.fleet import Fleet, Maker, launcher_of
+from gateway.control.fleet import LOOKED_FOR, Fleet, Maker, launcher_of
 from gateway.control.gpus import GpuTurns
 from gateway.control.healing import Decision, Facts, Moment, Restart, Suspend, Wait
 from gateway.control.leases import Leases
@@ -129,6 +129,8 @@ class Supervisor:
     def _watch(self, charge: Charge, group: asyncio.TaskGroup, now: float) -> None:
         """Begin to watch a start that nobody here ordered; ask an idle engine for a token."""
         seen = charge.seen
+        if charge.backend.health.tended is LOOKED_FOR and not (seen is not None and seen.running):
+            self.table.tend(charge.id, None)
         if charge.busy or seen is None or not seen.running or charge.starting:
             return
         if charge.restarting:
