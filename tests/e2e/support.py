@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import pathlib
@@ -156,3 +157,162 @@ def gateway(folder: pathlib.Path, pools: str, extra: str = "") -> Iterator[Gatew
         yield Gateway(
             url, f"http://127.0.0.1:{admin}", json.loads(made.stdout)["key"], child.pid, log, config
         )
+
+
+# --- servers that the gateway starts --------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that lives; the start tells it from a later one with the same number."""
+
+    pid: int
+    started: int
+    name: str
+
+
+def process(pid: int) -> Process | None:
+    with contextlib.suppress(OSError, ValueError):
+        name, _, rest = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+        fields = rest.split()
+        if fields[0] not in "ZX":
+            return Process(pid, int(fields[19]), name.partition("(")[2])
+    return None
+
+
+def processes_of(state: pathlib.Path, backend: str = "") -> set[Process]:
+    """Return the processes of the backends (of one: `pool--name`) whose gateway keeps its state there.
+
+    By what cannot be lost: the marker in their environment, or their output into our log. A process
+    that overwrites the first (vLLM's engine, by its title) keeps the second.
+    """
+    found = set()
+    for entry in pathlib.Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            each = process(int(entry.name))
+            if each is not None and _is_of(entry, state, backend):
+                found.add(each)
+    return found
+
+
+def _is_of(entry: pathlib.Path, state: pathlib.Path, backend: str) -> bool:
+    with contextlib.suppress(OSError):
+        marker = f"\0GATEWAY_BACKEND={state}#{backend.replace('--', '/')}".encode()
+        told = b"\0" + (entry / "environ").read_bytes()
+        if (marker + b"\0" if backend else marker) in told:
+            return True
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            target = os.readlink(entry / "fd" / str(number))
+            if target.startswith(str(state / "logs" / (backend and f"{backend}.txt"))):
+                return True
+    return False
+
+
+class Supervised:
+    """A gateway that starts its backends, with its configuration and state in a folder of its own."""
+
+    def __init__(self, folder: pathlib.Path, pools: str) -> None:
+        self.folder = folder
+        self.state = folder / "state"
+        self.netloc = f"127.0.0.1:{free_port()}"
+        self.admin_url = f"http://127.0.0.1:{free_port()}"
+        self.config = folder / "gateway.yaml"
+        self.config.write_text(
+            f"version: 1\nlisten: {self.netloc}\nadmin: {{listen: {self.admin_url.partition('//')[2]}}}\n"
+            f"keys: none\npools:\n{pools}"
+        )
+        self.log = folder / "gateway.log"
+        self.gateway: subprocess.Popen | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as out:
+            command = [GATEWAY, "serve", "-c", str(self.config)]
+            self.gateway = subprocess.Popen(
+                command, stdout=out, stderr=out, stdin=subprocess.DEVNULL
+            )
+        self.until(lambda: get(self.admin_url + "/livez")[0] == 200, 30, "the gateway answers")
+
+    def kill(self) -> None:
+        self.gateway.kill()
+        self.gateway.wait()
+
+    def end(self) -> set[Process]:
+        """End the gateway as its user does; return what is left of its backends, and end that."""
+        self.gateway.terminate()
+        try:
+            self.gateway.wait(60)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        left = processes_of(self.state)
+        for each in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each.pid, signal.SIGKILL)
+        return left
+
+    def verb(self, *words: str) -> str:
+        command = [GATEWAY, *words, "--server", self.admin_url]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        assert ran.returncode == 0, f"{words}: {ran.stdout}{ran.stderr}{self.story()}"
+        return ran.stdout
+
+    def ask(self, path: str) -> dict:
+        status, body = get(self.admin_url + path, timeout=10)
+        return json.loads(body) if status == 200 else {}
+
+    def events(self, backend: str = "", kind: str = "") -> list[dict]:
+        """Return what supervision told, the oldest first, `at` as seconds since the epoch."""
+        rows = self.ask("/admin/v1/events?limit=1000").get("data", [])
+        return [
+            {**each, "at": datetime.datetime.fromisoformat(each["at"]).timestamp()}
+            for each in reversed(rows)
+            if backend in ("", each["backend"]) and kind in ("", each["kind"])
+        ]
+
+    def backend(self, name: str) -> dict:
+        pools = self.ask("/admin/v1/overview").get("pools", [])
+        return next((each for pool in pools for each in pool["backends"] if each["id"] == name), {})
+
+    def serves(self, name: str) -> bool:
+        return self.backend(name).get("phase") == "ready"
+
+    def launched(self, backend: str) -> dict:
+        """Return the record of what was started for a backend, `pool--name`."""
+        return json.loads((self.state / "run" / f"{backend}.json").read_text())
+
+    def log_of(self, backend: str) -> str:
+        path = self.state / "logs" / f"{backend}.txt"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def engine(self, backend: str) -> Process:
+        (found,) = [
+            each
+            for each in processes_of(self.state, backend)
+            if each.name.startswith("VLLM::Engine")
+        ]
+        return found
+
+    def until(self, condition, seconds: float, what: str) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.gateway.poll() is None, f"the gateway ended{self.story()}"
+            assert time.monotonic() < deadline, f"not within {seconds} s: {what}{self.story()}"
+            time.sleep(0.1)
+
+    def story(self) -> str:
+        """Return what happened, for the message of a failure: events, and the ends of all logs."""
+        events = [
+            f"{datetime.datetime.fromtimestamp(each['at'], datetime.UTC):%H:%M:%S.%f} {each['backend']}"
+            f" {each['kind']} ({each['label']}): {each['detail']}"
+            for each in self.events()
+        ]
+        logs = [self.log, *sorted((self.state / "logs").glob("*.txt"))]
+        ends = [f"--- {path.name}\n{_end(path)}" for path in logs]
+        return "\n".join(["", "--- events", *events, *ends])
+
+
+def _end(path: pathlib.Path) -> str:
+    """Return the last lines of a log, without those that tell of each request."""
+    lines = path.read_text(errors="replace").splitlines()
+    told = [each for each in lines if '"tenant"' not in each and 'HTTP/1.1" 200' not in each]
+    return "\n".join(each[:300] for each in told[-25:])

@@ -1,0 +1,474 @@
+"""A real vLLM that the gateway starts: it does not start, dies, freezes, is restarted; nobody is left behind.
+
+Two sites: `Troubles` has one pool for each way of not coming up, `Fleet` has two servers that serve.
+What a server costs is half a minute of both cores, so each test leaves its site as it found it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import threading
+import time
+from dataclasses import dataclass
+
+import pytest
+
+from tests.e2e.support import CACHE, Supervised, free_port, get, need, process, processes_of
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+VLLM = pathlib.Path(os.environ.get("VLLM_GATEWAY_TEST_VLLM", CACHE / "vllm"))
+MODELS = pathlib.Path(os.environ.get("VLLM_GATEWAY_TEST_MODELS", CACHE / "models"))
+START_S = 300.0  # half a minute when nothing else runs
+FOUND_S = 45.0  # most that a frozen engine may go unnoticed
+OUT_S = 1.5  # most that new requests still go to an engine that died
+ENV = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+}
+SUPERVISION = {"backoff": "1s", "max_backoff": "2s", "stop_grace": "5s", "max_restarts": 20}
+
+
+def launch(gpu, model="tiny", port=None, **more):
+    """Return the `launch` of a server. Each has a GPU of its own, or they would start in turn."""
+    python = need(VLLM / "bin/python", "vLLM")
+    args = {"model": str(MODELS / model), "served-model-name": model, "max-model-len": 2048,
+            "enforce-eager": True, "dtype": "float32"}  # fmt: skip
+    flags = {name.replace("_", "-"): value for name, value in more.items() if name != "orphan"}
+    return {
+        "command": [python, "-m", "vllm.entrypoints.openai.api_server"],
+        "port": port or free_port(),
+        "gpus": [gpu],
+        "args": args | flags,
+        "env": ENV,
+        "orphan": more.get("orphan", "adopt"),
+    }
+
+
+def pool(name, *launches, supervision=SUPERVISION, **more):
+    backends = [{"name": f"b{n}", "launch": each} for n, each in enumerate(launches, 1)]
+    settings = {"supervision": supervision, "backends": backends, **more}
+    return f"  {name}: {json.dumps(settings)}\n"
+
+
+@contextlib.contextmanager
+def site(folder, pools):
+    """Run a gateway and what it starts; at the end of all tests nothing of it may be left."""
+    running = Supervised(folder, pools)
+    try:
+        running.start()
+        yield running
+    finally:
+        left = running.end()
+    assert not left, f"these outlived it: {left}{running.story()}"
+
+
+# --- what does not start --------------------------------------------------------------------------
+
+
+class TestTroubles:
+    """Each pool has its own reason not to start, and is told so in a sentence."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def site(cls, tmp_path_factory):
+        need(MODELS / "tiny", "the tiny model")
+        need(MODELS / "tiny-broken", "the model whose engine dies at its first token")
+        lora = need(MODELS / "lora-a", "the adapter of rank 8")
+        taken, late = socket.socket(), free_port()
+        with contextlib.closing(taken):
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            pools = (
+                pool("small", launch(0, num_gpu_blocks_override=8), remedies=["lower_max_model_len"], min_context=256)
+                + pool("broken", launch(1, "tiny-broken"), supervision=SUPERVISION | {"max_restarts": 2})
+                + pool("rank", launch(2, enable_lora=True, max_lora_rank=1, lora_modules=f"lora-a={lora}"))
+                + pool("missing", launch(3, "no-such-model"))
+                + pool("flag", launch(4, max_modle_len=4096))
+                + pool("taken", launch(5, port=taken.getsockname()[1]))
+                + pool("late", launch(6, port=late))
+            )  # fmt: skip
+            with site(tmp_path_factory.mktemp("troubles"), pools) as running:
+                once = {"rank/b1", "missing/b1", "flag/b1", "late/b1"}
+                running.until(lambda: once <= launched(running), 10, "all are launched")
+                # One failure of these is enough, and costs less.
+                for each in once:
+                    running.verb("hold", "--pool", each.partition("/")[0])
+                # Somebody takes this port after the launcher found it free, and before vLLM binds it.
+                with contextlib.closing(socket.socket()) as thief:
+                    thief.bind(("127.0.0.1", late))
+                    thief.listen()
+                    yield running
+
+    def failed(self, site, backend):
+        """Return the event of a start that failed; what ended leaves no process."""
+        site.until(lambda: site.events(backend, "start_failed"), START_S, f"{backend} fails")
+        assert processes_of(site.state, backend.replace("/", "--")) == set()
+        return site.events(backend, "start_failed")[0]
+
+    def test_a_context_too_long_for_the_kv_cache_is_shortened_to_what_fits(self, site):
+        site.until(lambda: site.serves("small/b1"), START_S, "small/b1 serves")
+        told = [(each["kind"], each["label"]) for each in site.events("small/b1")]
+        assert told == [
+            ("launch", "exited"),
+            ("start_failed", "kv_cache_too_small_for_max_model_len"),
+            ("remedy", "lower_max_model_len"),
+            ("restart", "start_failed"),
+            ("started", "started"),
+        ], site.story()
+        (remedy,) = site.events("small/b1", "remedy")
+        assert "--max-model-len 896" in remedy["detail"]
+        models = json.loads(get(f"http://{site.netloc}/v1/models")[1])["data"]
+        (shown,) = [each for each in models if each["id"] == "small"]
+        assert shown["context_window"] == 896
+        kept = json.loads((site.state / "overrides.json").read_text())["small/b1"]
+        assert kept["args"] == {"max-model-len": 896}
+        assert [each["remedy"] for each in kept["applied"]] == ["lower_max_model_len"]
+        answer = ask(site, "small", "hello " * 20, max_tokens=20)
+        assert (answer.status, answer.backend, answer.whole) == (200, "small/b1", True), answer
+        answer = ask(site, "small", "hello", max_tokens=1000)
+        assert answer.status == 400, answer
+        assert b"896" in answer.body
+
+    def test_an_engine_that_dies_at_its_first_token_is_left_alone_after_two_restarts(self, site):
+        site.until(lambda: site.events("broken/b1", "suspended"), START_S, "broken/b1 is suspended")
+        kinds = [each["kind"] for each in site.events("broken/b1")]
+        assert kinds.count("launch") == 1
+        assert kinds.count("restart") == 2
+        assert kinds[-1] == "suspended"
+        assert "started" not in kinds, site.story()
+        (suspended,) = site.events("broken/b1", "suspended")
+        deaths = site.events("broken/b1", "start_failed") + site.events("broken/b1", "exited")
+        assert {each["label"] for each in deaths} == {"engine_dead_runtime"}, site.story()
+        assert "2 restarts within" in suspended["detail"]
+        assert "head" in suspended["detail"].lower(), suspended
+        shown = site.backend("broken/b1")
+        assert (shown["phase"], shown["reason"]) == ("down", "suspended")
+        assert processes_of(site.state, "broken--b1") == set()
+
+    def test_a_rank_above_the_servers_is_told_with_the_rank_that_is_needed(self, site):
+        told = self.failed(site, "rank/b1")
+        assert told["label"] == "lora_misconfigured", site.story()
+        assert "rank is 8, the server allows 1" in told["detail"]
+        assert "--max-lora-rank 8" in told["detail"]
+
+    def test_a_model_that_is_not_there_is_told_with_its_path(self, site):
+        told = self.failed(site, "missing/b1")
+        assert told["label"] == "model_not_found", site.story()
+        assert "no-such-model" in told["detail"]
+        assert "--model" in told["detail"]
+
+    def test_a_flag_that_vllm_does_not_know_is_told_by_its_name(self, site):
+        told = self.failed(site, "flag/b1")
+        assert told["label"] == "bad_cli_argument", site.story()
+        assert "--max-modle-len" in told["detail"]
+
+    def test_a_port_that_is_taken_is_told_before_anything_starts(self, site):
+        site.until(lambda: site.events("taken/b1", "launch_failed"), 20, "taken/b1 is refused")
+        told = site.events("taken/b1", "launch_failed")[0]
+        assert told["label"] == "port_in_use"
+        assert "is taken by" in told["detail"]
+        assert str(os.getpid()) in told["detail"]
+        assert "launch.port" in told["detail"]
+        assert site.log_of("taken--b1") == ""
+
+    def test_a_port_that_is_taken_meanwhile_is_told_by_the_engines_log(self, site):
+        told = self.failed(site, "late/b1")
+        assert told["label"] == "port_in_use", site.story()
+        assert "--port" in told["detail"]
+
+
+# --- what serves, and goes wrong ------------------------------------------------------------------
+
+
+class TestFleet:
+    """Two servers of one pool. What becomes of one is made up for by the other."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def fleet(cls, tmp_path_factory):
+        need(MODELS / "tiny", "the tiny model")
+        lora = need(MODELS / "lora-a", "the adapter")
+        adapters = {
+            "enable_lora": True,
+            "max_lora_rank": 8,
+            "max_loras": 2,
+            "lora_modules": f"lora-a={lora}",
+        }
+        first, second = launch(0, **adapters), launch(1, orphan="stop", **adapters)
+        with site(tmp_path_factory.mktemp("fleet"), pool("tiny", first, second)) as running:
+            yield running
+
+    @pytest.fixture
+    def site(self, fleet):
+        fleet.until(
+            lambda: fleet.serves("tiny/b1") and fleet.serves("tiny/b2"), START_S, "both serve"
+        )
+        return fleet
+
+    def test_an_engine_killed_under_load_is_replaced_with_its_adapters_and_gets_no_request(
+        self, site
+    ):
+        load_adapter(site, "tiny--b1", "lora-b")
+        site.until(
+            lambda: "lora-b" in names(site), 30, "the gateway knows what was loaded at run time"
+        )
+        before, told = site.launched("tiny--b1"), len(site.events())
+        old = processes_of(site.state, "tiny--b1")
+        with Load(site, streams=16, tokens=400) as load:
+            site.until(lambda: site.backend("tiny/b1")["in_flight"] >= 6, 60, "it has work")
+            killed_at = time.time()
+            os.kill(site.engine("tiny--b1").pid, signal.SIGKILL)
+            load.until(lambda: time.time() > killed_at + 2 * OUT_S, 10)
+            load.calm()
+            site.until(lambda: restarted(site, "tiny/b1", told), START_S, "tiny/b1 serves again")
+            back_at = restarted(site, "tiny/b1", told)
+            load.until(lambda: any(each.backend == "tiny/b1" for each in load.since(back_at)), 60)
+
+        failed = [each for each in load.answers if not each.good]
+        flying = [
+            each
+            for each in load.answers
+            if each.began < killed_at < each.ended and each.backend == "tiny/b1"
+        ]
+        (exited, *_) = [each for each in site.events("tiny/b1", "exited") if each["at"] > killed_at]
+        print(f"killed: {len(failed)} failed of {len(flying)} on it and {len(load.answers)} in all;"
+              f" ended after {exited['at'] - killed_at:.1f} s, back after {back_at - killed_at:.0f} s")  # fmt: skip
+        assert exited["label"] == "engine_dead_runtime", site.story()
+        # What fails was on it; what came later, and what had not begun there, went to the other.
+        late = [each for each in failed if each.began > killed_at + OUT_S]
+        assert not late, f"began after it was out: {[str(each) for each in late]}{site.story()}"
+        assert len(failed) <= len(flying) + 8, f"{[str(each) for each in failed]}{site.story()}"
+        assert {each.backend for each in failed} == {"tiny/b1"}, site.story()
+        meanwhile = [
+            each for each in load.answers if killed_at + OUT_S < each.began < back_at - 0.1
+        ]
+        assert meanwhile
+        assert {each.backend for each in meanwhile} == {"tiny/b2"}, site.story()
+
+        after = site.launched("tiny--b1")
+        assert after["pid"] != before["pid"]
+        assert not {each for each in old if process(each.pid) == each}
+        adapters = {
+            each["label"]
+            for each in site.events("tiny/b1", "adapter")
+            if killed_at < each["at"] < back_at
+        }
+        assert adapters == {"lora-b"}, site.story()
+        # The new server's own log: one token, the adapter, the warm-up, and only then clients.
+        requests = re.findall(
+            r'"POST (/v1/\S+) HTTP', site.log_of("tiny--b1").rpartition(": start ")[2]
+        )
+        assert requests[:3] == ["/v1/completions", "/v1/load_lora_adapter", "/v1/completions"]
+        assert set(requests[3:]) == {"/v1/chat/completions"}
+        answer = ask(site, "lora-b", "hello", max_tokens=4)
+        assert (answer.status, answer.backend, answer.whole) == (200, "tiny/b1", True)
+
+    def test_an_engine_that_stands_still_is_found_though_its_health_is_good(self, site):
+        port, told = port_of(site, "tiny--b1"), len(site.events())
+        old = processes_of(site.state, "tiny--b1")
+        health = []
+        with Load(site, streams=8, tokens=100) as load:
+            load.until(lambda: any(each.backend == "tiny/b1" for each in load.answers), 60)
+            load.calm()
+            site.until(lambda: site.serves("tiny/b1"), 10, "tiny/b1 serves")
+            stopped_at = time.time()
+            os.kill(site.engine("tiny--b1").pid, signal.SIGSTOP)
+
+            def found():
+                health.append(get(f"http://127.0.0.1:{port}/health")[0])
+                return site.backend("tiny/b1")["phase"] != "ready"
+
+            site.until(found, FOUND_S + 5, "the engine is found frozen")
+            site.until(lambda: restarted(site, "tiny/b1", told), START_S, "tiny/b1 serves again")
+        (restart, *_) = [
+            each for each in site.events("tiny/b1", "restart") if each["at"] > stopped_at
+        ]
+        assert restart["label"] == "frozen", site.story()
+        assert re.search(r"nothing moved for \d+ s, and 2 canaries in a row failed|work runs, nothing moves",
+                         restart["detail"]), restart  # fmt: skip
+        print(f"frozen: restart ordered after {restart['at'] - stopped_at:.1f} s")
+        assert restart["at"] - stopped_at <= FOUND_S, site.story()
+        # All the while its API process said that it is well.
+        assert set(health[:-1]) == {200}
+        assert not {each for each in old if process(each.pid) == each}
+        elsewhere = [each for each in load.answers if not each.good and each.backend != "tiny/b1"]
+        assert not elsewhere, site.story()
+
+    def test_both_are_restarted_in_turn_under_fifty_streams_and_none_is_cut(self, site):
+        before = {name: site.launched(name)["pid"] for name in ("tiny--b1", "tiny--b2")}
+        with Load(site, streams=4, tokens=16, pause_s=4.0) as others:
+            loads = [self.restarted_under_load(site, name) for name in ("tiny/b1", "tiny/b2")]
+            done_at = time.time()
+            others.until(
+                lambda: {each.backend for each in others.since(done_at)} == {"tiny/b1", "tiny/b2"},
+                60,
+            )
+        answers = [each for load in (*loads, others) for each in load.answers]
+        bad = [each for each in answers if not each.good]
+        assert not bad, (
+            f"{len(bad)} of {len(answers)}: {[str(each) for each in bad[:3]]}{site.story()}"
+        )
+        assert all(site.launched(name)["pid"] != pid for name, pid in before.items())
+
+    def restarted_under_load(self, site, name):
+        """Restart one while fifty streams run; return them."""
+        with Load(site, streams=50, tokens=400, pause_s=600.0) as load:
+            site.until(lambda: in_flight(site) >= 50, 30, "fifty streams run")
+            told = site.verb("restart", name, "--reason", "a rolling restart", "--wait")
+            load.until(lambda: len(load.answers) == 50, 120)
+        print(f"rolling: {told.strip()}")
+        carried = int(re.search(r"it carries (\d+) requests", told)[1])
+        assert carried >= 5, told
+        assert {each.backend for each in load.answers} == {"tiny/b1", "tiny/b2"}
+        return load
+
+    def test_servers_that_outlive_a_killed_gateway_are_adopted_or_stopped_as_configured(self, site):
+        before = {name: site.launched(name)["pid"] for name in ("tiny--b1", "tiny--b2")}
+        engines = {name: processes_of(site.state, name) for name in before}
+        site.kill()
+        assert {
+            name: processes_of(site.state, name) for name in before
+        } == engines  # nobody died with it
+        site.start()
+        site.until(lambda: site.events("tiny/b1", "started"), 30, "tiny/b1 is adopted and serves")
+        assert site.backend("tiny/b2")["phase"] == "starting", (
+            site.story()
+        )  # its old server gets nothing
+        assert site.launched("tiny--b1")["pid"] == before["tiny--b1"]
+        assert processes_of(site.state, "tiny--b1") == engines["tiny--b1"]
+        assert [each["kind"] for each in site.events("tiny/b1")] == ["started"], site.story()
+        site.until(lambda: site.serves("tiny/b2"), START_S, "tiny/b2 is started anew")
+        assert [each["kind"] for each in site.events("tiny/b2")] == ["launch", "started"], (
+            site.story()
+        )
+        assert site.launched("tiny--b2")["pid"] != before["tiny--b2"]
+        assert not {each for each in engines["tiny--b2"] if process(each.pid) == each}
+        answer = ask(site, "lora-a", "hello", max_tokens=4)
+        assert (answer.status, answer.whole) == (200, True)
+
+
+# --- clients --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a client got, and when (seconds since the epoch)."""
+
+    began: float
+    ended: float
+    status: int
+    backend: str
+    whole: bool  # the stream came to its own end
+    body: bytes
+
+    @property
+    def good(self) -> bool:
+        return self.status == 200 and self.whole
+
+    def __str__(self) -> str:
+        return f"{self.status} of {self.backend} after {self.ended - self.began:.1f} s: {self.body[-200:]!r}"
+
+
+def ask(site, model, text, max_tokens):
+    """Ask for a stream and read it to its end."""
+    body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": max_tokens,
+            "ignore_eos": True, "stream": True}  # fmt: skip
+    began, status, backend, told = time.time(), 0, "", b""
+    connection = http.client.HTTPConnection(site.netloc, timeout=180)
+    try:
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})  # fmt: skip
+        reply = connection.getresponse()
+        status, backend = reply.status, reply.headers.get("x-gateway-backend", "")
+        told = reply.read()
+    except (OSError, http.client.HTTPException) as error:
+        told += repr(error).encode()
+    finally:
+        connection.close()
+    whole = told.rstrip().endswith(b"data: [DONE]") and b'"error"' not in told
+    return Answer(began, time.time(), status, backend, whole, told)
+
+
+class Load:
+    """So many clients, each with one stream after the other; `calm` leaves the processors to others."""
+
+    def __init__(self, site, *, streams, tokens, pause_s=0.0):
+        self.site, self.tokens, self.pause_s = site, tokens, pause_s
+        self.answers = []
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._client) for _ in range(streams)]
+
+    def __enter__(self):
+        for each in self._threads:
+            each.start()
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        for each in self._threads:
+            each.join()
+
+    def calm(self):
+        self.tokens, self.pause_s = 16, 4.0
+
+    def _client(self):
+        while not self._over.is_set():
+            answer = ask(self.site, "tiny", "hello " * 10, self.tokens)
+            self.answers.append(answer)
+            self._over.wait(self.pause_s or (0.0 if answer.good else 0.2))
+
+    def since(self, at):
+        return [each for each in self.answers if each.began > at]
+
+    def until(self, condition, seconds):
+        self.site.until(
+            condition, seconds, f"clients; the last: {[str(each) for each in self.answers[-3:]]}"
+        )
+
+
+def launched(site):
+    return {each["backend"] for each in site.events(kind="launch")}
+
+
+def in_flight(site):
+    return sum(site.backend(each)["in_flight"] for each in ("tiny/b1", "tiny/b2"))
+
+
+def names(site):
+    return {each["id"] for each in json.loads(get(f"http://{site.netloc}/v1/models")[1])["data"]}
+
+
+def port_of(site, backend):
+    words = pathlib.Path(f"/proc/{site.launched(backend)['pid']}/cmdline").read_text().split("\0")
+    return int(words[words.index("--port") + 1])
+
+
+def load_adapter(site, backend, name):
+    """Load an adapter as an operator does: at the server, behind the gateway's back."""
+    port = port_of(site, backend)
+    connection = http.client.HTTPConnection(f"127.0.0.1:{port}", timeout=60)
+    body = json.dumps({"lora_name": name, "lora_path": need(MODELS / name, "the adapter")})
+    connection.request("POST", "/v1/load_lora_adapter", body, {"content-type": "application/json"})
+    reply = connection.getresponse()
+    told = reply.read()
+    connection.close()
+    assert reply.status == 200 or b"already" in told, told
+
+
+def restarted(site, backend, told):
+    """Return when a backend came into service again, by the events after the first `told`; 0: not yet."""
+    events = site.events()[told:]
+    return next(
+        (each["at"] for each in events if (each["backend"], each["kind"]) == (backend, "started")),
+        0,
+    )
