@@ -26,7 +26,6 @@ from gateway.control.healing import Cause, Restart, Sign
 from gateway.control.launchers.launcher import Incarnation, LaunchError, PortTaken, Superseded
 from gateway.control.lookout import runs
 from gateway.control.overrides import Overrides
-from gateway.control.signs import DEAD_S
 from gateway.control.startup import StartWatch
 from gateway.core.aio import Clock
 from gateway.core.events import Event, EventKind, Events
@@ -202,7 +201,7 @@ class Bringup:
                 failed = error.reason
             else:
                 return
-        until = self.clock.now() + DEAD_S
+        until = self.clock.now() + self.timing.last_words_s
         while self.clock.now() < until:
             self._fail_if_ended(charge, incarnation, before)
             await asyncio.sleep(_POLL_S)

@@ -31,6 +31,7 @@ class Timing:
     every_s: float = 1.0  # between two turns
     first_token_s: float = 60.0  # of a cold engine: kernels are compiled on the way
     token_s: float = 10.0  # of an idle, warm engine
+    last_words_s: float = 5.0  # for a server whose engine failed its first token to end by itself
 
 
 @dataclass(slots=True, eq=False)

@@ -30,7 +30,7 @@ from tests.fakelaunch import Machine, Slot, machine
 from tests.stories.support import World
 
 QUICK = {"backoff": "20ms", "max_backoff": "20ms", "canary": "0s", "drain": "10s"}
-FAST = Timing(every_s=0.02)
+FAST = Timing(every_s=0.02, last_words_s=0.1)
 
 
 @dataclass
