@@ -59,9 +59,13 @@ class Fleet(World):
         every = reversed([*self.process.supervisor.events.newest()])
         return [e for e in every if e.kind is kind and backend_id in (None, e.backend_id)]
 
-    async def serves(self, *backend_ids: str, seconds: float = 8.0) -> None:
+    async def until(self, condition, seconds: float = 20.0) -> None:  # type: ignore[no-untyped-def]
+        """As before; only the patience is that of a machine with much else to do."""
+        await super().until(condition, seconds)
+
+    async def serves(self, *backend_ids: str) -> None:
         ids = backend_ids or tuple(self.process.supervisor.charges)
-        await self.until(lambda: all(self.phase(each) is Phase.READY for each in ids), seconds)
+        await self.until(lambda: all(self.phase(each) is Phase.READY for each in ids))
 
     async def turns(self, count: int = 10) -> None:
         """Let the supervisor have so many turns, so that what it would do it has done."""

@@ -271,7 +271,7 @@ async def test_a_frozen_idle_engine_is_found_by_a_canary():
         async with fleet(on, *backends, timing=timing, **quick) as world:
             first = world.slot().sim
             first.inject("frozen")
-            await world.until(lambda: world.slot().sim is not first, 8)
+            await world.until(lambda: world.slot().sim is not first)
             await world.serves()
             restart = world.told(EventKind.RESTART, "m/b1")[0]
             assert restart.label == "frozen"
@@ -381,13 +381,13 @@ async def test_a_real_process_is_launched_killed_launched_again_and_ended():
         command = [sys.executable, "-c", SERVER, str(slot.port)]
         backend = {"name": "b1", "launch": {"command": command, "port": slot.port}}
         async with fleet(on, backend, make_launcher=launcher_of, wait=False) as world:
-            await world.serves(seconds=20)
+            await world.serves()
             assert (await world.chat(max_tokens=1)).status_code == 200
             pid = int(world.charge().seen.incarnation.split("-")[0])
             logs = await world.admin("GET", "/admin/v1/backends/m/b1/logs")
             assert "Application startup complete" in logs.text
             os.kill(pid, signal.SIGKILL)
-            await world.until(lambda: len(world.told(EventKind.STARTED)) == 2, 20)
+            await world.until(lambda: len(world.told(EventKind.STARTED)) == 2)
             assert (await world.chat(max_tokens=1)).status_code == 200
             (restart,) = world.told(EventKind.RESTART)
             assert restart.detail == "its process was killed by signal 9"

@@ -277,7 +277,7 @@ async def test_a_rolling_restart_takes_one_at_a_time():
                 fewest.append(world.process.table.serving()[0])
 
             world.process.table.on_transition.append(look)
-            await world.until(lambda: all(len(on[f"m/b{n}"].starts) >= 2 for n in (1, 2, 3)), 15)
+            await world.until(lambda: all(len(on[f"m/b{n}"].starts) >= 2 for n in (1, 2, 3)))
             assert min(fewest) == 2
             assert {each.label for each in world.told(EventKind.RESTART)} == {"scheduled"}
 
