@@ -53,6 +53,8 @@ class Slot:
         self.late = 0  # so many looks after an order still show what was before; it returns None
         self.shown: list[Seen] = []
         self.looks: asyncio.Event | None = None  # looks come back once this is set
+        self.logs: asyncio.Event | None = None  # the log is read once this is set
+        self.reading = False
         self.waiting = 0  # looks that waited so
         self.blind = ""  # why it cannot be looked at
         self.running = False
@@ -215,6 +217,9 @@ class Launching:
         self.slot.exit_code = 0
 
     async def log(self, max_bytes: int) -> str:
+        if self.slot.logs is not None:
+            self.slot.reading = True
+            await self.slot.logs.wait()
         return self.slot.script.log[-max_bytes:]
 
     async def close(self) -> None:

@@ -43,6 +43,8 @@ class Autopsy:
         if charge.backend.health.tended is None:
             self.table.tend(charge.id, Tending(Phase.DOWN, "exited", "its process has ended"))
         charge.diagnosis = diagnosis = await self._diagnose(charge, seen)
+        if charge.gone:
+            return  # reloaded meanwhile
         kind = EventKind.START_FAILED if starting else EventKind.EXITED
         told = sentence(diagnosis, seen)
         self._tell(charge, kind, diagnosis.kind.value, told)

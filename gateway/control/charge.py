@@ -70,6 +70,7 @@ class Charge:
     progress: float = -1.0
     progress_at: float = 0.0  # when its counters last moved, or a canary came back
     decision: Wait | Suspend | None = None  # why nothing is done about what ails it
+    gone: bool = False  # it is no longer configured so: what is found out about it is nobody's
     suspended: bool = False  # it is left alone until an operator clears it
 
     @property

@@ -93,6 +93,7 @@ class Fleet:
         `heir` is the charge that has its name now. The same command line runs on under it; where
         another one is configured the heir waits until the old server is gone.
         """
+        charge.gone = True
         if charge.work is not None:
             charge.work.cancel()
         self.table.tend(charge.id, None)

@@ -137,7 +137,7 @@ class Lookout:
                 charge.progress_at = self.clock.now()
                 charge.signs.pop(Cause.FROZEN, None)
                 return
-        if charge.busy or of is None or runs(charge) != of:
+        if charge.gone or charge.busy or of is None or runs(charge) != of:
             return  # it has ended, or is being restarted: that is known
         flat_s = self.clock.now() - charge.progress_at
         why = (

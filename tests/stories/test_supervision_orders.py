@@ -362,11 +362,14 @@ async def test_a_backend_that_is_removed_finishes_and_is_stopped():
 @story
 async def test_one_that_others_start_from_now_on_serves_by_its_probes():
     async with machine() as on, fleet(on, *two(on)) as world:
-        await world.slot().die()
-        await world.until(lambda: world.phase() is not Phase.READY)
+        slot, found = world.slot(), asyncio.Event()
+        slot.logs = found
+        await slot.die()
+        await world.until(lambda: slot.reading)
         url = f"http://127.0.0.1:{world.slot().port}"
         world.settings["pools"]["m"]["backends"][0] = {"name": "b1", "url": url}
         world.reload()
+        found.set()  # why it ended; that is nobody's any more
         assert "m/b1" not in world.process.supervisor.charges
         await world.until(lambda: not world.process.supervisor.fleet.leaving)
         await world.slot().end()
