@@ -256,6 +256,13 @@ class Supervised:
         assert ran.returncode == 0, f"{words}: {ran.stdout}{ran.stderr}{self.story()}"
         return ran.stdout
 
+    def order(self, backend: str, verb: str) -> dict:
+        """Order something of a backend as `verb` does, without the time that a program's start takes."""
+        url = f"{self.admin_url}/admin/v1/backends/{backend}:{verb}"
+        request = urllib.request.Request(url, b"{}", {"content-type": "application/json"})
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            return json.loads(reply.read())
+
     def ask(self, path: str) -> dict:
         status, body = get(self.admin_url + path, timeout=10)
         return json.loads(body) if status == 200 else {}
