@@ -239,18 +239,21 @@ class Line:
         waiting.refuse(no_backend(waiting.ask, why, self._rng))
 
     def _refuse_hopeless(self, now: float) -> None:
-        """Refuse those whose turn will surely come too late, rather than let them wait for nothing."""
+        """Refuse those whose turn will surely come too late, rather than let them wait for nothing.
+
+        Whoever is soon told by its deadline is left to that.
+        """
         rate = self.drain.tokens_per_s
         if rate is None:
             return
         suspects, tokens = [], 0
         for ticket in self.queue:  # by their order of arrival, which is quick to tell
-            if tokens / rate > _HOPELESS * max(_SOON_S, ticket.deadline - now):
+            if tokens / rate > _HOPELESS * (ticket.deadline - now) > _HOPELESS * _SOON_S:
                 suspects.append(ticket)
             tokens += ticket.cost_tokens
         for ticket in suspects[:_LOOKED_AT_ONCE]:
             eta_s, left_s = self.queue.ahead(ticket).tokens / rate, ticket.deadline - now
-            if eta_s > _HOPELESS * left_s > _SOON_S and self.queue.remove(ticket):
+            if eta_s > _HOPELESS * left_s and self.queue.remove(ticket):
                 ask = ticket.item.ask
                 why = self._finder.why_not(self._backends, ask, now)
                 ticket.item.refuse(too_late(ask, why, eta_s, left_s, self.retry_after_s(ask)))
