@@ -12,6 +12,7 @@ _LOOKS: Final = {  # equal in every plot; from Okabe and Ito's palette, with a m
     "direct": ("#999999", "o"),
     "gateway-off": ("#E69F00", "s"),
     "gateway-on": ("#0072B2", "D"),
+    "gateway-on-1s": ("#56B4E9", "P"),
     "vllm-router": ("#009E73", "v"),
 }
 _CURVES: Final = {
