@@ -80,7 +80,9 @@ def _backend_row(backend: dict[str, Any]) -> Row:
         "ours": backend.get("in_flight"),
         "limit": backend.get("limit"),
         "vllm": backend.get("version"),
-        "": "; ".join(filter(None, (_doubt(backend) if ready else _detail(backend), _waits(backend)))),
+        "": "; ".join(
+            filter(None, (_doubt(backend) if ready else _detail(backend), _waits(backend)))
+        ),
     }
 
 
