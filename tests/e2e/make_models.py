@@ -51,14 +51,14 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def make_model(folder: pathlib.Path) -> None:
-    """Write the model; vLLM's CPU attention needs heads of 64."""
+def make_model(folder: pathlib.Path, head_dim: int = 64) -> None:
+    """Write the model; vLLM's CPU attention needs heads of 64: with 16 the engine dies of its first token."""
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(folder)
     torch.manual_seed(7)
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=HIDDEN, intermediate_size=512, num_hidden_layers=LAYERS,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=64, max_position_embeddings=2048,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=head_dim, max_position_embeddings=2048,
         bos_token_id=0, eos_token_id=1,
     )  # fmt: skip
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
@@ -85,5 +85,6 @@ def make_adapter(folder: pathlib.Path, seed: int) -> None:
 if __name__ == "__main__":
     root = pathlib.Path(sys.argv[1])
     make_model(root / "tiny")
+    make_model(root / "tiny-broken", head_dim=16)
     make_adapter(root / "lora-a", seed=11)
     make_adapter(root / "lora-b", seed=12)
