@@ -68,6 +68,7 @@ def all_refusals(why, retry_after_s=7.0):
 def test_waiting_cures_a_want_of_room_and_nothing_else():
     assert set(WAITING) == {
         Exclusion.AT_LIMIT,
+        Exclusion.READING,
         Exclusion.ENGINE_QUEUED,
         Exclusion.KV_FULL,
         Exclusion.NO_KV_ROOM,
