@@ -76,7 +76,7 @@ class Orders:
         backend = self.table.get(backend_id)
         if backend is None:
             raise KeyError(backend_id)
-        touched = self._touched(backend, verb)
+        touched = self._touched(backend, verb, force=force)
         if touched.last and touched.changes and not (force or dry_run):
             raise OrderRefused(
                 "last_backend",
@@ -121,7 +121,8 @@ class Orders:
             raise OrderRefused("not_supervised", _not_supervised(backend_id, "its log is not here"))
         return await charge.launcher.log(max_bytes)
 
-    def _touched(self, backend: Backend, verb: Verb) -> Touched:
+    def _touched(self, backend: Backend, verb: Verb, *, force: bool) -> Touched:
+        """Return what an order touches; with `force` a restart that is under way begins anew."""
         now, charge = self.clock.now(), self.supervisor.charges.get(backend.id)
         if verb is Verb.RESTART and charge is None:
             raise OrderRefused(
@@ -143,7 +144,7 @@ class Orders:
             case Verb.RESTART:
                 assert charge is not None  # refused above
                 under_way = (charge.restarting or charge.busy) and not charge.suspended
-                changes, does = not under_way, "is drained and restarted"
+                changes, does = force or not under_way, "is drained and restarted"
         oldest_at = self.oldest_at(backend.id)
         requests = backend.in_flight
         oldest_s = None if oldest_at is None else now - oldest_at

@@ -18,7 +18,12 @@ _SERVES: Final = frozenset({"ready", "degraded"})
 Backend = Annotated[str, typer.Argument(metavar="BACKEND", help="Its id, pool/name.")]
 Reason = Annotated[str, typer.Option(help="Why; kept with the event.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what it would touch.")]
-Force = Annotated[bool, typer.Option("--force", help="Even the last backend that serves.")]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force", help="Even the last backend that serves; a restart under way begins anew."
+    ),
+]
 Wait = Annotated[bool, typer.Option("--wait", help="Return when it is done.")]
 Timeout = Annotated[str, typer.Option(help="How long --wait waits: 10m.")]
 
