@@ -96,7 +96,8 @@ class Fleet:
         charge.gone = True
         if charge.work is not None:
             charge.work.cancel()
-        self.table.tend(charge.id, None)
+        if charge.backend.health.tended is not LOOKED_FOR:  # that is its heir's
+            self.table.tend(charge.id, None)
         before = charge.config.launch
         stops = before is not None and (heir is None or heir.config.launch != before)
         if heir is not None and stops:
