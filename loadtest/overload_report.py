@@ -168,6 +168,7 @@ def _about(result: Found) -> str:
             + ".",
             "",
             *arms,
+            *(["", meta["note"]] if "note" in meta else []),
         ]
     )
 
