@@ -125,8 +125,11 @@ class Lookout:
         serves = backend.phase is Phase.READY or backend.phase is Phase.DEGRADED
         return serves and 0 < patience_s <= now - charge.progress_at
 
-    async def prove(self, charge: Charge) -> None:
-        """Ask an engine for one token, twice if need be. A frozen one is taken out at once."""
+    async def prove(self, charge: Charge, why: str = "") -> bool:
+        """Ask an engine for one token, twice if need be; returns whether it gave one.
+
+        One that did not is taken out at once. `why` it is asked: by default, because nothing moves.
+        """
         of, failed = runs(charge), ""
         for _ in range(_CANARIES):
             try:
@@ -136,15 +139,15 @@ class Lookout:
             else:
                 charge.progress_at = self.clock.now()
                 charge.signs.pop(Cause.FROZEN, None)
-                return
+                return True
         if charge.gone or charge.busy or of is None or runs(charge) != of:
-            return  # it has ended, or is being restarted: that is known
+            return False  # it has ended, or is being restarted: that is known
         flat_s = self.clock.now() - charge.progress_at
-        why = (
-            f"nothing moved for {flat_s:.0f} s, and {_CANARIES} canaries in a row failed ({failed})"
-        )
-        charge.signs[Cause.FROZEN] = Sign(Cause.FROZEN, why)
-        self.table.tend(charge.id, Tending(Phase.DOWN, "frozen", why))
+        because = why or f"nothing moved for {flat_s:.0f} s"
+        told = f"{because}, and {_CANARIES} canaries in a row failed ({failed})"
+        charge.signs[Cause.FROZEN] = Sign(Cause.FROZEN, told)
+        self.table.tend(charge.id, Tending(Phase.DOWN, "frozen", told))
+        return False
 
 
 def runs(charge: Charge) -> Incarnation | None:

@@ -22,9 +22,12 @@ from gateway.control.autopsy import Autopsy
 from gateway.control.backoff import Policy, policy_of
 from gateway.control.bringup import Bringup
 from gateway.control.charge import Charge, Timing, facts_of
+from gateway.control.deathwatch import DeathWatch
 from gateway.control.fleet import LOOKED_FOR, Fleet, Maker, launcher_of
 from gateway.control.gpus import GpuTurns
 from gateway.control.healing import Decision, Facts, Moment, Restart, Suspend, Wait
+from gateway.control.launchers.launcher import Incarnation
+from gateway.control.launchers.process import ProcessLauncher
 from gateway.control.leases import Leases
 from gateway.control.lookout import Lookout
 from gateway.control.overrides import Overrides
@@ -67,6 +70,8 @@ class Supervisor:
         self._bringup = Bringup(table, clock, self.overrides, self.events, gpus, timing)
         autopsy = Autopsy(table, clock, self.overrides, self.events)
         self._lookout = Lookout(table, clock, autopsy, timing)
+        self._deathwatch = DeathWatch(table, self._lookout, timing)
+        self._deathwatched: dict[str, Incarnation | None] = {}
         self._group: asyncio.TaskGroup | None = None
         self._leases = Leases(store, clock)
         self._looks: dict[str, asyncio.Task[None]] = {}
@@ -143,6 +148,11 @@ class Supervisor:
             return
         if charge.backend.phase is Phase.READY:
             charge.adapters = charge.known_adapters()
+        if self._deathwatched.get(charge.id) != seen.incarnation:
+            self._deathwatched[charge.id] = seen.incarnation
+            if isinstance(charge.launcher, ProcessLauncher):
+                keep = self._deathwatch.keep(charge, charge.launcher)
+                _begin(group, keep, f"deathwatch {charge.id}")
         asked = self._canaries.get(charge.id)
         if (asked is None or asked.done()) and self._lookout.canary_due(charge, now):
             prove = self._lookout.prove(charge)
@@ -242,7 +252,7 @@ class Supervisor:
         self.table.tend(charge.id, Tending(Phase.DOWN, reason, detail))
 
     def _tell(self, charge: Charge, kind: EventKind, label: str, detail: str) -> None:
-        self.events.tell(Event(self.clock.now(), kind, charge.id, label, detail))
+        self.events.tell(Event(self.clock.wall(), kind, charge.id, label, detail))
 
     # --- the end ------------------------------------------------------------------------------------
 
@@ -253,6 +263,6 @@ class Supervisor:
 
 
 def _begin(
-    group: asyncio.TaskGroup, work: Coroutine[Any, Any, None], name: str
+    group: asyncio.TaskGroup, work: Coroutine[Any, Any, object], name: str
 ) -> asyncio.Task[None]:
     return group.create_task(guarded(work, name=name), name=name)

@@ -51,7 +51,7 @@ def start(
     return asyncio.Task(coro, loop=loop, name=name)
 
 
-async def guarded(work: Coroutine[Any, Any, None], *, name: str) -> None:
+async def guarded(work: Coroutine[Any, Any, object], *, name: str) -> None:
     """Run work that belongs to a group of others: what it raises is logged, and does not end them.
 
     Cancel: cancels the work.

@@ -40,6 +40,15 @@ def child(kind: str, token: str) -> subprocess.Popen[bytes]:
         ):  # like vLLM's engine, whose title overwrites its environment; no output of ours
             quiet = subprocess.DEVNULL
             return subprocess.Popen(words, env={}, stdout=quiet, stderr=quiet)
+        case (
+            "engine"
+        ):  # a worker that sets its title as vLLM does, as far as a name of 15 bytes goes
+            title = "open('/proc/self/comm', 'w').write('VLLM::EngineCore'); print(flush=True)"
+            words[2] = f"{title}; {words[2]}"
+            engine = subprocess.Popen(words, stdout=subprocess.PIPE)
+            assert engine.stdout is not None
+            engine.stdout.readline()  # it has its title
+            return engine
         case "away":  # a session of its own, its output elsewhere: only its environment tells
             quiet = subprocess.DEVNULL
             return subprocess.Popen(words, stdout=quiet, stderr=quiet, start_new_session=True)

@@ -14,6 +14,7 @@ import pytest
 import uvloop
 
 from gateway.config.supervision import LaunchConfig
+from gateway.control.launchers import proc
 from gateway.control.launchers.launcher import Changes, LaunchError, Seen, Superseded
 from gateway.control.launchers.process import ProcessLauncher
 from gateway.control.launchers.record import load, save
@@ -513,6 +514,26 @@ def test_a_restart_waits_until_the_driver_has_freed_what_ended_processes_held(be
         second = await launcher.restart(first, grace_s=GRACE_S, changes=PLAIN)
         assert held == [set(), set(), set()]  # asked until free, and nothing had started by then
         await launcher.stop(second, grace_s=GRACE_S)
+
+    uvloop.run(story())
+
+
+def test_the_end_of_any_part_that_it_needs_is_told_at_once(bench):
+    async def story():
+        launcher = bench.launcher("--child", "worker", "engine", "engine")
+        server = await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        await bench.serving(launcher)
+        first, *engines = sorted(await launcher.vital(), key=lambda each: each.started)
+        assert first.pid == int(server.partition("-")[0])
+        assert [each.name for each in engines] == ["VLLM::EngineCor"] * 2  # the worker has no title
+        async with asyncio.TaskGroup() as group:
+            end = group.create_task(proc.first_end([first, *engines]))
+            os.kill(engines[1].pid, signal.SIGKILL)
+            assert await end == engines[1]
+        assert await proc.first_end([first, engines[1]]) == engines[1]  # one that is gone already
+        assert await proc.first_end([]) is None
+        await launcher.stop(server, grace_s=GRACE_S)
+        assert await launcher.vital() == []
 
     uvloop.run(story())
 

@@ -395,3 +395,30 @@ async def test_a_real_process_is_launched_killed_launched_again_and_ended():
             pid = int(world.charge().seen.incarnation.split("-")[0])
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+ENGINE = """
+import subprocess, sys
+title = "open('/proc/self/comm', 'w').write('VLLM::EngineCore'); print('named', flush=True)"
+engine = subprocess.Popen([sys.executable, "-c", f"{title}; import signal; signal.pause()"],
+                          stdout=subprocess.PIPE)
+engine.stdout.readline()
+"""
+
+
+@story
+async def test_one_whose_engine_process_ends_is_out_at_once_and_serves_on_if_it_lives():
+    async with machine() as on:
+        slot = on["m/b1"]
+        command = [sys.executable, "-c", ENGINE + SERVER, str(slot.port)]
+        backend = {"name": "b1", "launch": {"command": command, "port": slot.port}}
+        patient = Timing(every_s=0.02, last_words_s=1.0)  # long enough to be seen out
+        async with fleet(on, backend, make_launcher=launcher_of, timing=patient) as world:
+            launcher = world.charge().launcher
+            (engine,) = [each for each in await launcher.vital() if each.name.startswith("VLLM")]
+            os.kill(engine.pid, signal.SIGKILL)
+            await world.until(lambda: world.phase() is Phase.DOWN)
+            assert world.backend().health.detail == f"its process {engine} has ended"
+            await world.serves()  # this one can do without it
+            assert not world.told(EventKind.RESTART)
+            assert world.charge().seen.running

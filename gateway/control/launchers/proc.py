@@ -126,18 +126,36 @@ def tell(process: Process, number: signal.Signals) -> None:
 
 async def end_of(process: Process) -> None:
     """Wait until this very process has ended. Cancel: nothing is held."""
-    try:
-        handle = os.pidfd_open(process.pid)  # readable once the process has ended
-    except ProcessLookupError:
-        return
-    ended, loop = asyncio.Event(), asyncio.get_running_loop()
-    loop.add_reader(handle, ended.set)
-    try:
-        if runs(process.pid, process.started):
-            await ended.wait()
-    finally:
-        loop.remove_reader(handle)
-        os.close(handle)
+    await first_end([process])
+
+
+async def first_end(processes: Iterable[Process]) -> Process | None:
+    """Wait until any of these very processes has ended, and return it; None if there are none.
+
+    Raises:
+        OSError: no handle is to be had.
+    Cancel: nothing is held.
+    """
+    loop, watched = asyncio.get_running_loop(), False
+    first: asyncio.Future[Process] = loop.create_future()
+    with contextlib.ExitStack() as held:
+        for each in processes:
+            try:
+                handle = os.pidfd_open(each.pid)  # readable once the process has ended
+            except ProcessLookupError:
+                return each
+            held.callback(os.close, handle)
+            loop.add_reader(handle, _settle, first, each)
+            held.callback(loop.remove_reader, handle)
+            if not runs(each.pid, each.started):
+                return each
+            watched = True
+        return await first if watched else None
+
+
+def _settle(first: asyncio.Future[Process], ended: Process) -> None:
+    if not first.done():
+        first.set_result(ended)
 
 
 def private_bytes(pid: int) -> int:

@@ -42,6 +42,7 @@ log = logging.getLogger("gateway.launch")
 _ORPHAN_GRACE_S: Final = 10.0  # for a server that is to go because it outlived its gateway
 _MEMORY_FREE_S: Final = 30.0  # most that is waited for the driver to free what ended processes held
 _MEMORY_LOOK_S: Final = 0.25
+_TITLE: Final = "VLLM::"  # of engines, workers, API servers: vllm/utils/system_utils.py
 _CATCH_UP_BYTES: Final = 1024 * 1024  # of an adopted server's log that is read again
 
 
@@ -133,14 +134,23 @@ class ProcessLauncher:
 
     async def memory_bytes(self) -> int:
         """Return the host memory that is the server's processes' alone."""
-        kin, record = self._kin(), load(self._record_path)
-        members = await asyncio.to_thread(kin.members, record)
+        members = await self._members(load(self._record_path))
         return sum(proc.private_bytes(each.pid) for each in members)
+
+    async def vital(self) -> list[proc.Process]:
+        """Return the processes that it cannot serve without: its first one, engines, workers."""
+        record = load(self._record_path)
+        members = await self._members(record)
+        first = {each for each in members if record is not None and record.is_of(each)}
+        return [each for each in members if each in first or each.name.startswith(_TITLE)]
 
     async def close(self) -> None:
         """Nothing is held between calls; the server runs on."""
 
     # --- what runs --------------------------------------------------------------------------------
+
+    async def _members(self, record: Record | None) -> list[proc.Process]:
+        return await asyncio.to_thread(self._kin().members, record)
 
     def _kin(self) -> Kin:
         return Kin(self._mark, self.log_file.identity)
@@ -223,7 +233,7 @@ class ProcessLauncher:
             if _is_ours(record):
                 self._catch_up(record)
             return
-        members = await asyncio.to_thread(self._kin().members, record)
+        members = await self._members(record)
         server = self._survivor(record, members)
         if server is None or self._launch.orphan is Orphan.STOP:
             if members:
