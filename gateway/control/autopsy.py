@@ -80,7 +80,7 @@ class Autopsy:
             self.table.narrow(charge.id, window)
 
     def _tell(self, charge: Charge, kind: EventKind, label: str, detail: str) -> None:
-        self.events.tell(Event(self.clock.now(), kind, charge.id, label, detail))
+        self.events.tell(Event(self.clock.wall(), kind, charge.id, label, detail))
 
 
 def sentence(diagnosis: Diagnosis, seen: Seen) -> str:

@@ -259,7 +259,7 @@ class Bringup:
         self.table.tend(charge.id, Tending(phase, "restart", detail))
 
     def _tell(self, charge: Charge, kind: EventKind, label: str, detail: str) -> None:
-        self.events.tell(Event(self.clock.now(), kind, charge.id, label, detail))
+        self.events.tell(Event(self.clock.wall(), kind, charge.id, label, detail))
 
 
 def _why(order: Restart) -> str:

@@ -139,8 +139,8 @@ class Fleet:
                 grace_s = charge.pool.supervision.stop_grace
                 await charge.launcher.stop(seen.incarnation, grace_s=grace_s)
                 if seen.running:
-                    now = self.clock.now()
-                    self.events.tell(Event(now, EventKind.STOPPED, charge.id, "stopped", "stopped"))
+                    at = self.clock.wall()
+                    self.events.tell(Event(at, EventKind.STOPPED, charge.id, "stopped", "stopped"))
 
 
 async def _closed(charge: Charge) -> None:

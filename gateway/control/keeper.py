@@ -75,4 +75,4 @@ class Keeper:
                     self._tell(backend, EventKind.ADAPTER, name, f"the adapter {name} is loaded")
 
     def _tell(self, backend: Backend, kind: EventKind, name: str, detail: str) -> None:
-        self.events.tell(Event(self.clock.now(), kind, backend.id, name, detail))
+        self.events.tell(Event(self.clock.wall(), kind, backend.id, name, detail))

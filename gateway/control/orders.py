@@ -165,7 +165,7 @@ class Orders:
         kind = EventKind.HOLD if label in ("hold", "lift") else EventKind.OPERATOR
         self.supervisor.events.tell(
             Event(
-                self.clock.now(), kind, backend_id, label, detail or f"an operator ordered {label}"
+                self.clock.wall(), kind, backend_id, label, detail or f"an operator ordered {label}"
             )
         )
 

@@ -33,7 +33,7 @@ class EventKind(Enum):
 class Event:
     """One thing that happened. `detail` is a sentence with the evidence; `label` a closed word."""
 
-    at: float  # monotonic seconds
+    at: float  # wall time, seconds since the epoch; it stays what it was when the clock is set
     kind: EventKind
     backend_id: str  # pool/name; a pool, or empty, for what concerns several
     label: str  # the cause, remedy or class, as a machine reads it

@@ -25,7 +25,7 @@ from gateway.control.launchers.launcher import LaunchError
 from gateway.control.orders import OrderRefused, Orders, Touched, Verb
 from gateway.core.aio import Clock
 from gateway.core.events import Event
-from gateway.ops.moment import Moment
+from gateway.ops.moment import rfc3339
 from gateway.ops.reasons import BadParameter, number
 from gateway.ops.replies import json_reply, problem, reply
 from gateway.pools.store import StoreUnavailable
@@ -131,9 +131,8 @@ class Operate:
     async def get_events(self, request: Request) -> Response:
         """Answer the newest events."""
         limit = number(request, "limit", _EVENTS, most=_MOST_EVENTS)
-        moment = Moment(self.clock.now(), self.clock.wall())
         kept = [*self.orders.supervisor.events.newest()]
-        rows = [_event(each, moment) for each in kept[:limit]]
+        rows = [_event(each) for each in kept[:limit]]
         return json_reply({"object": "list", "data": rows, "has_more": len(kept) > limit})
 
     def _unknown(self, backend_id: str) -> Response:
@@ -173,9 +172,9 @@ def _told(touched: Touched, *, dry_run: bool) -> Mapping[str, Any]:
     }
 
 
-def _event(event: Event, moment: Moment) -> Mapping[str, str]:
+def _event(event: Event) -> Mapping[str, str]:
     return {
-        "at": moment.told(event.at),
+        "at": rfc3339(event.at),
         "kind": event.kind.value,
         "backend": event.backend_id,
         "label": event.label,

@@ -19,11 +19,14 @@ PATHS = ("/metrics", "/admin/v1/overview", "/admin/v1/decisions", "/livez", "/re
 
 
 class HeldClock:
+    def __init__(self):
+        self.wall_now = 1_700_000_000.0
+
     def now(self):
         return 100.0
 
     def wall(self):
-        return 1_700_000_000.0
+        return self.wall_now
 
 
 class Desk:
@@ -32,7 +35,7 @@ class Desk:
     def __init__(self, **admin):
         self.configure(**admin)
         self.readiness = Readiness(True, (("accepting", True, "ok"), ("backends", True, "1 of 1")))
-        clock = HeldClock()
+        clock = self.clock = HeldClock()
         table = PoolTable(clock)
         table.apply(self.loaded.config.pools)
         self.metrics = Metrics(Readings(), clock)
@@ -101,6 +104,13 @@ def test_the_overview_has_no_secret(guarded):
     reply = guarded.get("/admin/v1/overview", authorization=f"Bearer {TOKEN}")
     assert reply.status_code == 200
     assert TOKEN not in reply.text
+
+
+def test_an_event_keeps_its_time_when_the_clock_is_set(desk):
+    desk.client.post("/admin/v1/restarts:hold", json={"for_s": 60})
+    desk.clock.wall_now += 3600
+    (event,) = desk.get("/admin/v1/events").json()["data"]
+    assert event["at"] == "2023-11-14T22:13:20.000Z"
 
 
 def test_alive_whatever_the_backends_do(desk):
