@@ -140,14 +140,22 @@ class Lookout:
                 charge.progress_at = self.clock.now()
                 charge.signs.pop(Cause.FROZEN, None)
                 return True
-        if charge.gone or charge.busy or of is None or runs(charge) != of:
-            return False  # it has ended, or is being restarted: that is known
+        if of is None or _left(charge, of):
+            return False
         flat_s = self.clock.now() - charge.progress_at
         because = why or f"nothing moved for {flat_s:.0f} s"
         told = f"{because}, and {_CANARIES} canaries in a row failed ({failed})"
-        charge.signs[Cause.FROZEN] = Sign(Cause.FROZEN, told)
         self.table.tend(charge.id, Tending(Phase.DOWN, "frozen", told))
+        if failed != "timeout":  # one that answers knows that its engine died, and ends by itself
+            await asyncio.sleep(self.timing.last_words_s)
+        if not _left(charge, of):
+            charge.signs[Cause.FROZEN] = Sign(Cause.FROZEN, told)
         return False
+
+
+def _left(charge: Charge, of: Incarnation) -> bool:
+    """Whether this incarnation has ended, or is being restarted: then all of it is known."""
+    return charge.gone or charge.busy or runs(charge) != of
 
 
 def runs(charge: Charge) -> Incarnation | None:

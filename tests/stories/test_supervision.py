@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import pathlib
@@ -279,6 +280,24 @@ async def test_a_frozen_idle_engine_is_found_by_a_canary():
 
 
 @story
+async def test_an_engine_that_answers_errors_gets_time_to_end_and_to_say_why():
+    died = (pathlib.Path(__file__).parents[1] / "data/logs/engine_died.txt").read_text()
+    async with machine() as on:
+        quick = {"supervision": {"canary": "200ms"}}
+        timing = Timing(0.02, last_words_s=30.0)
+        backends = launched(on["m/b1"]), launched(on["m/b2"])
+        async with fleet(on, *backends, timing=timing, **quick) as world:
+            world.slot().sim.inject("http_500")
+            await world.until(lambda: world.backend().health.reason == "frozen")
+            await world.slot().die(exit_code=1, log=died)
+            await world.until(lambda: world.told(EventKind.RESTART))
+            (restart,) = world.told(EventKind.RESTART)
+            assert restart.label == "exited"
+            (exited,) = world.told(EventKind.EXITED)
+            assert exited.label == "engine_dead_runtime"
+
+
+@story
 async def test_a_healthy_idle_engine_is_asked_and_left_alone():
     async with machine() as on:
         quick = {"supervision": {"canary": "100ms"}}
@@ -406,6 +425,15 @@ engine.stdout.readline()
 """
 
 
+def has_handle_of(pid):
+    """Whether this process holds a pidfd of another."""
+    for each in pathlib.Path("/proc/self/fdinfo").iterdir():
+        with contextlib.suppress(OSError):
+            if f"Pid:\t{pid}\n" in each.read_text():
+                return True
+    return False
+
+
 @story
 async def test_one_whose_engine_process_ends_is_out_at_once_and_serves_on_if_it_lives():
     async with machine() as on:
@@ -416,6 +444,7 @@ async def test_one_whose_engine_process_ends_is_out_at_once_and_serves_on_if_it_
         async with fleet(on, backend, make_launcher=launcher_of, timing=patient) as world:
             launcher = world.charge().launcher
             (engine,) = [each for each in await launcher.vital() if each.name.startswith("VLLM")]
+            await world.until(lambda: has_handle_of(engine.pid))
             os.kill(engine.pid, signal.SIGKILL)
             await world.until(lambda: world.phase() is Phase.DOWN)
             assert world.backend().health.detail == f"its process {engine} has ended"
