@@ -80,15 +80,16 @@ class Backend:
         return sample is None or now - sample.at > self.stale_s
 
     def load(self, now: float) -> float:
-        """Return its requests: scraped ones plus ours since then.
+        """Return its requests: scraped ones plus ours since then, and no fewer than ours.
 
-        Unknown load counts our own requests and one that nobody showed us, so that a backend whose
-        metrics are gone never looks emptier than an idle one whose metrics are there.
+        An engine in a long step, or short of processor time, shows gauges of before it. Unknown load
+        counts our own requests and one that nobody showed us, so that a backend whose metrics are gone
+        never looks emptier than an idle one whose metrics are there.
         """
         sample = self.sample
         if sample is None or now - sample.at > self.stale_s:
             return self.in_flight + 1.0
-        return float(sample.running + sample.waiting + self.since_scrape)
+        return float(max(sample.running + sample.waiting + self.since_scrape, self.in_flight))
 
     def kv_usage_ratio(self, now: float) -> float | None:
         """Return how full its KV cache was at the last scrape; None while that is unknown or stale."""

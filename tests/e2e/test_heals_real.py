@@ -326,11 +326,12 @@ class TestFleet:
     def restarted_under_load(self, site, name):
         """Restart one while fifty streams run; return them."""
         told = len(site.events())
-        with Load(site, streams=50, tokens=500, pause_s=600.0) as load:
+        # Long enough that the first still runs when the last begins, also where clients are starved.
+        with Load(site, streams=50, tokens=1500, pause_s=600.0) as load:
             site.until(lambda: in_flight(site) >= 50, 30, "fifty streams run")
             ordered = site.order(name, "restart")
             site.until(lambda: restarted(site, name, told), START_S, f"{name} serves again")
-            load.until(lambda: len(load.answers) == 50, 120)
+            load.until(lambda: len(load.answers) == 50, 180)
         print(f"rolling: {ordered['sentence']}")
         assert ordered["requests"] >= 10, ordered
         assert {each.backend for each in load.answers} == {"tiny/b1", "tiny/b2"}
