@@ -207,7 +207,11 @@ class TestFleet:
             "lora_modules": f"lora-a={lora}",
         }
         first, second = launch(0, **adapters), launch(1, orphan="stop", **adapters)
-        with site(tmp_path_factory.mktemp("fleet"), pool("tiny", first, second)) as running:
+        # Two engines on the processors of this machine are slow, which is not what is tried here.
+        slow = {"ttft": "60s", "itl": "5s"}
+        with site(
+            tmp_path_factory.mktemp("fleet"), pool("tiny", first, second, slo=slow)
+        ) as running:
             yield running
 
     @pytest.fixture
