@@ -233,6 +233,12 @@ def clear(history: History, backend_id: str) -> History:
     return history.after(backend_id, _cleared(past))
 
 
+def suspended(history: History, backend_id: str) -> History:
+    """Another replica suspended it: what this one has seen of it does not matter."""
+    past = history.pasts.get(backend_id, Past())
+    return history.after(backend_id, replace(past, suspended=True))
+
+
 def operated(
     history: History, backend_id: str, incarnation: Incarnation | None, now: float, who: str
 ) -> tuple[History, Restart]:

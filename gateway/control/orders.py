@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from gateway.control.marks import Mark
 from gateway.control.supervisor import Supervisor
 from gateway.core.aio import Clock
 from gateway.core.events import Event, EventKind
@@ -88,8 +89,10 @@ class Orders:
         match verb:
             case Verb.DRAIN:
                 self.table.order(backend_id, Order.DRAIN)
+                self.supervisor.marks.say(Mark.DRAINED, backend_id, on=True)
             case Verb.UNDRAIN:
                 self.table.order(backend_id, Order.RESUME)
+                self.supervisor.marks.say(Mark.DRAINED, backend_id, on=False)
                 self.supervisor.clear(backend_id)
             case Verb.RESTART:
                 self.supervisor.restart(backend_id, why)

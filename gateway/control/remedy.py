@@ -67,6 +67,7 @@ from gateway.control.backoff import (
     ordered,
     schedule_due,
     settled,
+    suspended,
     withdrawn,
 )
 from gateway.control.healing import (
@@ -85,7 +86,7 @@ from gateway.control.launchers.launcher import Incarnation
 from gateway.control.signs import trouble
 from gateway.core.types import Phase
 
-__all__ = ["History", "clear", "decide", "operated", "settled", "withdrawn"]
+__all__ = ["History", "clear", "decide", "operated", "settled", "suspended", "withdrawn"]
 
 SUSPICION_S: Final = 60.0
 TOGETHER_S: Final = 10.0  # what goes bad within this time goes bad together

@@ -30,12 +30,13 @@ from gateway.control.launchers.launcher import Incarnation
 from gateway.control.launchers.process import ProcessLauncher
 from gateway.control.leases import Leases
 from gateway.control.lookout import Lookout
+from gateway.control.marks import Mark, Marks
 from gateway.control.overrides import Overrides
-from gateway.control.remedy import History, clear, decide, operated, settled, withdrawn
+from gateway.control.remedy import History, clear, decide, operated, settled, suspended, withdrawn
 from gateway.core.aio import Clock, guarded, periodic
 from gateway.core.events import Event, EventKind, Events
 from gateway.core.types import Phase, RequestRecord
-from gateway.pools.health import Tending
+from gateway.pools.health import Order, Tending
 from gateway.pools.store import SharedStore, StoreUnavailable
 from gateway.pools.table import Backend, PoolTable
 
@@ -61,6 +62,7 @@ class Supervisor:
         self.clock = clock
         self.store = store
         self.events = Events()
+        self.marks = Marks(store)
         self.overrides = Overrides(config.state)
         self.history = History()
         self._config = config
@@ -112,12 +114,14 @@ class Supervisor:
             self._lookout.judge(charge, self._peers(charge), now)
             self._watch(charge, group, now)
         moment = await self._moment()
+        self._agree()
         # No await from here on: what an operator orders meanwhile must not be lost.
         facts = [self._facts(backend, moment.now) for backend in self.table]
         self.history, decisions = decide(facts, self.history, self._policies(), moment)
         decided: Mapping[str, Decision] = {each.backend_id: each for each in decisions}
         for charge in self.charges.values():
             self._act(charge, decided.get(charge.id), group)
+        await self.marks.tell()
 
     def _facts(self, backend: Backend, now: float) -> Facts:
         return facts_of(backend, now, self.charges.get(backend.id))
@@ -178,6 +182,31 @@ class Supervisor:
             if each is not charge and each.backend.pool == pool
         ]
 
+    def _agree(self) -> None:
+        """Do as other replicas say: leave alone what they suspended, drain what is drained there."""
+        here = {(Mark.SUSPENDED, each.id) for each in self.charges.values() if each.suspended}
+        for backend in self.table:
+            if backend.health.held is Phase.DRAINING:
+                here.add((Mark.DRAINED, backend.id))
+        ids = {Mark.SUSPENDED: self.charges.keys(), Mark.DRAINED: self.table.ids()}
+        for mark, backend_id, on in self.marks.changes(self._leases.holds, here, ids):
+            kind, word = EventKind.OPERATOR, "drain" if on else "undrain"
+            if mark is Mark.DRAINED:
+                self.table.order(backend_id, Order.DRAIN if on else Order.RESUME)
+            elif on:
+                kind, word = EventKind.SUSPENDED, "suspended"
+                self._suspended_elsewhere(self.charges[backend_id])
+            else:
+                self._clear(backend_id)
+            told = f"{word}: another replica says so, its events tell why"
+            self.events.tell(Event(self.clock.now(), kind, backend_id, word, told))
+
+    def _suspended_elsewhere(self, charge: Charge) -> None:
+        self.history = suspended(self.history, charge.id)
+        charge.suspended = True
+        why = f": {charge.diagnosis.cause}" if charge.diagnosis is not None else ""
+        self._tend_down(charge, "suspended", f"suspended by another replica{why}")
+
     # --- acting -------------------------------------------------------------------------------------
 
     def _act(self, charge: Charge, decision: Decision | None, group: asyncio.TaskGroup) -> None:
@@ -186,6 +215,7 @@ class Supervisor:
                 self.begin(charge, decision, group)
             case Suspend(cause=cause, evidence=evidence):
                 charge.decision, charge.suspended = decision, True
+                self.marks.say(Mark.SUSPENDED, charge.id, on=True)
                 why = charge.diagnosis.cause if charge.diagnosis is not None else evidence
                 self._tend_down(charge, "suspended", f"suspended, {evidence}: {why}")
                 self._tell(charge, EventKind.SUSPENDED, cause.value, f"{evidence}: {why}")
@@ -202,12 +232,17 @@ class Supervisor:
         incarnation = charge.seen.incarnation if charge.seen is not None else None
         now = self.clock.now()
         who = f"an operator: {why}" if why else "an operator"
+        self.marks.say(Mark.SUSPENDED, backend_id, on=False)
         self.history, order = operated(self.history, backend_id, incarnation, now, who)
         assert self._group is not None, "orders come once it runs"
         self.begin(charge, order, self._group)
 
     def clear(self, backend_id: str) -> None:
-        """Forget the failures of a backend, so that it is no longer suspended."""
+        """Forget the failures of a backend, so that it is no longer suspended, in no replica."""
+        self.marks.say(Mark.SUSPENDED, backend_id, on=False)
+        self._clear(backend_id)
+
+    def _clear(self, backend_id: str) -> None:
         self.history = clear(self.history, backend_id)
         charge = self.charges.get(backend_id)
         if charge is not None and charge.suspended:

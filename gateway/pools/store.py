@@ -80,7 +80,8 @@ class SharedStore(Protocol):
         """Stop automatic restarts for a time, or (None) for good.
 
         Args:
-            scope: a pool's name, a backend's id (what is suspended is held so), None for all.
+            scope: a pool's name, a backend's id (what is suspended is held so), None for all; or
+                what `control.marks` makes of an id for a backend that an operator drains.
             for_s: how long. A new hold of the same scope replaces the old one, shorter or longer.
         """
 

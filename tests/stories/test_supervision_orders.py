@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -446,6 +447,80 @@ async def test_two_gateways_restart_an_incarnation_once():
             assert len(on["m/b1"].starts) == 3
             told = [*one.told(EventKind.RESTART), *other.told(EventKind.RESTART)]
             assert len(told) == 3
+
+
+@contextlib.asynccontextmanager
+async def crash_loop(on):
+    """Two gateways that share a store; the first leads, and has suspended b1. Closing `first` ends it."""
+    broken = [True]
+    slot = on["m/b1"]
+    for name in ("m/b1", "m/b2"):
+        await on[name].begin()
+    slot.judge = lambda flags: Script(exit_code=1, log="boom") if broken else Script()
+    backends = managed(slot), managed(on["m/b2"])
+    few = {"store": MemoryStore(SystemClock()), "supervision": {"max_restarts": 2}}
+    async with contextlib.AsyncExitStack() as first:
+        one = await first.enter_async_context(fleet(on, *backends, **few))
+        async with fleet(on, *backends, **few) as other:
+            await slot.die()
+            await one.until(lambda: one.charge().suspended)
+            await other.until(lambda: other.charge().suspended)
+            yield one, other, first, broken
+
+
+@story
+async def test_what_one_gateway_suspended_no_other_restarts_not_even_as_the_next_leader():
+    async with machine() as on, crash_loop(on) as (one, other, first, _):
+        before = len(on["m/b1"].starts)
+        assert other.backend().reason == "suspended"
+        assert "by another replica" in other.backend().health.detail
+        assert len(other.told(EventKind.SUSPENDED)) == len(one.told(EventKind.SUSPENDED)) == 1
+        await first.aclose()
+        await other.turns()
+        assert other.charge().decision.why is Why.SUSPENDED
+        assert len(on["m/b1"].starts) == before
+
+
+@pytest.mark.parametrize("verb", ["restart", "undrain"])
+@story
+async def test_an_order_at_any_gateway_ends_a_suspension_in_all(verb):
+    async with machine() as on, crash_loop(on) as (one, other, _, broken):
+        before = len(on["m/b1"].starts)
+        broken.clear()
+        assert (await other.order(verb)).json()["changed"]
+        await one.until(lambda: not one.charge().suspended)
+        for each in (one, other):
+            await each.serves()
+            await each.turns()
+            assert not each.charge().suspended
+        assert len(on["m/b1"].starts) == before + 1
+
+
+@story
+async def test_a_drain_at_one_gateway_is_one_at_all_until_it_is_undone_at_any():
+    async with machine() as on:
+        store = MemoryStore(SystemClock())
+        for name in ("m/b1", "m/b2"):
+            await on[name].begin()
+        unsupervised = managed(on["m/b2"])
+        del unsupervised["restart"]
+        backends = managed(on["m/b1"]), unsupervised
+        async with (
+            fleet(on, *backends, store=store) as one,
+            fleet(on, *backends, store=store) as other,
+        ):
+            for name in ("m/b1", "m/b2"):
+                assert (await one.order("drain", name, force=True)).json()["changed"]
+                await other.until(lambda n=name: other.phase(n) is Phase.DRAINING)
+                assert (await other.order("undrain", name)).json()["changed"]
+                await one.until(lambda n=name: one.phase(n) is Phase.READY)
+            await one.order("drain")
+            await other.until(lambda: other.phase() is Phase.DRAINING)
+            await on["m/b1"].die()
+            for each in (one, other):
+                await each.until(lambda e=each: e.charge().decision is not None)
+                assert each.charge().decision.why is Why.HELD
+            assert on["m/b1"].starts == []
 
 
 class Deaf(MemoryStore):
