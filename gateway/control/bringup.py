@@ -23,10 +23,17 @@ from gateway.control.diagnosis import Kind
 from gateway.control.fetch import FetchError, fetch
 from gateway.control.gpus import GpuTurns
 from gateway.control.healing import Cause, Restart, Sign
-from gateway.control.launchers.launcher import Incarnation, LaunchError, PortTaken, Superseded
+from gateway.control.launchers.launcher import (
+    Changes,
+    Incarnation,
+    LaunchError,
+    PortTaken,
+    Superseded,
+)
 from gateway.control.lookout import runs
 from gateway.control.overrides import Overrides
 from gateway.control.startup import StartWatch
+from gateway.control.usual import UsualTimes
 from gateway.core.aio import Clock
 from gateway.core.events import Event, EventKind, Events
 from gateway.core.types import ModelsSeen, Phase
@@ -58,6 +65,7 @@ class Bringup:
     table: PoolTable
     clock: Clock
     overrides: Overrides
+    usual: UsualTimes
     events: Events
     gpus: GpuTurns
     timing: Timing = Timing()
@@ -77,6 +85,7 @@ class Bringup:
                 await self._bring_up(charge, incarnation, order.incarnation)
         except LaunchError as error:
             charge.trouble, charge.starting = str(error), False  # what runs is looked at anew
+            charge.watch = None
             superseded = isinstance(error, Superseded)
             failed = Tending(Phase.STARTING, "restart", str(error))
             self.table.tend(charge.id, None if superseded else failed)
@@ -108,7 +117,7 @@ class Bringup:
         charge.signs.clear()
         charge.trouble = ""
         self._tend(charge, Phase.STARTING, _why(order))
-        changes = self.overrides.of(charge.id, charge.config.launch).changes
+        changes = self._changes(charge)
         grace_s = charge.pool.supervision.stop_grace
         charge.watch = self._watch(charge)
         restart = charge.launcher.restart
@@ -120,7 +129,11 @@ class Bringup:
 
     def _watch(self, charge: Charge) -> StartWatch:
         patience, now = charge.pool.supervision.patience, self.clock.now()
-        return StartWatch(patience, now, charge.launcher.launches, charge.usual_s)
+        usual_s = self.usual.of(charge.id, charge.config, self._changes(charge))
+        return StartWatch(patience, now, charge.launcher.launches, usual_s)
+
+    def _changes(self, charge: Charge) -> Changes:
+        return self.overrides.of(charge.id, charge.config.launch).changes
 
     # --- up -----------------------------------------------------------------------------------------
 
@@ -129,6 +142,7 @@ class Bringup:
     ) -> None:
         """Take a start to its end. `before` is the incarnation that `incarnation`, if known, replaces."""
         charge.starting = True
+        from_its_launch = charge.watch is not None  # else it was found running
         watch = charge.watch = charge.watch or self._watch(charge)
         self._tend(charge, Phase.STARTING, watch.told(self.clock.now()))
         try:
@@ -145,7 +159,9 @@ class Bringup:
         finally:
             charge.watch = None
         now = self.clock.now()
-        charge.usual_s = watch.ended(now)
+        if from_its_launch:
+            changes = self._changes(charge)
+            self.usual.learn(charge.id, charge.config, changes, watch.ended(now))
         charge.starting, charge.progress_at = False, now
         charge.verified = incarnation or runs(charge)
         self.table.tend(charge.id, None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,7 +14,6 @@ from gateway.control.adapters import held_by
 from gateway.control.diagnosis import Diagnosis
 from gateway.control.healing import Cause, Facts, Sign, Suspend, Wait
 from gateway.control.launchers.launcher import Incarnation, Launcher, Seen
-from gateway.control.milestones import Stage
 from gateway.control.signs import Errors, Memory, Pace
 from gateway.control.startup import StartWatch
 from gateway.core.aio import Clock
@@ -58,7 +56,6 @@ class Charge:
     restarting: bool = False  # it is drained, stopped or launched
     starting: bool = False  # launched, and not yet verified
     watch: StartWatch | None = None
-    usual_s: Mapping[Stage, float] = field(default_factory=dict)  # of its last good start
 
     adapters: dict[str, str] = field(default_factory=dict)  # name to path, while it served
     signs: dict[Cause, Sign] = field(default_factory=dict)

@@ -9,7 +9,6 @@ backend, what was changed of the old one is dropped.
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -20,6 +19,7 @@ from gateway.config.models import Config
 from gateway.config.supervision import LaunchConfig
 from gateway.control.cure import Cure, merged
 from gateway.control.launchers.launcher import Changes
+from gateway.control.statefile import read_state, write_state
 
 FILE: Final = "overrides.json"
 _APPLIED_KEPT: Final = 20
@@ -55,14 +55,14 @@ _FORMAT: Final = msgspec.json.Decoder(dict[str, Override])
 class Overrides:
     """The changes in force. Synchronous; the file is small and written when a remedy is applied.
 
-    A file that cannot be read counts as none; one that cannot be written is the caller's to report.
+    A file that cannot be read counts as none, with a warning; one that cannot be written is the caller's to report.
     """
 
     folder: Path
     _kept: dict[str, Override] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._kept = read(self.folder)
+        self._kept = read_state(self.folder / FILE, _FORMAT) or {}
 
     def of(self, backend_id: str, launch: LaunchConfig | None) -> Override:
         """Return what is changed of a backend's command line as it is configured now."""
@@ -96,12 +96,7 @@ class Overrides:
         return True
 
     def _write(self) -> None:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self.folder / FILE
-        draft = path.with_suffix(".new")
-        draft.write_bytes(msgspec.json.format(msgspec.json.encode(self._kept)))
-        draft.chmod(0o600)
-        os.replace(draft, path)
+        write_state(self.folder / FILE, self._kept)
 
 
 def in_force(config: Config) -> list[dict[str, object]]:
@@ -122,14 +117,6 @@ def in_force(config: Config) -> list[dict[str, object]]:
                     for name, value in values.items()
                 ]
     return rows
-
-
-def read(folder: Path) -> dict[str, Override]:
-    """Return the changes that a state folder holds; none when it cannot be read."""
-    try:
-        return _FORMAT.decode((folder / FILE).read_bytes())
-    except (OSError, msgspec.DecodeError):
-        return {}
 
 
 def _digest(launch: LaunchConfig | None) -> str:

@@ -33,6 +33,7 @@ from gateway.control.lookout import Lookout
 from gateway.control.marks import Mark, Marks
 from gateway.control.overrides import Overrides
 from gateway.control.remedy import History, clear, decide, operated, settled, suspended, withdrawn
+from gateway.control.usual import UsualTimes
 from gateway.core.aio import Clock, guarded, periodic
 from gateway.core.events import Event, EventKind, Events
 from gateway.core.types import Phase, RequestRecord
@@ -69,7 +70,8 @@ class Supervisor:
         self._timing = timing
         gpus = GpuTurns()
         self.fleet = Fleet(table, clock, self.events, gpus, make_launcher)
-        self._bringup = Bringup(table, clock, self.overrides, self.events, gpus, timing)
+        usual = UsualTimes(config.state)
+        self._bringup = Bringup(table, clock, self.overrides, usual, self.events, gpus, timing)
         autopsy = Autopsy(table, clock, self.overrides, self.events)
         self._lookout = Lookout(table, clock, autopsy, timing)
         self._deathwatch = DeathWatch(table, self._lookout, timing)

@@ -14,7 +14,6 @@ import httpx2
 import pytest
 
 from gateway.control.charge import Timing
-from gateway.control.milestones import Stage
 from gateway.control.supervisor import launcher_of
 from gateway.core.events import EventKind
 from gateway.core.types import Phase
@@ -209,6 +208,34 @@ async def test_a_start_that_hangs_is_found_and_begun_anew():
             assert "supervision.patience.config" in failed.detail
             assert {each.label for each in world.told(EventKind.RESTART)} == {"start_hung"}
             assert slot.stops  # the one that hung was ended
+
+
+async def usual_times(on, told, folder):
+    """Start a server under a gateway of its own; return how long that is expected to take."""
+    up = asyncio.Event()
+    on["m/b1"].plan(Script(listens=up))
+    async with fleet(on, told, folder=folder, wait=False) as world:
+        await world.until(lambda: on["m/b1"].running and world.charge().watch is not None)
+        usual_s = dict(world.charge().watch.usual_s)
+        up.set()
+        await world.serves()
+        return usual_s
+
+
+@story
+async def test_how_long_starts_take_is_known_to_the_next_gateway_for_the_same_command_line(
+    tmp_path,
+):
+    async with machine() as on:
+        told = launched(on["m/b1"], on_exit="leave")
+        assert await usual_times(on, told, tmp_path) == {}
+        async with fleet(on, told, folder=tmp_path):  # found running: that tells nothing
+            pass
+        await on["m/b1"].die()
+        assert await usual_times(on, told, tmp_path)
+        await on["m/b1"].die()
+        other = launched(on["m/b1"], args={"max-model-len": 4096})
+        assert await usual_times(on, other, tmp_path) == {}
 
 
 @story
@@ -410,7 +437,8 @@ async def test_a_real_process_is_launched_killed_launched_again_and_ended():
             assert (await world.chat(max_tokens=1)).status_code == 200
             (restart,) = world.told(EventKind.RESTART)
             assert restart.detail == "its process was killed by signal 9"
-            assert Stage.CONFIG in world.charge().usual_s  # its log was read
+            starts = json.loads((world.path.parent / "state" / "starts.json").read_text())
+            assert "config" in starts["m/b1"]["took_s"]  # its log was read
             pid = int(world.charge().seen.incarnation.split("-")[0])
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

@@ -1,0 +1,47 @@
+"""Small JSON files of the state folder: read with a warning when damaged, written whole or not at all."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+log = logging.getLogger("gateway.supervisor")
+
+T = TypeVar("T")
+
+
+def read_state(path: Path, decoder: msgspec.json.Decoder[T]) -> T | None:
+    """Return what a file holds; None when there is none, or (with a warning) when it cannot be read."""
+    try:
+        return decoder.decode(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        why = error.strerror or str(error)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        why = str(error)
+    log.warning(
+        "%s cannot be read and counts as empty: %s. It is replaced when there is something to keep;"
+        " move it away to look at it.",
+        path,
+        why,
+        extra={"event": "state_damaged"},
+    )
+    return None
+
+
+def write_state(path: Path, value: object) -> None:
+    """Replace a file by another, for this user alone; its folder is made.
+
+    Raises:
+        OSError: it cannot be written; what was there before stays.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.with_suffix(".new")
+    draft.write_bytes(msgspec.json.format(msgspec.json.encode(value)))
+    draft.chmod(0o600)
+    os.replace(draft, path)
