@@ -2,13 +2,15 @@
 
     <state>/overrides.json    {"pool/b1": {"base": ..., "args": ..., "env": ..., "applied": [...]}}
 
-A change holds for the command line that it was made for: when an operator changes the `launch` of a
-backend, what was changed of the old one is dropped.
+A change belongs to the command line that it was made for. When an operator changes the `launch` of a
+backend, what was changed of the old one is dropped, and does not come back with it: what made it
+necessary may be gone by then, and a start that fails again finds its remedy again.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -20,6 +22,8 @@ from gateway.config.supervision import LaunchConfig
 from gateway.control.cure import Cure, merged
 from gateway.control.launchers.launcher import Changes
 from gateway.control.statefile import read_state, write_state
+
+log = logging.getLogger("gateway.supervisor")
 
 FILE: Final = "overrides.json"
 _APPLIED_KEPT: Final = 20
@@ -46,6 +50,13 @@ class Override(msgspec.Struct, frozen=True):
     def changes(self) -> Changes:
         """The changes, as a launcher takes them."""
         return Changes(self.args, self.env)  # type: ignore[arg-type]
+
+    def told(self) -> str:
+        """Return for people what is changed, and by which remedies."""
+        flags = [f"--{name} {value}" for name, value in self.args.items()]
+        variables = [f"{name}={value}" for name, value in self.env.items()]
+        remedies = dict.fromkeys(each.remedy for each in self.applied)
+        return f"{' '.join([*flags, *variables]) or 'nothing'} ({', '.join(remedies)})"
 
 
 _FORMAT: Final = msgspec.json.Decoder(dict[str, Override])
@@ -84,16 +95,30 @@ class Overrides:
         self._write()
         return override
 
-    def drop(self, backend_id: str) -> bool:
-        """Forget what is changed of a backend; returns whether there was anything.
+    def follow(self, config: Config) -> dict[str, Override]:
+        """Drop what was changed of command lines that are no longer configured, and return that.
 
-        Raises:
-            OSError: the file cannot be written.
+        A file that cannot be written is told in the log, and read by the next gateway as it is.
         """
-        if self._kept.pop(backend_id, None) is None:
-            return False
-        self._write()
-        return True
+        bases = {
+            f"{pool}/{backend.name}": _digest(backend.launch)
+            for pool, settings in config.pools.items()
+            for backend in settings.backends
+        }
+        gone = {
+            backend_id: kept
+            for backend_id, kept in self._kept.items()
+            if kept.base != bases.get(backend_id)
+        }
+        for backend_id in gone:
+            del self._kept[backend_id]
+        if gone:
+            try:
+                self._write()
+            except OSError as error:
+                where = error.filename or self.folder
+                log.warning("remedies stay in the file: %s: %s", where, error.strerror)
+        return gone
 
     def _write(self) -> None:
         write_state(self.folder / FILE, self._kept)

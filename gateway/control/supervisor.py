@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Final
 
 from gateway.config.models import Config
+from gateway.config.supervision import LaunchConfig, RestartConfig
 from gateway.control.autopsy import Autopsy
 from gateway.control.backoff import Policy, policy_of
 from gateway.control.bringup import Bringup
@@ -80,7 +81,7 @@ class Supervisor:
         self._leases = Leases(store, clock)
         self._looks: dict[str, asyncio.Task[None]] = {}
         self._canaries: dict[str, asyncio.Task[None]] = {}
-        self.apply(config)
+        self.fleet.apply(config)
 
     @property
     def charges(self) -> Mapping[str, Charge]:
@@ -88,9 +89,24 @@ class Supervisor:
         return self.fleet.charges
 
     def apply(self, config: Config) -> None:
-        """Take over a configuration, after the pool table has."""
+        """Take over a configuration, after the pool table has.
+
+        Where another way to start a server is configured, what is known of the old one's failures
+        is forgotten: a suspension, and what remedies changed.
+        """
+        before = {each.id: _ways(each) for each in self.charges.values()}
         self._config = config
         self.fleet.apply(config)
+        for charge in self.charges.values():
+            if before.get(charge.id, _ways(charge)) != _ways(charge):
+                self.clear(charge.id)
+        self._drop_overrides()
+
+    def _drop_overrides(self) -> None:
+        for backend_id, gone in self.overrides.follow(self._config).items():
+            told = f"{gone.told()} went with the `launch` that needed it"
+            event = Event(self.clock.now(), EventKind.REMEDY, backend_id, "dropped", told)
+            self.events.tell(event)
 
     def ended(self, settled: Sequence[RequestRecord]) -> None:
         """Take in requests that ended, as `observe.ledger` posts them."""
@@ -103,6 +119,7 @@ class Supervisor:
 
         Cancel: restarts under way are left where they are, and nothing is stopped; see `close`.
         """
+        self._drop_overrides()  # the configuration may have changed while no gateway ran
         async with asyncio.TaskGroup() as group:
             self._group = group
             turn = partial(self.turn, group)
@@ -297,6 +314,10 @@ class Supervisor:
         """Stop what was launched with `on_exit: stop`; what nobody stops runs on. Call it after `run`."""
         await self.fleet.close()
         await self._leases.release()
+
+
+def _ways(charge: Charge) -> tuple[LaunchConfig | None, RestartConfig | None]:
+    return charge.config.launch, charge.config.restart
 
 
 def _begin(

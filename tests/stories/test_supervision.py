@@ -167,6 +167,27 @@ async def test_a_remedy_outlives_the_gateway_and_ends_with_the_command_line_it_w
             await world.until(lambda: len(world.told(EventKind.STARTED, "m/b1")) == 2)
             assert dict(slot.starts[-1].args) == {}
             assert world.backend().window_tokens == 768
+            dropped = world.told(EventKind.REMEDY, "m/b1")[-1]
+            assert dropped.label == "dropped"
+            assert "--max-model-len 896 (lower_max_model_len)" in dropped.detail
+            slot.judge = lambda flags: Script()  # more memory, by now
+            backend["launch"]["args"] = {"max-model-len": 2048}
+            world.reload()
+            await world.until(lambda: len(slot.starts) == 5)
+            assert dict(slot.starts[-1].args) == {}
+
+
+@story
+async def test_a_remedy_of_a_command_line_that_changed_while_no_gateway_ran_is_dropped(tmp_path):
+    async with machine() as on:
+        on["m/b1"].judge = small_cache
+        told = launched(on["m/b1"], args={"max-model-len": 2048})
+        async with fleet(on, told, folder=tmp_path, **LOWER) as world:
+            assert kept(world)
+        told = launched(on["m/b1"], args={"max-model-len": 768})
+        async with fleet(on, told, folder=tmp_path, **LOWER) as world:
+            assert kept(world) == {}
+            assert [each.label for each in world.told(EventKind.REMEDY)] == ["dropped"]
 
 
 @story
@@ -273,6 +294,24 @@ async def test_a_crash_loop_is_suspended_until_an_operator_clears_it():
             await world.until(lambda: len(world.told(EventKind.SUSPENDED)) == 2)
             broken.clear()
             assert (await world.order("restart")).json()["changed"]
+            await world.serves()
+            assert not world.charge().suspended
+
+
+@story
+async def test_another_command_line_ends_a_suspension():
+    async with machine() as on:
+        slot = on["m/b1"]
+        slot.judge = small_cache
+        few = {"supervision": {"max_restarts": 1}}
+        told = launched(slot, args={"max-model-len": 2048})
+        async with fleet(on, told, wait=False, **few) as world:
+            await world.until(lambda: world.charge().suspended)
+            world.reload()  # nothing changed
+            await world.turns()
+            assert world.charge().suspended
+            world.settings["pools"]["m"]["backends"][0]["launch"]["args"] = {"max-model-len": 768}
+            world.reload()
             await world.serves()
             assert not world.charge().suspended
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gateway.config.models import Config
+from gateway.config.models import BackendConfig, Config, PoolConfig
 from gateway.config.supervision import LaunchConfig, Remedy
 from gateway.control.cure import Cure, cure, merged
 from gateway.control.diagnosis import Action, Diagnosis, Kind, When
@@ -148,12 +148,42 @@ def test_another_command_line_starts_without_them(tmp_path, other):
     assert overrides.of("m/b1", LAUNCH.model_copy(update={"on_exit": "leave"})).changes
 
 
-def test_dropped_ones_are_gone_from_the_file(tmp_path):
+def configured(tmp_path, *names, launch=LAUNCH):
+    backends = [BackendConfig.model_construct(name=name, launch=launch) for name in names]
+    pools = {"m": PoolConfig.model_construct(backends=backends)}
+    return Config.model_construct(pools=pools, state=tmp_path)
+
+
+def test_they_go_with_the_command_line_and_do_not_come_back_with_it(tmp_path):
     overrides = Overrides(tmp_path)
     overrides.apply("m/b1", LAUNCH, lowered(8192), 1.0)
-    assert overrides.drop("m/b1")
-    assert not overrides.drop("m/b1")
+    assert overrides.follow(configured(tmp_path, "b1")) == {}
+    other = LAUNCH.model_copy(update={"args": {"max-model-len": 1}})
+    (gone,) = overrides.follow(configured(tmp_path, "b1", launch=other)).values()
+    assert gone.told() == "--max-model-len 8192 (lower_max_model_len)"
+    assert overrides.follow(configured(tmp_path, "b1", launch=other)) == {}
+    assert not overrides.of("m/b1", LAUNCH).changes
+    assert not Overrides(tmp_path).of("m/b1", LAUNCH).changes
     assert json.loads((tmp_path / FILE).read_text()) == {}
+
+
+def test_they_go_with_the_backend(tmp_path):
+    overrides = Overrides(tmp_path)
+    for name in ("m/b1", "m/b2"):
+        overrides.apply(name, LAUNCH, lowered(8192), 1.0)
+    assert list(overrides.follow(configured(tmp_path, "b2"))) == ["m/b1"]
+    assert overrides.of("m/b2", LAUNCH).changes
+
+
+def test_they_are_out_of_force_although_the_file_cannot_be_written(tmp_path, caplog):
+    overrides = Overrides(tmp_path / "state")
+    overrides.apply("m/b1", LAUNCH, lowered(8192), 1.0)
+    (tmp_path / "state" / FILE).unlink()
+    (tmp_path / "state").rmdir()
+    (tmp_path / "state").write_text("a file where the folder should be")
+    assert list(overrides.follow(configured(tmp_path))) == ["m/b1"]
+    assert not overrides.of("m/b1", LAUNCH).changes
+    assert "remedies stay in the file" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"m/b1": 1}', '{"m/b1": {"args": 3}}', "\x00"])
