@@ -148,6 +148,30 @@ PREFIXES = {
 }
 
 
+def test_a_socket_that_is_taken_is_no_port():
+    told = log("port_taken").decode()
+    on_port = "'host': '127.0.0.1', 'port': 18520, "
+    assert on_port in told
+    found = diagnose(told.replace(on_port, "'uds': '/run/vllm/m.sock', "))
+    assert found.kind is Kind.PORT
+    assert found.cause.endswith("is there already: /run/vllm/m.sock.")
+    assert remedies(found)[0] == ("--uds", None)
+    assert not any("port" in each.flag + each.why for each in found.remedies)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["non-default args: {'uds': '/run/m.sock'}", "args: Namespace(port=8000, uds='/run/m.sock')"],
+)
+def test_an_inner_address_that_is_taken_is_not_the_socket_of_the_server(arguments):
+    start = BANNER + f"(APIServer pid=7) INFO 11-21 10:09:50 [api_utils.py:286] {arguments}\n"
+    error = core("zmq.error.ZMQError: Address already in use (addr='tcp://127.0.0.1:5555')")
+    found = diagnose(start + error + WRAPPER)
+    assert "tcp://127.0.0.1:5555" in found.cause
+    plain = diagnose(start + core("OSError: [Errno 98] Address already in use") + WRAPPER)
+    assert "/run/m.sock" in plain.cause
+
+
 @pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
 @pytest.mark.parametrize("ending", ["\n", "\r\n"], ids=["lf", "crlf"])
 @pytest.mark.parametrize("name", ["kv_small", "engine_killed", "port_taken", "healthy"])

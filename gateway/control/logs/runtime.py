@@ -6,10 +6,12 @@ SLURM, and of compilers that run at start.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
-from gateway.control.logs.rule import Action, Kind, Remedy, Rule
+from gateway.control.logs.rule import Action, Found, Kind, Remedy, Rule
 
+_UDS: Final = re.compile(r"""['"]?\buds['"]?[=:] ?['"]([^'"]{1,108})['"]""")
 _DISK: Final = (
     Remedy("VLLM_CACHE_ROOT", None, "a file system with room (torch.compile's artefacts)"),
     Remedy("HF_HOME", None, "the same for downloads"),
@@ -25,17 +27,38 @@ _COMPILER: Final = (
     Remedy("", None, "make nvcc, gcc and ninja of the right versions available"),
 )
 
+
+def _socket(found: Found) -> str | None:
+    """Return the UNIX socket that it was to listen on, unless the address in use is another."""
+    told = _UDS.search(found.start.arguments)
+    return None if told is None or found.groups.get("address") else told[1]
+
+
+def _in_use(found: Found) -> str:
+    if (path := _socket(found)) is not None:
+        return f"The UNIX socket that it should listen on is there already: {path}."
+    address = found.groups.get("address")
+    return f"The address that it should listen on is in use{f': {address}' if address else ''}."
+
+
+def _free_address(found: Found) -> tuple[Remedy, ...]:
+    if _socket(found) is not None:
+        stop = (
+            "or stop what listens on it (ss -lxp); when nothing does, the file is stale: unlink it"
+        )
+        return Remedy("--uds", None, "another path"), Remedy("", None, stop)
+    return Remedy("--port", None, "a free one"), Remedy(
+        "", None, "or stop what holds it (ss -ltnp)"
+    )
+
+
 RULES: Final[tuple[Rule, ...]] = (
     Rule("port", Kind.PORT,
          r"(?:\[Errno (?:98|48|10048)\]|OSError|ZMQError|RuntimeError|EADDRINUSE|errno: -98"
          r"|error while attempting to bind).{0,200}"
          r"[Aa]ddress already in use(?!\. Retrying)(?: \(addr='(?P<address>[^']{1,200})'\))?"
          r"|[Aa]ddress already in use(?!\. Retrying).{0,40}(?:port|bind)|EADDRINUSE",
-         lambda found: "The address that it should listen on is in use"
-         + (f": {found.groups['address']}." if found.groups.get("address") else "."),
-         remedies=(Remedy("--port", None, "a free one"),
-                   Remedy("", None, "or stop what holds it (ss -ltnp); a stale socket file: unlink it")),
-         restart=False),
+         _in_use, remedies=_free_address, restart=False),
     Rule("disk", Kind.DISK,
          r"No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]|os error (?:28|122)\b|ENOSPC|EDQUOT"
          r"|Not enough free disk space|Consistency check failed|disk I/O error",
