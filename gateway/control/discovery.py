@@ -2,7 +2,8 @@
 
     run -- one task per backend -- probe   GET /health     2 s; 0.5 s while starting, down, unsure
                                 |- scrape  GET /metrics    1 s
-                                `- models  GET /v1/models  10 s; the probe reads it on coming up
+                                `- models  GET /v1/models  10 s; the probe reads it on coming up,
+                                                           the scrape when an unknown adapter runs
 
 Each loop waits for its own backend only, so one that is silent delays no other.
 """
@@ -62,6 +63,15 @@ class Watchers:
 
         async with open_client(backend) as client, asyncio.TaskGroup() as group:
             prober = Prober(backend, client, self.clock, report)
+            told: frozenset[str] = frozenset()  # adapters that ran at the last scrape, unlisted
+
+            async def scraped() -> None:
+                nonlocal told
+                await scrape(client, self.clock, report, timeout_s=self.health.timeout)
+                # Loaded by somebody else just now; until the list is read nobody knows its path.
+                before, told = told, _unlisted(backend)
+                if told - before:
+                    await prober.refresh_models(self.health.timeout)
 
             def loop(kind: str, turn: _Turn, pause_s: Callable[[], float]) -> None:
                 name = f"{kind} {backend.id}"
@@ -74,7 +84,7 @@ class Watchers:
             )
             loop(
                 "scrape",
-                lambda: scrape(client, self.clock, report, timeout_s=self.health.timeout),
+                scraped,
                 lambda: self.health.scrape_interval,
             )
             loop(
@@ -82,3 +92,9 @@ class Watchers:
                 lambda: prober.refresh_models(self.health.timeout),
                 lambda: self.health.models_interval,
             )
+
+
+def _unlisted(backend: Backend) -> frozenset[str]:
+    """Return the adapters that run on a backend and are not in its model list as we know it."""
+    running = backend.sample.running_adapters if backend.sample is not None else ()
+    return frozenset(running) - backend.models.keys()

@@ -97,6 +97,26 @@ async def test_adapters_loaded_at_run_time_are_there_again_after_a_restart():
 
 
 @story
+async def test_an_adapter_that_runs_is_known_before_the_model_list_is_due():
+    rare = {"health": {"interval": "50ms", "scrape_interval": "50ms", "models_interval": "1h"}}
+    async with machine() as on:
+        on["m/b1"].speed = 1.0
+        async with fleet(on, launched(on["m/b1"]), extra=rare) as world:
+            await load(world, "sql", "/adapters/sql-7")
+            read = len(world.slot().sim.received("/v1/models"))
+            body = {"model": "sql", "prompt": "hello", "max_tokens": 2000}
+            url = f"http://127.0.0.1:{world.slot().port}/v1/completions"
+            async with asyncio.TaskGroup() as group, httpx2.AsyncClient(trust_env=False) as http:
+                asked = group.create_task(http.post(url, json=body, timeout=30))
+                await world.until(lambda: world.charge().adapters == {"sql": "/adapters/sql-7"})
+                asked.cancel()
+            assert len(world.slot().sim.received("/v1/models")) == read + 1
+            await world.slot().die()
+            await world.until(lambda: len(world.told(EventKind.STARTED)) == 2)
+            assert world.slot().sim.state.adapters == {"sql": "/adapters/sql-7"}
+
+
+@story
 async def test_adapters_of_the_configuration_are_loaded_from_their_paths():
     adapters = [{"name": "sql", "path": "/a/sql"}, {"name": "fr", "path": "/a/fr"}, "chat"]
     async with machine() as on, fleet(on, launched(on["m/b1"]), adapters=adapters) as world:
