@@ -125,14 +125,20 @@ class Process:
         )
 
 
-def build(loaded: Loaded, path: Path, outlet: Outlet, supervise: Supervise = Supervisor) -> Process:
-    """Wire one process. Nothing is opened yet but the key file.
+def build(
+    loaded: Loaded,
+    path: Path,
+    outlet: Outlet,
+    supervise: Supervise = Supervisor,
+    clock: Clock | None = None,
+) -> Process:
+    """Wire one process; `clock` is the machine's unless said. Nothing is opened yet but the key file.
 
     Raises:
         ConfigError: the keys file is unusable.
     """
     config = loaded.config
-    clock = SystemClock()
+    clock = clock or SystemClock()
     table = PoolTable(clock)
     client = Client(
         connect_s=config.timeouts.connect,

@@ -134,6 +134,7 @@ async def fleet(
     make_launcher: Maker | None = None,
     folder: pathlib.Path | None = None,
     extra: dict[str, Any] | None = None,
+    clock: Clock | None = None,
     **settings: Any,
 ) -> AsyncIterator[Fleet]:
     """Run a gateway over the pool `m` of these backends; `settings` are the pool's."""
@@ -160,7 +161,7 @@ async def fleet(
             make = make_launcher or on.launcher
             return Supervisor(table, clock, store or own, config, make_launcher=make, timing=timing)
 
-        process = build(load_config(path), path, Outlet(), supervise)
+        process = build(load_config(path), path, Outlet(), supervise, clock)
         http = await stack.enter_async_context(httpx2.AsyncClient(trust_env=False, timeout=10))
         async with asyncio.TaskGroup() as group:
             group.create_task(run(process), name="gateway")

@@ -120,14 +120,14 @@ async def gateway(
                 process.stopping.set()
 
 
-def story(test):
+def story(test, seconds: float = 30.0):
     """Run an async test with a deadline of its own."""
     import functools
 
     @functools.wraps(test)
     def run_it(*args, **kwargs):
         async def main():
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(seconds):
                 await test(*args, **kwargs)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

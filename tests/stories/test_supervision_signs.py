@@ -1,0 +1,243 @@
+"""What is found by looking for minutes: a dead engine, failures, memory, a collapse of pace, a schedule.
+
+The gateway's clock is ours: it runs with the machine's, and we put it forward. So minutes pass in
+which scrapes, probes and turns of supervision are real ones, over real sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+
+import httpx2
+import pytest
+
+from gateway.control.healing import Why
+from gateway.control.supervisor import launcher_of
+from gateway.core.aio import SystemClock
+from gateway.core.events import EventKind
+from gateway.core.types import Phase
+from tests.stories.supervised import fleet, launched, machine
+from tests.stories.support import story
+from tests.stories.test_supervision import SERVER
+
+long_story = partial(story, seconds=90.0)  # many turns; seconds on a machine that is quiet
+
+
+class Forward:
+    """The machine's clocks, put forward; `local` sets the time of the day."""
+
+    def __init__(self):
+        self.ahead_s = 0.0
+        self.wall_ahead_s = 0.0
+
+    def now(self):
+        return SystemClock.now() + self.ahead_s
+
+    def wall(self):
+        return SystemClock.wall() + self.wall_ahead_s
+
+    def local(self, hour, minute):
+        day = time.mktime((2026, 3, 3, hour, minute, 0, 0, 0, -1))
+        self.wall_ahead_s = day - SystemClock.wall()
+
+
+async def step(world, clock, seconds=5.0):
+    """Let so much time pass at once; return when every backend was scraped and judged after it."""
+    clock.ahead_s += seconds
+    at = clock.now()
+    charges = world.process.supervisor.charges.values()
+    down = (Phase.DOWN, Phase.STARTING)  # what is down may have no metrics
+
+    def judged():
+        seen = all(each.sampled_at >= at or each.backend.phase in down for each in charges)
+        return seen and world.process.supervisor.history.at >= at
+
+    await world.until(judged)
+
+
+async def until_restart(world, clock, seconds=5.0):
+    """Let time pass until a restart is ordered; return its event."""
+    while not world.told(EventKind.RESTART):
+        await step(world, clock, seconds)
+    return world.told(EventKind.RESTART)[0]
+
+
+async def comes_back(world):
+    await world.until(lambda: len(world.told(EventKind.STARTED, "m/b1")) == 2)
+    await world.serves()
+    await world.turns()
+    assert len(world.told(EventKind.RESTART)) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason", "after_s"),
+    [("unhealthy_then_ok:100000", "http_503", 5.0), ("refuse", "refused", 30.0)],
+    ids=["it says so", "silent"],
+)
+@story
+async def test_a_server_whose_process_lives_and_does_not_serve_is_restarted(fault, reason, after_s):
+    async with machine() as on:
+        clock, backends = Forward(), (launched(on["m/b1"]), launched(on["m/b2"]))
+        async with fleet(on, *backends, clock=clock) as world:
+            world.slot().sim.inject(fault)
+            await world.until(lambda: world.phase() is Phase.DOWN)
+            since = world.backend().since
+            restart = await until_restart(world, clock)
+            assert restart.label == "engine_dead"
+            assert f"its process runs, but does not serve: {reason}" in restart.detail
+            assert after_s <= restart.at - since < after_s + 30.0
+            await comes_back(world)
+
+
+@story
+async def test_one_that_fails_most_of_its_requests_is_drained_and_restarted():
+    async with machine() as on:
+        clock, backends = Forward(), (launched(on["m/b1"]), launched(on["m/b2"]))
+        async with fleet(on, *backends, clock=clock) as world:
+            await world.order("drain", "m/b2")  # so that all of them come to b1
+            answers = []
+            for _ in range(3):  # never five in a row, which takes it out by itself
+                world.slot().sim.inject("http_500@4")
+                answers += [(await world.chat(max_tokens=1)).status_code for _ in range(5)]
+            assert answers == [500, 500, 500, 500, 200] * 3
+            told = "12 of 15 requests failed in the last 5 min"
+            await world.until(lambda: told in getattr(world.charge().decision, "evidence", ""))
+            assert world.charge().decision.why is Why.BUDGET  # bad as it is, it alone serves
+            await world.order("undrain", "m/b2")
+            await world.until(lambda: world.told(EventKind.RESTART))
+            (restart,) = world.told(EventKind.RESTART)
+            assert restart.label == "errors"
+            assert restart.detail == told
+            await comes_back(world)
+
+
+@story
+async def test_what_clients_did_wrong_is_not_held_against_a_backend():
+    async with machine() as on:
+        clock, backends = Forward(), (launched(on["m/b1"]), launched(on["m/b2"]))
+        async with fleet(on, *backends, clock=clock) as world:
+            world.slot().sim.inject("http_500:400")
+            await world.order("drain", "m/b2")
+            for _ in range(20):
+                assert (await world.chat(max_tokens=1)).status_code == 400
+            await world.order("undrain", "m/b2")
+            await world.turns()
+            assert not world.told(EventKind.RESTART)
+            assert world.phase() is Phase.READY
+
+
+@long_story
+async def test_one_that_holds_more_memory_than_it_may_is_restarted():
+    async with machine() as on:
+        await on["m/b2"].begin()  # others start it, and nobody restarts it
+        other = {"name": "b2", "url": f"http://127.0.0.1:{on['m/b2'].port}"}
+        slot, clock = on["m/b1"], Forward()
+        command = [sys.executable, "-c", SERVER, str(slot.port)]
+        backend = {"name": "b1", "launch": {"command": command, "port": slot.port}}
+        little = {"supervision": {"max_memory": "1MiB"}}
+        async with fleet(
+            on, backend, other, make_launcher=launcher_of, clock=clock, **little
+        ) as world:
+            before, began = world.charge().seen.incarnation, clock.now()
+            restart = await until_restart(world, clock)
+            assert restart.label == "memory"
+            assert restart.detail.endswith("of host memory, over max_memory")
+            assert restart.at - began >= 30.0  # a peak is no leak
+            await comes_back(world)
+            assert world.charge().seen.incarnation != before
+
+
+# --- pace -----------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def asked(*slots, streams=6):
+    """Have others than the gateway ask each server for long answers, until the end."""
+
+    async def ask(http, slot):
+        body = {"model": "m", "prompt": "hello", "max_tokens": 8000, "stream": True}
+        with contextlib.suppress(httpx2.HTTPError):
+            await http.post(f"http://127.0.0.1:{slot.port}/v1/completions", json=body)
+
+    async with httpx2.AsyncClient(trust_env=False, timeout=None) as http:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(ask(http, slot)) for slot in slots for _ in range(streams)]
+            try:
+                yield
+            finally:
+                for task in tasks:
+                    task.cancel()
+
+
+@long_story
+async def test_one_that_falls_to_a_fraction_of_its_pace_and_its_peers_is_restarted():
+    quick = {"interval": "20ms", "scrape_interval": "20ms", "models_interval": "1h"}
+    async with machine() as on:
+        clock, slots = Forward(), (on["m/b1"], on["m/b2"])
+        for slot in slots:
+            slot.speed = 1.0
+        settings = {"extra": {"health": quick | {"progress": "1h"}}, "slow_start": "1s"}
+        backends = [launched(slot) for slot in slots]
+        async with fleet(on, *backends, clock=clock, **settings) as world, asked(*slots):
+            await world.until(lambda: world.charge("m/b2").backend.sample.running == 6)
+            began = clock.now()
+            while clock.now() - began < 12 * 60:  # its past: ten minutes and a little more
+                await step(world, clock, 8.0)
+            assert not world.told(EventKind.RESTART)
+            (driver,) = world.slot().sim.state.drivers
+            driver.engine.config = replace(driver.engine.config, decode_step_s=0.3)
+            fell = clock.now()
+            restart = await until_restart(world, clock, 8.0)
+            assert (restart.backend_id, restart.label) == ("m/b1", "slow")
+            assert "with 6 running, under 0.30 of its usual" in restart.detail
+            assert restart.at - fell >= 4 * 60  # of five slow minutes the first had begun before
+            world.slot().speed = 0.0
+            await comes_back(world)
+
+
+# --- the schedule ---------------------------------------------------------------------------------
+
+
+@long_story
+async def test_scheduled_restarts_wait_for_their_window_and_go_one_after_the_other():
+    async with machine() as on:
+        clock, backends = Forward(), (launched(on["m/b1"]), launched(on["m/b2"]))
+        clock.local(2, 30)
+        due = {"supervision": {"restart_every": "1m", "restart_window": "03:00-04:00"}}
+        async with fleet(on, *backends, clock=clock, **due) as world:
+            begun = []
+
+            async def age():
+                for _ in range(8):
+                    await step(world, clock, 8.0)
+
+            def both_wait():
+                each = [charge.decision for charge in world.process.supervisor.charges.values()]
+                return all(decision is not None and decision.why is Why.WINDOW for decision in each)
+
+            await age()
+            assert both_wait()
+            left_s = world.charge().decision.until - clock.now()
+            assert 29 * 60 <= left_s <= 30 * 60
+            assert not world.told(EventKind.RESTART)
+
+            world.process.table.on_transition.append(
+                lambda _: begun.append(world.process.table.serving()[0])
+            )
+            clock.local(3, 10)
+            for name in ("m/b1", "m/b2"):
+                await world.until(lambda n=name: len(world.told(EventKind.STARTED, n)) == 2)
+            await world.serves()
+            assert min(begun) == 1  # of two
+            assert [each.label for each in world.told(EventKind.RESTART)] == ["scheduled"] * 2
+            assert "it has run for 60 s: restart_every" in world.told(EventKind.RESTART)[0].detail
+
+            clock.local(4, 0)  # the window is over
+            await age()
+            assert both_wait()
+            assert len(world.told(EventKind.RESTART)) == 2
