@@ -152,6 +152,25 @@ async def test_one_that_holds_more_memory_than_it_may_is_restarted():
             assert world.charge().seen.incarnation != before
 
 
+@long_story
+async def test_the_only_backend_gets_its_new_command_line_after_five_idle_minutes():
+    async with machine() as on:
+        clock = Forward()
+        async with fleet(on, launched(on["m/b1"]), clock=clock) as world:
+            assert (await world.chat(max_tokens=1)).status_code == 200
+            idle_since = clock.now()
+            world.settings["pools"]["m"]["backends"][0]["launch"]["args"] = {"max-model-len": 4096}
+            world.reload()
+            while clock.now() - idle_since < 280.0:
+                await step(world, clock)
+                assert world.charge().decision.why is Why.LAST
+            assert not world.told(EventKind.RESTART)
+            restart = await until_restart(world, clock)
+            assert restart.label == "operator"
+            await comes_back(world)
+            assert world.backend().window_tokens == 4096
+
+
 # --- pace -----------------------------------------------------------------------------------------
 
 
