@@ -82,8 +82,9 @@ class Fleet:
             launcher = self.make(backend, config)
             assert launcher is not None  # it has `launch`
             charge.launcher = launcher
-            why = "its `launch` was changed in the configuration"
-            charge.signs[Cause.OPERATOR] = Sign(Cause.OPERATOR, why)
+            if _server(settings) != _server(charge.config):
+                why = "its `launch` was changed in the configuration"
+                charge.signs[Cause.OPERATOR] = Sign(Cause.OPERATOR, why)
         charge.pool, charge.config = pool, settings
         return True
 
@@ -146,6 +147,12 @@ class Fleet:
 async def _closed(charge: Charge) -> None:
     await charge.client.aclose()
     await charge.launcher.close()
+
+
+def _server(config: BackendConfig) -> dict[str, object]:
+    """Return what a running server was started with; the rest of `launch` is about its end."""
+    assert config.launch is not None
+    return config.launch.model_dump(exclude={"on_exit", "orphan"})
 
 
 def _settings(backend: Backend, config: Config) -> tuple[PoolConfig, BackendConfig]:

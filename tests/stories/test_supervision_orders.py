@@ -301,6 +301,18 @@ async def test_a_changed_command_line_is_a_planned_restart():
 
 
 @story
+async def test_what_is_to_become_of_it_at_the_end_is_no_reason_to_restart():
+    async with machine() as on:
+        async with fleet(on, *two(on)) as world:
+            world.settings["pools"]["m"]["backends"][0]["launch"]["on_exit"] = "leave"
+            world.reload()
+            await world.turns()
+            assert not world.told(EventKind.RESTART)
+        assert on["m/b1"].running
+        assert not on["m/b2"].running
+
+
+@story
 async def test_alone_in_its_pool_it_keeps_its_command_line_while_it_may_have_work():
     async with machine() as on, fleet(on, launched(on["m/b1"])) as world:
         world.settings["pools"]["m"]["backends"][0]["launch"]["args"] = {"max-model-len": 4096}
