@@ -105,7 +105,7 @@ class Supervisor:
     def _drop_overrides(self) -> None:
         for backend_id, gone in self.overrides.follow(self._config).items():
             told = f"{gone.told()} went with the `launch` that needed it"
-            event = Event(self.clock.now(), EventKind.REMEDY, backend_id, "dropped", told)
+            event = Event(self.clock.wall(), EventKind.REMEDY, backend_id, "dropped", told)
             self.events.tell(event)
 
     def ended(self, settled: Sequence[RequestRecord]) -> None:
@@ -218,7 +218,7 @@ class Supervisor:
             else:
                 self._clear(backend_id)
             told = f"{word}: another replica says so, its events tell why"
-            self.events.tell(Event(self.clock.now(), kind, backend_id, word, told))
+            self.events.tell(Event(self.clock.wall(), kind, backend_id, word, told))
 
     def _suspended_elsewhere(self, charge: Charge) -> None:
         self.history = suspended(self.history, charge.id)
