@@ -4,7 +4,6 @@ import concurrent.futures
 import http.client
 import json
 import re
-import time
 import urllib.parse
 
 import pytest
@@ -218,7 +217,7 @@ def test_a_client_that_leaves_stops_the_engine(site, streams):
         connection.getresponse().read(200)
     wait_until(
         lambda: sum(vllm_metric(p, "vllm:num_requests_running") for p in ports) >= 1,
-        5,
+        30,
         "the engine runs",
     )
     generated = sum(vllm_metric(port, "vllm:generation_tokens_total") for port in ports)
@@ -226,13 +225,11 @@ def test_a_client_that_leaves_stops_the_engine(site, streams):
     connection.close()
     wait_until(
         lambda: sum(vllm_metric(p, "vllm:num_requests_running") for p in ports) == 0,
-        3,
+        30,
         "the engine stops",
     )
-    assert (
-        sum(vllm_metric(port, "vllm:generation_tokens_total") for port in ports) - generated
-        < 8 * 1500
-    )
+    after = sum(vllm_metric(port, "vllm:generation_tokens_total") for port in ports)
+    assert after - generated < 8 * 1500  # of 8 * 1900: it was not let run to its end
 
 
 def test_many_at_once_all_end_well_and_are_counted(site):
@@ -243,6 +240,9 @@ def test_many_at_once_all_end_well_and_are_counted(site):
             pool.map(lambda n: chat(running, f"question {n}", max_tokens=16)[0], range(96))
         )
     assert set(results) == {200}
-    time.sleep(1)
-    assert sum(vllm_metric(port, "vllm:request_success_total") for port in ports) - before == 96
+    wait_until(
+        lambda: sum(vllm_metric(p, "vllm:request_success_total") for p in ports) - before == 96,
+        10,
+        "the engines count them all",
+    )
     assert "gateway_inflight_requests" in running.metrics()
