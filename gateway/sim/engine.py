@@ -10,8 +10,12 @@ finished step produced. One step is one forward pass over a batch:
 
 Rules, as in vLLM's scheduler: running requests are served before waiting ones are admitted;
 admission is first come first served, except that a request whose adapter does not fit into the
-batch is stepped over; nothing is admitted in a step that preempted.
-Source: vLLM 0.32 v1/core/sched/scheduler.py (order of the rules), block_pool.py (eviction order).
+batch is stepped over; nothing is admitted in a step that preempted, nor while what a request has so
+far, the prompt and what it wrote before a preemption, does not fit into the free blocks as a whole.
+Only the blocks of its first chunk are taken then: several long prompts that are read at a time may
+still not all fit.
+Source: vLLM 0.32 v1/core/sched/scheduler.py (order of the rules), kv_cache_manager.py (what is to
+fit), block_pool.py (eviction order).
 """
 
 from __future__ import annotations
@@ -42,6 +46,9 @@ class EngineConfig:
     decode_step_s: float = 0.010
     decode_step_per_seq_s: float = 0.00005
     prefix_caching: bool = True
+    reserve_full_prompt: bool = (
+        True  # `scheduler_reserve_full_isl`; off: only the first chunk is to fit
+    )
 
     @property
     def capacity_tokens(self) -> int:
@@ -216,7 +223,7 @@ class Engine:
                 continue
             self._reuse_prefix(sequence)
             wanted = max(0, self._wanted(sequence, now, budget))
-            if not self._grow(sequence, wanted):
+            if not self._fits_whole(sequence) or not self._grow(sequence, wanted):
                 self._release(sequence)
                 self.waiting_queue.appendleft(sequence)
                 break
@@ -259,11 +266,20 @@ class Engine:
 
     def _grow(self, sequence: Sequence, tokens: int) -> bool:
         """Hold blocks for `tokens` more computed tokens, or change nothing."""
-        needed = -(-(sequence.computed + tokens) // self.config.block_size) - len(sequence.blocks)
+        needed = self._lacks(sequence, sequence.computed + tokens)
         if needed > self.blocks.free:
             return False
         sequence.blocks.extend(self.blocks.take() for _ in range(needed))
         return True
+
+    def _fits_whole(self, sequence: Sequence) -> bool:
+        """Whether there is room for all that it has so far, if that is asked for."""
+        lacks = self._lacks(sequence, sequence.length) if self.config.reserve_full_prompt else 0
+        return lacks <= self.blocks.free
+
+    def _lacks(self, sequence: Sequence, tokens: int) -> int:
+        """How many more blocks it needs to hold so many tokens."""
+        return -(-tokens // self.config.block_size) - len(sequence.blocks)
 
     def _release(self, sequence: Sequence) -> None:
         self.blocks.give_back(sequence.blocks)

@@ -118,6 +118,48 @@ def test_preemption_happens_when_blocks_run_out_and_nothing_is_lost():
     assert engine.totals.prompt_tokens == 24
 
 
+def _two_long_prompts(**more) -> Engine:
+    """The first holds 10 of 16 blocks; the second's chunk of 3 blocks fits beside it, its prompt of 9 not."""
+    engine = Engine(replace(CONFIG, num_blocks=16, max_batched_tokens=12, **more))
+    engine.add(sequence("first", prompt=40, output=8), 0.0)
+    run(engine, until=0.1)
+    engine.add(sequence("second", prompt=36, output=4), 0.1)
+    return engine
+
+
+def test_a_prompt_is_not_begun_before_all_of_it_fits():
+    engine = _two_long_prompts()
+    happened = run(engine, now=0.1)
+    assert engine.totals.preemptions == 0
+    first_token = next(at for at, e in happened if isinstance(e, Emitted) and e.id == "second")
+    assert first_token > finished_at(happened, "first")
+
+
+def test_without_that_reserve_its_first_chunk_is_enough():
+    engine = _two_long_prompts(reserve_full_prompt=False)
+    run(engine, now=0.1)
+    assert engine.totals.preemptions > 0
+
+
+def test_of_a_prompt_that_is_to_fit_the_cached_part_counts_as_there():
+    engine = _two_long_prompts()
+    engine.abort("second")
+    engine.add(sequence("twin", prompt=engine.running_queue[0].prompt, output=4), 0.1)
+    run(engine, now=0.1, until=0.13)
+    assert engine.running == 2
+
+
+def test_what_was_preempted_waits_for_room_for_what_it_wrote_too():
+    engine = Engine(replace(CONFIG, num_blocks=10, prefix_caching=False))
+    engine.add(sequence("old", prompt=12, output=20), 0.0)
+    engine.add(sequence("young", prompt=12, output=20), 0.0)
+    happened = run(engine)
+    gone = next(at for at, e in happened if isinstance(e, Preempted))
+    again = [at for at, e in happened if isinstance(e, Emitted) and e.id == "young" and at > gone]
+    assert again[0] > finished_at(happened, "old")
+    assert engine.totals.preemptions == 1
+
+
 def test_a_cached_prefix_shortens_the_prefill():
     prompt = tuple(range(24))
     engine = Engine(CONFIG)
