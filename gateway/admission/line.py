@@ -143,6 +143,8 @@ class Line:
 
     def came(self, ask: Ask) -> None:
         """Note that a request came, maybe again."""
+        if ask.caller.priority == ask.top_priority:
+            self._table.highest_came(self._pool, self._clock.now())
         if ask.returned and not ask.tried:
             self.promises.kept(ask.caller.tenant, ask.need.tokens)
 

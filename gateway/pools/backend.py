@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 from urllib.parse import urlsplit
 
 from gateway.config.models import Admission, BackendConfig, HealthConfig, PoolConfig
@@ -12,6 +14,10 @@ from gateway.core.types import Endpoint, Exclusion, LoadSample, Phase, Route, Se
 from gateway.pools.health import HealthState
 from gateway.pools.limit import Limit
 from gateway.pools.room import Room
+
+# So long after its last request a reserve is kept for the highest class: whoever pauses to read or to
+# think is back before, and who is away for the night does not hold a tenth of every cache.
+LATELY_S: Final = 60.0
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +57,7 @@ class Backend:
     scrape_count: int = 0
     peak: int = 0  # most in flight at a time since the last scrape
     sample: LoadSample | None = None
+    highest_came_at: float = -math.inf  # to its pool, of the highest of several classes
     limit: Limit = field(default_factory=Limit)
     room: Room = field(default_factory=Room)
 
@@ -106,8 +113,9 @@ class Backend:
     ) -> Exclusion | None:
         """Return why it has no room for a request that it could serve, None when it has.
 
-        A reserve is kept for the highest band, whose priority is `top_priority`, from the others; and
-        for tenants with little in flight here from one that holds clearly more than its share.
+        A reserve is kept for the highest band, whose priority is `top_priority`, from the others, while
+        it came lately; and for tenants with little in flight here from one that holds clearly more than
+        its share.
         """
         limit = self.limit
         if not self.guarded:
@@ -123,7 +131,7 @@ class Backend:
             unread = self.room.unread_tokens
             if unread and unread + need_tokens > limit.readable_tokens(now):
                 return Exclusion.READING
-        reserves = 2 if lower else 1
+        reserves = 2 if lower and now < self.highest_came_at + LATELY_S else 1
         if 2 * self.in_flight < allowed:  # no places are short
             found = self.room.verdict(need_tokens, now, reserves)
         else:

@@ -205,6 +205,11 @@ class PoolTable:
             if backend is not None and gap_s is not None:
                 backend.limit.token_gap(record.ended_at or 0.0, record.sent_at or 0.0, gap_s)
 
+    def highest_came(self, pool: str, now: float) -> None:
+        """Note that the highest of several classes uses a pool: a reserve is kept for its next."""
+        for backend in self._pools.get(pool, ()):
+            backend.highest_came_at = now
+
     def forgive(self, now: float) -> None:
         """Hold nothing of the time before against a backend: this process itself stood still."""
         for backend in self._backends.values():

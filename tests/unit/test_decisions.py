@@ -233,6 +233,7 @@ def test_the_reserve_for_higher_keys_is_a_matter_of_the_keys():
     fleet = Fleet()
     fleet.fill(30)
     low, high = ask(priority=0, top=9), ask(priority=9, top=9)
+    fleet.table.highest_came("m", NOW)
     assert fleet.decide(asked=low).said[0].setting == ("keys", "file")
     assert fleet.decide(asked=high).said[0].exclusion is None
 

@@ -218,9 +218,18 @@ async def test_the_higher_priority_goes_first_and_in_a_class_who_came_first():
     assert await order_of(*guests) == [0, 4, 5, 2, 3, 1]
 
 
+async def of_classes(*backends):
+    """Return a house in which the class of priority 7 has just been."""
+    world = house(backends=[*backends], priorities=frozenset({0, 7}))
+    (high,) = await world.guests(1, "high", priority=7)
+    high.end()
+    await turns()
+    return world
+
+
 @held
 async def test_the_last_tenth_is_kept_for_the_highest_of_several_priorities():
-    world = house(backends=[single(ONE, 10)], priorities=frozenset({0, 7}))
+    world = await of_classes(single(ONE, 10))
     low = await world.guests(10, "low", priority=0)
     assert numbers(low) == [*range(9)]
     (high,) = await world.guests(1, "high", priority=7)
@@ -233,6 +242,41 @@ async def test_the_last_tenth_is_kept_for_the_highest_of_several_priorities():
     low[0].end()
     await turns()
     assert low[9].inside
+
+
+@held
+async def test_before_the_highest_class_came_nothing_is_kept_for_it():
+    world = house(backends=[single(ONE, 10)], priorities=frozenset({0, 7}))
+    low = await world.guests(11, "low")
+    assert numbers(low) == [*range(10)]
+    (high,) = await world.guests(1, "high", priority=7)
+    assert high.waits
+    for each in low[:2]:
+        each.end()
+        await turns()
+    assert high.inside
+    assert low[10].waits  # the reserve holds from now on, from those who came before, too
+
+
+@held
+async def test_a_minute_after_the_highest_class_nothing_is_kept_for_it():
+    world = await of_classes(single(ONE, 10))
+    await passes(30.0)
+    low = await world.guests(10, "low", wait_s=60.0)
+    await passes(29.0)
+    assert low[9].waits
+    await passes(2.0)
+    assert low[9].inside
+
+
+@held
+async def test_each_request_of_the_highest_class_keeps_the_reserve_for_another_minute():
+    world = await of_classes(single(ONE, 10))
+    await passes(59.0)
+    (high,) = await world.guests(1, "high", priority=7)
+    high.end()
+    await passes(59.0)
+    assert numbers(await world.guests(10, "low")) == [*range(9)]
 
 
 async def reads(world, priority=0):

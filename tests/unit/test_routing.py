@@ -259,6 +259,8 @@ def test_the_last_places_are_for_the_highest_priority():
     for _ in range(9):
         table.take("m/b1", NOW)
     low, high = Caller("k", "n", "t", priority=0), Caller("k", "n", "t", priority=9)
+    assert found(table, caller=low, top_priority=9) == ["b1"]
+    table.highest_came("m", NOW)
     assert why(table, caller=low, top_priority=9) == {"m/b1": Exclusion.AT_LIMIT}
     assert found(table, caller=high, top_priority=9) == ["b1"]
     assert found(table, caller=low, top_priority=None) == ["b1"]
