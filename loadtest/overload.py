@@ -2,15 +2,18 @@
 
     python -m loadtest.overload run --out FILE [--arms direct gateway-off gateway-on vllm-router]
         [--scenarios levels surge fairness classes] [--levels 0.5 1 1.5 2 4] [--seconds 15]
-        [--retry] [--router PATH] [--backends URL URL --model NAME --profile tiny]
+        [--retry] [--router PATH] [--backends URL URL --model tiny --profile tiny] [--add]
     python -m loadtest.overload report FILE        # loadtest/reports/overload.md and its plots
+
+A long study may be measured in slices: with `--add` a run goes on with FILE, at the capacity found
+there, and replaces the cells that it measures again. `--arms` without any measures the capacity alone.
 
 Capacity is measured first: the best goodput of a closed loop straight to the backends. Then come
 open-loop Poisson arrivals at multiples of it; every arm gets the same requests at the same moments.
 
 The machine must be quiet otherwise: the report says how busy it was. Real servers on the client's
-own cores must yield to it, or what is measured is the client's wait for a core:
-`VLLM_CPU_OMP_THREADS_BIND=0` (1 for the second) and `echo 15 > /proc/PID/autogroup`.
+own cores must yield to it, or what is measured is the client's wait for a core: `loadtest.real` starts
+such servers.
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ import json
 import os
 import pathlib
 import platform
+import re
 import subprocess
 import tempfile
 import time
+import urllib.request
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -165,12 +170,10 @@ def run(args: argparse.Namespace) -> None:
     """Measure everything that was asked for; the file is written after every cell."""
     slo = Slo(args.ttft, args.itl)
     profile = PROFILES[args.profile]
-    result: dict[str, Any] = {
-        "meta": about(args),
-        "capacity": {"per_s": args.capacity},
-        "cells": [],
-    }
-    salt = 0
+    result: dict[str, Any] = json.loads(args.out.read_text()) if args.add else {"cells": []}
+    result["meta"] = about(args)
+    if args.capacity or not args.add:
+        result["capacity"] = {"per_s": args.capacity}
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         keys = KeyFolder(folder, ALL_TENANTS)
@@ -178,10 +181,12 @@ def run(args: argparse.Namespace) -> None:
         if backends.pids:  # a real vLLM picks its own cores: stay where there is room
             os.sched_setaffinity(0, {LOAD_CORE})
         gc.disable()  # a collection would look like latency; a run makes little garbage
-        if not args.capacity:
+        result["meta"]["servers"] = tell(backends)
+        if not result["capacity"]["per_s"]:
             door = Door(list(backends.addresses), backends.model)
             result["capacity"] = uvloop.run(measure_capacity(door, profile, slo, args.seed))
             uvloop.run(drain(backends))
+            args.out.write_text(json.dumps(result, indent=1) + "\n")
         print("capacity:", result["capacity"], flush=True)
         study = Study(profile, result["capacity"]["per_s"], args.seconds, args.seed, args.retry)
         for arm in args.arms:
@@ -190,13 +195,19 @@ def run(args: argparse.Namespace) -> None:
             router = [args.router, *args.router_flags.split()]
             with entrance(arm, backends, keys, objectives, router) as entry:
                 for cell in [c for name in args.scenarios for c in study.cells(name, args.levels)]:
-                    entry.door.salt = salt = salt + 1
+                    entry.door.salt = time.time_ns()  # a server that ran before has seen no prompt
                     found = {"arm": arm} | uvloop.run(run_cell(cell, entry, backends, slo))
-                    result["cells"].append(found)
+                    result["cells"] = [*others(result["cells"], found), found]
                     print(line_of(found), flush=True)
                     args.out.write_text(json.dumps(result, indent=1) + "\n")
                     uvloop.run(drain(backends))
                     gc.collect()
+
+
+def others(cells: list[dict[str, Any]], found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the cells that are not of the same arm, scenario and load as one."""
+    names = ("arm", "scenario", "label")
+    return [each for each in cells if any(each[name] != found[name] for name in names)]
 
 
 def chosen(args: argparse.Namespace) -> contextlib.AbstractContextManager[Backends]:
@@ -204,6 +215,20 @@ def chosen(args: argparse.Namespace) -> contextlib.AbstractContextManager[Backen
     if args.backends:
         return contextlib.nullcontext(given(args.backends, args.model))
     return simulated(2, json.loads(args.sim))
+
+
+def tell(backends: Backends) -> str:
+    """Say what the servers tell of themselves: how many, which version, how large their cache is."""
+    url = backends.urls[0]
+    with urllib.request.urlopen(f"{url}/version", timeout=10) as reply:
+        version = json.loads(reply.read())["version"]
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as reply:
+        page = reply.read().decode()
+    size = {name: value for name, value in re.findall(r'(block_size|num_gpu_blocks)="(\d+)"', page)}
+    return (
+        f"{len(backends.addresses)} vLLM {version} servers, model {backends.model}, each with"
+        f" {size.get('num_gpu_blocks')} KV blocks of {size.get('block_size')} tokens"
+    )
 
 
 def about(args: argparse.Namespace) -> dict[str, Any]:
@@ -240,6 +265,8 @@ def report(args: argparse.Namespace) -> None:
     from loadtest.overload_plots import draw  # needs matplotlib, which measuring does not
 
     result = json.loads(args.file.read_text())
+    if args.note:
+        result["meta"]["note"] = args.note
     args.to.parent.mkdir(parents=True, exist_ok=True)
     names = draw(result, args.to)
     args.to.write_text(write(result, names))
@@ -255,7 +282,8 @@ def parser() -> argparse.ArgumentParser:
     go = verbs.add_parser("run", help="measure")
     go.set_defaults(do=run)
     go.add_argument("--out", type=pathlib.Path, required=True)
-    go.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
+    go.add_argument("--add", action="store_true", help="go on with the file")
+    go.add_argument("--arms", nargs="*", default=list(ARMS), choices=ARMS)
     go.add_argument("--scenarios", nargs="+", default=["levels"], choices=NAMES)
     go.add_argument("--levels", nargs="+", type=float, default=[0.5, 1.0, 1.5, 2.0, 4.0])
     go.add_argument("--seconds", type=float, default=15.0, help="of arrivals that count")
@@ -270,10 +298,11 @@ def parser() -> argparse.ArgumentParser:
     go.add_argument("--backends", nargs="+", default=[], help="URLs of running vLLM servers")
     go.add_argument("--model", default="m", help="the model that --backends serve")
     go.add_argument("--sim", default="{}", help="settings of the simulated ones, as JSON")
-    tell = verbs.add_parser("report", help="write tables and plots")
-    tell.set_defaults(do=report)
-    tell.add_argument("file", type=pathlib.Path)
-    tell.add_argument("--to", type=pathlib.Path, default=REPORT)
+    out = verbs.add_parser("report", help="write tables and plots")
+    out.set_defaults(do=report)
+    out.add_argument("file", type=pathlib.Path)
+    out.add_argument("--to", type=pathlib.Path, default=REPORT)
+    out.add_argument("--note", default="", help="a paragraph on the circumstances")
     return top
 
 

@@ -141,7 +141,7 @@ def _about(result: Found) -> str:
     meta, capacity = result["meta"], result["capacity"]
     said = meta["settings"]
     if said["backends"]:
-        backends = f"{len(said['backends'])} running vLLM servers, model {said['model']}"
+        backends = meta["servers"]
     else:
         backends = f"2 simulated vLLM servers, each with {SIM} {said['sim']}"
     arms = [f"- `{a}`: {TITLES[a]}" for a in dict.fromkeys(e["arm"] for e in result["cells"])]
