@@ -13,6 +13,7 @@ from gateway.sim.text import tokenize
 from loadtest.arrivals import PROFILES, Phase, Shot, plan, poisson, prompt, shots
 from loadtest.openloop import Door, fire, parse_refusal, request_bytes
 from loadtest.outcomes import End, Outcome, Slo, figures, percentiles
+from loadtest.overload import others
 from loadtest.overload_report import asked, write
 from loadtest.scenarios import LEAD_S, SHARERS, TIMES, Study
 
@@ -315,3 +316,12 @@ def test_the_report_shows_every_cell():
     assert ">= 19.00" in text
     assert "1 x 503 kv_full" in text
     assert "One of eight tenants" in text
+
+
+def test_a_cell_that_is_measured_again_takes_the_place_of_the_old_one_alone():
+    cells = [
+        cell("1", [complete()]),
+        cell("2", [complete()]),
+        cell("1", [complete()], arm="direct"),
+    ]
+    assert others(cells, cell("1", [refused()])) == cells[1:]
