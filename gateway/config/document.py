@@ -121,6 +121,16 @@ def read_document(text: str, *, file: str, folder: Path, env: Mapping[str, str])
     return document
 
 
+def _joined(text: str) -> str:
+    """Return text whose pairs of surrogates are characters; a lone one is U+FFFD.
+
+    JSON escapes a character beyond 16 bits as two, and YAML takes each of them for a character.
+    """
+    if text.isprintable():  # no surrogate is
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 class _TooManyError(Exception):
     pass
 
@@ -154,7 +164,7 @@ class _Reader:
             if not isinstance(key_node, ScalarNode):
                 self._error("bad-yaml", "a key must be a plain name", path, place)
                 continue
-            key = str(key_node.value)
+            key = _joined(str(key_node.value))
             if key in values:
                 first = self._document.key_places[(*path, key)].line
                 message = f"`{key}` is written twice, first in line {first}"
@@ -178,7 +188,7 @@ class _Reader:
                 self._open.add(id(source))
                 own = [pair for pair in source.value if str(pair[0].tag) != _MERGE]
                 for key_node, value_node in own:
-                    yield str(key_node.value), value_node, _place(key_node)
+                    yield _joined(str(key_node.value)), value_node, _place(key_node)
                 yield from self._merged([v for k, v in source.value if str(k.tag) == _MERGE])
                 self._open.discard(id(source))
 
@@ -210,7 +220,7 @@ class _Reader:
             except (ValueError, YAMLError):
                 return str(node.value)  # `!!int x`: whoever wants a number says so
             return value
-        text = str(node.value)
+        text = _joined(str(node.value))
         return text if "${" not in text else self._filled(text, path, _place(node))
 
     def _filled(self, text: str, path: KeyPath, place: Place) -> str:

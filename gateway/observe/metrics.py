@@ -45,6 +45,7 @@ from gateway.observe.instruments import INSTRUMENTS, OTHER, UNKNOWN, Instrument,
 MAX_NAMES: Final = 1000
 
 _LEAST_WAIT_S: Final = 0.001  # less is what a refusal at once takes, not a wait
+_AT_ONCE: Final = {ShedReason.NO_ROOM, ShedReason.QUEUE_FULL, ShedReason.TENANT_QUEUE_FULL}
 
 Labels = tuple[str, ...]
 
@@ -163,7 +164,7 @@ class Metrics(Collector):
             self._values[table.SHED.name][pool, reason.value] += 1
         elif outcome is Outcome.CLIENT_GONE:
             self._values[table.CLIENT_DISCONNECTS.name][pool, _stage(record)] += 1
-        if record.queue_s >= _LEAST_WAIT_S:
+        if record.queue_s >= _LEAST_WAIT_S and record.shed_reason not in _AT_ONCE:
             self._histograms[table.QUEUE_WAIT.name].observe((pool,), record.queue_s)
         if record.client_retry:
             self._values[table.CLIENT_RETRIES.name][(pool,)] += 1

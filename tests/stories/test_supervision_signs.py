@@ -88,9 +88,10 @@ async def test_a_server_whose_process_lives_and_does_not_serve_is_restarted(faul
             await world.until(lambda: world.phase() is Phase.DOWN)
             since = world.backend().since
             restart = await until_restart(world, clock)
+            took_s = clock.now() - since
             assert restart.label == "engine_dead"
             assert f"its process runs, but does not serve: {reason}" in restart.detail
-            assert after_s <= restart.at - since < after_s + 30.0
+            assert after_s <= took_s < after_s + 30.0
             await comes_back(world)
 
 
@@ -147,7 +148,7 @@ async def test_one_that_holds_more_memory_than_it_may_is_restarted():
             restart = await until_restart(world, clock)
             assert restart.label == "memory"
             assert restart.detail.endswith("of host memory, over max_memory")
-            assert restart.at - began >= 30.0  # a peak is no leak
+            assert clock.now() - began >= 30.0  # a peak is no leak
             await comes_back(world)
             assert world.charge().seen.incarnation != before
 
@@ -214,7 +215,7 @@ async def test_one_that_falls_to_a_fraction_of_its_pace_and_its_peers_is_restart
             restart = await until_restart(world, clock, 8.0)
             assert (restart.backend_id, restart.label) == ("m/b1", "slow")
             assert "with 6 running, under 0.30 of its usual" in restart.detail
-            assert restart.at - fell >= 4 * 60  # of five slow minutes the first had begun before
+            assert clock.now() - fell >= 4 * 60  # of five slow minutes the first had begun before
             world.slot().speed = 0.0
             await comes_back(world)
 

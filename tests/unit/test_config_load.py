@@ -7,7 +7,7 @@ import pathlib
 import textwrap
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.config.findings import Severity
@@ -438,8 +438,18 @@ trees = st.recursive(
 )
 
 
+def test_a_character_that_json_escapes_as_two_is_one():
+    pools = '"pools": {"m": {"backends": ["http://h:1"]}}'
+    (found,) = check(f'{{"\\ud83d\\ude00": 1, {pools}}}').findings
+    assert found.path == ("\U0001f600",)
+    (found,) = check(f'{{"x\\ud83d": 1, {pools}}}').findings  # half of one
+    assert found.path == ("x\ufffd",)
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.dictionaries(names, trees, max_size=5))
+@example({"listen": "\U00010000"})
+@example({"listen": "\ud800"})
 def test_whatever_the_file_holds_the_answer_is_findings_or_a_config(tree):
     checked = check(json.dumps(tree))
     errors = [each for each in checked.findings if each.severity is Severity.ERROR]
