@@ -26,13 +26,14 @@ def _size_line(chunk_bytes: int) -> bytes:
     return _NEVER
 
 
-_SIZE_LINES: Final = tuple(map(_size_line, range(_MAX_CHUNK)))
+# By a chunk's size: how it begins, and after how many bytes its frame does.
+_BEGINNINGS: Final = tuple((line, len(line)) for line in map(_size_line, range(_MAX_CHUNK)))
 
 
 class Shape:
     """What the frames of one stream have in common. Knows nothing until it has learnt one."""
 
-    __slots__ = ("_fixed_bytes", "_head", "_tail")
+    __slots__ = ("_head", "_head_bytes", "_tail", "_tail_bytes")
 
     def __init__(self) -> None:
         self.forget()
@@ -40,7 +41,7 @@ class Shape:
     def forget(self) -> None:
         """Fit nothing."""
         self._head = self._tail = _NEVER
-        self._fixed_bytes = 0
+        self._head_bytes = self._tail_bytes = 1
 
     def learn(self, frame: bytes) -> None:
         """Take the shape of one whole frame of JSON; its last string value may differ from now on."""
@@ -48,24 +49,22 @@ class Shape:
         end = frame.find(b'"', begin)
         if begin > 2 and end > 0:
             self._head, self._tail = frame[:begin], frame[end:] + b"\r\n"
-            self._fixed_bytes = begin + len(self._tail)
+            self._head_bytes, self._tail_bytes = begin, len(self._tail)
 
     def fits(self, chunk: bytes) -> bool:
         """Whether `chunk` is exactly one chunk of exactly one frame of this shape."""
         size = len(chunk)
         if size >= _MAX_CHUNK:
             return False
-        line = _SIZE_LINES[size]
-        text = len(line) + self._fixed_bytes
-        if (
-            text > size
-            or not chunk.startswith(line)
-            or not chunk.endswith(self._tail)
-            or not chunk.startswith(self._head, len(line))
-        ):
-            return False
-        begin, end = text - len(self._tail), size - len(self._tail)
-        return chunk.find(b'"', begin, end) < 0 or _is_inside(chunk[begin:end])
+        line, head = _BEGINNINGS[size]
+        begin, end = head + self._head_bytes, size - self._tail_bytes
+        return (
+            begin <= end
+            and chunk.startswith(line)
+            and chunk.startswith(self._head, head)
+            and chunk.endswith(self._tail)
+            and (chunk.find(b'"', begin, end) < 0 or _is_inside(chunk[begin:end]))
+        )
 
 
 def _is_inside(text: bytes) -> bool:
