@@ -241,8 +241,8 @@ class Downstream:
         self._write_head(status, lines + length, body)
         self._finish()
 
-    def begin(self, reply: Reply) -> None:
-        """Write the head of a streamed reply, in chunks for HTTP/1.1, else closed at its end."""
+    def begin(self, reply: Reply, data: bytes = b"") -> None:
+        """Write a streamed reply's head and first bytes; in chunks for HTTP/1.1, else closed at its end."""
         passed = b"".join(
             [
                 b"%b: %b\r\n" % (name, reply.headers[name])
@@ -258,16 +258,17 @@ class Downstream:
             passed += b"transfer-encoding: chunked\r\n"
         else:
             self.keep_alive = False
-        self._write_head(reply.status, passed, b"")
+        self._write_head(reply.status, passed, self._framed(data))
 
     def write(self, data: bytes) -> None:
         """Write body bytes of a streamed reply."""
         if self.gone:
             return
         self.bytes_out += len(data)
-        if self.takes_chunks:
-            data = b"%x\r\n%b\r\n" % (len(data), data)
-        self._transport.write(data)
+        self._transport.write(self._framed(data))
+
+    def _framed(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if self.takes_chunks and data else data
 
     def write_chunk(self, chunk: bytes) -> None:
         """Write body bytes of a streamed reply that are framed as one chunk already."""
@@ -292,16 +293,15 @@ class Downstream:
             self.cut()
             return
         dialect = self.spec.dialect
-        self.write(error_frame(fault, dialect, self.id) + (DONE if dialect in OPENAI else b""))
-        self.end()
+        self.end(error_frame(fault, dialect, self.id) + (DONE if dialect in OPENAI else b""))
 
-    def end(self) -> None:
-        """Finish a streamed reply."""
+    def end(self, data: bytes = b"") -> None:
+        """Finish a streamed reply, after its last bytes."""
         if self.gone:
             self.response_complete = True
             return
-        if self.takes_chunks:
-            self._transport.write(b"0\r\n\r\n")
+        self.bytes_out += len(data)
+        self._transport.write(self._framed(data) + (b"0\r\n\r\n" if self.takes_chunks else b""))
         self._finish()
 
     def cut(self) -> None:

@@ -278,15 +278,15 @@ class Connection(asyncio.Protocol):
             if self._held_bytes > _UNCLAIMED_BYTES and not self._complete:
                 self.pause()
             return
-        parts = self._parts
-        if parts:
-            self._parts = []
-            self._held_bytes = 0
-            sink.on_data(parts[0] if len(parts) == 1 else b"".join(parts))
-        if self._complete and self._sink is sink:
+        parts, self._parts = self._parts, []
+        self._held_bytes = 0
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        if self._complete:
             self._sink = None
             self._release()
-            sink.on_end()
+            sink.on_end(data)
+        elif data:
+            sink.on_data(data)
 
     def _release(self) -> None:
         """Give the connection back, or close it when it may not be used again."""

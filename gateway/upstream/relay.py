@@ -42,8 +42,8 @@ class ClientSide(Protocol):
     writing_paused: bool  # the transport's buffer is full
     takes_chunks: bool  # the head is written, and the body goes out in chunks
 
-    def begin(self, reply: Reply) -> None:
-        """Write the reply's head."""
+    def begin(self, reply: Reply, data: bytes = b"") -> None:
+        """Write the reply's head, and the first body bytes with it."""
 
     def write(self, data: bytes) -> None:
         """Write body bytes."""
@@ -51,8 +51,8 @@ class ClientSide(Protocol):
     def write_chunk(self, chunk: bytes) -> None:
         """Write body bytes that are framed as one chunk already."""
 
-    def end(self) -> None:
-        """Finish the body in the client's framing."""
+    def end(self, data: bytes = b"") -> None:
+        """Finish the body, after its last bytes, in the client's framing."""
 
     def cut(self) -> None:
         """End a body that cannot be finished, so that the client sees it is cut."""
@@ -195,21 +195,26 @@ class Relay:
     def _pass_on(self, out: bytes) -> None:
         if out:
             client = self._client
-            if not client.started:
-                if self.watch.failed:
-                    self._stop(_as_error(self.watch.fault))
-                    return
-                client.begin(self._reply)
-            client.write(out)
+            if client.started:
+                client.write(out)
+            elif self.watch.failed:
+                self._stop(_as_error(self.watch.fault))
+                return
+            else:
+                client.begin(self._reply, out)
             if client.writing_paused:
                 self.pause()
+        self._note_first_token()
+
+    def _note_first_token(self) -> None:
         if self._on_first_token is not None and self.watch.events:
             self._on_first_token()
             self._on_first_token = None
 
-    def on_end(self) -> None:
+    def on_end(self, data: bytes) -> None:
         """Finish in the client's protocol; a stream that lacks its ending is a failure."""
-        rest = self.watch.close()
+        rest = (self.watch.feed(data) if data else b"") + self.watch.close()
+        self._note_first_token()
         self._finish(
             rest,
             None if self.watch.complete else StreamBroke("the stream ended before it was complete"),
@@ -292,11 +297,10 @@ class Relay:
             return
         if not client.started:
             client.begin(self._reply)
-        if rest:
-            client.write(rest)
         if error is None or self.watch.failed:  # the watch has written the ending that says so
-            client.end()
+            client.end(rest)
         else:
+            client.write(rest)
             client.cut()
         self._stop(error, cut=False)
 

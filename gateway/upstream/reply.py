@@ -19,8 +19,8 @@ class Sink(Protocol):
     def on_chunk(self, chunk: bytes) -> bool:
         """Take a read that begins a chunk, framing included; False leaves it to the parser."""
 
-    def on_end(self) -> None:
-        """Learn that the body is whole; the connection is already free for others."""
+    def on_end(self, data: bytes) -> None:
+        """Take the last body bytes, if any; the connection is already free for others."""
 
     def on_lost(self, error: UpstreamError) -> None:
         """Learn that the backend broke off."""

@@ -57,7 +57,8 @@ class Sink:
     def on_data(self, data):
         self.data += data
 
-    def on_end(self):
+    def on_end(self, data):
+        self.data += data
         self.ended = True
         self.done.set()
 

@@ -44,18 +44,21 @@ class Client:
 
     def __init__(self):
         self.started = self.writing_paused = self.takes_chunks = False
-        self.written, self.ends, self.cuts = b"", 0, 0
+        self.written, self.writes, self.ends, self.cuts = b"", 0, 0, 0
 
-    def begin(self, reply):
+    def begin(self, reply, data=b""):
         self.started = True
+        self.written += data
 
     def write(self, data):
         self.written += data
+        self.writes += 1
 
     def write_chunk(self, data):
         raise AssertionError("takes_chunks is false")
 
-    def end(self):
+    def end(self, data=b""):
+        self.written += data
         self.ends += 1
 
     def cut(self):
@@ -129,5 +132,43 @@ def test_no_comment_is_written_into_a_frame_that_is_too_long_to_hold():
         assert b"keep-alive" not in client.written
         running.cancel()
         await asyncio.wait([running])
+
+    asyncio.run(main())
+
+
+def test_the_first_frame_goes_with_the_head_and_the_last_with_the_end():
+    async def main():
+        _, client, connection, running = await start(patience())
+        connection.data_received(chunk(TOKEN))
+        assert client.started
+        connection.data_received(chunk(LAST) + b"0\r\n\r\n")
+        assert await running is None
+        assert client.written == TOKEN + LAST
+        assert (client.writes, client.ends, client.cuts) == (0, 1, 0)
+
+    asyncio.run(main())
+
+
+def test_a_stream_that_comes_in_one_read_has_a_first_token_too():
+    async def main():
+        wire, client = Wire(), Client()
+        connection = Connection(lambda _: None, lambda _: None)
+        connection.connection_made(wire)
+        asked = asyncio.get_running_loop().create_task(connection.request(b"", b"", 1e12))
+        await asyncio.sleep(0)
+        connection.data_received(HEAD + chunk(TOKEN) + chunk(LAST) + b"0\r\n\r\n")
+        watch = StreamWatch(Dialect.CHAT, choices=1, hide_usage=True, request_id="r")
+        seen = []
+        reply = await asked
+        relay = Relay(
+            reply,
+            watch,
+            client,
+            patience(),
+            0.0,
+            on_first_token=lambda: seen.append(client.started),
+        )
+        assert await relay.run() is None
+        assert len(seen) == 1
 
     asyncio.run(main())
