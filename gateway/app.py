@@ -40,9 +40,9 @@ from gateway.core.aio import Clock, SystemClock, periodic
 from gateway.core.errors import ConfigError
 from gateway.ingress.drain import drain
 from gateway.ingress.handler import Handler, Settings
-from gateway.ingress.listener import bind, port_of
+from gateway.ingress.listener import Server, bind, plain_server, port_of, public_server
 from gateway.ingress.routes import Readiness, public_app
-from gateway.ingress.server import ClientLimits, Ingress, Server, plain_server, public_server
+from gateway.ingress.server import ClientLimits, Ingress
 from gateway.observe.ledger import Ledger
 from gateway.observe.log import AccessLog, set_up_logging
 from gateway.observe.metrics import Metrics, Readings
@@ -313,7 +313,7 @@ async def run(process: Process) -> None:
 
 def _stop(*servers: Server) -> None:
     for server in servers:
-        server.should_exit = True
+        server.leave()
 
 
 def _close(*servers: Server) -> None:

@@ -1,17 +1,25 @@
-"""Listening sockets, bound before anything else starts, so that a taken address is known at once."""
+"""Listening: sockets, bound before anything else so that a taken address is known at once; servers."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import os
 import socket
 import stat
-from typing import Final
+from collections.abc import Iterator
+from typing import Any, Final
+
+import uvicorn
+from starlette.types import ASGIApp
 
 from gateway.config.models import Listen
+from gateway.ingress.server import GatewayProtocol, Ingress
 
 _BACKLOG: Final = 4096  # connections the kernel holds while the loop is busy
 _PROBE_S: Final = 0.5
+_DATE_S: Final = 1.0  # what a date header resolves
 # What the kernel holds for one client that does not read (Linux doubles it); left alone it grows to
 # megabytes of an answer nobody takes, while the engine works on. Accepted sockets inherit it.
 _SEND_BUFFER_BYTES: Final = 64 * 1024
@@ -64,3 +72,59 @@ def _remove_stale(path: str) -> None:
             os.unlink(path)
         except OSError:
             return
+
+
+class Server(uvicorn.Server):
+    """A uvicorn server that leaves signals to the app; `leave` ends it."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._leaving = asyncio.Event()
+
+    def leave(self) -> None:
+        """Have `serve` take no more connections, and end once the open ones are done."""
+        self.should_exit = True
+        self._leaving.set()
+
+    async def main_loop(self) -> None:
+        """Renew the date header until it is to leave; uvicorn's own loop wakes ten times a second."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_DATE_S):
+                    await self._leaving.wait()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Install nothing: the app owns the process's signals."""
+        yield
+
+
+def public_server(app: ASGIApp, ingress: Ingress) -> Server:
+    """Make the public listener's server. Run it with `serve(sockets=[...])`."""
+    return _server(
+        app,
+        keep_alive_s=ingress.limits.keep_alive_s,
+        http=functools.partial(GatewayProtocol, ingress),
+    )
+
+
+def plain_server(app: ASGIApp) -> Server:
+    """Make a server for an ordinary app (the admin listener)."""
+    return _server(app, keep_alive_s=75.0, http="httptools")
+
+
+def _server(app: ASGIApp, *, keep_alive_s: float, http: Any) -> Server:
+    config = uvicorn.Config(
+        app,
+        http=http,
+        loop="none",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=int(keep_alive_s),
+        timeout_graceful_shutdown=2,
+    )
+    return Server(config)

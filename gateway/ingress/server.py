@@ -12,8 +12,6 @@ pinned to one minor version for their sake.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import itertools
 import os
 import time
@@ -22,8 +20,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import httptools
-import uvicorn
-from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.core.errors import GatewayError, HeadTimeout, HeadTooLarge, RequestError
@@ -304,43 +300,3 @@ class GatewayProtocol(HttpToolsProtocol):
             % (STATUS_LINE[error.status], self.date_header(), len(body), body)
         )
         self.transport.close()
-
-
-class Server(uvicorn.Server):
-    """A uvicorn server that leaves signals to the app; stop it by `should_exit`."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Install nothing: the app owns the process's signals."""
-        yield
-
-
-def public_server(app: ASGIApp, ingress: Ingress) -> Server:
-    """Make the public listener's server. Run it with `serve(sockets=[...])`."""
-    return _server(
-        app,
-        keep_alive_s=ingress.limits.keep_alive_s,
-        http=functools.partial(GatewayProtocol, ingress),
-    )
-
-
-def plain_server(app: ASGIApp) -> Server:
-    """Make a server for an ordinary app (the admin listener)."""
-    return _server(app, keep_alive_s=75.0, http="httptools")
-
-
-def _server(app: ASGIApp, *, keep_alive_s: float, http: Any) -> Server:
-    config = uvicorn.Config(
-        app,
-        http=http,
-        loop="none",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=int(keep_alive_s),
-        timeout_graceful_shutdown=2,
-    )
-    return Server(config)

@@ -138,3 +138,9 @@ def test_a_client_that_leaves_is_invisible_to_an_app_that_does_not_listen():
         assert sends_after_leaving == 3
 
     asyncio.run(main())
+
+
+def test_the_server_runs_the_loop_we_override_until_its_tick_says_so():
+    source = inspect.getsource(uvicorn.Server._serve)
+    assert "await self.main_loop()" in source
+    assert "self.should_exit" in inspect.getsource(uvicorn.Server.on_tick)
