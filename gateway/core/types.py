@@ -76,6 +76,8 @@ class Outcome(Enum):
     SHUTDOWN = "shutdown"  # cut by our own shutdown after the grace period
     BUG = "bug"  # ours; logged with a traceback
 
+    __hash__ = object.__hash__  # as for Endpoint
+
 
 class ShedReason(Enum):
     """Why a request was refused for capacity; closed, because it is a metric label and a header."""

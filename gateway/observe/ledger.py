@@ -69,9 +69,9 @@ class Ledger:
     def post(self) -> None:
         """Count what was settled since the last time, and queue its lines."""
         settled, self._settled = self._settled, []
+        self._access_log.write(settled)
         for record in settled:
             self._metrics.settle(record)
-            self._access_log.write(record)
         for listener in self.on_posted if settled else ():
             listener(settled)
 

@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -70,21 +71,24 @@ class AccessLog:
         self._second = -1
         self._prefix = ""
 
-    def write(self, record: RequestRecord) -> None:
-        """Queue the line of a settled request."""
+    def write(self, settled: Sequence[RequestRecord]) -> None:
+        """Queue the lines of settled requests."""
         if self.enabled:
-            self._outlet.put(self._encode(self._line(record)) + b"\n")
+            ahead_s = self._clock.wall() - self._clock.now()
+            for record in settled:
+                self._outlet.put(self._encode(self._line(record, ahead_s)) + b"\n")
 
     def wake(self) -> None:
         """Have the queued lines written now."""
         if self._outlet.waiting:
             self._outlet.wake()
 
-    def _line(self, record: RequestRecord) -> AccessLine:
+    def _line(self, record: RequestRecord, ahead_s: float) -> AccessLine:
         caller, usage, pool = record.caller, record.usage, record.pool
         backend, received_at, first_at = record.backend_id, record.received_at, record.first_byte_at
+        ended_at = record.ended_at or received_at
         return AccessLine(
-            self._time(record.ended_at),
+            self._time(ended_at + ahead_s),
             record.id,
             caller.key_id if caller is not None else None,
             caller.tenant if caller is not None else None,
@@ -99,7 +103,7 @@ class AccessLog:
             record.error_code,
             _micros(record.queue_s),
             _micros(first_at - received_at) if record.stream and first_at is not None else None,
-            _micros((record.ended_at or received_at) - received_at),
+            _micros(ended_at - received_at),
             usage.prompt_tokens if usage is not None else None,
             usage.completion_tokens if usage is not None else None,
             usage.cached_tokens if usage is not None else None,
@@ -109,10 +113,8 @@ class AccessLog:
             record.client_retry,
         )
 
-    def _time(self, ended_at: float | None) -> str:
-        """Return the wall time of then; its seconds are formatted once a second, not once a line."""
-        clock = self._clock
-        wall = clock.wall() if ended_at is None else clock.wall() - clock.now() + ended_at
+    def _time(self, wall: float) -> str:
+        """Return a wall time as text; its seconds are formatted once a second, not once a line."""
         second = int(wall)
         if second != self._second:
             self._second = second

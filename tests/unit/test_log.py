@@ -95,7 +95,7 @@ def record(**more):
 
 
 def test_a_line_has_exactly_the_allowed_fields(outlet, written):
-    AccessLog(outlet, HeldClock()).write(record(adapter="lora-a"))
+    AccessLog(outlet, HeldClock()).write([record(adapter="lora-a")])
     assert set(AccessLine.__struct_fields__) == FIELDS
     assert json.loads(written()) == {
         "ts": "2023-11-14T22:11:53.062Z",
@@ -126,7 +126,11 @@ def test_a_line_has_exactly_the_allowed_fields(outlet, written):
 
 def test_what_is_not_known_is_null(outlet, written):
     AccessLog(outlet, HeldClock()).write(
-        RequestRecord("req_1", Endpoint.CHAT, 10.0, ended_at=10.0, outcome=Outcome.UNAUTHENTICATED)
+        [
+            RequestRecord(
+                "req_1", Endpoint.CHAT, 10.0, ended_at=10.0, outcome=Outcome.UNAUTHENTICATED
+            )
+        ]
     )
     line = json.loads(written())
     assert set(line) == FIELDS
@@ -138,13 +142,13 @@ def test_what_is_not_known_is_null(outlet, written):
 
 
 def test_only_a_stream_has_a_time_to_its_first_token(outlet, written):
-    AccessLog(outlet, HeldClock()).write(record(stream=False))
+    AccessLog(outlet, HeldClock()).write([record(stream=False)])
     assert json.loads(written())["ttft_s"] is None
 
 
 @pytest.mark.parametrize("name", ['a"b', "a\nb", 'x","outcome":"ok', "\x1b[31m", "\u2028", "é☃"])
 def test_hostile_names_stay_in_their_field(outlet, written, name):
-    AccessLog(outlet, HeldClock()).write(record(model=name, outcome=Outcome.BUG))
+    AccessLog(outlet, HeldClock()).write([record(model=name, outcome=Outcome.BUG)])
     text = written()
     assert text.count("\n") == 1
     line = json.loads(text)
@@ -155,10 +159,10 @@ def test_hostile_names_stay_in_their_field(outlet, written, name):
 def test_the_time_is_that_of_the_requests_end_however_late_it_is_written(outlet, written):
     clock = HeldClock()
     log = AccessLog(outlet, clock)
-    log.write(record(ended_at=100.0))
-    log.write(record(ended_at=99.5))
+    log.write([record(ended_at=100.0)])
+    log.write([record(ended_at=99.5)])
     clock.at += 60
-    log.write(record(ended_at=100.0))
+    log.write([record(ended_at=100.0)])
     times = [json.loads(line)["ts"] for line in written().splitlines()]
     assert times == [
         "2023-11-14T22:13:20.062Z",
@@ -168,7 +172,7 @@ def test_the_time_is_that_of_the_requests_end_however_late_it_is_written(outlet,
 
 
 def test_a_log_that_is_off_writes_nothing(outlet):
-    AccessLog(outlet, HeldClock(), enabled=False).write(record())
+    AccessLog(outlet, HeldClock(), enabled=False).write([record()])
     assert outlet.waiting == 0
 
 
@@ -298,7 +302,7 @@ def test_a_wrong_log_call_breaks_nobody(events):
 def test_access_lines_and_events_keep_their_order(events, root):
     read = events()
     outlet = root.handlers[0]._outlet
-    AccessLog(outlet, HeldClock()).write(record())
+    AccessLog(outlet, HeldClock()).write([record()])
     logging.getLogger("x").info("after it")
     first, second = read().splitlines()
     assert json.loads(first)["id"] == "req_1"
