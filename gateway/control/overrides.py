@@ -66,7 +66,8 @@ _FORMAT: Final = msgspec.json.Decoder(dict[str, Override])
 class Overrides:
     """The changes in force. Synchronous; the file is small and written when a remedy is applied.
 
-    A file that cannot be read counts as none, with a warning; one that cannot be written is the caller's to report.
+    A file that cannot be read counts as none, with a warning; one that cannot be written is the
+    caller's to report.
     """
 
     folder: Path
