@@ -231,7 +231,7 @@ class Supervised:
             self.gateway = subprocess.Popen(
                 command, stdout=out, stderr=out, stdin=subprocess.DEVNULL
             )
-        self.until(lambda: get(self.admin_url + "/livez")[0] == 200, 30, "the gateway answers")
+        self.until(lambda: get(self.admin_url + "/livez")[0] == 200, 60, "the gateway answers")
 
     def kill(self) -> None:
         self.gateway.kill()

@@ -16,7 +16,7 @@ from gateway.core.types import Endpoint, Phase
 from gateway.pools.table import PoolTable
 from tests.e2e.support import CACHE, free_port, need, running
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 VLLM = pathlib.Path(os.environ.get("VLLM_GATEWAY_TEST_VLLM", CACHE / "vllm"))
 MODELS = pathlib.Path(os.environ.get("VLLM_GATEWAY_TEST_MODELS", CACHE / "models"))
@@ -100,7 +100,7 @@ async def stop_at_work(watched, engine):
     for _ in range(20):
         os.kill(engine, signal.SIGSTOP)
         enough = watched.backend.scrape_count + 2
-        await watched.until(lambda least=enough: watched.backend.scrape_count >= least, 30)
+        await watched.until(lambda least=enough: watched.backend.scrape_count >= least, 120)
         if watched.backend.sample.running > 0:
             return
         os.kill(engine, signal.SIGCONT)
@@ -109,7 +109,7 @@ async def stop_at_work(watched, engine):
 
 
 async def story(watched, process, url):
-    await watched.until(lambda: watched.backend.phase is Phase.READY, 150)
+    await watched.until(lambda: watched.backend.phase is Phase.READY, 300)
     backend = watched.backend
     # What it tells.
     assert backend.window_tokens == 2048
@@ -119,7 +119,7 @@ async def story(watched, process, url):
     assert backend.endpoints is not None
     assert {Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.MESSAGES} <= backend.endpoints
     assert Endpoint.EMBEDDINGS not in backend.endpoints
-    await watched.until(lambda: backend.sample is not None, 30)
+    await watched.until(lambda: backend.sample is not None, 120)
 
     # Its load, while it works for longer than the progress limit.
     async with asyncio.TaskGroup() as group:
@@ -132,22 +132,22 @@ async def story(watched, process, url):
         engine = engine_core(process)
         try:
             await stop_at_work(watched, engine)
-            await watched.until(lambda: backend.phase is Phase.DOWN, PROGRESS_S + 15)
+            await watched.until(lambda: backend.phase is Phase.DOWN, PROGRESS_S + 60)
             assert backend.reason == "no_progress"
             assert httpx2.get(f"{url}/health", trust_env=False).status_code == 200
         finally:
             os.kill(engine, signal.SIGCONT)
-        await watched.until(lambda: backend.phase is Phase.READY, 30)
+        await watched.until(lambda: backend.phase is Phase.READY, 120)
 
         # Its clients leave all at once: the load goes, the backend stays.
         work.cancel()
-    await watched.until(lambda: backend.sample.running == 0, 30)
+    await watched.until(lambda: backend.sample.running == 0, 120)
     await asyncio.sleep(PROGRESS_S + 1)
-    await watched.until(lambda: backend.phase is Phase.READY, 30)
+    await watched.until(lambda: backend.phase is Phase.READY, 120)
 
     # The engine dies, and the server with it.
     os.kill(engine, signal.SIGKILL)
-    await watched.until(lambda: backend.phase is Phase.DOWN, 60)
+    await watched.until(lambda: backend.phase is Phase.DOWN, 120)
     assert backend.reason in {"refused", "http_503", "reset", "timeout"}
 
 

@@ -21,7 +21,7 @@ from gateway.pools.backend import Backend
 from gateway.wire.calls import ENDPOINTS, parse_call
 from tests.e2e.support import CACHE, free_port, gateway, get, need
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 VLLM = pathlib.Path(os.environ.get("VLLM_GATEWAY_TEST_VLLM", CACHE / "vllm"))
 MODELS = pathlib.Path(os.environ.get("VLLM_GATEWAY_TEST_MODELS", CACHE / "models"))
@@ -84,7 +84,7 @@ class Bench:
         async def gone():
             return not (await launcher.look()).running
 
-        await self.until(gone, 60)
+        await self.until(gone, 120)
 
 
 def session_of(pid):

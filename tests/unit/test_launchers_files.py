@@ -2,7 +2,12 @@
 
 import dataclasses
 import os
+import pathlib
+import signal
 import string
+import subprocess
+import sys
+import time
 
 import pytest
 from hypothesis import given
@@ -11,6 +16,7 @@ from hypothesis import strategies as st
 from gateway.control.launchers import proc
 from gateway.control.launchers.logfile import LogFile
 from gateway.control.launchers.record import Record, digest, file_name, load, save
+from gateway.control.launchers.spawn import exit_code
 
 RECORD = Record("n", "boot-id-of-this", 1, 2, "sha", 10, 40, 41)
 
@@ -179,11 +185,32 @@ def test_names_that_look_alike_differ(one, other):
 
 
 def test_a_name_with_spaces_and_parentheses_does_not_mislead():
-    fields = ["S", "7", "8", "9", *["0"] * 15, "12345", "0"]
+    fields = ["S", "7", "8", "9", *["0"] * 13, "1", "0", "12345", "0"]
     found = proc.parse_stat(f"42 (a) S (b) {' '.join(fields)}")
     assert found == proc.Process(42, 12345, 7, 8, 9, "a) S (b", dead=False)
     assert str(found) == "42 (a) S (b)"
     assert proc.parse_stat(f"42 (z) {' '.join(['Z', *fields[1:]])}").dead
+
+
+def test_a_process_runs_until_its_last_thread_has_ended():
+    # Its first thread ends alone, as that of any process may do a moment before the others.
+    code = (
+        "import ctypes, platform, sys, threading\n"
+        "threading.Thread(target=sys.stdin.read).start()\n"
+        "ctypes.CDLL(None).syscall(60 if platform.machine() == 'x86_64' else 93, 0)"  # exit(2)
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    stat = pathlib.Path(f"/proc/{child.pid}/stat")
+    while stat.read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)
+    started = proc.find(child.pid).started
+    assert proc.runs(child.pid, started)
+    assert exit_code(child.pid, reap=False) is None
+    child.kill()
+    while proc.runs(child.pid, started):
+        time.sleep(0.01)
+    assert exit_code(child.pid, reap=False) == -signal.SIGKILL
+    child.communicate()
 
 
 def test_a_number_that_another_process_has_by_now_is_not_it():

@@ -19,8 +19,8 @@ from typing import Final
 
 _PROC: Final = Path("/proc")
 # Fields after the name, counted from 0: proc_pid_stat(5) numbers them from 3 (state).
-_STATE, _PARENT, _GROUP, _SESSION, _STARTED = 0, 1, 2, 3, 19
-_DEAD: Final = "ZX"  # a zombie holds nothing but its number
+_STATE, _PARENT, _GROUP, _SESSION, _THREADS, _STARTED = 0, 1, 2, 3, 17, 19
+_DEAD: Final = "ZX"  # a zombie holds nothing but its number, once its other threads have ended too
 _LISTEN: Final = "0A"  # TCP_LISTEN, include/net/tcp_states.h
 # Of /proc/net/unix, proc_net(5). A connection that was accepted has the path of its listener.
 _UNIX_STATE, _UNIX_INODE, _UNIX_PATH = 5, 6, 7
@@ -76,7 +76,7 @@ def parse_stat(text: str) -> Process:
         group=int(fields[_GROUP]),
         session=int(fields[_SESSION]),
         name=name,
-        dead=fields[_STATE] in _DEAD,
+        dead=fields[_STATE] in _DEAD and int(fields[_THREADS]) <= 1,
     )
 
 
