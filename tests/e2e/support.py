@@ -212,7 +212,7 @@ def _is_of(entry: pathlib.Path, state: pathlib.Path, backend: str) -> bool:
 class Supervised:
     """A gateway that starts its backends, with its configuration and state in a folder of its own."""
 
-    def __init__(self, folder: pathlib.Path, pools: str) -> None:
+    def __init__(self, folder: pathlib.Path, pools: str, more: str = "") -> None:
         self.folder = folder
         self.state = folder / "state"
         self.netloc = f"127.0.0.1:{free_port()}"
@@ -220,7 +220,7 @@ class Supervised:
         self.config = folder / "gateway.yaml"
         self.config.write_text(
             f"version: 1\nlisten: {self.netloc}\nadmin: {{listen: {self.admin_url.partition('//')[2]}}}\n"
-            f"keys: none\npools:\n{pools}"
+            f"keys: none\n{more}pools:\n{pools}"
         )
         self.log = folder / "gateway.log"
         self.gateway: subprocess.Popen | None = None
