@@ -135,7 +135,7 @@ class Relay:
     """One reply on its way. Owned by the handler; `Connection` and the client's protocol call in."""
 
     __slots__ = (
-        "_blocked_since", "_client", "_done", "_error", "_events", "_on_first_token", "_patience",
+        "_blocked_since", "_client", "_connection", "_done", "_error", "_events", "_on_first_token", "_patience",
         "_progress_at", "_reply", "_sent_at", "_shape", "_started_at", "watch",
     )  # fmt: skip
 
@@ -153,6 +153,7 @@ class Relay:
         self.watch = watch
         self._shape = watch.shape
         self._reply = reply
+        self._connection = reply.connection  # as long as it is ours
         self._client = client
         self._patience = patience
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -168,14 +169,14 @@ class Relay:
         client has already been told in its own protocol.
         Cancel: the backend's connection is closed at once and nothing more is written.
         """
-        connection = self._reply.connection
-        assert connection is not None
-        connection.attach(self)
+        assert self._connection is not None
+        self._connection.attach(self)
         try:
             await self._done
-        finally:
-            if not self._done.done() or self._done.cancelled():
-                connection.abort()
+        except asyncio.CancelledError:
+            if self._connection is not None:
+                self._connection.abort()
+            raise
         return self._error
 
     # --- called by the connection ---------------------------------------------------------------
@@ -213,6 +214,7 @@ class Relay:
 
     def on_end(self, data: bytes) -> None:
         """Finish in the client's protocol; a stream that lacks its ending is a failure."""
+        self._connection = None  # it carries another's request by the time this task wakes
         rest = (self.watch.feed(data) if data else b"") + self.watch.close()
         self._note_first_token()
         self._finish(
@@ -254,16 +256,16 @@ class Relay:
         """The client's buffer is full: stop reading from the backend."""
         if self._blocked_since is None:
             self._blocked_since = asyncio.get_running_loop().time()
-            if self._reply.connection is not None:
-                self._reply.connection.pause()
+            if self._connection is not None:
+                self._connection.pause()
 
     def resume(self) -> None:
         """The client's buffer has drained."""
         if self._blocked_since is not None:
             self._blocked_since = None
             self._progress_at = asyncio.get_running_loop().time()
-            if self._reply.connection is not None:
-                self._reply.connection.resume()
+            if self._connection is not None:
+                self._connection.resume()
 
     def shut_down(self) -> None:
         """End the stream now, telling the client that the gateway stops."""
@@ -280,8 +282,8 @@ class Relay:
     def _break(self, error: UpstreamError) -> None:
         if self._done.done():
             return
-        if self._reply.connection is not None:
-            self._reply.connection.abort()
+        if self._connection is not None:
+            self._connection.abort()
         if not self._client.started:
             self._stop(error)
             return
@@ -308,9 +310,8 @@ class Relay:
         if self._done.done():
             return
         self._error = error
-        connection = self._reply.connection
-        if error is not None and connection is not None:
-            connection.abort()
+        if error is not None and self._connection is not None:
+            self._connection.abort()
         if isinstance(error, ClientStalled) and cut:
             self._client.cut()
         self._done.set_result(None)

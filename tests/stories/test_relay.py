@@ -20,7 +20,7 @@ def chunk(data):
 class Wire:
     """A transport of which only the end matters."""
 
-    aborted = False
+    aborted = paused = False
 
     def write(self, data):
         pass
@@ -34,9 +34,10 @@ class Wire:
     close = abort
 
     def pause_reading(self):
-        pass
+        self.paused = True
 
-    resume_reading = pause_reading
+    def resume_reading(self):
+        self.paused = False
 
 
 class Client:
@@ -75,6 +76,7 @@ async def start(patience):
     reply = await asked
     watch = StreamWatch(Dialect.CHAT, choices=1, hide_usage=True, request_id="r")
     relay = Relay(reply, watch, client, patience, 0.0)
+    client.relay = relay
     running = asyncio.get_running_loop().create_task(relay.run())
     await asyncio.sleep(0)
     return wire, client, connection, running
@@ -132,6 +134,40 @@ def test_no_comment_is_written_into_a_frame_that_is_too_long_to_hold():
         assert b"keep-alive" not in client.written
         running.cancel()
         await asyncio.wait([running])
+
+    asyncio.run(main())
+
+
+def test_a_connection_that_is_free_again_is_left_alone_by_who_is_cancelled_late():
+    async def main():
+        wire, _, connection, running = await start(patience())
+        connection.data_received(chunk(TOKEN))
+        running.cancel()
+        connection.data_received(chunk(LAST) + b"0\r\n\r\n")  # before the task wakes
+        assert connection.usable
+        await asyncio.wait([running])
+        assert running.cancelled()
+        assert connection.usable
+        assert not wire.aborted
+
+    asyncio.run(main())
+
+
+def test_a_client_that_reads_on_after_the_end_moves_no_other_stream():
+    async def main():
+        wire, client, connection, running = await start(patience())
+        connection.data_received(chunk(TOKEN))
+        client.relay.pause()
+        connection.data_received(chunk(LAST) + b"0\r\n\r\n")
+        await running
+        other = asyncio.get_running_loop().create_task(connection.request(b"", b"", 1e12))
+        await asyncio.sleep(0)
+        connection.data_received(HEAD)
+        await other
+        connection.pause()
+        assert wire.paused
+        client.relay.resume()
+        assert wire.paused
 
     asyncio.run(main())
 
