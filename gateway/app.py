@@ -22,7 +22,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-import httpx2
 import uvloop
 
 from gateway.access.counters import PromptCounters
@@ -32,7 +31,7 @@ from gateway.config.load import Loaded, load_config
 from gateway.config.models import Config
 from gateway.config.reload import diff
 from gateway.control.discovery import Watchers
-from gateway.control.fetch import open_shared_client
+from gateway.control.fetch import Pages
 from gateway.control.keeper import Keeper
 from gateway.control.orders import Orders
 from gateway.control.supervisor import Supervisor
@@ -81,7 +80,6 @@ class Process:
     metrics: Metrics
     outlet: Outlet
     ledger: Ledger
-    control_http: httpx2.AsyncClient
     ingress: Ingress
     handler: Handler
     watchers: Watchers
@@ -159,7 +157,6 @@ def build(
     )
     access_log = AccessLog(outlet, clock, enabled=config.log.access)
     ledger = Ledger(metrics, access_log, clock)
-    control_http = open_shared_client()
     limits = config.limits
     ingress = Ingress(
         story=lambda down: handler.handle(down),
@@ -173,7 +170,7 @@ def build(
         ),
     )
     handler = Handler(
-        settings=_settings(config, control_http),
+        settings=_settings(config),
         table=table,
         client=client,
         ledger=ledger,
@@ -193,17 +190,17 @@ def build(
     supervisor.events.on_event.append(ledger.event)
     ledger.on_posted.append(supervisor.ended)
     return Process(
-        path, loaded, clock, table, client, metrics, outlet, ledger, control_http, ingress, handler, watchers,
+        path, loaded, clock, table, client, metrics, outlet, ledger, ingress, handler, watchers,
         supervisor, Keeper(table, clock, supervisor.events, config.pools),
     )  # fmt: skip
 
 
-def _settings(config: Config, control_http: httpx2.AsyncClient) -> Settings:
+def _settings(config: Config) -> Settings:
     timeouts = config.timeouts
     return Settings(
         config=config,
         keys=OpenRing() if config.keys is None else KeyRing.load(config.keys.file),
-        counters=PromptCounters(config.pools, control_http, deadline_s=timeouts.tokenize),
+        counters=PromptCounters(config.pools, Pages, deadline_s=timeouts.tokenize),
         patience=Patience(
             first_event_s=timeouts.first_byte,
             stall_s=timeouts.stall,
@@ -308,7 +305,7 @@ async def run(process: Process) -> None:
         await process.supervisor.close()
         process.ledger.post()
         process.outlet.flush()
-        await process.control_http.aclose()
+        process.handler.settings.counters.close()
 
 
 def _stop(*servers: Server) -> None:
@@ -392,7 +389,7 @@ def reload(process: Process) -> bool:
     before = process.config
     try:
         loaded = load_config(process.path)
-        settings = _settings(loaded.config, process.control_http)
+        settings = _settings(loaded.config)
     except ConfigError as error:
         process.metrics.reloaded(ok=False)
         for finding in error.findings:
@@ -405,6 +402,7 @@ def reload(process: Process) -> bool:
         log.warning(str(warning), extra={"event": "config_warning"})
     effect = diff(before, loaded.config)
     process.loaded = loaded
+    process.handler.settings.counters.close()
     process.handler.settings = settings
     process.table.apply(loaded.config.pools, loaded.config.health)
     process.handler.gate.configure(loaded.config.pools, settings.keys.priorities)

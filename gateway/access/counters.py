@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-import httpx2
-
-from gateway.access.tokens import BackendCounter, LocalCounter
+from gateway.access.tokens import Asker, BackendCounter, LocalCounter
 from gateway.config.models import PoolConfig
 from gateway.core.types import Call, Route
 from gateway.pools.table import Backend
@@ -20,14 +18,18 @@ class PromptCounters:
     """
 
     def __init__(
-        self, pools: Mapping[str, PoolConfig], http: httpx2.AsyncClient, *, deadline_s: float
+        self,
+        pools: Mapping[str, PoolConfig],
+        open_asker: Callable[[Backend], Asker],
+        *,
+        deadline_s: float,
     ) -> None:
         self._local = {
             name: LocalCounter(pool.tokenizer, deadline_s=deadline_s)
             for name, pool in pools.items()
             if pool.tokenizer is not None
         }
-        self._http = http
+        self._open_asker = open_asker
         self._deadline_s = deadline_s
         self._remote: dict[Backend, BackendCounter] = {}
 
@@ -47,10 +49,11 @@ class PromptCounters:
         counter = self._remote.get(asked)
         if counter is None:
             counter = self._remote[asked] = BackendCounter(
-                self._http,
-                asked.origin,
-                asked.api_key,
-                socket=asked.socket,
-                deadline_s=self._deadline_s,
+                self._open_asker(asked), deadline_s=self._deadline_s
             )
         return await counter.count(call, asked.served_name(route))
+
+    def close(self) -> None:
+        """Drop the connections to backends; a count that is under way comes to its end."""
+        for counter in self._remote.values():
+            counter.asker.close()

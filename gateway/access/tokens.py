@@ -18,7 +18,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import httpx2
 import jinja2
 import msgspec
 from tokenizers import Tokenizer
@@ -34,7 +33,6 @@ MAX_BODY_BYTES: Final = 32 << 20
 WORKERS: Final = 2
 MAX_WAITING: Final = 64  # counts in and before the threads; more are not worth waiting for
 ABSENT_S: Final = 30.0  # a backend without the endpoint is left alone for that long
-MAX_ASKED: Final = 4  # questions at a backend at a time: they queue before its real work
 SLICE_CHARS: Final = 1 << 18
 # A cut may split a word's one token into a few.
 _CUT_TOKENS: Final = 16
@@ -168,28 +166,28 @@ class LocalCounter:
                 return tokens
 
 
+class Asker(Protocol):
+    """Puts questions to one backend."""
+
+    async def post(self, path: str, body: bytes, *, timeout_s: float) -> tuple[int, bytes]:
+        """Return the status and body of the reply to a JSON body.
+
+        Raises:
+            OSError: there was no reply within `timeout_s`.
+        """
+
+    def close(self) -> None:
+        """Let go of its connections."""
+
+
 class BackendCounter:
     """Asks a backend: `POST /tokenize`, or for Anthropic's dialect its own counting endpoint."""
 
     max_chars_per_token: int | None = None
 
-    def __init__(
-        self,
-        http: httpx2.AsyncClient,
-        url: str,
-        api_key: str | None,
-        *,
-        deadline_s: float,
-        socket: str | None = None,
-    ) -> None:
-        self._http = http
-        self._url = url
-        self._where = {} if socket is None else {"uds": socket}  # see `open_shared_client`
-        self._headers = {"content-type": "application/json"}
-        if api_key is not None:
-            self._headers["authorization"] = f"Bearer {api_key}"
+    def __init__(self, asker: Asker, *, deadline_s: float) -> None:
+        self.asker = asker
         self._deadline_s = deadline_s
-        self._asked = asyncio.Semaphore(MAX_ASKED)
         self._absent_until = 0.0  # it has no such endpoint; asked again after a while
 
     async def count(self, call: Call, served_model: str) -> int | None:
@@ -197,7 +195,7 @@ class BackendCounter:
 
         A backend without the endpoint is not asked again for `ABSENT_S`.
 
-        Cancel: the request is dropped and its place is free again.
+        Cancel: the request is dropped.
         """
         if call.prompt_token_ids is not None:
             return call.prompt_token_ids
@@ -210,23 +208,16 @@ class BackendCounter:
         if body is None:
             return None
         try:
-            async with asyncio.timeout(self._deadline_s), self._asked:
-                reply = await self._http.post(
-                    self._url + path,
-                    content=body,
-                    headers=self._headers,
-                    timeout=self._deadline_s,
-                    extensions=self._where,
-                )
-        except (TimeoutError, httpx2.HTTPError, httpx2.StreamError):
+            status, reply = await self.asker.post(path, body, timeout_s=self._deadline_s)
+        except OSError:
             return None
-        if reply.status_code in (404, 405, 501):
+        if status in (404, 405, 501):
             self._absent_until = time.monotonic() + ABSENT_S
-        if reply.status_code != 200:
+        if status != 200:
             return None
         if call.endpoint is Endpoint.MESSAGES:
-            return _input_tokens(reply.content)
-        told = parse_tokenize(reply.content)
+            return _input_tokens(reply)
+        told = parse_tokenize(reply)
         return told[0] if told is not None else None
 
 

@@ -6,15 +6,14 @@ list (`root` is the adapter's path), so it can be loaded again, and is verified 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Final
 
-import httpx2
 import msgspec
 
 from gateway.config.models import PoolConfig
-from gateway.control.fetch import reason_of
+from gateway.control.fetch import FetchError, Pages
 from gateway.pools.table import Backend
 
 _MOST_SHOWN: Final = 300  # characters of the server's answer
@@ -45,7 +44,7 @@ class AdapterError(Exception):
     """An adapter could not be loaded; the message is for people."""
 
 
-async def load(client: httpx2.AsyncClient, name: str, path: str, *, timeout_s: float) -> None:
+async def load(pages: Pages, name: str, path: str, *, timeout_s: float) -> None:
     """Have a backend load an adapter (`POST /v1/load_lora_adapter`). One that it has already is fine.
 
     Raises:
@@ -54,21 +53,15 @@ async def load(client: httpx2.AsyncClient, name: str, path: str, *, timeout_s: f
     """
     body = msgspec.json.encode({"lora_name": name, "lora_path": path})
     try:
-        async with asyncio.timeout(timeout_s):
-            reply = await client.post(
-                "/v1/load_lora_adapter",
-                content=body,
-                headers={"content-type": "application/json"},
-                timeout=httpx2.Timeout(None, connect=timeout_s / 2),
-            )
-    except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError) as error:
-        raise AdapterError(f"the adapter {name} was not loaded: {reason_of(error)}") from error
-    said = reply.text[:_MOST_SHOWN]
-    if reply.status_code == httpx2.codes.OK or "already been loaded" in said:
+        status, reply = await pages.post("/v1/load_lora_adapter", body, timeout_s=timeout_s)
+    except FetchError as error:
+        raise AdapterError(f"the adapter {name} was not loaded: {error.reason}") from error
+    said = reply.decode(errors="replace")[:_MOST_SHOWN]
+    if status == HTTPStatus.OK or "already been loaded" in said:
         return
-    if reply.status_code == httpx2.codes.NOT_FOUND and "lora" not in said.lower():
+    if status == HTTPStatus.NOT_FOUND and "lora" not in said.lower():
         raise AdapterError(
             f"the adapter {name} was not loaded: the server has no such path; start it with"
             " --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
         )
-    raise AdapterError(f"the adapter {name} was not loaded ({reply.status_code}): {said}")
+    raise AdapterError(f"the adapter {name} was not loaded ({status}): {said}")

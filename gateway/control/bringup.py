@@ -20,7 +20,7 @@ from gateway.control import adapters
 from gateway.control.canary import canary, warm_up
 from gateway.control.charge import Charge, Timing, emptied
 from gateway.control.diagnosis import Kind
-from gateway.control.fetch import FetchError, fetch
+from gateway.control.fetch import FetchError
 from gateway.control.gpus import GpuTurns
 from gateway.control.healing import Cause, Restart, Sign
 from gateway.control.launchers.launcher import (
@@ -212,7 +212,7 @@ class Bringup:
         for _ in range(_CANARIES):
             try:
                 timeout_s = self.timing.first_token_s
-                await canary(charge.client, charge.backend, timeout_s=timeout_s)
+                await canary(charge.pages, charge.backend, timeout_s=timeout_s)
             except FetchError as error:
                 failed = error.reason
             else:
@@ -242,13 +242,13 @@ class Bringup:
 
     async def _load(self, charge: Charge, name: str, path: str) -> None:
         try:
-            await adapters.load(charge.client, name, path, timeout_s=_ADAPTER_S)
+            await adapters.load(charge.pages, name, path, timeout_s=_ADAPTER_S)
         except adapters.AdapterError as error:
             self._tell(charge, EventKind.ADAPTER_FAILED, name, str(error))
 
     async def _see_models(self, charge: Charge) -> None:
         try:
-            models = parse_models(await fetch(charge.client, "/v1/models", timeout_s=_MODELS_S))
+            models = parse_models(await charge.pages.get("/v1/models", timeout_s=_MODELS_S))
         except FetchError as error:
             raise StartFailed(f"its model list could not be read: {error.reason}") from error
         backend = charge.backend
@@ -263,7 +263,7 @@ class Bringup:
     async def _warm_up(self, charge: Charge) -> None:
         """Best effort: a server that gave one token serves."""
         try:
-            await warm_up(charge.client, charge.backend, timeout_s=_WARM_UP_S)
+            await warm_up(charge.pages, charge.backend, timeout_s=_WARM_UP_S)
         except FetchError as error:
             log.warning(
                 "%s: warm-up failed: %s", charge.id, error.reason, extra={"event": "warm_up_failed"}

@@ -6,13 +6,12 @@ where nothing else proves progress: at the end of a start, and to a backend that
 
 from __future__ import annotations
 
-import asyncio
+from http import HTTPStatus
 from typing import Final
 
-import httpx2
 import msgspec
 
-from gateway.control.fetch import FetchError, reason_of
+from gateway.control.fetch import FetchError, Pages
 from gateway.core.types import Endpoint
 from gateway.pools.table import Backend
 
@@ -28,7 +27,7 @@ _PATHS: Final = {
 }
 
 
-async def canary(client: httpx2.AsyncClient, backend: Backend, *, timeout_s: float) -> None:
+async def canary(pages: Pages, backend: Backend, *, timeout_s: float) -> None:
     """Have the engine compute one token; returns when it has.
 
     A backend that has no endpoint to try it by (audio, say), or answers 4xx, proves nothing and
@@ -38,10 +37,10 @@ async def canary(client: httpx2.AsyncClient, backend: Backend, *, timeout_s: flo
         FetchError: it failed, or gave nothing within `timeout_s`.
     Cancel: the request is aborted.
     """
-    await _ask(client, backend, _PROMPT, 1, timeout_s)
+    await _ask(pages, backend, _PROMPT, 1, timeout_s)
 
 
-async def warm_up(client: httpx2.AsyncClient, backend: Backend, *, timeout_s: float) -> None:
+async def warm_up(pages: Pages, backend: Backend, *, timeout_s: float) -> None:
     """Have the engine read a prompt of some length and write a few tokens, before clients do.
 
     Raises:
@@ -49,11 +48,11 @@ async def warm_up(client: httpx2.AsyncClient, backend: Backend, *, timeout_s: fl
     """
     window = backend.window_tokens or _WARM_UP_PROMPT
     length = max(1, min(_WARM_UP_PROMPT, window - _WARM_UP_OUTPUT))
-    await _ask(client, backend, _PROMPT * length, _WARM_UP_OUTPUT, timeout_s)
+    await _ask(pages, backend, _PROMPT * length, _WARM_UP_OUTPUT, timeout_s)
 
 
 async def _ask(
-    client: httpx2.AsyncClient, backend: Backend, prompt: list[int], tokens: int, timeout_s: float
+    pages: Pages, backend: Backend, prompt: list[int], tokens: int, timeout_s: float
 ) -> None:
     model = backend.base_model
     known = backend.endpoints
@@ -65,17 +64,8 @@ async def _ask(
         body |= {"prompt": prompt, "max_tokens": tokens, "temperature": 0}
     else:
         body |= {"input": prompt}
-    try:
-        async with asyncio.timeout(timeout_s):
-            reply = await client.post(
-                _PATHS[endpoint],
-                content=msgspec.json.encode(body),
-                headers={"content-type": "application/json"},
-                timeout=httpx2.Timeout(None, connect=timeout_s / 2),
-            )
-    except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError) as error:
-        raise FetchError(reason_of(error)) from error
+    sent = msgspec.json.encode(body)
+    status, _ = await pages.post(_PATHS[endpoint], sent, timeout_s=timeout_s)
     # 503 is the engine's own admission control, or a server that goes away: other signs tell which.
-    refused = reply.status_code == httpx2.codes.SERVICE_UNAVAILABLE
-    if reply.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR and not refused:
-        raise FetchError(f"http_{reply.status_code}")
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.SERVICE_UNAVAILABLE:
+        raise FetchError(f"http_{status}")

@@ -7,11 +7,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Final
 
-import httpx2
-
 from gateway.config.models import BackendConfig, PoolConfig
 from gateway.control.adapters import held_by
 from gateway.control.diagnosis import Diagnosis
+from gateway.control.fetch import Pages
 from gateway.control.healing import Cause, Facts, Sign, Suspend, Wait
 from gateway.control.launchers.launcher import Incarnation, Launcher, Seen
 from gateway.control.signs import Errors, Memory, Pace
@@ -40,7 +39,7 @@ class Charge:
     pool: PoolConfig
     config: BackendConfig
     launcher: Launcher
-    client: httpx2.AsyncClient
+    pages: Pages
 
     seen: Seen | None = None  # None: the launcher cannot tell
     trouble: str = ""  # why it cannot, or what it last failed to do

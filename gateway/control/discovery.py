@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 
 from gateway.config.models import HealthConfig
-from gateway.control.fetch import open_client
+from gateway.control.fetch import Pages
 from gateway.control.probe import Prober
 from gateway.control.scrape import scrape
 from gateway.core.aio import Clock, periodic
@@ -61,37 +62,38 @@ class Watchers:
             if self.table.get(backend.id) is backend:
                 self.table.observe(backend.id, observation)
 
-        async with open_client(backend) as client, asyncio.TaskGroup() as group:
-            prober = Prober(backend, client, self.clock, report)
-            told: frozenset[str] = frozenset()  # adapters that ran at the last scrape, unlisted
+        with closing(Pages(backend)) as pages:
+            async with asyncio.TaskGroup() as group:
+                prober = Prober(backend, pages, self.clock, report)
+                told: frozenset[str] = frozenset()  # adapters that ran at the last scrape, unlisted
 
-            async def scraped() -> None:
-                nonlocal told
-                await scrape(client, self.clock, report, timeout_s=self.health.timeout)
-                # Loaded by somebody else just now; until the list is read nobody knows its path.
-                before, told = told, _unlisted(backend)
-                if told - before:
-                    await prober.refresh_models(self.health.timeout)
+                async def scraped() -> None:
+                    nonlocal told
+                    await scrape(pages, self.clock, report, timeout_s=self.health.timeout)
+                    # Loaded by somebody else just now; until the list is read nobody knows its path.
+                    before, told = told, _unlisted(backend)
+                    if told - before:
+                        await prober.refresh_models(self.health.timeout)
 
-            def loop(kind: str, turn: _Turn, pause_s: Callable[[], float]) -> None:
-                name = f"{kind} {backend.id}"
-                group.create_task(periodic(turn, every_s=pause_s, name=name), name=name)
+                def loop(kind: str, turn: _Turn, pause_s: Callable[[], float]) -> None:
+                    name = f"{kind} {backend.id}"
+                    group.create_task(periodic(turn, every_s=pause_s, name=name), name=name)
 
-            loop(
-                "probe",
-                lambda: prober.probe(self.health.timeout),
-                lambda: prober.pause_s(self.health.interval),
-            )
-            loop(
-                "scrape",
-                scraped,
-                lambda: self.health.scrape_interval,
-            )
-            loop(
-                "models",
-                lambda: prober.refresh_models(self.health.timeout),
-                lambda: self.health.models_interval,
-            )
+                loop(
+                    "probe",
+                    lambda: prober.probe(self.health.timeout),
+                    lambda: prober.pause_s(self.health.interval),
+                )
+                loop(
+                    "scrape",
+                    scraped,
+                    lambda: self.health.scrape_interval,
+                )
+                loop(
+                    "models",
+                    lambda: prober.refresh_models(self.health.timeout),
+                    lambda: self.health.models_interval,
+                )
 
 
 def _unlisted(backend: Backend) -> frozenset[str]:

@@ -1,37 +1,40 @@
-"""Fetch small pages of a backend: a deadline, a size limit, and failures as short closed words.
+"""Ask a backend for small pages: a deadline, a size limit, and failures as short closed words.
 
-Each backend has a client of its own, apart from the traffic's connections: neither a full
-connection pool nor another backend's silence can make a probe fail.
+Whoever asks has connections of its own, apart from the traffic's: neither a full connection pool nor
+another backend's silence can make a probe fail.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
+import math
 import socket
 import ssl
-from collections.abc import Iterable, Iterator
+from http import HTTPStatus
 from typing import Final
 
-import httpcore2
-import httpx2
-
+from gateway.core.errors import ConnectFailed, StaleConnection, UpstreamError
 from gateway.pools.table import Backend
+from gateway.upstream.client import BackendConnections, address_lines
+from gateway.upstream.connection import Connection
 
 # A busy server's metrics are some 200 KB; what is larger than this is not vLLM's.
-_MOST_BYTES: Final = 4 * 1024 * 1024
+_MOST_PAGE_BYTES: Final = 4 << 20
+# `/tokenize` tells every token's id, some 7 bytes each.
+_MOST_ANSWER_BYTES: Final = 32 << 20
 # Below vLLM's 5 s, and above the slowest probe interval, so that a connection is mostly reused.
 _KEEP_ALIVE_S: Final = 3.5
-# Probe, scrape and model list may be under way at the same time.
+# Probe, scrape and model list may be under way at the same time; counts of prompts queue before a
+# server's real work.
 _MOST_CONNECTIONS: Final = 4
 
 
-class FetchError(Exception):
+class FetchError(OSError):
     """There was no usable page.
 
-    `reason` is refused, dns, tls, unreachable, timeout, reset, too_large, garbage, error, or
-    http_NNN for a status that is not 200.
+    `reason` is refused, dns, tls, unreachable, timeout, reset, too_large, garbage, or http_NNN for
+    a status that is not 200.
     """
 
     def __init__(self, reason: str) -> None:
@@ -39,148 +42,134 @@ class FetchError(Exception):
         self.reason = reason
 
 
-def open_client(backend: Backend) -> httpx2.AsyncClient:
-    """Return a client for one backend's pages; close it when done."""
-    headers = {"accept-encoding": "identity", "user-agent": "vllm-gateway"}
-    if backend.api_key is not None:
-        headers["authorization"] = f"Bearer {backend.api_key}"
-    return httpx2.AsyncClient(
-        transport=None if backend.socket is None else _SocketTransport(backend.socket),
-        base_url=backend.origin,
-        headers=headers,
-        trust_env=False,
-        follow_redirects=False,
-        timeout=None,  # `fetch` sets it
-        verify=ssl.create_default_context() if backend.tls else False,
-        limits=httpx2.Limits(
-            max_connections=_MOST_CONNECTIONS,
-            max_keepalive_connections=_MOST_CONNECTIONS,
-            keepalive_expiry=_KEEP_ALIVE_S,
-        ),
-    )
+class Pages:
+    """One backend's pages, over at most four connections; close it when done."""
 
-
-class _Sockets(httpcore2.AnyIOBackend):
-    """Connects to a UNIX socket at once or not at all.
-
-    While a backlog is full, anyio 4.16 asks again without end or pause (connect(2) says EAGAIN, and
-    such a socket counts as writable): the whole gateway would stand still for one that hangs.
-    """
-
-    async def connect_unix_socket(
-        self,
-        path: str,
-        timeout: float | None = None,  # noqa: ASYNC109 - httpcore2's interface
-        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
-    ) -> httpcore2.AsyncNetworkStream:
-        with contextlib.closing(socket.socket(socket.AF_UNIX)) as trial:
-            trial.setblocking(False)
-            if trial.connect_ex(path) == errno.EAGAIN:
-                raise httpcore2.ConnectTimeout("the socket's backlog is full")
-        return await super().connect_unix_socket(path, timeout, socket_options)
-
-
-class _SocketTransport(httpx2.AsyncHTTPTransport):
-    """Sends everything to one UNIX socket."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(verify=False, trust_env=False)
-        self._pool = httpcore2.AsyncConnectionPool(
-            uds=path,
-            network_backend=_Sockets(),
-            max_connections=_MOST_CONNECTIONS,
-            max_keepalive_connections=_MOST_CONNECTIONS,
-            keepalive_expiry=_KEEP_ALIVE_S,
+    def __init__(self, backend: Backend) -> None:
+        self._connections = BackendConnections(backend, keep_alive_s=_KEEP_ALIVE_S)
+        self._places = asyncio.Semaphore(_MOST_CONNECTIONS)
+        self._lines = (
+            b"%baccept: */*\r\naccept-encoding: identity\r\nuser-agent: vllm-gateway\r\n"
+            % address_lines(backend)
         )
 
+    async def get(self, path: str, *, timeout_s: float) -> bytes:
+        """Return the body of a 200 reply to `GET path`, at most 4 MiB, within `timeout_s`.
 
-class _ByAddress(httpx2.AsyncBaseTransport):
-    """Sends a request that names a UNIX socket in its extensions there (`uds`), others over TCP."""
+        Raises:
+            FetchError: there was none.
+        Cancel: the connection is closed.
+        """
+        head = b"GET %b HTTP/1.1\r\n%b\r\n" % (path.encode(), self._lines)
+        status, page = await self._ask(head, b"", timeout_s, _MOST_PAGE_BYTES)
+        if status != HTTPStatus.OK:
+            raise FetchError(f"http_{status}")
+        return page
 
-    def __init__(self) -> None:
-        self._tcp = httpx2.AsyncHTTPTransport(trust_env=False)
-        self._sockets: dict[str, _SocketTransport] = {}
+    async def post(self, path: str, body: bytes, *, timeout_s: float) -> tuple[int, bytes]:
+        """Return the status and body, at most 32 MiB, of the reply to a JSON body within `timeout_s`.
 
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        path = request.extensions.get("uds")
-        if path is None:
-            return await self._tcp.handle_async_request(request)
-        transport = self._sockets.get(path)
-        if transport is None:
-            transport = self._sockets[path] = _SocketTransport(path)
-        return await transport.handle_async_request(request)
+        Raises:
+            FetchError: there was none.
+        Cancel: the connection is closed, which aborts the work at the backend.
+        """
+        head = (
+            b"POST %b HTTP/1.1\r\n%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+            % (path.encode(), self._lines, len(body))
+        )
+        return await self._ask(head, body, timeout_s, _MOST_ANSWER_BYTES)
 
-    async def aclose(self) -> None:
-        for transport in (self._tcp, *self._sockets.values()):
-            await transport.aclose()
+    def close(self) -> None:
+        """Drop the idle connections; one that carries a question is closed after its answer."""
+        self._connections.close()
 
-
-def open_shared_client() -> httpx2.AsyncClient:
-    """Return a client for questions to any backend; close it when done.
-
-    `extensions={"uds": path}` sends a question to a UNIX socket.
-    """
-    return httpx2.AsyncClient(transport=_ByAddress(), trust_env=False, follow_redirects=False)
-
-
-async def fetch(client: httpx2.AsyncClient, path: str, *, timeout_s: float) -> bytes:
-    """Return the body of a 200 reply to `GET path`, at most 4 MiB, within `timeout_s`.
-
-    Raises:
-        FetchError: there was none.
-    Cancel: the connection is closed.
-    """
-    # One deadline for all. Connecting has its own, earlier one, because httpcore2 2.16 leaks the
-    # socket of a TLS handshake that is cancelled from outside (tests/stories/test_control.py).
-    connecting = httpx2.Timeout(None, connect=timeout_s / 2)
-    body = bytearray()
-    try:
-        async with (
-            asyncio.timeout(timeout_s),
-            client.stream("GET", path, timeout=connecting) as reply,
-        ):
-            if reply.status_code != httpx2.codes.OK:
-                raise FetchError(f"http_{reply.status_code}")
-            async for chunk in reply.aiter_raw():
-                body += chunk
-                if len(body) > _MOST_BYTES:
-                    raise FetchError("too_large")
-    except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError) as error:
-        raise FetchError(reason_of(error)) from error
-    return bytes(body)
+    async def _ask(
+        self, head: bytes, body: bytes, timeout_s: float, most_bytes: int
+    ) -> tuple[int, bytes]:
+        try:
+            async with asyncio.timeout(timeout_s), self._places:
+                idle = self._connections.take_idle()
+                if idle is not None:
+                    with contextlib.suppress(StaleConnection):  # nothing was answered: ask anew
+                        return await _exchange(idle, head, body, most_bytes)
+                fresh = await self._connections.connect(Connection)
+                return await _exchange(fresh, head, body, most_bytes)
+        except (TimeoutError, UpstreamError) as error:
+            raise FetchError(_reason(error)) from error
 
 
-def reason_of(error: Exception) -> str:
-    """Return the closed word for an exception of a fetch."""
+async def _exchange(
+    connection: Connection, head: bytes, body: bytes, most_bytes: int
+) -> tuple[int, bytes]:
+    reply = await connection.request(head, body, math.inf)
+    if reply.body is not None:
+        return reply.status, reply.body
+    return reply.status, await _LongBody(connection, most_bytes).read()
+
+
+class _LongBody:
+    """Collects a body that the connection hands on in parts (`upstream.reply.Sink`)."""
+
+    def __init__(self, connection: Connection, most_bytes: int) -> None:
+        self._connection: Connection | None = connection  # as long as it is ours
+        self._most_bytes = most_bytes
+        self._held = bytearray()
+        self._whole: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def read(self) -> bytes:
+        """Return all of it. Cancel: the connection is closed."""
+        assert self._connection is not None
+        self._connection.attach(self)
+        try:
+            return await self._whole
+        finally:
+            if self._connection is not None:
+                self._connection.abort()
+
+    def on_data(self, data: bytes) -> None:
+        """Hold it, unless it is too much."""
+        self._held += data
+        if len(self._held) > self._most_bytes and not self._whole.done():
+            self._whole.set_exception(FetchError("too_large"))
+
+    def on_chunk(self, chunk: bytes) -> bool:
+        """Leave the framing to the parser."""
+        return False
+
+    def on_end(self, data: bytes) -> None:
+        """Have it whole; the connection may be another's by now."""
+        self._connection = None
+        self.on_data(data)
+        if not self._whole.done():
+            self._whole.set_result(bytes(self._held))
+
+    def on_lost(self, error: UpstreamError) -> None:
+        """Have it never."""
+        if not self._whole.done():
+            self._whole.set_exception(error)
+
+    def on_tick(self, now: float) -> None:
+        """Wait on: whoever asks has a deadline."""
+
+
+def _reason(error: Exception) -> str:
+    """Return the closed word for what an exchange failed of."""
     match error:
-        case TimeoutError() | httpx2.TimeoutException():
+        case TimeoutError():
             return "timeout"
-        case httpx2.ConnectError():
-            return _connect_reason(error)
-        case httpx2.NetworkError() | httpx2.RemoteProtocolError():
-            return "reset"
+        case ConnectFailed():
+            return _connect_reason(error.__cause__)
         case _:
-            return "error"
+            return "reset"
 
 
-def _connect_reason(error: BaseException) -> str:
-    for cause in _causes(error):
-        match cause:
-            case ConnectionRefusedError() | FileNotFoundError():  # no such socket: nobody listens
-                return "refused"
-            case socket.gaierror():
-                return "dns"
-            case ssl.SSLError():
-                return "tls"
-    return "unreachable"
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Go through what an exception was raised from, groups included."""
-    found: BaseException | None = error
-    while found is not None:
-        yield found
-        if isinstance(found, BaseExceptionGroup):
-            for each in found.exceptions:
-                yield from _causes(each)
-        found = found.__cause__ or found.__context__
+def _connect_reason(cause: BaseException | None) -> str:
+    match cause:
+        case ConnectionRefusedError() | FileNotFoundError():  # no such socket: nobody listens
+            return "refused"
+        case socket.gaierror() | UnicodeError():
+            return "dns"
+        case ssl.SSLError():
+            return "tls"
+        case _:
+            return "unreachable"

@@ -11,7 +11,7 @@ from typing import Final
 from gateway.config.models import BackendConfig, Config, PoolConfig
 from gateway.config.supervision import OnExit
 from gateway.control.charge import Charge, emptied
-from gateway.control.fetch import open_client
+from gateway.control.fetch import Pages
 from gateway.control.gpus import GpuTurns
 from gateway.control.healing import Cause, Sign
 from gateway.control.launchers.launcher import Launcher, LaunchError
@@ -70,7 +70,7 @@ class Fleet:
             self.gpus.know(settings.launch.gpus)
             if backend.health.tended is None:
                 self.table.tend(backend.id, LOOKED_FOR)
-        return Charge(backend, pool, settings, launcher, open_client(backend))
+        return Charge(backend, pool, settings, launcher, Pages(backend))
 
     def _keep(self, charge: Charge, backend: Backend, config: Config) -> bool:
         """Have a charge follow what is configured now; False when it is another server by now."""
@@ -145,7 +145,7 @@ class Fleet:
 
 
 async def _closed(charge: Charge) -> None:
-    await charge.client.aclose()
+    charge.pages.close()
     await charge.launcher.close()
 
 

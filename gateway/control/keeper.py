@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.config.models import PoolConfig
 from gateway.control.adapters import AdapterError, load
-from gateway.control.fetch import open_client
+from gateway.control.fetch import Pages
 from gateway.core.aio import Clock, periodic
 from gateway.core.events import Event, EventKind, Events
 from gateway.core.types import Phase
@@ -64,11 +65,11 @@ class Keeper:
         }
 
     async def _load(self, backend: Backend, lacking: Mapping[str, str]) -> None:
-        async with open_client(backend) as client:
+        with closing(Pages(backend)) as pages:
             for name, path in lacking.items():
                 self._tried_at[backend.id, name] = self.clock.now()
                 try:
-                    await load(client, name, path, timeout_s=_LOAD_S)
+                    await load(pages, name, path, timeout_s=_LOAD_S)
                 except AdapterError as error:
                     self._tell(backend, EventKind.ADAPTER_FAILED, name, str(error))
                 else:

@@ -133,7 +133,7 @@ class Lookout:
         of, failed = runs(charge), ""
         for _ in range(_CANARIES):
             try:
-                await canary(charge.client, charge.backend, timeout_s=self.timing.token_s)
+                await canary(charge.pages, charge.backend, timeout_s=self.timing.token_s)
             except FetchError as error:
                 failed = error.reason
             else:

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import uvloop
+
 from gateway.config.check import Remark
 from gateway.config.findings import Finding, KeyPath, Place, Severity
 from gateway.config.load import Loaded
 from gateway.config.models import PoolConfig
-from gateway.control.fetch import FetchError, fetch, open_client
+from gateway.control.fetch import FetchError, Pages
 from gateway.pools.backend import Backend, configure, identify
 from gateway.wire.vllm import parse_models, parse_version
 
@@ -47,23 +49,23 @@ class _Visit:
     problem: str = ""
 
     async def make(self) -> None:
-        client = open_client(self.backend)
+        pages = Pages(self.backend)
         step = "/health"
         try:
-            await fetch(client, step, timeout_s=TIMEOUT_S)
+            await pages.get(step, timeout_s=TIMEOUT_S)
             step = "/v1/models"
-            models = parse_models(await fetch(client, step, timeout_s=TIMEOUT_S))
+            models = parse_models(await pages.get(step, timeout_s=TIMEOUT_S))
             self.backend.models = {model.name: model for model in models}
             identify(self.backend)
             step = "/version"
-            self.backend.version = parse_version(await fetch(client, step, timeout_s=TIMEOUT_S))
+            self.backend.version = parse_version(await pages.get(step, timeout_s=TIMEOUT_S))
         except FetchError as error:
             if step != "/version":  # some servers do not tell it
                 self.problem = f"{step}: {self._why(error.reason)}"
         except ValueError:
             self.problem = f"{step}: {_REASONS['garbage']}"
         finally:
-            await client.aclose()
+            pages.close()
 
     def _why(self, reason: str) -> str:
         words = _REASONS if self.backend.socket is None else _REASONS | _OF_SOCKETS
@@ -83,7 +85,9 @@ def preflight(loaded: Loaded, file: Path) -> tuple[list[str], list[Finding]]:
     Returns:
         What each one said in a few words, and the findings, at their places in the file.
     """
-    return asyncio.run(_preflight(loaded, file))
+    # asyncio's own loop does not tell why a host of several addresses could not be reached.
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_preflight(loaded, file))
 
 
 async def _preflight(loaded: Loaded, file: Path) -> tuple[list[str], list[Finding]]:

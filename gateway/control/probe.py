@@ -13,9 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-import httpx2
-
-from gateway.control.fetch import FetchError, fetch
+from gateway.control.fetch import FetchError, Pages
 from gateway.core.aio import Clock
 from gateway.core.types import Endpoint, ModelsSeen, Observation, ProbeFailed, ProbePassed
 from gateway.pools.table import Backend
@@ -32,7 +30,7 @@ class Prober:
     """One backend's probes. What they find goes to `report`."""
 
     backend: Backend
-    client: httpx2.AsyncClient
+    pages: Pages
     clock: Clock
     report: Callable[[Observation], None]
     endpoints: frozenset[Endpoint] | None = None
@@ -46,7 +44,7 @@ class Prober:
     async def probe(self, timeout_s: float) -> None:
         """Make one probe and report it."""
         try:
-            await fetch(self.client, "/health", timeout_s=timeout_s)
+            await self.pages.get("/health", timeout_s=timeout_s)
             if not self.backend.models_known:
                 self.described = False
                 self.report(await self._models(timeout_s))
@@ -69,7 +67,7 @@ class Prober:
 
     async def _models(self, timeout_s: float) -> ModelsSeen:
         try:
-            models = parse_models(await fetch(self.client, "/v1/models", timeout_s=timeout_s))
+            models = parse_models(await self.pages.get("/v1/models", timeout_s=timeout_s))
         except FetchError as failed:
             raise FetchError(f"models_{failed.reason}") from failed
         if not models:
@@ -89,6 +87,6 @@ class Prober:
     async def _page(self, path: str, timeout_s: float) -> bytes | None:
         """Return a page, b"" where the server has none, None where it is worth asking again."""
         try:
-            return await fetch(self.client, path, timeout_s=timeout_s)
+            return await self.pages.get(path, timeout_s=timeout_s)
         except FetchError as failed:
             return b"" if failed.reason.startswith("http_4") else None

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import httpx2
-
-from gateway.control.fetch import FetchError, fetch
+from gateway.control.fetch import FetchError, Pages
 from gateway.core.aio import Clock
 from gateway.core.types import Observation, Scraped, ScrapeFailed
 from gateway.wire.vllm import parse_metrics
 
 
 async def scrape(
-    client: httpx2.AsyncClient,
+    pages: Pages,
     clock: Clock,
     report: Callable[[Observation], None],
     *,
@@ -21,7 +19,7 @@ async def scrape(
 ) -> None:
     """Make one scrape and report it; a page without engine metrics is a failed one."""
     try:
-        body = await fetch(client, "/metrics", timeout_s=timeout_s)
+        body = await pages.get("/metrics", timeout_s=timeout_s)
         sample = parse_metrics(body, clock.now())
         if sample is None:
             raise FetchError("garbage")

@@ -44,7 +44,12 @@ class BackendConnections:
     """The connections to one backend; `busy` are those that carry a request."""
 
     def __init__(
-        self, backend: Backend, *, connect_s: float, keep_alive_s: float, receive_bytes: int
+        self,
+        backend: Backend,
+        *,
+        keep_alive_s: float,
+        connect_s: float | None = None,
+        receive_bytes: int | None = None,
     ) -> None:
         self.backend = backend
         self._receive_bytes = receive_bytes
@@ -68,9 +73,9 @@ class BackendConnections:
         """
         if out.rest is not None and out.rest.left_bytes != 0:
             return await self._upload(out, out.rest, deadline)
-        connection = None if fresh else self._take_idle()
+        connection = None if fresh else self.take_idle()
         if connection is None:
-            connection = await self._connect(Connection)
+            connection = await self.connect(Connection)
         self.busy.add(connection)
         head = b"%b%d\r\nx-request-id: %b\r\n\r\n" % (
             self._head(out.path, out.content_type),
@@ -80,7 +85,7 @@ class BackendConnections:
         return await connection.request(head, out.body, deadline)
 
     async def _upload(self, out: Outgoing, rest: Rest, deadline: float) -> Reply:
-        connection = await self._connect(UploadConnection)
+        connection = await self.connect(UploadConnection)
         self.busy.add(connection)
         head = b"x-request-id: %b\r\n" % out.request_id.encode()
         head = self._head(out.path, out.content_type).removesuffix(_LENGTH) + head
@@ -105,7 +110,8 @@ class BackendConnections:
         """Connections waiting for a request."""
         return len(self._idle)
 
-    def _take_idle(self) -> Connection | None:
+    def take_idle(self) -> Connection | None:
+        """Return the connection that was used last, if it is not too old; None when there is none."""
         oldest = time.monotonic() - self._keep_alive_s
         while self._idle:
             connection = self._idle.pop()
@@ -114,7 +120,13 @@ class BackendConnections:
             connection.abort()
         return None
 
-    async def _connect(self, kind: type[_Kind]) -> _Kind:
+    async def connect(self, kind: type[_Kind]) -> _Kind:
+        """Make a connection.
+
+        Raises:
+            ConnectFailed: there is none within `connect_s`; what it was raised from tells why.
+        Cancel: nothing is left open.
+        """
         backend = self.backend
         loop = asyncio.get_running_loop()
         self.connecting += 1
@@ -128,12 +140,13 @@ class BackendConnections:
                     backend.port,
                     ssl=self._ssl,
                 )
-        except (OSError, TimeoutError, ssl.SSLError) as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: not a name that DNS could hold
             raise ConnectFailed("no connection to the backend could be made") from error
         finally:
             self.connecting -= 1
-        raw = transport.get_extra_info("socket")
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_bytes)
+        if self._receive_bytes is not None:
+            raw = transport.get_extra_info("socket")
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_bytes)
         return connection
 
     async def _connect_socket(self, kind: type[_Kind], path: str) -> _Kind:
@@ -169,19 +182,22 @@ class BackendConnections:
         """The constant part of a request head, up to the content length's value."""
         head = self._heads.get((path, content_type))
         if head is None:
-            backend = self.backend
-            key = backend.api_key
-            authorization = b"" if key is None else b"authorization: Bearer %b\r\n" % key.encode()
-            head = b"POST %b HTTP/1.1\r\nhost: %b\r\n%bcontent-type: %b\r\naccept: */*\r\n%b" % (
+            head = b"POST %b HTTP/1.1\r\n%bcontent-type: %b\r\naccept: */*\r\n%b" % (
                 path,
-                backend.host_header,
-                authorization,
+                address_lines(self.backend),
                 content_type,
                 _LENGTH,
             )
             if content_type == b"application/json":
                 self._heads[path, content_type] = head
         return head
+
+
+def address_lines(backend: Backend) -> bytes:
+    """Return the lines of a request head that say which backend is meant, and that we may ask it."""
+    key = backend.api_key
+    authorization = b"" if key is None else b"authorization: Bearer %b\r\n" % key.encode()
+    return b"host: %b\r\n%b" % (backend.host_header, authorization)
 
 
 class Client:

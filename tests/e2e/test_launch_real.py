@@ -14,7 +14,7 @@ import uvloop
 
 from gateway.access.tokens import BackendCounter
 from gateway.config.supervision import LaunchConfig
-from gateway.control.fetch import FetchError, fetch, open_client, open_shared_client
+from gateway.control.fetch import FetchError, Pages
 from gateway.control.launchers.launcher import Changes, Seen, Superseded
 from gateway.control.launchers.process import ProcessLauncher
 from gateway.pools.backend import Backend
@@ -175,12 +175,13 @@ def test_a_server_that_outlived_a_killed_gateway_is_adopted_and_ended(tmp_path):
 
 
 async def serving_on(launcher, backend):
-    async with open_client(backend) as http, asyncio.timeout(START_S):
-        while True:
-            assert (await launcher.look()).running, await launcher.log(4000)
-            with contextlib.suppress(FetchError):
-                return await fetch(http, "/v1/models", timeout_s=2)
-            await asyncio.sleep(0.2)
+    with contextlib.closing(Pages(backend)) as pages:
+        async with asyncio.timeout(START_S):
+            while True:
+                assert (await launcher.look()).running, await launcher.log(4000)
+                with contextlib.suppress(FetchError):
+                    return await pages.get("/v1/models", timeout_s=2)
+                await asyncio.sleep(0.2)
 
 
 def test_a_server_on_a_socket_serves_and_can_listen_there_again_after_it_was_killed(tmp_path):
@@ -196,8 +197,8 @@ def test_a_server_on_a_socket_serves_and_can_listen_there_again_after_it_was_kil
         with gateway(tmp_path, f"pools: {{tiny: {{backends: ['unix:{where}']}}}}") as front:
             status, told = front.post("/v1/chat/completions", ask)
             assert (status, told["usage"]["completion_tokens"]) == (200, 4)
-        async with open_shared_client() as http:
-            counter = BackendCounter(http, backend.origin, None, socket=str(where), deadline_s=10)
+        with contextlib.closing(Pages(backend)) as pages:
+            counter = BackendCounter(pages, deadline_s=10)
             call = parse_call(ENDPOINTS[b"/v1/chat/completions"], json.dumps(ask).encode())
             assert await counter.count(call, "tiny") == told["usage"]["prompt_tokens"]
 

@@ -1,6 +1,7 @@
 """The counters against a real vLLM: every count is the engine's own usage.prompt_tokens."""
 
 import asyncio
+import contextlib
 import json
 import os
 import pathlib
@@ -8,10 +9,11 @@ import shutil
 import urllib.error
 import urllib.request
 
-import httpx2
 import pytest
 
 from gateway.access.tokens import BackendCounter, LocalCounter
+from gateway.control.fetch import Pages
+from gateway.pools.table import Backend
 from gateway.wire.calls import ENDPOINTS, parse_call
 from tests.e2e.support import free_port, get, need, running, wait_until
 
@@ -240,12 +242,20 @@ def told(url, path, body):
     return usage["input_tokens"] if path == MESSAGES else usage["prompt_tokens"]
 
 
-def counted(make, path, body):
-    call = parse_call(ENDPOINTS[path.encode()], json.dumps(body).encode())
+def call_of(path, body):
+    return parse_call(ENDPOINTS[path.encode()], json.dumps(body).encode())
 
+
+def counted(folder, path, body):
+    counter = LocalCounter(folder, deadline_s=10)
+    return asyncio.run(counter.count(call_of(path, body), "tiny"))
+
+
+def counted_at(url, path, body):
     async def main():
-        async with httpx2.AsyncClient(trust_env=False) as http:
-            return await make(http).count(call, "tiny")
+        with contextlib.closing(Pages(Backend("tiny", "b1", url))) as pages:
+            counter = BackendCounter(pages, deadline_s=10)
+            return await counter.count(call_of(path, body), "tiny")
 
     return asyncio.run(main())
 
@@ -258,9 +268,7 @@ def cases(path, table):
 def test_the_local_count_is_the_engines(engine, path, body):
     url, folder = engine
     body = {"model": "tiny", "max_tokens": 1, **body}
-    assert counted(lambda _: LocalCounter(folder, deadline_s=10), path, body) == told(
-        url, path, body
-    )
+    assert counted(folder, path, body) == told(url, path, body)
 
 
 # POST /tokenize knows neither the older name of `reasoning` nor what an effort switches on.
@@ -272,7 +280,7 @@ TOLD = {name: body for name, body in CHATS.items() if name not in NOT_TOLD}
 def test_a_backends_count_is_the_engines_where_it_gives_one(engine, path, body):
     url, _ = engine
     body = {"model": "tiny", "max_tokens": 1, **body}
-    count = counted(lambda http: BackendCounter(http, url, None, deadline_s=10), path, body)
+    count = counted_at(url, path, body)
     assert count in (None, told(url, path, body))
 
 
@@ -291,7 +299,7 @@ def test_a_backends_count_is_the_engines_where_it_gives_one(engine, path, body):
 def test_a_backend_counts_anthropics_dialect(engine, body):
     url, _ = engine
     body = {"model": "tiny", "max_tokens": 1, **body}
-    count = counted(lambda http: BackendCounter(http, url, None, deadline_s=10), MESSAGES, body)
+    count = counted_at(url, MESSAGES, body)
     assert count == told(url, MESSAGES, body)
 
 
@@ -303,5 +311,5 @@ def test_the_longest_of_several_prompts_counts(engine):
         for each in prompts
     ]
     body = {"model": "tiny", "max_tokens": 1, "prompt": prompts}
-    assert counted(lambda _: LocalCounter(folder, deadline_s=10), COMPLETIONS, body) == max(alone)
+    assert counted(folder, COMPLETIONS, body) == max(alone)
     assert told(url, COMPLETIONS, body) == sum(alone)

@@ -4,21 +4,17 @@ import asyncio
 import contextlib
 import functools
 import json
-import os
-import socket
-import ssl
 
 import httpx2
 import pytest
 
 from gateway.config.models import Config
-from gateway.control import fetch
 from gateway.control.discovery import Watchers
-from gateway.control.fetch import FetchError, open_client, reason_of
 from gateway.core.aio import SystemClock
 from gateway.core.types import Endpoint, Phase
-from gateway.pools.table import Backend, PoolTable
+from gateway.pools.table import PoolTable
 from gateway.sim.server import SimConfig, SimServer
+from tests.stories.stubs import free_url, page, stub
 
 FAST = {
     "interval": "50ms",
@@ -73,48 +69,6 @@ async def watching(urls, **health):
             task.cancel()
 
 
-@contextlib.asynccontextmanager
-async def stub(answer):
-    """A server that answers each request with `answer(path)`: bytes, or None for silence."""
-
-    async def serve(reader, writer):
-        try:
-            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-                while True:
-                    head = await reader.readuntil(b"\r\n\r\n")
-                    heads.append(head)
-                    reply = answer(head.split()[1].decode())
-                    if reply is None:
-                        await asyncio.Event().wait()
-                    writer.write(reply)
-                    await writer.drain()
-        finally:
-            writer.transport.abort()
-
-    heads: list[bytes] = []
-    tasks = set()
-
-    def accept(reader, writer):
-        task = asyncio.get_running_loop().create_task(serve(reader, writer))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", heads
-    finally:
-        server.close()
-        for task in list(tasks):
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        await asyncio.sleep(0)  # lets the transports finish closing
-
-
-def page(body=b"", status="200 OK"):
-    return b"HTTP/1.1 %b\r\ncontent-length: %d\r\n\r\n%b" % (status.encode(), len(body), body)
-
-
 def story(test):
     @functools.wraps(test)
     def run(*args, **kwargs):
@@ -125,12 +79,6 @@ def story(test):
         asyncio.run(main())
 
     return run
-
-
-def free_url():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{sock.getsockname()[1]}"
 
 
 # --- coming up ------------------------------------------------------------------------------------
@@ -368,97 +316,3 @@ async def test_other_intervals_take_effect_without_a_restart():
         count = watched.table.get("m/b1").scrape_count
         await asyncio.sleep(0.2)
         assert watched.table.get("m/b1").scrape_count == count
-
-
-# --- fetching -------------------------------------------------------------------------------------
-
-
-async def failure_of(url, path="/", timeout_s=1.0):
-    async with open_client(Backend("m", "b1", url)) as client:
-        with pytest.raises(FetchError) as caught:
-            await fetch.fetch(client, path, timeout_s=timeout_s)
-    return caught.value.reason
-
-
-@pytest.mark.parametrize(
-    ("reply", "reason"),
-    [
-        (page(b"", "503 Service Unavailable"), "http_503"),
-        (
-            b"HTTP/1.1 307 Moved\r\nlocation: http://10.0.0.1/\r\ncontent-length: 0\r\n\r\n",
-            "http_307",
-        ),
-        (b"HTTP/1.1 307 Moved\r\nlocation: http://[/\r\ncontent-length: 0\r\n\r\n", "http_307"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "reset"),
-        (page(b"x" * (4 * 1024 * 1024 + 1)), "too_large"),
-        (None, "timeout"),
-    ],
-    ids=["status", "redirect", "bad redirect", "not http", "too large", "silence"],
-)
-@story
-async def test_an_unusable_page_is_a_short_word(reply, reason):
-    async with stub(lambda path: reply) as (url, _):
-        timeout_s = 0.1 if reply is None else 5.0
-        assert await failure_of(url, timeout_s=timeout_s) == reason
-
-
-@story
-async def test_an_address_where_nobody_listens_refuses():
-    assert await failure_of(free_url()) == "refused"
-
-
-@story
-async def test_a_server_that_is_silent_in_the_tls_handshake_costs_no_socket():
-    async with stub(lambda path: page()) as (url, _):
-        before = len(os.listdir("/proc/self/fd"))
-        for _ in range(3):
-            assert await failure_of(url.replace("http:", "https:"), timeout_s=0.2) == "timeout"
-        await asyncio.sleep(0.05)
-        assert len(os.listdir("/proc/self/fd")) <= before
-
-
-@story
-async def test_a_page_that_drips_is_cut_at_the_deadline():
-    async def drip(reader, writer):
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")
-        with contextlib.suppress(ConnectionError):
-            for _ in range(1000):
-                writer.write(b"x")
-                await writer.drain()
-                await asyncio.sleep(0.02)
-        writer.close()
-
-    server = await asyncio.start_server(drip, "127.0.0.1", 0)
-    async with server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        assert await failure_of(url, timeout_s=0.2) == "timeout"
-        await asyncio.sleep(0.1)
-
-
-def test_every_failure_of_the_http_client_has_a_word():
-    kinds = [
-        kind
-        for kind in vars(httpx2).values()
-        if isinstance(kind, type) and issubclass(kind, httpx2.HTTPError)
-    ]
-    assert len(kinds) > 15
-    words = {"timeout", "reset", "unreachable", "error"}
-    for kind in kinds:
-        error = kind.__new__(kind)
-        assert reason_of(error) in words
-
-
-@pytest.mark.parametrize(
-    ("cause", "word"),
-    [
-        (ConnectionRefusedError(), "refused"),
-        (socket.gaierror(), "dns"),
-        (ssl.SSLError(), "tls"),
-        (OSError("no route"), "unreachable"),
-        (OSError(), "unreachable"),
-    ],
-)
-def test_a_failed_connect_says_what_was_behind_it(cause, word):
-    error = httpx2.ConnectError("failed")
-    error.__cause__ = ExceptionGroup("all attempts", [OSError("other"), cause])
-    assert reason_of(error) == word

@@ -16,7 +16,7 @@ import pytest
 
 from gateway.access.counters import PromptCounters
 from gateway.config.supervision import LaunchConfig
-from gateway.control.fetch import FetchError, fetch, open_client, open_shared_client
+from gateway.control.fetch import FetchError, Pages
 from gateway.control.launchers.launcher import Changes, LaunchError, Seen
 from gateway.control.launchers.process import ProcessLauncher
 from gateway.core.errors import ConnectFailed
@@ -177,11 +177,12 @@ async def test_a_full_backlog_is_waited_for(folder):
 @told
 async def test_a_backlog_that_stays_full_is_no_connection(folder):
     where = str(folder / "m.sock")
-    async with full(where), open_client(Backend("m", "b1", f"unix:{where}")) as http:
+    pages = Pages(Backend("m", "b1", f"unix:{where}"))
+    async with full(where):
         with pytest.raises(ConnectFailed):
             await send(where, connect_s=0.1)
         with pytest.raises(FetchError, match="timeout"):  # a probe's word for one that hangs
-            await fetch(http, "/health", timeout_s=0.5)
+            await pages.get("/health", timeout_s=0.5)
 
 
 # --- what watches it ------------------------------------------------------------------------------
@@ -202,8 +203,8 @@ async def test_probes_scrapes_and_model_lists_reach_it(folder):
 
 @told
 async def test_each_backend_counts_prompts_where_it_is(folder):
-    async with SimServer(on(folder)) as local, SimServer(FAST) as far, open_shared_client() as http:
-        counters = PromptCounters({}, http, deadline_s=5)
+    async with SimServer(on(folder)) as local, SimServer(FAST) as far:
+        counters = PromptCounters({}, Pages, deadline_s=5)
         body = {"model": "m", "messages": [{"role": "user", "content": "12345678"}]}
         call = parse_call(ENDPOINTS[CHAT.encode()], json.dumps(body).encode())
         route = Route("m", "m", "m")
@@ -214,6 +215,7 @@ async def test_each_backend_counts_prompts_where_it_is(folder):
         assert counts[0] is not None
         assert len(set(counts)) == 1
         assert [len(sim.received("/tokenize")) for sim in (local, far)] == [2, 1]
+        counters.close()
 
 
 @told
@@ -222,9 +224,9 @@ async def test_a_socket_that_is_not_there_refuses_like_one_that_nobody_listens_o
     left_behind.bind(str(folder / "left.sock"))
     left_behind.close()
     for name in ("none.sock", "left.sock", "no/folder.sock"):
-        async with open_client(Backend("m", "b1", f"unix:{folder}/{name}")) as http:
-            with pytest.raises(FetchError, match="refused"):
-                await fetch(http, "/health", timeout_s=1)
+        pages = Pages(Backend("m", "b1", f"unix:{folder}/{name}"))
+        with pytest.raises(FetchError, match="refused"):
+            await pages.get("/health", timeout_s=1)
 
 
 # --- launched -------------------------------------------------------------------------------------
@@ -239,12 +241,13 @@ async def test_a_launched_server_listens_there_again_after_it_was_killed(folder)
     backend = Backend("m", "b1", f"unix:{where}")
 
     async def serving():
-        async with open_client(backend) as http, asyncio.timeout(15):
-            while True:
-                assert (await launcher.look()).running, await launcher.log(4000)
-                with contextlib.suppress(FetchError):
-                    return await fetch(http, "/v1/models", timeout_s=1)
-                await asyncio.sleep(0.05)
+        with contextlib.closing(Pages(backend)) as pages:
+            async with asyncio.timeout(15):
+                while True:
+                    assert (await launcher.look()).running, await launcher.log(4000)
+                    with contextlib.suppress(FetchError):
+                        return await pages.get("/v1/models", timeout_s=1)
+                    await asyncio.sleep(0.05)
 
     first = await launcher.restart(None, grace_s=GRACE_S, changes=Changes())
     try:
