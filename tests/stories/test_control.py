@@ -172,17 +172,18 @@ async def test_a_description_that_came_too_late_is_read_with_the_next_model_list
         "/v1/models": page(models),
         "/version": page(b'{"version":"1"}'),
     }
-    late = [None]
+    slow = True
 
     def answer(path):
         if path == "/openapi.json":
-            return late.pop() if late else page(openapi)
+            return None if slow else page(openapi)
         return pages.get(path, page(b"", "404 Not Found"))
 
     async with stub(answer) as (url, _), watching([url], timeout="100ms") as watched:
         await watched.ready()
         backend = watched.table.get("m/b1")
         assert backend.endpoints is None
+        slow = False
         await watched.until(lambda: backend.endpoints == {Endpoint.CHAT})
         assert backend.version == "1"
 

@@ -8,11 +8,16 @@ import os
 import pytest
 
 from gateway.access.tokens import BackendCounter
+from gateway.app import reload
+from gateway.config.models import Config, HealthConfig
+from gateway.control.discovery import Watchers
 from gateway.control.fetch import FetchError, Pages
-from gateway.pools.table import Backend
+from gateway.core.aio import SystemClock
+from gateway.pools.table import Backend, PoolTable
+from gateway.sim.server import SimConfig
 from gateway.wire.calls import ENDPOINTS, parse_call
 from tests.stories.stubs import free_url, page, stub
-from tests.stories.support import story
+from tests.stories.support import gateway, story
 
 MIB = 1024 * 1024
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -452,3 +457,48 @@ async def test_a_server_is_asked_few_questions_at_a_time_and_a_cancelled_ones_pl
             slow.release.set()
             assert [await task for task in tasks[1:]] == [7] * 19
     assert slow.most <= 5  # it sees a moment later that one has gone
+
+
+# --- who holds them -------------------------------------------------------------------------------
+
+
+@story
+async def test_a_backend_that_leaves_the_configuration_leaves_no_connection_behind():
+    held = set()
+
+    async def serve(reader, writer):
+        held.add(writer)
+        try:
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(page())
+        finally:
+            held.discard(writer)
+
+    def pools(url):
+        return Config.model_validate({"pools": {"m": {"backends": [url]}}}).pools
+
+    table = PoolTable(SystemClock())
+    async with serving(serve) as url, asyncio.TaskGroup() as group:
+        table.apply(pools(url))
+        watchers = Watchers(table, HealthConfig(), SystemClock())
+        watching = group.create_task(watchers.run())
+        await until(lambda: held)
+        table.apply(pools(free_url()))
+        await until(lambda: not held)
+        watching.cancel()
+
+
+@story
+async def test_a_reload_drops_the_connections_that_prompts_were_counted_over():
+    small = SimConfig(model="m", speed=0, max_model_len=64)
+    async with gateway(small) as world:
+
+        async def counted():
+            assert (await world.chat("count me " * 6, max_tokens=1)).status_code == 200
+            return [each.reused for each in world.sims[0].received("/tokenize")]
+
+        assert await counted() == [False]
+        assert await counted() == [False, True]
+        assert reload(world.process)
+        assert await counted() == [False, True, False]
