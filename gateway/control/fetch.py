@@ -43,7 +43,10 @@ class FetchError(OSError):
 
 
 class Pages:
-    """One backend's pages, over at most four connections; close it when done."""
+    """One backend's pages, over at most four connections; close it when done.
+
+    An idle connection that has become too old is closed instead of used, or by the backend.
+    """
 
     def __init__(self, backend: Backend) -> None:
         self._connections = BackendConnections(backend, keep_alive_s=_KEEP_ALIVE_S)
