@@ -1,12 +1,16 @@
 """One upstream connection against scripted bytes on a real socket."""
 
 import asyncio
+import time
 
 import pytest
 import uvloop
 
 from gateway.core.errors import BackendBroke, BackendTimeout, StaleConnection, UpstreamError
+from gateway.pools import table
+from gateway.upstream.client import BackendConnections
 from gateway.upstream.connection import Connection
+from tests.stories.stubs import page, stub
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n"
 
@@ -300,3 +304,17 @@ def test_every_failure_is_ours():
         issubclass(error, UpstreamError)
         for error in (BackendBroke, BackendTimeout, StaleConnection)
     )
+
+
+def test_a_stop_of_this_process_is_not_taken_for_a_backend_that_does_not_answer():
+    async def main():
+        async with stub(lambda path: page()) as (url, _):
+            connections = BackendConnections(
+                table.Backend("m", "b1", url, None), connect_s=0.05, keep_alive_s=3
+            )
+            asyncio.get_running_loop().call_soon(time.sleep, 0.5)  # once it has begun to connect
+            connection = await connections.connect(Connection)
+            assert connection.usable
+            connection.abort()
+
+    run(main())
