@@ -73,7 +73,7 @@ def test_a_stream_arrives_chunk_by_chunk(site):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     reply = post(connection, behind, {
         "model": "m", "stream": True, "max_tokens": 10,
-        "messages": [{"role": "user", "content": "[[sim:itl=100ms]] slowly"}],
+        "messages": [{"role": "user", "content": "[[sim:itl=400ms]] slowly"}],
     })  # fmt: skip
     assert reply.status == 200
     arrived = []
@@ -81,7 +81,7 @@ def test_a_stream_arrives_chunk_by_chunk(site):
         if line.startswith(b"data: "):
             arrived.append(time.monotonic())
     gaps = [after - before for before, after in zip(arrived, arrived[1:], strict=False)]
-    assert len([gap for gap in gaps if gap > 0.03]) >= 7, gaps
+    assert len([gap for gap in gaps if gap > 0.03]) >= 6, gaps  # of 9; a busy machine joins some
 
 
 def test_a_body_of_60_mib_passes(site):
@@ -122,7 +122,7 @@ def test_a_client_that_leaves_nginx_leaves_the_gateway_too(site):
     connection.close()
     wait_until(
         lambda: 'gateway_inflight_requests{backend="b1",pool="m"} 0.0' in behind.metrics(),
-        2,
+        30,
         "the request ends",
     )
 

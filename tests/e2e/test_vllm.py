@@ -37,10 +37,10 @@ def site(tmp_path_factory):
             f"pools:\n  tiny:\n    aliases: [gpt-4o]\n    backends: [http://127.0.0.1:{first}, http://127.0.0.1:{second}]",
         ) as running,
     ):
-        wait_until(lambda: b'"lora-a"' in models(running), 30, "the adapter is known")
+        wait_until(lambda: b'"lora-a"' in models(running), 120, "the adapter is known")
         wait_until(
             lambda: get(running.url + "/readyz?verbose")[1].count(b"2 of 2") == 1,
-            60,
+            120,
             "both backends serve",
         )
         yield running, (first, second)
@@ -217,7 +217,7 @@ def test_a_client_that_leaves_stops_the_engine(site, streams):
         connection.getresponse().read(200)
     wait_until(
         lambda: sum(vllm_metric(p, "vllm:num_requests_running") for p in ports) >= 1,
-        30,
+        120,
         "the engine runs",
     )
     generated = sum(vllm_metric(port, "vllm:generation_tokens_total") for port in ports)
@@ -225,7 +225,7 @@ def test_a_client_that_leaves_stops_the_engine(site, streams):
     connection.close()
     wait_until(
         lambda: sum(vllm_metric(p, "vllm:num_requests_running") for p in ports) == 0,
-        30,
+        120,
         "the engine stops",
     )
     after = sum(vllm_metric(port, "vllm:generation_tokens_total") for port in ports)
@@ -242,7 +242,7 @@ def test_many_at_once_all_end_well_and_are_counted(site):
     assert set(results) == {200}
     wait_until(
         lambda: sum(vllm_metric(p, "vllm:request_success_total") for p in ports) - before == 96,
-        10,
+        60,
         "the engines count them all",
     )
     assert "gateway_inflight_requests" in running.metrics()
