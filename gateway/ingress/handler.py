@@ -160,6 +160,7 @@ class Handler:
             record.ended_at = self.clock.now()
             record.bytes_out = down.bytes_out
             self.live.discard(down)
+            down.task = None  # a cancelled one holds this frame, and all that the request read
             self.ledger.settle(record)
 
     async def _open_upload(self, config: Config, down: Downstream, record: RequestRecord) -> Call:

@@ -126,6 +126,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._ingress.connections.discard(self)
         if self._answering is not None:
             self._answering.on_client_gone()
+            self._answering = None  # each holds the other
         self.pipeline.clear()
         if type(self.cycle) is Downstream:
             self.cycle = None

@@ -1,11 +1,14 @@
 """Backends that fail, and clients that leave: what each side sees, and that nothing is left."""
 
 import asyncio
+import gc
 import json
 
 import pytest
 
 from gateway.core.types import Phase
+from gateway.ingress.downstream import Downstream
+from gateway.ingress.server import GatewayProtocol
 from gateway.sim.server import SimConfig
 from tests.stories.support import FAST, frames, gateway, story
 
@@ -263,6 +266,37 @@ async def test_clients_that_reset_before_their_story_begins_leave_nothing():
             )
             writer.transport.abort()
         await world.settled()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_client_that_left_had_sent_is_freed_at_once(stream):
+    """Not only when the collector of cycles runs, which is rarely: bodies are large."""
+
+    def held():
+        return [each for each in gc.get_objects() if isinstance(each, Downstream | GatewayProtocol)]
+
+    @story
+    async def check():
+        async with gateway(SLOW) as world:
+            body = json.dumps({"model": "m", "stream": stream, "max_tokens": 500, "messages": []})
+            request = (
+                f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {world.key}\r\n"
+                f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n{body}"
+            )
+            _, writer = await asyncio.open_connection("127.0.0.1", world.process.public_port)
+            writer.write(request.encode())
+            await world.until(lambda: world.sims[0].engine.running == 1)
+            assert len(held()) == 2
+            writer.close()
+            await world.settled()
+            await world.until(lambda: not held())
+
+    gc.collect()  # what other tests have left
+    gc.disable()
+    try:
+        check()
+    finally:
+        gc.enable()
 
 
 @story
