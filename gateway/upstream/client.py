@@ -122,7 +122,7 @@ class BackendConnections:
         return None
 
     async def connect(self, kind: type[_Kind]) -> _Kind:
-        """Make a connection.
+        """Make a connection; tried once more if this process itself did not run in that time.
 
         Raises:
             ConnectFailed: there is none within `connect_s`; what it was raised from tells why.

@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
 import os
 
 import pytest
 
+from gateway.access.counters import PromptCounters
 from gateway.access.tokens import BackendCounter
 from gateway.app import reload
 from gateway.config.models import Config, HealthConfig
@@ -70,6 +72,19 @@ async def serving(serve):
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
         server.close()
+
+
+def once(sent):
+    """Say this to the first question of each connection, and close it."""
+
+    async def serve(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(sent)
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+    return serve
 
 
 # --- what is asked and answered -------------------------------------------------------------------
@@ -149,16 +164,9 @@ def test_a_page_is_given_whole_and_the_connection_is_kept(reply, body):
 
 @pytest.mark.parametrize("body", [b"short", LONG], ids=["short", "long"])
 def test_a_page_without_length_ends_with_its_connection(body):
-    async def serve(reader, writer):
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + body)
-        await writer.drain()
-        writer.close()
-        await writer.wait_closed()
-
     @story
     async def check():
-        async with serving(serve) as url:
+        async with serving(once(b"HTTP/1.1 200 OK\r\n\r\n" + body)) as url:
             with open_pages(url) as pages:
                 assert digest(await pages.get("/", timeout_s=5)) == digest(body)
                 assert digest(await pages.get("/", timeout_s=5)) == digest(body)
@@ -215,16 +223,9 @@ def test_an_unusable_page_is_a_short_word(reply, reason):
     ids=["nothing", "head", "short", "long", "chunked"],
 )
 def test_a_page_that_is_cut_is_no_page(sent):
-    async def serve(reader, writer):
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(sent)
-        await writer.drain()
-        writer.close()
-        await writer.wait_closed()
-
     @story
     async def check():
-        async with serving(serve) as url:
+        async with serving(once(sent)) as url:
             assert await failure_of(url, timeout_s=5) == "reset"
 
     check()
@@ -274,7 +275,7 @@ async def test_a_server_that_is_silent_in_the_tls_handshake_costs_no_socket():
     [
         (b"HTTP/1.1 200 OK\r\n", b"x-more: 1\r\n"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n", b"x"),
-        (page(LONG)[:-1000], b"x"),
+        (page(LONG)[:-10_000], b"x"),
         (CHUNKED, b"1\r\nx\r\n"),
     ],
     ids=["head", "body", "long body", "chunks"],
@@ -297,7 +298,7 @@ def test_a_page_that_drips_is_cut_at_the_deadline(first, drop):
 
         async with serving(serve) as url:
             assert await failure_of(url, timeout_s=0.2) == "timeout"
-            await cut.wait()
+            await until(cut.is_set)
 
     check()
 
@@ -502,3 +503,34 @@ async def test_a_reload_drops_the_connections_that_prompts_were_counted_over():
         assert await counted() == [False, True]
         assert reload(world.process)
         assert await counted() == [False, True, False]
+
+
+@story
+async def test_who_was_asked_to_count_is_let_go_at_a_reload_and_at_the_end():
+    asked = []
+
+    class Asked:
+        def __init__(self, backend):
+            self.closed = False
+            asked.append(self)
+
+        async def post(self, path, body, *, timeout_s):
+            return 200, b'{"count": 7, "max_model_len": 64, "tokens": []}'
+
+        def close(self):
+            self.closed = True
+
+    async with gateway(SimConfig(model="m", speed=0, max_model_len=64)) as world:
+        handler = world.process.handler
+
+        async def count_one():
+            counters = PromptCounters(world.process.config.pools, Asked, deadline_s=5)
+            handler.settings = dataclasses.replace(handler.settings, counters=counters)
+            assert (await world.chat("count me " * 6, max_tokens=1)).status_code == 200
+
+        await count_one()
+        assert reload(world.process)
+        assert [each.closed for each in asked] == [True]
+        await count_one()
+        assert [each.closed for each in asked] == [True, False]
+    assert [each.closed for each in asked] == [True, True]
