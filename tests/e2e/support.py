@@ -260,11 +260,11 @@ class Supervised:
         """Order something of a backend as `verb` does, without the time that a program's start takes."""
         url = f"{self.admin_url}/admin/v1/backends/{backend}:{verb}"
         request = urllib.request.Request(url, b"{}", {"content-type": "application/json"})
-        with urllib.request.urlopen(request, timeout=10) as reply:
+        with urllib.request.urlopen(request, timeout=60) as reply:
             return json.loads(reply.read())
 
     def ask(self, path: str) -> dict:
-        status, body = get(self.admin_url + path, timeout=10)
+        status, body = get(self.admin_url + path, timeout=60)
         return json.loads(body) if status == 200 else {}
 
     def events(self, backend: str = "", kind: str = "") -> list[dict]:
@@ -313,9 +313,11 @@ class Supervised:
             f" {each['kind']} ({each['label']}): {each['detail']}"
             for each in self.events()
         ]
+        pools = self.ask("/admin/v1/overview").get("pools", [])
+        now = [f"{each}" for pool in pools for each in pool["backends"]]
         logs = [self.log, *sorted((self.state / "logs").glob("*.txt"))]
         ends = [f"--- {path.name}\n{_end(path)}" for path in logs]
-        return "\n".join(["", "--- events", *events, *ends])
+        return "\n".join(["", "--- events", *events, "--- now", *now, *ends])
 
 
 def _end(path: pathlib.Path) -> str:
