@@ -12,11 +12,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import pytest
 
@@ -157,6 +159,46 @@ def gateway(folder: pathlib.Path, pools: str, extra: str = "") -> Iterator[Gatew
         yield Gateway(
             url, f"http://127.0.0.1:{admin}", json.loads(made.stdout)["key"], child.pid, log, config
         )
+
+
+class Stalls:
+    """How long a processor of this machine ran nothing, while a `with` lasts.
+
+    A virtual machine may lose a processor for seconds, which delays whatever is tried on it. A thread
+    on each processor looks at the clock ten times a second, and counts by how much it came too late.
+    """
+
+    _BEAT_S = 0.1
+    _COUNTS_S = 0.5  # more than a thread waits for its turn beside others that want to run
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self._late: dict[int, float] = dict.fromkeys(os.sched_getaffinity(0), 0.0)
+        self._threads = [threading.Thread(target=self._watch, args=[core]) for core in self._late]
+
+    def __enter__(self) -> Self:
+        for each in self._threads:
+            each.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for each in self._threads:
+            each.join()
+
+    @property
+    def seconds(self) -> float:
+        """Of the processor that was away longest."""
+        return max(self._late.values())
+
+    def _watch(self, core: int) -> None:
+        os.sched_setaffinity(threading.get_native_id(), {core})
+        seen = time.monotonic()
+        while not self._over.wait(self._BEAT_S):
+            now = time.monotonic()
+            late = now - seen - self._BEAT_S
+            self._late[core] += late if late > self._COUNTS_S else 0.0
+            seen = now
 
 
 # --- servers that the gateway starts --------------------------------------------------------------
