@@ -151,7 +151,7 @@ def gateway(folder: pathlib.Path, pools: str, extra: str = "") -> Iterator[Gatew
     log = folder / "gateway.log"
     with running([GATEWAY, "serve", "-c", str(config)], log=log) as child:
         url = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while get(url + "/readyz")[0] != 200:
             assert child.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()

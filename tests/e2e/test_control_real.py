@@ -124,7 +124,7 @@ async def story(watched, process, url):
     # Its load, while it works for longer than the progress limit.
     async with asyncio.TaskGroup() as group:
         work = group.create_task(load(url, 2))
-        await watched.until(lambda: backend.sample.running > 0, 60)
+        await watched.until(lambda: backend.sample.running > 0, 300)
         await asyncio.sleep(PROGRESS_S + 2)
         assert backend.reason != "no_progress", watched.tell()
 

@@ -57,7 +57,7 @@ def site(tmp_path_factory):
             [nginx, "-p", str(folder), "-c", str(folder / "nginx.conf")], log=folder / "nginx.out"
         ):
             wait_until(
-                lambda: get(f"http://127.0.0.1:{port}/readyz")[0] == 200, 15, "nginx answers"
+                lambda: get(f"http://127.0.0.1:{port}/readyz")[0] == 200, 120, "nginx answers"
             )
             yield port, behind
 
