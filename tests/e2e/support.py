@@ -162,14 +162,15 @@ def gateway(folder: pathlib.Path, pools: str, extra: str = "") -> Iterator[Gatew
 
 
 class Stalls:
-    """How long a processor of this machine ran nothing, while a `with` lasts.
+    """How long a thread had to wait for a processor of this machine, while a `with` lasts.
 
-    A virtual machine may lose a processor for seconds, which delays whatever is tried on it. A thread
-    on each processor looks at the clock ten times a second, and counts by how much it came too late.
+    A virtual machine may lose a processor for seconds, or others may hold it: that delays whatever is
+    tried there. A thread on each processor looks at the clock ten times a second, and counts by how
+    much it came too late.
     """
 
     _BEAT_S = 0.1
-    _COUNTS_S = 0.5  # more than a thread waits for its turn beside others that want to run
+    _COUNTS_S = 0.5  # less is how it is beside others that want to run
 
     def __init__(self) -> None:
         self._over = threading.Event()
@@ -188,7 +189,7 @@ class Stalls:
 
     @property
     def seconds(self) -> float:
-        """Of the processor that was away longest."""
+        """At the processor where it was longest."""
         return max(self._late.values())
 
     def _watch(self, core: int) -> None:
