@@ -74,9 +74,9 @@ class Outputs:
 
 
 class Drain:
-    """How fast a pool gives back cost tokens, over the last seconds in which it had work.
+    """How fast a pool gives back cost tokens, over the last seconds in which it had more work than room.
 
-    Only time with work counts: a pool that was idle did not drain slowly, it had nothing to drain.
+    Only such time counts: a pool with little to do did not drain slowly, it had little to drain.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Drain:
         self._busy_s = 0.0
 
     def passed(self, seconds: float, tokens: int) -> None:
-        """Note that in so many seconds with work so many tokens were given back."""
+        """Note that in so many seconds with more work than room so many tokens were given back."""
         kept = math.exp(-seconds / _DRAIN_S)
         self._tokens = self._tokens * kept + tokens
         self._busy_s = self._busy_s * kept + seconds

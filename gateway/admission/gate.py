@@ -123,7 +123,7 @@ class Gate:
         backend = self._finder.find(self._backends(ask), ask, now)
         if backend is None:
             return None
-        line.came(ask)
+        line.came(ask, went_in=True)
         return self._table.take(backend.id, now, ask.need, ask.caller.tenant)
 
     def has_room(self, ask: Ask) -> bool:
@@ -147,7 +147,7 @@ class Gate:
         line, now = self._lines.get(ask.route.pool), self._clock.now()
         if line is None:  # a reload took the pool away while the prompt was counted
             raise no_backend(ask, {}, self._rng)
-        line.came(ask)
+        line.came(ask, went_in=False)
         waiting = Waiting(ask, asyncio.get_running_loop().create_future(), announce, now)
         ticket = _ticket(waiting, body_bytes, now, deadline)
         decision, refusal = self._judge(line, ticket, request_id)

@@ -78,6 +78,7 @@ class Line:
         self._clock = clock
         self._rng = rng
         self._given_back_tokens = 0  # by the backends, at the last tick
+        self._pressed = False  # since the last tick somebody came who found no room
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._seen: tuple[
@@ -124,11 +125,16 @@ class Line:
         self._arm()
 
     def tick(self, now: float, seconds: float) -> None:
-        """Measure how fast the pool drains, and look after those who wait; about twice a second."""
+        """Measure how fast the pool drains, and look after those who wait; about twice a second.
+
+        Only while there is more work than room: else what ends tells how much was asked for, and a
+        pool with little to do would seem slow to the first burst.
+        """
         backends = self._backends
         given_back = sum(each.room.given_back_tokens for each in backends)
         tokens, self._given_back_tokens = given_back - self._given_back_tokens, given_back
-        if seconds > 0 and (tokens > 0 or any(each.in_flight for each in backends)):
+        pressed, self._pressed = self._pressed or bool(self.queue), False
+        if seconds > 0 and pressed and (tokens > 0 or any(each.in_flight for each in backends)):
             self.drain.passed(seconds, max(0, tokens))
         self.promises.passed(seconds)
         if self.queue:
@@ -141,8 +147,9 @@ class Line:
         """Note that a request was refused, and told when to come again."""
         self.promises.made(ask.caller.tenant, ask.need.tokens)
 
-    def came(self, ask: Ask) -> None:
-        """Note that a request came, maybe again."""
+    def came(self, ask: Ask, *, went_in: bool) -> None:
+        """Note that a request came, maybe again, and whether there was room for it."""
+        self._pressed |= not went_in
         if ask.caller.priority == ask.top_priority:
             self._table.highest_came(self._pool, self._clock.now())
         if ask.returned and not ask.tried:

@@ -507,10 +507,26 @@ async def test_what_waited_makes_place_in_the_queue_when_it_goes():
 
 
 async def drained(world, seconds=10, tokens=1000):
-    """Have one request of so many tokens take that long: the rate at which the pool drains is known."""
+    """Have a request of so many tokens take that long, and another find no room: the rate is known."""
     (guest,) = await world.guests(1, tokens=tokens)
+    (other,) = await world.guests(1, tokens=1)
     world.loop.at += seconds
     guest.end()
+    await turns()
+    if other.inside:
+        other.end()
+
+
+@held
+async def test_a_pool_with_little_to_do_is_not_thought_slow_when_a_burst_comes():
+    world = house(backends=[single(ONE, 4)])
+    for _ in range(20):  # one after the other: 10 tokens a second were asked for, not refused
+        (guest,) = await world.guests(1, tokens=10)
+        await passes(1)
+        guest.end()
+    guests = await world.guests(24, tokens=100, wait_s=30.0)
+    assert len(numbers(guests)) == 4
+    assert world.waiting() == 20
 
 
 @held
