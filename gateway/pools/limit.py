@@ -23,18 +23,18 @@ from typing import Final
 
 from gateway.core.types import LoadSample
 
-# An unknown engine: the largest max_num_seqs that vLLM chooses itself (GPU >= 70 GiB). A lower start
-# makes requests wait for nothing on a large engine; on a small one the first burst waits in its queue,
-# which shows in two scrapes, and the cut goes to what it really runs.
+# An unknown engine: the largest max_num_seqs that vLLM chooses itself (GPU >= 70 GiB). Less makes
+# requests wait for nothing on a large engine; on a small one the first burst waits in its queue, which
+# shows in two scrapes, and the cut goes to what it really runs.
 START: Final = 1024
+UNSEEN: Final = 16  # without metrics only first tokens tell that it is full
 CEILING: Final = 8192  # beyond any engine: more is a mistake somewhere
-GAP_OBJECTIVE_S: Final = (
-    0.08  # between two tokens, the default of `slo.itl`: faster than anybody reads
-)
+GAP_OBJECTIVE_S: Final = 0.08  # between two tokens, the default of `slo.itl`: nobody reads as fast
 OBJECTIVE_S: Final = 2.5  # time to first token of a short prompt, the default of `slo.ttft`
 
 _CUT: Final = 0.9  # Netflix AIMD: clears the queue, costs a tenth of the throughput at most
 _DEEPEST: Final = 0.5  # TCP halves: one bad window must not throw away all that was learnt
+_REFUSED_LEAST: Final = 16  # what refuses guards itself; and the 503 may be another's
 _FAST: Final = 1.25  # signs lag by two scrapes, so it overshoots by two steps: 1.6 times at most
 # After so many quiet windows of full use it grows by a twentieth. First tokens tell windows later that
 # they are late (five, if they take 4 s), so it overshoots by as many steps: 1.3 times.
@@ -119,6 +119,7 @@ class Limit:
     cut_at: float = -math.inf
     value: int = field(init=False)  # when it neither starts slowly nor is shared out
     _fast: bool = True
+    _seen: bool | None = None  # whether a scrape has shown anything yet; None: none was tried
     _clean: int = 0  # windows in which it grew since the last sign
     _doubted: bool = False  # that was a sign which something else than the engine can give
     _queued: bool = False  # the last scrape showed a long queue
@@ -176,9 +177,10 @@ class Limit:
     # --- fed ---
 
     def fix(self, fixed: int | None) -> None:
-        """Change the configured limit; a lower one holds at once, a higher one is grown into."""
+        """Change the configured limit; another one holds at once, unless the engine's signs hold it lower."""
+        held_by_it = self.fixed is not None and self.value >= self.fixed
         self.fixed = fixed
-        self._move_to(self.value)
+        self._move_to((fixed or START) if held_by_it else self.value)
 
     def restarted(self, now: float) -> None:
         """Start slowly: it is another process, with cold caches and maybe other settings."""
@@ -229,6 +231,7 @@ class Limit:
             in_flight: the most of our requests at a time since the last call.
         """
         judged = self._in_time + self._late
+        self._meet(sample)
         if now >= self._batch_at + _BELIEVED_S:
             self._batch = None
         sign = self._sign(sample, judged)
@@ -254,6 +257,16 @@ class Limit:
         self._in_time = self._late = self._smooth = self._slow = 0
         self._late_before_cut = False
         self.cut_at = now
+
+    def _meet(self, sample: LoadSample | None) -> None:
+        """Hold what shows no metrics low, until it does or first tokens in time let it grow."""
+        if sample is not None:
+            if self._seen is False and self._fast:  # no sign so far: as if it had been seen at once
+                self._move_to(self.fixed or max(self.value, START))
+            self._seen = True
+        elif self._seen is None:
+            self._seen = False
+            self._move_to(self.fixed or min(self.value, UNSEEN))
 
     def _growth(self) -> float:
         """Return the factor of growth: the longer no sign comes, the likelier the last was a false one.
@@ -319,7 +332,8 @@ class Limit:
             factor = min(factor, sample.running / (sample.running + sample.waiting))
         elif sign is Sign.LATE:
             factor = min(factor, self._in_time / (self._in_time + self._late))
-        self._move_to(in_flight * max(factor, _DEEPEST))
+        least = min(_REFUSED_LEAST, self.value) if sign is Sign.REFUSED else 1
+        self._move_to(max(in_flight * max(factor, _DEEPEST), least))
         self._queued = False
         self.cut_at = now
 

@@ -28,7 +28,8 @@ windows = st.lists(
 
 
 def walk(limit, windows):
-    """Yield the limit before, what was said, and the limit after each window."""
+    """Yield the limit before, what was said, and the limit after each window of a backend once seen."""
+    limit.observe(-1.0, LoadSample(-1.0, 0, 0, None), 0)
     for second, window in enumerate(windows):
         now = float(second)
         for _ in range(window["refused"]):
@@ -52,7 +53,7 @@ def test_the_limit_stays_within_one_and_the_ceiling(windows, fixed):
 @given(windows, st.none() | st.integers(1, 300))
 def test_only_a_sign_lowers_it_and_never_below_half_of_what_was_used(windows, fixed):
     for before, window, sign, after in walk(Limit(fixed), windows):
-        assert (sign is not None) == (after < before) or before == after == 1
+        assert (sign is not None) == (after < before) or before == after <= 16
         assert after >= min(before, math.floor(window["in_flight"] / 2))
 
 

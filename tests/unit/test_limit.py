@@ -1,7 +1,7 @@
 import pytest
 
 from gateway.core.types import LoadSample
-from gateway.pools.limit import CEILING, START, Limit, Rate, Sign, late
+from gateway.pools.limit import CEILING, START, UNSEEN, Limit, Rate, Sign, late
 
 
 def sample(running=0, waiting=0, preemptions=0.0):
@@ -17,12 +17,10 @@ def used(limit, now, count=1):
 
 def at(value, **settings):
     """Return a limit that has seen one congestion and now stands at `value`."""
-    limit = Limit(fixed=value, **settings)
+    limit = Limit(**settings)
     limit.refused()
-    limit.observe(0.0, sample(), 1)
-    limit.fix(None)
-    while limit.value < value:
-        limit.observe(0.0, sample(), limit.value)
+    assert limit.observe(0.0, sample(), 100) is Sign.REFUSED
+    limit.value = value
     return limit
 
 
@@ -72,6 +70,21 @@ def test_a_lowered_fixed_limit_holds_at_once():
     assert limit.value == 7
 
 
+@pytest.mark.parametrize(("fixed", "value"), [(100, 100), (None, START)])
+def test_a_raised_fixed_limit_holds_at_once_where_only_it_held_it(fixed, value):
+    limit = Limit(fixed=2)
+    limit.fix(fixed)
+    assert limit.value == value
+
+
+def test_a_raised_fixed_limit_is_grown_into_where_the_engine_held_it_lower():
+    limit = Limit(fixed=100)
+    limit.refused()
+    limit.observe(0.0, sample(), 100)
+    limit.fix(200)
+    assert limit.value == 90
+
+
 def test_a_limit_that_is_not_half_used_stays_where_it_is():
     limit = Limit()
     for second in range(100):
@@ -84,16 +97,42 @@ def test_after_the_first_congestion_it_grows_by_one_a_window():
 
 
 def test_a_failed_scrape_is_no_sign_of_room():
+    limit = at(100)
+    limit.observe(1.0, None, 100)
+    assert limit.value == 100
+
+
+def test_what_shows_no_metrics_is_held_low_until_it_does():
     limit = Limit()
-    limit.observe(1.0, None, START)
+    for second in range(3):
+        assert limit.observe(float(second), None, 5) is None
+        assert limit.value == UNSEEN
+    limit.observe(3.0, sample(), 5)
     assert limit.value == START
+
+
+def test_what_shows_metrics_only_after_a_sign_is_not_trusted_with_more():
+    limit = Limit()
+    limit.observe(0.0, None, 5)
+    first_tokens(limit, 1.0, too_late=20)
+    assert limit.observe(1.0, None, 16) is Sign.LATE
+    limit.observe(2.0, sample(), 3)
+    assert limit.value == 8
+
+
+def test_a_fixed_limit_holds_without_metrics_too():
+    limit = Limit(fixed=200)
+    limit.observe(0.0, None, 5)
+    assert limit.value == 200
 
 
 def test_first_tokens_in_time_speak_for_a_backend_without_metrics():
     limit = Limit()
-    first_tokens(limit, 1.0, in_time=10)
-    limit.observe(1.0, None, START)
-    assert limit.value > START
+    limit.observe(0.0, None, 0)
+    for second in range(1, 4):
+        first_tokens(limit, float(second), in_time=10)
+        limit.observe(float(second), None, limit.value)
+    assert limit.value == 34  # 16, 21, 27, 34
 
 
 # --- congestion -----------------------------------------------------------------------------------
@@ -214,6 +253,18 @@ def test_a_cut_goes_from_what_was_in_flight_not_from_an_unused_limit():
     limit.refused()
     limit.observe(1.0, sample(), 60)
     assert limit.value == 54
+
+
+def test_a_503_of_something_else_does_not_close_a_backend():
+    limit = Limit()
+    limit.observe(0.0, sample(), 1)
+    limit.refused()
+    assert limit.observe(1.0, sample(), 1) is Sign.REFUSED
+    assert limit.value == 16
+    limit.value = 5
+    limit.refused()
+    limit.observe(2.0, sample(), 5)
+    assert limit.value == 5  # and no cut makes it more
 
 
 def test_what_others_do_to_a_backend_we_do_not_use_costs_us_nothing():

@@ -212,6 +212,8 @@ def test_a_client_that_is_less_patient_than_the_pool_is_named_itself(tmp_path):
     desk = Desk(tmp_path, YAML.replace("max_requests: 1", "max_requests: 9"))
     slot = desk.table.take(SECOND, 100.0, Need(10, 0))
     desk.fill(FIRST, 2)
+    desk.full(SECOND)
+    desk.wait("r0")
     desk.clock.at = 110.0
     slot.release()
     desk.gate.tick(110.0)  # a token a second
