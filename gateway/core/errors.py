@@ -208,6 +208,15 @@ class ShuttingDown(Rejected):
     shed_reason = ShedReason.DRAINING
 
 
+class EndedByShutdown(GatewayError):
+    """This gateway stops, and ended the reply before it was complete: 503 where nothing of it had gone out."""
+
+    status = 503
+    type = "service_unavailable_error"
+    default_code = "shutting_down"
+    outcome = Outcome.SHUTDOWN
+
+
 class UpstreamError(GatewayError):
     """The backend failed: 502. `reason` is a short closed word for metrics and health."""
 

@@ -97,7 +97,7 @@ class UsageSource(Enum):
 
     UPSTREAM = "upstream"  # the backend's own usage object
     COUNTED = "counted"  # exact prompt count, stream events counted
-    ESTIMATED = "estimated"  # bounds only
+    ESTIMATED = "estimated"  # the prompt by its size, stream events counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import msgspec
 from gateway.core.errors import BackendBroke, EngineFull, GatewayError, RequestError
 from gateway.core.types import Call, Dialect, Outcome, RequestRecord, Usage, UsageSource
 from gateway.upstream.reply import Reply
-from gateway.wire.frames import json_usage, whole_answer
+from gateway.wire.frames import json_usage, whole_answer, whole_event_answer
 from gateway.wire.replies import normalise_upstream_error, upstream_fault
 
 GENERATES: Final = (Dialect.CHAT, Dialect.COMPLETIONS)
@@ -41,8 +41,10 @@ def answer(reply: Reply, call: Call, request_id: str) -> Answer:
         return Answer(status, headers, body, outcome)
     if call.dialect in GENERATES:
         aborted, usage = whole_answer(body)
-    else:
+    elif call.dialect is Dialect.PLAIN:
         aborted, usage = False, json_usage(body)
+    else:
+        aborted, usage = whole_event_answer(body, call.dialect)
     if aborted or reply.content_type == b"text/html":
         raise BackendBroke("the backend did not finish the request")
     content_type = reply.headers.get(b"content-type", b"application/json")
@@ -62,12 +64,14 @@ def answered_late(reply: Reply, call: Call) -> GatewayError:
     return RequestError(fault.message, code=fault.code, param=fault.param)
 
 
-def counted(record: RequestRecord, events: int) -> Usage:
-    """Return the usage of a stream whose backend did not get to tell it."""
-    demand = record.demand
-    exact = demand is not None and demand.exact
-    prompt = demand.prompt_tokens if demand is not None else 0
-    return Usage(prompt, events, UsageSource.COUNTED if exact else UsageSource.ESTIMATED)
+def counted(record: RequestRecord, events: int, began: Usage | None) -> Usage:
+    """Return the usage of a stream whose backend did not get to tell it, or told only the prompt's."""
+    demand, need = record.demand, record.need
+    if began is not None:
+        return Usage(began.prompt_tokens, events, UsageSource.COUNTED, began.cached_tokens)
+    if demand is not None and demand.exact:
+        return Usage(demand.prompt_tokens, events, UsageSource.COUNTED)
+    return Usage(need.prompt_tokens if need is not None else 0, events, UsageSource.ESTIMATED)
 
 
 def own_headers(record: RequestRecord, now: float) -> bytes:

@@ -49,6 +49,7 @@ from gateway.core.types import (
 )
 from gateway.ingress.answers import (
     ENGINE_FULL,
+    GENERATES,
     answer,
     answered_late,
     counted,
@@ -292,7 +293,7 @@ class Handler:
                 request_id=down.id,
             )
         else:
-            watch = PlainWatch()
+            watch = PlainWatch(generates=call.dialect in GENERATES)
 
         def first_token() -> None:
             now = self.clock.now()
@@ -307,7 +308,9 @@ class Handler:
         finally:
             down.relay = None
             record.first_byte_at = down.started_at
-            record.usage = watch.usage or counted(record, watch.events)
+            record.usage = watch.usage
+            if record.usage is None and reply.status < 400:
+                record.usage = counted(record, watch.events, watch.began)
         if error is not None:
             raise error
         record.status = reply.status

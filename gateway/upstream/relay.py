@@ -20,6 +20,7 @@ from gateway.core.errors import (
     BackendBroke,
     BackendTimeout,
     ClientStalled,
+    EndedByShutdown,
     EngineFull,
     GatewayError,
     RequestError,
@@ -29,8 +30,8 @@ from gateway.core.errors import (
 from gateway.core.types import Usage
 from gateway.upstream.reply import Reply
 from gateway.wire.chunks import Shape
-from gateway.wire.replies import Fault
-from gateway.wire.sse import HEARTBEAT, json_usage
+from gateway.wire.replies import Fault, fault_of
+from gateway.wire.sse import HEARTBEAT, json_aborted, json_usage
 
 TICK_S: Final = 0.5  # how often on_tick comes; all times below are good to about that
 
@@ -61,6 +62,7 @@ class ClientSide(Protocol):
 class Watch(Protocol):
     """Who looks on at the body: `wire.sse.StreamWatch`, or `PlainWatch` for other bodies."""
 
+    began: Usage | None  # what the backend told of the prompt, when only that is known
     complete: bool
     failed: str | None
     fault: Fault | None
@@ -81,8 +83,8 @@ class Watch(Protocol):
     def close(self) -> bytes:
         """The backend ended cleanly; return the rest."""
 
-    def broken(self, message: str) -> bytes:
-        """The backend broke off; return an ending that says so, empty if none can be written."""
+    def broken(self, fault: Fault) -> bytes:
+        """The stream breaks off; return an ending that says why, empty if none can be written."""
 
 
 class PlainWatch:
@@ -91,7 +93,11 @@ class PlainWatch:
     _TAIL_BYTES: Final = 1024
     between_frames: Final = False  # there are none
 
-    def __init__(self) -> None:
+    def __init__(self, *, generates: bool = False) -> None:
+        self._generates = (
+            generates  # a chat or completions reply, which may say that it was aborted
+        )
+        self.began: Usage | None = None
         self.complete = False
         self.failed: str | None = None
         self.fault: Fault | None = None
@@ -111,11 +117,11 @@ class PlainWatch:
         return data
 
     def close(self) -> bytes:
-        """The body is whole."""
-        self.complete = True
+        """The body is whole; that the engine aborted it is said near its end."""
+        self.complete = not (self._generates and json_aborted(self._tail))
         return b""
 
-    def broken(self, message: str) -> bytes:
+    def broken(self, fault: Fault) -> bytes:
         """A cut body has no ending that could say so."""
         return b""
 
@@ -269,7 +275,7 @@ class Relay:
 
     def shut_down(self) -> None:
         """End the stream now, telling the client that the gateway stops."""
-        self._break(StreamBroke("the gateway is shutting down"))
+        self._break(EndedByShutdown("This gateway is shutting down. Retry.", retry_after_s=1))
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -279,7 +285,7 @@ class Relay:
                 self._client.begin(self._reply)
             self._client.write(HEARTBEAT)
 
-    def _break(self, error: UpstreamError) -> None:
+    def _break(self, error: UpstreamError | EndedByShutdown) -> None:
         if self._done.done():
             return
         if self._connection is not None:
@@ -287,9 +293,9 @@ class Relay:
         if not self._client.started:
             self._stop(error)
             return
-        if not isinstance(error, BackendTimeout):
+        if not isinstance(error, BackendTimeout | EndedByShutdown):
             error = StreamBroke(error.message)
-        ending = self.watch.broken(error.message)
+        ending = self.watch.broken(fault_of(error))
         self._finish(ending, None if self.watch.complete else error)
 
     def _finish(self, rest: bytes, error: GatewayError | None) -> None:

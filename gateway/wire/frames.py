@@ -60,6 +60,15 @@ class Response(msgspec.Struct):
     usage: UsageObject | None = None
 
 
+class Whole(msgspec.Struct):
+    """A whole Responses API or Anthropic reply."""
+
+    type: str | None = None
+    status: str | None = None
+    stop_reason: str | None = None
+    usage: UsageObject | None = None
+
+
 class Delta(msgspec.Struct):
     """The end of an Anthropic message; `stop_reason` null means that it was aborted."""
 
@@ -89,6 +98,7 @@ EVENT: Final = msgspec.json.Decoder(Event)
 USAGE: Final = msgspec.json.Decoder(UsageObject)
 STARTED: Final = msgspec.json.Decoder(Started)
 DELTA: Final = msgspec.json.Decoder(Delta)
+WHOLE: Final = msgspec.json.Decoder(Whole)
 ANY: Final = msgspec.json.Decoder(dict[str, Raw])
 
 _USAGE_OBJECT: Final = re.compile(rb'"usage":\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
@@ -119,6 +129,18 @@ def whole_answer(body: bytes) -> tuple[bool, Usage | None]:
     reasons = [choice.finish_reason for choice in answer.choices or ()]
     usage = as_usage(answer.usage) if answer.usage is not None else None
     return "abort" in reasons or "error" in reasons, usage
+
+
+def whole_event_answer(body: bytes, dialect: Dialect) -> tuple[bool, Usage | None]:
+    """Judge a Responses or Anthropic reply with status 200 likewise: vLLM marks an abort in each its way."""
+    answer = decode(WHOLE, body)
+    if answer is None:
+        return False, json_usage(body)
+    if dialect is Dialect.RESPONSES:
+        aborted = answer.status in ("cancelled", "failed")
+    else:
+        aborted = answer.type == "message" and answer.stop_reason is None
+    return aborted, as_usage(answer.usage) if answer.usage is not None else None
 
 
 def json_aborted(body: bytes) -> bool:

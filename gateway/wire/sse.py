@@ -36,8 +36,10 @@ HOLD_BYTES: Final = 64 * 1024
 # Source: vLLM's FinishReason, OpenAI reference. `abort` and `error` are the engine's failures.
 GOOD_REASONS: Final = frozenset({"stop", "length", "tool_calls", "function_call", "repetition"})
 
-_CUT_SHORT: Final = "The backend ended the stream before it was complete."
-_ABORTED: Final = "The backend aborted the request."
+_CUT_SHORT: Final = Fault(
+    502, "server_error", "backend_error", "The backend ended the stream before it was complete."
+)
+_ABORTED: Final = Fault(502, "server_error", "backend_error", "The backend aborted the request.")
 DONE: Final = b"data: [DONE]\n\n"
 _FRAME_END: Final = re.compile(rb"\n\r?\n")
 _TAIL_BYTES: Final = 4096  # finish reason and usage are near the end of a frame too long to hold
@@ -65,7 +67,7 @@ class StreamWatch:
     """
 
     __slots__ = (
-        *("complete", "fault", "events", "failed", "shape", "usage"),
+        *("began", "complete", "fault", "events", "failed", "shape", "usage"),
         *("_aborted", "_choices", "_dialect", "_ended", "_finished", "_hide_usage", "_openai"),
         *("_carry", "_lines", "_long", "_mark", "_recent", "_request_id", "_sequence", "_single"),
     )
@@ -77,6 +79,7 @@ class StreamWatch:
         self.failed: str | None = None
         self.fault: Fault | None = None
         self.usage: Usage | None = None
+        self.began: Usage | None = None  # of the prompt, where a dialect tells it at the start
         self.events = 0
         self.shape = Shape()  # of ordinary frames: who fits need not be fed, only counted
         self._dialect = dialect
@@ -161,14 +164,14 @@ class StreamWatch:
         rest = self._judge(frame) if _is_whole(frame) else b""
         return rest + self.broken(_CUT_SHORT)
 
-    def broken(self, message: str) -> bytes:
-        """Take note that the stream broke off; return the ending that tells so.
+    def broken(self, fault: Fault) -> bytes:
+        """Take note that the stream broke off; return the ending that tells why.
 
         Of a stream that had said everything only the missing end is added.
         """
         self._carry = b""
         cut = b"\n\n" if self._long is not None and not self._ended else b""
-        return cut + self._end(message)
+        return cut + self._end(fault)
 
     # --- frames -----------------------------------------------------------------------------------
 
@@ -280,12 +283,12 @@ class StreamWatch:
         elif event.type == "message_start" and is_given(event.message):
             started = decode(frames.STARTED, event.message)
             if started is not None and started.usage is not None:
-                self.usage = as_usage(started.usage)
+                self.began = as_usage(started.usage)
         elif event.type == "message_delta":
             delta = decode(frames.DELTA, event.delta) if is_given(event.delta) else None
             self._aborted = delta is not None and delta.stop_reason is None
             if event.usage is not None:
-                self.usage = as_usage(event.usage, self.usage) or self.usage
+                self.usage = as_usage(event.usage, self.began) or self.usage
         elif event.type == "message_stop":
             if self._aborted:
                 return self._end(_ABORTED)
@@ -319,7 +322,7 @@ class StreamWatch:
         self._ended = True
         self.complete = self.failed is None
 
-    def _end(self, message: str, *, done: bool = False) -> bytes:
+    def _end(self, fault: Fault, *, done: bool = False) -> bytes:
         """Write the ending, after an error frame where the stream was no success."""
         if self._ended:
             return b""
@@ -330,8 +333,7 @@ class StreamWatch:
             self.complete = False
         if not self.complete and self.failed is None:
             self.failed = "abort" if self._aborted else "truncated"
-            words = _ABORTED if self._aborted else message
-            out = self._tell(Fault(502, "server_error", "backend_error", words))
+            out = self._tell(_ABORTED if self._aborted else fault)
         self._ended = True
         return out + DONE if self._openai else out
 

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.core.types import Dialect, Endpoint, ServedModel, Usage, UsageSource
-from gateway.wire.replies import normalise_upstream_error
+from gateway.wire.replies import Fault, normalise_upstream_error
 from gateway.wire.sse import StreamWatch, json_aborted, json_usage
 from gateway.wire.vllm import parse_metrics, parse_models, parse_openapi_endpoints, parse_tokenize
 
@@ -100,7 +100,7 @@ def test_a_response_stream_whose_engine_died_just_ends():
     assert b"response.completed" not in raw
     watch, out = watched("responses_cut.sse", Dialect.RESPONSES)
     assert out == raw
-    ending = watch.broken("gone")
+    ending = watch.broken(Fault(502, "server_error", "backend_error", "gone"))
     assert b'"type":"error"' in ending
     assert watch.failed == "truncated"
 

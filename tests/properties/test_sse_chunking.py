@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.types import Dialect, Usage
+from gateway.wire.replies import Fault
 from gateway.wire.sse import StreamWatch
 
 
@@ -98,7 +99,9 @@ Verdict = tuple[bytes, bool, str | None, int | None, int, Usage | None]
 def _run(dialect: Dialect, pieces: list[bytes], choices: int, hide: bool, cut: bool) -> Verdict:
     watch = StreamWatch(dialect, choices=choices, hide_usage=hide, request_id="r")
     out = b"".join([watch.feed(piece) for piece in pieces])
-    out += watch.broken("cut") if cut else watch.close()
+    out += (
+        watch.broken(Fault(502, "server_error", "backend_error", "cut")) if cut else watch.close()
+    )
     return (
         out,
         watch.complete,

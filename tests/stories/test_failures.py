@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import re
 
 import pytest
 
@@ -96,18 +97,52 @@ async def test_an_error_frame_before_any_token_becomes_a_real_status():
         await world.settled()
 
 
+ASKS = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 20},
+    "/v1/completions": {"prompt": "x", "max_tokens": 20},
+    "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 20},
+    "/v1/responses": {"input": "x", "max_output_tokens": 20},
+}
+
+
+@pytest.mark.parametrize("path", ASKS)
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_aborted_answer_is_a_failure_not_a_short_success(stream):
+def test_an_aborted_answer_is_a_failure_not_a_short_success(stream, path):
     @story
     async def check():
         async with gateway(FAST) as world:
             world.sims[0].inject("abort_finish")
-            reply = await world.chat(stream=stream, max_tokens=20)
+            reply = await world.http.post(path, json={"model": "m", "stream": stream, **ASKS[path]})
             if stream:
                 assert '"error"' in reply.text
             else:
                 assert reply.status_code == 502
             await world.settled()
+            assert 'reason="' in await world.metrics()
+
+    check()
+
+
+@pytest.mark.parametrize("path", ASKS)
+def test_an_answer_that_a_client_did_not_wait_for_is_counted_by_what_came(path):
+    @story
+    async def check():
+        async with gateway(SLOW) as world:
+            body = {"model": "m", "stream": True, **ASKS[path]}
+            async with world.http.stream("POST", path, json=body) as reply:
+                seen = 0
+                async for line in reply.aiter_lines():
+                    seen += line.startswith("data: ") and "sim" not in line
+                    if seen > 6:
+                        break
+            await world.settled()
+            tokens = await world.metrics()
+        prompt, completion = (
+            float(re.search(rf'^gateway_tokens_total{{.*kind="{kind}".*}} (\S+)$', tokens, re.M)[1])
+            for kind in ("prompt", "completion")
+        )
+        assert 0 < prompt < 50  # one short word and its template
+        assert 3 <= completion < 20
 
     check()
 

@@ -91,7 +91,13 @@ async def test_what_is_left_after_the_grace_period_gets_an_error_frame():
             rest = [line async for line in lines]
         data = [line[6:] for line in rest if line.startswith("data: ")]
         assert data[-1] == "[DONE]"
-        assert "shutting down" in json.loads(data[-2])["error"]["message"]
+        error = json.loads(data[-2])["error"]
+        assert "shutting down" in error["message"]
+        assert (error["type"], error["code"]) == ("service_unavailable_error", "shutting_down")
+        assert world.process.table.backends("m")[0].traffic_failures == 0
+        told = world.process.metrics.render()[0].decode()
+        assert 'outcome="shutdown"' in told
+        assert "gateway_upstream_failures_total{" not in told
 
 
 @story

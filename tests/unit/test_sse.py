@@ -7,6 +7,7 @@ import json
 import pytest
 
 from gateway.core.types import Dialect, Usage, UsageSource
+from gateway.wire.replies import Fault
 from gateway.wire.sse import HEARTBEAT, HOLD_BYTES, StreamWatch, json_aborted, json_usage
 
 DONE = b"data: [DONE]\n\n"
@@ -29,6 +30,10 @@ def event(kind: str, **fields: object) -> bytes:
 
 def watch(dialect: Dialect = Dialect.CHAT, choices: int = 1, *, hide: bool = False) -> StreamWatch:
     return StreamWatch(dialect, choices=choices, hide_usage=hide, request_id="req-1")
+
+
+def gone(message: str) -> Fault:
+    return Fault(502, "server_error", "backend_error", message)
 
 
 def payload(data: bytes) -> dict[str, object]:
@@ -116,7 +121,7 @@ def test_a_missing_done_is_added_to_a_stream_that_said_everything():
     assert w.failed is None
     w = watch()
     w.feed(chunk("", "stop"))
-    assert w.broken("cut") == DONE
+    assert w.broken(gone("cut")) == DONE
     assert w.complete
 
 
@@ -136,7 +141,7 @@ def test_nothing_follows_the_end():
     assert w.feed(chunk("late")) == b""
     assert w.feed(b"x" * (HOLD_BYTES + 1)) == b""
     assert w.feed(b"x\n\n" + chunk("late")) == b""
-    assert w.close() + w.broken("x") == b""
+    assert w.close() + w.broken(gone("x")) == b""
     assert w.complete
 
 
@@ -176,7 +181,7 @@ def test_a_clean_end_without_done_is_a_truncation():
 def test_a_cut_frame_is_dropped_and_told():
     w = watch()
     assert w.feed(chunk() + chunk("half")[:-20]) == chunk()
-    error, done = frames(w.broken("the backend went away"))
+    error, done = frames(w.broken(gone("the backend went away")))
     assert "the backend went away" in payload(error)["error"]["message"]
     assert done == DONE
     w = watch()
@@ -232,13 +237,13 @@ def test_old_and_odd_error_frames_are_errors():
 def test_only_one_error_frame_reaches_the_client():
     w = watch()
     error = frame(error={"message": "m", "code": 500})
-    out = w.feed(error + error + chunk("", "stop") + DONE) + w.close() + w.broken("x")
+    out = w.feed(error + error + chunk("", "stop") + DONE) + w.close() + w.broken(gone("x"))
     assert out.count(b'"error"') == 1
     assert out.count(DONE) == 1
     assert not w.complete
     w = watch()
     w.feed(error)
-    assert w.broken("x") == DONE
+    assert w.broken(gone("x")) == DONE
 
 
 def test_an_error_after_the_finish_is_still_an_error():
@@ -337,7 +342,7 @@ def test_what_follows_a_long_frame_in_the_same_read_is_judged():
 def test_a_long_frame_cut_in_the_middle_is_ended_before_the_error():
     w = watch()
     w.feed(b"data: " + b"x" * HOLD_BYTES)
-    out = w.broken("cut")
+    out = w.broken(gone("cut"))
     assert out.startswith(b'\n\ndata: {"error"')
     assert out.endswith(DONE)
 
@@ -406,7 +411,7 @@ def test_a_broken_response_ends_with_an_error_event_that_counts_on(split):
         w.feed(DELTA[20:])
     else:
         w.feed(DELTA)
-    out = w.broken("gone")
+    out = w.broken(gone("gone"))
     assert out.startswith(b"event: error\ndata: ")
     assert payload(out) == {
         "type": "error",
@@ -464,6 +469,12 @@ def test_a_message_that_stopped_for_no_reason_was_aborted():
     assert (w.complete, w.failed) == (False, "abort")
 
 
+def test_what_a_message_told_of_its_prompt_at_the_start_is_no_usage_of_it():
+    w = watch(Dialect.MESSAGES)
+    w.feed(START + TEXT)
+    assert (w.usage, w.began.prompt_tokens, w.events) == (None, 7, 1)
+
+
 def test_a_broken_message_ends_with_an_error_event():
     w = watch(Dialect.MESSAGES)
     w.feed(START + TEXT)
@@ -509,7 +520,7 @@ def test_an_audio_stream_is_complete_at_its_end_only():
     assert w.complete
     w = watch(Dialect.PLAIN)
     w.feed(piece)
-    assert b'"error"' in w.broken("cut")
+    assert b'"error"' in w.broken(gone("cut"))
     assert w.failed == "truncated"
 
 
