@@ -28,7 +28,9 @@ WHOLE_REPLY_BYTES: Final = 256 * 1024
 # Read from a backend before anybody takes the body: reading is paused beyond this.
 _UNCLAIMED_BYTES: Final = 64 * 1024
 _MAX_HEADER_BYTES: Final = 64 * 1024
-_STALE_S: Final = 1.0  # a connection closed by its idle limit says so within a round trip
+# A connection closed by its idle limit says so within a round trip. Much later the backend may have
+# worked on the request, and died of it.
+_STALE_S: Final = 0.25
 _MAX_INTERIM_REPLIES: Final = 8  # 1xx heads before the real one
 
 

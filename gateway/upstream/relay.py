@@ -34,6 +34,9 @@ from gateway.wire.replies import Fault, fault_of
 from gateway.wire.sse import HEARTBEAT, json_aborted, json_usage
 
 TICK_S: Final = 0.5  # how often on_tick comes; all times below are good to about that
+_LAST_CHUNK_S: Final = (
+    1.0  # what a backend has to end the body, after the frame that ends the stream
+)
 
 
 class ClientSide(Protocol):
@@ -70,6 +73,10 @@ class Watch(Protocol):
     shape: Shape  # what fits it may be passed on unseen, and counted as one event
 
     @property
+    def ended(self) -> bool:
+        """Whether nothing may follow any more."""
+
+    @property
     def between_frames(self) -> bool:
         """Whether a comment may be written now."""
 
@@ -92,6 +99,7 @@ class PlainWatch:
 
     _TAIL_BYTES: Final = 1024
     between_frames: Final = False  # there are none
+    ended: Final = False  # only the body's own end tells
 
     def __init__(self, *, generates: bool = False) -> None:
         self._generates = (
@@ -250,7 +258,9 @@ class Relay:
             self._progress_at = self._sent_at = now
             return
         limit = patience.stall_s if events else patience.first_event_s
-        if now - self._progress_at >= limit:
+        if self.watch.ended and now - self._progress_at >= _LAST_CHUNK_S:
+            self._end_for_backend()
+        elif now - self._progress_at >= limit:
             self._break(BackendTimeout(f"the backend sent nothing for {limit:.0f} s"))
         elif now - self._sent_at >= patience.heartbeat_s:
             self._sent_at = now
@@ -297,6 +307,12 @@ class Relay:
             error = StreamBroke(error.message)
         ending = self.watch.broken(fault_of(error))
         self._finish(ending, None if self.watch.complete else error)
+
+    def _end_for_backend(self) -> None:
+        """All was said, and the body does not end: no reason to keep the client."""
+        if self._connection is not None:
+            self._connection.abort()
+        self.on_end(b"")
 
     def _finish(self, rest: bytes, error: GatewayError | None) -> None:
         client = self._client

@@ -67,8 +67,8 @@ class StreamWatch:
     """
 
     __slots__ = (
-        *("began", "complete", "fault", "events", "failed", "shape", "usage"),
-        *("_aborted", "_choices", "_dialect", "_ended", "_finished", "_hide_usage", "_openai"),
+        *("began", "complete", "ended", "fault", "events", "failed", "shape", "usage"),
+        *("_aborted", "_choices", "_dialect", "_finished", "_hide_usage", "_openai"),
         *("_carry", "_lines", "_long", "_mark", "_recent", "_request_id", "_sequence", "_single"),
     )
 
@@ -93,18 +93,18 @@ class StreamWatch:
         self._long: tuple[bytes, bytes] | None = None  # head and tail of a frame too long to hold
         self._finished: set[int] = set()
         self._aborted = False
-        self._ended = False  # the ending was written; nothing may follow
+        self.ended = False  # the ending was written; nothing may follow
         self._sequence = -1
         self._recent = b""  # frames not looked at for their sequence number
 
     @property
     def between_frames(self) -> bool:
         """Whether what was passed on ends with a whole frame, so that a comment may follow."""
-        return self._long is None
+        return self._long is None and not self.ended
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes as they came; return what may be sent on now."""
-        if not (self._carry or self._long or self._ended):
+        if not (self._carry or self._long or self.ended):
             if self._single:
                 # Most reads: one frame, one more token of the only choice. Five looks, 0.4 us.
                 reason = data.rfind(b'"finish_reason":')
@@ -170,7 +170,7 @@ class StreamWatch:
         Of a stream that had said everything only the missing end is added.
         """
         self._carry = b""
-        cut = b"\n\n" if self._long is not None and not self._ended else b""
+        cut = b"\n\n" if self._long is not None and not self.ended else b""
         return cut + self._end(fault)
 
     # --- frames -----------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class StreamWatch:
             start = end.end()
         carry = buffer[start:]
         if len(carry) > HOLD_BYTES:
-            out.append(b"" if self._ended else carry)
+            out.append(b"" if self.ended else carry)
             self._long = (carry[:_TAIL_BYTES], carry[-_TAIL_BYTES:])
             carry = b""
         self._carry = carry
@@ -199,19 +199,19 @@ class StreamWatch:
         seen = tail + data
         found = _FRAME_END.search(seen, max(0, len(tail) - 3))
         at = found.end() - len(tail) if found else len(data)
-        if not self._ended:
+        if not self.ended:
             out.append(data[:at])
         if found is None:
             self._long = (head, seen[-_TAIL_BYTES:])
             return b""
         self._long = None
-        if not self._ended:
+        if not self.ended:
             self._judge_ends(head, seen[: found.end()][-_TAIL_BYTES:])
         return data[at:]
 
     def _judge(self, frame: bytes) -> bytes:
         """Return what is to be sent for one whole frame."""
-        if self._ended:
+        if self.ended:
             return b""
         if self._openai and frame.startswith(b"data: {") and frame.count(b"\n") == 2:
             return self._judge_chunk(frame, frame[6:])  # as vLLM writes them: nothing to take apart
@@ -274,7 +274,7 @@ class StreamWatch:
                 return self._end(_ABORTED)
             self._succeed()
         elif event.type == "response.failed":
-            self.failed, self._ended = "error_frame", True
+            self.failed, self.ended = "error_frame", True
         return frame
 
     def _judge_message(self, frame: bytes, event: Event) -> bytes:
@@ -319,12 +319,12 @@ class StreamWatch:
             self._aborted = True
 
     def _succeed(self) -> None:
-        self._ended = True
+        self.ended = True
         self.complete = self.failed is None
 
     def _end(self, fault: Fault, *, done: bool = False) -> bytes:
         """Write the ending, after an error frame where the stream was no success."""
-        if self._ended:
+        if self.ended:
             return b""
         if done and self._dialect is Dialect.PLAIN and self._finished and not self._aborted:
             self.complete = self.failed is None
@@ -334,7 +334,7 @@ class StreamWatch:
         if not self.complete and self.failed is None:
             self.failed = "abort" if self._aborted else "truncated"
             out = self._tell(_ABORTED if self._aborted else fault)
-        self._ended = True
+        self.ended = True
         return out + DONE if self._openai else out
 
     def _tell_backends(self, payload: bytes) -> bytes:

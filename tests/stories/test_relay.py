@@ -2,15 +2,21 @@
 
 import asyncio
 
-from gateway.core.errors import BackendTimeout
+import pytest
+
+from gateway.core.errors import BackendBroke, BackendTimeout, StaleConnection
 from gateway.core.types import Dialect
 from gateway.upstream.connection import Connection
 from gateway.upstream.relay import Patience, Relay
 from gateway.wire.sse import StreamWatch
+from tests.gatehouse import held
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null}]}\n\n'
 LAST = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+
+
+REQUEST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n"
 
 
 def chunk(data):
@@ -102,6 +108,20 @@ def test_a_stream_that_said_all_but_never_ends_is_ended_once_and_let_go():
         for now in range(1, 40):
             connection.tick(float(now))
         assert await running is None
+        assert (client.ends, client.cuts) == (1, 0)
+        assert wire.aborted
+
+    asyncio.run(main())
+
+
+def test_after_the_last_frame_nothing_is_written_and_the_client_is_let_go_within_seconds():
+    async def main():
+        wire, client, connection, running = await start(patience(heartbeat_s=1, stall_s=99))
+        connection.data_received(chunk(TOKEN) + chunk(LAST))
+        for now in range(1, 5):
+            connection.tick(float(now))
+        assert await running is None
+        assert client.written.endswith(b"data: [DONE]\n\n")
         assert (client.ends, client.cuts) == (1, 0)
         assert wire.aborted
 
@@ -208,3 +228,24 @@ def test_a_stream_that_comes_in_one_read_has_a_first_token_too():
         assert len(seen) == 1
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("after_s", "error"), [(0.2, StaleConnection), (0.3, BackendBroke)])
+def test_a_reused_connection_that_dies_after_more_than_a_round_trip_may_have_worked(after_s, error):
+    @held
+    async def main():
+        loop, connection = asyncio.get_running_loop(), Connection(lambda _: None, lambda _: None)
+        connection.connection_made(Wire())
+        for dies in (False, True):
+            asked = loop.create_task(connection.request(REQUEST, b"{}", 1e12))
+            await asyncio.sleep(0)
+            if dies:
+                loop.at += after_s
+                connection.connection_lost(ConnectionResetError())
+                with pytest.raises(error):
+                    await asked
+            else:
+                connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+                await asked
+
+    main()
