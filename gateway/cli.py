@@ -74,8 +74,12 @@ def serve(config: ConfigFile = DEFAULT_FILE) -> None:
 def demo(
     traffic: Annotated[bool, typer.Option("--traffic", help="Send requests to it.")] = False,
     fault: Annotated[str | None, typer.Option(help="Plant this fault in one backend.")] = None,
-    port: Annotated[int, typer.Option(help="Public port; 0 takes a free one.")] = 8080,
-    admin_port: Annotated[int, typer.Option(help="Admin port; 0 takes a free one.")] = 9090,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Public port; 0 takes a free one.")
+    ] = 8080,
+    admin_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Admin port; 0 takes a free one.")
+    ] = 9090,
 ) -> None:
     """Run a gateway with three simulated backends on loopback. Needs no GPU."""
     if fault is not None:
@@ -87,7 +91,7 @@ def demo(
 
 @app.command(epilog="Example: vllm-gateway sim --port 8001 --model qwen3-8b --adapter sql")
 def sim(  # noqa: PLR0913 - the options of a verb
-    port: Annotated[int | None, typer.Option(help="Its port.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Its port.")] = None,
     uds: Annotated[
         str | None, typer.Option(help="UNIX socket to listen on, in place of a port.")
     ] = None,

@@ -147,11 +147,14 @@ def parse_ask(path: str, body: dict[str, Any], config: SimConfig, adapters: list
 
 def count_chat(path: str, body: dict[str, Any]) -> tuple[list[int], str]:
     """Render a chat-like body to token ids and to the text in it."""
-    messages = body.get("messages", body.get("input", ()))
+    messages = body.get("messages", body.get("input", []))
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     system = body.get("system") if path.startswith(MESSAGES) else body.get("instructions")
-    messages = ([{"role": "system", "content": system}] if system else []) + list(messages)
+    if not isinstance(messages, list):
+        text = "Input should be a valid list"
+        raise invalid("list_type", "body.messages", text, repr(messages))
+    messages = ([{"role": "system", "content": system}] if system else []) + messages
     open_reply = body.get("add_generation_prompt", True)
     ids = render_chat(messages, body.get("tools") or (), open_reply=open_reply)
     return ids, "\n".join(_texts(messages))
@@ -162,10 +165,16 @@ def parse_control(text: str) -> Control:
     found = _CONTROL.findall(text)
     pairs = dict(p.split("=", 1) for p in found[-1].split(";") if "=" in p) if found else {}
     return Control(
-        tokens=int(pairs["tokens"]) if "tokens" in pairs else None,
+        tokens=_count(pairs["tokens"]) if "tokens" in pairs else None,
         itl_s=parse_duration(pairs["itl"]) if "itl" in pairs else None,
         ttft_s=parse_duration(pairs["ttft"]) if "ttft" in pairs else None,
     )
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise SimError(400, f"not a number of tokens: {text}")
+    return int(text)
 
 
 def parse_duration(text: str) -> float:

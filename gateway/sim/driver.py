@@ -25,6 +25,7 @@ class Driver:
         self._sinks: dict[str, Sink] = {}
         self._timer: asyncio.Handle | None = None
         self._frozen = False
+        self._left: list[str] = []  # while it is frozen: it notices when it goes on
         self._virtual_now = 0.0
 
     def submit(self, sequence: Sequence, sink: Sink) -> None:
@@ -34,14 +35,21 @@ class Driver:
         self._plan()
 
     def abort(self, sequence_id: str) -> None:
-        """Forget a request, finished or not."""
+        """Forget a request, finished or not. A frozen engine learns of it when it goes on."""
         self._sinks.pop(sequence_id, None)
+        if self._frozen:
+            self._left.append(sequence_id)
+            return
         self.engine.abort(sequence_id)
         self._plan()
 
     def freeze(self, *, frozen: bool) -> None:
         """Stop or resume stepping; time goes on meanwhile."""
         self._frozen = frozen
+        if not frozen:
+            left, self._left = self._left, []
+            for sequence_id in left:
+                self.engine.abort(sequence_id)
         self._plan()
 
     def die(self) -> None:

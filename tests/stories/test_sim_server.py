@@ -509,18 +509,27 @@ async def test_only_comments_come_for_ever(sim, http):
 
 
 @story
-async def test_a_frozen_engine_still_answers_health_and_metrics(sim, http):
+async def test_a_frozen_engine_answers_health_and_shows_the_load_of_before_whoever_left(sim, http):
     sim.inject("frozen")
     got, end = await raw(sim, ask(stream=True), stays_open=True)
     assert got.startswith(b"HTTP/1.1 200")
     assert (b"data" not in got, end) == (True, "open")
     slow = asyncio.create_task(http.post(CHAT, json=ask()))  # noqa: TID251
-    await until(lambda: sim.engine.waiting + sim.engine.running == 1)
+    await until(lambda: sim.engine.waiting + sim.engine.running == 2)
     assert (await http.get("/health")).status_code == 200
     page = (await http.get("/metrics")).text
-    assert 'vllm:num_requests_waiting{engine="0",model_name="m"} 1.0' in page
+    assert 'vllm:num_requests_waiting{engine="0",model_name="m"} 2.0' in page
     sim.clear()
     assert (await slow).status_code == 200
+    await until(lambda: sim.engine.waiting + sim.engine.running == 0)
+
+
+@pytest.mark.parametrize(
+    "body", [{"messages": 5}, ask("[[sim:tokens=x]]"), ask("[[sim:itl=soon]]")], ids=str
+)
+@story
+async def test_what_cannot_be_read_is_refused(sim, http, body):
+    assert (await http.post(CHAT, json={"model": "m", **body})).status_code == 400
 
 
 @story
