@@ -10,7 +10,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from gateway.admission.queue import FairQueue, Full
 from gateway.core.errors import (
@@ -22,7 +22,18 @@ from gateway.core.errors import (
 )
 from gateway.core.types import Ask, Exclusion, ShedReason
 
+_ON_ITS_WAY_S: Final = 0.25  # at least, for a refusal to reach a client that still listens
+_ON_ITS_WAY_RATIO: Final = 0.1  # of its patience, where that is longer
 _TENANTS_OWN = frozenset({Full.TENANT_REQUESTS, Full.TENANT_TOKENS, Full.TENANT_BYTES})
+
+
+def heard_within_s(patience_s: float) -> float:
+    """Return how long after a client's request a refusal still reaches it: some time before it gives up.
+
+    Half of its patience at least, however short that is; any time reaches one of endless patience.
+    """
+    early = min(patience_s - _ON_ITS_WAY_S, patience_s * (1 - _ON_ITS_WAY_RATIO))
+    return max(early, patience_s / 2)
 
 
 def no_backend(ask: Ask, why: Mapping[str, Exclusion], rng: random.Random) -> GatewayError:

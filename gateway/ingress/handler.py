@@ -24,6 +24,7 @@ from gateway.access.context import bound, settle, unsettled
 from gateway.access.counters import PromptCounters
 from gateway.access.keys import KeyRing, OpenRing
 from gateway.admission.gate import Gate
+from gateway.admission.refusals import heard_within_s
 from gateway.config.models import Config
 from gateway.core.aio import Clock
 from gateway.core.errors import (
@@ -195,15 +196,15 @@ class Handler:
     async def _wait(
         self, settings: Settings, down: Downstream, record: RequestRecord, ask: Ask
     ) -> Slot:
-        """Wait for room, no longer than the pool's setting and the client's own patience."""
+        """Wait for room, no longer than the pool's setting, and so that the client hears the answer."""
         began = self.clock.now()
         queue = settings.config.pools[ask.route.pool].queue
-        wait_s = min(queue.max_wait, down.patience_s)
+        sent_at = record.body_at or down.received_at  # a client's time-out runs from then
         announces = queue.announce and ask.call.stream and down.upload is None
         try:
             return await self.gate.wait(
                 ask,
-                deadline=began + wait_s,
+                deadline=min(began + queue.max_wait, sent_at + heard_within_s(down.patience_s)),
                 body_bytes=len(ask.call.body),
                 request_id=down.id,
                 announce=down.announce if announces else None,

@@ -1,12 +1,19 @@
 """What a request that is not admitted is told: what happened, the numbers, when to come again."""
 
+import math
 import random
 import re
 
 import pytest
 
 from gateway.admission.queue import FairQueue, Full, Limits, Ticket
-from gateway.admission.refusals import no_backend, queue_full, too_late, waited_too_long
+from gateway.admission.refusals import (
+    heard_within_s,
+    no_backend,
+    queue_full,
+    too_late,
+    waited_too_long,
+)
 from gateway.core.errors import ContextLengthExceeded, Overloaded, TooManyWaiting, Unavailable
 from gateway.core.types import (
     Ask,
@@ -60,6 +67,19 @@ def all_refusals(why, retry_after_s=7.0):
         waited_too_long(ask(), why, 30.0, retry_after_s),
         *(queue_full(ask(), full, queue(acme=2), why, retry_after_s) for full in Full),
     ]
+
+
+# --- when ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("patience_s", "heard_s"),
+    [(0, 0), (0.3, 0.15), (0.5, 0.25), (2, 1.75), (10, 9), (600, 540), (math.inf, math.inf)],
+)
+def test_a_refusal_comes_a_quarter_second_or_a_tenth_before_its_client_gives_up(
+    patience_s, heard_s
+):
+    assert heard_within_s(patience_s) == heard_s
 
 
 # --- which waiting cures --------------------------------------------------------------------------
