@@ -32,7 +32,7 @@ class State(Enum):
 
     WAITING = "waiting"
     ADMITTED = "admitted"
-    REFUSED = "refused"
+    REFUSED = "refused"  # at once, after a wait, or by the engine it was sent to
     LEFT = "left"  # its client went away, or this gateway was shut down
 
 
@@ -78,8 +78,8 @@ class Decision:
     setting: KeyPath | None = None  # that made it wait, or refused it
     position: int | None = None  # when it was queued; 1 is next. None: not queued, or not counted
     eta_s: float | None = None  # of its turn, as estimated when it came; None: nobody knew
-    ended_at: float | None = None
-    backend_id: str | None = None
+    ended_at: float | None = None  # its wait
+    backend_id: str | None = None  # that it was sent to
     status: int | None = None  # what its client was told, as are the next
     code: str | None = None
     shed_reason: ShedReason | None = None
@@ -87,16 +87,18 @@ class Decision:
     retry_after_s: float | None = None
 
     def admitted(self, backend_id: str, now: float) -> None:
-        """Note that it got a place."""
+        """Note that it got a place, maybe although it might not have waited for one."""
         self.state, self.ended_at, self.backend_id = State.ADMITTED, now, backend_id
+        self.status = self.code = self.shed_reason = self.message = self.retry_after_s = None
 
     def left(self, now: float) -> None:
         """Note that it went away."""
         self.state, self.ended_at = State.LEFT, now
 
     def refused(self, error: GatewayError, now: float, full: Full | None = None) -> None:
-        """Note what its client is told, and which setting decided."""
-        self.state, self.ended_at = State.REFUSED, now
+        """Note what its client is told, and which setting decided. A wait that had ended is as it was."""
+        self.state = State.REFUSED
+        self.ended_at = now if self.ended_at is None else self.ended_at
         self.status, self.code, self.message = error.status, error.code, error.message
         self.retry_after_s = error.retry_after_s
         if isinstance(error, Rejected):
@@ -105,6 +107,8 @@ class Decision:
             self.setting = ("pools", self.pool, "queue", BOUNDS[full])
         elif self.timed_out:
             self.setting = None if self.impatient else ("pools", self.pool, "queue", "max_wait")
+        elif self.shed_reason in _BY_NO_SETTING:
+            self.setting = None
         else:
             self.setting = _commonest(each for each in self.said if not _passes(each))
 
@@ -204,6 +208,7 @@ BOUNDS: Final[Mapping[Full, str]] = {
     Full.TENANT_BYTES: "tenant_share",
 }
 _DEADLINE: Final = frozenset({ShedReason.TOO_LATE, ShedReason.QUEUE_TIMEOUT})
+_BY_NO_SETTING: Final = frozenset({ShedReason.ENGINE, ShedReason.DRAINING})
 
 
 def excluded_by(

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from gateway.admission.decisions import Decision, Decisions, decide
+from gateway.admission.decisions import Decision, Decisions, State, decide
 from gateway.admission.forecast import Outputs
 from gateway.admission.line import Announce, Finder, Line, Waiting
 from gateway.admission.queue import Limits
@@ -27,8 +27,18 @@ from gateway.admission.refusals import no_backend, queue_full, too_late
 from gateway.admission.turns import Ticket
 from gateway.config.models import PoolConfig, QueueConfig
 from gateway.core.aio import Clock
-from gateway.core.errors import GatewayError, Overloaded, TooManyWaiting
-from gateway.core.types import Ask, Call, Caller, Demand, Need, Outcome, RequestRecord, Slot
+from gateway.core.errors import GatewayError, Overloaded, Rejected, TooManyWaiting
+from gateway.core.types import (
+    Ask,
+    Call,
+    Caller,
+    Demand,
+    Exclusion,
+    Need,
+    Outcome,
+    RequestRecord,
+    Slot,
+)
 from gateway.pools.table import Backend, PoolTable
 
 _BYTES_PER_TOKEN: Final = 4  # of English text and code; for a prompt that nobody has counted
@@ -191,6 +201,21 @@ class Gate:
                 decision.admitted(backend.id, now)
         return decision
 
+    def shed(self, ask: Ask, error: Rejected, request_id: str, backend_id: str | None) -> None:
+        """Keep why a request was shed, where `wait` did not refuse it: by an engine, or as the gateway ends.
+
+        `backend_id` is where it was sent last. A request for a pool that is gone is not kept.
+        """
+        decision, now = self.decisions.get(request_id), self._clock.now()
+        if decision is None or decision.need is not ask.need:  # of another request by the same id
+            if ask.route.pool not in self._pools:
+                return
+            decision, _ = self._decide(ask, request_id, now, wait_s=0.0)
+            self.decisions.keep(decision)
+        if decision.state is not State.REFUSED:
+            decision.refused(error, now)
+            decision.backend_id = backend_id
+
     def tick(self, now: float) -> None:
         """Measure how fast each pool drains, and look after those who wait; about twice a second."""
         seconds, self._ticked_at = now - self._ticked_at, now
@@ -217,13 +242,11 @@ class Gate:
     ) -> tuple[Decision, GatewayError | None]:
         """Decide whether a request may wait; with the refusal when it may not. Changes nothing."""
         ask, now, queue = ticket.item.ask, ticket.offered_at, line.queue
-        backends, wait_s = self._backends(ask), ticket.deadline - now
-        weighed = self._finder.explain(backends, ask, now)
-        pool, at = self._pools[ask.route.pool], (now, self._clock.wall())
-        decision = decide(request_id, ask, backends, weighed, pool=pool, at=at, wait_s=wait_s)
-        why, full, refusal = weighed.excluded, None, None
+        wait_s = ticket.deadline - now
+        decision, why = self._decide(ask, request_id, now, wait_s)
+        full, refusal = None, None
         decision.eta_s = eta_s = line.eta_s(ticket)
-        if len(why) >= len(backends) and not any(reason.passes for reason in why.values()):
+        if len(why) >= len(decision.said) and not any(reason.passes for reason in why.values()):
             refusal = no_backend(ask, why, self._rng)
         elif eta_s is not None and eta_s > line.patience(ticket) * wait_s:
             refusal = too_late(ask, why, eta_s, wait_s, line.retry_after_s(ask))
@@ -234,6 +257,16 @@ class Gate:
         if refusal is not None:
             decision.refused(refusal, now, full)
         return decision, refusal
+
+    def _decide(
+        self, ask: Ask, request_id: str, now: float, wait_s: float
+    ) -> tuple[Decision, Mapping[str, Exclusion]]:
+        """Return the decision of a request that comes, and why backends cannot take it."""
+        backends, pool = self._backends(ask), self._pools[ask.route.pool]
+        weighed = self._finder.explain(backends, ask, now)
+        at = now, self._clock.wall()
+        decision = decide(request_id, ask, backends, weighed, pool=pool, at=at, wait_s=wait_s)
+        return decision, weighed.excluded
 
     def _backends(self, ask: Ask) -> Sequence[Backend]:
         return self._table.backends(ask.route.pool)

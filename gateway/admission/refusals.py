@@ -15,6 +15,7 @@ from typing import Any, Final
 from gateway.admission.queue import FairQueue, Full
 from gateway.core.errors import (
     ContextLengthExceeded,
+    EngineFull,
     GatewayError,
     Overloaded,
     TooManyWaiting,
@@ -102,6 +103,16 @@ def waited_too_long(
         f"Retry in {math.ceil(retry_after_s)} s.",
         reason=ShedReason.QUEUE_TIMEOUT,
         retry_after_s=retry_after_s,
+    )
+
+
+def engine_refused(ask: Ask, error: EngineFull) -> Overloaded:
+    """Refuse a request that the engines refused, the last of them in these words."""
+    return Overloaded(
+        f"`{ask.route.requested}` is overloaded: the engine of the last of {len(ask.tried)} backends "
+        f"asked refused this request ({error.message}). Retry in {math.ceil(error.retry_after_s)} s.",
+        reason=error.shed_reason,
+        retry_after_s=error.retry_after_s,
     )
 
 

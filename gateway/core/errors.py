@@ -171,6 +171,7 @@ class Overloaded(Rejected):
     """Every backend that could serve it is saturated, and it cannot or may not wait longer."""
 
     default_code = "server_is_overloaded"
+    retry_after_s: float
 
     def __init__(self, message: str, *, reason: ShedReason, retry_after_s: float) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
@@ -178,7 +179,10 @@ class Overloaded(Rejected):
 
 
 class EngineFull(Overloaded):
-    """The engine's own admission control refused the request: back-pressure, not sickness."""
+    """The engine's own admission control refused the request: back-pressure, not sickness.
+
+    `message` is the engine's; what a client is told is `admission.refusals.engine_refused`.
+    """
 
     def __init__(self, message: str) -> None:
         # The engine gives no time of its own; spread, for many are refused at one moment.

@@ -24,7 +24,7 @@ from gateway.access.context import bound, settle, unsettled
 from gateway.access.counters import PromptCounters
 from gateway.access.keys import KeyRing, OpenRing
 from gateway.admission.gate import Gate
-from gateway.admission.refusals import heard_within_s
+from gateway.admission.refusals import engine_refused, heard_within_s
 from gateway.config.models import Config
 from gateway.core.aio import Clock
 from gateway.core.errors import (
@@ -105,6 +105,7 @@ class Handler:
         down.record = record = RequestRecord(
             down.id, down.spec.endpoint, down.received_at, client_retry=down.retry_count
         )
+        ask: Ask | None = None
         try:
             if down.gone:
                 raise asyncio.CancelledError
@@ -142,13 +143,13 @@ class Handler:
             ask.returned = record.client_retry > 0
             await self._forward(settings, down, record, ask)
         except GatewayError as error:
-            self._refuse(down, record, error)
+            self._refuse(down, record, error, ask)
         except asyncio.CancelledError:
             if down.gone:
                 record.outcome, record.status = Outcome.CLIENT_GONE, ClientGone.status
             else:
                 stopped = ShuttingDown("This gateway is shutting down. Retry.", retry_after_s=1)
-                self._refuse(down, record, stopped)
+                self._refuse(down, record, stopped, ask)
                 record.outcome = Outcome.SHUTDOWN
             raise
         except Exception:
@@ -257,9 +258,9 @@ class Handler:
             ask.tried.append(backend.id)
             record.usage = None
             gone = down.answering or (down.upload is not None and down.upload.sent_on)
-            last = gone or record.attempts >= attempts.MAX_ATTEMPTS
-            elsewhere = not last and self.gate.has_room(ask)
-            return attempts.Retry.ELSEWHERE if elsewhere else attempts.Retry.NO
+            if gone or record.attempts >= attempts.MAX_ATTEMPTS or not self.gate.has_room(ask):
+                raise engine_refused(ask, error) from error
+            return attempts.Retry.ELSEWHERE
         self.table.observe(backend.id, TrafficFailed(self.clock.now(), error.reason))
         self.ledger.upstream_failed(backend.id, error.reason)
         retry = attempts.after(error, attempts=record.attempts, response_started=down.answering)
@@ -331,13 +332,15 @@ class Handler:
         down.respond(said.status, said.headers, said.body)
         record.first_byte_at = down.started_at
 
-    def _refuse(self, down: Downstream, record: RequestRecord, error: GatewayError) -> None:
+    def _refuse(
+        self, down: Downstream, record: RequestRecord, error: GatewayError, ask: Ask | None = None
+    ) -> None:
         """Answer with an error; one that came after the first byte was told in the stream already."""
-        record.outcome = error.outcome
-        record.error_code = error.code
-        record.status = error.status
+        record.outcome, record.error_code, record.status = error.outcome, error.code, error.status
         if isinstance(error, Rejected):
             record.shed_reason = error.shed_reason
+            if ask is not None:
+                self.gate.shed(ask, error, down.id, record.backend_id)
         if down.started and not down.response_complete and not down.gone:
             down.tell(fault_of(error))
         elif not down.started and not down.gone:

@@ -154,11 +154,13 @@ def sentence(decision: Decision, now: float) -> str:
         case State.LEFT:
             return f"{name} left after {waited} in the queue of {decision.model}."
         case State.REFUSED:
-            why = decision.shed_reason.value if decision.shed_reason else decision.code
-            after = (
-                "at once" if decision.ended_at == decision.at else f"after {waited} in the queue"
-            )
-            return f"{name} for {decision.model} was refused {after}: {decision.status} {why}."
+            told = f"{decision.status} {shed_reason(decision) or decision.code}"
+            at_once, model = decision.ended_at == decision.at, decision.model
+            if decision.backend_id is not None:
+                began = f"{name} for {model}" if at_once else f"{name} waited {waited} for {model},"
+                return f"{began} was sent to {decision.backend_id} and then got {told}."
+            after = "at once" if at_once else f"after {waited} in the queue"
+            return f"{name} for {model} was refused {after}: {told}."
 
 
 def backend_told(said: Said, book: Book) -> BackendTold:
@@ -176,7 +178,9 @@ def setting_told(decision: Decision, book: Book) -> SettingTold | None:
     """Return the setting that decided, or the client's own timeout."""
     if decision.setting is None and decision.timed_out:
         return SettingTold(
-            name=CLIENT_TIMEOUT, value=f"{decision.may_wait_s:g}s", origin="the client's own header"
+            name=CLIENT_TIMEOUT,
+            value=f"leaves {decision.may_wait_s:.3g}s to wait",
+            origin="the client's own header",
         )
     return book.told(decision.setting)
 

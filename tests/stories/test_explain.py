@@ -173,3 +173,62 @@ async def test_a_dry_run_refuses_what_can_never_be_served_as_the_gateway_does():
         code, _ = await verb(world, "route", "--model", "nope")
         assert code == 4
         assert (await world.chat(model="nope")).status_code == 404
+
+
+@story
+async def test_what_an_engine_refuses_is_told_with_the_model_and_kept():
+    async with gateway(SimConfig(model="m", speed=0)) as world:
+        world.sims[0].inject("admission_503")
+        reply = await world.chat(headers={"x-request-id": "at-once"})
+        assert reply.headers["x-gateway-shed-reason"] == "engine"
+        message = reply.json()["error"]["message"]
+        assert message.startswith("`m` is overloaded: the engine of the last of 1 backends asked ")
+        assert message.endswith(f"Retry in {reply.headers['retry-after']} s.")
+        told = await explain(world, "at-once")
+        assert (told["state"], told["status"], told["shed_reason"]) == ("refused", 503, "engine")
+        assert (told["backend"], told["setting"]) == ("m/b1", None)
+        assert told["message"] == message
+        assert told["sentence"] == "at-once for m was sent to m/b1 and then got 503 engine."
+        assert [each["verdict"] for each in told["backends"]] == ["already_tried"]
+        assert (await verb(world, "explain", "at-once"))[0] == 0
+
+
+@story
+async def test_what_an_engine_refuses_after_a_wait_is_not_told_as_sent():
+    async with gateway(LONG, pools=ONE_PLACE) as world:
+        async with contextlib.AsyncExitStack() as stack:
+            async with held(world):
+                task = await stack.enter_async_context(waiting(world, "waited"))
+                world.sims[0].inject("admission_503")
+            reply = await task
+        assert reply.headers["x-gateway-shed-reason"] == "engine"
+        told = await explain(world, "waited")
+        assert (told["state"], told["position"], told["backend"]) == ("refused", 1, "m/b1")
+        waited = f"waited {told['waited_s']:.1f} s for m, was sent to m/b1 and then got 503 engine."
+        assert told["sentence"] == f"waited {waited}"
+        assert told["message"] == reply.json()["error"]["message"]
+
+
+@story
+async def test_an_id_that_comes_again_is_explained_by_its_last_request_alone():
+    async with gateway(LONG, pools=ONE_PLACE) as world:
+        async with contextlib.AsyncExitStack() as stack:
+            async with held(world):
+                task = await stack.enter_async_context(waiting(world, "same"))
+            assert (await task).status_code == 200
+        world.sims[0].inject("admission_503")
+        await world.chat(headers={"x-request-id": "same"})
+        told = await explain(world, "same")
+        assert (told["waited_s"], told["position"], told["shed_reason"]) == (0, None, "engine")
+
+
+@story
+async def test_what_waits_when_the_gateway_stops_is_kept_as_refused():
+    async with gateway(LONG, pools=ONE_PLACE) as world, held(world):
+        async with waiting(world, "stopped") as task:
+            world.process.stopping.set()
+            reply = await task
+        kept = world.process.handler.gate.decisions.get("stopped")
+        assert reply.headers["x-gateway-shed-reason"] == "draining"
+        assert (kept.state.value, kept.shed_reason.value) == ("refused", "draining")
+        assert kept.message == reply.json()["error"]["message"]

@@ -273,6 +273,24 @@ def test_every_reason_to_shed_ends_a_decision(reason):
     assert (decision.ended_at, decision.retry_after_s) == (NOW + 2, 3.0)
 
 
+@pytest.mark.parametrize("reason", [ShedReason.ENGINE, ShedReason.DRAINING])
+def test_what_an_engine_or_a_shutdown_refuses_keeps_its_wait_and_names_no_setting(reason):
+    decision = Fleet(first={"endpoints": ["embeddings"]}).decide()
+    decision.admitted("m/b2", NOW + 2)
+    decision.refused(overloaded(reason), NOW + 9)
+    assert (decision.state, decision.ended_at) == (State.REFUSED, NOW + 2)
+    assert (decision.backend_id, decision.setting) == ("m/b2", None)
+
+
+def test_who_was_let_in_although_it_might_not_wait_was_told_nothing():
+    decision = Fleet().decide()
+    decision.refused(overloaded(ShedReason.QUEUE_FULL), NOW, Full.REQUESTS)
+    decision.admitted("m/b2", NOW)
+    assert (decision.state, decision.backend_id) == (State.ADMITTED, "m/b2")
+    assert (decision.status, decision.code, decision.message) == (None, None, None)
+    assert (decision.shed_reason, decision.retry_after_s) == (None, None)
+
+
 def test_what_no_backend_serves_names_what_excluded_most_of_them():
     fleet = Fleet(backends=1)
     decision = fleet.decide(asked=ask(adapter="sql"))

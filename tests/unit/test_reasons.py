@@ -222,7 +222,7 @@ def test_a_client_that_is_less_patient_than_the_pool_is_named_itself(tmp_path):
     assert told["shed_reason"] == "too_late"
     assert told["setting"] == {
         "name": "x-stainless-read-timeout",
-        "value": "4s",
+        "value": "leaves 4s to wait",
         "origin": "the client's own header",
     }
 
