@@ -242,7 +242,7 @@ class Gate:
     ) -> tuple[Decision, GatewayError | None]:
         """Decide whether a request may wait; with the refusal when it may not. Changes nothing."""
         ask, now, queue = ticket.item.ask, ticket.offered_at, line.queue
-        wait_s = ticket.deadline - now
+        wait_s = max(ticket.deadline - now, 0.0)  # its time may be over by now
         decision, why = self._decide(ask, request_id, now, wait_s)
         full, refusal = None, None
         decision.eta_s = eta_s = line.eta_s(ticket)

@@ -496,6 +496,13 @@ async def test_with_a_queue_of_0_nothing_waits():
 
 
 @held
+async def test_who_has_no_time_left_may_wait_none_and_not_less():
+    world = house()
+    await world.guests(2, wait_s=-0.001)
+    assert world.gate.decisions.get("r").may_wait_s == 0
+
+
+@held
 async def test_what_waited_makes_place_in_the_queue_when_it_goes():
     world = house(queue={"max_requests": 1, "tenant_share": 1})
     first, second, third = await world.guests(3)
