@@ -119,7 +119,7 @@ class Decision:
 
     @property
     def timed_out(self) -> bool:
-        """Whether it was refused because its turn came, or would have come, after its deadline."""
+        """Whether it was refused for the time it may wait: there is none, or it was or would be over."""
         return self.shed_reason in _DEADLINE
 
 
@@ -207,7 +207,7 @@ BOUNDS: Final[Mapping[Full, str]] = {
     Full.TENANT_TOKENS: "tenant_share",
     Full.TENANT_BYTES: "tenant_share",
 }
-_DEADLINE: Final = frozenset({ShedReason.TOO_LATE, ShedReason.QUEUE_TIMEOUT})
+_DEADLINE: Final = frozenset({ShedReason.NO_ROOM, ShedReason.TOO_LATE, ShedReason.QUEUE_TIMEOUT})
 _BY_NO_SETTING: Final = frozenset({ShedReason.ENGINE, ShedReason.DRAINING})
 
 

@@ -2,7 +2,7 @@
 
     enter --nobody waits, a backend has room--> slot              no await: the common case
     wait  --no backend suits, or none is large enough--> refused at once
-      |---- the queue is full, or its turn would come too late--> refused at once
+      |---- the queue is full, it may not wait, or its turn would come too late--> refused at once
       `---- waits --capacity frees, its turn--> slot              the backend is chosen only then
                 |--its deadline passes--> refused
                 `--its client leaves--> forgotten
@@ -23,7 +23,7 @@ from gateway.admission.decisions import Decision, Decisions, State, decide
 from gateway.admission.forecast import Outputs
 from gateway.admission.line import Announce, Finder, Line, Waiting
 from gateway.admission.queue import Limits
-from gateway.admission.refusals import no_backend, queue_full, too_late
+from gateway.admission.refusals import no_backend, no_room, queue_full, too_late
 from gateway.admission.turns import Ticket
 from gateway.config.models import PoolConfig, QueueConfig
 from gateway.core.aio import Clock
@@ -248,6 +248,8 @@ class Gate:
         decision.eta_s = eta_s = line.eta_s(ticket)
         if len(why) >= len(decision.said) and not any(reason.passes for reason in why.values()):
             refusal = no_backend(ask, why, self._rng)
+        elif wait_s <= 0:
+            refusal = no_room(ask, why, line.retry_after_s(ask))
         elif eta_s is not None and eta_s > line.patience(ticket) * wait_s:
             refusal = too_late(ask, why, eta_s, wait_s, line.retry_after_s(ask))
         elif (full := queue.full(ticket)) is not None:

@@ -66,6 +66,15 @@ def too_late(
     )
 
 
+def no_room(ask: Ask, why: Mapping[str, Exclusion], retry_after_s: float) -> Overloaded:
+    """Refuse a request that may not wait at all."""
+    return Overloaded(
+        f"{_overloaded(ask, why)} Retry in {math.ceil(retry_after_s)} s.",
+        reason=ShedReason.NO_ROOM,
+        retry_after_s=retry_after_s,
+    )
+
+
 def queue_full(
     ask: Ask, full: Full, queue: FairQueue[Any], why: Mapping[str, Exclusion], retry_after_s: float
 ) -> GatewayError:
@@ -81,11 +90,7 @@ def queue_full(
         )
     limits, held = queue.limits, queue.held
     if limits.requests == 0:
-        return Overloaded(
-            f"{_overloaded(ask, why)} {again}",
-            reason=ShedReason.NO_ROOM,
-            retry_after_s=retry_after_s,
-        )
+        return no_room(ask, why, retry_after_s)
     return Overloaded(
         f"{_overloaded(ask, why)} {held.requests} requests with {held.tokens} tokens wait already; "
         f"the queue holds {limits.requests} requests and {limits.tokens} tokens. {again}",

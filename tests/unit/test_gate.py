@@ -2,6 +2,7 @@
 
 import pytest
 
+from gateway.admission.decisions import State
 from gateway.core.errors import ContextLengthExceeded, Overloaded, TooManyWaiting, Unavailable
 from gateway.core.types import (
     Call,
@@ -500,6 +501,47 @@ async def test_who_has_no_time_left_may_wait_none_and_not_less():
     world = house()
     await world.guests(2, wait_s=-0.001)
     assert world.gate.decisions.get("r").may_wait_s == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "wait_s"), [({"max_requests": 0}, 30), ({"max_wait": "0s"}, 0)]
+)
+def test_where_nothing_may_wait_a_dry_run_says_so_too(setting, wait_s):
+    @held
+    async def check():
+        world = house(queue=setting)
+        free = world.gate.foresee(world.ask(), body_bytes=0)
+        _, refused = await world.guests(2, wait_s=wait_s)
+        error = refused_at_once(refused, Overloaded, ShedReason.NO_ROOM)
+        assert "wait" not in error.message
+        told = world.gate.foresee(world.ask(), body_bytes=0)
+        kept = world.gate.decisions.get("r")
+        assert (free.state, told.state) == (State.ADMITTED, State.REFUSED)
+        assert told.shed_reason is kept.shed_reason is ShedReason.NO_ROOM
+        assert told.setting == kept.setting == ("pools", "m", "queue", *setting)
+
+    check()
+
+
+@held
+async def test_a_client_that_waits_for_nothing_is_told_so_by_its_own_setting():
+    world = house()
+    _, refused = await world.guests(2, wait_s=0)
+    refused_at_once(refused, Overloaded, ShedReason.NO_ROOM)
+    kept = world.gate.decisions.get("r")
+    assert kept.setting is None
+    assert kept.timed_out
+
+
+@held
+async def test_who_may_not_wait_is_let_in_where_there_is_room_that_others_cannot_use():
+    world = house(backends=[single(ONE), single(TWO)])
+    world.up("m/b1", "lora")
+    _, waiting = await world.guests(2, adapter="lora")
+    (plain,) = await world.guests(1, wait_s=0)
+    assert waiting.waits
+    assert plain.inside
+    assert world.gate.decisions.get("r").shed_reason is None
 
 
 @held

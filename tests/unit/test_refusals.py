@@ -10,6 +10,7 @@ from gateway.admission.queue import FairQueue, Full, Limits, Ticket
 from gateway.admission.refusals import (
     heard_within_s,
     no_backend,
+    no_room,
     queue_full,
     too_late,
     waited_too_long,
@@ -63,6 +64,7 @@ def all_refusals(why, retry_after_s=7.0):
     """Return each refusal that asks to come again."""
     return [
         no_backend(ask(), why, random.Random(0)),
+        no_room(ask(), why, retry_after_s),
         too_late(ask(), why, 40.0, 30.0, retry_after_s),
         waited_too_long(ask(), why, 30.0, retry_after_s),
         *(queue_full(ask(), full, queue(acme=2), why, retry_after_s) for full in Full),
