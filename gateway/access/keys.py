@@ -138,7 +138,7 @@ class KeyRing:
 class OpenRing:
     """Lets everybody in as one caller: the setting `keys: none`."""
 
-    priorities: Final[frozenset[int]] = frozenset({0})
+    priorities: Final[frozenset[int]] = frozenset()  # those of keys, and there are none
 
     def __init__(self) -> None:
         self._anonymous = Caller(key_id="anonymous", name="anonymous", tenant="anonymous")

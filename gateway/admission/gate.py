@@ -69,12 +69,13 @@ class Gate:
     def configure(self, pools: Mapping[str, PoolConfig], priorities: AbstractSet[int]) -> None:
         """Take over settings; what waits for a pool that is gone is refused.
 
-        `priorities` are those that keys have: a reserve is kept for the highest of several.
+        `priorities` are those that keys have: a reserve is kept for the highest of several. Without
+        any there are no keys: all are one tenant, whose share is the whole queue.
         """
         self._pools = pools
         self.top_priority = max(priorities) if len(priorities) > 1 else None
         for name, pool in pools.items():
-            limits = _limits(pool.queue)
+            limits = _limits(pool.queue, shared=bool(priorities))
             if name in self._lines:
                 self._lines[name].queue.resize(limits)
             else:
@@ -253,7 +254,8 @@ class Gate:
         elif eta_s is not None and eta_s > line.patience(ticket) * wait_s:
             refusal = too_late(ask, why, eta_s, wait_s, line.retry_after_s(ask))
         elif (full := queue.full(ticket)) is not None:
-            refusal = queue_full(ask, full, queue, why, line.retry_after_s(ask))
+            body_bytes, again_s = ticket.body_bytes, line.retry_after_s(ask)
+            refusal = queue_full(ask, full, queue, why, body_bytes, again_s)
         elif len(queue.tenants) <= _TENANTS_COUNTED:
             decision.position = queue.ahead(ticket).requests + 1
         if refusal is not None:
@@ -297,5 +299,6 @@ def _ticket(waiting: Waiting, body_bytes: int, now: float, deadline: float) -> T
     )
 
 
-def _limits(queue: QueueConfig) -> Limits:
-    return Limits(queue.max_requests, queue.max_tokens, queue.max_bytes, queue.tenant_share)
+def _limits(queue: QueueConfig, *, shared: bool) -> Limits:
+    share = queue.tenant_share if shared else 1.0
+    return Limits(queue.max_requests, queue.max_tokens, queue.max_bytes, share)

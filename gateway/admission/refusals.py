@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gateway.admission.queue import FairQueue, Full
+from gateway.admission.queue import FairQueue, Full, Held
 from gateway.core.errors import (
     ContextLengthExceeded,
     EngineFull,
@@ -76,27 +76,34 @@ def no_room(ask: Ask, why: Mapping[str, Exclusion], retry_after_s: float) -> Ove
 
 
 def queue_full(
-    ask: Ask, full: Full, queue: FairQueue[Any], why: Mapping[str, Exclusion], retry_after_s: float
-) -> GatewayError:
-    """Refuse a request that may not even wait."""
-    again = f"Retry in {math.ceil(retry_after_s)} s."
-    if full in _TENANTS_OWN:
-        own = queue.tenants.get(ask.caller.tenant)
-        waiting = f"{own.requests} requests with {own.tokens} tokens" if own else "none"
-        return TooManyWaiting(
-            f"{_overloaded(ask, why)} Of your own, {waiting} wait already; your share of its queue "
-            f"holds no more. {again}",
-            retry_after_s=retry_after_s,
-        )
-    limits, held = queue.limits, queue.held
+    ask: Ask, full: Full, queue: FairQueue[Any], why: Mapping[str, Exclusion], body_bytes: int, retry_after_s: float
+) -> GatewayError:  # fmt: skip
+    """Refuse a request that may not even wait, by the bound that forbids it."""
+    limits, own = queue.limits, full in _TENANTS_OWN
     if limits.requests == 0:
         return no_room(ask, why, retry_after_s)
-    return Overloaded(
-        f"{_overloaded(ask, why)} {held.requests} requests with {held.tokens} tokens wait already; "
-        f"the queue holds {limits.requests} requests and {limits.tokens} tokens. {again}",
-        reason=ShedReason.QUEUE_FULL,
-        retry_after_s=retry_after_s,
-    )
+    held = queue.tenants.get(ask.caller.tenant, Held()) if own else queue.held
+    ratio = limits.tenant_ratio if own else 1
+    match full:
+        case Full.REQUESTS | Full.TENANT_REQUESTS:
+            size, most, unit = 1, math.ceil(limits.requests * ratio), "requests"
+        case Full.TOKENS | Full.TENANT_TOKENS:
+            size, most, unit = ask.need.tokens, int(limits.tokens * ratio), "tokens"
+        case Full.BYTES | Full.TENANT_BYTES:
+            size, most, unit = body_bytes, int(limits.bytes * ratio), "bytes"
+    whose = "your share of its queue" if own else "the queue"
+    bound = f"{whose} holds {most} {unit} at most; this request counts {size}."
+    if size > most:
+        said = (
+            f"It cannot wait: {bound} Please reduce the length of the prompt, `max_tokens` or `n`."
+        )
+    else:
+        waiting = f"{held.requests} requests with {held.tokens} tokens and {held.bytes} bytes"
+        said = f"{'Of your own, ' if own else ''}{waiting} wait already; {bound}"
+    message = f"{_overloaded(ask, why)} {said} Retry in {math.ceil(retry_after_s)} s."
+    if own:
+        return TooManyWaiting(message, retry_after_s=retry_after_s)
+    return Overloaded(message, reason=ShedReason.QUEUE_FULL, retry_after_s=retry_after_s)
 
 
 def waited_too_long(

@@ -257,6 +257,31 @@ async def test_one_tenant_cannot_fill_the_queue():
 
 
 @story
+async def test_without_keys_there_are_no_shares_and_all_of_the_queue_is_used():
+    pools = one_at_a_time(max_requests=4)
+    async with gateway(SLOW, pools=pools) as world, asyncio.TaskGroup() as group:
+        text = world.path.read_text()
+        world.path.write_text(text.replace("keys: {file: keys.yaml}", "keys: none"))
+        assert reload(world.process)
+        async with held(world):
+            waits = [group.create_task(world.chat(max_tokens=1)) for _ in range(4)]
+            await world.until(lambda: waiting(world) == 4)
+            assert_shed(await world.chat(max_tokens=1), "queue_full")
+        assert {(await each).status_code for each in waits} == {200}
+
+
+@story
+async def test_a_request_larger_than_a_share_of_the_queue_is_told_what_it_counts():
+    async with gateway(SLOW, pools=one_at_a_time(max_tokens=400)) as world, held(world):
+        reply = await world.chat(max_tokens=1500, headers={"x-request-id": "large"})
+        error = assert_shed(reply, "tenant_queue_full", 429)
+        kept = world.process.handler.gate.decisions.get("large")
+        assert "your share of its queue holds 200 tokens at most; this request" in error["message"]
+        assert f"this request counts {kept.need.tokens}." in error["message"]
+        assert kept.need.tokens > 200
+
+
+@story
 async def test_a_request_that_only_an_estimate_makes_larger_than_the_kv_cache_is_served():
     small = SimConfig(model="m", speed=0, num_blocks=64, block_size=16, max_model_len=1024)
     async with gateway(small) as world:

@@ -67,7 +67,7 @@ def all_refusals(why, retry_after_s=7.0):
         no_room(ask(), why, retry_after_s),
         too_late(ask(), why, 40.0, 30.0, retry_after_s),
         waited_too_long(ask(), why, 30.0, retry_after_s),
-        *(queue_full(ask(), full, queue(acme=2), why, retry_after_s) for full in Full),
+        *(queue_full(ask(), full, queue(acme=2), why, 90, retry_after_s) for full in Full),
     ]
 
 
@@ -169,29 +169,55 @@ def test_a_wait_in_vain_is_told_with_its_length():
     assert "waited 5.0 s" in error.message
 
 
+BOUNDS = {
+    Full.REQUESTS: "the queue holds 4 requests at most; this request counts 1",
+    Full.TOKENS: "the queue holds 4000 tokens at most; this request counts 1000",
+    Full.BYTES: "the queue holds 10000 bytes at most; this request counts 90",
+    Full.TENANT_REQUESTS: "your share of its queue holds 2 requests at most; this request counts 1",
+    Full.TENANT_TOKENS: "your share of its queue holds 2000 tokens at most; this request counts 1000",
+    Full.TENANT_BYTES: "your share of its queue holds 5000 bytes at most; this request counts 90",
+}
+
+
 @pytest.mark.parametrize("full", SHARED)
 def test_a_full_queue_is_told_with_what_it_holds_and_may_hold(full):
-    error = queue_full(ask(), full, queue(acme=1, other=2), BUSY, 12.0)
+    error = queue_full(ask(), full, queue(acme=1, other=2), BUSY, 90, 12.0)
     assert isinstance(error, Overloaded)
     assert (error.status, error.code) == (503, "server_is_overloaded")
     assert error.shed_reason is ShedReason.QUEUE_FULL
-    assert "3 requests with 1500 tokens wait already" in error.message
-    assert "4 requests and 4000 tokens" in error.message
+    assert "3 requests with 1500 tokens and 300 bytes wait already" in error.message
+    assert f"; {BOUNDS[full]}. " in error.message
 
 
 @pytest.mark.parametrize("full", OWN)
 def test_a_tenant_whose_share_is_full_is_told_of_its_own_alone(full):
-    error = queue_full(ask(), full, queue(acme=1, other=2), BUSY, 12.0)
+    error = queue_full(ask(), full, queue(acme=1, other=2), BUSY, 90, 12.0)
     assert isinstance(error, TooManyWaiting)
     assert (error.status, error.code) == (429, "too_many_waiting")
     assert error.shed_reason is ShedReason.TENANT_QUEUE_FULL
-    assert "1 requests with 500 tokens wait already" in error.message
-    assert not re.search(r"\b(2|3) requests", error.message)
-    assert "other" not in error.message
+    assert "Of your own, 1 requests with 500 tokens and 100 bytes wait already" in error.message
+    assert f"; {BOUNDS[full]}. " in error.message
+    assert not re.search(r"\b(1000|1500) tokens|\b(200|300) bytes|\bother\b", error.message)
+
+
+@pytest.mark.parametrize(
+    ("full", "bound"),
+    [
+        (Full.TOKENS, "the queue holds 900 tokens at most; this request counts 1000"),
+        (Full.BYTES, "the queue holds 80 bytes at most; this request counts 90"),
+        (Full.TENANT_TOKENS, "your share of its queue holds 450 tokens at most; this request counts 1000"),
+        (Full.TENANT_BYTES, "your share of its queue holds 40 bytes at most; this request counts 90"),
+    ],
+)  # fmt: skip
+def test_what_is_larger_than_the_queue_is_told_that_it_cannot_wait(full, bound):
+    error = queue_full(ask(), full, FairQueue(Limits(4, 900, 80)), BUSY, 90, 12.0)
+    assert f"It cannot wait: {bound}. " in error.message
+    assert "Please reduce" in error.message
+    assert "wait already" not in error.message
 
 
 def test_where_nothing_may_wait_no_queue_is_spoken_of():
-    error = queue_full(ask(), Full.REQUESTS, queue(0), BUSY, 12.0)
+    error = queue_full(ask(), Full.REQUESTS, queue(0), BUSY, 90, 12.0)
     assert (error.status, error.code) == (503, "server_is_overloaded")
     assert error.shed_reason is ShedReason.NO_ROOM
     assert "queue" not in error.message
@@ -206,7 +232,7 @@ def test_a_refusal_names_the_model_as_it_was_asked_for_and_no_backend():
             no_backend(ask("nick"), why, random.Random(0)),
             too_late(ask("nick"), why, 1.0, 1.0, 1.0),
             waited_too_long(ask("nick"), why, 1.0, 1.0),
-            *(queue_full(ask("nick"), full, queue(), why, 1.0) for full in Full),
+            *(queue_full(ask("nick"), full, queue(), why, 90, 1.0) for full in Full),
         ):
             assert "`nick`" in refusal.message
             assert "m/b1" not in refusal.message
