@@ -33,7 +33,7 @@ class State(Enum):
     WAITING = "waiting"
     ADMITTED = "admitted"
     REFUSED = "refused"  # at once, after a wait, or by the engine it was sent to
-    LEFT = "left"  # its client went away, or this gateway was shut down
+    LEFT = "left"  # its client went away
 
 
 class Weighed(Protocol):

@@ -190,7 +190,7 @@ class EngineFull(Overloaded):
 
 
 class TooManyWaiting(Rejected):
-    """The caller's own share of the queue is used up: 429."""
+    """The caller's own share of the queue is used up, or smaller than the request: 429."""
 
     status = 429
     type = "rate_limit_error"

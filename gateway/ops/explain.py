@@ -179,7 +179,7 @@ def setting_told(decision: Decision, book: Book) -> SettingTold | None:
     if decision.setting is None and decision.timed_out:
         return SettingTold(
             name=CLIENT_TIMEOUT,
-            value=f"leaves {decision.may_wait_s:.3g}s to wait",
+            value=f"leaves {round(decision.may_wait_s, 2):g}s to wait",
             origin="the client's own header",
         )
     return book.told(decision.setting)

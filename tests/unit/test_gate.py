@@ -916,6 +916,16 @@ async def test_a_request_for_a_pool_that_is_gone_is_refused():
 
 
 @held
+async def test_what_is_shed_after_its_pool_is_gone_is_not_kept():
+    world = house()
+    (guest,) = await world.guests(1)
+    world.reload(other=[TWO])
+    error = Overloaded("full", reason=ShedReason.ENGINE, retry_after_s=1.0)
+    world.gate.shed(guest.ask, error, "r", "m/b1")
+    assert world.gate.decisions.get("r") is None
+
+
+@held
 async def test_what_waits_stays_when_a_reload_makes_the_queue_smaller_than_it():
     world = house(queue={"max_requests": 8, "tenant_share": 1})
     guests = await world.guests(5)
