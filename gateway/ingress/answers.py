@@ -8,9 +8,11 @@ import msgspec
 
 from gateway.core.errors import BackendBroke, EngineFull, GatewayError, RequestError
 from gateway.core.types import Call, Dialect, Outcome, RequestRecord, Usage, UsageSource
+from gateway.upstream.relay import PlainWatch, Watch
 from gateway.upstream.reply import Reply
 from gateway.wire.frames import json_usage, whole_answer, whole_event_answer
 from gateway.wire.replies import normalise_upstream_error, upstream_fault
+from gateway.wire.sse import StreamWatch
 
 GENERATES: Final = (Dialect.CHAT, Dialect.COMPLETIONS)
 ENGINE_FULL: Final = 503  # vLLM's own admission control: back-pressure, not sickness
@@ -64,14 +66,26 @@ def answered_late(reply: Reply, call: Call) -> GatewayError:
     return RequestError(fault.message, code=fault.code, param=fault.param)
 
 
-def counted(record: RequestRecord, events: int, began: Usage | None) -> Usage:
-    """Return the usage of a stream whose backend did not get to tell it, or told only the prompt's."""
-    demand, need = record.demand, record.need
+def watch_over(reply: Reply, call: Call, request_id: str) -> Watch:
+    """Return who looks on at a reply that is passed on as it comes."""
+    if reply.content_type == b"text/event-stream":
+        return StreamWatch(
+            call.dialect, choices=call.choices, hide_usage=call.hides_usage, request_id=request_id
+        )
+    return PlainWatch(generates=call.dialect in GENERATES)
+
+
+def used(watch: Watch, reply: Reply, record: RequestRecord) -> Usage | None:
+    """Return the usage of what was passed on: as the backend told it, else counted by what came."""
+    if watch.usage is not None or reply.status >= 400:
+        return watch.usage
+    began, demand, need = watch.began, record.demand, record.need
     if began is not None:
-        return Usage(began.prompt_tokens, events, UsageSource.COUNTED, began.cached_tokens)
+        return Usage(began.prompt_tokens, watch.events, UsageSource.COUNTED, began.cached_tokens)
     if demand is not None and demand.exact:
-        return Usage(demand.prompt_tokens, events, UsageSource.COUNTED)
-    return Usage(need.prompt_tokens if need is not None else 0, events, UsageSource.ESTIMATED)
+        return Usage(demand.prompt_tokens, watch.events, UsageSource.COUNTED)
+    prompt_tokens = need.prompt_tokens if need is not None else 0
+    return Usage(prompt_tokens, watch.events, UsageSource.ESTIMATED)
 
 
 def own_headers(record: RequestRecord, now: float) -> bytes:

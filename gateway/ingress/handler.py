@@ -50,12 +50,12 @@ from gateway.core.types import (
 )
 from gateway.ingress.answers import (
     ENGINE_FULL,
-    GENERATES,
     answer,
     answered_late,
-    counted,
     engine_full,
     own_headers,
+    used,
+    watch_over,
 )
 from gateway.ingress.downstream import Downstream
 from gateway.observe.ledger import Ledger
@@ -63,11 +63,10 @@ from gateway.pools.table import Backend, PoolTable
 from gateway.routing.catalog import Catalog, Catalogs
 from gateway.upstream import attempts
 from gateway.upstream.client import Client, Outgoing
-from gateway.upstream.relay import Patience, PlainWatch, Relay, Watch
+from gateway.upstream.relay import Patience, Relay
 from gateway.upstream.reply import Reply
 from gateway.wire.calls import form_call, parse_call, upstream_body
 from gateway.wire.replies import error_body, error_headers, fault_of
-from gateway.wire.sse import StreamWatch
 
 log = logging.getLogger("gateway.handler")
 
@@ -286,16 +285,7 @@ class Handler:
         self, settings: Settings, down: Downstream, record: RequestRecord, call: Call, reply: Reply, slot: Slot
     ) -> None:  # fmt: skip
         """Relay a streamed reply; its usage is the backend's, or counted when it was cut."""
-        watch: Watch
-        if reply.content_type == b"text/event-stream":
-            watch = StreamWatch(
-                call.dialect,
-                choices=call.choices,
-                hide_usage=call.hides_usage,
-                request_id=down.id,
-            )
-        else:
-            watch = PlainWatch(generates=call.dialect in GENERATES)
+        watch = watch_over(reply, call, down.id)
 
         def first_token() -> None:
             now = self.clock.now()
@@ -310,9 +300,7 @@ class Handler:
         finally:
             down.relay = None
             record.first_byte_at = down.started_at
-            record.usage = watch.usage
-            if record.usage is None and reply.status < 400:
-                record.usage = counted(record, watch.events, watch.began)
+            record.usage = used(watch, reply, record)
         if error is not None:
             raise error
         record.status = reply.status
@@ -344,6 +332,8 @@ class Handler:
         if down.started and not down.response_complete and not down.gone:
             down.tell(fault_of(error))
         elif not down.started and not down.gone:
+            if record.attempts:
+                down.extra_headers = own_headers(record, self.clock.now())
             headers = error_headers(error, retried=down.retry_count > 0)
             down.respond(error.status, headers, error_body(error, down.id, down.spec.dialect))
 

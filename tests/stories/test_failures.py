@@ -88,6 +88,18 @@ async def test_an_error_frame_after_some_tokens_is_relayed_once_with_a_string_co
 
 
 @story
+async def test_a_refusal_after_attempts_says_who_was_asked_and_how_often():
+    async with gateway(FAST, FAST) as world:
+        for sim in world.sims:
+            sim.inject("refuse")
+        reply = await world.chat(max_tokens=1)
+        assert reply.status_code == 502
+        assert reply.headers["x-gateway-attempts"] == "2"
+        assert reply.headers["x-gateway-backend"] in ("m/b1", "m/b2")
+        assert "backend;dur=" in reply.headers["server-timing"]
+
+
+@story
 async def test_an_error_frame_before_any_token_becomes_a_real_status():
     async with gateway(FAST) as world:
         world.sims[0].inject("error_frame_after:0")
