@@ -24,8 +24,7 @@ from typing import Final
 
 import uvloop
 
-from gateway.access.counters import PromptCounters
-from gateway.access.keys import KeyRing, OpenRing
+from gateway.access.keys import KeyRing
 from gateway.admission.gate import Gate
 from gateway.config.load import Loaded, load_config
 from gateway.config.models import Config
@@ -42,6 +41,7 @@ from gateway.ingress.handler import Handler, Settings
 from gateway.ingress.listener import Server, bind, plain_server, port_of, public_server
 from gateway.ingress.routes import Readiness, public_app
 from gateway.ingress.server import ClientLimits, Ingress
+from gateway.ingress.settings import settings_for
 from gateway.observe.ledger import Ledger
 from gateway.observe.log import AccessLog, set_up_logging
 from gateway.observe.metrics import Metrics, Readings
@@ -53,7 +53,7 @@ from gateway.pools.table import PoolTable
 from gateway.routing.catalog import Catalogs
 from gateway.routing.choice import Chooser
 from gateway.upstream.client import Client
-from gateway.upstream.relay import TICK_S, Patience
+from gateway.upstream.relay import TICK_S
 
 log = logging.getLogger("gateway.app")
 Supervise = Callable[[PoolTable, Clock, SharedStore, Config], Supervisor]
@@ -88,6 +88,8 @@ class Process:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
     listening: asyncio.Event = field(default_factory=asyncio.Event)
+    hangup: asyncio.Event = field(default_factory=asyncio.Event)  # a reload is asked for
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while settings are replaced
     public_port: int = 0
     admin_port: int = 0
 
@@ -170,7 +172,7 @@ def build(
         ),
     )
     handler = Handler(
-        settings=_settings(config),
+        settings=settings_for(config, Pages),
         table=table,
         client=client,
         ledger=ledger,
@@ -193,22 +195,6 @@ def build(
         path, loaded, clock, table, client, metrics, outlet, ledger, ingress, handler, watchers,
         supervisor, Keeper(table, clock, supervisor.events, config.pools),
     )  # fmt: skip
-
-
-def _settings(config: Config) -> Settings:
-    timeouts = config.timeouts
-    return Settings(
-        config=config,
-        keys=OpenRing() if config.keys is None else KeyRing.load(config.keys.file),
-        counters=PromptCounters(config.pools, Pages, deadline_s=timeouts.tokenize),
-        patience=Patience(
-            first_event_s=timeouts.first_byte,
-            stall_s=timeouts.stall,
-            heartbeat_s=timeouts.heartbeat,
-            client_write_s=timeouts.client_write,
-            total_s=timeouts.total,
-        ),
-    )
 
 
 def serve(path: Path) -> int:
@@ -275,6 +261,7 @@ async def run(process: Process) -> None:
                 group.create_task(process.ledger.run(), name="ledger"),
                 group.create_task(_ticks(process), name="ticks"),
                 group.create_task(_watch_keys(process), name="keys"),
+                group.create_task(_reloads(process), name="reloads"),
             ]
             servers = [
                 group.create_task(public.serve(sockets=[public_socket]), name="public listener"),
@@ -345,7 +332,7 @@ async def _watch_keys(process: Process) -> None:
     """Take over the keys file whenever it changed: a new key works, a revoked one ends, within seconds."""
     told = False  # of a file that cannot be read; the keys before it stay
 
-    async def turn() -> None:
+    async def look() -> None:
         nonlocal told
         settings = process.handler.settings
         if not isinstance(settings.keys, KeyRing) or not settings.keys.changed():
@@ -358,10 +345,13 @@ async def _watch_keys(process: Process) -> None:
             told = True
             return
         told = False
-        if process.handler.settings is settings:  # no reload came between
-            process.handler.settings = replace(settings, keys=keys)
-            process.handler.gate.configure(settings.config.pools, keys.priorities)
-            log.info("keys reloaded", extra={"event": "keys_reloaded", "keys": len(keys)})
+        process.handler.settings = replace(settings, keys=keys)
+        process.handler.gate.configure(settings.config.pools, keys.priorities)
+        log.info("keys reloaded", extra={"event": "keys_reloaded", "keys": len(keys)})
+
+    async def turn() -> None:
+        async with process.changing:
+            await look()
 
     await periodic(turn, every_s=_KEYS_S, name="keys")
 
@@ -377,30 +367,55 @@ def handle_signals(loop: asyncio.AbstractEventLoop, process: Process) -> None:
 
     loop.add_signal_handler(signal.SIGTERM, stop)
     loop.add_signal_handler(signal.SIGINT, stop)
-    loop.add_signal_handler(signal.SIGHUP, lambda: reload(process))
+    loop.add_signal_handler(signal.SIGHUP, process.hangup.set)
 
 
-def reload(process: Process) -> bool:
+async def _reloads(process: Process) -> None:
+    """Reload when asked to; asking again meanwhile leads to one more."""
+
+    async def turn() -> None:
+        await process.hangup.wait()
+        process.hangup.clear()
+        await reload(process)
+
+    await periodic(turn, every_s=0.0, name="reloads")
+
+
+async def reload(process: Process) -> bool:
     """Read the configuration again and swap it in; True when it is in force.
 
-    Streams are untouched. A file that is not valid keeps the old configuration and is logged with
-    every finding. Settings that need a restart are named and keep their old value's effect.
+    Streams are untouched, and go on while a thread reads. A file that is not valid keeps the old
+    configuration and is logged with every finding. Settings that need a restart are named and keep
+    their old value's effect. Cancel: the old configuration stays.
     """
-    before = process.config
-    try:
-        loaded = load_config(process.path)
-        settings = _settings(loaded.config)
-    except ConfigError as error:
-        process.metrics.reloaded(ok=False)
-        for finding in error.findings:
-            log.error(finding, extra={"event": "config_invalid"})
-        log.error(
-            "reload refused, the old configuration stays in force", extra={"event": "reload_failed"}
-        )
-        return False
+    async with process.changing:
+        try:
+            loaded, settings = await asyncio.to_thread(
+                _read, process.path, process.handler.settings
+            )
+        except ConfigError as error:
+            process.metrics.reloaded(ok=False)
+            for finding in error.findings:
+                log.error(finding, extra={"event": "config_invalid"})
+            log.error(
+                "reload refused, the old configuration stays in force",
+                extra={"event": "reload_failed"},
+            )
+            return False
+        _swap(process, loaded, settings)
+        return True
+
+
+def _read(path: Path, before: Settings) -> tuple[Loaded, Settings]:
+    loaded = load_config(path)
+    return loaded, settings_for(loaded.config, Pages, before)
+
+
+def _swap(process: Process, loaded: Loaded, settings: Settings) -> None:
+    """Put a configuration in the place of the one in force."""
     for warning in loaded.warnings:
         log.warning(str(warning), extra={"event": "config_warning"})
-    effect = diff(before, loaded.config)
+    effect = diff(process.config, loaded.config)
     process.loaded = loaded
     process.handler.settings.counters.close()
     process.handler.settings = settings
@@ -413,7 +428,6 @@ def reload(process: Process) -> bool:
     process.client.keep_only(process.table.ids())
     process.metrics.reloaded(ok=True)
     log.info("configuration reloaded", extra={"event": "reloaded", "effect": effect.sentences})
-    return True
 
 
 def _digest(config: Config) -> str:

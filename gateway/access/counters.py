@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from gateway.access.tokens import Asker, BackendCounter, LocalCounter
 from gateway.config.models import PoolConfig
@@ -23,12 +25,18 @@ class PromptCounters:
         open_asker: Callable[[Backend], Asker],
         *,
         deadline_s: float,
+        before: PromptCounters | None = None,
     ) -> None:
-        self._local = {
-            name: LocalCounter(pool.tokenizer, deadline_s=deadline_s)
-            for name, pool in pools.items()
-            if pool.tokenizer is not None
-        }
+        """Load the tokenizers; those of `before` are kept where no file of the folder has changed."""
+        self._local: dict[str, LocalCounter] = {}
+        self._stamps: dict[str, object] = {}  # of what each was made from
+        for name, pool in pools.items():
+            if pool.tokenizer is None:
+                continue
+            stamp = self._stamps[name] = (deadline_s, _stamp(pool.tokenizer))
+            same = before is not None and before._stamps.get(name) == stamp
+            kept = before._local[name] if before is not None and same else None
+            self._local[name] = kept or LocalCounter(pool.tokenizer, deadline_s=deadline_s)
         self._open_asker = open_asker
         self._deadline_s = deadline_s
         self._remote: dict[Backend, BackendCounter] = {}
@@ -57,3 +65,13 @@ class PromptCounters:
         """Drop the connections to backends; a count that is under way comes to its end."""
         for counter in self._remote.values():
             counter.asker.close()
+
+
+def _stamp(folder: Path) -> list[object]:
+    """Return what changes whenever a file of a folder does."""
+    stamp: list[object] = []
+    for file in sorted(folder.rglob("*")):
+        with suppress(OSError):
+            found = file.stat()
+            stamp.append((file, found.st_ino, found.st_size, found.st_mtime_ns))
+    return stamp

@@ -18,11 +18,12 @@ import re
 import secrets
 import time
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NoReturn
 
-from gateway.access.keyfile import edit, read_pepper, read_records
+from gateway.access.keyfile import edit, pepper_path, read_pepper, read_records
 from gateway.access.records import KeyInfo, KeyRecord, as_node, timestamp
 from gateway.core.errors import AccessError, ConfigError, MissingKey
 from gateway.core.types import Caller
@@ -34,6 +35,7 @@ _LETTERS: Final = "abcdefghijkmnpqrstuvwxyz"  # none that reads as another: no l
 _ID_CHARS: Final = _LETTERS + "23456789"
 _BASE62: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _NEVER: Final = float("inf")
+_SEEN_MOST: Final = 4096  # headers remembered; more keys than that are checked anew each time
 _CHALLENGE: Final = "Send `Authorization: Bearer <key>`."
 
 
@@ -43,9 +45,6 @@ class CreatedKey:
 
     id: str
     key: str
-
-
-_SEEN_MOST: Final = 4096  # headers remembered; more keys than that are checked anew each time
 
 
 class KeyRing:
@@ -92,7 +91,7 @@ class KeyRing:
         return cls(records, pepper, path=path, stamp=stamp)
 
     def changed(self) -> bool:
-        """Whether the file is another than the one this ring was read from."""
+        """Whether the file, or its pepper, is another than the one this ring was read from."""
         return _stamp(self.path) != self._stamp
 
     def authenticate(
@@ -233,13 +232,14 @@ def checksum(text: bytes) -> str:
     return out
 
 
-def _stamp(path: Path) -> object:
-    """Return what changes whenever the file does; None when there is none."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+def _stamp(path: Path) -> list[object]:
+    """Return what changes whenever the file or its pepper does."""
+    stamp: list[object] = []
+    for file in (path, pepper_path(path)):
+        with suppress(OSError):
+            found = os.stat(file)
+            stamp.append((file, found.st_ino, found.st_size, found.st_mtime_ns))
+    return stamp
 
 
 # --- changes --------------------------------------------------------------------------------------

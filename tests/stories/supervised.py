@@ -90,9 +90,9 @@ class Fleet(World):
     def write(self) -> None:
         self.path.write_text(json.dumps(self.settings))
 
-    def reload(self) -> None:
+    async def reload(self) -> None:
         self.write()
-        assert reload(self.process)
+        assert await reload(self.process)
 
     async def admin(self, method: str, path: str, body: Any = None, **more: Any) -> httpx2.Response:
         if body is not None:

@@ -131,7 +131,7 @@ async def test_a_lower_bound_on_the_queue_loses_none_of_those_who_wait():
                 text = world.path.read_text()
                 assert '"max_requests": 50' in text
                 world.path.write_text(text.replace('"max_requests": 50', '"max_requests": 2'))
-                assert reload(world.process)
+                assert await reload(world.process)
                 assert waiting(world) == 10
                 refused = await world.chat(max_tokens=1)
                 assert refused.headers["x-gateway-shed-reason"] == "queue_full"

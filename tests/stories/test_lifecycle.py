@@ -2,9 +2,13 @@
 
 import asyncio
 import json
+import os
+import signal
+
+import pytest
 
 from gateway.access import keys
-from gateway.app import reload
+from gateway.app import handle_signals, reload
 from gateway.sim.server import SimConfig
 from tests.stories.support import FAST, frames, gateway, story
 
@@ -21,7 +25,7 @@ async def test_a_reload_adds_a_backend_and_leaves_streams_alone():
             text = world.path.read_text()
             second = f"http://127.0.0.1:{world.sims[1].port}"
             world.path.write_text(text.replace("]}}", f", {second}]}}}}"))
-            assert reload(world.process)
+            assert await reload(world.process)
             await world.ready(2)
         assert frames(running.result().text)[-1] == "[DONE]"
         assert len(world.process.table.backends("m")) == 2
@@ -32,7 +36,7 @@ async def test_an_invalid_file_keeps_the_old_configuration():
     async with gateway(FAST) as world:
         before = world.process.config
         world.path.write_text("pools: {m: {backnds: []}}")
-        assert not reload(world.process)
+        assert not await reload(world.process)
         assert world.process.config is before
         assert (await world.chat(max_tokens=1)).status_code == 200
         assert 'gateway_config_reloads_total{result="failure"} 1.0' in await world.metrics()
@@ -48,12 +52,66 @@ async def test_a_reload_that_removes_a_backend_lets_its_streams_finish():
             gone = f'"http://127.0.0.1:{world.sims[0].port}", '
             assert gone in config
             world.path.write_text(config.replace(gone, ""))
-            assert reload(world.process)
+            assert await reload(world.process)
         for each in running:
             assert frames(each.result().text)[-1] == "[DONE]"
             assert "error" not in each.result().text
         assert len(world.process.table.backends("m")) == 1
         await world.settled()
+
+
+@pytest.fixture
+def slow_file(tmp_path):
+    """A file whose reader waits until a test writes it."""
+    path = tmp_path / "slow.yaml"
+    os.mkfifo(path)
+    yield path
+    path.unlink()
+
+
+async def is_read(path, text):
+    """Wait until somebody reads the slow file, and give this to read."""
+    await asyncio.to_thread(path.write_text, text)
+
+
+@story
+async def test_a_reload_holds_nobody_up_and_one_asked_for_meanwhile_follows(slow_file):
+    async with gateway(FAST) as world:
+        process, text = world.process, world.path.read_text()
+        handle_signals(asyncio.get_running_loop(), process)
+        process.path = slow_file
+        keys_file = f"keys: {{file: {world.path.parent / 'keys.yaml'}}}"
+        text = text.replace("keys: {file: keys.yaml}", keys_file)
+        os.kill(os.getpid(), signal.SIGHUP)
+        await world.until(process.changing.locked)
+        assert (await world.chat(max_tokens=1)).status_code == 200
+        os.kill(os.getpid(), signal.SIGHUP)
+        await world.until(process.hangup.is_set)
+        for stall_s in (40.0, 50.0):
+            await is_read(slow_file, f"{text}\ntimeouts: {{stall: {stall_s:.0f}s}}")
+            await world.until(lambda s=stall_s: process.config.timeouts.stall == s)
+        assert (await world.chat(max_tokens=1)).status_code == 200
+
+
+@story
+async def test_a_reload_reads_the_keys_again_only_where_they_changed():
+    async with gateway(FAST) as world:
+        handler, folder = world.process.handler, world.path.parent
+        ring = handler.settings.keys
+        assert await reload(world.process)
+        assert handler.settings.keys is ring
+        made = keys.create(folder / "keys.yaml", name="later")
+        assert await reload(world.process)
+        bearer = {"authorization": f"Bearer {made.key}"}
+        assert (await world.chat(max_tokens=1, headers=bearer)).status_code == 200
+        (folder / "other.yaml").write_bytes((folder / "keys.yaml").read_bytes())
+        pepper = folder / "keys.yaml.pepper"
+        (folder / "other.yaml.pepper").write_bytes(pepper.read_bytes())
+        (folder / "other.yaml.pepper").chmod(0o600)
+        keys.revoke(folder / "other.yaml", made.id)
+        world.path.write_text(world.path.read_text().replace("keys.yaml", "other.yaml"))
+        assert await reload(world.process)
+        assert (await world.chat(max_tokens=1, headers=bearer)).status_code == 401
 
 
 @story

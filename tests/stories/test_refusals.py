@@ -76,7 +76,7 @@ async def test_unknown_and_forbidden_models_read_the_same():
         narrow = keys.create(world.path.parent / "keys.yaml", name="narrow", models=("m",)).key
         from gateway.app import reload
 
-        assert reload(world.process)
+        assert await reload(world.process)
         replies = [
             await world.chat(model=name, headers={"authorization": f"Bearer {narrow}"})
             for name in ("secret", "nothere")

@@ -182,7 +182,7 @@ async def test_a_remedy_outlives_the_gateway_and_ends_with_the_command_line_it_w
             assert len(slot.starts) == 3
             backend = world.settings["pools"]["m"]["backends"][0]
             backend["launch"]["args"] = {"max-model-len": 768}
-            world.reload()
+            await world.reload()
             await world.until(lambda: len(slot.starts) == 4)
             await world.until(lambda: len(world.told(EventKind.STARTED, "m/b1")) == 2)
             assert dict(slot.starts[-1].args) == {}
@@ -192,7 +192,7 @@ async def test_a_remedy_outlives_the_gateway_and_ends_with_the_command_line_it_w
             assert "--max-model-len 896 (lower_max_model_len)" in dropped.detail
             slot.judge = lambda flags: Script()  # more memory, by now
             backend["launch"]["args"] = {"max-model-len": 2048}
-            world.reload()
+            await world.reload()
             await world.until(lambda: len(slot.starts) == 5)
             assert dict(slot.starts[-1].args) == {}
 
@@ -327,11 +327,11 @@ async def test_another_command_line_ends_a_suspension():
         told = launched(slot, args={"max-model-len": 2048})
         async with fleet(on, told, wait=False, **few) as world:
             await world.until(lambda: world.charge().suspended)
-            world.reload()  # nothing changed
+            await world.reload()  # nothing changed
             await world.turns()
             assert world.charge().suspended
             world.settings["pools"]["m"]["backends"][0]["launch"]["args"] = {"max-model-len": 768}
-            world.reload()
+            await world.reload()
             await world.serves()
             assert not world.charge().suspended
 

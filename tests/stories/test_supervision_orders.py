@@ -290,7 +290,7 @@ async def test_a_rolling_restart_takes_one_at_a_time():
 async def test_a_changed_command_line_is_a_planned_restart():
     async with machine() as on, fleet(on, *two(on)) as world:
         world.settings["pools"]["m"]["backends"][0]["launch"]["args"] = {"max-model-len": 4096}
-        world.reload()
+        await world.reload()
         await world.until(lambda: len(world.told(EventKind.STARTED, "m/b1")) == 2)
         assert world.backend().window_tokens == 4096
         (restart,) = world.told(EventKind.RESTART)
@@ -305,7 +305,7 @@ async def test_what_is_to_become_of_it_at_the_end_is_no_reason_to_restart():
     async with machine() as on:
         async with fleet(on, *two(on)) as world:
             world.settings["pools"]["m"]["backends"][0]["launch"]["on_exit"] = "leave"
-            world.reload()
+            await world.reload()
             await world.turns()
             assert not world.told(EventKind.RESTART)
         assert on["m/b1"].running
@@ -316,7 +316,7 @@ async def test_what_is_to_become_of_it_at_the_end_is_no_reason_to_restart():
 async def test_alone_in_its_pool_it_keeps_its_command_line_while_it_may_have_work():
     async with machine() as on, fleet(on, launched(on["m/b1"])) as world:
         world.settings["pools"]["m"]["backends"][0]["launch"]["args"] = {"max-model-len": 4096}
-        world.reload()
+        await world.reload()
         await world.until(lambda: world.charge().decision is not None)
         assert world.charge().decision.why is Why.LAST
         assert (await world.order("restart", force=True)).json()["changed"]
@@ -340,7 +340,7 @@ async def test_another_port_moves_the_server_once_its_streams_have_ended():
                 world.slot().move()
                 backend = world.settings["pools"]["m"]["backends"][0]
                 backend["launch"]["port"] = world.slot().port
-                world.reload()
+                await world.reload()
             for each in running:
                 assert frames(each.result().text)[-1] == "[DONE]"
                 assert "error" not in each.result().text
@@ -362,7 +362,7 @@ async def test_a_backend_that_is_removed_finishes_and_is_stopped():
                 ]
                 await world.until(lambda: world.backend().in_flight > 0)
                 del world.settings["pools"]["m"]["backends"][0]
-                world.reload()
+                await world.reload()
                 assert on["m/b1"].running
             for each in running:
                 assert frames(each.result().text)[-1] == "[DONE]"
@@ -381,7 +381,7 @@ async def test_one_that_others_start_from_now_on_serves_by_its_probes():
         await world.until(lambda: slot.reading)
         url = f"http://127.0.0.1:{world.slot().port}"
         world.settings["pools"]["m"]["backends"][0] = {"name": "b1", "url": url}
-        world.reload()
+        await world.reload()
         found.set()  # why it ended; that is nobody's any more
         assert "m/b1" not in world.process.supervisor.charges
         await world.until(lambda: not world.process.supervisor.fleet.leaving)
@@ -394,7 +394,7 @@ async def test_one_that_others_start_from_now_on_serves_by_its_probes():
 async def test_a_backend_that_is_added_is_launched():
     async with machine() as on, fleet(on, launched(on["m/b1"])) as world:
         world.settings["pools"]["m"]["backends"].append(launched(on["m/b2"]))
-        world.reload()
+        await world.reload()
         await world.serves("m/b1", "m/b2")
         assert len(on["m/b1"].starts) == 1
 
@@ -429,7 +429,7 @@ async def test_at_the_end_what_was_being_drained_to_go_is_stopped_too():
                     group.create_task(world.chat(stream=True, max_tokens=2000))
                 await world.until(lambda: world.backend().in_flight > 0)
                 del world.settings["pools"]["m"]["backends"][0]
-                world.reload()
+                await world.reload()
                 world.process.stopping.set()
         assert not on["m/b1"].running
         assert not on["m/b2"].running

@@ -161,7 +161,7 @@ async def test_the_only_backend_gets_its_new_command_line_after_five_idle_minute
             assert (await world.chat(max_tokens=1)).status_code == 200
             idle_since = clock.now()
             world.settings["pools"]["m"]["backends"][0]["launch"]["args"] = {"max-model-len": 4096}
-            world.reload()
+            await world.reload()
             while clock.now() - idle_since < 280.0:
                 await step(world, clock)
                 assert world.charge().decision.why is Why.LAST
