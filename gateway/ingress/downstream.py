@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gateway.core import aio
-from gateway.core.errors import BodyTimeout, BodyTooLarge, UnsupportedMediaType
+from gateway.core.errors import BodyTimeout, UnsupportedMediaType
 from gateway.core.types import RequestRecord
-from gateway.ingress.upload import Upload
+from gateway.ingress.upload import Upload, too_large
 from gateway.upstream.relay import Relay
 from gateway.upstream.reply import Reply
 from gateway.wire.calls import EndpointSpec
@@ -145,6 +145,8 @@ class Downstream:
             raise _compressed()
         self._body_limit = limit_bytes
         if not self._complete and self._body_bytes <= limit_bytes:
+            if (self._told_bytes() or 0) > limit_bytes:
+                raise too_large(limit_bytes)
             if self._expects_continue:
                 self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self._body_ready = asyncio.get_running_loop().create_future()
@@ -158,9 +160,7 @@ class Downstream:
             finally:
                 self._body_ready = None
         if self._body_bytes > limit_bytes:
-            raise BodyTooLarge(
-                f"The request body is larger than the limit of {limit_bytes} bytes for this endpoint."
-            )
+            raise too_large(limit_bytes)
         parts, self._parts = self._parts, []
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -173,13 +173,11 @@ class Downstream:
         """
         if self._encoded:
             raise _compressed()
-        # Nothing else can have come on this connection while the body is not whole.
-        told = None if self._complete else dict(self._protocol.headers).get(b"content-length")
         self.upload = upload = Upload(
             FormReader(self.content_type),
             self._protocol.flow,
             self._transport,
-            told_bytes=None if told is None else int(told),
+            told_bytes=self._told_bytes(),
             limit_bytes=limit_bytes,
             timeout_s=timeout_s,
         )
@@ -191,6 +189,12 @@ class Downstream:
         elif self._expects_continue:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         return upload
+
+    def _told_bytes(self) -> int | None:
+        """Return the Content-Length of a body that is not whole; None in chunks, or once it is."""
+        # Nothing else can have come on this connection while the body is not whole.
+        told = None if self._complete else dict(self._protocol.headers).get(b"content-length")
+        return None if told is None else int(told)
 
     def on_body(self, data: bytes) -> None:
         """Collect body bytes; once over the limit, or after the reply, they are dropped."""

@@ -55,7 +55,7 @@ class Upload:
             BodyTooLarge: it tells of more than `limit_bytes` (413).
         """
         if told_bytes is not None and told_bytes > limit_bytes:
-            raise _too_large(limit_bytes)
+            raise too_large(limit_bytes)
         self.form = form
         self._flow = flow
         self._transport = transport
@@ -170,7 +170,7 @@ class Upload:
             return
         self._received_bytes += len(data)
         if self._received_bytes > self._limit_bytes:
-            self._fail(_too_large(self._limit_bytes))
+            self._fail(too_large(self._limit_bytes))
             return
         self._fresh += data
         if len(self._fresh) >= _HELD_BYTES:  # at once, as a turn of the loop may bring many reads
@@ -268,7 +268,8 @@ class Upload:
             self._timer = self._loop.call_later(_LOOK_S, self._look)
 
 
-def _too_large(limit_bytes: int) -> BodyTooLarge:
+def too_large(limit_bytes: int) -> BodyTooLarge:
+    """Return the refusal of a body that is, or tells of, more than the limit."""
     return BodyTooLarge(
         f"The request body is larger than the limit of {limit_bytes} bytes for this endpoint."
     )

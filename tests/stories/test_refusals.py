@@ -169,6 +169,28 @@ async def test_a_body_over_the_limit_is_refused_and_the_client_can_read_why():
         await world.settled()
 
 
+@pytest.mark.parametrize("expect", [b"", b"expect: 100-continue\r\n"])
+def test_a_body_that_announces_more_than_the_limit_is_refused_before_it_is_sent(expect):
+    @story
+    async def check():
+        async with gateway(FAST, extra="limits: {max_body: 100KiB}") as world:
+            reader, writer = await asyncio.open_connection("127.0.0.1", world.process.public_port)
+            writer.write(
+                b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\n"
+                b"content-type: application/json\r\ncontent-length: 700000000\r\n%b\r\n{"
+                % (world.key.encode(), expect)
+            )
+            async with asyncio.timeout(5):  # the body itself may take 30 s
+                head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 413")
+            assert b"connection: close" in head
+            assert "102400" in json.loads(await reader.read())["error"]["message"]
+            writer.close()
+            await world.settled()
+
+    check()
+
+
 @story
 async def test_a_body_that_never_comes_is_given_up():
     async with gateway(FAST, extra="timeouts: {body: 300ms, header: 300ms}") as world:
