@@ -154,6 +154,10 @@ def check(
     checked = check_file(file)
     findings = list(checked.findings)
     answers: list[str] = []
+    if checked.loaded is not None:
+        from gateway.ops.files import file_findings
+
+        findings += file_findings(checked.loaded, file)
     if probe and checked.loaded is not None:
         from gateway.control.preflight import preflight
 

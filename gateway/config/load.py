@@ -115,6 +115,24 @@ def check_text(
     return Checked(findings, Loaded(config, _origin(document), findings), config)
 
 
+def placed(remark: Remark, loaded: Loaded, file: Path) -> Finding:
+    """Return a remark as a finding at its place in the file."""
+    origin = loaded.origin.get(remark.path)
+    place = origin.place if origin is not None else Place()
+    lines = file.read_text(encoding="utf-8").splitlines()
+    source = lines[place.line - 1] if origin is not None and place.line <= len(lines) else ""
+    return Finding(
+        remark.severity,
+        remark.code,
+        remark.message,
+        remark.hint,
+        str(file),
+        place,
+        remark.path,
+        source,
+    )
+
+
 def _validate(document: Document, folder: Path) -> tuple[Config | None, set[KeyPath]]:
     """Return the configuration without its wrong values, and the paths of those."""
     values: Any = copy.deepcopy(document.values)

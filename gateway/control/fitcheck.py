@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from gateway.config.check import Remark
 from gateway.config.findings import Finding, KeyPath, Severity
-from gateway.config.load import Loaded
+from gateway.config.load import Loaded, placed
 from gateway.config.models import BackendConfig
 from gateway.config.supervision import LaunchConfig
 from gateway.control import cmdline
@@ -21,7 +21,6 @@ from gateway.control.fit import Fit, Verdict, fit
 from gateway.control.fitways import Way, ways
 from gateway.control.launchers.launcher import Changes
 from gateway.control.modelfolder import ModelFolderError, read_model
-from gateway.control.preflight import placed
 from gateway.control.serveplan import PlanError, plan_of_args
 
 _GIB: Final = 1 << 30

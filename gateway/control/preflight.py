@@ -15,8 +15,8 @@ from typing import Final
 import uvloop
 
 from gateway.config.check import Remark
-from gateway.config.findings import Finding, KeyPath, Place, Severity
-from gateway.config.load import Loaded
+from gateway.config.findings import Finding, KeyPath, Severity
+from gateway.config.load import Loaded, placed
 from gateway.config.models import PoolConfig
 from gateway.control.fetch import FetchError, Pages
 from gateway.pools.backend import Backend, configure, identify
@@ -179,21 +179,3 @@ def _windows(name: str, pool: PoolConfig, reached: list[_Visit]) -> Iterator[Rem
             f"requests above {windows[smallest]} tokens are refused; write auto",
             Severity.WARNING,
         )
-
-
-def placed(remark: Remark, loaded: Loaded, file: Path) -> Finding:
-    """Return a remark as a finding at its place in the file."""
-    origin = loaded.origin.get(remark.path)
-    place = origin.place if origin is not None else Place()
-    lines = file.read_text(encoding="utf-8").splitlines()
-    source = lines[place.line - 1] if origin is not None and place.line <= len(lines) else ""
-    return Finding(
-        remark.severity,
-        remark.code,
-        remark.message,
-        remark.hint,
-        str(file),
-        place,
-        remark.path,
-        source,
-    )

@@ -13,10 +13,15 @@ import threading
 import time
 
 import pytest
+from tokenizers import Tokenizer, models
 
 from gateway import __version__, cli
 from gateway.access.keys import KeyRing
+from gateway.config.load import load_config
 from gateway.config.schema import json_schema
+from gateway.control.fetch import Pages
+from gateway.core.errors import ConfigError
+from gateway.ingress.settings import settings_for
 from gateway.ops import verbs
 
 POOL = "pools: {m: {backends: [http://h:1]}}\n"
@@ -115,6 +120,7 @@ def test_a_bug_is_one_line_and_a_hint_and_a_traceback_only_when_asked(run, monke
 
 
 def test_check_is_quiet_about_a_good_file(run, file):
+    created(run, file)
     assert run("check", file) == (0, f"{file}: 0 errors, 0 warnings\n", "")
 
 
@@ -132,6 +138,66 @@ def test_check_exits_with_0_on_warnings(run, file):
     code, out, _ = run("check", file)
     assert code == 0
     assert "AUTHENTICATION IS OFF" in out
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    Tokenizer(models.BPE({"a": 0}, [])).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def served(file, word, what):
+    """Check what `serve` finds too: an error exactly where it refuses to start."""
+    with pytest.raises(ConfigError, match=word):
+        settings_for(load_config(file).config, Pages)
+    return f"{file}:{what}"
+
+
+def test_check_reads_the_tokenizers_that_serve_would_read(run, file, tokenizer):
+    created(run, file)
+    text = "pools:\n  m:\n    backends: [http://h:1]\n    tokenizer: tokenizer\n"
+    file.write_text(text)
+    assert run("check", file)[0] == 0
+    settings_for(load_config(file).config, Pages)
+    file.write_text(text.replace("tokenizer: tokenizer", "tokenizer: /nope"))
+    code, out, _ = run("check", file)
+    assert code == 3
+    assert served(file, "/nope", "4:16 error /nope/tokenizer.json: No such file") in out
+    file.write_text(text)
+    (tokenizer / "tokenizer.json").write_text("{")
+    code, out, _ = run("check", file)
+    assert code == 3
+    assert served(file, "tokenizer.json", f"4:16 error {tokenizer}/tokenizer.json: ") in out
+
+
+def test_check_reads_the_keys_file_that_serve_would_read(run, file):
+    file.write_text(POOL + "keys:\n  file: k.yaml\n")
+    created(run, file)
+    keys = file.parent / "k.yaml"
+    keys.write_text(keys.read_text().replace("tenant:", "tennant:"))
+    code, out, _ = run("check", file)
+    assert code == 3
+    assert served(file, "tennant", f"3:9 error {keys}:") in out
+    assert "unknown setting 'tennant'; did you mean tenant? [bad-keys]" in out
+    keys.write_text("keys: [oops")
+    assert run("check", file)[0] == 3
+
+
+def test_check_warns_of_keys_that_are_yet_to_be_made(run, file):
+    keys = file.parent / "keys.yaml"
+    code, out, _ = run("check", file)
+    assert code == 0
+    assert f"{file}:1:1 warning {keys}: No such file or directory; `serve` does not start" in out
+    assert f"`vllm-gateway keys create NAME -c {file}` makes it" in out
+    created(run, file)
+    (file.parent / "keys.yaml.pepper").unlink()
+    code, out, _ = run("check", file)
+    assert code == 0
+    assert f"{file}:1:1 warning {keys}.pepper: No such file or directory" in out
+    file.write_text(POOL + "keys: none\n")
+    assert run("check", file)[1] == f"{file}: 0 errors, 0 warnings\n"
 
 
 def test_check_for_programs_is_json_and_nothing_else(run, file):
@@ -571,11 +637,11 @@ def test_probing_compares_the_file_with_the_backends(run, tmp_path):
         file = tmp_path / "gw.yaml"
         file.write_text(
             f"pools:\n  m:\n    max_context: 32k\n    adapters: [sql, law]\n    backends: [{url}]\n"
-            f"  n:\n    served_model: n\n    backends: ['{url}', http://127.0.0.1:1]\n"
+            f"  n:\n    served_model: n\n    backends: ['{url}', http://127.0.0.1:1]\nkeys: none\n"
         )
         code, out, _ = run("check", file, "--probe", "-o", "json")
         told = [(each["line"], each["severity"], each["code"]) for each in json.loads(out)]
-        file.write_text(f"pools: {{m: {{backends: ['{url}']}}}}")
+        file.write_text(f"pools: {{m: {{backends: ['{url}']}}}}\nkeys: none")
         good = run("check", file, "--probe")
         sim.terminate()
     assert code == 3
@@ -594,7 +660,7 @@ def test_probing_reaches_a_socket_and_says_when_nobody_listens_there(run, tmp_pa
     where = tmp_path / "m.sock"
     options = ["--uds", str(where), "--model", "m"]
     file = tmp_path / "gw.yaml"
-    file.write_text(f"pools: {{m: {{backends: ['unix:{where}']}}}}")
+    file.write_text(f"pools: {{m: {{backends: ['unix:{where}']}}}}\nkeys: none")
     with subprocess.Popen([script, "sim", *options], stderr=subprocess.PIPE, text=True) as sim:
         assert sim.stderr is not None
         assert sim.stderr.readline().split()[-1] == f"unix:{where}"

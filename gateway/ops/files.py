@@ -1,0 +1,70 @@
+"""`check`: the files that the settings name, read as `serve` would read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from gateway.config.check import Remark
+from gateway.config.findings import Finding, KeyPath, Severity
+from gateway.config.load import Loaded, placed
+from gateway.core.errors import ConfigError
+
+
+def file_findings(loaded: Loaded, file: Path) -> list[Finding]:
+    """Return what is wrong with the keys file and the tokenizers, at the settings that name them.
+
+    The pepper is a secret, and not read. A keys file that cannot be opened, or has no pepper, is a
+    warning: a file is checked before the first key is made, and in places that hold no keys.
+    """
+    remarks: list[Remark] = []
+    if loaded.config.keys is not None:
+        remarks += _keys(loaded.config.keys.file, file)
+    for name, pool in loaded.config.pools.items():
+        if pool.tokenizer is not None:
+            remarks += _tokenizer(("pools", name, "tokenizer"), pool.tokenizer)
+    return [placed(remark, loaded, file) for remark in remarks]
+
+
+def _keys(path: Path, file: Path) -> Iterator[Remark]:
+    from gateway.access.keyfile import pepper_path, read_records
+
+    where: KeyPath = ("keys", "file")
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        yield Remark(
+            where,
+            "keys-missing",
+            f"{path}: {error.strerror}; `serve` does not start without it",
+            f"`vllm-gateway keys create NAME -c {file}` makes it",
+            Severity.WARNING,
+        )
+        return
+    try:
+        if read_records(path):
+            pepper_path(path).stat()
+    except ConfigError as error:
+        yield from _unusable(where, "bad-keys", error)
+    except OSError as error:
+        yield Remark(
+            where,
+            "keys-missing",
+            f"{pepper_path(path)}: {error.strerror}; `serve` does not start without it",
+            "it is made with the first key, and belongs beside the keys file",
+            Severity.WARNING,
+        )
+
+
+def _tokenizer(where: KeyPath, folder: Path) -> Iterator[Remark]:
+    from gateway.access.tokens import LocalCounter
+
+    try:
+        LocalCounter(folder, deadline_s=0.0)
+    except ConfigError as error:
+        yield from _unusable(where, "bad-tokenizer", error)
+
+
+def _unusable(where: KeyPath, code: str, error: ConfigError) -> Iterator[Remark]:
+    for finding in error.findings:
+        yield Remark(where, code, finding.replace(": error: ", ": ", 1))
