@@ -16,7 +16,7 @@ import gc
 import hashlib
 import logging
 import signal
-import sys
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,7 +38,7 @@ from gateway.core.aio import Clock, SystemClock, periodic
 from gateway.core.errors import ConfigError
 from gateway.ingress.drain import drain
 from gateway.ingress.handler import Handler, Settings
-from gateway.ingress.listener import Server, bind, plain_server, port_of, public_server
+from gateway.ingress.listener import Server, bind_both, plain_server, port_of, public_server
 from gateway.ingress.routes import Readiness, public_app
 from gateway.ingress.server import ClientLimits, Ingress
 from gateway.ingress.settings import settings_for
@@ -58,8 +58,6 @@ from gateway.upstream.relay import TICK_S
 log = logging.getLogger("gateway.app")
 Supervise = Callable[[PoolTable, Clock, SharedStore, Config], Supervisor]
 
-EXIT_OK: Final = 0
-EXIT_FAILURE: Final = 1
 # Young collections are rare: the request path makes no reference cycles, so there is little to find.
 _GC_THRESHOLDS: Final = (50_000, 20, 100)
 # A stalled stream holds its write buffer, one read (twice the receive buffer), and copies of both.
@@ -197,32 +195,31 @@ def build(
     )  # fmt: skip
 
 
-def serve(path: Path) -> int:
-    """Run the gateway until it is told to stop; the process's exit code.
+def serve(path: Path) -> None:
+    """Run the gateway until it is told to stop.
 
     Raises:
         ConfigError: the configuration cannot be used.
+        OSError: an address to listen on cannot be had; its `filename` is the address.
     """
     loaded = load_config(path)
     process = build(loaded, path, set_up_logging(loaded.config.log))
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            handle_signals(runner.get_loop(), process)
-            runner.run(run(process))
-    except OSError as error:
-        print(f"vllm-gateway: {error.strerror or error}: {loaded.config.listen}", file=sys.stderr)  # noqa: T201
-        return EXIT_FAILURE
-    return EXIT_OK
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        handle_signals(runner.get_loop(), process)
+        runner.run(run(process))
 
 
-async def run(process: Process) -> None:
+async def run(process: Process, sockets: tuple[socket.socket, socket.socket] | None = None) -> None:
     """Serve until `process.stopping`, then drain; everything is closed when this returns.
 
+    `sockets` are those of `bind_both`, which is called when there are none.
+
+    Raises:
+        OSError: an address to listen on cannot be had.
     Cancel: stops without draining.
     """
     config = process.config
-    public_socket = bind(config.listen)
-    admin_socket = bind(config.admin.listen)
+    public_socket, admin_socket = sockets or bind_both(config)
     process.public_port, process.admin_port = port_of(public_socket), port_of(admin_socket)
     public = public_server(
         public_app(

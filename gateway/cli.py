@@ -67,7 +67,7 @@ def serve(config: ConfigFile = DEFAULT_FILE) -> None:
     usable(config)  # with source lines; the server itself would log one line each
     from gateway.app import serve as run
 
-    raise typer.Exit(run(config))
+    run(config)
 
 
 @app.command(epilog="Example: vllm-gateway demo --traffic --fault stall_after:5")
@@ -86,7 +86,7 @@ def demo(
         _known_faults([fault])
     from gateway.demo import demo as run
 
-    raise typer.Exit(run(port=port, admin_port=admin_port, traffic=traffic, fault=fault))
+    run(port=port, admin_port=admin_port, traffic=traffic, fault=fault)
 
 
 @app.command(epilog="Example: vllm-gateway sim --port 8001 --model qwen3-8b --adapter sql")

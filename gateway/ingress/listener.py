@@ -14,7 +14,8 @@ from typing import Any, Final
 import uvicorn
 from starlette.types import ASGIApp
 
-from gateway.config.models import Listen
+from gateway.config.models import Config
+from gateway.config.units import Listen
 from gateway.ingress.server import GatewayProtocol, Ingress
 
 _BACKLOG: Final = 4096  # connections the kernel holds while the loop is busy
@@ -29,7 +30,7 @@ def bind(where: Listen) -> socket.socket:
     """Bind and listen on a TCP address or a UNIX path; a stale socket file is taken over.
 
     Raises:
-        OSError: the address is taken, or not ours.
+        OSError: the address is taken, or not ours; its `filename` is the address.
     """
     if where.unix is not None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -45,10 +46,24 @@ def bind(where: Listen) -> socket.socket:
         listener.bind(address)
         listener.listen(_BACKLOG)
         listener.setblocking(False)
-    except OSError:
+    except OSError as error:
         listener.close()
-        raise
+        raise OSError(error.errno, error.strerror or str(error), str(where)) from error
     return listener
+
+
+def bind_both(config: Config) -> tuple[socket.socket, socket.socket]:
+    """Bind the public and the admin listener, or neither.
+
+    Raises:
+        OSError: as `bind`.
+    """
+    public = bind(config.listen)
+    try:
+        return public, bind(config.admin.listen)
+    except OSError:
+        public.close()
+        raise
 
 
 def port_of(listener: socket.socket) -> int:
