@@ -17,7 +17,9 @@ import uvloop
 from gateway.access import keys
 from gateway.app import Process, build, handle_signals, run
 from gateway.config.load import load_config
+from gateway.ingress.listener import bind_both
 from gateway.observe.outlet import Outlet
+from gateway.ops.console import VerbError
 from gateway.sim.server import SimConfig, SimServer
 
 MODEL: Final = "qwen3-8b"
@@ -54,15 +56,15 @@ vllm-gateway demo: {backends} simulated vLLM backends, no GPU needed. Ctrl-C end
 
 def demo(
     *, port: int = 8080, admin_port: int = 9090, traffic: bool = False, fault: str | None = None
-) -> int:
-    """Run the demo until Ctrl-C. A port of 0 takes a free one; so does a port that is taken.
+) -> None:
+    """Run the demo until Ctrl-C. A port of 0 takes a free one.
 
     Raises:
         ValueError: `fault` is not the name of a fault of the simulator.
+        VerbError: a port is taken.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_demo(port, admin_port, traffic, fault))
-    return 0
 
 
 async def _demo(port: int, admin_port: int, traffic: bool, fault: str | None) -> None:
@@ -81,8 +83,13 @@ async def _demo(port: int, admin_port: int, traffic: bool, fault: str | None) ->
             key = keys.create(Path(folder, "keys.yaml"), name="demo").key
             process = build(load_config(path), path, Outlet())
             handle_signals(asyncio.get_running_loop(), process)
+            try:
+                sockets = bind_both(process.config)
+            except OSError as error:
+                taken = f"{error.filename}: {error.strerror}"
+                raise VerbError(taken, "try --port 0 --admin-port 0") from error
             async with asyncio.TaskGroup() as group:
-                serving = group.create_task(run(process), name="gateway")
+                serving = group.create_task(run(process, sockets), name="gateway")
                 await process.listening.wait()
                 await _all_known(process)
                 print(_banner(process, key, len(sims)), flush=True)

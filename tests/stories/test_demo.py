@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -43,3 +44,36 @@ def test_the_demo_prints_a_url_and_a_key_that_work_and_ends_at_once(flags):
         out, err = demo.communicate(timeout=15)
     assert demo.returncode == 0, err
     assert "Traceback" not in err
+
+
+@pytest.fixture
+def taken():
+    """A port that somebody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield str(listener.getsockname()[1])
+
+
+@pytest.mark.parametrize("busy", ["public", "admin"])
+def test_a_taken_port_is_named_with_a_way_out(taken, busy):
+    ports = {"public": [taken, "0"], "admin": ["0", taken]}[busy]
+    words = [COMMAND, "demo", "--port", ports[0], "--admin-port", ports[1]]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr.splitlines() == [
+        f"vllm-gateway: 127.0.0.1:{taken}: Address already in use",
+        "  hint: try --port 0 --admin-port 0",
+    ]
+
+
+@pytest.mark.parametrize("busy", ["public", "admin"])
+def test_serve_names_the_address_that_is_taken(taken, busy, tmp_path):
+    ports = {"public": [taken, "0"], "admin": ["0", taken]}[busy]
+    file = tmp_path / "gw.yaml"
+    file.write_text(
+        "keys: none\npools: {m: {backends: [http://127.0.0.1:1]}}\n"
+        f"listen: 127.0.0.1:{ports[0]}\nadmin: {{listen: 127.0.0.1:{ports[1]}}}\n"
+    )
+    words = [COMMAND, "serve", "-c", str(file)]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr == f"vllm-gateway: 127.0.0.1:{taken}: Address already in use\n"
