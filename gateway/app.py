@@ -71,6 +71,7 @@ class Process:
     """Everything one gateway process is made of. Build with `build`, run with `run`."""
 
     path: Path
+    started: Config  # the configuration it began with
     loaded: Loaded
     clock: Clock
     table: PoolTable
@@ -190,7 +191,7 @@ def build(
     supervisor.events.on_event.append(ledger.event)
     ledger.on_posted.append(supervisor.ended)
     return Process(
-        path, loaded, clock, table, client, metrics, outlet, ledger, ingress, handler, watchers,
+        path, config, loaded, clock, table, client, metrics, outlet, ledger, ingress, handler, watchers,
         supervisor, Keeper(table, clock, supervisor.events, config.pools),
     )  # fmt: skip
 
@@ -412,7 +413,7 @@ def _swap(process: Process, loaded: Loaded, settings: Settings) -> None:
     """Put a configuration in the place of the one in force."""
     for warning in loaded.warnings:
         log.warning(str(warning), extra={"event": "config_warning"})
-    effect = diff(process.config, loaded.config)
+    effect = diff(process.config, loaded.config, started=process.started)
     process.loaded = loaded
     process.handler.settings.counters.close()
     process.handler.settings = settings

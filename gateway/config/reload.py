@@ -49,14 +49,19 @@ class Effect:
         return bool(self.sentences)
 
 
-def diff(old: Config, new: Config) -> Effect:
-    """Return what changes from `old` to `new`; nothing when they are equal."""
-    if old == new:
+def diff(old: Config, new: Config, *, started: Config | None = None) -> Effect:
+    """Return what changes from `old` to `new`; nothing when they are equal.
+
+    What needs a restart is the difference from `started`, the configuration that the process began
+    with and still has of those settings; from `old` when it is not given.
+    """
+    since_start = dict(_changes(started or old, new, skip={"pools"}))
+    restart = {name: change for name, change in since_start.items() if _needs_restart(name)}
+    if old == new and not restart:
         return Effect(unchanged_pools=tuple(new.pools))
     settings = dict(_changes(old, new, skip={"pools"}))
-    restart = tuple(name for name in settings if _needs_restart(name))
     sentences = []
-    live = {name: change for name, change in settings.items() if name not in restart}
+    live = {name: change for name, change in settings.items() if not _needs_restart(name)}
     if live:
         sentences.append(_list(live))
     unchanged: list[str] = []
@@ -75,8 +80,7 @@ def diff(old: Config, new: Config) -> Effect:
     if drained:
         sentences.append(f"will drain {', '.join(drained)}")
     if restart:
-        needing = {name: settings[name] for name in restart}
-        sentences.append(f"needs a restart: {_list(needing)}")
+        sentences.append(f"needs a restart: {_list(restart)}")
     return Effect(
         sentences=tuple(sentences),
         added_pools=tuple(name for name in new.pools if name not in old.pools),
@@ -85,7 +89,7 @@ def diff(old: Config, new: Config) -> Effect:
         unchanged_pools=tuple(unchanged),
         added_backends=_missing(new.pools, old.pools),
         drained=drained,
-        needs_restart=restart,
+        needs_restart=tuple(restart),
     )
 
 

@@ -115,6 +115,20 @@ async def test_a_reload_reads_the_keys_again_only_where_they_changed():
 
 
 @story
+async def test_a_reload_back_to_the_address_it_listens_on_asks_for_no_restart(caplog):
+    caplog.set_level("INFO", "gateway.app")
+    async with gateway(FAST) as world:
+        text = world.path.read_text()
+        moved = text.replace("listen: 127.0.0.1:0\n", "listen: 127.0.0.1:28081\n", 1)
+        for each in (moved, moved, text):
+            world.path.write_text(each)
+            assert await reload(world.process)
+    told = [each.effect for each in caplog.records if each.getMessage() == "configuration reloaded"]
+    restart = "needs a restart: listen 127.0.0.1:0 -> 127.0.0.1:28081"
+    assert told == [(restart,), (restart,), ()]
+
+
+@story
 async def test_draining_refuses_new_work_and_lets_streams_finish():
     async with gateway(SLOW, extra="", pools=None) as world:
         async with asyncio.TaskGroup() as group:

@@ -149,3 +149,21 @@ def test_every_pool_and_backend_is_accounted_for(old, new):
     assert set(effect.drained) == {name for name, _ in servers(old) - servers(new)}
     for name in effect.unchanged_pools:
         assert old.pools[name] == new.pools[name]
+
+
+def test_what_needs_a_restart_is_told_against_what_the_process_started_with():
+    def at(port, more=""):
+        return pools(more=f"listen: 127.0.0.1:{port}\n{more}")
+
+    started, moved = at(28080), at(28081)
+    told = "needs a restart: listen 127.0.0.1:28080 -> 127.0.0.1:28081"
+    assert diff(started, moved, started=started).sentences == (told,)
+    # It stays to be told until the restart, whatever else a reload changes.
+    assert diff(moved, moved, started=started).sentences == (told,)
+    longer = at(28081, "timeouts: {stall: 50s}")
+    effect = diff(moved, longer, started=started)
+    assert effect.sentences == ("timeouts.stall 45s -> 50s", told)
+    assert effect.needs_restart == ("listen",)
+    # Back at the start: nothing is left to do.
+    assert not diff(moved, started, started=started)
+    assert diff(moved, started, started=started).needs_restart == ()
