@@ -178,8 +178,10 @@ def _record(where: _Where, nodes: Any, index: int, node: object) -> KeyRecord | 
 def _matching(pattern: re.Pattern[str], what: str) -> Callable[[object], str]:
     def parse(value: object) -> str:
         # YAML reads an all-digit id as a number, and drops a leading zero from none that is quoted.
-        if not isinstance(value, str) or not pattern.fullmatch(value):
-            raise ValueError(f"expected {what} in quotes")
+        if not isinstance(value, str):
+            raise ValueError(f"expected {what}, in quotes")
+        if not pattern.fullmatch(value):
+            raise ValueError(f"expected {what}")
         return value
 
     return parse
@@ -198,7 +200,8 @@ def _number(value: object) -> int:
     return value
 
 
-def _limit(value: object) -> int:
+def read_limit(value: object) -> int:
+    """Return the tokens of `4096` or `32k`; ValueError when that is none, or nothing."""
     tokens = parse_tokens(value)
     if tokens < 1:
         raise ValueError("must be at least 1")
@@ -216,16 +219,19 @@ def _time(value: object) -> float:
     return (value if value.tzinfo is not None else value.replace(tzinfo=UTC)).timestamp()
 
 
-_text = _matching(re.compile(r"[^\x00-\x1f\x7f]{1,128}"), "a short text")
+# Of a key's name and tenant; ValueError for another. A surrogate is an argument that was not UTF-8.
+read_name = _matching(
+    re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,128}"), "a text of 1 to 128 characters on one line"
+)
 
 _FIELDS: Final[Mapping[str, tuple[str, Callable[[object], object]]]] = {
     "id": ("id", _matching(_ID, "8 small letters or digits")),
-    "name": ("name", _text),
-    "tenant": ("tenant", _text),
+    "name": ("name", read_name),
+    "tenant": ("tenant", read_name),
     "digest": ("digest", lambda value: bytes.fromhex(_matching(_DIGEST, "64 hex digits")(value))),
     "models": ("models", _words),
-    "max_context": ("max_context_tokens", _limit),
-    "max_output": ("max_output_tokens", _limit),
+    "max_context": ("max_context_tokens", read_limit),
+    "max_output": ("max_output_tokens", read_limit),
     "priority": ("priority", _number),
     "created": ("created_s", _time),
     "expires": ("expires_s", _time),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
 
@@ -16,7 +16,8 @@ from gateway.ops.verbs import AsTable, group
 if TYPE_CHECKING:
     from gateway.access.keys import CreatedKey
 
-Number = TypeVar("Number", int, float)
+Value = TypeVar("Value", int, float, str)
+_LONGEST_S: Final = 36_500 * 86_400.0  # the file can write no time after the year 9999
 
 keys_app = group("Create, list, revoke and rotate API keys. Only hashes are kept.")
 
@@ -41,17 +42,21 @@ def keys_create(  # noqa: PLR0913 - the options of a verb
 ) -> None:
     """Create a key and print it, this once. Makes the keys file if there is none."""
     from gateway.access import keys
-    from gateway.config.units import parse_duration, parse_tokens
+    from gateway.access.records import read_limit, read_name
 
+    if models and not all(each.strip() for each in models):
+        hint = "leave it out for a key that may use all"
+        raise VerbError("--models: an empty glob fits no model", hint, Exit.USAGE)
+    _option("NAME", read_name, name)
     created = keys.create(
         _keys_file(config),
         name=name,
-        tenant=tenant,
+        tenant=_option("--tenant", read_name, tenant or None),
         priority=priority,
         models=tuple(models or ("*",)),
-        max_context_tokens=_option("--max-context", parse_tokens, max_context),
-        max_output_tokens=_option("--max-output", parse_tokens, max_output),
-        expires_in_s=_option("--expires", parse_duration, expires),
+        max_context_tokens=_option("--max-context", read_limit, max_context),
+        max_output_tokens=_option("--max-output", read_limit, max_output),
+        expires_in_s=_option("--expires", _lifetime, expires),
     )
     _print_key(created, output)
 
@@ -90,10 +95,9 @@ def keys_rotate(
 ) -> None:
     """Create a key with the same settings; the old one ends after the grace."""
     from gateway.access import keys
-    from gateway.config.units import parse_duration
 
     file = _keys_file(config, key_id)
-    grace_s = _option("--grace", parse_duration, grace)
+    grace_s = _option("--grace", _span, grace)
     _print_key(keys.rotate(file, key_id, grace_s or 0.0), output)
 
 
@@ -117,7 +121,23 @@ def _keys_file(config: Path, key_id: str = "") -> Path:
     return file
 
 
-def _option(name: str, parse: Callable[[object], Number], text: str | None) -> Number | None:
+def _span(text: object) -> float:
+    from gateway.config.units import parse_duration
+
+    seconds = parse_duration(text)
+    if seconds > _LONGEST_S:
+        raise ValueError("must be at most 36500d, a hundred years")
+    return seconds
+
+
+def _lifetime(text: object) -> float:
+    seconds = _span(text)
+    if seconds < 1.0:  # the file counts in seconds
+        raise ValueError("must be at least 1s: the key would never work")
+    return seconds
+
+
+def _option(name: str, parse: Callable[[object], Value], text: str | None) -> Value | None:
     try:
         return None if text is None else parse(text)
     except ValueError as error:

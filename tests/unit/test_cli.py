@@ -299,6 +299,39 @@ def test_a_limit_that_cannot_be_read_is_a_usage_error(run, file, option, value, 
     assert option in err
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["ci", "--expires", "99999999d"], "--expires: must be at most 36500d, a hundred years"),
+        (["ci", "--expires", "0s"], "--expires: must be at least 1s: the key would never work"),
+        (["ci", "--models", ""], "--models: an empty glob fits no model"),
+        (["ci", "--models", "a", "--models", " "], "--models: an empty glob fits no model"),
+        (["ci", "--max-context", "0"], "--max-context: must be at least 1"),
+        (["ci", "--max-output", "0"], "--max-output: must be at least 1"),
+        (
+            ["ci", "--tenant", "t" * 129],
+            "--tenant: expected a text of 1 to 128 characters on one line",
+        ),
+        ([""], "NAME: expected a text of 1 to 128 characters on one line"),
+        (["\udcff"], "NAME: expected a text of 1 to 128 characters on one line"),
+        (["two\nlines"], "NAME: expected a text of 1 to 128 characters on one line"),
+    ],
+)
+def test_a_key_that_could_not_be_is_a_usage_error_and_changes_nothing(run, file, words, told):
+    code, out, err = run("keys", "create", *words, "-c", file)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"vllm-gateway: {told}")
+    assert not (file.parent / "keys.yaml").exists()
+
+
+def test_a_grace_without_end_is_a_usage_error(run, file):
+    old = created(run, file)
+    code, out, err = run("keys", "rotate", old["id"], "-c", file, "--grace", "99999999d")
+    assert (code, out) == (2, "")
+    assert err == "vllm-gateway: --grace: must be at most 36500d, a hundred years\n"
+    assert run("keys", "rotate", old["id"], "-c", file, "--grace", "0s")[0] == 0
+
+
 def test_keys_can_be_made_for_a_file_that_is_wrong_elsewhere(run, file):
     file.write_text(POOL + "keys: {file: k.yaml}\nadmin: {token: '${UNSET}'}\n")
     created(run, file)
