@@ -2,13 +2,16 @@
 
     bound    free: says yes when the bytes alone prove it, and nothing otherwise
     settle   with the counted prompt: yes, no, or yes with less output
-    unsettled  when nobody could count: the backend decides
+    unsettled  when nobody could count: the backend decides, where the window is its own
 
 Bytes can prove that a prompt fits, since no tokenizer makes more tokens than there are bytes. They
 cannot prove that it does not: a body may hold what never reaches the prompt, and a chat template
 may leave out what does (Qwen3 drops earlier reasoning, Llama 3 trims). So only a count refuses.
 
-The window is the route's, or the caller's `max_context_tokens` where that is smaller.
+The window is the route's, or the caller's `max_context_tokens` where that is smaller. One that is
+smaller than the engine's own (a pool's `max_context`, a key's) is held by nobody else: then a
+prompt that the engine would cut is checked as any other, and one that nobody could count is refused
+unless its size shows that it fits.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from typing import Final, NoReturn
 
 from gateway.config.models import OverflowPolicy
 from gateway.core.errors import ContextLengthExceeded, RequestError
-from gateway.core.types import Call, Caller, Demand, Endpoint
+from gateway.core.types import Call, Caller, Demand, Endpoint, Route
+from gateway.wire.vllm import cut_tokens, prompt_bytes
 
 # What a chat template may add by itself: role marks, a default system prompt, the preamble of the
 # tools. The longest default system prompts in use (Mistral's, Devstral's) are about that long; the
@@ -43,36 +47,32 @@ _PROMPT_FIELD: Final = {
 }
 
 
-def bound(call: Call, *, window_tokens: int | None, caller: Caller) -> Demand | None:
+def bound(call: Call, *, route: Route, caller: Caller) -> Demand | None:
     """Return the demand when it surely fits, or when no count can say more; None when one can.
 
     Raises:
         RequestError: more output is asked for than the caller may have (400).
         ContextLengthExceeded: a prompt given as token ids is too long whatever the output (400).
     """
-    ids, endpoint = call.prompt_token_ids, call.endpoint
-    window = _window(window_tokens, caller)
-    unchecked = call.truncates_prompt or endpoint not in _CHECKED
-    if window is None or unchecked or (ids is None and call.text_bytes is None):
-        return unsettled(call, window_tokens=window_tokens, caller=caller)
-    generates = endpoint in _GENERATES
-    if ids is not None and ids + generates > window:
-        _too_long(call, ids, window_tokens, caller)
+    window = _window(route, caller)
+    if window is None or _is_engines(call, window, route):
+        return _unchecked(call, window, caller)
+    ids, generates = call.prompt_token_ids, call.endpoint in _GENERATES
+    if ids is None and call.text_bytes is None:
+        return None
+    most = _cut(call, ids if ids is not None else (call.text_bytes or 0) + _overhead(call))
+    if ids is not None and most + generates > window:
+        _too_long(call, Demand(most, exact=True), route, caller)
     output = _output_tokens(call, caller)
-    most = ids if ids is not None else (call.text_bytes or 0) + _overhead(call)
+    room = window - most
     # Nothing stated: whatever the window leaves is the output, but there must be some.
-    if most + (output or 1) * generates <= window:
+    if (output or 1) * generates <= room:
         return Demand(most, exact=ids is not None, max_new_tokens=output)
     return None
 
 
 def settle(
-    call: Call,
-    prompt_tokens: int,
-    *,
-    window_tokens: int | None,
-    caller: Caller,
-    policy: OverflowPolicy,
+    call: Call, prompt_tokens: int, *, route: Route, caller: Caller, policy: OverflowPolicy
 ) -> Demand:
     """Return the demand of a prompt of exactly `prompt_tokens` (of the longest, if there are more).
 
@@ -80,44 +80,85 @@ def settle(
         RequestError: more output is asked for than the caller may have (400).
         ContextLengthExceeded: it does not fit, or the policy does not let its output shrink (400).
     """
+    window = _window(route, caller)
     output = _output_tokens(call, caller)
-    window = _window(window_tokens, caller)
-    if window is None or call.truncates_prompt:
+    if window is None or (call.truncates_prompt and not _is_ours(window, route)):
         return Demand(prompt_tokens, not call.truncates_prompt, output)
-    if call.endpoint not in _GENERATES:
-        if call.endpoint in _READS and prompt_tokens > window:
-            _too_long(call, prompt_tokens, window_tokens, caller)
-        return Demand(prompt_tokens, exact=True, max_new_tokens=output)
-    room = window - prompt_tokens
-    if room < 1:
-        _too_long(call, prompt_tokens, window_tokens, caller)
-    if output is not None and output > room:
-        if _states_output(call) and policy is OverflowPolicy.REJECT:
-            _too_long(call, prompt_tokens, window_tokens, caller)
-        output = room
-    return Demand(prompt_tokens, exact=True, max_new_tokens=output)
+    demand = Demand(_cut(call, prompt_tokens), exact=True, max_new_tokens=output)
+    return _fitted(call, demand, route, caller, policy)
 
 
-def unsettled(call: Call, *, window_tokens: int | None, caller: Caller) -> Demand:
+def unsettled(call: Call, *, route: Route, caller: Caller, policy: OverflowPolicy) -> Demand:
     """Return the demand of a prompt that nobody counted; the caller's output limit still holds.
+
+    A window that nobody else holds is held by the size of the prompt's text. What the template adds
+    is not in it, and no image: their tokens are known to the engine alone.
 
     Raises:
         RequestError: more output is asked for than the caller may have (400).
+        ContextLengthExceeded: it may be too long for a window that is smaller than the engine's (400).
     """
+    window = _window(route, caller)
+    if window is None or not _is_ours(window, route) or call.endpoint not in _CHECKED:
+        return _unchecked(call, window, caller)
+    ids = call.prompt_token_ids
+    most = _cut(call, ids if ids is not None else prompt_bytes(call))
+    demand = Demand(most, ids is not None, _output_tokens(call, caller))
+    return _fitted(call, demand, route, caller, policy)
+
+
+def _fitted(
+    call: Call, demand: Demand, route: Route, caller: Caller, policy: OverflowPolicy
+) -> Demand:
+    """Return the demand as it fits, its output shrunk where that may be; raise where it does not."""
+    window = _window(route, caller) or 0
+    room, output = window - demand.prompt_tokens, demand.max_new_tokens
+    if call.endpoint not in _GENERATES:
+        if call.endpoint in _READS and room < 0:
+            _too_long(call, demand, route, caller)
+        return demand
+    if room < 1:
+        _too_long(call, demand, route, caller)
+    if output is not None and output > room:
+        if _states_output(call) and policy is OverflowPolicy.REJECT:
+            _too_long(call, demand, route, caller)
+        output = room
+    return Demand(demand.prompt_tokens, demand.exact, output)
+
+
+def _unchecked(call: Call, window: int | None, caller: Caller) -> Demand:
+    """Return the demand of what the engine will decide."""
     output = _output_tokens(call, caller)
     if call.prompt_token_ids is not None:
         return Demand(call.prompt_token_ids, not call.truncates_prompt, output)
     size = len(call.body) if call.text_bytes is None else call.text_bytes + _overhead(call)
-    window = _window(window_tokens, caller)
     return Demand(size if window is None else min(size, window), False, output)
 
 
-def _window(window_tokens: int | None, caller: Caller) -> int | None:
+def _window(route: Route, caller: Caller) -> int | None:
     """Return the smaller of the route's window and the caller's."""
-    own = caller.max_context_tokens
-    if window_tokens is None or own is None:
-        return own if window_tokens is None else window_tokens
-    return min(window_tokens, own)
+    window, own = route.window_tokens, caller.max_context_tokens
+    if window is None or own is None:
+        return own if window is None else window
+    return min(window, own)
+
+
+def _is_ours(window: int, route: Route) -> bool:
+    """Whether a window is smaller than the engines' own, so that nobody but the gateway holds it."""
+    return route.engine_tokens is None or window < route.engine_tokens
+
+
+def _is_engines(call: Call, window: int, route: Route) -> bool:
+    """Whether the check is the engine's alone: it cuts, it knows its images, it has no window."""
+    measured = call.prompt_token_ids is not None or call.text_bytes is not None
+    checkable = measured and not call.truncates_prompt
+    return call.endpoint not in _CHECKED or not (checkable or _is_ours(window, route))
+
+
+def _cut(call: Call, prompt_tokens: int) -> int:
+    """Return what the engine leaves of a prompt of so many tokens."""
+    kept = cut_tokens(call) if call.truncates_prompt else None
+    return prompt_tokens if kept is None else min(prompt_tokens, kept)
 
 
 def _overhead(call: Call) -> int:
@@ -147,33 +188,39 @@ def _output_tokens(call: Call, caller: Caller) -> int | None:
     )
 
 
-def _too_long(call: Call, prompt: int, window_tokens: int | None, caller: Caller) -> NoReturn:
+def _too_long(call: Call, demand: Demand, route: Route, caller: Caller) -> NoReturn:
     """Refuse with the numbers, in the words by which the endpoint's clients know this error."""
-    window = _window(window_tokens, caller) or 0
-    field = _PROMPT_FIELD[call.endpoint]
+    window = _window(route, caller) or 0
+    prompt = demand.prompt_tokens
     output = call.max_new_tokens if _states_output(call) else None
     if prompt + (call.endpoint in _GENERATES) > window:
         output = None  # the prompt alone is too long: less output would not help
-    message = _wording(call, prompt, output, window)
+    message = _wording(call, demand, output, window)
+    if not demand.exact:
+        message += " The prompt could not be counted exactly; it is judged by its size."
     if output is not None:
         message += f" At most {window - prompt} tokens of completion fit beside this prompt."
-    if window != window_tokens:
+    if window != route.window_tokens:
         message += f" The limit of {window} tokens is that of your API key."
-    raise ContextLengthExceeded(message, param=field)
+    raise ContextLengthExceeded(message, param=_PROMPT_FIELD[call.endpoint])
 
 
-def _wording(call: Call, prompt: int, output: int | None, window: int) -> str:
-    field = _PROMPT_FIELD[call.endpoint]
+def _wording(call: Call, demand: Demand, output: int | None, window: int) -> str:
+    field, prompt = _PROMPT_FIELD[call.endpoint], demand.prompt_tokens
+    most = "" if demand.exact else "up to "
     if call.endpoint is Endpoint.MESSAGES:
         if output is None:
-            return f"prompt is too long: {prompt} tokens > {window} maximum"
+            return f"prompt is too long: {most}{prompt} tokens > {window} maximum"
         return (
-            f"input length and `max_tokens` exceed context limit: {prompt} + {output} > {window}, "
-            "decrease input length or `max_tokens` and try again."
+            f"input length and `max_tokens` exceed context limit: {most}{prompt} + {output} > "
+            f"{window}, decrease input length or `max_tokens` and try again."
         )
-    numbers = f"{prompt} tokens"
+    numbers = f"{most}{prompt} tokens"
     if output is not None:
-        numbers = f"{prompt + output} tokens ({prompt} in the {field}, {output} in the completion)"
+        numbers = (
+            f"{most}{prompt + output} tokens "
+            f"({most}{prompt} in the {field}, {output} in the completion)"
+        )
     advice = f"Please reduce the length of the {field}{' or completion' if output else ''}."
     if call.endpoint is Endpoint.RESPONSES:
         return (

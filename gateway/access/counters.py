@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gateway.access.tokens import Asker, BackendCounter, LocalCounter
+from gateway.access.tokens import Asker, BackendCounter, LocalCounter, as_chat
 from gateway.config.models import PoolConfig
-from gateway.core.types import Call, Route
+from gateway.core.types import Call, Endpoint, Route
 from gateway.pools.table import Backend
 
 
@@ -46,9 +46,12 @@ class PromptCounters:
 
         `backends` are those that serve now; the least busy one is asked. Cancel: nothing is held.
         """
+        chat = as_chat(call) if call.endpoint is Endpoint.RESPONSES else call
+        if chat is None:
+            return None
         local = self._local.get(route.pool)
         if local is not None:
-            tokens = await local.count(call, route.served_model, window_tokens=route.window_tokens)
+            tokens = await local.count(chat, route.served_model, window_tokens=route.window_tokens)
             if tokens is not None:
                 return tokens
         if not backends:
@@ -59,7 +62,7 @@ class PromptCounters:
             counter = self._remote[asked] = BackendCounter(
                 self._open_asker(asked), deadline_s=self._deadline_s
             )
-        return await counter.count(call, asked.served_name(route))
+        return await counter.count(chat, asked.served_name(route))
 
     def close(self) -> None:
         """Drop the connections to backends; a count that is under way comes to its end."""

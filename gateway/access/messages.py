@@ -204,3 +204,120 @@ def developer_as_system(messages: list[Json]) -> list[Json]:
 
 def _joined(content: str | list[Json]) -> str:
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+# --- Responses: the chat that one is rendered as (0.32, openai/responses/utils.py) ----------------
+
+
+def chat_of_response(request: Json) -> Json:
+    """Return the chat request that has the prompt of a Responses request.
+
+    A template that writes out whole tool calls sees their fields in another order: a token or so
+    for each call may be the difference.
+
+    Raises:
+        Unmodelled: it holds items or tools whose rendering is the engine's own.
+    """
+    instructions, items = request.get("instructions"), request.get("input")
+    messages: list[Json] = []
+    if instructions:
+        messages.append({"role": "system", "content": instructions})
+    if isinstance(items, str):
+        messages.append({"role": "user", "content": items})
+        items = []
+    if not isinstance(items, list) or not all(isinstance(each, dict) for each in items):
+        raise Unmodelled("an input that is neither text nor items")
+    for item in items:
+        _add_item(messages, item)
+    # Unlike in a chat, the tokenizer adds its own begin mark to what the template wrote.
+    chat: Json = {"messages": messages, "add_special_tokens": True}
+    if items and _is_partial(items[-1]):
+        chat |= {"continue_final_message": True, "add_generation_prompt": False}
+    tools = request.get("tools")
+    if tools:
+        chat |= {"tools": _flat_tools(tools), "tool_choice": request.get("tool_choice")}
+    return chat | _template_arguments(request)
+
+
+def _add_item(messages: list[Json], item: Json) -> None:
+    """Add an item's message; an assistant's reasoning, text and calls in a row are one message."""
+    kind, role = item.get("type") or "message", item.get("role")
+    if kind == "function_call":
+        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        if item.get("namespace"):
+            raise Unmodelled("a tool with a namespace")
+        last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
+        if last is None:
+            messages.append({"role": "assistant", "tool_calls": [call]})
+        else:
+            last.setdefault("tool_calls", []).append(call)
+    elif kind == "function_call_output":
+        output, call_id = item.get("output"), item.get("call_id")
+        messages.append({"role": "tool", "content": _plain_parts(output), "tool_call_id": call_id})
+    elif kind == "reasoning":
+        _add_to_assistant(messages, "reasoning", _reasoning(item))
+    elif kind == "message" and role == "assistant":
+        _add_to_assistant(messages, "content", _first_text(item.get("content")))
+    elif kind == "message" and isinstance(role, str):
+        messages.append({"role": role, "content": _plain_parts(item.get("content"))})
+    else:
+        raise Unmodelled("an item that is no message")
+
+
+def _add_to_assistant(messages: list[Json], field: str, text: str) -> None:
+    last = messages[-1] if messages else {}
+    if last.get("role") == "assistant" and last.get(field) is None:
+        last[field] = text
+    else:
+        messages.append({"role": "assistant", field: text})
+
+
+def _reasoning(item: Json) -> str:
+    if item.get("encrypted_content"):
+        raise Unmodelled("encrypted reasoning")
+    told = item.get("content") or item.get("summary")
+    return _first_text(told) if told else ""
+
+
+def _first_text(content: Any) -> str:
+    """Return the text of an assistant's item: of its parts the engine reads the first alone."""
+    first = content[0] if isinstance(content, list) and content else content
+    text = first.get("text") if isinstance(first, dict) else first
+    if not isinstance(text, str):
+        raise Unmodelled("an item without text")
+    return text
+
+
+def _plain_parts(content: Any) -> Any:
+    if not isinstance(content, list):
+        return content
+    return [{"type": "text", "text": text} for part in content if (text := _text(part)) is not None]
+
+
+def _is_partial(item: Json) -> bool:
+    """Whether the engine is to go on with the last item."""
+    kind = item.get("type") or "message"
+    return kind in ("message", "reasoning") and item.get("status") in ("in_progress", "incomplete")
+
+
+def _flat_tools(tools: Any) -> list[Json]:
+    """Return tools as a chat has them: what is said of a function is one level deeper there."""
+    if not isinstance(tools, list):
+        raise Unmodelled("tools that are no list")
+    if any(not isinstance(each, dict) or each.get("type") != "function" for each in tools):
+        raise Unmodelled("a tool that is no function")
+    return [
+        {"type": "function", "function": {k: v for k, v in each.items() if k != "type"}}
+        for each in tools
+    ]
+
+
+def _template_arguments(request: Json) -> Json:
+    given, reasoning = request.get("chat_template_kwargs") or {}, request.get("reasoning") or {}
+    if not isinstance(given, dict) or not isinstance(reasoning, dict):
+        raise Unmodelled("template arguments that are no object")
+    effort = reasoning.get("effort")
+    if effort is not None:
+        given = {"enable_thinking": effort != "none", **given, "reasoning_effort": effort}
+    return {"chat_template_kwargs": given} if given else {}

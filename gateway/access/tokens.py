@@ -20,9 +20,10 @@ from typing import Any, Final, Protocol
 
 import jinja2
 import msgspec
+from msgspec import structs
 from tokenizers import Tokenizer
 
-from gateway.access.messages import Json, Unmodelled
+from gateway.access.messages import Json, Unmodelled, chat_of_response
 from gateway.access.templates import ChatTemplate
 from gateway.core.errors import ConfigError
 from gateway.core.types import Call, Endpoint
@@ -54,6 +55,20 @@ class PromptCounter(Protocol):
 
     async def count(self, call: Call, served_model: str) -> int | None:
         """Return the tokens of the call's longest prompt, None when they cannot be told."""
+
+
+def as_chat(call: Call) -> Call | None:
+    """Return the chat whose prompt is that of a call of `/v1/responses`; None when that is not known.
+
+    Neither a tokenizer's templates nor `POST /tokenize` know more than chats.
+    """
+    if len(call.body) > MAX_BODY_BYTES:
+        return None
+    try:
+        chat = chat_of_response(msgspec.json.decode(call.body, type=dict[str, Any]))
+    except (Unmodelled, msgspec.DecodeError, RecursionError):
+        return None
+    return structs.replace(call, endpoint=Endpoint.CHAT, body=msgspec.json.encode(chat))
 
 
 class LocalCounter:
@@ -101,7 +116,6 @@ class LocalCounter:
         if (
             not self._known
             or call.text_bytes is None
-            or call.truncates_prompt
             or len(call.body) > MAX_BODY_BYTES
             or len(self._pending) >= MAX_WAITING
         ):

@@ -170,7 +170,8 @@ class PoolConfig(Section):
     )
     max_context: Annotated[Tokens | None, OrWord("auto", None)] = setting(
         "auto",
-        "Largest prompt plus output in tokens. auto: as the backends say; a number caps it.",
+        "Largest prompt plus output in tokens. auto: as the backends say; a number caps it, and what"
+        " nobody can count must then fit by its bytes.",
     )
     on_overflow: OverflowPolicy = setting(
         "reject", "Output that does not fit beside the prompt: reject (400) or clamp it."

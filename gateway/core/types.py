@@ -157,13 +157,14 @@ class Call(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a model name leads. `window_tokens` is None while no backend has told its window."""
+    """Where a model name leads. Windows are None while none is known."""
 
     requested: str
     pool: str
     served_model: str  # the name the backends know it by
     adapter: str | None = None  # set when the name is a LoRA adapter
-    window_tokens: int | None = None
+    window_tokens: int | None = None  # the smallest of the backends' and the pool's `max_context`
+    engine_tokens: int | None = None  # the smallest of the backends'
 
 
 class Demand(msgspec.Struct, frozen=True):

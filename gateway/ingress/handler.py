@@ -131,7 +131,7 @@ class Handler:
             route = self.catalog().resolve(call, caller)
             record.model, record.pool, record.adapter = route.requested, route.pool, route.adapter
             record.stream = call.stream
-            demand = bound(call, window_tokens=route.window_tokens, caller=caller)
+            demand = bound(call, route=route, caller=caller)
             if demand is None:
                 demand = await self._count(settings, call, route, caller)
             record.demand = demand
@@ -174,12 +174,16 @@ class Handler:
 
     async def _count(self, settings: Settings, call: Call, route: Route, caller: Caller) -> Demand:
         """Count the prompt exactly where its size alone does not tell whether it fits."""
-        backends = [each for each in self.table.backends(route.pool) if each.phase is Phase.READY]
-        tokens = await settings.counters.count(call, route, backends)
-        if tokens is None:
-            return unsettled(call, window_tokens=route.window_tokens, caller=caller)
+        backends = self.table.backends(route.pool)
+        serving = [each for each in backends if each.phase is Phase.READY]
+        serving = serving or [each for each in backends if each.phase is Phase.DEGRADED]
+        tokens = await settings.counters.count(call, route, serving)
         policy = settings.config.pools[route.pool].on_overflow
-        return settle(call, tokens, window_tokens=route.window_tokens, caller=caller, policy=policy)
+        if tokens is not None:
+            return settle(call, tokens, route=route, caller=caller, policy=policy)
+        if not serving:  # the gate says so, and when to come again
+            return Demand(len(call.body), exact=False, max_new_tokens=call.max_new_tokens)
+        return unsettled(call, route=route, caller=caller, policy=policy)
 
     async def _forward(
         self, settings: Settings, down: Downstream, record: RequestRecord, ask: Ask

@@ -110,8 +110,8 @@ def dry_run(
         return _refused(run, ShuttingDown("This gateway is shutting down."))
     try:
         policy = config.pools[route.pool].on_overflow
-        window, tokens = route.window_tokens, wish.prompt_tokens
-        demand = settle(call, tokens, window_tokens=window, caller=caller, policy=policy)
+        tokens = wish.prompt_tokens
+        demand = settle(call, tokens, route=route, caller=caller, policy=policy)
     except RequestError as error:
         run["setting"] = _fitting(error, route, caller, book)
         return _refused(run, error)

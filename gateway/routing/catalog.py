@@ -103,9 +103,7 @@ def _shown(model: str) -> str:
 def _entry(name: str, pool: str, config: PoolConfig, table: PoolTable) -> Entry:
     backends = table.backends(pool)
     return Entry(
-        route=Route(
-            requested=name, pool=pool, served_model=pool, window_tokens=_window(config, backends)
-        ),
+        route=_route(name, pool, None, config, backends),
         parent=None,
         endpoints=_endpoints(config, backends),
     )
@@ -125,21 +123,27 @@ def _adapters(pool: str, config: PoolConfig, table: PoolTable) -> dict[str, Entr
     entries = {}
     for name in dict.fromkeys(names):
         entries[name] = Entry(
-            route=Route(
-                name, pool, served_model=name, adapter=name, window_tokens=_window(config, backends)
-            ),
+            route=_route(name, pool, name, config, backends),
             parent=pool,
             endpoints=_endpoints(config, backends),
         )
     return entries
 
 
-def _window(config: PoolConfig, backends: Sequence[Backend]) -> int | None:
-    """Return the smallest window any backend told, capped by the configuration."""
-    windows = [backend.window_tokens for backend in backends if backend.window_tokens is not None]
-    if config.max_context is not None:
-        windows.append(config.max_context)
-    return min(windows, default=None)
+def _route(
+    name: str, pool: str, adapter: str | None, config: PoolConfig, backends: Sequence[Backend]
+) -> Route:
+    """Return where a name leads, with the smallest window any backend told, and with the cap on it."""
+    told = [backend.window_tokens for backend in backends if backend.window_tokens is not None]
+    capped = told if config.max_context is None else [*told, config.max_context]
+    return Route(
+        name,
+        pool,
+        served_model=adapter or pool,
+        adapter=adapter,
+        window_tokens=min(capped, default=None),
+        engine_tokens=min(told, default=None),
+    )
 
 
 def _endpoints(config: PoolConfig, backends: Sequence[Backend]) -> frozenset[Endpoint] | None:

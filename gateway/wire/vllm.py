@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.core.types import Call, Endpoint, LoadSample, ServedModel
-from gateway.wire.calls import ENDPOINTS
+from gateway.wire.calls import ENDPOINTS, TOOLS_GROWTH
 from gateway.wire.frames import is_given
 from gateway.wire.peek import fields_of
 
@@ -159,6 +159,7 @@ _MODELS: Final = msgspec.json.Decoder(_Models)
 _ROUTES: Final = msgspec.json.Decoder(_Routes)
 _VERSION: Final = msgspec.json.Decoder(_Version)
 _TOKENS: Final = msgspec.json.Decoder(_Tokens)
+_RAWS: Final = msgspec.json.Decoder(list[Raw])
 
 
 def parse_models(body: bytes) -> tuple[ServedModel, ...]:
@@ -207,20 +208,33 @@ _RENDERED: Final = (
 )
 _FOR_TEMPLATE: Final = ("documents", "reasoning_effort")
 _TEXT_FIELD: Final = {Endpoint.COMPLETIONS: "prompt", Endpoint.EMBEDDINGS: "input"}
+# Those whose requests have `truncate_prompt_tokens` (vLLM 0.32); the others ignore it.
+_CUT: Final = frozenset(
+    {Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.EMBEDDINGS, Endpoint.RERANK, Endpoint.SCORE}
+)
+_PAIRED: Final = frozenset({Endpoint.RERANK, Endpoint.SCORE})
+# Parts of which the engine reads a medium and no text.
+_MEDIA: Final = frozenset(
+    {
+        *(b'"image_url"', b'"input_image"', b'"image"'),
+        *(b'"input_audio"', b'"audio_url"', b'"video_url"'),
+    }
+)
 
 
 def tokenize_request(call: Call, served_model: str) -> bytes | None:
     """Write the body for `POST /tokenize` that counts a call's prompt; None when it cannot.
 
-    It counts chats of any content, and single texts. Other dialects have no form there, and several
-    prompts would need several requests.
+    It counts chats of any content, and texts. Other dialects have no form there. Of several texts it
+    counts the longest in bytes: one of fewer bytes may have more tokens, but that would take a
+    request for each of up to 2,048.
     """
     if call.endpoint is not Endpoint.CHAT and call.endpoint not in _TEXT_FIELD:
         return None
     fields = {name: raw for name, raw in fields_of(call.body).items() if is_given(raw)}
     asked: dict[str, object] = {"model": served_model}
     if call.endpoint is not Endpoint.CHAT:
-        text = fields.get(_TEXT_FIELD[call.endpoint], Raw())
+        text = _longest(fields.get(_TEXT_FIELD[call.endpoint], Raw()))
         if not bytes(text).startswith(b'"'):
             return None
         asked |= {"prompt": text} | _only(fields, ("add_special_tokens",))
@@ -234,6 +248,19 @@ def tokenize_request(call: Call, served_model: str) -> bytes | None:
     return msgspec.json.encode(asked)
 
 
+def _longest(raw: Raw) -> Raw:
+    """Return the longest element of a list in bytes, or the value itself when it is no list."""
+    return max(_items(raw), key=len, default=raw)
+
+
+def _items(raw: Raw) -> list[Raw]:
+    """Return the elements of a list; none of what is no list, or nested too deeply."""
+    try:
+        return _RAWS.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return []
+
+
 def _only(fields: dict[str, Raw], names: tuple[str, ...]) -> dict[str, Raw]:
     return {name: fields[name] for name in names if name in fields}
 
@@ -245,3 +272,42 @@ def parse_tokenize(body: bytes) -> tuple[int, int] | None:
     except (msgspec.DecodeError, RecursionError):
         return None
     return (told.count, told.max_model_len) if told.count >= 0 else None
+
+
+# --- what can be said without a count ------------------------------------------------------------
+
+
+def cut_tokens(call: Call) -> int | None:
+    """Return to how many tokens the engine cuts a longer prompt; None when no number says so.
+
+    A cut to the engine's own window (-1) is none: it is not known here. Media are not cut.
+    """
+    told = call.text_bytes is not None or call.prompt_token_ids is not None
+    if call.endpoint not in _CUT or not told:
+        return None
+    return _count(bytes(fields_of(call.body).get("truncate_prompt_tokens", b""))) or None
+
+
+def prompt_bytes(call: Call) -> int:
+    """Return the bytes that the text of one prompt has at most; media beside it are left out.
+
+    It takes the body apart: for a prompt that nobody could count.
+    """
+    paired = call.endpoint in _PAIRED
+    if call.text_bytes is not None and not paired:
+        return call.text_bytes
+    fields = fields_of(call.body)
+    if paired:  # each document or text is read beside one of the other field
+        return sum(len(_longest(raw)) for raw in fields.values())
+    messages = _items(fields.get("messages", fields.get("input", Raw())))
+    media = sum(_media_bytes(each) for each in messages if bytes(each).startswith(b"{"))
+    return len(call.body) + TOOLS_GROWTH * len(fields.get("tools", b"")) - media
+
+
+def _media_bytes(message: Raw) -> int:
+    parts = _items(fields_of(message).get("content", Raw()))
+    return sum(
+        len(part)
+        for part in parts
+        if bytes(part).startswith(b"{") and bytes(fields_of(part).get("type", b"")) in _MEDIA
+    )

@@ -11,7 +11,7 @@ import urllib.request
 
 import pytest
 
-from gateway.access.tokens import BackendCounter, LocalCounter
+from gateway.access.tokens import BackendCounter, LocalCounter, as_chat
 from gateway.control.fetch import Pages
 from gateway.pools.table import Backend
 from gateway.wire.calls import ENDPOINTS, parse_call
@@ -89,6 +89,7 @@ CALLED = {
 ANSWERED = {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "rain"}]}
 USER = {"role": "user", "content": "the gateway routes each request"}
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+RESPONSES = "/v1/responses"
 
 CHATS = {
     "one word": {"messages": [{"role": "user", "content": "hi"}]},
@@ -171,6 +172,53 @@ COMPLETED = {
     "one list of token ids": {"prompt": [[5, 6, 7]]},
 }
 
+SAID = {
+    "type": "message",
+    "role": "assistant",
+    "content": [
+        {"type": "output_text", "text": "without delay"},
+        {"type": "output_text", "text": "not read"},
+    ],
+}
+THOUGHT = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
+FLAT_CLOCK = {"type": "function", **CLOCK["function"]}
+CALLED_FLAT = {
+    "type": "function_call",
+    "call_id": "call_1",
+    "name": "clock",
+    "arguments": '{"zone": "CET"}',
+}
+RESPONDED = {
+    "text": {"input": "the gateway routes each request"},
+    "instructions": {"input": "hi", "instructions": "be brief"},
+    "items": {"input": [USER, {"role": "assistant", "content": "x"}, USER]},
+    "parts": {"input": [{"role": "user", "content": [{"type": "input_text", "text": " a "}]}]},
+    "answered": {"input": [USER, SAID, USER]},
+    "thought": {"input": [USER, {**THOUGHT, "summary": []}, SAID, USER]},
+    "summed up": {
+        "input": [
+            USER,
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "so"}]},
+            SAID,
+            USER,
+        ]
+    },
+    "partial": {"input": [USER, {**SAID, "status": "incomplete"}]},
+    "effort": {"input": "hi", "reasoning": {"effort": "low"}},
+    "tools": {"input": "hi", "tools": [FLAT_CLOCK]},
+    "tools called": {
+        "input": [
+            USER,
+            SAID,
+            CALLED_FLAT,
+            {**CALLED_FLAT, "call_id": "call_2"},
+            {"type": "function_call_output", "call_id": "call_1", "output": "noon"},
+            {"type": "function_call_output", "call_id": "call_2", "output": "late"},
+        ],
+        "tools": [FLAT_CLOCK],
+    },
+}
+
 
 @pytest.fixture(scope="module", params=["text", "parts and tools"])
 def engine(request, tmp_path_factory):
@@ -239,11 +287,12 @@ def told(url, path, body):
             usage = json.loads(reply.read())["usage"]
     except urllib.error.HTTPError as error:
         raise AssertionError(error.read().decode()) from error
-    return usage["input_tokens"] if path == MESSAGES else usage["prompt_tokens"]
+    return usage.get("input_tokens", usage.get("prompt_tokens"))
 
 
 def call_of(path, body):
-    return parse_call(ENDPOINTS[path.encode()], json.dumps(body).encode())
+    call = parse_call(ENDPOINTS[path.encode()], json.dumps(body).encode())
+    return as_chat(call) if path == RESPONSES else call
 
 
 def counted(folder, path, body):
@@ -282,6 +331,22 @@ def test_a_backends_count_is_the_engines_where_it_gives_one(engine, path, body):
     body = {"model": "tiny", "max_tokens": 1, **body}
     count = counted_at(url, path, body)
     assert count in (None, told(url, path, body))
+
+
+@pytest.mark.parametrize("body", RESPONDED.values(), ids=RESPONDED)
+def test_a_response_is_counted_as_the_chat_it_is_rendered_as(engine, body):
+    url, folder = engine
+    body = {"model": "tiny", "max_output_tokens": 1, **body}
+    own = told(url, RESPONSES, body)
+    # The template with tools writes calls out whole; their fields are in another order in a chat.
+    calls = sum(each == CALLED_FLAT["type"] for each in kinds(body["input"]))
+    assert own <= counted_at(url, RESPONSES, body) <= own + calls
+    here = counted(folder, RESPONSES, body)
+    assert here is None or own <= here <= own + calls
+
+
+def kinds(items):
+    return [each.get("type") for each in items] if isinstance(items, list) else []
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@
 import json
 
 import pytest
+from msgspec import structs
 
 from gateway.access.context import SPECIAL_TOKENS, TEMPLATE_TOKENS, bound, settle, unsettled
 from gateway.config.models import OverflowPolicy
 from gateway.core.errors import ContextLengthExceeded, RequestError
-from gateway.core.types import Call, Caller, Demand, Dialect, Endpoint
+from gateway.core.types import Call, Caller, Demand, Dialect, Endpoint, Route
 from gateway.wire.calls import ENDPOINTS, parse_call
 
 REJECT, CLAMP = OverflowPolicy.REJECT, OverflowPolicy.CLAMP
@@ -31,6 +32,11 @@ def limited(**limits):
     return Caller("id", "ci", "ci", **limits)
 
 
+def within(window, engine=None):
+    """Return a route to a window that is the engine's own, or to a smaller one."""
+    return Route("m", "m", "m", window_tokens=window, engine_tokens=engine or window)
+
+
 def parsed(path, **body):
     return parse_call(ENDPOINTS[path], json.dumps({"model": "m", **body}).encode())
 
@@ -49,62 +55,62 @@ def parsed(path, **body):
 )
 def test_bytes_prove_a_fit_up_to_the_last_token(endpoint, overhead):
     asked = call(endpoint, 100, max_new_tokens=50)
-    fits = bound(asked, window_tokens=150 + overhead, caller=CALLER)
+    fits = bound(asked, route=within(150 + overhead), caller=CALLER)
     assert fits == Demand(100 + overhead, exact=False, max_new_tokens=50)
-    assert bound(asked, window_tokens=149 + overhead, caller=CALLER) is None
+    assert bound(asked, route=within(149 + overhead), caller=CALLER) is None
 
 
 def test_an_unstated_output_needs_one_token():
-    fits = bound(call(text_bytes=100), window_tokens=101 + TEMPLATE_TOKENS, caller=CALLER)
+    fits = bound(call(text_bytes=100), route=within(101 + TEMPLATE_TOKENS), caller=CALLER)
     assert fits == Demand(100 + TEMPLATE_TOKENS, exact=False)
-    assert bound(call(text_bytes=100), window_tokens=100 + TEMPLATE_TOKENS, caller=CALLER) is None
+    assert bound(call(text_bytes=100), route=within(100 + TEMPLATE_TOKENS), caller=CALLER) is None
 
 
 @pytest.mark.parametrize("endpoint", [Endpoint.EMBEDDINGS, Endpoint.RERANK, Endpoint.SCORE])
 def test_what_only_reads_needs_no_output(endpoint):
-    assert bound(call(endpoint, 100), window_tokens=100 + SPECIAL_TOKENS, caller=CALLER)
-    assert bound(call(endpoint, 100), window_tokens=99 + SPECIAL_TOKENS, caller=CALLER) is None
+    assert bound(call(endpoint, 100), route=within(100 + SPECIAL_TOKENS), caller=CALLER)
+    assert bound(call(endpoint, 100), route=within(99 + SPECIAL_TOKENS), caller=CALLER) is None
 
 
 @pytest.mark.parametrize("endpoint", UNCHECKED)
 def test_what_has_no_window_is_not_checked(endpoint):
-    assert bound(call(endpoint, 10**6), window_tokens=10, caller=CALLER) is not None
-    made = settle(call(endpoint), 10**6, window_tokens=10, caller=CALLER, policy=REJECT)
+    assert bound(call(endpoint, 10**6), route=within(10), caller=CALLER) is not None
+    made = settle(call(endpoint), 10**6, route=within(10), caller=CALLER, policy=REJECT)
     assert made == Demand(10**6, exact=True)
 
 
 def test_an_unknown_window_fits_everything():
     huge = call(text_bytes=10**9, max_new_tokens=10**9)
-    assert bound(huge, window_tokens=None, caller=CALLER).max_new_tokens == 10**9
-    assert settle(huge, 10**9, window_tokens=None, caller=CALLER, policy=REJECT).exact
+    assert bound(huge, route=within(None), caller=CALLER).max_new_tokens == 10**9
+    assert settle(huge, 10**9, route=within(None), caller=CALLER, policy=REJECT).exact
 
 
 def test_images_are_left_to_the_engine():
-    made = bound(call(text_bytes=None), window_tokens=50, caller=CALLER)
+    made = bound(call(text_bytes=None), route=within(50), caller=CALLER)
     assert made == Demand(50, exact=False)
 
 
 def test_a_prompt_that_the_engine_cuts_is_left_to_it():
     cut = call(text_bytes=10**6, truncates_prompt=True)
-    assert not bound(cut, window_tokens=50, caller=CALLER).exact
-    assert not settle(cut, 10**6, window_tokens=50, caller=CALLER, policy=REJECT).exact
+    assert not bound(cut, route=within(50), caller=CALLER).exact
+    assert not settle(cut, 10**6, route=within(50), caller=CALLER, policy=REJECT).exact
 
 
 def test_token_ids_need_no_count():
     ids = call(Endpoint.COMPLETIONS, prompt_token_ids=90, max_new_tokens=10)
-    fits = bound(ids, window_tokens=100, caller=CALLER)
+    fits = bound(ids, route=within(100), caller=CALLER)
     assert fits == Demand(90, exact=True, max_new_tokens=10)
-    assert bound(ids, window_tokens=99, caller=CALLER) is None  # the policy decides
+    assert bound(ids, route=within(99), caller=CALLER) is None  # the policy decides
     with pytest.raises(ContextLengthExceeded, match="resulted in 90 tokens"):
-        bound(ids, window_tokens=90, caller=CALLER)
+        bound(ids, route=within(90), caller=CALLER)
     with pytest.raises(ContextLengthExceeded):
-        bound(call(Endpoint.EMBEDDINGS, prompt_token_ids=91), window_tokens=90, caller=CALLER)
-    assert bound(call(Endpoint.EMBEDDINGS, prompt_token_ids=90), window_tokens=90, caller=CALLER)
+        bound(call(Endpoint.EMBEDDINGS, prompt_token_ids=91), route=within(90), caller=CALLER)
+    assert bound(call(Endpoint.EMBEDDINGS, prompt_token_ids=90), route=within(90), caller=CALLER)
 
 
 def test_token_ids_that_are_cut_are_not_exact():
     ids = call(Endpoint.COMPLETIONS, prompt_token_ids=90, truncates_prompt=True)
-    assert bound(ids, window_tokens=10, caller=CALLER) == Demand(90, exact=False)
+    assert bound(ids, route=within(10), caller=CALLER) == Demand(90, exact=False)
 
 
 # --- what a count settles -------------------------------------------------------------------------
@@ -114,7 +120,7 @@ def test_token_ids_that_are_cut_are_not_exact():
 @pytest.mark.parametrize("policy", [REJECT, CLAMP])
 def test_a_fit_to_the_last_token_is_settled(endpoint, policy):
     asked = call(endpoint, max_new_tokens=10)
-    made = settle(asked, 90, window_tokens=100, caller=CALLER, policy=policy)
+    made = settle(asked, 90, route=within(100), caller=CALLER, policy=policy)
     assert made == Demand(90, exact=True, max_new_tokens=10)
 
 
@@ -122,9 +128,9 @@ def test_a_fit_to_the_last_token_is_settled(endpoint, policy):
 def test_one_token_too_many_is_rejected_or_clamped(endpoint):
     asked = call(endpoint, max_new_tokens=11)
     with pytest.raises(ContextLengthExceeded) as caught:
-        settle(asked, 90, window_tokens=100, caller=CALLER, policy=REJECT)
+        settle(asked, 90, route=within(100), caller=CALLER, policy=REJECT)
     assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
-    clamped = settle(asked, 90, window_tokens=100, caller=CALLER, policy=CLAMP)
+    clamped = settle(asked, 90, route=within(100), caller=CALLER, policy=CLAMP)
     assert clamped == Demand(90, exact=True, max_new_tokens=10)
 
 
@@ -134,35 +140,93 @@ def test_one_token_too_many_is_rejected_or_clamped(endpoint):
 def test_a_prompt_that_leaves_no_token_is_rejected_whatever_the_policy(endpoint, policy, prompt):
     for asked in (call(endpoint), call(endpoint, max_new_tokens=1)):
         with pytest.raises(ContextLengthExceeded):
-            settle(asked, prompt, window_tokens=100, caller=CALLER, policy=policy)
+            settle(asked, prompt, route=within(100), caller=CALLER, policy=policy)
 
 
 def test_an_unstated_output_is_the_rest_of_the_window():
-    made = settle(call(), 99, window_tokens=100, caller=CALLER, policy=REJECT)
+    made = settle(call(), 99, route=within(100), caller=CALLER, policy=REJECT)
     assert made == Demand(99, exact=True, max_new_tokens=None)
 
 
 def test_the_sixteen_tokens_of_an_unstated_completion_shrink_without_asking():
     asked = parsed(b"/v1/completions", prompt="x")
     assert asked.max_new_tokens == 16
-    made = settle(asked, 90, window_tokens=100, caller=CALLER, policy=REJECT)
+    made = settle(asked, 90, route=within(100), caller=CALLER, policy=REJECT)
     assert made.max_new_tokens == 10
     stated = parsed(b"/v1/completions", prompt="x", max_tokens=16)
     with pytest.raises(ContextLengthExceeded):
-        settle(stated, 90, window_tokens=100, caller=CALLER, policy=REJECT)
+        settle(stated, 90, route=within(100), caller=CALLER, policy=REJECT)
 
 
 def test_an_embedding_may_fill_the_window():
     asked = call(Endpoint.EMBEDDINGS)
-    assert settle(asked, 100, window_tokens=100, caller=CALLER, policy=REJECT).exact
+    assert settle(asked, 100, route=within(100), caller=CALLER, policy=REJECT).exact
     with pytest.raises(ContextLengthExceeded, match="Please reduce the length of the input"):
-        settle(asked, 101, window_tokens=100, caller=CALLER, policy=CLAMP)
+        settle(asked, 101, route=within(100), caller=CALLER, policy=CLAMP)
 
 
 def test_without_a_count_nothing_is_refused():
     asked = call(text_bytes=10**6, max_new_tokens=10**6)
-    made = unsettled(asked, window_tokens=100, caller=CALLER)
+    made = unsettled(asked, route=within(100), caller=CALLER, policy=REJECT)
     assert made == Demand(100, exact=False, max_new_tokens=10**6)
+
+
+# --- a window that is smaller than the engine's own -----------------------------------------------
+
+
+CAPPED = within(1000, engine=4000)
+
+
+@pytest.mark.parametrize("field", ["truncates_prompt", "text_bytes"])
+def test_a_cap_leaves_nothing_to_the_engine(field):
+    asked = call(**{"text_bytes": 500, field: {"truncates_prompt": True}.get(field)})
+    asked = structs.replace(asked, body=b'{"truncate_prompt_tokens": -1, "messages": []}')
+    assert bound(asked, route=within(1000), caller=CALLER) is not None
+    assert bound(asked, route=CAPPED, caller=CALLER) is None
+    with pytest.raises(ContextLengthExceeded):
+        settle(asked, 1000, route=CAPPED, caller=CALLER, policy=CLAMP)
+    assert settle(asked, 999, route=CAPPED, caller=CALLER, policy=REJECT).exact
+
+
+def test_a_cut_counts_as_the_most_that_is_left():
+    asked = parsed(
+        b"/v1/completions", prompt="x" * 5000, truncate_prompt_tokens=900, max_tokens=100
+    )
+    assert bound(asked, route=CAPPED, caller=CALLER) == Demand(900, False, 100)
+    assert settle(asked, 4000, route=CAPPED, caller=CALLER, policy=REJECT).prompt_tokens == 900
+    more = parsed(b"/v1/completions", prompt="x" * 5000, truncate_prompt_tokens=901, max_tokens=100)
+    assert bound(more, route=CAPPED, caller=CALLER) is None
+    with pytest.raises(ContextLengthExceeded):
+        settle(more, 4000, route=CAPPED, caller=CALLER, policy=REJECT)
+
+
+@pytest.mark.parametrize("policy", [REJECT, CLAMP])
+def test_uncounted_a_cap_is_held_by_the_size(policy):
+    with pytest.raises(ContextLengthExceeded, match=r"up to 1000 tokens.*judged by its size"):
+        unsettled(call(text_bytes=1000), route=CAPPED, caller=CALLER, policy=policy)
+    fits = call(text_bytes=990, max_new_tokens=10)
+    made = unsettled(fits, route=CAPPED, caller=CALLER, policy=policy)
+    assert made == Demand(990, exact=False, max_new_tokens=10)
+
+
+def test_uncounted_an_output_shrinks_where_the_policy_lets_it():
+    asked = call(text_bytes=990, max_new_tokens=11)
+    made = unsettled(asked, route=CAPPED, caller=CALLER, policy=CLAMP)
+    assert made == Demand(990, exact=False, max_new_tokens=10)
+    with pytest.raises(ContextLengthExceeded, match=r"up to 1001 tokens \(up to 990 in the m"):
+        unsettled(asked, route=CAPPED, caller=CALLER, policy=REJECT)
+
+
+def test_an_uncounted_prompt_reads_so_in_anthropics_words_too():
+    asked = call(Endpoint.MESSAGES, 1000, max_new_tokens=1)
+    with pytest.raises(ContextLengthExceeded, match="prompt is too long: up to 1000 tokens > 1000"):
+        unsettled(asked, route=CAPPED, caller=CALLER, policy=REJECT)
+
+
+def test_a_window_that_no_backend_told_is_held_here():
+    route = Route("m", "m", "m", window_tokens=1000)
+    with pytest.raises(ContextLengthExceeded):
+        unsettled(call(text_bytes=1000), route=route, caller=CALLER, policy=REJECT)
 
 
 # --- the caller's own limits ----------------------------------------------------------------------
@@ -172,9 +236,9 @@ def test_a_callers_window_counts_where_it_is_smaller():
     small = limited(max_context_tokens=100)
     for window in (1000, None):
         with pytest.raises(ContextLengthExceeded, match="that of your API key"):
-            settle(call(), 100, window_tokens=window, caller=small, policy=REJECT)
+            settle(call(), 100, route=within(window), caller=small, policy=REJECT)
     with pytest.raises(ContextLengthExceeded) as caught:
-        settle(call(), 100, window_tokens=50, caller=small, policy=REJECT)
+        settle(call(), 100, route=within(50), caller=small, policy=REJECT)
     assert "API key" not in caught.value.message
 
 
@@ -183,9 +247,9 @@ def test_more_output_than_the_key_may_have_is_refused_before_counting(window):
     capped = limited(max_output_tokens=10)
     asked = call(max_new_tokens=11)
     for check in (
-        lambda: bound(asked, window_tokens=window, caller=capped),
-        lambda: settle(asked, 1, window_tokens=window, caller=capped, policy=CLAMP),
-        lambda: unsettled(asked, window_tokens=window, caller=capped),
+        lambda: bound(asked, route=within(window), caller=capped),
+        lambda: settle(asked, 1, route=within(window), caller=capped, policy=CLAMP),
+        lambda: unsettled(asked, route=within(window), caller=capped, policy=REJECT),
     ):
         with pytest.raises(RequestError, match=r"`max_tokens` is 11.*at most 10") as caught:
             check()
@@ -200,30 +264,30 @@ def test_the_field_that_the_client_used_is_named():
         max_completion_tokens=11,
     )
     with pytest.raises(RequestError) as caught:
-        bound(asked, window_tokens=None, caller=limited(max_output_tokens=10))
+        bound(asked, route=within(None), caller=limited(max_output_tokens=10))
     assert caught.value.param == "max_completion_tokens"
 
 
 def test_a_keys_output_limit_is_what_an_unstated_output_gets():
     capped = limited(max_output_tokens=10)
-    assert bound(call(), window_tokens=10**6, caller=capped).max_new_tokens == 10
-    assert unsettled(call(), window_tokens=None, caller=capped).max_new_tokens == 10
-    tight = settle(call(), 95, window_tokens=100, caller=capped, policy=REJECT)
+    assert bound(call(), route=within(10**6), caller=capped).max_new_tokens == 10
+    assert unsettled(call(), route=within(None), caller=capped, policy=REJECT).max_new_tokens == 10
+    tight = settle(call(), 95, route=within(100), caller=capped, policy=REJECT)
     assert tight.max_new_tokens == 5
     assert call(max_new_tokens=10).max_new_tokens == 10
-    allowed = bound(call(max_new_tokens=10), window_tokens=10**6, caller=capped)
+    allowed = bound(call(max_new_tokens=10), route=within(10**6), caller=capped)
     assert allowed.max_new_tokens == 10
 
 
 def test_a_keys_output_limit_below_sixteen_shrinks_an_unstated_completion():
     asked = parsed(b"/v1/completions", prompt="x")
-    made = bound(asked, window_tokens=10**6, caller=limited(max_output_tokens=4))
+    made = bound(asked, route=within(10**6), caller=limited(max_output_tokens=4))
     assert made.max_new_tokens == 4
 
 
 def test_an_output_limit_says_nothing_to_what_only_reads():
     asked = call(Endpoint.EMBEDDINGS)
-    assert bound(asked, window_tokens=10**6, caller=limited(max_output_tokens=1)) is not None
+    assert bound(asked, route=within(10**6), caller=limited(max_output_tokens=1)) is not None
 
 
 # --- the words ------------------------------------------------------------------------------------
@@ -232,7 +296,7 @@ def test_an_output_limit_says_nothing_to_what_only_reads():
 def words(endpoint, prompt, output):
     fields = {} if output is None else {"max_new_tokens": output}
     with pytest.raises(ContextLengthExceeded) as caught:
-        settle(call(endpoint, **fields), prompt, window_tokens=32768, caller=CALLER, policy=REJECT)
+        settle(call(endpoint, **fields), prompt, route=within(32768), caller=CALLER, policy=REJECT)
     return caught.value
 
 

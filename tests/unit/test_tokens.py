@@ -67,6 +67,10 @@ def test_a_completion_gets_a_begin_mark_unless_told_otherwise(folder):
     assert chat(folder, "hello", add_special_tokens=True) == 7
 
 
+def test_a_prompt_that_the_engine_cuts_is_counted_whole(folder):
+    assert chat(folder, "hello", truncate_prompt_tokens=1) == chat(folder, "hello")
+
+
 def test_neither_truncation_nor_padding_of_the_file_counts(folder):
     assert count(folder, COMPLETIONS, prompt="x" * 100) == 101
     assert count(folder, COMPLETIONS, prompt="x") == 2
@@ -96,7 +100,6 @@ def test_the_vocabularys_longest_entry_is_known(folder):
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
         (CHAT, {"messages": [USER], "continue_final_message": True}),
         (CHAT, {"messages": [USER], "add_special_tokens": 1}),
-        (CHAT, {"messages": [USER], "truncate_prompt_tokens": 5}),
         (COMPLETIONS, {"prompt": "a", "suffix": "b"}),
         (COMPLETIONS, {"prompt": []}),
         (COMPLETIONS, {}),

@@ -14,11 +14,13 @@ from gateway.core.types import Call, Endpoint, LoadSample, ServedModel
 from gateway.wire.calls import ENDPOINTS, parse_call
 from gateway.wire.vllm import (
     MAX_METRICS_BYTES,
+    cut_tokens,
     parse_metrics,
     parse_models,
     parse_openapi_endpoints,
     parse_tokenize,
     parse_version,
+    prompt_bytes,
     tokenize_request,
 )
 
@@ -277,9 +279,14 @@ def test_a_single_text_is_counted():
     assert asked(b"/v1/embeddings", input="hi") == {"model": "served", "prompt": "hi"}
 
 
+def test_of_several_texts_the_longest_is_counted():
+    assert asked(b"/v1/completions", prompt=["a"]) == {"model": "served", "prompt": "a"}
+    assert asked(b"/v1/embeddings", input=["a", "bcd", "ef"])["prompt"] == "bcd"
+
+
 def test_what_cannot_be_counted_is_not_asked():
     assert asked(b"/v1/chat/completions") is None
-    assert asked(b"/v1/completions", prompt=["a", "b"]) is None
+    assert asked(b"/v1/completions", prompt=[]) is None
     assert asked(b"/v1/completions") is None
     assert asked(b"/v1/responses", input="a") is None
 
@@ -287,3 +294,48 @@ def test_what_cannot_be_counted_is_not_asked():
 def test_a_count_is_read_and_the_ids_are_skipped():
     assert parse_tokenize(b'{"count": 3, "max_model_len": 9, "tokens": [1, 2, 3]}') == (3, 9)
     assert parse_tokenize(b'{"count": -1, "max_model_len": 9}') is None
+
+
+# --- without a count ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "kept"),
+    [
+        (b"/v1/completions", {"prompt": "a", "truncate_prompt_tokens": 7}, 7),
+        (b"/v1/completions", {"prompt": [1, 2], "truncate_prompt_tokens": 1}, 1),
+        (b"/v1/completions", {"prompt": "a", "truncate_prompt_tokens": -1}, None),
+        (b"/v1/completions", {"prompt": "a", "truncate_prompt_tokens": 0}, None),
+        (b"/v1/completions", {"prompt": "a"}, None),
+        (b"/v1/responses", {"input": "a", "truncate_prompt_tokens": 7}, None),
+        (b"/v1/messages", {"messages": [], "truncate_prompt_tokens": 7}, None),
+        (
+            b"/v1/chat/completions",
+            {"messages": [{"content": [{"type": "image_url"}]}], "truncate_prompt_tokens": 7},
+            None,
+        ),
+    ],
+)
+def test_a_cut_is_what_the_engine_surely_keeps(path, fields, kept):
+    assert cut_tokens(call(path, **fields)) == kept
+
+
+def test_images_are_no_text():
+    text, image = {"type": "text", "text": "abc"}, {"type": "image_url", "image_url": "x" * 9000}
+    for content in ([text, image], [image], "plain", None, ["odd"]):
+        asked = call(b"/v1/chat/completions", messages=[{"role": "user", "content": content}])
+        plain = len(asked.body) - (len(json.dumps(image)) if isinstance(content, list) else 0)
+        if content == ["odd"]:
+            plain = len(asked.body)
+        assert prompt_bytes(asked) == plain
+    tools = [{"type": "function"}]
+    more = call(b"/v1/chat/completions", messages=[{"content": [image]}], tools=tools)
+    grown = 2 * len(json.dumps(tools))
+    assert prompt_bytes(more) == len(more.body) - len(json.dumps(image)) + grown
+
+
+def test_a_document_stands_beside_the_query_alone():
+    pairs = call(b"/v1/rerank", query="q" * 10, documents=["a" * 20, "b" * 30, "c"])
+    assert 40 <= prompt_bytes(pairs) <= 60
+    pairs = call(b"/v1/score", text_1=["q"], text_2=[{"content": "a" * 20}, "b" * 300])
+    assert 301 <= prompt_bytes(pairs) <= 320

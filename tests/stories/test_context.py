@@ -1,0 +1,155 @@
+"""A window that is smaller than the engine's own is held by the gateway alone, whatever is asked how."""
+
+import contextlib
+
+import pytest
+
+from gateway.access import keys
+from gateway.app import reload
+from gateway.sim.server import SimConfig
+from tests.stories.support import gateway, story
+
+LONG = "word " * 1500  # about 1,876 tokens
+SHORT = "word " * 40
+ENGINE = SimConfig(model="m", speed=0, max_model_len=4096)
+UNTOLD = SimConfig(
+    model="m",
+    speed=0,
+    max_model_len=4096,
+    paths=tuple(each for each in SimConfig().paths if "token" not in each),
+)
+CAP = 512
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 9000}}
+
+
+def user(content):
+    return [{"role": "user", "content": content}]
+
+
+TOO_LONG = {
+    "a list of one": ("/v1/completions", {"prompt": [LONG], "max_tokens": 5}),
+    "a list of two": ("/v1/completions", {"prompt": ["a", LONG], "max_tokens": 5}),
+    "token ids": ("/v1/completions", {"prompt": [[5], [5] * 600], "max_tokens": 5}),
+    "embeddings": ("/v1/embeddings", {"input": ["a", LONG]}),
+    "responses": ("/v1/responses", {"input": LONG}),
+    "responses of items": (
+        "/v1/responses",
+        {"input": user([{"type": "input_text", "text": LONG}])},
+    ),
+    "instructions": ("/v1/responses", {"input": "hi", "instructions": LONG}),
+    "a long response": ("/v1/responses", {"input": "hi", "max_output_tokens": 900}),
+    "messages": ("/v1/messages", {"messages": user(LONG), "max_tokens": 5}),
+    "beside an image": (
+        "/v1/chat/completions",
+        {"messages": user([{"type": "text", "text": LONG}, IMAGE]), "max_tokens": 5},
+    ),
+    "cut to the engine's window": (
+        "/v1/chat/completions",
+        {"messages": user(LONG), "max_tokens": 5, "truncate_prompt_tokens": -1},
+    ),
+    "cut to more than the window": (
+        "/v1/completions",
+        {"prompt": LONG, "max_tokens": 5, "truncate_prompt_tokens": 1000},
+    ),
+    "cut to no more than the window": (
+        "/v1/completions",
+        {"prompt": LONG, "max_tokens": 13, "truncate_prompt_tokens": 500},
+    ),
+    "truncated by the engine": ("/v1/responses", {"input": LONG, "truncation": "auto"}),
+    "documents": ("/v1/rerank", {"query": "a", "documents": ["b", LONG]}),
+    "pairs": ("/v1/score", {"text_1": "a", "text_2": ["b", LONG]}),
+}
+FITTING = {
+    "a list of one": ("/v1/completions", {"prompt": [SHORT], "max_tokens": 5}),
+    "a list of two": ("/v1/completions", {"prompt": ["a", SHORT], "max_tokens": 5}),
+    "embeddings": ("/v1/embeddings", {"input": ["a", SHORT]}),
+    "documents": ("/v1/rerank", {"query": "a", "documents": [SHORT] * 20}),
+    "pairs": ("/v1/score", {"text_1": "a", "text_2": [SHORT] * 20}),
+    "cut": (
+        "/v1/completions",
+        {"prompt": LONG, "max_tokens": 12, "truncate_prompt_tokens": 500},
+    ),
+}
+COUNTED = {
+    "responses": ("/v1/responses", {"input": "word " * 300, "max_output_tokens": 5}),
+    "responses of items": ("/v1/responses", {"input": user("hi"), "instructions": SHORT}),
+    "an image": (
+        "/v1/chat/completions",
+        {"messages": user([{"type": "text", "text": SHORT}, IMAGE]), "max_tokens": 5},
+    ),
+}
+
+
+@contextlib.asynccontextmanager
+async def limited(by, engine, **pool):
+    """Run a gateway whose pool, or whose client's key, holds the window at `CAP`."""
+    capped = {"max_context": CAP, **pool} if by == "pool" else pool
+    async with gateway(engine, pool=capped) as world:
+        if by == "key":
+            file = world.path.parent / "keys.yaml"
+            made = keys.create(file, name="small", max_context_tokens=CAP)
+            assert reload(world.process)
+            world.http.headers["authorization"] = f"Bearer {made.key}"
+        yield world
+
+
+def sent_on(world, path):
+    return [each for each in world.sims[0].requests if each.path == path]
+
+
+def holds(reply):
+    assert reply.status_code == 400, reply.text
+    told = reply.json()["error"]
+    assert told.get("code", "context_length_exceeded") == "context_length_exceeded", told
+    assert str(CAP) in told["message"], told
+    return told
+
+
+@pytest.mark.parametrize("engine", [ENGINE, UNTOLD], ids=["counts", "cannot count"])
+@pytest.mark.parametrize("by", ["pool", "key"])
+def test_a_smaller_window_is_held_for_every_form_of_prompt(by, engine):
+    @story
+    async def check():
+        async with limited(by, engine) as world:
+            for name, (path, body) in TOO_LONG.items():
+                told = holds(await world.http.post(path, json={"model": "m", **body}))
+                assert ("your API key" in told["message"]) == (by == "key"), name
+                assert sent_on(world, path) == [], name
+            for name, (path, body) in (FITTING | (COUNTED if engine is ENGINE else {})).items():
+                reply = await world.http.post(path, json={"model": "m", **body})
+                assert reply.status_code == 200, (name, reply.text)
+
+    check()
+
+
+@story
+async def test_the_engines_own_window_is_left_to_the_engine_where_nobody_counts():
+    async with gateway(UNTOLD) as world:
+        for path, body in TOO_LONG.values():
+            reply = await world.http.post(path, json={"model": "m", **body})
+            assert reply.status_code == 200, (path, reply.text)
+
+
+@story
+async def test_what_nobody_could_count_says_so_and_by_how_much_it_may_be_too_long():
+    async with limited("pool", UNTOLD) as world:
+        told = holds(await world.chat(LONG, max_tokens=5))
+        assert "could not be counted exactly" in told["message"]
+        assert "up to 7" in told["message"]
+
+
+@story
+async def test_a_pool_without_backends_says_so_and_not_that_the_prompt_is_too_long():
+    async with gateway(
+        pools="pools: {m: {max_context: 512, backends: ['http://127.0.0.1:9']}}", wait=False
+    ) as world:
+        assert (await world.chat(LONG, max_tokens=5)).status_code == 503
+
+
+@story
+async def test_output_that_does_not_fit_beside_a_response_is_clamped_where_the_pool_says_so():
+    async with limited("pool", ENGINE, on_overflow="clamp") as world:
+        body = {"model": "m", "input": SHORT + "[[sim:tokens=900]]", "max_output_tokens": 900}
+        reply = await world.http.post("/v1/responses", json=body)
+        assert reply.status_code == 200
+        assert reply.json()["usage"]["total_tokens"] == CAP
