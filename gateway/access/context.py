@@ -9,9 +9,9 @@ cannot prove that it does not: a body may hold what never reaches the prompt, an
 may leave out what does (Qwen3 drops earlier reasoning, Llama 3 trims). So only a count refuses.
 
 The window is the route's, or the caller's `max_context_tokens` where that is smaller. One that is
-smaller than the engine's own (a pool's `max_context`, a key's) is held by nobody else: then a
-prompt that the engine would cut is checked as any other, and one that nobody could count is refused
-unless its size shows that it fits.
+smaller than the engine's own (a pool's `max_context`, a key's) is held by nobody else: then an
+output that is not stated gets what the window leaves, a prompt that the engine would cut is checked
+as any other, and one that nobody could count is refused unless its size shows that it fits.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from gateway.wire.vllm import cut_tokens, prompt_bytes
 # but that the backend refuses instead of us.
 TEMPLATE_TOKENS: Final = 1024
 SPECIAL_TOKENS: Final = 8  # a tokenizer's own begin and end marks, and SentencePiece's first space
+# An output that is not stated is bounded without a count where it still gets this part of the
+# window; with less, an answer could be cut short only because nobody counted.
+FREE_OUTPUT_RATIO: Final = 0.5
 
 _GENERATES: Final = frozenset(
     {Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES, Endpoint.MESSAGES}
@@ -65,6 +68,9 @@ def bound(call: Call, *, route: Route, caller: Caller) -> Demand | None:
         _too_long(call, Demand(most, exact=True), route, caller)
     output = _output_tokens(call, caller)
     room = window - most
+    if output is None and generates and _is_ours(window, route):
+        enough = 1 if ids is not None else FREE_OUTPUT_RATIO * window
+        return Demand(most, ids is not None, room) if room >= enough else None
     # Nothing stated: whatever the window leaves is the output, but there must be some.
     if (output or 1) * generates <= room:
         return Demand(most, exact=ids is not None, max_new_tokens=output)
@@ -119,7 +125,9 @@ def _fitted(
         return demand
     if room < 1:
         _too_long(call, demand, route, caller)
-    if output is not None and output > room:
+    if output is None:
+        output = room if _is_ours(window, route) else None
+    elif output > room:
         if _states_output(call) and policy is OverflowPolicy.REJECT:
             _too_long(call, demand, route, caller)
         output = room

@@ -1,6 +1,7 @@
 """A window that is smaller than the engine's own is held by the gateway alone, whatever is asked how."""
 
 import contextlib
+import json
 
 import pytest
 
@@ -153,3 +154,37 @@ async def test_output_that_does_not_fit_beside_a_response_is_clamped_where_the_p
         reply = await world.http.post("/v1/responses", json=body)
         assert reply.status_code == 200
         assert reply.json()["usage"]["total_tokens"] == CAP
+
+
+@pytest.mark.parametrize("engine", [ENGINE, UNTOLD], ids=["counts", "cannot count"])
+@pytest.mark.parametrize("by", ["pool", "key"])
+def test_an_output_that_is_not_stated_gets_no_more_than_a_smaller_window_leaves(by, engine):
+    @story
+    async def check():
+        async with limited(by, engine) as world:
+            reply = await world.chat("hi [[sim:tokens=1000]]")
+            assert reply.status_code == 200
+            total = reply.json()["usage"]["total_tokens"]
+            assert total == CAP if engine is ENGINE else CAP / 2 < total <= CAP
+            (sent,) = sent_on(world, "/v1/chat/completions")
+            assert json.loads(sent.body)["max_completion_tokens"] <= CAP
+
+    check()
+
+
+@story
+async def test_where_the_window_is_the_engines_own_the_body_is_the_clients():
+    async with gateway(ENGINE, pool={"max_context": 4096}) as world:
+        reply = await world.chat("hi [[sim:tokens=1000]]")
+        assert reply.json()["usage"]["completion_tokens"] == 1000
+        (sent,) = sent_on(world, "/v1/chat/completions")
+        assert sent.body == reply.request.content
+
+
+@story
+async def test_an_answer_has_half_of_a_smaller_window_before_anybody_counts():
+    async with gateway(ENGINE, pool={"max_context": "4000"}) as world:
+        await world.chat("hi")
+        assert sent_on(world, "/tokenize") == []
+        await world.chat("word " * 300)
+        assert len(sent_on(world, "/tokenize")) == 1

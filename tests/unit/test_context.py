@@ -223,6 +223,25 @@ def test_an_uncounted_prompt_reads_so_in_anthropics_words_too():
         unsettled(asked, route=CAPPED, caller=CALLER, policy=REJECT)
 
 
+def test_an_unstated_output_under_a_cap_is_what_the_cap_leaves():
+    made = settle(call(), 900, route=CAPPED, caller=CALLER, policy=REJECT)
+    assert made == Demand(900, exact=True, max_new_tokens=100)
+    ids = call(Endpoint.CHAT, None, prompt_token_ids=900)
+    assert bound(ids, route=CAPPED, caller=CALLER) == Demand(900, True, 100)
+    made = unsettled(call(text_bytes=900), route=CAPPED, caller=CALLER, policy=REJECT)
+    assert made == Demand(900, False, 100)
+    by_key = limited(max_context_tokens=1000)
+    made = settle(call(), 900, route=within(4000), caller=by_key, policy=REJECT)
+    assert made.max_new_tokens == 100
+
+
+def test_an_unstated_output_gets_half_of_a_cap_without_a_count():
+    cap = within(2 * (100 + TEMPLATE_TOKENS), engine=10**6)
+    made = bound(call(text_bytes=100), route=cap, caller=CALLER)
+    assert made == Demand(100 + TEMPLATE_TOKENS, False, 100 + TEMPLATE_TOKENS)
+    assert bound(call(text_bytes=101), route=cap, caller=CALLER) is None
+
+
 def test_a_window_that_no_backend_told_is_held_here():
     route = Route("m", "m", "m", window_tokens=1000)
     with pytest.raises(ContextLengthExceeded):
