@@ -6,6 +6,7 @@ adapters, windows, endpoints), so a look-up on the request path is one dict acce
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -14,6 +15,8 @@ from gateway.config.models import PoolConfig
 from gateway.core.errors import EndpointNotServed, ModelNotFound
 from gateway.core.types import Call, Caller, Endpoint, Phase, Route
 from gateway.pools.table import Backend, PoolTable
+
+log = logging.getLogger("gateway.routing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,24 +29,33 @@ class Entry:
 
 
 class Catalog:
-    """Name -> Entry. Build with `build`."""
+    """Name -> Entry. Build with `build`.
 
-    def __init__(self, entries: Mapping[str, Entry]) -> None:
+    `clashes` are the adapters that several pools hold: name, the pool that has it, one that has not.
+    """
+
+    def __init__(
+        self, entries: Mapping[str, Entry], clashes: Iterable[tuple[str, str, str]] = ()
+    ) -> None:
         self.entries = dict(entries)
+        self.clashes = frozenset(clashes)
 
     @classmethod
     def build(cls, pools: Mapping[str, PoolConfig], table: PoolTable) -> Catalog:
         """Read the configuration and the table once. Pool names win over aliases, aliases over adapters."""
         entries: dict[str, Entry] = {}
+        clashes = []
         for name, config in pools.items():
             for adapter, entry in _adapters(name, config, table).items():
-                entries.setdefault(adapter, entry)
+                first = entries.setdefault(adapter, entry)
+                if first is not entry:
+                    clashes.append((adapter, first.route.pool, name))
         for name, config in pools.items():
             for alias in config.aliases:
                 entries[alias] = _entry(alias, name, config, table)
         for name, config in pools.items():
             entries[name] = _entry(name, name, config, table)
-        return cls(entries)
+        return cls(entries, clashes)
 
     def resolve(self, call: Call, caller: Caller) -> Route:
         """Return where the call's model name leads.
@@ -85,13 +97,26 @@ class Catalogs:
         self._pools: Mapping[str, PoolConfig] | None = None
         self._epoch = -1
         self._built = Catalog({})
+        self._clashes_told: set[tuple[str, str, str]] = set()
 
     def current(self, pools: Mapping[str, PoolConfig]) -> Catalog:
         """Return the catalog of `pools` as the table is now."""
         if self._epoch != self._table.epoch or self._pools is not pools:
             self._built = Catalog.build(pools, self._table)
             self._epoch, self._pools = self._table.epoch, pools
+            self._tell_clashes()
         return self._built
+
+    def _tell_clashes(self) -> None:
+        """Log each clash of adapters when it is first seen."""
+        for clash in sorted(self._built.clashes - self._clashes_told):
+            self._clashes_told.add(clash)
+            log.warning(
+                "the adapter %s is held by the pools %s and %s: requests for it go to %s."
+                " List `adapters` of each pool, or rename one",
+                *(*clash, clash[1]),
+                extra={"event": "adapter_clash"},
+            )
 
 
 def _shown(model: str) -> str:

@@ -28,7 +28,7 @@ from gateway.core.types import (
 )
 from gateway.pools.health import Order
 from gateway.pools.table import PoolTable
-from gateway.routing.catalog import Catalog, status
+from gateway.routing.catalog import Catalog, Catalogs, status
 from gateway.routing.choice import Chooser
 from gateway.routing.filters import eligible, exclusion, reasons
 from gateway.routing.pick import pick, scores
@@ -460,6 +460,27 @@ def test_of_two_pools_with_the_same_adapter_the_first_has_the_name():
     twin = [ServedModel("n", None, 4096), ServedModel("lora-a", "n", None)]
     catalog = catalog_of(pools(m=URLS[:1], n=URLS[1:2]), {"m/b1": [BASE, LORA], "n/b1": twin})
     assert resolve(catalog, "lora-a").pool == "m"
+
+
+def test_a_name_that_two_pools_claim_is_told_once(caplog):
+    config = pools(m=URLS[:1], n=URLS[1:2])
+    table = table_of(config)
+    catalogs = Catalogs(table)
+    make_ready(table, "m/b1", models=[BASE, LORA])
+    catalogs.current(config)
+    assert caplog.records == []
+    make_ready(
+        table, "n/b1", models=[ServedModel("n", None, 4096), ServedModel("lora-a", "n", None)]
+    )
+    for _ in range(2):
+        catalogs.current(config)
+        make_ready(table, "m/b1", models=[BASE, LORA, ServedModel("lora-b", "m", None)])
+    (told,) = caplog.records
+    assert told.event == "adapter_clash"
+    assert told.getMessage() == (
+        "the adapter lora-a is held by the pools m and n: requests for it go to m."
+        " List `adapters` of each pool, or rename one"
+    )
 
 
 @pytest.mark.parametrize(
