@@ -1,15 +1,35 @@
-"""Who counts a pool's prompts: its tokenizer here, when one is configured, else one of its backends."""
+"""Who counts a pool's prompts: its tokenizer here, when there is one, else one of its backends.
+
+It is the configured one, or that of the model which the gateway launches from a local folder.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from gateway.access.tokens import Asker, BackendCounter, LocalCounter, as_chat
+from gateway.config.flags import in_force, is_flag
 from gateway.config.models import PoolConfig
+from gateway.config.supervision import LaunchConfig
+from gateway.core.errors import ConfigError
 from gateway.core.types import Call, Endpoint, Route
 from gateway.pools.table import Backend
+
+log = logging.getLogger("gateway.access")
+
+# Flags by which the engine takes another tokenizer or writes prompts in another way than the folder
+# says, or reads its flags from elsewhere (vLLM 0.32).
+_FOREIGN: Final = frozenset(
+    {
+        *("tokenizer", "tokenizer-mode", "tokenizer-revision", "skip-tokenizer-init"),
+        *("chat-template", "chat-template-content-format", "default-chat-template-kwargs"),
+        *("config", "hf-overrides"),
+    }
+)
 
 
 class PromptCounters:
@@ -28,15 +48,19 @@ class PromptCounters:
         before: PromptCounters | None = None,
     ) -> None:
         """Load the tokenizers; those of `before` are kept where no file of the folder has changed."""
-        self._local: dict[str, LocalCounter] = {}
+        self._local: dict[str, LocalCounter | None] = {}
         self._stamps: dict[str, object] = {}  # of what each was made from
         for name, pool in pools.items():
-            if pool.tokenizer is None:
+            folder = pool.tokenizer or _launched_folder(pool)
+            if folder is None:
                 continue
-            stamp = self._stamps[name] = (deadline_s, _stamp(pool.tokenizer))
-            same = before is not None and before._stamps.get(name) == stamp
-            kept = before._local[name] if before is not None and same else None
-            self._local[name] = kept or LocalCounter(pool.tokenizer, deadline_s=deadline_s)
+            stamp = self._stamps[name] = (deadline_s, pool.tokenizer is None, _stamp(folder))
+            if before is not None and before._stamps.get(name) == stamp:
+                self._local[name] = before._local[name]
+            elif pool.tokenizer is not None:
+                self._local[name] = LocalCounter(folder, deadline_s=deadline_s)
+            else:
+                self._local[name] = _found_counter(name, folder, deadline_s)
         self._open_asker = open_asker
         self._deadline_s = deadline_s
         self._remote: dict[Backend, BackendCounter] = {}
@@ -78,3 +102,35 @@ def _stamp(folder: Path) -> list[object]:
             found = file.stat()
             stamp.append((file, found.st_ino, found.st_size, found.st_mtime_ns))
     return stamp
+
+
+def _found_counter(name: str, folder: Path, deadline_s: float) -> LocalCounter | None:
+    """Return the counter of a tokenizer that nobody configured; one that cannot be used is told and left."""
+    try:
+        return LocalCounter(folder, deadline_s=deadline_s)
+    except ConfigError as error:
+        log.warning(
+            "%s: prompts are counted by its backends, for the tokenizer of its model cannot be used: %s",
+            name,
+            "; ".join(error.findings),
+            extra={"event": "tokenizer_unusable"},
+        )
+        return None
+
+
+def _launched_folder(pool: PoolConfig) -> Path | None:
+    """Return the folder of the model that all launched backends of a pool serve, if it is here."""
+    folders = {_model_folder(each.launch) for each in pool.backends if each.launch is not None}
+    return folders.pop() if len(folders) == 1 else None
+
+
+def _model_folder(launch: LaunchConfig) -> Path | None:
+    """Return the folder whose tokenizer and chat template a launched server uses, if it is here."""
+    flags = in_force(launch.command, launch.args)
+    if not _FOREIGN.isdisjoint(flags):
+        return None
+    words = [*launch.command, "--"]
+    first = words[words.index("serve") + 1] if "serve" in launch.command else "--"
+    named = flags.get("model") if is_flag(first) else first  # the one without a flag wins
+    folder = Path(named) if isinstance(named, str) else None
+    return folder if folder is not None and (folder / "tokenizer.json").is_file() else None

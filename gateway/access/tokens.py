@@ -297,15 +297,15 @@ def _templates(folder: Path, config: Json, special: Mapping[str, str]) -> dict[s
     in_config = config.get("chat_template")
     if in_config is None:
         in_config = _settings(folder / "chat_template.json").get("chat_template")
-    if isinstance(in_config, str):
-        sources["default"] = in_config
-    elif isinstance(in_config, list):
-        sources = {each["name"]: each["template"] for each in in_config}
-    files = sorted(folder.glob("additional_chat_templates/*.jinja"))
-    if (folder / "chat_template.jinja").exists():
-        sources = {"default": (folder / "chat_template.jinja").read_text("utf-8")}
-        sources |= {file.stem: file.read_text("utf-8") for file in files}
     try:
+        if isinstance(in_config, str):
+            sources["default"] = in_config
+        elif isinstance(in_config, list):
+            sources = {each["name"]: each["template"] for each in in_config}
+        files = sorted(folder.glob("additional_chat_templates/*.jinja"))
+        if (folder / "chat_template.jinja").exists():
+            sources = {"default": (folder / "chat_template.jinja").read_text("utf-8")}
+            sources |= {file.stem: file.read_text("utf-8") for file in files}
         return {name: ChatTemplate(source, special) for name, source in sources.items()}
-    except jinja2.TemplateError as error:
+    except (jinja2.TemplateError, LookupError, TypeError, ValueError, OSError) as error:
         raise ConfigError([f"{folder}: error: its chat template is wrong: {error}"]) from error

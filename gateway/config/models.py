@@ -181,7 +181,9 @@ class PoolConfig(Section):
         OrWord("auto", "auto"),
     ] = setting("auto", "LoRA names: auto (those the backends have), or a list.")
     tokenizer: Annotated[FilePath | None, EmptyIsNone] = setting(
-        None, "Folder with tokenizer.json, to count prompts here. Default: ask a backend."
+        None,
+        "Folder with tokenizer.json, to count prompts here. Default: the folder of the model that is"
+        " launched, where it is on this machine and no flag changes prompts; else ask a backend.",
     )
     endpoints: tuple[Endpoint, ...] | None = setting(
         None, "Endpoints it serves. Default: what the backends say."

@@ -1,63 +1,110 @@
-"""Who counts a pool's prompts after a reload: the tokenizer there was, unless its folder changed."""
+"""Who counts a pool's prompts: the tokenizer that is configured, that of a launched model, a backend."""
 
 import asyncio
 import json
-import os
+import pathlib
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from gateway.access.counters import PromptCounters
-from gateway.config.models import Config
-from gateway.core.errors import ConfigError
+from gateway.config.load import check_text
 from gateway.core.types import Route
+from gateway.pools.table import Backend
 from gateway.wire.calls import ENDPOINTS, parse_call
+from tests.unit.test_tokens import folder  # noqa: F401 - the fixture
 
-CHAT = b"/v1/chat/completions"
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """One token a letter."""
-    tokenizer = Tokenizer(models.BPE({"a": 0}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    return tmp_path
+ASKED = 1000  # what a backend answers
 
 
-def counters(folder, before=None, deadline_s=5.0):
-    pool = {"backends": ["http://h:1"], "tokenizer": str(folder)}
-    pools = Config.model_validate({"pools": {"m": pool}}, context={"folder": folder}).pools
-    return PromptCounters(pools, lambda _: None, deadline_s=deadline_s, before=before)
+class Told:
+    """A backend that counts."""
+
+    async def post(self, path, body, *, timeout_s):
+        return 200, json.dumps({"count": ASKED, "max_model_len": 4096}).encode()
+
+    def close(self):
+        pass
 
 
-def count(each, text):
-    body = {"model": "m", "messages": [{"role": "user", "content": text}]}
-    call = parse_call(ENDPOINTS[CHAT], json.dumps(body).encode())
-    return asyncio.run(each.count(call, Route("m", "m", "m", None), ()))
+def launched(*command, port=8001, **args):
+    return {"launch": {"command": list(map(str, command)), "port": port, "args": args}}
 
 
-def test_a_folder_that_did_not_change_is_not_read_again(folder):
-    file = folder / "tokenizer.json"
-    before = counters(folder)
-    at = file.stat()
-    file.write_bytes(b"?" * at.st_size)
-    os.utime(file, ns=(at.st_atime_ns, at.st_mtime_ns))  # to who only looks, it is as it was
-    assert count(counters(folder, before), "aaa") == 3
+def count(*backends, prompt="abc", **pool):
+    text = json.dumps({"pools": {"m": {"backends": list(backends), **pool}}})
+    loaded = check_text(text, folder=pathlib.Path("/"), env={}).loaded
+    counters = PromptCounters(loaded.config.pools, lambda backend: Told(), deadline_s=20)
+    call = parse_call(
+        ENDPOINTS[b"/v1/completions"], json.dumps({"model": "m", "prompt": prompt}).encode()
+    )
+    backend = Backend("m", "b1", "http://127.0.0.1:8001")
+    return asyncio.run(counters.count(call, Route("m", "m", "m"), [backend]))
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "additional_chat_templates/tool_use.jinja"])
-def test_a_folder_with_a_changed_file_is_read_again(folder, name):
-    before = counters(folder)
-    (folder / name).parent.mkdir(exist_ok=True)
-    (folder / name).write_text("{% wrong")
-    with pytest.raises(ConfigError, match=r"tokenizer.json|chat template"):
-        counters(folder, before)
+def test_a_launched_model_in_a_folder_is_counted_here(folder):  # noqa: F811
+    for backend in (
+        launched("vllm", "serve", folder),
+        launched("vllm", "serve", model=str(folder)),
+        launched("python", "-m", "vllm.entrypoints.openai.api_server", "--model", folder),
+    ):
+        assert count(backend) == 4
+    other = {"url": "http://10.0.0.13:8000"}
+    assert count(launched("vllm", "serve", folder), launched("vllm", "serve", folder, port=8002), other) == 4  # fmt: skip
 
 
-def test_a_new_template_counts_after_a_reload(folder):
-    before = counters(folder)
-    (folder / "chat_template.jinja").write_text("{{ messages[0].content * 2 }}")
-    after = counters(folder, before)
-    assert (count(before, "aaa"), count(after, "aaa")) == (3, 6)
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("tokenizer", "other/one"),
+        ("chat-template", "x.jinja"),
+        ("chat_template_content_format", "string"),
+        ("default-chat-template-kwargs", {"enable_thinking": False}),
+        ("tokenizer-mode", "mistral"),
+        ("hf-overrides", {}),
+        ("config", "flags.yaml"),
+    ],
+)
+def test_flags_that_change_prompts_leave_it_to_the_backend(folder, flag, value):  # noqa: F811
+    assert count(launched("vllm", "serve", folder, **{flag: value})) == ASKED
+
+
+def test_what_is_no_folder_with_a_tokenizer_is_left_to_the_backend(folder, tmp_path):  # noqa: F811
+    for named in ("Qwen/Qwen3-8B", tmp_path / "nothing", "--port"):
+        assert count(launched("vllm", "serve", named)) == ASKED
+    (folder / "tokenizer.json").unlink()
+    assert count(launched("vllm", "serve", folder)) == ASKED
+    assert count({"url": "http://h:1"}) == ASKED
+
+
+def test_launched_servers_of_different_models_are_asked(folder, tmp_path):  # noqa: F811
+    twin = launched("vllm", "serve", "other/one", port=8002)
+    assert count(launched("vllm", "serve", folder), twin) == ASKED
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("tokenizer.json", "{}"),
+        ("tokenizer_config.json", "{"),
+        ("tokenizer_config.json", '{"chat_template": [{"name": 5}]}'),
+        ("chat_template.jinja", "{% if %}"),
+        ("chat_template.jinja", b"\xff"),
+    ],
+)
+def test_a_broken_tokenizer_of_a_launched_model_is_told_once_and_stops_nothing(
+    folder,  # noqa: F811
+    caplog,
+    file,
+    text,
+):
+    if file == "tokenizer_config.json":
+        (folder / "chat_template.jinja").unlink()
+    (folder / file).write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert count(launched("vllm", "serve", folder)) == ASKED
+    (told,) = caplog.records
+    assert told.event == "tokenizer_unusable"
+    assert str(folder) in told.getMessage()
+
+
+def test_a_configured_tokenizer_comes_first(folder):  # noqa: F811
+    assert count(launched("vllm", "serve", "other/one"), tokenizer=str(folder)) == 4
