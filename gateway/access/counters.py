@@ -68,6 +68,7 @@ class PromptCounters:
     async def count(self, call: Call, route: Route, backends: Sequence[Backend]) -> int | None:
         """Return the exact length of the longest prompt in tokens; None when nobody can tell in time.
 
+        Of several texts a backend is asked for the one of most bytes alone.
         `backends` are those that serve now; the least busy one is asked. Cancel: nothing is held.
         """
         chat = as_chat(call) if call.endpoint is Endpoint.RESPONSES else call

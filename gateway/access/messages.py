@@ -290,9 +290,19 @@ def _first_text(content: Any) -> str:
 
 
 def _plain_parts(content: Any) -> Any:
+    """Return a content in a chat's words: its texts and images have other names in items."""
     if not isinstance(content, list):
         return content
-    return [{"type": "text", "text": text} for part in content if (text := _text(part)) is not None]
+    return [plain for part in content if (plain := _plain_part(part)) is not None]
+
+
+def _plain_part(part: Any) -> Json | None:
+    if isinstance(part, dict) and part.get("type") == "input_image" and "uuid" not in part:
+        if not isinstance(part.get("image_url"), str):
+            raise Unmodelled("an image without its address")
+        return {"type": "image_url", "image_url": {"url": part["image_url"]}}
+    text = _text(part)
+    return None if text is None else {"type": "text", "text": text}
 
 
 def _is_partial(item: Json) -> bool:

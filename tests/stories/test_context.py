@@ -7,6 +7,7 @@ import pytest
 
 from gateway.access import keys
 from gateway.app import reload
+from gateway.core.types import Phase, TrafficFailed
 from gateway.sim.server import SimConfig
 from tests.stories.support import gateway, story
 
@@ -74,6 +75,18 @@ FITTING = {
 COUNTED = {
     "responses": ("/v1/responses", {"input": "word " * 300, "max_output_tokens": 5}),
     "responses of items": ("/v1/responses", {"input": user("hi"), "instructions": SHORT}),
+    "a response to an image": (
+        "/v1/responses",
+        {
+            "input": user(
+                [
+                    {"type": "input_text", "text": SHORT},
+                    {"type": "input_image", "image_url": IMAGE["image_url"]["url"]},
+                ]
+            ),
+            "max_output_tokens": 5,
+        },
+    ),
     "an image": (
         "/v1/chat/completions",
         {"messages": user([{"type": "text", "text": SHORT}, IMAGE]), "max_tokens": 5},
@@ -145,6 +158,18 @@ async def test_a_pool_without_backends_says_so_and_not_that_the_prompt_is_too_lo
         pools="pools: {m: {max_context: 512, backends: ['http://127.0.0.1:9']}}", wait=False
     ) as world:
         assert (await world.chat(LONG, max_tokens=5)).status_code == 503
+
+
+@story
+async def test_a_degraded_backend_counts_where_no_other_serves():
+    async with limited("pool", ENGINE) as world:
+        (backend,) = world.process.table.backends("m")
+        for _ in range(5):
+            failed = TrafficFailed(world.process.clock.now(), "broke")
+            world.process.table.observe(backend.id, failed)
+        assert backend.phase is Phase.DEGRADED
+        assert (await world.chat("word " * 300, max_tokens=5)).status_code == 200
+        assert len(sent_on(world, "/tokenize")) == 1
 
 
 @story

@@ -34,6 +34,15 @@ SAID = {
             [{"type": "message", **USER, "content": [{"type": "input_text", "text": "hi"}]}],
             [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
         ),
+        (
+            [{"role": "user", "content": [{"type": "input_image", "image_url": "data:x"}]}],
+            [
+                {
+                    "role": "user",
+                    "content": [{"type": "image_url", "image_url": {"url": "data:x"}}],
+                }
+            ],
+        ),
         ([SAID], [{"role": "assistant", "content": "a"}]),
         ([{"role": "assistant", "content": "a"}], [{"role": "assistant", "content": "a"}]),
         (
@@ -101,7 +110,8 @@ def test_an_effort_switches_thinking_as_the_engine_does():
         {"input": [{"type": "custom_tool_call", "call_id": "c", "name": "x", "input": "y"}]},
         {"input": [{**THOUGHT, "encrypted_content": "x"}]},
         {"input": [{**CALL, "namespace": "n"}]},
-        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+        {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}]},
+        {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},
         {"input": [{"role": "assistant", "content": []}]},
         {"input": [{"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}]},
         {"input": [{"role": 5, "content": "x"}]},
