@@ -102,7 +102,7 @@ async def limited(by, engine, **pool):
         if by == "key":
             file = world.path.parent / "keys.yaml"
             made = keys.create(file, name="small", max_context_tokens=CAP)
-            assert reload(world.process)
+            assert await reload(world.process)
             world.http.headers["authorization"] = f"Bearer {made.key}"
         yield world
 
