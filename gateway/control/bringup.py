@@ -1,6 +1,6 @@
 """Restart one backend, and bring it up: what is done to it, step by step.
 
-    restart:   drain --> stop, start --> bring up
+    restart:   its GPUs' turn --> drain --> stop, start --> bring up
     bring up:  healthy, models known --> one token --> adapters --> warm-up --> it serves, slowly at first
 
 While this goes on the backend is DRAINING, then STARTING, whatever its probes say: a server that
@@ -77,9 +77,9 @@ class Bringup:
         """
         charge.restarting = True
         try:
-            if order.planned:
-                await self._drain(charge, order)
             async with self.gpus.turn(charge):
+                if order.planned:  # it served until now, for others' starts may take minutes
+                    await self._drain(charge, order)
                 incarnation = await self._launch(charge, order)
                 charge.restarting = False
                 await self._bring_up(charge, incarnation, order.incarnation)

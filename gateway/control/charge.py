@@ -53,6 +53,7 @@ class Charge:
 
     work: asyncio.Task[None] | None = None  # a restart, or the watch over a start
     restarting: bool = False  # it is drained, stopped or launched
+    waits_for: str = ""  # until whose start is over its own waits; empty: it does not wait
     starting: bool = False  # launched, and not yet verified
     watch: StartWatch | None = None
 

@@ -22,6 +22,8 @@ class GpuTurns:
 
     def __init__(self) -> None:
         self._locks: dict[int, asyncio.Lock] = {_ALL: asyncio.Lock()}
+        self._has: dict[int, Charge] = {}  # who has a GPU's turn, or had it last
+        self._wait: dict[Charge, int] = {}  # for which GPU
 
     def know(self, gpus: Iterable[int]) -> None:
         """Take note of GPUs that a configuration names."""
@@ -30,11 +32,28 @@ class GpuTurns:
 
     @asynccontextmanager
     async def turn(self, charge: Charge) -> AsyncIterator[None]:
-        """Wait until no other start uses the backend's GPUs; others wait until this one is over."""
+        """Wait until no other start uses the backend's GPUs; others wait until this one is over.
+
+        `charge.waits_for` tells for whom it waits.
+        """
         async with AsyncExitStack() as stack:
             for gpu in self._needed(charge):
-                await stack.enter_async_context(self._locks[gpu])
+                await self._take(gpu, charge, stack)
             yield
+
+    async def _take(self, gpu: int, charge: Charge, stack: AsyncExitStack) -> None:
+        lock = self._locks[gpu]
+        self._wait[charge] = gpu
+        if lock.locked():
+            charge.waits_for = _told(self._has[gpu], gpu)
+        try:
+            await stack.enter_async_context(lock)
+        finally:
+            self._wait.pop(charge, None)
+            charge.waits_for = ""
+        self._has[gpu] = charge
+        for other in (each for each, wanted in self._wait.items() if wanted == gpu):
+            other.waits_for = _told(charge, gpu)
 
     def _needed(self, charge: Charge) -> list[int]:
         launch = charge.config.launch
@@ -42,3 +61,8 @@ class GpuTurns:
             return []
         everywhere = not launch.gpus or Remedy.SERIAL_START in charge.pool.remedies
         return sorted(self._locks) if everywhere else sorted(launch.gpus)
+
+
+def _told(first: Charge, gpu: int) -> str:
+    where = "" if gpu == _ALL else f" on GPU {gpu}"
+    return f"until {first.id} has started{where}"

@@ -91,8 +91,11 @@ def _detail(backend: dict[str, Any]) -> str:
 
 
 def _waits(backend: dict[str, Any]) -> str:
-    """Return why nothing is done about what ails it."""
-    waits = (backend.get("supervision") or {}).get("waits")
+    """Return why nothing is done about what ails it, or not yet."""
+    told = backend.get("supervision") or {}
+    if told.get("waits_for"):
+        return f"its start waits {told['waits_for']}"
+    waits = told.get("waits")
     if not waits:
         return ""
     until = f" until {str(waits['until'])[11:19]}" if waits.get("until") else ""

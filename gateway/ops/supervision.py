@@ -34,6 +34,7 @@ class SupervisionOverview(TypedDict):
     running: bool | None  # null: nobody can tell now
     starting: bool
     restarting: bool
+    waits_for: str  # until whose start on its GPUs its own waits; empty: it does not wait
     suspended: bool  # left alone until an operator restarts or undrains it
     trouble: str  # what its launcher last failed at; empty: nothing
     waits: WaitOverview | None
@@ -49,6 +50,7 @@ def supervision(charge: Charge, moment: Moment) -> SupervisionOverview:
         running=None if seen is None else seen.running,
         starting=charge.starting,
         restarting=charge.restarting,
+        waits_for=charge.waits_for,
         suspended=charge.suspended,
         trouble=charge.trouble,
         waits=_waits(decision, moment) if isinstance(decision, Wait) else None,

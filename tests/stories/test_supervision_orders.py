@@ -16,7 +16,7 @@ from gateway.core.events import EventKind
 from gateway.core.types import Phase
 from gateway.pools.store import MemoryStore, StoreUnavailable
 from tests.fakelaunch import Script
-from tests.stories.supervised import fleet, launched, machine, managed
+from tests.stories.supervised import fleet, launched, machine, managed, pool
 from tests.stories.support import frames, story
 
 
@@ -603,3 +603,28 @@ async def starts_together(gpus):
 @story
 async def test_backends_on_one_gpu_start_one_after_the_other(gpus, together):
     assert await starts_together(gpus) == together
+
+
+@story
+async def test_a_healthy_backend_serves_until_it_is_its_turn_on_its_gpu():
+    async with machine() as on:
+        shares = {"gpus": [0], "args": {"gpu-memory-utilization": 0.4}}
+        one, other = launched(on["m/b1"], **shares), launched(on["m/b2"], gpus=[1])
+        async with fleet(on, one, other) as world:
+            up, late = asyncio.Event(), on["x/late"]
+            late.model = "x"
+            late.plan(Script(listens=up))
+            world.settings["pools"]["x"] = pool(launched(late, **shares))
+            world.reload()
+            await world.until(lambda: late.running)
+            assert (await world.order("restart")).json()["changed"]
+            await world.turns()
+            assert world.phase() is Phase.READY
+            told = (await world.admin("GET", "/admin/v1/overview")).json()
+            (waits,) = [b for p in told["pools"] for b in p["backends"] if b["id"] == "m/b1"]
+            assert waits["supervision"]["waits_for"] == "until x/late has started on GPU 0"
+            _, out, _ = await cli(world, "status")
+            assert "its start waits until x/late has started on GPU 0" in out
+            up.set()
+            await world.until(lambda: len(world.told(EventKind.STARTED, "m/b1")) == 2)
+            assert world.charge().waits_for == ""
