@@ -152,6 +152,7 @@ def build(
                 "backend": sum(client.open_connections()),
             },
             queues=lambda: handler.gate.queues(),
+            held=lambda: supervisor.held(),
             log_dropped=lambda: outlet.dropped,
         ),
         clock,

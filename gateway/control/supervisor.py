@@ -88,6 +88,18 @@ class Supervisor:
         """The backends under supervision, by their ids."""
         return self.fleet.charges
 
+    @property
+    def holds(self) -> Mapping[str | None, float]:
+        """Until when operators hold automatic restarts, of a pool or (None) of all; `inf`: for good."""
+        now, pools = self.clock.now(), self._config.pools
+        every = self._leases.holds.items()  # those of marks, too
+        return {of: until for of, until in every if until > now and (of is None or of in pools)}
+
+    def held(self) -> Mapping[str, bool]:
+        """Return of each pool whether an operator holds its automatic restarts."""
+        holds = self.holds
+        return {pool: None in holds or pool in holds for pool in self._config.pools}
+
     def apply(self, config: Config) -> None:
         """Take over a configuration, after the pool table has.
 

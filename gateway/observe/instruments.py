@@ -126,6 +126,11 @@ RESTARTS: Final = _counter(
     "Restarts of a backend that this gateway began, by their cause.",
     "pool", "backend", "cause",
 )  # fmt: skip
+RESTARTS_HELD: Final = _gauge(
+    "gateway_restarts_held",
+    "1 while automatic restarts of a pool are on hold by an operator's order, else 0.",
+    "pool",
+)
 SUPERVISION: Final = _counter(
     "gateway_supervision_events_total",
     "What supervision did or saw, by kind: started, start_failed, exited, remedy, suspended, ...",

@@ -89,6 +89,7 @@ class Readings:
     backends: Callable[[], Iterable[BackendReading]] = tuple
     connections: Callable[[], Mapping[str, int]] = dict  # by side: client, backend
     queues: Callable[[], Mapping[str, tuple[int, int]]] = dict  # by pool: requests and tokens
+    held: Callable[[], Mapping[str, bool]] = dict  # by pool: its restarts are on hold
     log_dropped: Callable[[], int] = int
 
 
@@ -103,8 +104,7 @@ class Histogram:
 
     def observe(self, labels: Labels, value: float) -> None:
         """Count one value."""
-        cell = self.cells.get(labels)
-        if cell is None:
+        if (cell := self.cells.get(labels)) is None:
             cell = self.cells[labels] = [0] * (len(self.bounds) + 2)
         cell[bisect_left(self.bounds, value)] += 1
         cell[-1] += value
@@ -179,8 +179,7 @@ class Metrics(Collector):
         first_at = record.first_byte_at
         if record.stream and first_at is not None:
             self._ttft.observe(names, first_at - record.received_at)
-            gap_s = record.token_gap_s
-            if gap_s is not None:
+            if (gap_s := record.token_gap_s) is not None:
                 self._inter_token.observe(names, gap_s)
 
     def _count_tokens(self, names: tuple[str, str], usage: Usage) -> None:
@@ -285,14 +284,12 @@ class Metrics(Collector):
             labels = (backend.pool, backend.name)
             replaced = labels in values[table.IN_FLIGHT.name]
             values[table.IN_FLIGHT.name][labels] += backend.in_flight
-            allowed = backend.allowed(now)
-            if allowed is not None:
+            if (allowed := backend.allowed(now)) is not None:
                 values[table.LIMIT.name][labels] = allowed
             if replaced:  # a leaving backend whose name has a new owner: only its requests count
                 continue
             for phase in Phase:
-                is_in = backend.phase is phase
-                values[table.BACKEND_PHASE.name][*labels, phase.value] = is_in
+                values[table.BACKEND_PHASE.name][*labels, phase.value] = backend.phase is phase
             sample = backend.sample
             age_s = now - sample.at if sample is not None else float("inf")
             values[table.SCRAPE_AGE.name][labels] = age_s
@@ -304,6 +301,8 @@ class Metrics(Collector):
         for pool, (requests, tokens) in self._readings.queues().items():
             values[table.QUEUED.name][(pool,)] = requests
             values[table.QUEUED_TOKENS.name][(pool,)] = tokens
+        held = self._readings.held()
+        values[table.RESTARTS_HELD.name].update({(pool,): held[pool] for pool in held})
         for side, count in self._readings.connections().items():
             values[table.OPEN_CONNECTIONS.name][(side,)] = count
         values[table.ACCESS_LOG_DROPPED.name][()] = self._readings.log_dropped()
@@ -314,6 +313,7 @@ _READ_WHEN_SCRAPED: Final = (
     table.LIMIT,
     table.QUEUED,
     table.QUEUED_TOKENS,
+    table.RESTARTS_HELD,
     table.BACKEND_PHASE,
     table.SCRAPE_AGE,
     table.RUNNING,

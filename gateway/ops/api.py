@@ -80,6 +80,7 @@ def admin_app(  # noqa: PLR0913 - all that is shown
             started_at=started_at,
             gate=deciding.gate,
             charges=orders.supervisor.charges,
+            holds=orders.supervisor.holds,
         )
         shown = overview(facts, Moment(clock.now(), clock.wall()))
         return json_reply(shown)

@@ -7,6 +7,7 @@ be true, is null, never 0.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,6 +103,13 @@ class TransitionOverview(TypedDict):
     detail: str
 
 
+class HoldOverview(TypedDict):
+    """Automatic restarts are on hold, by an operator's order."""
+
+    pool: str | None  # null: of all pools
+    until: str | None  # null: until it is lifted
+
+
 class ConfigOverview(TypedDict):
     """The configuration in force; `hash` is the one in `gateway_config_info`."""
 
@@ -129,6 +137,7 @@ class Overview(TypedDict):
     version: str
     uptime_s: float
     config: ConfigOverview
+    holds: list[HoldOverview]
     pools: list[PoolOverview]
     transitions: list[TransitionOverview]  # the newest first
     totals: Totals
@@ -146,6 +155,7 @@ class Facts:
     started_at: float
     gate: Gate
     charges: Mapping[str, Charge]
+    holds: Mapping[str | None, float]  # `Supervisor.holds`
 
 
 def overview(facts: Facts, moment: Moment) -> Overview:
@@ -165,6 +175,10 @@ def overview(facts: Facts, moment: Moment) -> Overview:
             file=str(facts.file) if facts.file is not None else None,
             hash=facts.metrics.config_hash,
         ),
+        holds=[
+            HoldOverview(pool=pool, until=None if until == math.inf else moment.told(until))
+            for pool, until in facts.holds.items()
+        ],
         pools=pools,
         transitions=[_transition(each, moment) for each in recent],
         totals=Totals(

@@ -32,7 +32,10 @@ def print_overview(overview: dict[str, Any]) -> None:
     state = str(overview.get("state", "unknown"))
     up = _age(overview.get("uptime_s"))
     head = f"{_SIGNS.get(state, '?')} {state.upper()}  vllm-gateway {overview.get('version', '?')}"
-    _line(f"{head}  up {up}\n  {overview.get('verdict', '')}\n")
+    _line(f"{head}  up {up}\n  {overview.get('verdict', '')}")
+    for hold in overview.get("holds", []):
+        _line(f"  {_hold(hold)}")
+    _line()
     pools = overview.get("pools", [])
     print_table([_pool_row(pool) for pool in pools], empty="no pools")
     _line()
@@ -44,9 +47,15 @@ def print_overview(overview: dict[str, Any]) -> None:
     if events:
         _line("\nLast events")
         for event in events:
-            clock = str(event.get("at", ""))[:19].replace("T", " ")
+            clock = _clock(event.get("at", ""))
             change = f"{event.get('before')} -> {event.get('after')}"
             _line(f"  {clock}  {event.get('backend')}  {change}  {event.get('detail')}")
+
+
+def _hold(hold: dict[str, Any]) -> str:
+    of = "all pools" if hold.get("pool") is None else hold["pool"]
+    until = f"until {_clock(hold['until'])} UTC" if hold.get("until") else "until that is lifted"
+    return f"Automatic restarts of {of} are on hold {until}."
 
 
 def _pool_row(pool: dict[str, Any]) -> Row:
@@ -194,6 +203,10 @@ def _age(seconds: float | None) -> str | None:
         if seconds >= size:
             return f"{seconds // size:.0f}{unit}"
     return f"{seconds:.0f}s"
+
+
+def _clock(at: object) -> str:
+    return str(at)[:19].replace("T", " ")
 
 
 def _line(text: str = "") -> None:

@@ -162,6 +162,12 @@ async def test_restarts_on_hold_wait_until_the_hold_is_lifted():
         held = await world.admin("POST", "/admin/v1/restarts:hold", {"pool": "m", "for_s": 600})
         assert held.json() == {"pool": "m", "held": True, "for_s": 600}
         await world.turns(3)
+        (hold,) = (await world.admin("GET", "/admin/v1/overview")).json()["holds"]
+        assert hold["pool"] == "m"
+        _, out, _ = await cli(world, "status")
+        ends = hold["until"][:19].replace("T", " ")
+        assert f"Automatic restarts of m are on hold until {ends} UTC." in out
+        assert await world.counted("gateway_restarts_held", pool="m") == 1
         await world.slot().die()
         await world.until(lambda: world.charge().decision is not None)
         assert world.charge().decision.why is Why.ON_HOLD
@@ -241,7 +247,17 @@ async def test_operators_order_by_the_command_line():
         assert (await cli(world, "hold", "--for", "30m"))[
             2
         ] == "restarts of all pools are on hold for 30m\n"
+        await world.turns(3)
+        assert (
+            "Automatic restarts of all pools are on hold until " in (await cli(world, "status"))[1]
+        )
         assert (await cli(world, "hold", "--lift"))[0] == 0
+        assert (await cli(world, "hold"))[0] == 0
+        await world.turns(3)
+        assert "of all pools are on hold until that is lifted." in (await cli(world, "status"))[1]
+        assert (await cli(world, "hold", "--lift"))[0] == 0
+        await world.turns(3)
+        assert "on hold" not in (await cli(world, "status"))[1]
         code, out, _ = await cli(world, "events")
         assert code == 0
         assert "automatic restarts go on" in out.splitlines()[1]  # the newest first

@@ -324,6 +324,13 @@ def test_transitions_and_failures_count_under_names_with_slashes():
     assert seen["gateway_upstream_failures_total", "org/m", "b1", "connect"] == 1
 
 
+def test_restarts_on_hold_are_told_by_pool():
+    of = metrics(held=lambda: {"m": True, "x": False})
+    seen = samples(of)
+    assert seen["gateway_restarts_held", "m"] == 1
+    assert seen["gateway_restarts_held", "x"] == 0
+
+
 # --- the process ----------------------------------------------------------------------------------
 
 

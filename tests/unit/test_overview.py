@@ -63,7 +63,9 @@ class Fleet:
             self.table.observe(backend_id, ProbeFailed(self.clock.at, "refused"))
 
     def overview(self, *, draining=False):
-        facts = Facts(self.table, self.metrics, self.config, None, draining, 90.0, self.gate, {})
+        facts = Facts(
+            self.table, self.metrics, self.config, None, draining, 90.0, self.gate, {}, {}
+        )
         return overview(facts, Moment(self.clock.now(), self.clock.wall()))
 
     def pool(self, name="m"):
