@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Annotated, Any, Final
 from urllib.parse import quote, urlencode
 
@@ -14,6 +15,8 @@ from gateway.ops.verbs import LOCAL, AsTable, Server, Token
 
 _POLL_S: Final = 1.0
 _SERVES: Final = frozenset({"ready", "degraded"})
+
+Done = Callable[[dict[str, Any]], bool]  # of a backend as the overview tells it
 
 Backend = Annotated[str, typer.Argument(metavar="BACKEND", help="Its id, pool/name.")]
 Reason = Annotated[str, typer.Option(help="Why; kept with the event.")]
@@ -43,7 +46,7 @@ def drain(  # noqa: PLR0913 - the options of a verb
     order = {"reason": reason, "dry_run": dry_run, "force": force}
     _order(server, token, backend, "drain", order, output)
     if wait and not dry_run:
-        _until(server, token, backend, timeout, lambda now: now["in_flight"] == 0)
+        _until(server, token, backend, timeout, lambda now: bool(now["in_flight"] == 0))
 
 
 def undrain(
@@ -69,7 +72,7 @@ def restart(  # noqa: PLR0913 - the options of a verb
     _order(server, token, backend, "restart", order, output)
     if wait and not dry_run:
         time.sleep(_POLL_S)  # the order is taken up within a turn
-        _until(server, token, backend, timeout, lambda now: now["phase"] in _SERVES)
+        _until(server, token, backend, timeout, _restarted)
 
 
 def logs(
@@ -128,7 +131,7 @@ def _order(
         sys.stdout.write(f"{dry}{told.get('sentence')}\n")
 
 
-def _until(server: str, token: str, backend: str, timeout: str, done: Any) -> None:
+def _until(server: str, token: str, backend: str, timeout: str, done: Done) -> None:
     """Wait until the overview shows what was ordered; its detail goes to standard error meanwhile."""
     deadline, told = time.monotonic() + _seconds("--timeout", timeout), ""
     while time.monotonic() < deadline:
@@ -144,6 +147,19 @@ def _until(server: str, token: str, backend: str, timeout: str, done: Any) -> No
             sys.stderr.write(f"{now['phase']}: {told}\n")
         time.sleep(_POLL_S)
     raise VerbError(f"not done after {timeout}; it goes on", "see `vllm-gateway status`")
+
+
+def _restarted(now: dict[str, Any]) -> bool:
+    """Whether it serves.
+
+    Raises:
+        VerbError: it does not, and nothing will be done about it.
+    """
+    told = now.get("supervision") or {}
+    if told.get("suspended") or (told.get("waits") or {}).get("why") == "manual":
+        why = f"{now['id']} does not serve, and nothing restarts it again: {now['detail']}"
+        raise VerbError(why, f"see `vllm-gateway logs {now['id']}` and `vllm-gateway events`")
+    return now["phase"] in _SERVES
 
 
 def _seconds(name: str, text: str) -> float:

@@ -263,6 +263,23 @@ async def test_operators_order_by_the_command_line():
         assert "automatic restarts go on" in out.splitlines()[1]  # the newest first
 
 
+@pytest.mark.parametrize("settings", [{"max_restarts": 2}, {"automatic": False}])
+@story
+async def test_whoever_waits_for_a_restart_is_told_when_it_has_failed_for_good(settings):
+    broken = False
+    async with machine() as on:
+        on["m/b1"].judge = lambda flags: Script(1, "boom") if broken else Script()
+        async with fleet(on, *two(on), wait=False, supervision=settings) as world:
+            await world.order("restart", "m/b1")
+            await world.order("restart", "m/b2")
+            await world.serves()
+            broken = True
+            code, _, err = await cli(world, "restart", "m/b1", "--wait")
+            assert code == 1
+            assert "does not serve, and nothing restarts it again" in err
+            assert world.backend().health.detail in err
+
+
 # --- by itself, and not ---------------------------------------------------------------------------
 
 
