@@ -126,8 +126,8 @@ class Orders:
 
     def _touched(self, backend: Backend, verb: Verb, *, force: bool) -> Touched:
         """Return what an order touches; with `force` a restart that is under way begins anew."""
-        now, charge = self.clock.now(), self.supervisor.charges.get(backend.id)
-        if verb is Verb.RESTART and charge is None:
+        now = self.clock.now()
+        if verb is Verb.RESTART and backend.id not in self.supervisor.charges:
             raise OrderRefused(
                 "not_supervised", _not_supervised(backend.id, "nobody here can restart it")
             )
@@ -137,32 +137,39 @@ class Orders:
             for each in self.table.backends(backend.pool)
             if each is not backend
         )
-        held = backend.health.held is not None
-        match verb:
-            case Verb.DRAIN:
-                changes, does = not held, "takes no new work"
-            case Verb.UNDRAIN:
-                suspended = charge is not None and charge.suspended
-                changes, does = held or suspended, "goes back into service"
-            case Verb.RESTART:
-                assert charge is not None  # refused above
-                under_way = (charge.restarting or charge.busy) and not charge.suspended
-                changes, does = force or not under_way, "is drained and restarted"
+        changes, state = self._state(backend, verb, serves=serves, force=force)
+        last = verb is not Verb.UNDRAIN and serves and not others
         oldest_at = self.oldest_at(backend.id)
         requests = backend.in_flight
         oldest_s = None if oldest_at is None else now - oldest_at
-        state = does if changes else f"{_already(verb)}; nothing changes"
         carries = f"it carries {requests} request{'' if requests == 1 else 's'}"
         age = "" if oldest_s is None else f", the oldest {oldest_s:.0f} s old"
-        return Touched(
-            backend.id,
-            verb,
-            changes,
-            requests,
-            oldest_s,
-            verb is not Verb.UNDRAIN and serves and not others,
-            f"{backend.id} {state}; {carries}{age}.",
-        )
+        sentence = f"{backend.id} {state}; {carries}{age}."
+        return Touched(backend.id, verb, changes, requests, oldest_s, last, sentence)
+
+    def _state(
+        self, backend: Backend, verb: Verb, *, serves: bool, force: bool
+    ) -> tuple[bool, str]:
+        """Return whether an order changes anything, and what it does or why it does not."""
+        charge = self.supervisor.charges.get(backend.id)
+        held = backend.health.held is not None
+        suspended = charge is not None and charge.suspended
+        under_way = charge is not None and (charge.restarting or charge.busy) and not suspended
+        match verb:
+            case Verb.DRAIN:
+                changes, does, already = not held, "takes no new work", "takes no new work already"
+            case Verb.RESTART:
+                changes = force or not under_way
+                does, already = "is drained and restarted", "is being restarted already"
+            case Verb.UNDRAIN:
+                changes, does = held or suspended, "goes back into service"
+                already = "is in service already"
+                if under_way:
+                    already = "is being restarted, which undrain does not stop"
+                    does += " once its restart is over"
+                elif not serves:
+                    already = f"is not drained, but {backend.phase.value}: {backend.health.detail}"
+        return changes, does if changes else f"{already}; nothing changes"
 
     def _tell(self, backend_id: str, label: str, detail: str) -> None:
         kind = EventKind.HOLD if label in ("hold", "lift") else EventKind.OPERATOR
@@ -171,14 +178,6 @@ class Orders:
                 self.clock.wall(), kind, backend_id, label, detail or f"an operator ordered {label}"
             )
         )
-
-
-def _already(verb: Verb) -> str:
-    return {
-        Verb.DRAIN: "takes no new work already",
-        Verb.UNDRAIN: "is in service already",
-        Verb.RESTART: "is being restarted already",
-    }[verb]
 
 
 def _not_supervised(backend_id: str, consequence: str) -> str:

@@ -28,6 +28,16 @@ def two(on, **more):
 
 
 @story
+async def test_undrain_of_one_that_is_down_does_not_call_it_in_service():
+    manual = {"supervision": {"automatic": False}}
+    async with machine() as on, fleet(on, *two(on), wait=False, **manual) as world:
+        await world.until(lambda: world.charge().decision is not None)
+        undrain = (await world.order("undrain")).json()
+        assert not undrain["changed"]
+        assert "m/b1 is not drained, but starting: " in undrain["sentence"]
+
+
+@story
 async def test_a_drain_takes_no_new_work_and_undrain_puts_it_back():
     async with machine() as on, fleet(on, *two(on)) as world:
         told = (await world.order("drain", reason="disk")).json()
@@ -143,6 +153,9 @@ async def test_an_ordered_restart_lets_streams_end_well_first():
                 assert (await world.order("restart", reason="new driver")).json()["changed"]
                 assert not (await world.order("restart")).json()["changed"]  # it is under way
                 await world.until(lambda: world.phase() is Phase.DRAINING)
+                undrain = (await world.order("undrain")).json()
+                assert not undrain["changed"]
+                assert "m/b1 is being restarted, which undrain does not stop" in undrain["sentence"]
                 assert world.slot().sim is first
             for each in running:
                 assert frames(each.result().text)[-1] == "[DONE]"
