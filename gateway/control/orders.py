@@ -139,6 +139,8 @@ class Orders:
         )
         changes, state = self._state(backend, verb, serves=serves, force=force)
         last = verb is not Verb.UNDRAIN and serves and not others
+        if last and changes and not force:
+            state += f"; it is the last backend of {backend.pool} that serves, so this needs force"
         oldest_at = self.oldest_at(backend.id)
         requests = backend.in_flight
         oldest_s = None if oldest_at is None else now - oldest_at

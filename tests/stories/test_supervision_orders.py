@@ -96,7 +96,13 @@ async def test_the_last_backend_that_serves_is_not_taken_out_without_force():
             refused = await world.order(verb)
             assert refused.status_code == 409
             assert refused.json()["code"] == "last_backend"
-            assert (await world.order(verb, dry_run=True)).json()["last"]
+            asked = (await world.order(verb, dry_run=True)).json()
+            assert asked["last"]
+            assert (
+                "it is the last backend of m that serves, so this needs force" in asked["sentence"]
+            )
+            forced = (await world.order(verb, dry_run=True, force=True)).json()
+            assert "force" not in forced["sentence"]
         assert world.phase() is Phase.READY
         assert (await world.order("drain", force=True)).json()["changed"]
         assert world.phase() is Phase.DRAINING
