@@ -98,7 +98,7 @@ class Past:
     failed_at: float | None = None  # when what ails it was first seen
     well_since: float | None = None
     idle_since: float | None = None
-    good: bool = False  # it served at the last look
+    good: bool = False  # it served at the last look, and was not replaced since
     bad_at: float | None = None  # when it last ceased to, by itself
     suspended: bool = False
 
@@ -231,6 +231,12 @@ def clear(history: History, backend_id: str) -> History:
     """An operator says that the cause is gone: no failures, not suspended."""
     past = history.pasts.get(backend_id, Past())
     return history.after(backend_id, _cleared(past))
+
+
+def replaced(history: History, backend_id: str) -> History:
+    """The configuration has another server in its place: clear, and the end of the old one is no sign."""
+    past = history.pasts.get(backend_id, Past())
+    return history.after(backend_id, replace(_cleared(past), good=False))
 
 
 def suspended(history: History, backend_id: str) -> History:

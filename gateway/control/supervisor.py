@@ -20,7 +20,7 @@ from typing import Any, Final
 from gateway.config.models import Config
 from gateway.config.supervision import LaunchConfig, RestartConfig
 from gateway.control.autopsy import Autopsy
-from gateway.control.backoff import Policy, policy_of
+from gateway.control.backoff import Policy, policy_of, replaced
 from gateway.control.bringup import Bringup
 from gateway.control.charge import Charge, Timing, facts_of
 from gateway.control.deathwatch import DeathWatch
@@ -112,6 +112,7 @@ class Supervisor:
         for charge in self.charges.values():
             if before.get(charge.id, _ways(charge)) != _ways(charge):
                 self.clear(charge.id)
+                self.history = replaced(self.history, charge.id)
         self._drop_overrides()
 
     def _drop_overrides(self) -> None:

@@ -404,6 +404,23 @@ async def test_another_port_moves_the_server_once_its_streams_have_ended():
 
 
 @story
+async def test_servers_that_move_to_other_ports_together_are_nothing_to_suspect_ourselves_for():
+    async with machine() as on, fleet(on, *two(on)) as world:
+        for slot, backend in zip(
+            on.slots.values(), world.settings["pools"]["m"]["backends"], strict=True
+        ):
+            slot.move()
+            backend["launch"]["port"] = slot.port
+        world.reload()
+        await world.until(lambda: all(len(each.starts) == 2 for each in on.slots.values()))
+        await world.serves()
+        assert [each.bad_at for each in world.process.supervisor.history.pasts.values()] == [
+            None,
+            None,
+        ]
+
+
+@story
 async def test_a_backend_that_is_removed_finishes_and_is_stopped():
     async with machine() as on:
         on["m/b1"].speed = on["m/b2"].speed = 1.0

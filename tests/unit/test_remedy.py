@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.config.supervision import SupervisionConfig
-from gateway.control.backoff import Policy, policy_of
+from gateway.control.backoff import Policy, policy_of, replaced
 from gateway.control.healing import Cause, Facts, Moment, Restart, Sign, Suspend, Wait, Why
 from gateway.control.launchers.launcher import Seen
 from gateway.control.remedy import History, clear, decide, operated, settled, withdrawn
@@ -495,6 +495,13 @@ def test_restarts_of_ours_and_sleepers_are_nothing_to_suspect():
     ward.see(a={"phase": Phase.DOWN, "starting": True, "seen": alive("two"), "restarting": False})
     ward.see(a=WELL | {"signs": ()})
     assert isinstance(ward.see(d=FROZEN)["p/d"], Restart)
+
+
+def test_servers_that_the_configuration_replaced_are_nothing_to_suspect():
+    ward = Ward()
+    for name in "ab":  # stopped between two looks
+        ward.history = replaced(ward.history, f"p/{name}")
+    assert isinstance(ward.see(a=DEAD, b=DEAD, c=FROZEN)["p/c"], Restart)
 
 
 def test_after_we_stood_still_nothing_is_believed_for_a_while():
