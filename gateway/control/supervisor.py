@@ -30,7 +30,7 @@ from gateway.control.healing import Decision, Facts, Moment, Restart, Suspend, W
 from gateway.control.launchers.launcher import Incarnation
 from gateway.control.launchers.process import ProcessLauncher
 from gateway.control.leases import Leases
-from gateway.control.lookout import Lookout
+from gateway.control.lookout import Lookout, runs
 from gateway.control.marks import Mark, Marks
 from gateway.control.overrides import Overrides
 from gateway.control.remedy import History, clear, decide, operated, settled, suspended, withdrawn
@@ -316,6 +316,10 @@ class Supervisor:
             self.history = settled(self.history, charge.id)
 
     def _tend_down(self, charge: Charge, reason: str, detail: str) -> None:
+        left = runs(charge)
+        if left is not None:
+            keeps = f"Its server still runs ({left}) and keeps its port and memory"
+            detail = f"{detail.rstrip('.')}. {keeps}; a restart that is ordered ends it"
         self.table.tend(charge.id, Tending(Phase.DOWN, reason, detail))
 
     def _tell(self, charge: Charge, kind: EventKind, label: str, detail: str) -> None:

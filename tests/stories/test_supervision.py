@@ -251,6 +251,24 @@ async def test_a_start_that_hangs_is_found_and_begun_anew():
             assert slot.stops  # the one that hung was ended
 
 
+@story
+async def test_a_suspension_says_what_still_runs():
+    async with machine() as on:
+        slot = on["m/b1"]
+        slot.judge = lambda flags: Script(listens=asyncio.Event())  # it never listens
+        few = {"patience": {"config": "300ms"}, "max_restarts": 1}
+        async with fleet(on, launched(slot), wait=False, supervision=few) as world:
+            await world.until(lambda: world.charge().suspended)
+            still = f"Its server still runs ({slot.incarnation}) and keeps its port and memory"
+            assert still in world.backend().health.detail
+            await slot.die(1)
+            await world.until(lambda: "still runs" not in world.backend().health.detail)
+            slot.judge = lambda flags: Script(1, "boom")
+            await world.order("undrain")
+            await world.until(lambda: len(world.told(EventKind.SUSPENDED)) == 2)
+            assert "still runs" not in world.backend().health.detail
+
+
 async def usual_times(on, told, folder):
     """Start a server under a gateway of its own; return how long that is expected to take."""
     up = asyncio.Event()
