@@ -184,7 +184,7 @@ class House:
 
     def ask(
         self, tenant="t", *, pool="m", priority=0, tokens=100, adapter=None, tried=(), stream=False,
-        returned=False,
+        returned=False, need=None,
     ):  # fmt: skip
         name = adapter or pool
         return Ask(
@@ -192,7 +192,7 @@ class House:
             Call(Endpoint.CHAT, Dialect.CHAT, name, stream=stream, body=b"{}"),
             Demand(tokens, exact=True),
             Caller(f"key-{tenant}", tenant, tenant, priority),
-            Need(tokens, 0, stream),
+            need or Need(tokens, 0, stream),
             self.gate.top_priority,
             list(tried),
             returned,

@@ -33,6 +33,7 @@ from gateway.core.types import (
     Call,
     Caller,
     Demand,
+    Endpoint,
     Exclusion,
     Need,
     Outcome,
@@ -44,6 +45,7 @@ from gateway.pools.table import Backend, PoolTable
 _BYTES_PER_TOKEN: Final = 4  # of English text and code; for a prompt that nobody has counted
 _TENANTS_COUNTED: Final = 32  # among more, a position is an estimate that costs too much
 _UNKNOWN_PROMPT_TOKENS: Final = 1024  # pictures and sound: about one picture's worth
+_TOGETHER: Final = frozenset({Endpoint.RERANK, Endpoint.SCORE})  # many documents, measured as one
 _LEARNT_FROM: Final = 4  # of each batch of ended requests: means need no more
 
 
@@ -93,19 +95,24 @@ class Gate:
     ) -> Need:
         """Estimate what a request will take of a KV cache; the output as learnt of model and key.
 
-        Never more than the window: an engine holds that at least, so no estimate alone refuses.
+        No sequence is expected to be over the window: an engine holds that at least, so no estimate
+        alone refuses. All choices of a prompt share its place; several prompts have one each.
         """
-        if demand.exact:
-            prompt = demand.prompt_tokens
-        elif call.text_bytes is not None:
-            prompt = min(demand.prompt_tokens, call.text_bytes // _BYTES_PER_TOKEN + 1)
-        else:
-            prompt = min(demand.prompt_tokens, _UNKNOWN_PROMPT_TOKENS)
+        together = call.endpoint in _TOGETHER and not call.truncates_prompt
+        prompt, size = demand.prompt_tokens, call.text_bytes
+        if not demand.exact:
+            likely = _UNKNOWN_PROMPT_TOKENS if size is None else size // _BYTES_PER_TOKEN + 1
+            prompt = likely if together else min(prompt, likely)
         output = self._outputs.expect(call.model, caller.key_id, demand.max_new_tokens)
-        output *= call.choices
         if window_tokens is not None:
             output = min(output, max(window_tokens - prompt, 1))
-        return Need(prompt, output, call.stream)
+        several = together or call.longest_ratio < 1.0
+        return Need(
+            round(prompt / call.longest_ratio),
+            output * call.choices,
+            streams=call.stream and not several,  # the first of several tells little of the others
+            batch=several or call.choices > 1,
+        )
 
     def learn(self, settled: Sequence[RequestRecord]) -> None:
         """Learn from a few of the requests that ended how long outputs of their model and key get."""

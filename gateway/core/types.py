@@ -127,8 +127,8 @@ class Call(msgspec.Struct, frozen=True):
     """What is asked: the few fields of a request body that the gateway looks at, and the body itself.
 
     `choices` is how many choices a complete answer holds (n x number of prompts).
-    `text_bytes` is an upper bound of the UTF-8 length of all prompt text, `None` when the prompt has
-    parts whose tokens the body's size does not bound (images, audio, embeddings).
+    `text_bytes` is an upper bound of the UTF-8 length of all text of the longest prompt, `None` when it
+    has parts whose tokens the body's size does not bound (images, audio, embeddings).
     """
 
     endpoint: Endpoint
@@ -139,15 +139,14 @@ class Call(msgspec.Struct, frozen=True):
     max_new_tokens: int | None = None
     max_new_field: str | None = None
     choices: int = 1
+    longest_ratio: float = 1.0  # of several prompts: the longest's share of all their text
     wants_usage: bool = False
     text_bytes: int | None = None
     prompt_token_ids: int | None = None  # exact prompt length when the prompt is token ids
     truncates_prompt: bool = False  # truncate_prompt_tokens is set: the engine cuts, not we
     affinity: str | None = None
     content_type: bytes = b"application/json"
-    model_at: tuple[int, int] | None = (
-        None  # a form: `body` is its beginning, the model's value there
-    )
+    model_at: tuple[int, int] | None = None  # of a form, whose beginning `body` is: its value
 
     @property
     def hides_usage(self) -> bool:
@@ -283,11 +282,12 @@ class Transition:
 
 
 class Need(msgspec.Struct, frozen=True, gc=False):
-    """What a request is expected to take of a KV cache, in tokens: an estimate, not a bound."""
+    """What all of a request is expected to take of a KV cache, in tokens: an estimate, not a bound."""
 
     prompt_tokens: int
     output_tokens: int
-    streams: bool = False  # its first token will be seen
+    streams: bool = False  # its first token will be seen, and tells that its prompt was read
+    batch: bool = False  # several sequences: those that find no room in the engine wait there
 
     @property
     def tokens(self) -> int:

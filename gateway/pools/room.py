@@ -39,6 +39,9 @@ _LEAST_SHARE: Final = 0.1  # when prompts cease to share, one scrape's overrun s
 _TELLING_RATIO: Final = 0.2  # of the capacity, credited to older requests; less proves no sharing
 _FORGETS: Final = 0.1  # of what was learnt of sharing, per scrape that tells nothing of it
 _RESERVE: Final = 0.1  # of the capacity: two long requests of a twentieth, or dozens of short ones
+# Of the capacity: enough room for a batch to begin, however large it is. A stop ratio of 0.9 less two
+# reserves leaves it while a tenth of the cache, or less, is in use.
+_BEGINS: Final = 0.6
 _SHARES: Final = (
     1.5  # even shares that a tenant may hold; equal ones differ by less most of the time
 )
@@ -218,6 +221,15 @@ class Room:
             return None
         room = self.stop_ratio * capacity - self._projected(capacity, usage) - reserve
         return None if need_tokens <= room else Exclusion.NO_KV_ROOM
+
+    def enough(self, batch_tokens: int) -> int:
+        """Return the room that is enough for a batch of so many tokens, to ask `verdict` for.
+
+        The engine runs what does not fit when earlier sequences have ended. So a batch larger than the
+        whole cache goes to a backend that is nearly idle.
+        """
+        capacity = self.capacity_tokens
+        return batch_tokens if capacity is None else min(batch_tokens, int(_BEGINS * capacity))
 
     def holds_much(self, tenant: str) -> bool:
         """Whether a tenant has clearly more than an even share of what is in flight here.

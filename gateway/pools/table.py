@@ -189,9 +189,10 @@ class PoolTable:
         return Slot(backend_id, now, backend.scrape_count, credit, backend.give_back)
 
     def first_token(self, slot: Slot, now: float) -> None:
-        """Note that the request of a slot has its first token; only for those that stream."""
+        """Note that the request of a slot has its first token; nothing if its need does not stream."""
         backend = self._backends.get(slot.backend_id)
-        if backend is not None and slot.held_from(backend.give_back):
+        told = slot.credit.read_at is None  # of others nobody knows what was read by then
+        if told and backend is not None and slot.held_from(backend.give_back):
             backend.room.first_token(slot.credit)
             backend.limit.first_token(now, now - slot.taken_at, slot.credit.prompt_tokens)
             for listener in self.on_read:

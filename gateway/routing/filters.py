@@ -39,6 +39,8 @@ def exclusion(
         return found
     need = ask.need
     tokens = need.prompt_tokens + need.output_tokens
+    if need.batch:
+        tokens = backend.room.enough(tokens)
     caller = ask.caller
     found = backend.obstacle(tokens, now, caller.priority, ask.top_priority, caller.tenant)
     if found is None and claimed and backend.id in claimed:

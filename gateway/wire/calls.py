@@ -20,6 +20,7 @@ from gateway.wire.forms import FormReader
 from gateway.wire.frames import is_given
 from gateway.wire.peek import (
     Peek,
+    Prompts,
     fields_of,
     is_plain_input,
     is_plain_text,
@@ -94,7 +95,7 @@ def parse_call(spec: EndpointSpec, body: bytes, content_type: bytes = b"applicat
     if endpoint is Endpoint.RESPONSES:
         _check_stateless(seen)
     limit, limit_field = _limit(spec, seen)
-    prompts, text_bytes, ids = _prompt(endpoint, seen, body)
+    prompts = _prompts(endpoint, seen, body)
     usage_on_request = _usage_on_request(spec.dialect)
     options = seen.stream_options
     return Call(
@@ -105,10 +106,11 @@ def parse_call(spec: EndpointSpec, body: bytes, content_type: bytes = b"applicat
         body=body,
         max_new_tokens=limit,
         max_new_field=limit_field,
-        choices=_choices(seen.n) * prompts if usage_on_request else 1,
+        choices=_choices(seen.n) * prompts.count if usage_on_request else 1,
+        longest_ratio=prompts.longest_ratio,
         wants_usage=not usage_on_request or (options is not None and options.include_usage is True),
-        text_bytes=text_bytes,
-        prompt_token_ids=ids,
+        text_bytes=prompts.text_bytes,
+        prompt_token_ids=prompts.ids,
         truncates_prompt=_truncates(endpoint, seen),
         content_type=content_type,
     )
@@ -236,8 +238,7 @@ def _choices(n: int | None) -> int:
     return n
 
 
-def _prompt(endpoint: Endpoint, seen: Peek, body: bytes) -> tuple[int, int | None, int | None]:
-    """Return the number of prompts, and the longest one's size in bytes and in token ids."""
+def _prompts(endpoint: Endpoint, seen: Peek, body: bytes) -> Prompts:
     if endpoint is Endpoint.COMPLETIONS and is_given(seen.prompt):
         return measure_prompts(seen.prompt, "prompt", at_most=MAX_PROMPTS)
     if endpoint is Endpoint.EMBEDDINGS and is_given(seen.input):
@@ -248,7 +249,7 @@ def _prompt(endpoint: Endpoint, seen: Peek, body: bytes) -> tuple[int, int | Non
         plain = b'"content"' not in body  # documents may be made of parts, as messages are
     else:
         plain = is_plain_input(seen.input)
-    return 1, len(body) + TOOLS_GROWTH * len(seen.tools) if plain else None, None
+    return Prompts(1, len(body) + TOOLS_GROWTH * len(seen.tools) if plain else None)
 
 
 def _truncates(endpoint: Endpoint, seen: Peek) -> bool:

@@ -176,15 +176,24 @@ def is_plain_input(raw: Raw) -> bool:
         return False  # no shape that an engine takes; the backend says so
 
 
-def measure_prompts(raw: Raw, field: str, *, at_most: int) -> tuple[int, int, int | None]:
-    """Return the number of prompts, and the longest one's bytes and (if it is ids) tokens.
+class Prompts(msgspec.Struct, frozen=True):
+    """The prompts of one request, measured."""
+
+    count: int
+    text_bytes: int | None  # of the longest; None: its bytes do not bound its tokens
+    ids: int | None = None  # of the longest, if they are token ids
+    longest_ratio: float = 1.0  # its share of all of them
+
+
+def measure_prompts(raw: Raw, field: str, *, at_most: int) -> Prompts:
+    """Measure a prompt or a list of them: text, or token ids.
 
     Raises:
         RequestError: 400; too many, or neither text nor token ids.
     """
     data = bytes(raw)
     if data.startswith(b'"'):
-        return 1, len(data), None
+        return Prompts(1, len(data))
     inside = data[1:].lstrip()[:1] if data.startswith(b"[") else b""
     if not inside:
         raise RequestError(
@@ -193,16 +202,22 @@ def measure_prompts(raw: Raw, field: str, *, at_most: int) -> tuple[int, int, in
             code="invalid_type",
         )
     if inside in b"-0123456789":
-        return 1, len(data), len(_decode(_IDS, raw, field))
+        return Prompts(1, len(data), len(_decode(_IDS, raw, field)))
     if inside == b"[":
         lists = _decode(_ID_LISTS, raw, field)
         _check_count(len(lists), field, at_most)
-        return len(lists), len(data), max(map(len, lists))
+        sizes = [len(each) for each in lists]
+        return Prompts(len(lists), len(data), max(sizes), _longest_ratio(sizes))
     texts = _decode(_RAWS, raw, field)
     _check_count(len(texts), field, at_most)
     if any(bytes(text)[:1] != b'"' for text in texts):
         _decode(_TEXTS, raw, field)
-    return max(len(texts), 1), max(map(len, texts), default=0), None
+    sizes = [len(each) for each in texts]
+    return Prompts(max(len(texts), 1), max(sizes, default=0), None, _longest_ratio(sizes))
+
+
+def _longest_ratio(sizes: list[int]) -> float:
+    return max(sizes) / sum(sizes) if any(sizes) else 1.0
 
 
 def _is_plain_content(content: Raw, nesting: int) -> bool:

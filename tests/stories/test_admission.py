@@ -35,9 +35,9 @@ def body(**more):
 
 
 @contextlib.asynccontextmanager
-async def held(world):
-    """Hold the only place by a stream that lasts for minutes, until its client leaves."""
-    long = body(stream=True, max_tokens=8000)
+async def held(world, max_tokens=8000):
+    """Hold the only place by a stream that lasts for seconds or minutes, until its client leaves."""
+    long = body(stream=True, max_tokens=max_tokens)
     async with world.http.stream("POST", "/v1/chat/completions", json=long) as reply:
         assert reply.status_code == 200
         assert world.in_flight() == 1
@@ -290,6 +290,26 @@ async def test_a_request_that_only_an_estimate_makes_larger_than_the_kv_cache_is
         reply = await world.chat("word " * 100, n=20, max_tokens=100)
         assert reply.status_code == 200
         assert len(reply.json()["choices"]) == 20
+
+
+@story
+async def test_a_batch_larger_than_the_kv_cache_is_told_by_all_of_its_prompts_and_served_whole():
+    small = SimConfig("m", decode_step_s=0.01, num_blocks=64, block_size=16, max_model_len=1024)
+    one = one_at_a_time()
+    async with gateway(small, pools=one) as world, asyncio.TaskGroup() as group:
+        backend = world.process.table.backends("m")[0]
+        await world.until(lambda: backend.room.capacity_tokens == 1024)
+        prompts = ["word " * 60] * 20
+        batch = {"model": "m", "prompt": prompts, "max_tokens": 20}
+        async with held(world, max_tokens=900):
+            reply = group.create_task(world.http.post("/v1/completions", json=batch))
+            await world.until(lambda: waiting(world) == 1)
+            (decision,) = world.process.handler.gate.decisions
+            assert decision.need.prompt_tokens >= len(prompts) * 60
+            assert decision.need.output_tokens == len(prompts) * 20
+            assert decision.need.tokens > 1024
+        assert (await reply).status_code == 200
+        assert len(reply.result().json()["choices"]) == len(prompts)
 
 
 # --- the engine's own admission control -----------------------------------------------------------

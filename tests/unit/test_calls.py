@@ -108,6 +108,24 @@ def test_the_window_is_per_prompt_so_the_longest_counts():
     assert 1000 <= call.text_bytes < 1100
 
 
+@pytest.mark.parametrize(
+    ("prompt", "ratio"),
+    [
+        ("a", 1.0),
+        ([1, 2, 3], 1.0),
+        (["abc", "def"], 0.5),
+        (["abcdef", "", "abcd"], 0.5),  # the quotes count as text
+        ([[1, 2, 3], [4]], 0.75),
+        ([], 1.0),
+        ([[]], 1.0),
+    ],
+)
+def test_of_several_prompts_the_share_of_the_longest_is_told(prompt, ratio):
+    assert completions(prompt=prompt).longest_ratio == ratio
+    body = json.dumps({"model": "m", "input": prompt}).encode()
+    assert parse_call(EMBEDDINGS, body).longest_ratio == ratio
+
+
 @pytest.mark.parametrize("prompt", [5, {"a": 1}, [1, "x"], ["x", 1], [[1], ["x"]], True])
 def test_a_prompt_of_another_shape_is_refused(prompt):
     error = refused(COMPLETIONS, {"model": "m", "prompt": prompt})

@@ -1,5 +1,8 @@
 """When a request may enter an engine: at once, after a wait, or not at all."""
 
+import json
+
+import msgspec
 import pytest
 
 from gateway.admission.decisions import State
@@ -18,6 +21,7 @@ from gateway.core.types import (
     UsageSource,
 )
 from gateway.pools.health import Order
+from gateway.wire.calls import ENDPOINTS, parse_call
 from tests.gatehouse import CAPACITY, House, held, passes, turns
 
 ONE, TWO, THREE = (f"http://127.0.0.1:{port}" for port in (8001, 8002, 8003))
@@ -1047,9 +1051,12 @@ async def test_one_that_was_let_in_before_is_not_sent_to_the_same_backend_again(
 CALLER = Caller("key", "anyone", "t")
 
 
-def call(text_bytes=None, choices=1, stream=False):
+def call(text_bytes=None, choices=1, stream=False, **more):
     return Call(
-        Endpoint.CHAT, Dialect.CHAT, "m", stream, b"{}", choices=choices, text_bytes=text_bytes
+        *(Endpoint.CHAT, Dialect.CHAT, "m", stream, b"{}"),
+        choices=choices,
+        text_bytes=text_bytes,
+        **more,
     )
 
 
@@ -1162,8 +1169,67 @@ async def test_a_request_is_admitted_by_what_its_output_is_expected_to_take():
 
 
 @held
-async def test_no_estimate_of_the_output_makes_a_request_larger_than_its_window():
-    need = house().gate.need(call(choices=8), Demand(3000, exact=True), CALLER, 4096)
-    assert (need.prompt_tokens, need.output_tokens) == (3000, 1096)
+async def test_no_estimate_of_the_output_makes_a_sequence_larger_than_its_window():
+    for choices in (1, 8):
+        need = house().gate.need(call(choices=choices), Demand(4000, exact=True), CALLER, 4096)
+        assert (need.prompt_tokens, need.output_tokens) == (4000, 96 * choices)
     full = house().gate.need(call(), Demand(4096, exact=True), CALLER, 4096)
     assert full.output_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "demand", "tokens"),
+    [
+        (["word " * 200] * 40, Demand(1002, exact=False), 40 * 251),
+        (["word " * 200] * 40, Demand(200, exact=True), 40 * 200),
+        ([[7] * 100, [8] * 300], Demand(300, exact=True), 400),
+    ],
+)
+def test_a_batch_is_expected_to_take_what_all_of_its_prompts_and_outputs_do(prompt, demand, tokens):
+    @held
+    async def check():
+        body = json.dumps({"model": "m", "prompt": prompt, "max_tokens": 100, "stream": True})
+        batch = parse_call(ENDPOINTS[b"/v1/completions"], body.encode())
+        limited = msgspec.structs.replace(demand, max_new_tokens=100)
+        need = house().gate.need(batch, limited, CALLER, 4096)
+        assert need.prompt_tokens == tokens
+        assert need.output_tokens == 100 * len(prompt)
+        assert need.batch
+
+    check()
+
+
+@held
+async def test_documents_that_are_ranked_count_together_though_no_window_holds_them_all():
+    body = json.dumps({"model": "m", "query": "q", "documents": ["word " * 200] * 100})
+    rank = parse_call(ENDPOINTS[b"/v1/rerank"], body.encode())
+    need = house().gate.need(rank, Demand(4096, exact=False), CALLER, 4096)
+    assert 25_000 <= need.prompt_tokens <= 26_000
+    assert need.batch
+
+
+@held
+async def test_a_tenant_that_sends_batches_is_charged_for_all_of_them():
+    world = house(backends=[single(ONE)])
+    (first,) = await world.guests(1)
+    need = world.gate.need(call(longest_ratio=1 / 40), Demand(1000, exact=True), CALLER)
+    assert need.prompt_tokens == 40_000
+    batches = [world.guest("batches", need=need) for _ in range(2)]
+    await turns()
+    singles = await world.guests(10, "singles", tokens=1000)
+    assert (await order_of(first, *batches, *singles))[:11] == [0, *range(3, 13)]
+
+
+@held
+async def test_a_batch_larger_than_any_cache_goes_to_an_idle_backend_and_is_never_refused():
+    world = house(backends=[ONE])
+    world.scrape("m/b1", running=1, kv=0.6)
+    need = world.gate.need(call(longest_ratio=1 / 40), Demand(1000, exact=True), CALLER, 4096)
+    assert need.tokens > CAPACITY
+    batch = world.guest(need=need)
+    await turns()
+    assert batch.waits
+    world.scrape("m/b1", running=1, kv=0.1)  # what one more sequence holds
+    await turns()
+    assert batch.inside
+    assert not (await world.guests(1))[0].inside  # it is credited with all that it holds

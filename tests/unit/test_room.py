@@ -207,6 +207,15 @@ def test_what_can_never_fit_is_told_even_while_it_is_closed():
     assert room(0.95).verdict(CAPACITY + 1, 0.0) is Exclusion.TOO_LARGE
 
 
+@pytest.mark.parametrize(("tokens", "asked"), [(5000, 5000), (6000, 6000), (50_000, 6000)])
+def test_a_batch_asks_for_no_more_than_a_nearly_idle_backend_has(tokens, asked):
+    assert room(0.2).enough(tokens) == asked
+
+
+def test_of_an_unknown_capacity_a_batch_asks_for_all_of_it():
+    assert Room().enough(50_000) == 50_000
+
+
 # --- unknown --------------------------------------------------------------------------------------
 
 

@@ -213,6 +213,12 @@ def test_a_first_token_after_the_end_of_its_request_says_nothing(table):
     table.first_token(slot, 109.0)
 
 
+def test_a_first_token_that_does_not_tell_when_its_prompts_were_read_says_nothing(table):
+    slot = table.take("m/b1", 100.0, Need(40_000, 400))  # a batch that streams
+    table.first_token(slot, 100.5)
+    assert table.get("m/b1").limit.prefill.at(100.5) is None
+
+
 def test_what_is_read_is_an_obstacle_for_lower_classes_only(table):
     backend = table.get("m/b1")
     slot = table.take("m/b1", 100.0, Need(20_000, 10, streams=True))
