@@ -184,12 +184,12 @@ class House:
 
     def ask(
         self, tenant="t", *, pool="m", priority=0, tokens=100, adapter=None, tried=(), stream=False,
-        returned=False, need=None,
+        returned=False, need=None, endpoint=Endpoint.CHAT,
     ):  # fmt: skip
         name = adapter or pool
         return Ask(
             Route(name, pool, name, adapter),
-            Call(Endpoint.CHAT, Dialect.CHAT, name, stream=stream, body=b"{}"),
+            Call(endpoint, Dialect.CHAT, name, stream=stream, body=b"{}"),
             Demand(tokens, exact=True),
             Caller(f"key-{tenant}", tenant, tenant, priority),
             need or Need(tokens, 0, stream),

@@ -29,6 +29,8 @@ from gateway.config.models import PoolConfig, QueueConfig
 from gateway.core.aio import Clock
 from gateway.core.errors import GatewayError, Overloaded, Rejected, TooManyWaiting
 from gateway.core.types import (
+    NO_ENGINE,
+    NO_OUTPUT,
     Ask,
     Call,
     Caller,
@@ -98,14 +100,18 @@ class Gate:
         No sequence is expected to be over the window: an engine holds that at least, so no estimate
         alone refuses. All choices of a prompt share its place; several prompts have one each.
         """
+        if call.endpoint in NO_ENGINE:
+            return Need(0, 0)
         together = call.endpoint in _TOGETHER and not call.truncates_prompt
         prompt, size = demand.prompt_tokens, call.text_bytes
         if not demand.exact:
             likely = _UNKNOWN_PROMPT_TOKENS if size is None else size // _BYTES_PER_TOKEN + 1
             prompt = likely if together else min(prompt, likely)
-        output = self._outputs.expect(call.model, caller.key_id, demand.max_new_tokens)
-        if window_tokens is not None:
-            output = min(output, max(window_tokens - prompt, 1))
+        output = 0
+        if call.endpoint not in NO_OUTPUT:
+            output = self._outputs.expect(call.model, caller.key_id, demand.max_new_tokens)
+            if window_tokens is not None:
+                output = min(output, max(window_tokens - prompt, 1))
         several = together or call.longest_ratio < 1.0
         return Need(
             round(prompt / call.longest_ratio),
@@ -123,7 +129,7 @@ class Gate:
             tokens = usage.completion_tokens // record.choices
             most = demand.max_new_tokens
             cut = record.outcome is not Outcome.OK or (most is not None and tokens >= most)
-            if tokens:
+            if tokens and record.endpoint not in NO_OUTPUT:
                 learn = self._outputs.cut if cut else self._outputs.ended
                 learn(record.model, record.caller.key_id, tokens)
 
@@ -132,15 +138,18 @@ class Gate:
     def enter(self, ask: Ask) -> Slot | None:
         """Take a place at once when nobody waits and a backend has room; else None: `wait`.
 
-        One that was let in before, and failed through no fault of its own, need not wait again.
+        One that was let in before, and failed through no fault of its own, need not wait again. What
+        no engine works on waits for nobody and takes no place: any backend that suits has room for it.
         """
         line = self._lines.get(ask.route.pool)
-        if line is None or (line.queue and not ask.tried):
+        if line is None or _waits_its_turn(line, ask):
             return None
         now = self._clock.now()
         backend = self._finder.find(self._backends(ask), ask, now)
         if backend is None:
             return None
+        if ask.call.endpoint in NO_ENGINE:
+            return self._table.visit(backend.id, now)
         line.came(ask, went_in=True)
         return self._table.take(backend.id, now, ask.need, ask.caller.tenant)
 
@@ -203,7 +212,7 @@ class Gate:
         waiting = Waiting(ask, asyncio.get_running_loop().create_future())
         deadline = now + self._pools[ask.route.pool].queue.max_wait
         decision, _ = self._judge(line, _ticket(waiting, body_bytes, now, deadline), "")
-        if not line.queue:
+        if not _waits_its_turn(line, ask):
             backend = self._finder.find(self._backends(ask), ask, now)
             if backend is not None:
                 decision.admitted(backend.id, now)
@@ -290,6 +299,10 @@ class Gate:
         line = self._lines.get(pool)
         if line is not None and line.queue:
             line.let_in()
+
+
+def _waits_its_turn(line: Line, ask: Ask) -> bool:
+    return bool(line.queue) and not ask.tried and ask.call.endpoint not in NO_ENGINE
 
 
 def _told(line: Line, ask: Ask, refusal: GatewayError) -> GatewayError:

@@ -36,6 +36,11 @@ class Endpoint(Enum):
     DETOKENIZE = "detokenize"
 
 
+# What the server answers beside its engine, and what generates nothing (the engine may read it).
+NO_ENGINE = frozenset({Endpoint.COUNT_TOKENS, Endpoint.TOKENIZE, Endpoint.DETOKENIZE})
+NO_OUTPUT = NO_ENGINE | {Endpoint.EMBEDDINGS, Endpoint.RERANK, Endpoint.SCORE}
+
+
 class Dialect(Enum):
     """How a reply's errors, stream frames and endings are written."""
 

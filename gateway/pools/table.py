@@ -19,6 +19,7 @@ from typing import Final
 from gateway.config.models import BackendConfig, HealthConfig, PoolConfig
 from gateway.core.aio import Clock
 from gateway.core.types import (
+    Credit,
     LoadSample,
     ModelsSeen,
     Need,
@@ -187,6 +188,10 @@ class PoolTable:
             need.prompt_tokens, need.output_tokens, streams=need.streams, tenant=tenant
         )
         return Slot(backend_id, now, backend.scrape_count, credit, backend.give_back)
+
+    def visit(self, backend_id: str, now: float) -> Slot:
+        """Return a slot for what no engine works on: it takes no place and is no load."""
+        return Slot(backend_id, now, 0, Credit(0, 0, held=False))
 
     def first_token(self, slot: Slot, now: float) -> None:
         """Note that the request of a slot has its first token; nothing if its need does not stream."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from gateway.core.types import Ask, Exclusion, Phase
+from gateway.core.types import NO_ENGINE, Ask, Exclusion, Phase
 from gateway.pools.table import Backend
 
 NOTHING_CLAIMED: Final[frozenset[str]] = frozenset()
@@ -35,7 +35,7 @@ def exclusion(
 ) -> Exclusion | None:
     """Return why `backend` cannot take the request now, None when it can (phase aside: `eligible`)."""
     found = unfit(backend, ask)
-    if found is not None:
+    if found is not None or ask.call.endpoint in NO_ENGINE:
         return found
     need = ask.need
     tokens = need.prompt_tokens + need.output_tokens

@@ -107,6 +107,24 @@ async def test_a_crowd_at_a_single_place_is_served_one_by_one_and_none_is_lost()
 
 
 @story
+async def test_tokens_are_counted_at_once_while_all_that_generates_waits():
+    asks = {
+        "/tokenize": {"prompt": "a b"},
+        "/detokenize": {"tokens": [5]},
+        "/v1/messages/count_tokens": body(),
+    }
+    async with gateway(SLOW, pools=one_at_a_time()) as world, asyncio.TaskGroup() as group:
+        async with held(world):
+            group.create_task(world.chat(max_tokens=1))
+            await world.until(lambda: waiting(world) == 1)
+            for path, asked in asks.items():
+                reply = await world.http.post(path, json={"model": "m", **asked})
+                assert reply.status_code == 200
+                assert reply.headers["x-gateway-backend"] == "m/b1"
+            assert (world.in_flight(), waiting(world)) == (1, 1)
+
+
+@story
 async def test_a_client_that_leaves_while_it_waits_is_forgotten_and_never_reaches_a_backend():
     async with gateway(SLOW, pools=one_at_a_time()) as world:
         async with held(world):

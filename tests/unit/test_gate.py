@@ -1045,15 +1045,82 @@ async def test_one_that_was_let_in_before_is_not_sent_to_the_same_backend_again(
     assert world.gate.enter(world.ask()).backend_id == "m/b1"
 
 
+# --- what no engine works on ----------------------------------------------------------------------
+
+ASIDE = [Endpoint.TOKENIZE, Endpoint.DETOKENIZE, Endpoint.COUNT_TOKENS]
+
+
+@pytest.mark.parametrize("endpoint", ASIDE)
+def test_what_no_engine_works_on_passes_the_queue_and_takes_no_place(endpoint):
+    @held
+    async def check():
+        world = house(backends=[single(ONE)])
+        inside, waits = await world.guests(2)
+        need = world.gate.need(call(endpoint=endpoint), Demand(10**6, exact=False), CALLER)
+        asks = world.guest(endpoint=endpoint, need=need)
+        await turns()
+        assert asks.slot.backend_id == "m/b1"
+        assert world.in_flight() == {"m/b1": 1}
+        assert waits.waits
+        asks.end()
+        await turns()
+        assert waits.waits
+        inside.end()
+        await turns()
+        assert waits.inside
+
+    check()
+
+
+@held
+async def test_what_no_engine_works_on_goes_to_a_backend_whose_cache_is_full():
+    world = house(backends=[ONE])
+    world.scrape("m/b1", running=9, waiting=9, kv=1.0)
+    asks = world.guest(endpoint=Endpoint.TOKENIZE)
+    await turns()
+    assert asks.slot.backend_id == "m/b1"
+
+
+@held
+async def test_what_no_engine_works_on_needs_a_backend_that_serves_its_model():
+    world = house(backends=[ONE, TWO])
+    world.down("m/b1")
+    world.up("m/b2", "sql")
+    asks = world.guest(endpoint=Endpoint.TOKENIZE, adapter="sql")
+    await turns()
+    assert asks.slot.backend_id == "m/b2"
+    world.down("m/b2")
+    asks = world.guest(endpoint=Endpoint.TOKENIZE)
+    await turns()
+    assert isinstance(asks.refusal, Unavailable)
+
+
+@held
+async def test_what_no_engine_works_on_keeps_no_reserve_for_its_class():
+    world = house(backends=[single(ONE, 10)], priorities=frozenset({0, 7}))
+    world.guest("high", priority=7, endpoint=Endpoint.TOKENIZE)
+    await turns()
+    assert len(numbers(await world.guests(10, "low"))) == 10
+
+
+@held
+async def test_a_dry_run_of_what_no_engine_works_on_says_that_it_goes_at_once():
+    world = house(backends=[single(ONE)])
+    await world.guests(2)
+    said = world.gate.foresee(world.ask(endpoint=Endpoint.TOKENIZE), body_bytes=10)
+    assert said.state is State.ADMITTED
+    assert said.backend_id == "m/b1"
+
+
 # --- what a request needs -------------------------------------------------------------------------
 
 
 CALLER = Caller("key", "anyone", "t")
 
 
-def call(text_bytes=None, choices=1, stream=False, **more):
+def call(text_bytes=None, choices=1, stream=False, endpoint=Endpoint.CHAT, **more):
     return Call(
-        *(Endpoint.CHAT, Dialect.CHAT, "m", stream, b"{}"),
+        *(endpoint, Dialect.CHAT, "m", stream, b"{}"),
         choices=choices,
         text_bytes=text_bytes,
         **more,
@@ -1197,6 +1264,31 @@ def test_a_batch_is_expected_to_take_what_all_of_its_prompts_and_outputs_do(prom
         assert need.batch
 
     check()
+
+
+@pytest.mark.parametrize("endpoint", [Endpoint.EMBEDDINGS, Endpoint.RERANK, Endpoint.SCORE])
+def test_what_generates_nothing_is_expected_to_have_no_output_however_long_answers_are(endpoint):
+    @held
+    async def check():
+        world = house()
+        for _ in range(50):
+            world.gate.learn([ended(2000)])
+        reads = call(endpoint=endpoint)
+        need = world.gate.need(reads, Demand(100, exact=True), CALLER, 4096)
+        assert (need.prompt_tokens, need.output_tokens) == (100, 0)
+
+    check()
+
+
+@held
+async def test_what_generates_nothing_teaches_nothing_of_outputs():
+    world = house()
+    for endpoint in (Endpoint.EMBEDDINGS, Endpoint.TOKENIZE):
+        record = ended(5)
+        record.endpoint = endpoint
+        for _ in range(50):
+            world.gate.learn([record])
+    assert output(world) == 256
 
 
 @held
