@@ -193,9 +193,7 @@ class LoadSample:
     waiting: int
     kv_usage_ratio: float | None
     kv_capacity_tokens: int | None = None
-    progress: float = (
-        0.0  # generation + prompt tokens + iterations, monotonic within an incarnation
-    )
+    progress: float = 0.0  # generation + prompt tokens + iterations, growing within an incarnation
     preemptions: float = 0.0
     asleep: bool = False
     running_adapters: tuple[str, ...] = ()
@@ -321,6 +319,7 @@ class Credit(msgspec.Struct, gc=False):
 
     prompt_tokens: int
     output_tokens: int
+    need_tokens: int = 0  # both, and what a batch that is larger than the cache needs on top
     read_at: int | None = None  # scrapes seen when its prompt had been read; None: it is not yet
     held: bool = True
     tenant: str = ""
@@ -407,9 +406,7 @@ class RequestRecord(msgspec.Struct, gc=False):
     stream: bool = False
     backend_id: str | None = None
     attempts: int = 0
-    body_at: float | None = (
-        None  # when the whole body was there; of an upload, what names its model
-    )
+    body_at: float | None = None  # its whole body was there; of an upload, what names its model
     queue_s: float = 0.0  # waited for a place on a backend
     need: Need | None = None
     choices: int = 1

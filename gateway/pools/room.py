@@ -98,9 +98,13 @@ class Room:
 
         `output_tokens` is what is expected, not what is allowed. One that streams is fresh until
         `first_token`; of one that does not, nobody sees when its prompt is read: the next scrape is
-        taken to show it.
+        taken to show it. Of what is larger than the cache, a batch, the cache is all that it can hold.
         """
-        credit = Credit(prompt_tokens, output_tokens, tenant=tenant)
+        need_tokens, capacity = prompt_tokens + output_tokens, self.capacity_tokens
+        if capacity is not None and need_tokens > capacity:
+            prompt_tokens = min(prompt_tokens, capacity)
+            output_tokens = capacity - prompt_tokens
+        credit = Credit(prompt_tokens, output_tokens, need_tokens, tenant=tenant)
         self.in_flight += 1
         self.tenants[tenant] = self.tenants.get(tenant, 0) + prompt_tokens + output_tokens
         self._fresh_tokens += prompt_tokens + output_tokens
@@ -124,7 +128,7 @@ class Room:
         credit.held = False
         self.in_flight -= 1
         prompt, output = credit.prompt_tokens, credit.output_tokens
-        self.given_back_tokens += prompt + output
+        self.given_back_tokens += credit.need_tokens
         self._leave(credit.tenant, prompt + output)
         if credit.read_at is None:
             self.unread_tokens -= prompt

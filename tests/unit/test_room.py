@@ -212,6 +212,18 @@ def test_a_batch_asks_for_no_more_than_a_nearly_idle_backend_has(tokens, asked):
     assert room(0.2).enough(tokens) == asked
 
 
+def test_a_batch_larger_than_the_cache_holds_no_more_than_all_of_it_and_gives_back_its_whole_need():
+    busy = room(0.0, running=0)
+    batch = busy.take(50_000, 4000, streams=False, tenant="t")
+    assert busy.projection(0.0).tokens == CAPACITY
+    busy.observe(scrape(1.0, 0.8))
+    busy.take(500, 0)  # believed to take 0.8 of it: what waits in the engine proves no sharing
+    assert busy.projection(1.0).tokens == 8000 + 400
+    busy.give_back(batch)
+    assert busy.given_back_tokens == 54_000
+    assert busy.tenants == {"": 500}
+
+
 def test_of_an_unknown_capacity_a_batch_asks_for_all_of_it():
     assert Room().enough(50_000) == 50_000
 
