@@ -82,10 +82,9 @@ def used(watch: Watch, reply: Reply, record: RequestRecord) -> Usage | None:
     began, demand, need = watch.began, record.demand, record.need
     if began is not None:
         return Usage(began.prompt_tokens, watch.events, UsageSource.COUNTED, began.cached_tokens)
-    if demand is not None and demand.exact:
-        return Usage(demand.prompt_tokens, watch.events, UsageSource.COUNTED)
-    prompt_tokens = need.prompt_tokens if need is not None else 0
-    return Usage(prompt_tokens, watch.events, UsageSource.ESTIMATED)
+    exact = demand is not None and demand.exact
+    source = UsageSource.COUNTED if exact else UsageSource.ESTIMATED
+    return Usage(need.prompt_tokens if need is not None else 0, watch.events, source)
 
 
 def own_headers(record: RequestRecord, now: float) -> bytes:
