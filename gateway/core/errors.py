@@ -20,6 +20,7 @@
     |   |   `-- EngineFull                503     (the engine refused: elsewhere if there is room)
     |   |-- Unavailable                   503     service_unavailable_error  model_unavailable
     |   `-- ShuttingDown                  503     service_unavailable_error  shutting_down
+    |-- EndedByShutdown     nobody's      503     service_unavailable_error  shutting_down
     |-- UpstreamError       the backend's 502     server_error             backend_error
     |   |-- ConnectFailed                 502     (nothing was sent: may be retried elsewhere)
     |   |-- StaleConnection               502     (reused connection died unanswered: one retry)

@@ -280,7 +280,7 @@ async def test_without_keys_there_are_no_shares_and_all_of_the_queue_is_used():
     async with gateway(SLOW, pools=pools) as world, asyncio.TaskGroup() as group:
         text = world.path.read_text()
         world.path.write_text(text.replace("keys: {file: keys.yaml}", "keys: none"))
-        assert reload(world.process)
+        assert await reload(world.process)
         async with held(world):
             waits = [group.create_task(world.chat(max_tokens=1)) for _ in range(4)]
             await world.until(lambda: waiting(world) == 4)
