@@ -316,6 +316,7 @@ def _ticket(waiting: Waiting, body_bytes: int, now: float, deadline: float) -> T
     return Ticket(
         *(waiting, caller.tenant, caller.priority, need.tokens, body_bytes, now, deadline),
         returned=waiting.ask.returned,
+        kind=waiting.kind,
     )
 
 

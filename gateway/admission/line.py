@@ -56,6 +56,11 @@ class Waiting:
     announce: Announce | None = None
     announced_at: float = 0.0
 
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What decides which backends could take it at all, but for its size."""
+        return self.ask.route.adapter, self.ask.call.endpoint, *self.ask.tried
+
     def refuse(self, error: GatewayError) -> None:
         """End the wait with an error."""
         if not self.turn.done():
@@ -114,10 +119,11 @@ class Line:
             held = self._held_from(ask, claimed) if claimed else _NOTHING
             backend = self._finder.find(has_room, ask, now, held) if has_room else None
             if backend is None:
-                return self._blocked(ask, kinds, now)
+                return self._blocked(waiting, kinds, now, has_room)
             slot = self._table.take(backend.id, now, ask.need, ask.caller.tenant)
             if backend.obstacle(1, now, *best) is not None:
                 has_room.remove(backend)
+                kinds.clear()
             return Placed(backend.id, slot)
 
         while has_room and (taken := self.queue.take(place)) is not None:
@@ -220,26 +226,32 @@ class Line:
                 held.add(backend_id)
         return held
 
-    def _blocked(self, ask: Ask, kinds: Kinds, now: float) -> Blocked:
-        """Return which backends could take a request once they have room; one look for all of a kind."""
-        need = ask.need.tokens
-        small = all(need <= (each.room.capacity_tokens or need) for each in self._backends)
-        kind = (ask.route.adapter, ask.call.endpoint, ask.demand.exact, *ask.tried)
-        known = kinds.get(kind) if small else None
+    def _blocked(
+        self, waiting: Waiting, kinds: Kinds, now: float, has_room: Sequence[Backend] = ()
+    ) -> Blocked:
+        """Return which backends could take a request once they have room; one look for all of a kind.
+
+        What one that fits every backend could not use, however small, no other of its kind can.
+        """
+        ask = waiting.ask
+        fits = all(_fits(each, ask) for each in self._backends)
+        known = kinds.get(waiting.kind) if fits else None
         if known is None:
             why = self._finder.why_not(self._backends, ask, now)
             usable = [each for each in self._backends if _passes(why.get(each.id))]
             best = min(usable, key=lambda each: each.in_flight, default=None)
-            known = Blocked(frozenset(each.id for each in usable), best.id if best else None)
-            if small:
-                kinds[kind] = known
+            ids = frozenset(each.id for each in usable)
+            shut = fits and ids.isdisjoint(each.id for each in has_room)
+            known = Blocked(ids, best.id if best else None, kind=shut)
+            if fits:
+                kinds[waiting.kind] = known
         return known
 
     def _refuse_lost(self, now: float) -> None:
         """Refuse those whom no backend can serve any more, however long they wait."""
         kinds: Kinds = {}
         for ticket in [*self.queue]:
-            if not self._blocked(ticket.item.ask, kinds, now).backend_ids:
+            if not self._blocked(ticket.item, kinds, now).backend_ids:
                 self.queue.remove(ticket)
                 self._refuse_for_good(ticket.item)
 
@@ -307,3 +319,10 @@ class Line:
 
 def _passes(reason: Exclusion | None) -> bool:
     return reason is None or reason.passes
+
+
+def _fits(backend: Backend, ask: Ask) -> bool:
+    """Whether a request is no larger than the backend's cache and, if its size is known, its window."""
+    need, window = ask.need.tokens, backend.window_tokens
+    too_long = ask.demand.exact and window is not None and ask.demand.total_tokens > window
+    return need <= (backend.room.capacity_tokens or need) and not too_long

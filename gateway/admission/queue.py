@@ -22,14 +22,19 @@ Pure and synchronous. Time comes in as monotonic seconds, backends only as ids t
 * A placement on a backend that an earlier, blocked ticket of the walk could use too is a pass of that
   ticket. After `max_passes` it claims what it could use: no later ticket may go there, room adds up,
   and no crowd of small requests starves a large one. Other backends go on taking work.
-* One walk tries `max_looks` tickets at most. So `take` gives None only if that many, or all that are
-  queued, could not be placed. A ticket behind so many blocked ones waits even for an idle backend,
-  until one of them leaves.
+* Tickets that the same backends can take are of one kind. When `place` finds no room for any of a kind,
+  the walk leaves the rest of it out. That is no pass, and claims nothing: none of them could go where
+  the walk finds room. So however many wait for a full backend, an idle one goes on taking work.
+* One walk tries `max_looks` tickets of a kind at most, and twice as many of all. A kind that has room,
+  but not for what was tried of it, has half of the looks that are left for kinds not tried yet. So
+  `take` gives None only if of each kind all, or as many as it had looks, could not be placed. By
+  default six such kinds, or 60 that have no room at all, leave looks for another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum
 from heapq import heapify, heappop, heappush
@@ -92,6 +97,7 @@ class Blocked:
 
     backend_ids: frozenset[str]
     best: str | None = None
+    kind: bool = False  # no ticket of its kind can be placed while this walk lasts
 
 
 Claims = Mapping[str, Sequence[T]]  # by backend: who claims it
@@ -109,7 +115,7 @@ class FairQueue(Generic[T]):
     """All that waits for one pool. `held` and `tenants` count it; they are for reading.
 
     A ticket leaves exactly once: by `take`, `remove`, `expired` or `drain`. What these cost does not
-    grow with the number of tickets, but with the looks of a `take` and slowly with that of tenants.
+    grow with the number of tickets, but with the looks of a `take` and slowly with tenants and kinds.
     """
 
     def __init__(
@@ -129,6 +135,7 @@ class FairQueue(Generic[T]):
         self._next_number = 0
         self._tickets: dict[int, Ticket[T]] = {}
         self._bands: dict[int, Band[T]] = {}  # highest priority first
+        self._kinds: dict[Hashable, int] = {}  # how many of each wait
         self._deadlines: list[tuple[float, int]] = []  # a heap; may name tickets that have left
 
     def __len__(self) -> int:
@@ -160,6 +167,7 @@ class FairQueue(Generic[T]):
         self._tickets[ticket.number] = ticket
         heappush(self._deadlines, (ticket.deadline, ticket.number))
         self.held.add(ticket)
+        self._kinds[ticket.kind] = self._kinds.get(ticket.kind, 0) + 1
         self.tenants.setdefault(ticket.tenant, Held()).add(ticket)
         band = self._bands.get(ticket.priority)
         if band is None:
@@ -191,20 +199,32 @@ class FairQueue(Generic[T]):
         """
         claimed: dict[str, tuple[T, ...]] = {}
         blocked: list[tuple[Ticket[T], frozenset[str]]] = []
-        for ticket in islice(self._walk(), self._max_looks):
-            verdict = place(ticket.item, claimed)
-            if isinstance(verdict, Placed):
-                passing = self._pass(blocked, ticket.priority, verdict.backend_id)
-                for priority, band in self._bands.items():
-                    if priority < ticket.priority:
-                        band.owe(ticket.cost_tokens)
-                self._bands[ticket.priority].serve(ticket, passing=passing)
-                self._forget(ticket)
-                return ticket, verdict.value
-            blocked.append((ticket, verdict.backend_ids))
-            if ticket.passes >= self._max_passes:
-                for each in verdict.backend_ids if verdict.best is None else (verdict.best,):
-                    claimed[each] = (*claimed.get(each, ()), ticket.item)
+        shut: set[Hashable] = set()  # kinds that are left out of the rest of the walk
+        looks: dict[Hashable, int] = {}  # that are left of each
+        spare = 2 * self._max_looks  # for those not tried yet
+        for ticket in self._walk(shut):
+            kind = ticket.kind
+            left = looks.get(kind)
+            if left is None:
+                left = (spare + 1) // 2
+                spare -= left
+            if left:
+                verdict = place(ticket.item, claimed)
+                if isinstance(verdict, Placed):
+                    self._serve(ticket, blocked, verdict.backend_id)
+                    return ticket, verdict.value
+                left -= 1
+                if verdict.kind:
+                    spare, left = spare + left, 0
+                else:
+                    blocked.append((ticket, verdict.backend_ids))
+                    if ticket.passes >= self._max_passes:
+                        _claim(claimed, ticket.item, verdict)
+            looks[kind] = left
+            if not left:
+                shut.add(kind)
+                if len(shut) == len(self._kinds):
+                    break
         return None
 
     def remove(self, ticket: Ticket[T]) -> bool:
@@ -270,15 +290,26 @@ class FairQueue(Generic[T]):
             self._drop(ticket)
         return tickets
 
-    def _walk(self) -> Iterator[Ticket[T]]:
-        """Go through a few tickets of each band that is due, then through all in fair order."""
-        walks = [(band, band.walk()) for band in self._bands.values()]
+    def _walk(self, shut: AbstractSet[Hashable]) -> Iterator[Ticket[T]]:
+        """Go through a few tickets of each band that is due, then all in fair order, but for `shut` kinds."""
+        walks = [(band, band.walk(shut)) for band in self._bands.values()]
         few = max(1, self._max_looks // (2 * len(walks) or 1))
         for band, walk in walks:
             if band.due:
                 yield from islice(walk, few)
         for _, walk in walks:
             yield from walk
+
+    def _serve(
+        self, ticket: Ticket[T], blocked: list[tuple[Ticket[T], frozenset[str]]], backend_id: str
+    ) -> None:
+        """Let a ticket go to a backend, past those that were found blocked."""
+        passing = self._pass(blocked, ticket.priority, backend_id)
+        for priority, band in self._bands.items():
+            if priority < ticket.priority:
+                band.owe(ticket.cost_tokens)
+        self._bands[ticket.priority].serve(ticket, passing=passing)
+        self._forget(ticket)
 
     def _pass(
         self, blocked: list[tuple[Ticket[T], frozenset[str]]], priority: int, backend_id: str
@@ -299,6 +330,9 @@ class FairQueue(Generic[T]):
         """Count out a ticket that has left its band."""
         del self._tickets[ticket.number]
         self.held.drop(ticket)
+        count = self._kinds.pop(ticket.kind)
+        if count > 1:
+            self._kinds[ticket.kind] = count - 1
         own = self.tenants[ticket.tenant]
         own.drop(ticket)
         if not own.requests:
@@ -308,3 +342,8 @@ class FairQueue(Generic[T]):
         if len(self._deadlines) > 2 * len(self._tickets) + _STALE_DEADLINES:
             self._deadlines = [each for each in self._deadlines if each[1] in self._tickets]
             heapify(self._deadlines)
+
+
+def _claim(claimed: dict[str, tuple[T, ...]], item: T, verdict: Blocked) -> None:
+    for each in verdict.backend_ids if verdict.best is None else (verdict.best,):
+        claimed[each] = (*claimed.get(each, ()), item)

@@ -10,13 +10,18 @@ hundred quanta takes no more steps than a small one, and a candidate keeps its p
 
 What was refused and came again as it was told has waited longer than its tenant's other tickets, and
 becomes a candidate before them. Between tenants it changes nothing.
+
+A tenant's tickets of several kinds, which other backends can take, become candidates one of each kind
+in turn: however many of a kind find no room, they keep none of another kind from its turn. All kinds
+are paid from the one account of the tenant.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
@@ -59,6 +64,7 @@ class Ticket(Generic[T]):
     offered_at: float
     deadline: float
     returned: bool = False  # it was refused before, and came again as it was told
+    kind: Hashable = None  # tickets of one kind differ in size at most in what can take them
     passes: int = field(default=0, init=False)  # later ones that went where it could have gone
     number: int = field(default=-1, init=False)  # order of offers
     turn: int = field(default=0, init=False)  # when it may go; 0: not a candidate yet
@@ -92,16 +98,13 @@ class Lane(Generic[T]):
 
 
 @dataclass(slots=True, eq=False)
-class Line(Generic[T]):
-    """One tenant's tickets of one priority."""
+class Kind(Generic[T]):
+    """One tenant's tickets of one priority and one kind."""
 
-    number: int
-    spent_tokens: int  # what it was served, and what it earned in turns when it had nothing to try
-    charged_tokens: int = 0  # what its candidates cost
-    turn: int = 0  # of the latest candidate; a later one never gets an earlier turn
     returned: Lane[T] = field(default_factory=Lane)
     fresh: Lane[T] = field(default_factory=Lane)
-    front: Ticket[T] | None = None  # the candidate that was not found blocked
+    front: Ticket[T] | None = None  # the candidate that was not found blocked by itself
+    shut: bool = False  # all of the kind were found blocked when this was last walked by
 
     def lane(self, ticket: Ticket[T]) -> Lane[T]:
         """Return where a ticket belongs."""
@@ -137,6 +140,38 @@ class Line(Generic[T]):
 
 
 @dataclass(slots=True, eq=False)
+class Line(Generic[T]):
+    """One tenant's tickets of one priority."""
+
+    number: int
+    spent_tokens: int  # what it was served, and what it earned in turns when it had nothing to try
+    charged_tokens: int = 0  # what its candidates cost
+    turn: int = 0  # of the latest candidate; a later one never gets an earlier turn
+    held: Held = field(default_factory=Held)
+    kinds: dict[Hashable, Kind[T]] = field(default_factory=dict)  # that hold any
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has nothing to try: what it holds was found blocked, if it holds any."""
+        return all(kind.front is None or kind.shut for kind in self.kinds.values())
+
+    def before(self, ticket: Ticket[T], *, queued: bool) -> tuple[float, float]:
+        """Return the requests and tokens of its own that go before a ticket; kinds take turns."""
+        kind = self.kinds.get(ticket.kind) or Kind()
+        own, cost = kind.before(ticket, queued=queued)
+        first = ticket if queued and ticket.turn else kind.front
+        requests: float = own
+        tokens: float = cost
+        for other in self.kinds.values():
+            if other is not kind:
+                later = first and other.front and other.front.rank > first.rank
+                turns = min(other.requests, own + (not later))
+                requests += turns
+                tokens += other.tokens * turns / other.requests
+        return requests, tokens
+
+
+@dataclass(slots=True, eq=False)
 class Band(Generic[T]):
     """All tickets of one priority. One that holds any ticket has a candidate."""
 
@@ -153,12 +188,15 @@ class Band(Generic[T]):
         line = self.lines.get(ticket.tenant)
         if line is None:
             line = self.lines[ticket.tenant] = Line(ticket.number, 0)
+        kind = line.kinds.get(ticket.kind)
+        if kind is None:
+            kind = line.kinds[ticket.kind] = Kind()
         self.held.add(ticket)
-        line.lane(ticket).add(ticket)
-        if line.front is None:  # turns in which it had nothing to try are not saved up
-            earned = self.turn * self.quantum_tokens - line.charged_tokens
-            line.spent_tokens = max(line.spent_tokens, earned)
-            self._advance(line)
+        line.held.add(ticket)
+        kind.lane(ticket).add(ticket)
+        if kind.front is None:
+            self._forfeit(line)
+            self._advance(line, kind)
 
     def serve(self, ticket: Ticket[T], *, passing: bool) -> None:
         """Let a ticket go at its tenant's cost; `passing` when it counted as a pass of one in the band.
@@ -175,8 +213,10 @@ class Band(Generic[T]):
     def drop(self, ticket: Ticket[T]) -> None:
         """Let a ticket go, at no cost to its tenant."""
         line = self.lines[ticket.tenant]
-        lane = line.lane(ticket)
+        kind = line.kinds[ticket.kind]
+        lane = kind.lane(ticket)
         self.held.drop(ticket)
+        line.held.drop(ticket)
         lane.held.drop(ticket)
         if not ticket.turn:
             del lane.waiting[ticket.number]
@@ -184,20 +224,32 @@ class Band(Generic[T]):
         place = (ticket.turn, line.number, ticket.rank)
         del self.candidates[bisect_left(self.candidates, place)]
         line.charged_tokens -= ticket.cost_tokens
-        if line.front is ticket:
-            self._advance(line)
-        if not line.requests:
+        if kind.front is ticket:
+            self._advance(line, kind)
+        if not kind.requests:
+            del line.kinds[ticket.kind]
+        if not line.kinds:
             del self.lines[ticket.tenant]
 
-    def walk(self) -> Iterator[Ticket[T]]:
-        """Go through the tickets in fair order. Asking for the next one says that this is blocked."""
+    def walk(self, shut: AbstractSet[Hashable]) -> Iterator[Ticket[T]]:
+        """Go through the tickets in fair order. Asking for the next one says that this is blocked.
+
+        Those of a kind that is, or meanwhile comes to be, in `shut` are left out; their turns stay.
+        """
         at = 0
         while at < len(self.candidates):
             ticket = self.candidates[at][-1]
-            yield ticket
             line = self.lines[ticket.tenant]
-            if line.front is ticket:  # it stays where it is, and the tenant's next may try
-                self._advance(line)
+            kind = line.kinds[ticket.kind]
+            if ticket.kind not in shut:
+                if kind.shut and ticket.turn < self.turn:
+                    self._forfeit(line)
+                kind.shut = False
+                yield ticket
+            if ticket.kind in shut:
+                kind.shut = True
+            elif kind.front is ticket:  # it stays where it is, and the next of the kind may try
+                self._advance(line, kind)
             at += 1
 
     @property
@@ -217,8 +269,6 @@ class Band(Generic[T]):
         line = self.lines.get(ticket.tenant)
         if line is None:
             line = Line(_LAST, self.turn * self.quantum_tokens)
-        requests: float
-        tokens: float
         requests, tokens = line.before(ticket, queued=queued)
         turn: float = ticket.turn
         if not (queued and turn):
@@ -227,14 +277,20 @@ class Band(Generic[T]):
             if other is not line:
                 turns = turn if other.number < line.number else turn - 1
                 earned = max(0.0, turns * self.quantum_tokens - other.spent_tokens)
-                share = min(1.0, earned / other.tokens)
-                requests += share * other.requests
-                tokens += share * other.tokens
+                share = min(1.0, earned / other.held.tokens)
+                requests += share * other.held.requests
+                tokens += share * other.held.tokens
         return requests, tokens
 
-    def _advance(self, line: Line[T]) -> None:
-        """Make the line's next ticket a candidate, in the first turn whose quanta pay for it."""
-        line.front = ticket = line.next()
+    def _forfeit(self, line: Line[T]) -> None:
+        """Take from an idle line what it earned: turns in which nothing could be tried are not saved up."""
+        if line.idle:
+            earned = self.turn * self.quantum_tokens - line.charged_tokens
+            line.spent_tokens = max(line.spent_tokens, earned)
+
+    def _advance(self, line: Line[T], kind: Kind[T]) -> None:
+        """Make the kind's next ticket a candidate, in the first turn whose quanta pay for it."""
+        kind.front = ticket = kind.next()
         if ticket is None:
             return
         line.charged_tokens += ticket.cost_tokens

@@ -1,3 +1,4 @@
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import cycle
 
@@ -31,16 +32,22 @@ def nowhere(item, claimed):
     return Blocked(frozenset())
 
 
+def shut(item, claimed):
+    return Blocked(frozenset(), kind=True)
+
+
 @dataclass
 class Walk:
-    """A gate with room on `free` backends; an item is the set of those it could use."""
+    """A gate with a little room on `free` backends; an item's kind is the set of those it could use."""
 
     free: set
     looks: list = field(default_factory=list)  # item, claimed, verdict
 
     def place(self, item, claimed):
-        backends = sorted((item.backends & self.free) - claimed.keys())
-        verdict = Placed(backends[0], item) if backends else Blocked(item.backends)
+        free = item.backends & self.free
+        backends = [] if item.large else sorted(free - claimed.keys())
+        placed = Placed(backends[0], item) if backends else None
+        verdict = placed or Blocked(item.backends, kind=not free)
         self.looks.append((item, {**claimed}, verdict))
         return verdict
 
@@ -48,8 +55,9 @@ class Walk:
 class Item:
     """One request of the model: it is queued, or has left in exactly one way."""
 
-    def __init__(self, backends):
+    def __init__(self, backends, large):
         self.backends = backends
+        self.large = large  # too large for the little room that there is
         self.ticket = None
         self.passes = 0
         self.left = None
@@ -66,7 +74,7 @@ class Queue(RuleBasedStateMachine):
         )
         self.now = 0.0
         self.queued = []  # in the order of the offers
-        self.lines = {}  # by tenant and priority, in the order in which they go
+        self.lines = {}  # by tenant, priority and kind, in the order in which they go
         self.gone = []
 
     def leave(self, item, how):
@@ -85,13 +93,14 @@ class Queue(RuleBasedStateMachine):
         backends=usable,
         times=st.integers(1, 4),
         returned=st.booleans(),
+        large=st.booleans(),
     )
-    def offer(self, tenant, priority, cost, size, wait, backends, times, returned):
+    def offer(self, tenant, priority, cost, size, wait, backends, times, returned, large):
         for _ in range(times):
-            item = Item(backends)
+            item = Item(backends, large)
             deadline = self.now + wait
             ticket = item.ticket = Ticket(
-                item, tenant, priority, cost, size, self.now, deadline, returned
+                item, tenant, priority, cost, size, self.now, deadline, returned, backends
             )
             line = self.lines.setdefault(self.line(item), [])
             before = [each for each in line if not returned or goes_before_a_returned(each.ticket)]
@@ -124,33 +133,48 @@ class Queue(RuleBasedStateMachine):
             taken = self.queue.take(walk.place)
             self.check_walk(walk)
             if taken is None:
-                assert len(walk.looks) == min(LOOKS, len(self.queued))
                 assert not any(isinstance(verdict, Placed) for _, _, verdict in walk.looks)
+                self.check_what_was_left_out(walk, self.queued)
                 return
             ticket, value = taken
             (item, _, verdict), earlier = walk.looks[-1], walk.looks[:-1]
             assert ticket.item is value is item
-            for passed, _, _ in earlier:
+            for passed, _, _ in earlier:  # none of those whose kind had no room
                 passed.passes += verdict.backend_id in passed.backends
             self.leave(item, "taken")
 
     def check_walk(self, walk):
-        """Nothing is tried twice, tenants in order; who is passed often claims all it could use."""
+        """Nothing is tried twice, kinds in order; who is passed often claims all it could use."""
         items = [item for item, _, _ in walk.looks]
+        assert len(items) <= 2 * LOOKS
         assert len(set(items)) == len(items)
         assert all(item.left is None for item in items)
         claims = {}
         for item, claimed, _ in walk.looks:
             assert claimed == claims
-            if item.passes >= PASSES:
+            if item.passes >= PASSES and item.backends & walk.free:
                 claims |= {each: (*claims.get(each, ()), item) for each in item.backends}
         for key in {self.line(item) for item in items}:
             mine = [item for item in items if self.line(item) == key]
             assert mine == self.lines[key][: len(mine)]
 
     @staticmethod
+    def check_what_was_left_out(walk, queued):
+        """Of a kind with no room one was tried, of another all or as many as it had looks."""
+        looked = Counter(item.backends for item, _, _ in walk.looks)
+        assert all(looks == 1 for kind, looks in looked.items() if not kind & walk.free)
+        waits = Counter(item.backends for item in queued)
+        roomy = [
+            kind for kind in looked if kind & walk.free
+        ]  # in the order in which they were tried
+        if len(looked) <= 4:  # 6, 3, 2 and 1 looks
+            assert looked.keys() == waits.keys()
+        if roomy and len(roomy) == len(looked):
+            assert looked[roomy[0]] == min(LOOKS, waits[roomy[0]])
+
+    @staticmethod
     def line(item):
-        return item.ticket.tenant, item.ticket.priority
+        return item.ticket.tenant, item.ticket.priority, item.backends
 
     @precondition(lambda self: self.queued)
     @rule(data=st.data())
@@ -234,10 +258,10 @@ TestQueue = Queue.TestCase
 TestQueue.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
-def backlog(queue, tenant, costs, priority=0, *, returned=lambda: False):
+def backlog(queue, tenant, costs, priority=0, *, returned=lambda: False, kind=lambda: None):
     """Offer a ticket for each cost; return the last."""
     for cost in costs:
-        ticket = Ticket(cost, tenant, priority, cost, 0, 0.0, 1.0, returned())
+        ticket = Ticket(cost, tenant, priority, cost, 0, 0.0, 1.0, returned(), kind())
         assert queue.offer(ticket) is None
     return ticket
 
@@ -250,24 +274,30 @@ def steps(other):
 
 
 @settings(deadline=None)
-@given(workloads, steps("no room") | steps("leave"), st.data())
+@given(workloads, steps("no room") | steps("none of its kind") | steps("leave"), st.data())
 def test_backlogged_tenants_never_differ_by_more_than_a_quantum_and_a_ticket(
     workloads, steps, data
 ):
     """At times there is no room, or a client leaves; whatever goes, its tenant has more.
 
-    (With both, by the cost of what left after it was blocked, too: those behind it keep their turns.)
+    (With both, by the cost of what left after it was blocked, too: those behind it keep their turns. So
+    do the next of its tenant's other kinds when one leaves.)
     """
     queue = FairQueue(WIDE, quantum_tokens=QUANTUM, max_looks=LOOKS)
     names = [str(number) for number in range(len(workloads))]
     more = {name: cycle(costs) for name, costs in zip(names, workloads, strict=True)}
     some = cycle(data.draw(st.lists(st.booleans(), min_size=1, max_size=7))).__next__
-    queued = [backlog(queue, name, [next(more[name])], returned=some) for name in names * 5]
+    some_kinds = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=7))
+    kinds = cycle(some_kinds).__next__
+    queued = [
+        backlog(queue, name, [next(more[name])], returned=some, kind=kinds) for name in names * 5
+    ]
     given_tokens = dict.fromkeys(names, 0)
     most = max(max(costs) for costs in workloads)
+    late = most * (len({*some_kinds}) - 1) if "leave" in steps else 0
     for step in [*steps, *["take"] * 10]:
-        if step == "no room":
-            assert queue.take(nowhere) is None
+        if step in ("no room", "none of its kind"):
+            assert queue.take(nowhere if step == "no room" else shut) is None
             continue
         if step == "take":
             ticket, _ = queue.take(anywhere)
@@ -276,8 +306,36 @@ def test_backlogged_tenants_never_differ_by_more_than_a_quantum_and_a_ticket(
             ticket = data.draw(st.sampled_from(queued))
             assert queue.remove(ticket)
         queued.remove(ticket)
-        queued.append(backlog(queue, ticket.tenant, [next(more[ticket.tenant])], returned=some))
-        assert max(given_tokens.values()) - min(given_tokens.values()) < QUANTUM + most
+        own = ticket.tenant
+        queued.append(backlog(queue, own, [next(more[own])], returned=some, kind=kinds))
+        assert max(given_tokens.values()) - min(given_tokens.values()) < QUANTUM + most + late
+
+
+kinds = st.sampled_from("pqrst")
+crowds = st.lists(st.tuples(names, st.integers(0, 2), kinds, st.integers(1, 40)), max_size=12)
+
+
+@settings(deadline=None)
+@given(crowds, st.lists(st.sets(kinds), max_size=20))
+def test_as_long_as_any_kind_that_waits_has_room_one_of_it_goes(crowds, rooms):
+    """However many of the other kinds wait before it, of whatever tenant and priority."""
+    queue = FairQueue(WIDE, quantum_tokens=QUANTUM, max_looks=LOOKS)
+    waits = Counter()
+    for tenant, priority, kind, count in crowds:
+        waits[kind] += count
+        for _ in range(count):
+            assert queue.offer(Ticket(kind, tenant, priority, 9, 0, 0.0, 1.0, kind=kind)) is None
+    for room in rooms:
+
+        def place(kind, claimed, room=room):
+            free = kind in room and kind not in claimed
+            return Placed(kind, kind) if free else Blocked(frozenset(kind), kind=True)
+
+        taken = queue.take(place)
+        assert (taken is None) == (not any(waits[kind] for kind in room))
+        if taken is not None:
+            waits[taken[1]] -= 1
+            assert taken[1] in room
 
 
 @settings(deadline=None)

@@ -194,6 +194,37 @@ async def test_who_waits_for_another_backend_holds_up_nobody():
     assert plain.slot.backend_id == "m/b2"
 
 
+@held
+@pytest.mark.parametrize("kv", [None, 0.88], ids=["no place", "too little cache"])
+async def test_a_long_line_for_a_full_backend_holds_up_nobody_who_can_use_an_idle_one(kv):
+    world = house(backends=[single(ONE) if kv is None else ONE, TWO])
+    for backend_id in ("m/b1", "m/b2"):
+        world.scrape(backend_id, running=backend_id == "m/b1" and kv is not None, kv=kv or 0.0)
+    world.scrape("m/b2")
+    world.up("m/b1", "lora")
+    if kv is None:
+        await world.guests(1, adapter="lora")
+    waiting = await world.guests(130, adapter="lora", tokens=1000)
+    assert all(each.waits for each in waiting)
+    (own,), (other,) = await world.guests(1, tokens=100), await world.guests(1, "other", tokens=100)
+    assert all(each.inside for each in (own, other))
+    assert world.waiting() == 130
+
+
+@held
+async def test_of_a_kind_that_waited_for_its_backend_none_is_lost_or_overtaken():
+    world = house(backends=[single(ONE), single(TWO)])
+    world.up("m/b1", "lora")
+    adapter = await world.guests(40, adapter="lora")
+    plain = await world.guests(3)
+    assert plain[0].slot.backend_id == "m/b2"
+    for place in (0, 1):
+        plain[place].end()
+        await turns()
+        assert plain[place + 1].slot.backend_id == "m/b2"
+    assert await order_of(*adapter) == [*range(40)]
+
+
 # --- who goes first -------------------------------------------------------------------------------
 
 

@@ -13,8 +13,10 @@ def queue(limits=WIDE, **options):
     return FairQueue(limits, **options)
 
 
-def ticket(item="", tenant="a", priority=0, cost=100, size=10, deadline=60.0, returned=False):
-    return Ticket(item, tenant, priority, cost, size, 0.0, deadline, returned)
+def ticket(
+    item="", tenant="a", priority=0, cost=100, size=10, deadline=60.0, returned=False, kind=None
+):
+    return Ticket(item, tenant, priority, cost, size, 0.0, deadline, returned, kind)
 
 
 def offered(queue, *items, **fields):
@@ -346,6 +348,108 @@ def test_a_tenant_whose_large_request_leaves_keeps_the_turns_that_it_waited():
         waiting.take(anywhere)
     waiting.remove(first)
     assert served(waiting).index("large") <= 1
+
+
+# --- kinds ------------------------------------------------------------------------------------------
+
+
+def kinds(*free):
+    """Return a `place` with room for these kinds alone; an item is its own kind's name."""
+
+    def place(item, claimed):
+        place.looks.append(item)
+        if item in free:
+            return Placed(item, None)
+        return Blocked(frozenset(item), kind=True)
+
+    place.looks = []
+    return place
+
+
+@pytest.mark.parametrize("tenants", [1, 50])
+def test_a_kind_that_finds_no_room_is_looked_at_once_however_many_of_it_wait(tenants):
+    waiting = queue(max_looks=4)
+    for number in range(500):
+        offered(waiting, "s", kind="s", tenant=str(number % tenants))
+    offered(waiting, "b", kind="b", tenant="0")
+    place = kinds("b")
+    for _ in range(3):
+        assert waiting.take(place)[0].item == "b"
+        offered(waiting, "b", kind="b", tenant="0")
+    assert place.looks == ["s", "b"] * 3
+
+
+def test_a_kind_that_finds_no_room_ends_the_walk_when_no_other_waits():
+    waiting = queue()
+    offered(waiting, *"s" * 100, kind="s")
+    place = kinds()
+    assert waiting.take(place) is None
+    assert place.looks == ["s"]
+
+
+def test_tickets_too_large_for_now_leave_looks_for_the_other_kinds():
+    waiting = queue(max_looks=32)
+    for kind in "pqrst":
+        offered(waiting, *kind * 100, kind=kind)
+    offered(waiting, "b", kind="b", tenant="b")
+    looks = []
+
+    def place(item, claimed):
+        looks.append(item)
+        return Placed("x", None) if item == "b" else Blocked(frozenset("y"))
+
+    assert waiting.take(place)[0].item == "b"
+    assert waiting.take(place) is None
+    assert len(looks) <= 2 * 64
+
+
+def test_a_tenants_kinds_take_turns_and_each_keeps_its_order():
+    waiting = queue()
+    offered(waiting, "a1", "a2", "a3", kind="a")
+    offered(waiting, "b1", "b2", kind="b")
+    offered(waiting, "c1", kind="c")
+    assert served(waiting) == ["a1", "b1", "c1", "a2", "b2", "a3"]
+
+
+def test_with_several_kinds_a_tenant_has_no_more_than_with_one():
+    waiting = queue(quantum_tokens=100)
+    for kind in "pqr":
+        offered(waiting, *["a"] * 20, kind=kind)
+    offered(waiting, *["b"] * 20, tenant="b")
+    assert "".join(served(waiting)[:40]) == "ab" * 20
+
+
+def test_a_kind_that_was_blocked_for_long_has_not_saved_up_its_tenants_turns():
+    waiting = queue(quantum_tokens=100)
+    offered(waiting, *"s" * 50, kind="s")
+    offered(waiting, *"b" * 200, kind="b", tenant="b")
+    for _ in range(100):
+        assert waiting.take(kinds("b"))[0].item == "b"
+    order = "".join(served(waiting, kinds("b", "s")))
+    assert "ss" not in order[2:40]
+    assert "bb" not in order[2:40]
+
+
+def test_nor_has_another_kind_of_it_that_comes_meanwhile():
+    waiting = queue(quantum_tokens=100)
+    offered(waiting, *"s" * 50, kind="s")
+    offered(waiting, *"b" * 200, kind="b", tenant="b")
+    for _ in range(100):
+        waiting.take(kinds("b"))
+    offered(waiting, *"a" * 50, kind="a")
+    order = "".join(served(waiting, kinds("a", "b")))
+    assert "aa" not in order[2:40]
+    assert "bb" not in order[2:40]
+
+
+def test_of_a_tenants_other_kinds_as_many_are_ahead_as_go_in_turn():
+    waiting = queue()
+    offered(waiting, *"s" * 50, kind="s", cost=300)
+    first, second, third = offered(waiting, *"bbb", kind="b")
+    assert [waiting.ahead(each) for each in (first, second, third)] == [
+        Ahead(1, 300), Ahead(3, 700), Ahead(5, 1100),
+    ]  # fmt: skip
+    assert waiting.ahead(ticket(kind="c")) == Ahead(2, 400)
 
 
 # --- bounds -----------------------------------------------------------------------------------------
