@@ -262,7 +262,8 @@ class Gate:
         wait_s = max(ticket.deadline - now, 0.0)  # its time may be over by now
         decision, why = self._decide(ask, request_id, now, wait_s)
         full, refusal = None, None
-        decision.eta_s = eta_s = line.eta_s(ticket)
+        eta_s, room_s = line.ahead_s(ticket), 0.0 if decision.has_room else line.room_s(ask)
+        decision.eta_s = eta_s if eta_s is None or room_s is None else eta_s + room_s
         if len(why) >= len(decision.said) and not any(reason.passes for reason in why.values()):
             refusal = no_backend(ask, why, self._rng)
         elif wait_s <= 0:

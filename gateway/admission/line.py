@@ -55,6 +55,8 @@ class Waiting:
     turn: asyncio.Future[Slot]
     announce: Announce | None = None
     announced_at: float = 0.0
+    ahead_tokens: int = 0  # when it was last announced
+    moved_at: float = 0.0  # when that was found to be less than before
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -171,12 +173,22 @@ class Line:
 
     # --- asked ------------------------------------------------------------------------------------
 
-    def eta_s(self, ticket: Ticket[Waiting]) -> float | None:
-        """Estimate how long a ticket would wait; None when nobody knows."""
+    def ahead_s(self, ticket: Ticket[Waiting]) -> float | None:
+        """Estimate how long what goes before a ticket takes; None when nobody knows."""
         eta_s = self.drain.eta_s(self.queue.held.tokens)  # a bound, and quick
         if eta_s is None or ticket.offered_at + eta_s <= ticket.deadline:
             return eta_s
         return self.drain.eta_s(self.queue.ahead(ticket).tokens)
+
+    def room_s(self, ask: Ask) -> float | None:
+        """Estimate how long a request waits for room when it is first; None when nobody knows.
+
+        What it needs has to drain, and nothing does before one of those that run has ended.
+        """
+        in_flight = sum(each.in_flight for each in self._backends)
+        held_tokens = sum(sum(each.room.tenants.values()) for each in self._backends)
+        usual_tokens = held_tokens // max(1, in_flight)
+        return self.drain.eta_s(max(ask.need.tokens, usual_tokens))
 
     def patience(self, ticket: Ticket[Waiting]) -> float:
         """Return by how much an estimate must be over the time a ticket has, to refuse it unheard.
@@ -290,8 +302,19 @@ class Line:
         for ticket in due[:_LOOKED_AT_ONCE]:
             waiting, ahead = ticket.item, self.queue.ahead(ticket)
             waiting.announced_at = now
+            if ahead.tokens < waiting.ahead_tokens:
+                waiting.moved_at = now
+            waiting.ahead_tokens = ahead.tokens
             if waiting.announce is not None and not waiting.turn.done():
-                waiting.announce(ahead.requests + 1, self.drain.eta_s(ahead.tokens))
+                waiting.announce(ahead.requests + 1, self._left_s(ticket, ahead.tokens, now))
+
+    def _left_s(self, ticket: Ticket[Waiting], ahead_tokens: int, now: float) -> float | None:
+        """Estimate how long a ticket still waits; None when nobody knows, or it should have gone by now."""
+        ahead_s, room_s = self.drain.eta_s(ahead_tokens), self.room_s(ticket.item.ask)
+        if ahead_s is None or room_s is None:
+            return None
+        left_s = ahead_s + room_s - (now - max(ticket.offered_at, ticket.item.moved_at))
+        return left_s if left_s > 0 else None
 
     def _arm(self) -> None:
         """Be called at the next deadline, if anything waits."""

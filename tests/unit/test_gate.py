@@ -807,6 +807,89 @@ async def test_only_those_are_refused_whom_the_others_cannot_serve():
     assert plain.waits
 
 
+# --- told while it waits --------------------------------------------------------------------------
+
+
+async def steady(world, seconds, count):
+    """Have one request of 1,000 tokens after the other take so long; the last of them is inside."""
+    for _ in range(count):
+        (guest,) = await world.guests(1, tokens=1000)
+        await passes(seconds)
+        guest.end()
+    return (await world.guests(1, tokens=1000))[0]
+
+
+async def in_public(world, tenant="t", **asked):
+    """Have a request wait; return a list that grows by what it is told, and when."""
+    told, began = [], world.loop.time()
+
+    def tell(*place):
+        told.append((world.loop.time() - began, *place))
+
+    waiting = world.gate.wait(
+        world.ask(tenant, **asked),
+        deadline=began + 60.0,
+        body_bytes=0,
+        request_id=tenant,
+        announce=tell,
+    )
+    world.loop.create_task(waiting)
+    await turns()
+    return told
+
+
+@held
+@pytest.mark.parametrize("tokens", [1000, 10])
+async def test_who_is_first_is_told_when_a_place_is_likely_to_come_free(tokens):
+    world = house()
+    inside = await steady(world, 8.0, 12)
+    told = await in_public(world, tokens=tokens)
+    assert world.gate.decisions.get("t").eta_s == pytest.approx(8.0, rel=0.7)
+    await passes(4.5)
+    assert [(at, position) for at, position, _ in told] == [(2.0, 1), (4.0, 1)]
+    first, second = (eta_s for _, _, eta_s in told)
+    assert first == pytest.approx(6.0, rel=0.5)  # a rate is known from few ends only
+    assert second < first
+    inside.end()
+
+
+@held
+async def test_no_wait_is_told_that_has_turned_out_too_short():
+    world = house()
+    await steady(world, 2.0, 20)
+    told = await in_public(world, tokens=1000)
+    await passes(20.0)
+    late = [eta_s for at, _, eta_s in told if at >= 6.0]
+    assert len(late) == 8
+    assert set(late) == {None}
+
+
+@held
+async def test_who_was_told_too_short_a_wait_is_told_anew_when_the_line_has_moved():
+    world = house()
+    inside = await steady(world, 1.0, 20)
+    (before,) = await world.guests(1, tokens=1000)
+    told = await in_public(world, tokens=1000)
+    await passes(19.75)
+    assert told[-1] == (18.0, 2, None)
+    inside.end()
+    await passes(2.0)
+    at, position, eta_s = told[-1]
+    assert (at, position) == (20.0, 1)
+    assert eta_s > 0
+    before.end()
+
+
+@held
+async def test_a_large_request_that_is_first_is_not_refused_for_its_own_size():
+    world = house()
+    await steady(world, 2.0, 20)
+    (first,) = await world.guests(1, tokens=100_000, wait_s=5.0)
+    assert first.waits
+    await passes(4.0)
+    assert first.waits
+
+
 # --- its client leaves ----------------------------------------------------------------------------
 
 
