@@ -263,8 +263,9 @@ class Gate:
         decision, why = self._decide(ask, request_id, now, wait_s)
         full, refusal = None, None
         eta_s, room_s = line.ahead_s(ticket), 0.0 if decision.has_room else line.room_s(ask)
-        decision.eta_s = eta_s if eta_s is None or room_s is None else eta_s + room_s
-        if len(why) >= len(decision.said) and not any(reason.passes for reason in why.values()):
+        decision.eta_s = None if eta_s is None or room_s is None else eta_s + room_s
+        lost = len(why) >= len(decision.said) and not any(reason.passes for reason in why.values())
+        if lost and not line.awaits(ask):
             refusal = no_backend(ask, why, self._rng)
         elif wait_s <= 0:
             refusal = no_room(ask, why, line.retry_after_s(ask))

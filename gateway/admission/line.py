@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
-from gateway.admission.decisions import Weighed
 from gateway.admission.forecast import Drain, Promises
 from gateway.admission.queue import Blocked, Claims, FairQueue, Limits, Placed
 from gateway.admission.refusals import no_backend, too_late, waited_too_long
 from gateway.admission.turns import Ticket
+from gateway.admission.waiting import Announce, Finder, Waiting, coming
 from gateway.core.aio import Clock
-from gateway.core.errors import GatewayError
 from gateway.core.types import Ask, Exclusion, Phase, Slot
 from gateway.pools.table import Backend, PoolTable
 
-Announce = Callable[[int, float | None], None]  # position from 1, and seconds if they are known
+__all__ = ["Announce", "Finder", "Line", "Waiting"]
+
 Kinds = dict[tuple[object, ...], Blocked]
 
 _NOTHING: Final[frozenset[str]] = frozenset()
@@ -30,43 +30,6 @@ _COMES_NEW: Final = 0.5  # of what drains: it goes to those who come for the fir
 _DOUBT: Final = 4.0  # times the time that a tenant's only request has
 _SOON_S: Final = 1.0  # whoever waits no longer than this knows soon enough
 _HOPELESS: Final = 1.5  # times the time that is left: a drain rate is an estimate
-
-
-class Finder(Protocol):
-    """Who chooses a backend; `routing.choice.Chooser`."""
-
-    def find(
-        self, backends: Sequence[Backend], ask: Ask, now: float, claimed: AbstractSet[str] = ...
-    ) -> Backend | None:
-        """Return the best backend that may take the request now, if any."""
-
-    def why_not(self, backends: Sequence[Backend], ask: Ask, now: float) -> dict[str, Exclusion]:
-        """Return why each backend that cannot take the request cannot."""
-
-    def explain(self, backends: Sequence[Backend], ask: Ask, now: float) -> Weighed:
-        """Return what each backend is worth to the request, and why others cannot take it."""
-
-
-@dataclass(slots=True, eq=False)
-class Waiting:
-    """One request in a line; `turn` is resolved with its slot, or with its refusal."""
-
-    ask: Ask
-    turn: asyncio.Future[Slot]
-    announce: Announce | None = None
-    announced_at: float = 0.0
-    ahead_tokens: int = 0  # when it was last announced
-    moved_at: float = 0.0  # when that was found to be less than before
-
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """What decides which backends could take it at all, but for its size."""
-        return self.ask.route.adapter, self.ask.call.endpoint, *self.ask.tried
-
-    def refuse(self, error: GatewayError) -> None:
-        """End the wait with an error."""
-        if not self.turn.done():
-            self.turn.set_exception(error)
 
 
 class Line:
@@ -88,9 +51,8 @@ class Line:
         self._pressed = False  # since the last tick somebody came who found no room
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
-        self._seen: tuple[
-            object, ...
-        ] = ()  # names, phases, sizes when it was last looked who is lost
+        self._seen: tuple[object, ...] = ()  # names, phases, sizes, when last looked who is lost
+        self._fitting = (0.0, 0.0)  # of need and, if exact, demand: no backend was smaller then
 
     # --- told -------------------------------------------------------------------------------------
 
@@ -101,7 +63,10 @@ class Line:
         now, backends = self._clock.now(), self._backends
         serving = [each for each in backends if each.phase in _SERVING]
         if not serving:
-            self.close()
+            if any(map(coming, backends)):
+                self._arm()
+            else:
+                self.close()
             return
         seen = (
             self._table.epoch,
@@ -109,6 +74,9 @@ class Line:
         )
         if seen != self._seen:
             self._seen = seen
+            capacities = (each.room.capacity_tokens or math.inf for each in backends)
+            windows = (each.window_tokens or math.inf for each in backends)
+            self._fitting = min(capacities), min(windows)
             self._refuse_lost(now)
         best = self.queue.highest, self.top_priority  # what keeps this out keeps all others out
         has_room = [each for each in serving if each.obstacle(1, now, *best) is None]
@@ -173,6 +141,13 @@ class Line:
 
     # --- asked ------------------------------------------------------------------------------------
 
+    def awaits(self, ask: Ask) -> bool:
+        """Whether no backend serves the pool, and one that will is worth waiting for."""
+        backends = self._backends
+        return not any(each.phase in _SERVING for each in backends) and any(
+            coming(each) and each.id not in ask.tried for each in backends
+        )
+
     def ahead_s(self, ticket: Ticket[Waiting]) -> float | None:
         """Estimate how long what goes before a ticket takes; None when nobody knows."""
         eta_s = self.drain.eta_s(self.queue.held.tokens)  # a bound, and quick
@@ -181,10 +156,12 @@ class Line:
         return self.drain.eta_s(self.queue.ahead(ticket).tokens)
 
     def room_s(self, ask: Ask) -> float | None:
-        """Estimate how long a request waits for room when it is first; None when nobody knows.
+        """Estimate how long a request that is first waits for room; None when nobody knows.
 
         What it needs has to drain, and nothing does before one of those that run has ended.
         """
+        if self.awaits(ask):
+            return None
         in_flight = sum(each.in_flight for each in self._backends)
         held_tokens = sum(sum(each.room.tenants.values()) for each in self._backends)
         usual_tokens = held_tokens // max(1, in_flight)
@@ -245,8 +222,9 @@ class Line:
 
         What one that fits every backend could not use, however small, no other of its kind can.
         """
-        ask = waiting.ask
-        fits = all(_fits(each, ask) for each in self._backends)
+        ask, (capacity, window) = waiting.ask, self._fitting
+        total = ask.demand.total_tokens if ask.demand.exact else 0
+        fits = ask.need.tokens <= capacity and total <= window
         known = kinds.get(waiting.kind) if fits else None
         if known is None:
             why = self._finder.why_not(self._backends, ask, now)
@@ -261,6 +239,8 @@ class Line:
 
     def _refuse_lost(self, now: float) -> None:
         """Refuse those whom no backend can serve any more, however long they wait."""
+        if not any(each.phase in _SERVING for each in self._backends):
+            return  # one is about to; what it can take is not known yet
         kinds: Kinds = {}
         for ticket in [*self.queue]:
             if not self._blocked(ticket.item, kinds, now).backend_ids:
@@ -333,6 +313,9 @@ class Line:
         for ticket in self.queue.expired(now):
             ask = ticket.item.ask
             why = self._finder.why_not(self._backends, ask, now)
+            if self.awaits(ask):
+                ticket.item.refuse(no_backend(ask, why, self._rng))
+                continue
             waited_s = now - ticket.offered_at
             ticket.item.refuse(waited_too_long(ask, why, waited_s, self.retry_after_s(ask)))
             self.told(ask)
@@ -342,10 +325,3 @@ class Line:
 
 def _passes(reason: Exclusion | None) -> bool:
     return reason is None or reason.passes
-
-
-def _fits(backend: Backend, ask: Ask) -> bool:
-    """Whether a request is no larger than the backend's cache and, if its size is known, its window."""
-    need, window = ask.need.tokens, backend.window_tokens
-    too_long = ask.demand.exact and window is not None and ask.demand.total_tokens > window
-    return need <= (backend.room.capacity_tokens or need) and not too_long

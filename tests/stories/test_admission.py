@@ -35,9 +35,9 @@ def body(**more):
 
 
 @contextlib.asynccontextmanager
-async def held(world, max_tokens=8000):
+async def held(world, model="m", max_tokens=8000):
     """Hold the only place by a stream that lasts for seconds or minutes, until its client leaves."""
-    long = body(stream=True, max_tokens=max_tokens)
+    long = {**body(stream=True, max_tokens=max_tokens), "model": model}
     async with world.http.stream("POST", "/v1/chat/completions", json=long) as reply:
         assert reply.status_code == 200
         assert world.in_flight() == 1
@@ -154,6 +154,38 @@ async def test_a_lower_bound_on_the_queue_loses_none_of_those_who_wait():
                 refused = await world.chat(max_tokens=1)
                 assert refused.headers["x-gateway-shed-reason"] == "queue_full"
         assert {each.result().status_code for each in waits} == {200}
+        await world.settled()
+
+
+@story
+async def test_however_many_wait_for_an_adapter_the_base_model_answers_beside_them():
+    lora = SimConfig(model="m", decode_step_s=0.01, adapters=("sql",))
+    backends = [{"url": "<0>", "max_in_flight": 1}, {"url": "<1>", "max_in_flight": 1}]
+    pools = "pools: " + json.dumps({"m": {"backends": backends}})
+    async with gateway(lora, SLOW, pools=pools) as world, asyncio.TaskGroup() as group:
+        async with held(world, "sql"):
+            waits = [group.create_task(world.chat(model="sql", max_tokens=1)) for _ in range(60)]
+            await world.until(lambda: waiting(world) == 60)
+            for _ in range(3):
+                assert (await world.chat(max_tokens=1)).status_code == 200
+            assert waiting(world) == 60
+            assert len(chats(world.sims[1])) == 3
+        for each in waits:
+            assert (await each).status_code == 200
+        await world.settled()
+
+
+@story
+async def test_who_waits_is_served_by_the_backend_to_which_a_reload_gives_another_name():
+    async with gateway(SLOW, pools=one_at_a_time()) as world, asyncio.TaskGroup() as group:
+        async with held(world):
+            second = group.create_task(world.chat(max_tokens=1))
+            await world.until(lambda: waiting(world) == 1)
+            text = world.path.read_text()
+            world.path.write_text(text.replace('{"url"', '{"name": "other", "url"'))
+            assert reload(world.process)
+            third = group.create_task(world.chat(max_tokens=1))
+            assert [(await each).status_code for each in (second, third)] == [200, 200]
         await world.settled()
 
 

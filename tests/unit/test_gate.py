@@ -14,13 +14,16 @@ from gateway.core.types import (
     Dialect,
     Endpoint,
     Outcome,
+    Phase,
+    ProbeFailed,
+    ProbePassed,
     RequestRecord,
     ScrapeFailed,
     ShedReason,
     Usage,
     UsageSource,
 )
-from gateway.pools.health import Order
+from gateway.pools.health import Order, Tending
 from gateway.wire.calls import ENDPOINTS, parse_call
 from tests.gatehouse import CAPACITY, House, held, passes, turns
 
@@ -888,6 +891,109 @@ async def test_a_large_request_that_is_first_is_not_refused_for_its_own_size():
     assert first.waits
     await passes(4.0)
     assert first.waits
+
+
+# --- none serves for a moment -----------------------------------------------------------------------
+
+
+STARTS = Tending(Phase.STARTING, "restart", "it starts")
+
+
+@held
+async def test_what_waits_is_served_by_the_backend_that_a_reload_put_in_the_place_of_its_own():
+    world = house()
+    inside, waiting = await world.guests(2)
+    world.reload(m={"backends": [{**single(TWO), "name": "other"}]})
+    (newcomer,) = await world.guests(1)
+    await passes(1.0)
+    assert waiting.waits
+    assert newcomer.waits
+    world.up("m/other")
+    await turns()
+    assert waiting.slot.backend_id == "m/other"
+    waiting.end()
+    inside.end()
+    await turns()
+    assert newcomer.slot.backend_id == "m/other"
+
+
+@held
+async def test_what_waits_outlives_a_restart_of_the_only_backend():
+    world = house()
+    inside, waiting = await world.guests(2)
+    world.table.tend("m/b1", Tending(Phase.DRAINING, "restart", "it is to be restarted"))
+    await passes(1.0)
+    inside.end()
+    world.table.tend("m/b1", STARTS)
+    (newcomer,) = await world.guests(1)
+    await passes(10.0)
+    assert waiting.waits
+    assert newcomer.waits
+    world.table.observe("m/b1", ProbeFailed(world.loop.time(), "refused"))
+    await passes(1.0)
+    assert waiting.waits
+    world.table.tend("m/b1", None)
+    world.up("m/b1")
+    await turns()
+    assert waiting.inside
+
+
+@held
+async def test_who_waits_for_a_backend_that_rises_again_is_let_in():
+    world = house()
+    world.down("m/b1")
+    now = world.loop.time()
+    world.table.observe("m/b1", ProbePassed(now))  # the first of two
+    (guest,) = await world.guests(1)
+    await passes(1.0)
+    assert guest.waits
+    world.up("m/b1")
+    await turns()
+    assert guest.inside
+
+
+@held
+async def test_who_waits_for_a_start_is_refused_at_its_deadline_because_none_serves():
+    world = house()
+    world.table.tend("m/b1", STARTS)
+    (guest,) = await world.guests(1, wait_s=5.0)
+    await passes(4.75)
+    assert guest.waits
+    await passes(0.5)
+    assert guest.ended == 105.0
+    assert isinstance(guest.refusal, Unavailable)
+    assert "none of its 1 backends can serve this now" in guest.refusal.message
+
+
+@held
+@pytest.mark.parametrize("max_requests", [0, 2])
+async def test_no_more_wait_for_a_start_than_the_queue_takes(max_requests):
+    world = house(queue={"max_requests": max_requests, "tenant_share": 1})
+    world.table.tend("m/b1", STARTS)
+    guests = await world.guests(4)
+    assert world.waiting() == max_requests
+    assert all(isinstance(each.refusal, Overloaded) for each in guests[max_requests:])
+
+
+@held
+@pytest.mark.parametrize("why", ["suspended", "unreachable", "cordoned", "tried"])
+async def test_nobody_waits_for_a_backend_that_is_not_expected(why):
+    world = house()
+    world.table.tend("m/b1", STARTS)
+    (waiting,) = await world.guests(1)
+    assert waiting.waits
+    if why == "suspended":
+        world.table.tend("m/b1", Tending(Phase.DOWN, "suspended", "it fails again and again"))
+    elif why == "unreachable":  # nobody starts it, and it never answered
+        world.table.observe("m/b1", ProbeFailed(world.loop.time(), "refused"))
+        world.table.tend("m/b1", None)
+    elif why == "cordoned":
+        world.table.order("m/b1", Order.CORDON)
+    if why != "tried":
+        await passes(0.5)
+        assert isinstance(waiting.refusal, Unavailable)
+    (newcomer,) = await world.guests(1, tried=["m/b1"] if why == "tried" else [])
+    refused_at_once(newcomer, Unavailable, ShedReason.NO_BACKEND)
 
 
 # --- its client leaves ----------------------------------------------------------------------------

@@ -1,0 +1,67 @@
+"""What waits, who finds it a backend, and which backend is worth the wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.admission.decisions import Weighed
+from gateway.core.errors import GatewayError
+from gateway.core.types import Ask, Exclusion, Phase, Slot
+from gateway.pools.table import Backend
+
+Announce = Callable[[int, float | None], None]  # position from 1, and seconds if they are known
+
+
+class Finder(Protocol):
+    """Who chooses a backend; `routing.choice.Chooser`."""
+
+    def find(
+        self, backends: Sequence[Backend], ask: Ask, now: float, claimed: AbstractSet[str] = ...
+    ) -> Backend | None:
+        """Return the best backend that may take the request now, if any."""
+
+    def why_not(self, backends: Sequence[Backend], ask: Ask, now: float) -> dict[str, Exclusion]:
+        """Return why each backend that cannot take the request cannot."""
+
+    def explain(self, backends: Sequence[Backend], ask: Ask, now: float) -> Weighed:
+        """Return what each backend is worth to the request, and why others cannot take it."""
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """One request in a line; `turn` is resolved with its slot, or with its refusal."""
+
+    ask: Ask
+    turn: asyncio.Future[Slot]
+    announce: Announce | None = None
+    announced_at: float = 0.0
+    ahead_tokens: int = 0  # when it was last announced
+    moved_at: float = 0.0  # when that was found to be less than before
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What decides which backends could take it at all, but for its size."""
+        return self.ask.route.adapter, self.ask.call.endpoint, *self.ask.tried
+
+    def refuse(self, error: GatewayError) -> None:
+        """End the wait with an error."""
+        if not self.turn.done():
+            self.turn.set_exception(error)
+
+
+def coming(backend: Backend) -> bool:
+    """Whether a backend that does not serve is expected to, soon.
+
+    It is restarted, was only just added, or has answered. One that never did, and that nobody here
+    starts, is not: it may be a wrong address.
+    """
+    health = backend.health
+    if backend.phase is Phase.STARTING:
+        return health.tended is not None or not health.probe_failures
+    if backend.phase is Phase.DRAINING:
+        return health.tended is not None and health.held is None
+    return backend.phase is Phase.DOWN and health.tended is None and health.probe_passes > 0
