@@ -64,7 +64,7 @@ class Ticket(Generic[T]):
     offered_at: float
     deadline: float
     returned: bool = False  # it was refused before, and came again as it was told
-    kind: Hashable = None  # tickets of one kind differ in size at most in what can take them
+    kind: Hashable = None  # but for its size, the same backends can take all of one kind
     passes: int = field(default=0, init=False)  # later ones that went where it could have gone
     number: int = field(default=-1, init=False)  # order of offers
     turn: int = field(default=0, init=False)  # when it may go; 0: not a candidate yet
