@@ -183,7 +183,7 @@ async def test_who_waits_is_served_by_the_backend_to_which_a_reload_gives_anothe
             await world.until(lambda: waiting(world) == 1)
             text = world.path.read_text()
             world.path.write_text(text.replace('{"url"', '{"name": "other", "url"'))
-            assert reload(world.process)
+            assert await reload(world.process)
             third = group.create_task(world.chat(max_tokens=1))
             assert [(await each).status_code for each in (second, third)] == [200, 200]
         await world.settled()

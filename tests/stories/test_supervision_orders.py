@@ -411,7 +411,7 @@ async def test_servers_that_move_to_other_ports_together_are_nothing_to_suspect_
         ):
             slot.move()
             backend["launch"]["port"] = slot.port
-        world.reload()
+        await world.reload()
         await world.until(lambda: all(len(each.starts) == 2 for each in on.slots.values()))
         await world.serves()
         assert [each.bad_at for each in world.process.supervisor.history.pasts.values()] == [
@@ -684,7 +684,7 @@ async def test_a_healthy_backend_serves_until_it_is_its_turn_on_its_gpu():
             late.model = "x"
             late.plan(Script(listens=up))
             world.settings["pools"]["x"] = pool(launched(late, **shares))
-            world.reload()
+            await world.reload()
             await world.until(lambda: late.running)
             assert (await world.order("restart")).json()["changed"]
             await world.turns()

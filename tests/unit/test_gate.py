@@ -814,12 +814,15 @@ async def test_only_those_are_refused_whom_the_others_cannot_serve():
 
 
 async def steady(world, seconds, count):
-    """Have one request of 1,000 tokens after the other take so long; the last of them is inside."""
+    """Have requests of 1,000 tokens take so long, each while the next waits; the last is inside."""
+    (inside,) = await world.guests(1, tokens=1000)
     for _ in range(count):
-        (guest,) = await world.guests(1, tokens=1000)
+        (after,) = await world.guests(1, tokens=1000)
         await passes(seconds)
-        guest.end()
-    return (await world.guests(1, tokens=1000))[0]
+        inside.end()
+        await turns()
+        inside = after
+    return inside
 
 
 async def in_public(world, tenant="t", **asked):
