@@ -1,4 +1,4 @@
-"""What ended is examined: why did it end, and what may be changed so that it starts?"""
+"""What ended, or hangs in its start, is examined: why, and what may be changed so that it starts?"""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from gateway.pools.table import PoolTable
 log = logging.getLogger("gateway.supervisor")
 
 _LOG_BYTES: Final = 256 * 1024
+_NO_CAUSE: Final = frozenset({Kind.UNKNOWN, Kind.HEALTHY})
 
 
 @dataclass(slots=True)
 class Autopsy:
-    """Examines servers that ended, and applies remedies."""
+    """Examines servers that ended or hang in their start, and applies remedies."""
 
     table: PoolTable
     clock: Clock
@@ -42,7 +43,7 @@ class Autopsy:
         starting = charge.starting
         if charge.backend.health.tended is None:
             self.table.tend(charge.id, Tending(Phase.DOWN, "exited", "its process has ended"))
-        charge.diagnosis = diagnosis = await self._diagnose(charge, seen)
+        charge.diagnosis = diagnosis = await self._diagnose(charge, exit_code=seen.exit_code)
         if charge.gone:
             return  # reloaded meanwhile
         kind = EventKind.START_FAILED if starting else EventKind.EXITED
@@ -54,13 +55,32 @@ class Autopsy:
         if starting and charge.config.launch is not None:
             self._apply(charge, diagnosis)
 
-    async def _diagnose(self, charge: Charge, seen: Seen) -> Diagnosis:
+    async def examine_hung(self, charge: Charge, stage: str, why: str) -> None:
+        """Say why a start hangs whose process lives, and apply what policy allows.
+
+        `why` it counts as hung is all that is said where its log does not tell. Errors: none.
+        """
+        diagnosis = await self._diagnose(charge, hung=True)
+        if charge.gone:
+            return
+        label, told = stage, why
+        if diagnosis.kind not in _NO_CAUSE:
+            charge.diagnosis, charge.examined = diagnosis, charge.incarnation
+            label, told = diagnosis.kind.value, f"{why}: {diagnosis.cause}{_helps(diagnosis)}"
+        self._tell(charge, EventKind.START_FAILED, label, told)
+        self.table.tend(charge.id, Tending(Phase.STARTING, "start_failed", told))
+        if charge.config.launch is not None:
+            self._apply(charge, diagnosis)
+
+    async def _diagnose(
+        self, charge: Charge, *, exit_code: int | None = None, hung: bool = False
+    ) -> Diagnosis:
         text = ""
         try:
             text = await charge.launcher.log(_LOG_BYTES)
         except LaunchError as error:
             log.warning("%s: its log cannot be read: %s", charge.id, error)
-        return await asyncio.to_thread(diagnose, text, exit_code=seen.exit_code)
+        return await asyncio.to_thread(diagnose, text, exit_code=exit_code, hung=hung)
 
     def _apply(self, charge: Charge, diagnosis: Diagnosis) -> None:
         launch = charge.config.launch
@@ -85,7 +105,7 @@ class Autopsy:
 
 def sentence(diagnosis: Diagnosis, seen: Seen) -> str:
     """Return why a server ended and what helps best, for people."""
-    if diagnosis.kind not in (Kind.UNKNOWN, Kind.HEALTHY):
+    if diagnosis.kind not in _NO_CAUSE:
         return f"{diagnosis.cause}{_helps(diagnosis)}"
     code = "" if seen.exit_code is None else f" with code {seen.exit_code}"
     return f"its process ended{code}; its log does not tell why"

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.control import adapters
+from gateway.control.autopsy import Autopsy
 from gateway.control.canary import canary, warm_up
 from gateway.control.charge import Charge, Timing, emptied
 from gateway.control.diagnosis import Kind
@@ -51,7 +52,7 @@ _MODELS_S: Final = 5.0
 
 
 class StartFailed(Exception):
-    """A start did not come to its good end; the message is the evidence."""
+    """A start does not come to its good end though its process lives; the message is the evidence."""
 
 
 class Ended(Exception):
@@ -68,6 +69,7 @@ class Bringup:
     usual: UsualTimes
     events: Events
     gpus: GpuTurns
+    autopsy: Autopsy
     timing: Timing = Timing()
 
     async def restart(self, charge: Charge, order: Restart) -> bool:
@@ -151,8 +153,9 @@ class Bringup:
             await self._adapters(charge)
             await self._warm_up(charge)
         except StartFailed as error:
-            self._tend(charge, Phase.STARTING, str(error))
-            self._tell(charge, EventKind.START_FAILED, watch.stage.name.lower(), str(error))
+            # Only then the sign: the restart that comes of it has to find the remedy.
+            await self.autopsy.examine_hung(charge, watch.stage.name.lower(), str(error))
+            charge.signs[Cause.START_HUNG] = Sign(Cause.START_HUNG, str(error))
             return
         except Ended:
             return
@@ -184,7 +187,6 @@ class Bringup:
             self._fail_if_ended(charge, incarnation, before)
             hung = watch.hung(now)
             if hung is not None:
-                charge.signs[Cause.START_HUNG] = Sign(Cause.START_HUNG, hung)
                 raise StartFailed(hung)
             if (where := watch.told(now)) != told:
                 told = where
@@ -222,7 +224,6 @@ class Bringup:
             self._fail_if_ended(charge, incarnation, before)
             await asyncio.sleep(_POLL_S)
         why = f"it answers /health, but its engine did not compute one token ({failed})"
-        charge.signs[Cause.START_HUNG] = Sign(Cause.START_HUNG, why)
         raise StartFailed(why)
 
     async def _adapters(self, charge: Charge) -> None:

@@ -41,7 +41,7 @@ _WORKS: Final = re.compile(r"Avg prompt throughput: |HTTP/[\d.]+\" 200")
 
 
 def diagnose(
-    log: str | bytes | Iterable[str | bytes], *, exit_code: int | None = None
+    log: str | bytes | Iterable[str | bytes], *, exit_code: int | None = None, hung: bool = False
 ) -> Diagnosis:
     """Return what the end of a log (at most 8 MiB of it) says. Nothing raises, whatever the text.
 
@@ -49,9 +49,12 @@ def diagnose(
         log: the text, or its lines.
         exit_code: of the server's process, if known; negative or above 128 when a signal ended it.
             vLLM exits with 0 after its engine died, so 0 proves nothing.
+        hung: the last start is known to hang. Where it stands then counts, and no other start does.
     """
     starts = split(read(log))
     found = _judge(starts[-1], exit_code)
+    if hung and found.kind in _SAYS_LITTLE:
+        return endings.hung_at_start(starts[-1]) or found
     if found.kind not in _SAYS_LITTLE or len(starts) == 1:
         return found
     # It goes on still, or its end is cut off: what ended the start before it is more useful.

@@ -72,8 +72,10 @@ class Supervisor:
         gpus = GpuTurns()
         self.fleet = Fleet(table, clock, self.events, gpus, make_launcher)
         usual = UsualTimes(config.state)
-        self._bringup = Bringup(table, clock, self.overrides, usual, self.events, gpus, timing)
         autopsy = Autopsy(table, clock, self.overrides, self.events)
+        self._bringup = Bringup(
+            table, clock, self.overrides, usual, self.events, gpus, autopsy, timing
+        )
         self._lookout = Lookout(table, clock, autopsy, timing)
         self._deathwatch = DeathWatch(table, self._lookout, timing)
         self._deathwatched: dict[str, Incarnation | None] = {}

@@ -269,6 +269,60 @@ async def test_a_suspension_says_what_still_runs():
             assert "still runs" not in world.backend().health.detail
 
 
+def hangs(log):
+    """A start that says this, and then neither listens nor ends."""
+    return Script(listens=asyncio.Event(), log=log)
+
+
+IMPATIENT = {"patience": {"config": "1s"}}
+NCCL_SILENT = (
+    "(Worker_TP0 pid=7) INFO 11-21 10:09:50 [parallel_state.py:1200] world_size=2 rank=0 "
+    "local_rank=0 distributed_init_method=tcp://127.0.0.1:5555 backend=nccl\n"
+    "(Worker_TP0 pid=7) INFO 11-21 10:09:51 [pynccl.py:111] vLLM is using nccl==2.27.5\n"
+)
+
+
+@story
+async def test_a_start_that_hangs_with_its_error_in_the_log_is_diagnosed_and_the_remedy_applied():
+    async with machine() as on:
+        slot = on["m/b1"]
+        slot.plan(hangs(KV_SMALL))
+        told = launched(slot, args={"max-model-len": 2048})
+        async with fleet(on, told, supervision=IMPATIENT, **LOWER) as world:
+            failed = world.told(EventKind.START_FAILED)[0]
+            assert failed.label == "kv_cache_too_small_for_max_model_len"
+            assert "supervision.patience.config" in failed.detail
+            assert "about 896 tokens fit" in failed.detail
+            assert [each.label for each in world.told(EventKind.REMEDY)] == ["lower_max_model_len"]
+            assert [dict(each.args) for each in slot.starts[:2]] == [{}, {"max-model-len": 896}]
+            assert world.told(EventKind.RESTART)[0].label == "start_hung"
+
+
+@story
+async def test_workers_that_hang_while_nccl_connects_them_start_without_peer_to_peer():
+    async with machine() as on:
+        slot = on["m/b1"]
+        slot.plan(hangs(NCCL_SILENT))
+        remedies = {"remedies": ["nccl_p2p_off"]}
+        async with fleet(on, launched(slot), supervision=IMPATIENT, **remedies) as world:
+            assert world.told(EventKind.START_FAILED)[0].label == "nccl_error_or_watchdog_timeout"
+            assert [dict(each.env) for each in slot.starts[:2]] == [{}, {"NCCL_P2P_DISABLE": "1"}]
+
+
+@story
+async def test_a_start_that_hangs_and_does_not_say_why_gets_no_remedy_and_no_cause():
+    async with machine() as on:
+        slot = on["m/b1"]
+        slot.plan(hangs("INFO 11-21 10:09:50 [model.py:1] Using max model len 2048\n"))
+        remedies = {"remedies": ["nccl_p2p_off", "lower_max_model_len", "enforce_eager"]}
+        async with fleet(on, launched(slot), supervision=IMPATIENT, **remedies) as world:
+            failed = world.told(EventKind.START_FAILED)[0]
+            assert failed.label == "launched"
+            assert failed.detail.endswith("(supervision.patience.config)")
+            assert not world.told(EventKind.REMEDY)
+            assert world.charge().diagnosis is None
+
+
 async def usual_times(on, told, folder):
     """Start a server under a gateway of its own; return how long that is expected to take."""
     up = asyncio.Event()

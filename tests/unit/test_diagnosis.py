@@ -463,3 +463,44 @@ def test_a_credential_in_the_proof_is_blotted_out(secret):
 def test_no_control_character_reaches_a_terminal():
     found = diagnose(failing("ValueError: \x1b[31m\x07\x9b2JCUDA out of memory\u2028"))
     assert found.evidence.isprintable()
+
+
+# --- starts that hang ---------------------------------------------------------------------------------
+
+JOINING = (
+    "(Worker_TP0 pid=7) INFO 11-21 10:09:50 [parallel_state.py:1200] world_size=2 rank=0 "
+    "local_rank=0 distributed_init_method=tcp://127.0.0.1:5555 backend=nccl\n"
+    "(Worker_TP0 pid=7) INFO 11-21 10:09:51 [pynccl.py:111] vLLM is using nccl==2.27.5\n"
+)
+ALONE = JOINING.splitlines(keepends=True)[0].replace("world_size=2", "world_size=1")
+
+
+def test_workers_that_hang_while_they_connect_may_do_so_without_peer_to_peer():
+    found = diagnose(BANNER + ARGUMENTS + JOINING, hung=True)
+    assert (found.kind, found.when, found.restart_helps) == (Kind.NCCL, When.STARTUP, True)
+    assert found.confidence is Confidence.LOW
+    assert "vLLM is using nccl" in found.evidence
+    assert Action.NCCL_P2P_OFF in {each.action for each in found.remedies}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [ALONE, JOINING + LOADED, JOINING + LOADED + UP, "", "(EngineCore_0 pid=8) hello\n"],
+    ids=["one worker", "went on", "came up", "silent", "says nothing"],
+)
+def test_a_hang_elsewhere_is_not_held_against_nccl(text):
+    assert diagnose(BANNER + ARGUMENTS + text, hung=True).kind in (Kind.UNKNOWN, Kind.HEALTHY)
+
+
+def test_a_start_that_connects_its_workers_and_is_not_known_to_hang_is_unknown():
+    assert diagnose(BANNER + ARGUMENTS + JOINING).kind is Kind.UNKNOWN
+
+
+def test_a_hang_after_an_error_has_that_cause():
+    found = diagnose(log("kv_small"), hung=True)
+    assert found == diagnose(log("kv_small"))
+
+
+def test_what_ended_the_start_before_is_no_cause_of_a_hang():
+    text = log("kv_small") + (BANNER + ARGUMENTS).encode()
+    assert diagnose(text, hung=True).kind is Kind.UNKNOWN

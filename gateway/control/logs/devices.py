@@ -31,7 +31,7 @@ _FAULT: Final = (
     Remedy("--enforce-eager", None, "if CUDA graphs are the cause", Action.ENFORCE_EAGER),
     Remedy("", None, "upgrade vLLM; repeated on one GPU only: take the GPU out"),
 )
-_NCCL: Final = (
+NCCL: Final = (
     Remedy("NCCL_DEBUG", "INFO", "says which call fails"),
     Remedy(
         "NCCL_P2P_DISABLE", "1", "if GPUs cannot reach each other directly", Action.NCCL_P2P_OFF
@@ -162,14 +162,14 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("nccl", Kind.NCCL,
          r"NCCL (?:error|Error)[: ]|nccl(?:UnhandledCuda|System|Internal|Remote|InvalidUsage|InvalidArgument)Error"
          r"|ncclCommInitRank failed|RCCL error",
-         "NCCL could not connect the GPUs, or lost one.", remedies=_NCCL, serving=True, restart=True,
+         "NCCL could not connect the GPUs, or lost one.", remedies=NCCL, serving=True, restart=True,
          look_at="NCCL_DEBUG=INFO; a GPU that is full fails here too"),
     Rule("nccl_watchdog", Kind.NCCL,
          r"Watchdog caught collective operation timeout|collective operation timeout|Watchdog thread terminated"
          r"|\[c10d\].{0,120}timed out|DistBackendError|Some NCCL operations have failed or timed out",
          "A collective between the GPUs did not finish in time.", serving=True, restart=True, rank=1,
          even_stopped=True,
-         remedies=(_NCCL[3], _NCCL[1], _NCCL[2],
+         remedies=(NCCL[3], NCCL[1], NCCL[2],
                    Remedy("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000", "to see which collective hangs"))),
     Rule("rendezvous", Kind.NCCL,
          r"DistNetworkError|The client socket has (?:failed|timed out)|Connection closed by peer"

@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from gateway.control.logs.answer import Confidence, Diagnosis, evidence, without_secrets
+from gateway.control.logs.devices import NCCL
 from gateway.control.logs.rule import Found, Kind, Remedy, When
 from gateway.control.logs.starts import NOT_STARTED, Start
 
@@ -28,6 +29,10 @@ _LOAD: Final = re.compile(r"Running: (\d{1,9}) reqs, .{0,40}?(?:Waiting|Pending)
 _STALLS: Final = 3  # each of 60 s: fewer happen while kernels are compiled
 _LOCK: Final = re.compile(
     r"[Ww]aiting for baton release at (\S{1,300})|[Ww]aiting for (?:file )?lock (\S{1,300})"
+)
+# What workers write on the way to each other; one that is alone connects to nobody.
+_CONNECTS: Final = re.compile(
+    r"^world_size=(?!1\b)\d|^rank \d{1,6} in world size (?!1\b)\d|^vLLM is using nccl"
 )
 _UNSUPPORTED: Final = re.compile(
     r"[Uu]nsupported|not (?:yet )?supported|not implemented|NotImplemented"
@@ -204,6 +209,29 @@ def wait_at_start(start: Start) -> Diagnosis | None:
         confidence=Confidence.LOW,
         rule="stall_at_start",
         look_at="whether a compiler still runs: then it is slow, not stuck; py-spy dump of the workers",
+    )
+
+
+def hung_at_start(start: Start) -> Diagnosis | None:
+    """Tell where a start stands that is known to hang; None if its log does not show that."""
+    at = next(
+        (at for at in reversed(range(len(start.lines))) if _CONNECTS.search(start.lines[at].text)),
+        None,
+    )
+    if at is None or start.progress > at or start.served is not None:
+        return None
+    line = start.lines[at]
+    return Diagnosis(
+        Kind.NCCL,
+        When.STARTUP,
+        "The workers do not come to the end of connecting to each other (NCCL).",
+        evidence(line),
+        line.number,
+        (NCCL[1], NCCL[2], NCCL[0], _GROUP),
+        restart_helps=True,
+        confidence=Confidence.LOW,
+        rule="hung_nccl",
+        look_at="py-spy dump of the workers; nvidia-smi topo -m; the IOMMU, which breaks peer to peer",
     )
 
 
