@@ -117,7 +117,7 @@ class Bringup:
             charge.adapters = charge.known_adapters()
         charge.starting, charge.verified = True, None
         charge.signs.clear()
-        charge.trouble = ""
+        charge.trouble, charge.diagnosis = "", None  # of the server that goes
         self._tend(charge, Phase.STARTING, _why(order))
         changes = self._changes(charge)
         grace_s = charge.pool.supervision.stop_grace

@@ -49,7 +49,7 @@ class Charge:
     ran: bool = False  # something of it has run, or was started, since we look
     verified: Incarnation | None = None  # the one that passed its start
     examined: Incarnation | None = None  # the one whose end or hang was diagnosed
-    diagnosis: Diagnosis | None = None  # of the last end, or of a start that hangs
+    diagnosis: Diagnosis | None = None  # of its end or hang, until it is launched anew
 
     work: asyncio.Task[None] | None = None  # a restart, or the watch over a start
     restarting: bool = False  # it is drained, stopped or launched

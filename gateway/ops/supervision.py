@@ -19,7 +19,7 @@ class WaitOverview(TypedDict):
 
 
 class DiagnosisOverview(TypedDict):
-    """Why its last process ended."""
+    """Why its process ended, or hangs in its start."""
 
     kind: str  # named as by `vllm-gateway diagnose`
     cause: str
@@ -38,7 +38,7 @@ class SupervisionOverview(TypedDict):
     suspended: bool  # left alone until an operator restarts or undrains it
     trouble: str  # what its launcher last failed at; empty: nothing
     waits: WaitOverview | None
-    diagnosis: DiagnosisOverview | None
+    diagnosis: DiagnosisOverview | None  # null once it is launched anew
 
 
 def supervision(charge: Charge, moment: Moment) -> SupervisionOverview:

@@ -134,6 +134,8 @@ async def test_an_adapter_that_cannot_be_loaded_is_told_and_the_rest_serves():
         assert "No adapter found for /missing" in failed.detail
 
 
+DIED = (pathlib.Path(__file__).parents[1] / "data/logs/engine_died.txt").read_text()
+
 # --- starts that fail -----------------------------------------------------------------------------
 
 KV_SMALL = (pathlib.Path(__file__).parents[1] / "data/logs/kv_small.txt").read_text()
@@ -391,6 +393,34 @@ async def test_a_crash_loop_is_suspended_until_an_operator_clears_it():
 
 
 @story
+async def test_a_suspension_does_not_name_the_cause_of_an_earlier_start():
+    async with machine() as on:
+        slot = on["m/b1"]
+        slot.plan(Script(exit_code=1, log=KV_SMALL))
+        slot.judge = lambda flags: hangs("")
+        once = {"supervision": {**IMPATIENT, "max_restarts": 1}}
+        told = launched(slot, args={"max-model-len": 2048})
+        async with fleet(on, told, wait=False, **once, **LOWER) as world:
+            await world.until(lambda: world.charge().suspended)
+            assert len(world.told(EventKind.REMEDY)) == 1
+            assert world.charge().diagnosis is None
+            assert "tokens fit" not in world.told(EventKind.SUSPENDED)[0].detail
+
+
+@story
+async def test_a_suspension_does_not_name_how_it_ended_when_it_could_not_be_launched_since():
+    async with machine() as on:
+        slot, taken = on["m/b1"], "port 1 is taken by 7 (python). End it"
+        async with fleet(on, launched(slot), supervision={"max_restarts": 2}) as world:
+            slot.refuses = [taken] * 2
+            await slot.die(exit_code=1, log=DIED)
+            await world.until(lambda: world.charge().suspended)
+            assert world.told(EventKind.EXITED)[0].label == "engine_dead_runtime"
+            assert world.charge().diagnosis is None
+            assert "head_dim" not in world.told(EventKind.SUSPENDED)[0].detail
+
+
+@story
 async def test_another_command_line_ends_a_suspension():
     async with machine() as on:
         slot = on["m/b1"]
@@ -439,7 +469,6 @@ async def test_a_frozen_idle_engine_is_found_by_a_canary():
 
 @story
 async def test_an_engine_that_answers_errors_gets_time_to_end_and_to_say_why():
-    died = (pathlib.Path(__file__).parents[1] / "data/logs/engine_died.txt").read_text()
     async with machine() as on:
         quick = {"supervision": {"canary": "200ms"}}
         timing = Timing(0.02, last_words_s=30.0)
@@ -447,7 +476,7 @@ async def test_an_engine_that_answers_errors_gets_time_to_end_and_to_say_why():
         async with fleet(on, *backends, timing=timing, **quick) as world:
             world.slot().sim.inject("http_500")
             await world.until(lambda: world.backend().health.reason == "frozen")
-            await world.slot().die(exit_code=1, log=died)
+            await world.slot().die(exit_code=1, log=DIED)
             await world.until(lambda: world.told(EventKind.RESTART))
             (restart,) = world.told(EventKind.RESTART)
             assert restart.label == "exited"
