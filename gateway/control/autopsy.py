@@ -22,7 +22,7 @@ from gateway.pools.table import PoolTable
 log = logging.getLogger("gateway.supervisor")
 
 _LOG_BYTES: Final = 256 * 1024
-_NO_CAUSE: Final = frozenset({Kind.UNKNOWN, Kind.HEALTHY})
+_UNTOLD: Final = "its log does not tell why"
 
 
 @dataclass(slots=True)
@@ -47,7 +47,8 @@ class Autopsy:
         if charge.gone:
             return  # reloaded meanwhile
         kind = EventKind.START_FAILED if starting else EventKind.EXITED
-        told = sentence(diagnosis, seen)
+        code = "" if seen.exit_code is None else f" with code {seen.exit_code}"
+        told = _cause(diagnosis) or f"its process ended{code}; {_UNTOLD}"
         self._tell(charge, kind, diagnosis.kind.value, told)
         phase = Phase.STARTING if starting else Phase.DOWN
         reason = "start_failed" if starting else "exited"
@@ -64,9 +65,9 @@ class Autopsy:
         if charge.gone:
             return
         label, told = stage, why
-        if diagnosis.kind not in _NO_CAUSE:
+        if cause := _cause(diagnosis):
             charge.diagnosis, charge.examined = diagnosis, charge.incarnation
-            label, told = diagnosis.kind.value, f"{why}: {diagnosis.cause}{_helps(diagnosis)}"
+            label, told = diagnosis.kind.value, f"{why}: {cause}"
         self._tell(charge, EventKind.START_FAILED, label, told)
         self.table.tend(charge.id, Tending(Phase.STARTING, "start_failed", told))
         if charge.config.launch is not None:
@@ -103,12 +104,18 @@ class Autopsy:
         self.events.tell(Event(self.clock.wall(), kind, charge.id, label, detail))
 
 
-def sentence(diagnosis: Diagnosis, seen: Seen) -> str:
-    """Return why a server ended and what helps best, for people."""
-    if diagnosis.kind not in _NO_CAUSE:
-        return f"{diagnosis.cause}{_helps(diagnosis)}"
-    code = "" if seen.exit_code is None else f" with code {seen.exit_code}"
-    return f"its process ended{code}; its log does not tell why"
+def explained(charge: Charge) -> str:
+    """Return why it does not run or serve, and what helps best, for people; empty if that is unknown."""
+    if charge.diagnosis is None:
+        return charge.trouble
+    return _cause(charge.diagnosis) or _UNTOLD
+
+
+def _cause(diagnosis: Diagnosis) -> str:
+    """Return the cause and what helps best; empty where the log does not tell."""
+    if diagnosis.kind in (Kind.UNKNOWN, Kind.HEALTHY):
+        return ""
+    return f"{diagnosis.cause}{_helps(diagnosis)}"
 
 
 def _helps(diagnosis: Diagnosis) -> str:

@@ -52,6 +52,8 @@ class Lookout:
             return
         if charge.orders != orders:
             return  # a server was started meanwhile
+        if charge.seen is None:
+            charge.trouble = ""  # it can be looked at again
         charge.seen = seen
         now = self.clock.now()
         if charge.watch is not None:

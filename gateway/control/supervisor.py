@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from gateway.config.models import Config
 from gateway.config.supervision import LaunchConfig, RestartConfig
-from gateway.control.autopsy import Autopsy
+from gateway.control.autopsy import Autopsy, explained
 from gateway.control.backoff import Policy, policy_of, replaced
 from gateway.control.bringup import Bringup
 from gateway.control.charge import Charge, Timing, facts_of
@@ -238,8 +238,8 @@ class Supervisor:
     def _suspended_elsewhere(self, charge: Charge) -> None:
         self.history = suspended(self.history, charge.id)
         charge.suspended = True
-        why = f": {charge.diagnosis.cause}" if charge.diagnosis is not None else ""
-        self._tend_down(charge, "suspended", f"suspended by another replica{why}")
+        told = ": ".join(filter(None, ("suspended by another replica", explained(charge))))
+        self._tend_down(charge, "suspended", told)
 
     # --- acting -------------------------------------------------------------------------------------
 
@@ -250,9 +250,9 @@ class Supervisor:
             case Suspend(cause=cause, evidence=evidence):
                 charge.decision, charge.suspended = decision, True
                 self.marks.say(Mark.SUSPENDED, charge.id, on=True)
-                why = charge.diagnosis.cause if charge.diagnosis is not None else evidence
-                self._tend_down(charge, "suspended", f"suspended, {evidence}: {why}")
-                self._tell(charge, EventKind.SUSPENDED, cause.value, f"{evidence}: {why}")
+                told = ": ".join(filter(None, (evidence, explained(charge))))
+                self._tend_down(charge, "suspended", f"suspended, {told}")
+                self._tell(charge, EventKind.SUSPENDED, cause.value, told)
             case Wait() | None:
                 charge.decision = decision
 

@@ -392,6 +392,50 @@ async def test_a_crash_loop_is_suspended_until_an_operator_clears_it():
             assert not world.charge().suspended
 
 
+def suspension(world):
+    """Why it was suspended: the same in the event and in the overview."""
+    (suspended,) = world.told(EventKind.SUSPENDED)
+    assert world.backend().health.detail == f"suspended, {suspended.detail}"
+    return suspended.detail
+
+
+@story
+async def test_a_suspension_says_what_helps():
+    async with machine() as on:
+        slot = on["m/b1"]
+        slot.judge = small_cache
+        once = {"supervision": {"max_restarts": 1}}
+        told = launched(slot, args={"max-model-len": 2048})
+        async with fleet(on, told, wait=False, **once) as world:
+            await world.until(lambda: world.charge().suspended)
+            assert "about 896 tokens fit. What helps: --max-model-len 896" in suspension(world)
+
+
+@story
+async def test_a_suspension_without_a_known_cause_tells_the_exit_code():
+    async with machine() as on:
+        slot = on["m/b1"]
+        slot.judge = lambda flags: Script(exit_code=3)
+        async with fleet(on, launched(slot), wait=False, supervision={"max_restarts": 1}) as world:
+            await world.until(lambda: world.charge().suspended)
+            assert suspension(world) == (
+                "1 restarts within 1800 s did not help: its process exited with code 3 while it"
+                " started: its log does not tell why"
+            )
+
+
+@story
+async def test_a_suspension_of_one_that_was_never_launched_tells_why_once():
+    async with machine() as on:
+        slot, taken = on["m/b1"], "port 1 is taken by 7 (python). End it"
+        slot.refuses = [taken] * 3
+        async with fleet(on, launched(slot), wait=False, supervision={"max_restarts": 2}) as world:
+            await world.until(lambda: world.charge().suspended)
+            assert suspension(world) == (
+                f"2 restarts within 1800 s did not help: no process of it runs: {taken}"
+            )
+
+
 @story
 async def test_a_suspension_does_not_name_the_cause_of_an_earlier_start():
     async with machine() as on:
@@ -404,7 +448,10 @@ async def test_a_suspension_does_not_name_the_cause_of_an_earlier_start():
             await world.until(lambda: world.charge().suspended)
             assert len(world.told(EventKind.REMEDY)) == 1
             assert world.charge().diagnosis is None
-            assert "tokens fit" not in world.told(EventKind.SUSPENDED)[0].detail
+            assert suspension(world) == (
+                "1 restarts within 1800 s did not help: silent for 1 s while launched"
+                " (supervision.patience.config)"
+            )
 
 
 @story
@@ -417,7 +464,8 @@ async def test_a_suspension_does_not_name_how_it_ended_when_it_could_not_be_laun
             await world.until(lambda: world.charge().suspended)
             assert world.told(EventKind.EXITED)[0].label == "engine_dead_runtime"
             assert world.charge().diagnosis is None
-            assert "head_dim" not in world.told(EventKind.SUSPENDED)[0].detail
+            assert suspension(world).endswith(f": {taken}")
+            assert "head_dim" not in suspension(world)
 
 
 @story
@@ -550,6 +598,7 @@ async def test_a_look_that_fails_once_forgets_nothing():
         on["m/b1"].blind = ""
         await world.until(lambda: world.charge().seen is not None)
         await world.turns()
+        assert world.charge().trouble == ""
         assert world.charge().first_seen_at == since
         assert world.phase() is Phase.READY
         assert len(on["m/b1"].starts) == 1
