@@ -21,7 +21,9 @@ from gateway.pools.table import PoolTable
 
 log = logging.getLogger("gateway.supervisor")
 
-_LOG_BYTES: Final = 256 * 1024
+# An engine's death is told once for each request that it carried, with a traceback of some 3 KiB:
+# this holds more than a thousand, and is read within a second or so, by a thread.
+_LOG_BYTES: Final = 4 * 1024 * 1024
 _UNTOLD: Final = "its log does not tell why"
 
 

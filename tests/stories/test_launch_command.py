@@ -34,7 +34,7 @@ def test_an_order_runs_the_command_once(made, tmp_path):
         with pytest.raises(Superseded):
             await launcher.restart(first, grace_s=1, changes=PLAIN)
         assert (tmp_path / "ran").read_text() == "x"
-        assert await launcher.log(100) == "restarting"
+        assert await launcher.log(100) == "restarting\n"
         assert (await launcher.look()).incarnation == second
         await launcher.restart(None, grace_s=1, changes=PLAIN)
         with pytest.raises(LaunchError, match="not stopped"):

@@ -176,7 +176,7 @@ def test_how_it_ended_and_what_it_said_last_are_told(bench):
         assert (await launcher.log(1000)).splitlines() == ["line 0", "line 1", "gives up"]
         assert await launcher.new_lines() == ("line 0", "line 1", "gives up")
         assert await launcher.new_lines() == ()
-        assert await launcher.log(8) == "gives up"
+        assert await launcher.log(9) == "gives up\n"
 
     uvloop.run(story())
 

@@ -662,6 +662,33 @@ engine.stdout.readline()
 """
 
 
+STORM = """
+def say(words): print("(EngineCore_DP0 pid=7) ERROR 11-21 10:11:00 [core.py:843]", words)
+print("INFO:     Application startup complete.")
+say("EngineCore encountered a fatal error.")
+say("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total"
+    " capacity of 23.64 GiB of which 1.02 GiB is free.")
+for _ in range(150):
+    print("(APIServer pid=1) ERROR 11-21 10:11:01 [async_llm.py:500] Traceback (most recent call last):")
+    for number in range(25):
+        frame = f'  File "/v1/engine/async_llm.py", line {number}, in generate'
+        print("(APIServer pid=1) ERROR 11-21 10:11:01 [async_llm.py:500]" + frame)
+    print("(APIServer pid=1) ERROR 11-21 10:11:01 [async_llm.py:500] vllm.v1.engine.exceptions."
+          "EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause.")
+raise SystemExit(1)
+"""
+
+
+@story
+async def test_an_engine_that_dies_under_load_is_diagnosed_by_its_first_error():
+    async with machine() as on:
+        command = [sys.executable, "-c", STORM]
+        backend = {"name": "b1", "launch": {"command": command, "port": on["m/b1"].port}}
+        async with fleet(on, backend, make_launcher=launcher_of, wait=False) as world:
+            await world.until(lambda: world.told(EventKind.START_FAILED))
+            assert world.told(EventKind.START_FAILED)[0].label == "cuda_oom_runtime"
+
+
 def has_handle_of(pid):
     """Whether this process holds a pidfd of another."""
     for each in pathlib.Path("/proc/self/fdinfo").iterdir():

@@ -37,6 +37,7 @@ class CommandLauncher:
         self._words = words
         self._call_s = call_s
         self._log = LogFile(log)
+        self._begun = 0  # where the output of the last run begins
         self._orders = 0
         self._lock = asyncio.Lock()
 
@@ -71,8 +72,7 @@ class CommandLauncher:
 
     async def log(self, max_bytes: int) -> str:
         """Return the end of what the command wrote since it was last run."""
-        await asyncio.to_thread(self._log.poll)
-        return self._log.tail(max_bytes)
+        return await asyncio.to_thread(self._log.tail, max_bytes, self._begun)
 
     async def close(self) -> None:
         """Nothing is held between calls."""
@@ -88,7 +88,8 @@ class CommandLauncher:
         except OSError as error:
             raise LaunchError(f"cannot write {self._log.path}: {error.strerror}") from error
         try:
-            self._log.begin(self._log.size)
+            self._begun = self._log.size
+            self._log.begin(self._begun)
             code = await execute(self._words, (output, output), timeout_s)
         finally:
             os.close(output)

@@ -17,8 +17,7 @@ from typing import Final
 
 ROTATE_BYTES: Final = 32 * 1024 * 1024
 _KEPT: Final = 2  # older files, as NAME.1 and NAME.2
-_RING_LINES: Final = 2000
-_RING_BYTES: Final = 256 * 1024
+_FRESH_LINES: Final = 2000
 _LINE_BYTES: Final = 8 * 1024  # longer lines are cut
 _READ_BYTES: Final = 1024 * 1024
 _BREAK: Final = re.compile(
@@ -27,7 +26,7 @@ _BREAK: Final = re.compile(
 
 
 class LogFile:
-    """One server's log: the file, and the last lines of the current start in memory.
+    """One server's log: the file, and in memory the lines of it that nobody has taken yet.
 
     Blocking, by a read of at most 1 MiB at a time, or a copy of `rotate_bytes` when it rotates.
     Threads may share it: several may ask for the log at a time, each from a thread of its own.
@@ -39,9 +38,7 @@ class LogFile:
         self._rotate_bytes = rotate_bytes
         self._position = 0
         self._half = b""
-        self._ring: deque[str] = deque()
-        self._ring_bytes = 0
-        self._fresh: deque[str] = deque(maxlen=_RING_LINES)
+        self._fresh: deque[str] = deque(maxlen=_FRESH_LINES)
 
     def open(self) -> int:
         """Open it for a server to write to, made if needed, readable by its user only.
@@ -73,8 +70,6 @@ class LogFile:
         """Forget the start before; this one's lines begin at `offset`."""
         with self._lock:
             self._position, self._half = offset, b""
-            self._ring.clear()
-            self._ring_bytes = 0
             self._fresh.clear()
 
     def poll(self) -> bool:
@@ -98,12 +93,17 @@ class LogFile:
             self._fresh.clear()
         return lines
 
-    def tail(self, max_bytes: int) -> str:
-        """Return the last lines of this start, at most `max_bytes` and 256 KiB of them."""
+    def tail(self, max_bytes: int, since: int = 0) -> str:
+        """Return the end of what was written from `since` on, at most `max_bytes` of it.
+
+        Where that place is no longer in the file, it goes on in the one before the last rotation.
+        """
         with self._lock:
-            lines = [*self._ring, *filter(None, (self._half.decode(errors="replace"),))]
-        whole = "\n".join(lines).encode()
-        return whole[-max_bytes:].decode(errors="ignore") if max_bytes > 0 else ""
+            rotated = not 0 < since <= self.size
+            end = _end(self.path, 0 if rotated else since, max_bytes)
+            if rotated:
+                end = _end(self._older(1), 0, max_bytes - len(end)) + end
+        return end.decode(errors="replace")
 
     def _read(self, path: Path) -> None:
         with path.open("rb") as file:
@@ -120,13 +120,12 @@ class LogFile:
         if not text:
             return
         self._fresh.append(text)
-        self._ring.append(text)
-        self._ring_bytes += len(text) + 1
-        while len(self._ring) > _RING_LINES or self._ring_bytes > _RING_BYTES:
-            self._ring_bytes -= len(self._ring.popleft()) + 1
+
+    def _older(self, number: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.{number}")
 
     def _rotate(self) -> None:
-        older = [self.path.with_name(f"{self.path.name}.{n}") for n in range(1, _KEPT + 1)]
+        older = [self._older(number) for number in range(1, _KEPT + 1)]
         for source, target in reversed(list(zip(older, older[1:], strict=False))):
             with contextlib.suppress(FileNotFoundError):
                 source.replace(target)
@@ -137,3 +136,11 @@ class LogFile:
             os.truncate(self.path, 0)
         self._read(older[0])  # what came while it was copied
         self._position = 0
+
+
+def _end(path: Path, since: int, max_bytes: int) -> bytes:
+    """Return the end of a file from `since` on; nothing where there is none."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        file.seek(max(since, file.seek(0, os.SEEK_END) - max(0, max_bytes)))
+        return file.read(max(0, max_bytes))
+    return b""

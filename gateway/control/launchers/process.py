@@ -120,9 +120,11 @@ class ProcessLauncher:
             await self._end(record, grace_s)
 
     async def log(self, max_bytes: int) -> str:
-        """Return the end of what this start wrote, at most 256 KiB."""
-        await self._poll_log(load(self._record_path))
-        return self.log_file.tail(max_bytes)
+        """Return the end of what this start wrote."""
+        record = load(self._record_path)
+        if record is None:
+            return ""
+        return await asyncio.to_thread(self.log_file.tail, max_bytes, record.log_offset)
 
     async def new_lines(self) -> tuple[str, ...]:
         """Return the lines since the last call; after a start, from its first line on.
