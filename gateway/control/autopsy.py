@@ -42,16 +42,19 @@ class Autopsy:
         Errors: none; a log that cannot be read leaves the cause unknown.
         """
         charge.examined = seen.incarnation
-        starting = charge.starting
+        starting, orders = charge.starting, charge.orders
         if charge.backend.health.tended is None:
             self.table.tend(charge.id, Tending(Phase.DOWN, "exited", "its process has ended"))
-        charge.diagnosis = diagnosis = await self._diagnose(charge, exit_code=seen.exit_code)
+        diagnosis = await self._diagnose(charge, exit_code=seen.exit_code)
         if charge.gone:
             return  # reloaded meanwhile
         kind = EventKind.START_FAILED if starting else EventKind.EXITED
         code = "" if seen.exit_code is None else f" with code {seen.exit_code}"
         told = _cause(diagnosis) or f"its process ended{code}; {_UNTOLD}"
         self._tell(charge, kind, diagnosis.kind.value, told)
+        if charge.restarting or charge.orders != orders:
+            return  # begun anew meanwhile
+        charge.diagnosis = diagnosis
         phase = Phase.STARTING if starting else Phase.DOWN
         reason = "start_failed" if starting else "exited"
         self.table.tend(charge.id, Tending(phase, reason, told))

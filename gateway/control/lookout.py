@@ -52,29 +52,31 @@ class Lookout:
             return
         if charge.orders != orders:
             return  # a server was started meanwhile
-        if charge.seen is None:
-            charge.trouble = ""  # it can be looked at again
-        charge.seen = seen
         now = self.clock.now()
-        if charge.watch is not None:
-            for line in lines:
-                charge.watch.heard(line, now)
         if charge.first_seen_at is None or seen.incarnation != charge.incarnation:
             self._new_incarnation(charge, seen, now)
-        self._learn(charge, now)
+        self._learn(charge, lines, now)
         charge.ran |= seen.running
         if not charge.ran:
             charge.examined = seen.incarnation  # it ended before our time
         ended = not seen.running and seen.incarnation is not None
         if ended and charge.examined != seen.incarnation and not charge.restarting:
             await self.autopsy.examine(charge, seen)
+            if charge.orders != orders:
+                return
+        if charge.seen is None:
+            charge.trouble = ""  # it can be looked at again
+        charge.seen = seen  # last: what is done about an end has to find its remedy
 
     def _new_incarnation(self, charge: Charge, seen: Seen, now: float) -> None:
         charge.incarnation, charge.first_seen_at = seen.incarnation, now
         charge.pace, charge.errors, charge.memory = Pace(), Errors(), Memory()
 
-    def _learn(self, charge: Charge, now: float) -> None:
-        """Take in what the pool table knows by now."""
+    def _learn(self, charge: Charge, lines: Sequence[str], now: float) -> None:
+        """Take in what its log says, and what the pool table knows by now."""
+        if charge.watch is not None:
+            for line in lines:
+                charge.watch.heard(line, now)
         backend = charge.backend
         sample = backend.sample
         if sample is None or sample.at == charge.sampled_at:

@@ -172,6 +172,40 @@ async def test_a_start_that_fails_is_diagnosed_and_the_remedy_is_applied_once_an
 
 
 @story
+async def test_nothing_is_started_anew_before_its_log_was_read():
+    async with machine() as on:
+        slot, read = on["m/b1"], asyncio.Event()
+        slot.judge, slot.logs = small_cache, read
+        told = launched(slot, args={"max-model-len": 2048})
+        async with fleet(on, told, wait=False, **LOWER) as world:
+            await world.until(lambda: slot.reading)
+            await world.turns()
+            assert len(slot.starts) == 1
+            read.set()
+            await world.serves()
+            assert [dict(each.args) for each in slot.starts] == [{}, {"max-model-len": 896}]
+
+
+@story
+async def test_what_is_found_out_of_one_that_was_begun_anew_meanwhile_is_told_and_forgotten():
+    async with machine() as on:
+        slot, read = on["m/b1"], asyncio.Event()
+        async with fleet(on, launched(slot)) as world:
+            slot.logs = read
+            await slot.die(exit_code=1, log=DIED)
+            await world.until(lambda: slot.reading)
+            assert (await world.order("restart")).json()["changed"]
+            await world.until(lambda: len(slot.starts) == 2)
+            slot.script = Script(log=DIED)
+            read.set()
+            await world.until(lambda: world.told(EventKind.EXITED))
+            await world.serves()
+            assert world.told(EventKind.EXITED)[0].label == "engine_dead_runtime"
+            assert world.charge().diagnosis is None
+            assert len(slot.starts) == 2
+
+
+@story
 async def test_a_remedy_outlives_the_gateway_and_ends_with_the_command_line_it_was_for(tmp_path):
     async with machine() as on:
         slot = on["m/b1"]
