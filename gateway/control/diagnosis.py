@@ -72,7 +72,7 @@ def _judge(start: Start, exit_code: int | None) -> Diagnosis:
     return (
         _failure(start, len(start.lines))
         or endings.by_exit_code(start, exit_code)
-        or endings.no_failure(start)
+        or endings.no_failure(start, exit_code)
     )
 
 

@@ -396,7 +396,7 @@ def test_memory_that_runs_out_is_told_by_where_it_did():
         (137, Kind.HOST_MEMORY),
         (-11, Kind.ENGINE_DEAD),
         (143, Kind.OTHER),
-        (2, Kind.BAD_ARGUMENT),
+        (2, Kind.UNKNOWN),
         (0, Kind.UNKNOWN),
         (1, Kind.UNKNOWN),
         (None, Kind.UNKNOWN),
@@ -504,3 +504,27 @@ def test_a_hang_after_an_error_has_that_cause():
 def test_what_ended_the_start_before_is_no_cause_of_a_hang():
     text = log("kv_small") + (BANNER + ARGUMENTS).encode()
     assert diagnose(text, hung=True).kind is Kind.UNKNOWN
+
+
+# --- exit code 2 --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "python3: can't open file '/opt/vllm/serve.py': [Errno 2] No such file or directory\n",
+        bytes(range(128, 256)) * 20,
+        BANNER + ARGUMENTS + LOADED,
+    ],
+    ids=["another error", "binary", "a start under way"],
+)
+def test_exit_code_2_alone_does_not_accuse_the_command_line(text):
+    found = diagnose(text, exit_code=2)
+    assert (found.kind, found.confidence) == (Kind.UNKNOWN, Confidence.LOW)
+    assert "Exit code 2 often is a refused command line" in found.cause
+
+
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_exit_code_2_with_an_empty_log_is_likely_a_refused_command_line(text):
+    found = diagnose(text, exit_code=2)
+    assert (found.kind, found.confidence) == (Kind.BAD_ARGUMENT, Confidence.LOW)

@@ -250,7 +250,7 @@ def by_exit_code(start: Start, exit_code: int | None) -> Diagnosis | None:
         return _silent(Kind.ENGINE_DEAD, when, why, (_RESTART,), True)
     if exit_code in _ENDED and when is When.STARTUP:
         return _silent(Kind.OTHER, when, "It was told to stop while it started.", (), None)
-    if exit_code == _USAGE:
+    if exit_code == _USAGE and not any(line.text.strip() for line in start.lines):
         why = "It refused its command line (exit code 2), but not in this log."
         return _silent(Kind.BAD_ARGUMENT, when, why, (), False)
     return None
@@ -274,10 +274,10 @@ def _silent(
 # --- no failure ------------------------------------------------------------------------------------
 
 
-def no_failure(start: Start) -> Diagnosis:
+def no_failure(start: Start, exit_code: int | None = None) -> Diagnosis:
     """Tell that it serves or served; or that the log does not say."""
     if start.served is None and start.stopped is None and start.engine_up is None:
-        return _nothing(start)
+        return _nothing(start, exit_code)
     proofs = (*(start.first(each) for each in _UP), start.served, start.engine_up, start.stopped)
     line = start.lines[next(at for at in proofs if at is not None)]
     serving = start.served is not None or start.stopped is not None
@@ -295,7 +295,7 @@ def no_failure(start: Start) -> Diagnosis:
     )
 
 
-def _nothing(start: Start) -> Diagnosis:
+def _nothing(start: Start, exit_code: int | None) -> Diagnosis:
     if start.progress >= 0:
         why = "It is still starting, or was ended without a word: the log stops without an error."
     elif any(line.text for line in start.lines):
@@ -303,4 +303,6 @@ def _nothing(start: Start) -> Diagnosis:
     else:
         why = "The log is empty."
     hint = "whether the process still runs; if not, its exit code and more of the log"
+    if exit_code == _USAGE:
+        why += " Exit code 2 often is a refused command line, of vLLM or of what starts it."
     return Diagnosis(Kind.UNKNOWN, When.STARTUP, why, confidence=Confidence.LOW, look_at=hint)
