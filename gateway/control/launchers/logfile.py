@@ -28,7 +28,8 @@ _BREAK: Final = re.compile(
 class LogFile:
     """One server's log: the file, and in memory the lines of it that nobody has taken yet.
 
-    Blocking, by a read of at most 1 MiB at a time, or a copy of `rotate_bytes` when it rotates.
+    Blocking, by a read of at most 1 MiB at a time, of what `tail` is asked for, or by a copy of
+    `rotate_bytes` when it rotates.
     Threads may share it: several may ask for the log at a time, each from a thread of its own.
     """
 
@@ -96,7 +97,8 @@ class LogFile:
     def tail(self, max_bytes: int, since: int = 0) -> str:
         """Return the end of what was written from `since` on, at most `max_bytes` of it.
 
-        Where that place is no longer in the file, it goes on in the one before the last rotation.
+        Where that place is no longer in the file, it goes on in the one before the last rotation,
+        which may hold other starts too.
         """
         with self._lock:
             rotated = not 0 < since <= self.size
