@@ -228,12 +228,12 @@ class Bringup:
 
     async def _adapters(self, charge: Charge) -> None:
         """Load the adapters that it should hold, and see them in its model list."""
-        held = set(charge.backend.adapters)
-        missing = {
-            name: path
-            for name, path in adapters.wanted(charge.pool, charge.adapters).items()
-            if name not in held
-        }
+        wanted = adapters.wanted(charge.pool, charge.adapters)
+        if not wanted:
+            return
+        await self._see_models(charge)  # what is known may be the last word of the server before
+        held = charge.backend.adapters
+        missing = {name: path for name, path in wanted.items() if name not in held}
         for name, path in missing.items():
             self._tend(charge, Phase.STARTING, f"it loads the adapter {name}")
             await self._load(charge, name, path)
