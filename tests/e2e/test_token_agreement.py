@@ -255,7 +255,7 @@ def engine(request, tmp_path_factory):
         "2048",
         "--enforce-eager",
         "--dtype",
-        "bfloat16",
+        "float32",
         "--enable-auto-tool-choice",
         "--tool-call-parser",
         "hermes",
