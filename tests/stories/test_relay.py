@@ -120,7 +120,9 @@ def test_after_the_last_frame_nothing_is_written_and_the_client_is_let_go_within
         connection.data_received(chunk(TOKEN) + chunk(LAST))
         for now in range(1, 5):
             connection.tick(float(now))
-        assert await running is None
+        await asyncio.sleep(0)
+        assert running.done()
+        assert running.result() is None
         assert client.written.endswith(b"data: [DONE]\n\n")
         assert (client.ends, client.cuts) == (1, 0)
         assert wire.aborted

@@ -16,7 +16,7 @@ import pytest
 from gateway.control.charge import Timing
 from gateway.control.supervisor import launcher_of
 from gateway.core.events import EventKind
-from gateway.core.types import Phase
+from gateway.core.types import ModelsSeen, Phase, ServedModel
 from tests.fakelaunch import Script
 from tests.stories.supervised import fleet, launched, machine, managed
 from tests.stories.support import story
@@ -94,6 +94,29 @@ async def test_adapters_loaded_at_run_time_are_there_again_after_a_restart():
         assert world.slot().sim.state.adapters == {"sql": "/adapters/sql-7"}
         assert (await world.chat(model="sql", max_tokens=1)).status_code == 200
         assert [each.label for each in world.told(EventKind.ADAPTER)] == ["sql"]
+
+
+@story
+async def test_a_list_of_the_server_before_that_comes_late_keeps_no_adapter_from_the_next():
+    rare = {"health": {"interval": "50ms", "scrape_interval": "50ms", "models_interval": "1h"}}
+    async with machine() as on:
+        async with fleet(on, launched(on["m/b1"]), extra=rare) as world:
+            await load(world, "sql", "/adapters/sql-7")
+            held = (
+                ServedModel("m", None, 8192),
+                ServedModel("sql", "m", None, "/adapters/sql-7"),
+            )
+            late = ModelsSeen(world.process.clock.now(), held, world.backend().endpoints)
+            world.process.table.observe("m/b1", late)
+            await world.until(lambda: world.charge().adapters == {"sql": "/adapters/sql-7"})
+            up, orders = asyncio.Event(), world.charge().orders
+            world.slot().plan(Script(listens=up))
+            await world.slot().die()
+            await world.until(lambda: world.charge().orders > orders)
+            world.process.table.observe("m/b1", late)
+            up.set()
+            await world.until(lambda: len(world.told(EventKind.STARTED)) == 2)
+            assert world.slot().sim.state.adapters == {"sql": "/adapters/sql-7"}
 
 
 @story
