@@ -21,10 +21,11 @@ from typing import Final
 
 from gateway.admission.decisions import Decision, Decisions, State, decide
 from gateway.admission.forecast import Outputs
-from gateway.admission.line import Announce, Finder, Line, Waiting
+from gateway.admission.line import Line
 from gateway.admission.queue import Limits
 from gateway.admission.refusals import no_backend, no_room, queue_full, too_late
 from gateway.admission.turns import Ticket
+from gateway.admission.waiting import Announce, Finder, Waiting
 from gateway.config.models import PoolConfig, QueueConfig
 from gateway.core.aio import Clock
 from gateway.core.errors import GatewayError, Overloaded, Rejected, TooManyWaiting

@@ -13,12 +13,10 @@ from gateway.admission.forecast import Drain, Promises
 from gateway.admission.queue import Blocked, Claims, FairQueue, Limits, Placed
 from gateway.admission.refusals import no_backend, too_late, waited_too_long
 from gateway.admission.turns import Ticket
-from gateway.admission.waiting import Announce, Finder, Waiting, coming
+from gateway.admission.waiting import Finder, Waiting, coming
 from gateway.core.aio import Clock
 from gateway.core.types import Ask, Exclusion, Phase, Slot
 from gateway.pools.table import Backend, PoolTable
-
-__all__ = ["Announce", "Finder", "Line", "Waiting"]
 
 Kinds = dict[tuple[object, ...], Blocked]
 

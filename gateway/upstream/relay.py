@@ -34,9 +34,7 @@ from gateway.wire.replies import Fault, fault_of
 from gateway.wire.sse import HEARTBEAT, json_aborted, json_usage
 
 TICK_S: Final = 0.5  # how often on_tick comes; all times below are good to about that
-_LAST_CHUNK_S: Final = (
-    1.0  # what a backend has to end the body, after the frame that ends the stream
-)
+_LAST_CHUNK_S: Final = 1.0  # what a backend has to end the body, after the stream's last frame
 
 
 class ClientSide(Protocol):
@@ -102,9 +100,7 @@ class PlainWatch:
     ended: Final = False  # only the body's own end tells
 
     def __init__(self, *, generates: bool = False) -> None:
-        self._generates = (
-            generates  # a chat or completions reply, which may say that it was aborted
-        )
+        self._generates = generates  # chat or completions, which say when they were aborted
         self.began: Usage | None = None
         self.complete = False
         self.failed: str | None = None
