@@ -37,11 +37,11 @@ from gateway.control.supervisor import Supervisor
 from gateway.core.aio import Clock, SystemClock, periodic
 from gateway.core.errors import ConfigError
 from gateway.ingress.drain import drain
-from gateway.ingress.handler import Handler, Settings
+from gateway.ingress.handler import Handler
 from gateway.ingress.listener import Server, bind_both, plain_server, port_of, public_server
 from gateway.ingress.routes import Readiness, public_app
 from gateway.ingress.server import ClientLimits, Ingress
-from gateway.ingress.settings import settings_for
+from gateway.ingress.settings import Settings, settings_for
 from gateway.observe.ledger import Ledger
 from gateway.observe.log import AccessLog, set_up_logging
 from gateway.observe.metrics import Metrics, Readings

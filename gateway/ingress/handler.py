@@ -21,8 +21,6 @@ import logging
 from dataclasses import dataclass
 
 from gateway.access.context import bound, settle, unsettled
-from gateway.access.counters import PromptCounters
-from gateway.access.keys import KeyRing, OpenRing
 from gateway.admission.gate import Gate
 from gateway.admission.refusals import engine_refused, heard_within_s
 from gateway.config.models import Config
@@ -58,27 +56,18 @@ from gateway.ingress.answers import (
     watch_over,
 )
 from gateway.ingress.downstream import Downstream
+from gateway.ingress.settings import Settings
 from gateway.observe.ledger import Ledger
 from gateway.pools.table import Backend, PoolTable
 from gateway.routing.catalog import Catalog, Catalogs
 from gateway.upstream import attempts
 from gateway.upstream.client import Client, Outgoing
-from gateway.upstream.relay import Patience, Relay
+from gateway.upstream.relay import Relay
 from gateway.upstream.reply import Reply
 from gateway.wire.calls import form_call, parse_call, upstream_body
 from gateway.wire.replies import error_body, error_headers, fault_of
 
 log = logging.getLogger("gateway.handler")
-
-
-@dataclass(slots=True)
-class Settings:
-    """What a reload swaps, all at once; a request keeps the settings it started with."""
-
-    config: Config
-    keys: KeyRing | OpenRing
-    counters: PromptCounters
-    patience: Patience
 
 
 @dataclass(slots=True)

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from gateway.access.counters import PromptCounters
 from gateway.access.keys import KeyRing, OpenRing
 from gateway.access.tokens import Asker
 from gateway.config.models import Config
-from gateway.ingress.handler import Settings
 from gateway.pools.table import Backend
 from gateway.upstream.relay import Patience
+
+
+@dataclass(slots=True)
+class Settings:
+    """What a reload swaps, all at once; a request keeps the settings it started with."""
+
+    config: Config
+    keys: KeyRing | OpenRing
+    counters: PromptCounters
+    patience: Patience
 
 
 def settings_for(
