@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from gateway.config.models import PoolConfig
 from gateway.core.errors import EndpointNotServed, ModelNotFound
 from gateway.core.types import Call, Caller, Endpoint, Phase, Route
 from gateway.pools.table import Backend, PoolTable
+from gateway.routing.near import NearNames
 
 log = logging.getLogger("gateway.routing")
 
@@ -39,6 +39,7 @@ class Catalog:
     ) -> None:
         self.entries = dict(entries)
         self.clashes = frozenset(clashes)
+        self._near: NearNames | None = None  # made by the first name that is not found
 
     @classmethod
     def build(cls, pools: Mapping[str, PoolConfig], table: PoolTable) -> Catalog:
@@ -80,8 +81,11 @@ class Catalog:
         return {name: entry for name, entry in self.entries.items() if caller.may_use(name)}
 
     def _not_found(self, model: str, caller: Caller) -> ModelNotFound:
-        close = get_close_matches(model[:128], self.visible(caller), n=1)
-        hint = f" Did you mean `{close[0]}`?" if close else ""
+        if self._near is None:
+            self._near = NearNames(self.entries)
+        named = [each for each in caller.models if each in self.entries]
+        near = self._near.find(model, caller.may_use, named)
+        hint = f" Did you mean `{near}`?" if near else ""
         return ModelNotFound(
             f"The model `{_shown(model)}` does not exist or you do not have access to it.{hint} "
             "GET /v1/models lists what this key can use.",
