@@ -41,9 +41,7 @@ class NearNames:
         return by_folded[close[0]] if close else None
 
 
-def _around(
-    order: list[tuple[str, str]], key: str, allowed: Callable[[str], bool]
-) -> list[str]:
+def _around(order: list[tuple[str, str]], key: str, allowed: Callable[[str], bool]) -> list[str]:
     """Return the allowed names closest to a place in the order, some of either side."""
     place = bisect_left(order, (key, ""))
     after = [name for _, name in order[place : place + _LOOKED_AT] if allowed(name)]
