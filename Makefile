@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup fmt lint types arch test test-fast e2e ci demo run schema clean
+.PHONY: setup fmt lint types arch test test-fast test-pythons e2e ci demo run schema clean
 
 setup: $(STAMP)
 $(STAMP): pyproject.toml
@@ -33,6 +33,9 @@ test: setup            ## everything that needs no other program than Python
 
 test-fast: setup
 	$(BIN)/pytest tests/unit tests/properties tests/house
+
+test-pythons:          ## test-fast and the contracts on each other Python that pyproject.toml claims
+	@bash .ci/pythons
 
 e2e: setup             ## real vLLM, real nginx, real SDKs; skips what is not installed
 	$(BIN)/pytest -m e2e

@@ -11,6 +11,7 @@ import asyncio
 import json
 import pathlib
 import re
+import sys
 
 import pytest
 
@@ -94,6 +95,10 @@ EQUAL = {
     "lora_ok": ("POST", LOAD, LORA_B),
     "lora_un2": ("POST", UNLOAD, LORA_B),
 }
+# vLLM repeats the wording of Python's json module. The recordings come from Python 3.11, and 3.13
+# words this error differently.
+if sys.version_info >= (3, 13):
+    SHAPES["e_json_trail"] = EQUAL.pop("e_json_trail")
 
 
 async def exchange(sim: SimServer, method: str, path: str, body, kind="application/json") -> bytes:

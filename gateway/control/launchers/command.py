@@ -23,6 +23,7 @@ from gateway.control.launchers.logfile import LogFile
 from gateway.control.launchers.run import execute
 
 CALL_S: Final = 30.0  # for the command to end, beyond the grace
+_LAST_LINES: Final = 3  # of a failure: both streams share a file, and some programs flush stdout last
 
 
 class CommandLauncher:
@@ -94,5 +95,6 @@ class CommandLauncher:
         finally:
             os.close(output)
         if code:
-            last = (await self.log(300)).strip().splitlines()[-1:] or ["nothing"]
-            raise LaunchError(f"`{self._words[0]}` failed with code {code}: {last[0]}")
+            last = (await self.log(600)).strip().splitlines()[-_LAST_LINES:]
+            said = "; ".join(last) if last else "no output"
+            raise LaunchError(f"`{self._words[0]}` failed with exit code {code}: {said}")
