@@ -23,7 +23,9 @@ from gateway.control.launchers.logfile import LogFile
 from gateway.control.launchers.run import execute
 
 CALL_S: Final = 30.0  # for the command to end, beyond the grace
-_LAST_LINES: Final = 3  # of a failure: both streams share a file, and some programs flush stdout last
+_LAST_LINES: Final = (
+    3  # of a failure: both streams share a file, and some programs flush stdout last
+)
 
 
 class CommandLauncher:
