@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from gateway.core.aio import Clock
 from gateway.core.errors import (
-    AccessError,
     GatewayError,
     MethodNotAllowed,
     ModelNotFound,
@@ -28,8 +29,6 @@ from gateway.pools.table import PoolTable
 from gateway.routing.catalog import Entry, status
 from gateway.wire.calls import ENDPOINTS
 from gateway.wire.replies import error_body, error_headers, model_entry, model_list
-
-_GET_PATHS = frozenset({"/v1/models", "/livez", "/readyz"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +100,20 @@ def public_app(
         )
         return PlainTextResponse(body, status_code=200 if state.ready else 503)
 
-    async def unknown(request: Request) -> Response:
-        path = request.scope["raw_path"]
-        if path in ENDPOINTS or path.decode("latin-1") in _GET_PATHS:
-            raise MethodNotAllowed(
-                f"{request.method} is not allowed here; use {'POST' if path in ENDPOINTS else 'GET'}."
+    async def unknown(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        method, path = request.method, request.scope["path"]
+        takes_post = request.scope["raw_path"] in ENDPOINTS
+        if takes_post or error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            allowed = "POST" if takes_post else "GET"
+            return await refuse(
+                request, MethodNotAllowed(f"{method} is not allowed here; use {allowed}.")
             )
-        raise UnknownUrl(
-            f"Unknown request URL: {request.method} {request.url.path[:128]}. Did you forget `/v1` in the base URL?"
+        return await refuse(
+            request,
+            UnknownUrl(
+                f"Unknown request URL: {method} {path[:128]}. Did you forget `/v1` in the base URL?"
+            ),
         )
 
     async def refuse(request: Request, error: Exception) -> Response:
@@ -120,17 +125,14 @@ def public_app(
             headers["allow"] = "POST" if request.scope["raw_path"] in ENDPOINTS else "GET"
         return Response(error_body(error, request_id), status_code=error.status, headers=headers)
 
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/v1/models", models, methods=["GET"]),
             Route("/v1/models/{name:path}", model, methods=["GET"]),
             Route("/livez", livez, methods=["GET"]),
             Route("/readyz", readyz, methods=["GET"]),
-            Route(
-                "/{rest:path}",
-                unknown,
-                methods=["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE"],
-            ),
         ],
-        exception_handlers={GatewayError: refuse, AccessError: refuse},
+        exception_handlers={GatewayError: refuse, HTTPException: unknown},
     )
+    app.router.redirect_slashes = False
+    return app

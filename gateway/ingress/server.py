@@ -20,16 +20,25 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.core.errors import GatewayError, HeadTimeout, HeadTooLarge, RequestError
+from gateway.core.errors import (
+    GatewayError,
+    HeadTimeout,
+    HeadTooLarge,
+    MethodNotAllowed,
+    RequestError,
+    UnknownUrl,
+)
 from gateway.ingress.downstream import Downstream
+from gateway.ingress.early import last_reply
+from gateway.ingress.heads import origin_form, without_upgrade
 from gateway.wire.calls import ENDPOINTS
-from gateway.wire.replies import error_body
 
 # After an early refusal the rest of the body is read and dropped for this long, so that the client
 # can read the reply before it sees the connection close (RFC 9112 section 9.6).
 _LINGER_S: Final = 2.0
+_SHOWN_BYTES: Final = 128  # of a request target in an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +111,10 @@ class GatewayProtocol(HttpToolsProtocol):
             self._idle_since = None
             self._await_head()
         try:
-            self.parser.feed_data(data)
+            self._parse(data)
         except httptools.HttpParserError:
             self._ready = None
             self.send_400_response("")
-        except httptools.HttpParserUpgrade:
-            self._ready = None
-            self._refuse_head(
-                RequestError(
-                    "Protocol upgrades are not supported here.", code="upgrade_not_supported"
-                )
-            )
         if self._head_since is not None:
             self._head_bytes += len(data)
             if self._head_bytes > self._max_bytes:
@@ -160,7 +162,12 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Take the inference routes here; leave the others to uvicorn and Starlette."""
         self._check_head()
+        if self.parser.should_upgrade():
+            self._refuse_tunnel()
+            return  # `_parse` has this head parsed once more
         self._head_since = None
+        if not self.url.startswith(b"/"):
+            self._take_path()
         spec = ENDPOINTS.get(self.url.partition(b"?")[0])
         if spec is None or self.parser.get_method() != b"POST":
             self._to_starlette()
@@ -188,6 +195,8 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Note the end of the request; a refused body that is now read ends the lingering."""
+        if self.parser.should_upgrade():
+            return  # the end of a head that is parsed once more
         if type(self.cycle) is Downstream:
             self.cycle.on_message_complete()
             if self._linger_until is not None:
@@ -218,6 +227,27 @@ class GatewayProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     # --- ours ---------------------------------------------------------------------------------------
+
+    def _parse(self, data: bytes | memoryview) -> None:
+        """Have bytes parsed, and every offer to change the protocol ignored.
+
+        The parser stops behind a head with such an offer and takes what follows for another protocol.
+        So it gets the head again without the offer, then what follows.
+
+        Raises:
+            httptools.HttpParserError: this is not a request that can be served.
+        """
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as offer:
+                data = memoryview(data)[offer.args[0] :]
+            method, version = self.parser.get_method(), self.parser.get_http_version()
+            head = without_upgrade(method, self.url, version, self.headers)
+            self.parser = httptools.HttpRequestParser(self)  # the other may be done after `close`
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+            self.parser.feed_data(head)
 
     def _start(self, down: Downstream) -> None:
         self._answering = down
@@ -271,6 +301,20 @@ class GatewayProtocol(HttpToolsProtocol):
         self._linger_until = None
         self.transport.close()
 
+    def _refuse_tunnel(self) -> None:
+        """Refuse CONNECT, which has no path; the parser takes it for an offer, too."""
+        if self.parser.get_method() == b"CONNECT":
+            self._refusal = MethodNotAllowed("This gateway is not a proxy: CONNECT is not allowed.")
+            raise httptools.HttpParserError("a tunnel")
+
+    def _take_path(self) -> None:
+        """Reduce a request target that is a whole URL to its path; refuse any other."""
+        self.url = origin_form(self.url)
+        if not self.url.startswith(b"/"):
+            target = self.url[:_SHOWN_BYTES].decode("latin-1")
+            self._refusal = UnknownUrl(f"Unknown request target: {target}")
+            raise httptools.HttpParserError("no path")
+
     def _check_head(self) -> None:
         """Refuse a whole head that is too large; it may have come in one read, with other bytes."""
         headers = self.headers
@@ -295,9 +339,6 @@ class GatewayProtocol(HttpToolsProtocol):
             return
         if self.transport.is_closing():
             return
-        body = error_body(error, self._ingress.new_id())
-        self.transport.write(
-            b"%b%bcontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
-            % (STATUS_LINE[error.status], self.date_header(), len(body), body)
-        )
+        reply = last_reply(error, self._ingress.new_id(), self.date_header())
+        self.transport.write(reply)
         self.transport.close()

@@ -144,3 +144,29 @@ def test_the_server_runs_the_loop_we_override_until_its_tick_says_so():
     source = inspect.getsource(uvicorn.Server._serve)
     assert "await self.main_loop()" in source
     assert "self.should_exit" in inspect.getsource(uvicorn.Server.on_tick)
+
+
+def test_the_parser_stops_behind_a_head_that_offers_another_protocol():
+    """The reason for `GatewayProtocol._parse`: what follows is not parsed, and the head has ended."""
+    ended = []
+
+    class Collect:
+        def on_message_complete(self):
+            ended.append(True)
+
+        def on_body(self, body):
+            raise AssertionError("the body was parsed")
+
+    parser = httptools.HttpRequestParser(Collect())
+    head = b"POST / HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\ncontent-length: 2\r\n\r\n"
+    with pytest.raises(httptools.HttpParserUpgrade) as stopped:
+        parser.feed_data(head + b"{}")
+    assert stopped.value.args == (len(head),)
+    assert parser.should_upgrade()
+    assert ended == [True]
+
+
+def test_the_only_leniency_of_uvicorns_parser_is_data_after_close():
+    source = inspect.getsource(HttpToolsProtocol.__init__)
+    assert source.count("lenient_") == 1
+    assert "set_dangerous_leniencies(lenient_data_after_close=True)" in source
