@@ -224,9 +224,7 @@ async def run(process: Process, sockets: tuple[socket.socket, socket.socket] | N
     public_socket, admin_socket = sockets or bind_both(config)
     process.public_port, process.admin_port = port_of(public_socket), port_of(admin_socket)
     public = public_server(
-        public_app(
-            process.handler, process.table, process.clock, process.ingress.new_id, process.readiness
-        ),
+        public_app(process.handler, process.table, process.clock, process.readiness),
         process.ingress,
     )
     admin = plain_server(

@@ -18,7 +18,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gateway.core import aio
 from gateway.core.errors import BodyTimeout, UnsupportedMediaType
-from gateway.core.types import RequestRecord
+from gateway.core.types import Dialect, RequestRecord
+from gateway.ingress.heads import CLIENT_ID, TRACE
 from gateway.ingress.upload import Upload, too_large
 from gateway.upstream.relay import Relay
 from gateway.upstream.reply import Reply
@@ -35,9 +36,8 @@ _CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key", b"api-key"})
 _READ_HEADERS: Final = _CREDENTIALS | {
     b"content-type", b"content-encoding", b"x-request-id", b"x-stainless-retry-count",
     b"x-stainless-read-timeout", b"expect",
-}  # fmt: skip
+} | TRACE  # fmt: skip
 _SECONDS: Final = re.compile(rb"\d{1,6}(?:\.\d{1,9})?")
-_CLIENT_ID: Final = re.compile(rb"[A-Za-z0-9_.-]{1,128}")
 # What of a backend's reply head reaches the client; everything else says something about the inside.
 _PASSED_HEADERS: Final = (b"content-type", b"content-disposition", b"content-language")
 # With x-accel-buffering nginx never holds a chunk back, whatever its own setting.
@@ -59,7 +59,7 @@ class Downstream:
         "_http11", "_parts", "_protocol", "_transport", "bytes_out", "content_type", "credentials",
         "extra_headers", "gone", "id", "keep_alive", "patience_s", "received_at", "record", "relay",
         "response_complete", "retry_count", "spec", "started", "started_at", "takes_chunks", "task",
-        "upload", "writing_paused",
+        "trace", "upload", "writing_paused",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +73,7 @@ class Downstream:
         self.credentials: dict[bytes, bytes] = {}
         self.content_type = b""
         self.retry_count = 0
+        self.trace: tuple[tuple[bytes, bytes], ...] = ()  # its trace headers, as they came
         self.patience_s = math.inf  # how long the client says it waits for bytes
         self._encoded = False
         self._expects_continue = False
@@ -121,16 +122,23 @@ class Downstream:
                 self.credentials[name] = (
                     value if before in (None, value) else b"%b,%b" % (before, value)
                 )
-            elif name == b"content-encoding" and value.lower() != b"identity":
-                self._encoded = True
-            elif name == b"x-request-id" and _CLIENT_ID.fullmatch(value):
-                self.id = value.decode()
             elif name == b"x-stainless-retry-count" and value.isdigit():
                 self.retry_count = int(value[:4])
             elif name == b"x-stainless-read-timeout" and _SECONDS.fullmatch(value):
                 self.patience_s = float(value)
-            elif name == b"expect" and value.lower() == b"100-continue":
-                self._expects_continue = True
+            else:
+                self._read_rare(name, value)
+
+    def _read_rare(self, name: bytes, value: bytes) -> None:
+        """Take a header that few requests have."""
+        if name == b"content-encoding" and value.lower() != b"identity":
+            self._encoded = True
+        elif name == b"x-request-id" and CLIENT_ID.fullmatch(value):
+            self.id = value.decode()
+        elif name == b"expect" and value.lower() == b"100-continue":
+            self._expects_continue = True
+        elif name in TRACE:
+            self.trace = (*self.trace, (name, value))
 
     async def read_body(self, limit_bytes: int, timeout_s: float) -> bytes:
         """Return the whole body.
@@ -321,13 +329,16 @@ class Downstream:
             return
         self.bytes_out += len(body)
         close = b"" if self.keep_alive else b"connection: close\r\n"
+        request_id = self.id.encode()
+        if self.spec.dialect is Dialect.MESSAGES:  # Anthropic's SDKs read this one
+            lines += b"request-id: %b\r\n" % request_id
         self._transport.write(
             b"%b%b%bx-request-id: %b\r\n%b%b\r\n%b"
             % (
                 STATUS_LINE[status],
                 self._protocol.date_header(),
                 lines,
-                self.id.encode(),
+                request_id,
                 self.extra_headers,
                 close,
                 body,

@@ -56,6 +56,7 @@ from gateway.ingress.answers import (
     watch_over,
 )
 from gateway.ingress.downstream import Downstream
+from gateway.ingress.heads import trace_lines
 from gateway.ingress.settings import Settings
 from gateway.observe.ledger import Ledger
 from gateway.pools.table import Backend, PoolTable
@@ -270,8 +271,9 @@ class Handler:
             inject_usage=call.hides_usage,
             max_new_tokens=ask.demand.max_new_tokens,
         )
+        trace = trace_lines(down.trace) if down.trace else b""
         return Outgoing(
-            down.spec.path, call.content_type, f"{down.id}-{attempt}", body, down.upload
+            down.spec.path, call.content_type, f"{down.id}-{attempt}", body, down.upload, trace
         )
 
     async def _relay(

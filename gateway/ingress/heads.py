@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
+
+CLIENT_ID: Final = re.compile(rb"[A-Za-z0-9_.-]{1,128}")  # a client's own request id
+TRACE: Final = frozenset({b"traceparent", b"tracestate"})
 
 _ABSOLUTE: Final = re.compile(rb"https?://[^/?#]+([^#]*)", re.IGNORECASE)
 
@@ -32,3 +35,32 @@ def without_upgrade(
     lines = [b"%b %b HTTP/%b\r\n" % (method, target, version.encode())]
     lines += [b"%b: %b\r\n" % header for header in headers if header[0] != b"upgrade"]
     return b"".join(lines) + b"\r\n"
+
+
+# --- W3C Trace Context (https://www.w3.org/TR/trace-context/) ---------------------------------------
+
+_PARENT: Final = re.compile(
+    rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+)
+_MEMBER: Final = re.compile(rb"[a-z0-9][a-z0-9_*/@-]{0,255}=[ -+\--<>-~]{0,255}[!-+\--<>-~]")
+_MAX_STATE_BYTES: Final = 512  # as much as every participant has to pass on
+_MAX_STATE_MEMBERS: Final = 32
+
+
+def trace_lines(headers: Collection[tuple[bytes, bytes]]) -> bytes:
+    """Return the header lines that carry a client's trace on to a backend; none for an invalid one."""
+    parents = [value for name, value in headers if name == b"traceparent"]
+    if len(parents) != 1 or _PARENT.fullmatch(parents[0]) is None:
+        return b""
+    state = b",".join([value for name, value in headers if name == b"tracestate"])
+    return b"traceparent: %b\r\n%b" % (parents[0], _state_line(state))
+
+
+def _state_line(state: bytes) -> bytes:
+    members = [member.strip(b" \t") for member in state.split(b",")]
+    valid = (
+        len(state) <= _MAX_STATE_BYTES
+        and len(members) <= _MAX_STATE_MEMBERS
+        and all(_MEMBER.fullmatch(member) for member in members)
+    )
+    return b"tracestate: %b\r\n" % state if valid else b""

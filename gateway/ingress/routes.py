@@ -49,7 +49,6 @@ def public_app(
     handler: Handler,
     table: PoolTable,
     clock: Clock,
-    new_id: Callable[[], str],
     ready: Callable[[], Readiness],
 ) -> Starlette:
     """Make the Starlette app of the public listener; inference POSTs never reach it."""
@@ -118,12 +117,11 @@ def public_app(
 
     async def refuse(request: Request, error: Exception) -> Response:
         assert isinstance(error, GatewayError)
-        request_id = new_id()
         headers = {name.decode(): value.decode() for name, value in error_headers(error)}
-        headers["x-request-id"] = request_id
         if isinstance(error, MethodNotAllowed):
             headers["allow"] = "POST" if request.scope["raw_path"] in ENDPOINTS else "GET"
-        return Response(error_body(error, request_id), status_code=error.status, headers=headers)
+        body = error_body(error, request.state.request_id)
+        return Response(body, status_code=error.status, headers=headers)
 
     app = Starlette(
         routes=[

@@ -32,7 +32,7 @@ from gateway.core.errors import (
 )
 from gateway.ingress.downstream import Downstream
 from gateway.ingress.early import last_reply
-from gateway.ingress.heads import origin_form, without_upgrade
+from gateway.ingress.heads import CLIENT_ID, origin_form, without_upgrade
 from gateway.wire.calls import ENDPOINTS
 
 # After an early refusal the rest of the body is read and dropped for this long, so that the client
@@ -224,7 +224,12 @@ class GatewayProtocol(HttpToolsProtocol):
         self.url, self.headers = url, headers
         self.scope["headers"] = headers
         self.expect_100_continue = (b"expect", b"100-continue") in headers
+        sent_id = dict(headers).get(b"x-request-id", b"")
+        request_id = sent_id.decode() if CLIENT_ID.fullmatch(sent_id) else self._ingress.new_id()
+        self.scope["state"]["request_id"] = request_id
         super().on_headers_complete()
+        own = (b"x-request-id", request_id.encode())
+        self.cycle.default_headers = [*self.cycle.default_headers, own]
 
     # --- ours ---------------------------------------------------------------------------------------
 

@@ -31,7 +31,8 @@ _Kind = TypeVar("_Kind", bound=Connection)
 class Outgoing(msgspec.Struct, frozen=True):
     """One request as the backend gets it. `path` is a constant of the endpoint table.
 
-    `rest` is what follows `body` when that is only the beginning.
+    `rest` is what follows `body` when that is only the beginning, `trace` header lines with the
+    context of the client's trace.
     """
 
     path: bytes
@@ -39,6 +40,7 @@ class Outgoing(msgspec.Struct, frozen=True):
     request_id: str
     body: bytes
     rest: Rest | None = None
+    trace: bytes = b""
 
 
 class BackendConnections:
@@ -78,17 +80,18 @@ class BackendConnections:
         if connection is None:
             connection = await self.connect(Connection)
         self.busy.add(connection)
-        head = b"%b%d\r\nx-request-id: %b\r\n\r\n" % (
+        head = b"%b%d\r\nx-request-id: %b\r\n%b\r\n" % (
             self._head(out.path, out.content_type),
             len(out.body),
             out.request_id.encode(),
+            out.trace,
         )
         return await connection.request(head, out.body, deadline)
 
     async def _upload(self, out: Outgoing, rest: Rest, deadline: float) -> Reply:
         connection = await self.connect(UploadConnection)
         self.busy.add(connection)
-        head = b"x-request-id: %b\r\n" % out.request_id.encode()
+        head = b"x-request-id: %b\r\n%b" % (out.request_id.encode(), out.trace)
         head = self._head(out.path, out.content_type).removesuffix(_LENGTH) + head
         return await connection.upload(head, out.body, rest, deadline)
 
