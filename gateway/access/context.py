@@ -20,7 +20,7 @@ from typing import Final, NoReturn
 
 from gateway.config.models import OverflowPolicy
 from gateway.core.errors import ContextLengthExceeded, RequestError
-from gateway.core.types import Call, Caller, Demand, Endpoint, Route
+from gateway.core.types import READS, Call, Caller, Demand, Endpoint, Route
 from gateway.wire.vllm import cut_tokens, prompt_bytes
 
 # What a chat template may add by itself: role marks, a default system prompt, the preamble of the
@@ -33,20 +33,24 @@ SPECIAL_TOKENS: Final = 8  # a tokenizer's own begin and end marks, and Sentence
 # window; with less, an answer could be cut short only because nobody counted.
 FREE_OUTPUT_RATIO: Final = 0.5
 
-_GENERATES: Final = frozenset(
-    {Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES, Endpoint.MESSAGES}
+_TEMPLATED: Final = frozenset(
+    {Endpoint.CHAT, Endpoint.CHAT_BATCH, Endpoint.RESPONSES, Endpoint.MESSAGES}
 )
-_READS: Final = frozenset({Endpoint.EMBEDDINGS, Endpoint.RERANK, Endpoint.SCORE})
-_CHECKED: Final = _GENERATES | _READS
-_TEMPLATED: Final = frozenset({Endpoint.CHAT, Endpoint.RESPONSES, Endpoint.MESSAGES})
+_GENERATES: Final = _TEMPLATED | {Endpoint.COMPLETIONS}
+_CHECKED: Final = _GENERATES | READS
 _PROMPT_FIELD: Final = {
     Endpoint.CHAT: "messages",
+    Endpoint.CHAT_BATCH: "messages",
     Endpoint.MESSAGES: "messages",
     Endpoint.COMPLETIONS: "prompt",
     Endpoint.RESPONSES: "input",
     Endpoint.EMBEDDINGS: "input",
+    Endpoint.EMBED: "texts",
+    Endpoint.POOLING: "input",
+    Endpoint.CLASSIFY: "input",
     Endpoint.RERANK: "documents",
     Endpoint.SCORE: "input",
+    Endpoint.GENERATIVE_SCORING: "items",
 }
 
 
@@ -120,7 +124,7 @@ def _fitted(
     window = _window(route, caller) or 0
     room, output = window - demand.prompt_tokens, demand.max_new_tokens
     if call.endpoint not in _GENERATES:
-        if call.endpoint in _READS and room < 0:
+        if call.endpoint in READS and room < 0:
             _too_long(call, demand, route, caller)
         return demand
     if room < 1:

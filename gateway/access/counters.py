@@ -11,12 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from gateway.access.tokens import Asker, BackendCounter, LocalCounter, as_chat
+from gateway.access.tokens import Asker, BackendCounter, LocalCounter, countable
 from gateway.config.flags import in_force, is_flag
 from gateway.config.models import PoolConfig
 from gateway.config.supervision import LaunchConfig
 from gateway.core.errors import ConfigError
-from gateway.core.types import Call, Endpoint, Route
+from gateway.core.types import Call, Route
 from gateway.pools.table import Backend
 
 log = logging.getLogger("gateway.access")
@@ -71,7 +71,7 @@ class PromptCounters:
         Of several texts a backend is asked for the one of most bytes alone.
         `backends` are those that serve now; the least busy one is asked. Cancel: nothing is held.
         """
-        chat = as_chat(call) if call.endpoint is Endpoint.RESPONSES else call
+        chat = countable(call)
         if chat is None:
             return None
         local = self._local.get(route.pool)

@@ -28,7 +28,7 @@ from gateway.access.templates import ChatTemplate
 from gateway.core.errors import ConfigError
 from gateway.core.types import Call, Endpoint
 from gateway.wire.calls import upstream_body
-from gateway.wire.vllm import parse_tokenize, tokenize_request
+from gateway.wire.vllm import TEXT_FIELD, longest_chat, parse_tokenize, tokenize_request
 
 MAX_BODY_BYTES: Final = 32 << 20
 WORKERS: Final = 2
@@ -57,11 +57,16 @@ class PromptCounter(Protocol):
         """Return the tokens of the call's longest prompt, None when they cannot be told."""
 
 
-def as_chat(call: Call) -> Call | None:
-    """Return the chat whose prompt is that of a call of `/v1/responses`; None when that is not known.
+def countable(call: Call) -> Call | None:
+    """Return a call whose prompt can be counted; None when that is not known.
 
-    Neither a tokenizer's templates nor `POST /tokenize` know more than chats.
+    Neither a tokenizer's templates nor `POST /tokenize` know more than chats: a call of
+    `/v1/responses` becomes one, and of a batch of chats the longest in bytes is counted.
     """
+    if call.endpoint is Endpoint.CHAT_BATCH:
+        return longest_chat(call)
+    if call.endpoint is not Endpoint.RESPONSES:
+        return call
     if len(call.body) > MAX_BODY_BYTES:
         return None
     try:
@@ -146,11 +151,11 @@ class LocalCounter:
             if template is None:
                 raise Unmodelled("no chat template")
             return [template.render(request, until=until)], _flag(request, default=False)
-        if endpoint is Endpoint.COMPLETIONS and request.get("suffix") is None:
-            return _prompts(request.get("prompt")), _flag(request, default=True)
-        if endpoint is Endpoint.EMBEDDINGS and request.get("messages") is None:
-            return _prompts(request.get("input")), _flag(request, default=True)
-        raise Unmodelled(endpoint.value)
+        field = TEXT_FIELD.get(endpoint)
+        other = "suffix" if endpoint is Endpoint.COMPLETIONS else "messages"
+        if field is None or request.get(other) is not None:
+            raise Unmodelled(endpoint.value)
+        return _prompts(request.get(field)), _flag(request, default=True)
 
     def _tokens(self, text: str, adds_special: bool, window_tokens: int | None) -> int:
         if window_tokens is not None and len(text) > SLICE_CHARS:

@@ -48,7 +48,8 @@ from gateway.pools.table import Backend, PoolTable
 _BYTES_PER_TOKEN: Final = 4  # of English text and code; for a prompt that nobody has counted
 _TENANTS_COUNTED: Final = 32  # among more, a position is an estimate that costs too much
 _UNKNOWN_PROMPT_TOKENS: Final = 1024  # pictures and sound: about one picture's worth
-_TOGETHER: Final = frozenset({Endpoint.RERANK, Endpoint.SCORE})  # many documents, measured as one
+# Many documents, measured as one.
+_TOGETHER: Final = frozenset({Endpoint.RERANK, Endpoint.SCORE, Endpoint.GENERATIVE_SCORING})
 _LEARNT_FROM: Final = 4  # of each batch of ended requests: means need no more
 
 

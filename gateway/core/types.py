@@ -23,22 +23,38 @@ class Endpoint(Enum):
     __hash__ = object.__hash__  # members are single objects; Enum's own hash is a call into Python
 
     CHAT = "chat"
+    CHAT_BATCH = "chat_batch"  # several conversations in one request
     COMPLETIONS = "completions"
     EMBEDDINGS = "embeddings"
+    EMBED = "embed"  # the same in Cohere's form
+    POOLING = "pooling"
+    CLASSIFY = "classify"
     RESPONSES = "responses"
     MESSAGES = "messages"
     COUNT_TOKENS = "count_tokens"
     RERANK = "rerank"
     SCORE = "score"
+    GENERATIVE_SCORING = "generative_scoring"
     TRANSCRIPTIONS = "transcriptions"
     TRANSLATIONS = "translations"
     TOKENIZE = "tokenize"
     DETOKENIZE = "detokenize"
 
 
-# What the server answers beside its engine, and what generates nothing (the engine may read it).
+# What the server answers without its engine; what the engine reads without generating text.
 NO_ENGINE = frozenset({Endpoint.COUNT_TOKENS, Endpoint.TOKENIZE, Endpoint.DETOKENIZE})
-NO_OUTPUT = NO_ENGINE | {Endpoint.EMBEDDINGS, Endpoint.RERANK, Endpoint.SCORE}
+READS = frozenset(
+    {
+        Endpoint.EMBEDDINGS,
+        Endpoint.EMBED,
+        Endpoint.POOLING,
+        Endpoint.CLASSIFY,
+        Endpoint.RERANK,
+        Endpoint.SCORE,
+        Endpoint.GENERATIVE_SCORING,  # one token a prompt, of which only the probability is used
+    }
+)
+NO_OUTPUT = NO_ENGINE | READS
 
 
 class Dialect(Enum):

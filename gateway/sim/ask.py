@@ -16,6 +16,7 @@ from gateway.sim.errors import SimError, bad_value, invalid, missing, unknown_mo
 from gateway.sim.text import BEGIN, render_chat, tokenize
 
 CHAT: Final = "/v1/chat/completions"
+CHAT_BATCH: Final = "/v1/chat/completions/batch"
 COMPLETIONS: Final = "/v1/completions"
 RESPONSES: Final = "/v1/responses"
 MESSAGES: Final = "/v1/messages"
@@ -26,6 +27,7 @@ _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s)")
 _BYTES_PER_TOKEN_MAX: Final = 12  # the longest token of a vocabulary, in characters: 24576 / 2048
 _LIMIT_FIELDS: Final = {
     CHAT: ("max_completion_tokens", "max_tokens"),
+    CHAT_BATCH: ("max_completion_tokens", "max_tokens"),
     COMPLETIONS: ("max_tokens",),
     RESPONSES: ("max_output_tokens",),
     MESSAGES: ("max_tokens",),
@@ -108,6 +110,9 @@ def parse_ask(path: str, body: dict[str, Any], config: SimConfig, adapters: list
         raise missing("max_tokens", len(body))
     limit_field, limit = _limit(path, body)
     n = _integer(body, "n") or 1 if body.get("n") != 0 else 0
+    if path == CHAT_BATCH and n != 1:
+        text = "Batch chat completions do not support `n > 1`. Please set `n` to 1."
+        raise bad_value(text, "n", n)
     stream_options = body.get("stream_options")
     if stream_options and not body.get("stream"):
         text = "Stream options can only be defined when `stream=True`. (parameter=stream_options)"
@@ -131,7 +136,7 @@ def parse_ask(path: str, body: dict[str, Any], config: SimConfig, adapters: list
         max_tokens=max_tokens,
         stated_max_tokens=limit,
         n=n,
-        stream=bool(body.get("stream")),
+        stream=bool(body.get("stream")) and path != CHAT_BATCH,
         include_usage=bool(options.get("include_usage")),
         usage_always=bool(options.get("include_usage") and options.get("continuous_usage_stats")),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
@@ -205,6 +210,9 @@ def _limit(path: str, body: dict[str, Any]) -> tuple[str, int | None]:
 
 
 def _prompts(path: str, body: dict[str, Any]) -> tuple[tuple[tuple[int, ...], ...], str]:
+    if path == CHAT_BATCH:
+        chats = [count_chat(CHAT, body | {"messages": each}) for each in body["messages"]]
+        return tuple(tuple(ids) for ids, _ in chats), "\n".join(text for _, text in chats)
     if path != COMPLETIONS:
         ids, text = count_chat(path, body)
         return (tuple(ids),), text

@@ -10,17 +10,26 @@ from gateway.sim.engine import EngineConfig
 # What a text-generating vLLM with scoring and audio would serve; a real one serves fewer, by model.
 PATHS: Final = (
     "/v1/chat/completions",
+    "/v1/chat/completions/batch",
     "/v1/completions",
     "/v1/responses",
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/v1/embeddings",
+    "/v2/embed",
+    "/pooling",
+    "/classify",
+    "/rerank",
     "/v1/rerank",
+    "/v2/rerank",
+    "/score",
     "/v1/score",
+    "/generative_scoring",
     "/v1/audio/transcriptions",
     "/v1/audio/translations",
     "/tokenize",
     "/detokenize",
+    "/tokenizer_info",
 )
 
 

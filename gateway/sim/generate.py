@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from gateway.sim.ask import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Ask, parse_ask
+from gateway.sim.ask import CHAT, CHAT_BATCH, COMPLETIONS, MESSAGES, RESPONSES, Ask, parse_ask
 from gateway.sim.driver import DIED, Driver, Sink
 from gateway.sim.errors import ENGINE_DEAD, SimError, busy, engine_dead
 from gateway.sim.events import MessagesWriter, ResponsesWriter
@@ -20,7 +20,7 @@ from gateway.sim.plan import Piece, Plan, plan_reply
 from gateway.sim.sequence import Sequence
 from gateway.sim.state import SimState
 
-GENERATING: Final = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
+GENERATING: Final = (CHAT, CHAT_BATCH, COMPLETIONS, RESPONSES, MESSAGES)
 JSON: Final = {"content-type": "application/json"}
 EVENT_STREAM: Final = {"content-type": "text/event-stream; charset=utf-8"}
 _READ_TIME_S: Final = 0.01  # lets the client read what came before a reset

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Self
 
-from gateway.sim import tasks
+from gateway.sim import tasks, vectors
 from gateway.sim.ask import COUNT_TOKENS, MESSAGES, parse_body
 from gateway.sim.config import SimConfig
 from gateway.sim.engine import Engine
@@ -44,9 +44,7 @@ _HTML: Final = b"<html><head><title>Bad Gateway</title></head><body>Bad Gateway<
 _JsonTask = Callable[[dict[str, Any], SimState], dict[str, Any]]
 _JSON_TASKS: Final[dict[str, _JsonTask]] = {
     COUNT_TOKENS: tasks.count_tokens,
-    "/v1/embeddings": tasks.embed,
-    "/v1/rerank": tasks.rerank,
-    "/v1/score": tasks.score,
+    **vectors.TASKS,
     "/tokenize": tasks.tokenize_body,
     "/detokenize": tasks.detokenize_body,
 }
@@ -54,6 +52,7 @@ _TEXT_TASKS: Final[dict[str, Callable[[dict[str, Any], SimState], str]]] = {
     "/v1/load_lora_adapter": tasks.load_adapter,
     "/v1/unload_lora_adapter": tasks.unload_adapter,
 }
+_TOKENIZER_INFO: Final = "/tokenizer_info"
 _GETS: Final = ("/health", "/version", "/metrics", "/load", "/ping", "/v1/models", "/openapi.json")
 
 
@@ -201,7 +200,7 @@ class SimServer:
                 return
             self.requests.append(request)
             self._check_key(request)
-            if request.path in _GETS:
+            if request.path in _GETS or request.path == _TOKENIZER_INFO:
                 await self._get(request, reply)
             else:
                 await self._post(request, reply)
@@ -234,6 +233,10 @@ class SimServer:
                 reply.send(200, compact({"server_load": state.in_flight}), JSON)
             case "/v1/models":
                 reply.send(200, compact(tasks.list_models(state)), JSON)
+            case "/tokenizer_info":
+                if request.path not in self.config.paths:
+                    raise SimError(404, "", plain={"detail": "Not Found"})
+                reply.send(200, compact(tasks.tokenizer_info(state)), JSON)
             case _:
                 reply.send(200, compact(tasks.openapi(self.config)), JSON)
 
@@ -272,6 +275,8 @@ class SimServer:
             reply.send(200, answer.encode() if isinstance(answer, str) else compact(answer), kind)
         elif path in GENERATING:
             await generate(self.state, request, reply, _json(request))
+        elif path in vectors.ENCODED:
+            await vectors.send(vectors.vectors(path, _json(request), self.state), reply)
         else:
             if self.state.dead and path.startswith("/v1"):
                 raise engine_dead()

@@ -1,9 +1,7 @@
-"""Endpoints that do not generate: models, tokens, vectors, scores, audio, adapters, OpenAPI."""
+"""Endpoints that run no model here: models, tokens, audio, adapters, OpenAPI."""
 
 from __future__ import annotations
 
-import base64
-import struct
 import time
 import uuid
 import zlib
@@ -11,12 +9,10 @@ from typing import Any, Final
 
 from gateway.sim.ask import count_chat, parse_ask, resolve_model
 from gateway.sim.config import SimConfig
-from gateway.sim.errors import SimError, bad_value, missing
-from gateway.sim.frames import full_usage
+from gateway.sim.errors import SimError, missing
 from gateway.sim.state import SimState
 from gateway.sim.text import BEGIN, detokenize, reply_word, tokenize
 
-_DIMENSIONS: Final = 8
 _BYTES_PER_AUDIO_SECOND: Final = 32_000  # 16 kHz, 16 bit
 _FIXED_PATHS: Final = {
     "/health": "get",
@@ -26,6 +22,7 @@ _FIXED_PATHS: Final = {
     "/ping": "get",
     "/v1/models": "get",
 }
+_METHODS: Final = {"/tokenizer_info": "get"}
 
 
 def list_models(state: SimState) -> dict[str, Any]:
@@ -38,10 +35,28 @@ def list_models(state: SimState) -> dict[str, Any]:
 
 def openapi(config: SimConfig) -> dict[str, Any]:
     """GET /openapi.json: only the paths, which is what tells the endpoints served."""
-    served = _FIXED_PATHS | dict.fromkeys(config.paths, "post")
+    served = _FIXED_PATHS | {path: _METHODS.get(path, "post") for path in config.paths}
     paths: dict[str, Any] = {p: {method: {"responses": {}}} for p, method in served.items()}
     info = {"title": "FastAPI", "version": "0.1.0"}
     return {"openapi": "3.1.0", "info": info, "paths": paths}
+
+
+def tokenizer_info(state: SimState) -> dict[str, Any]:
+    """GET /tokenizer_info, which vLLM serves with `--enable-tokenizer-info-endpoint` only."""
+    return {
+        "tokenizer_class": "TokenizerPoolCachedTokenizersBackend",
+        "backend": "tokenizers",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "model_max_length": 10**30,
+        "pad_token": "</s>",
+        "chat_template": "{{ messages }}",
+        "truncation_side": "left",
+        "name_or_path": f"/models/{state.config.model}",
+        "is_local": True,
+        "local_files_only": True,
+        "added_tokens_decoder": {"0": "<s>", "1": "</s>", "2": "<|turn|>", "3": "<|over|>"},
+    }
 
 
 def tokenize_body(body: dict[str, Any], state: SimState) -> dict[str, Any]:
@@ -71,74 +86,6 @@ def count_tokens(body: dict[str, Any], state: SimState) -> dict[str, Any]:
     checked = parse_ask("/v1/messages", body | {"max_tokens": 1}, state.config, [*state.adapters])
     count = checked.prompt_tokens
     return {"input_tokens": count, "context_management": {"original_input_tokens": count}}
-
-
-def embed(body: dict[str, Any], state: SimState) -> dict[str, Any]:
-    """POST /v1/embeddings: vectors of 8 numbers made from the text."""
-    if "input" not in body:
-        raise missing("input", len(body))
-    model = _pooling_model(body, state)
-    given = body["input"]
-    several = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
-    data, tokens = [], 0
-    for index, one in enumerate(several):
-        ids = [BEGIN, *tokenize(one)] if isinstance(one, str) else list(one)
-        tokens += _checked_length(len(ids), state.config)
-        vector = [_unit(ids, k) for k in range(_DIMENSIONS)]
-        packed = body.get("encoding_format") == "base64"
-        value = base64.b64encode(struct.pack("<8f", *vector)).decode() if packed else vector
-        data.append({"index": index, "object": "embedding", "embedding": value})
-    return {
-        "id": _id("embd"),
-        "object": "list",
-        "created": int(time.time()),
-        "model": model,
-        "data": data,
-        "usage": full_usage(tokens, 0),
-    }
-
-
-def rerank(body: dict[str, Any], state: SimState) -> dict[str, Any]:
-    """POST /v1/rerank: documents by score, best first."""
-    for name in ("query", "documents"):
-        if name not in body:
-            raise missing(name, len(body))
-    model = _pooling_model(body, state)
-    scored = _scores(body["query"], body["documents"], state.config)
-    best_first = sorted(enumerate(scored), key=lambda entry: entry[1][1], reverse=True)
-    results = [
-        {"index": i, "document": {"text": text, "multi_modal": None}, "relevance_score": value}
-        for i, (text, value, _) in best_first
-    ]
-    tokens = sum(count for _, _, count in scored)
-    return {
-        "id": _id("rerank"),
-        "model": model,
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        "results": results[: body.get("top_n") or len(results)],
-    }
-
-
-def score(body: dict[str, Any], state: SimState) -> dict[str, Any]:
-    """POST /v1/score: one number per second text."""
-    first = body.get("text_1", body.get("queries"))
-    second = body.get("text_2", body.get("documents"))
-    if first is None or second is None:
-        raise missing("text_1" if first is None else "text_2", len(body))
-    model = _pooling_model(body, state)
-    texts = [second] if isinstance(second, str) else second
-    scored = _scores(first, texts, state.config)
-    data = [
-        {"index": i, "object": "score", "score": value} for i, (_, value, _) in enumerate(scored)
-    ]
-    return {
-        "id": _id("score"),
-        "object": "list",
-        "created": int(time.time()),
-        "model": model,
-        "data": data,
-        "usage": full_usage(sum(count for _, _, count in scored), 0),
-    }
 
 
 def transcribe(form: dict[str, bytes], state: SimState) -> dict[str, Any] | str:
@@ -196,7 +143,7 @@ def unload_adapter(body: dict[str, Any], state: SimState) -> str:
 def _model(name: str, root: str, parent: str | None, window: int | None) -> dict[str, Any]:
     now = int(time.time())
     permission = {
-        "id": _id("modelperm"),
+        "id": fresh_id("modelperm"),
         "object": "model_permission",
         "created": now,
         "allow_create_engine": False,
@@ -221,42 +168,9 @@ def _model(name: str, root: str, parent: str | None, window: int | None) -> dict
     }
 
 
-def _id(prefix: str) -> str:
+def fresh_id(prefix: str) -> str:
+    """Return an id as vLLM makes them."""
     return f"{prefix}-{uuid.uuid4().hex[:16]}"
-
-
-def _pooling_model(body: dict[str, Any], state: SimState) -> str:
-    """Return the model to echo; an unknown one is refused in pooling's own words."""
-    try:
-        resolve_model(body, state.config, list(state.adapters))
-    except SimError as error:
-        text = f"The model `{body.get('model')}` does not exist."
-        raise SimError(404, text, kind=error.kind) from None
-    return str(body.get("model") or state.config.model)
-
-
-def _checked_length(count: int, config: SimConfig) -> int:
-    window = config.max_model_len
-    if count <= window:
-        return count
-    says = f"This model's maximum context length is {window} tokens. However, your prompt contains"
-    says += f" at least {window + 1} input tokens, which exceeds this limit even without any"
-    advice = "output tokens. Please reduce the length of the input prompt."
-    raise bad_value(f"{says} {advice}", "input_tokens", window + 1)
-
-
-def _scores(query: str, texts: list[str], config: SimConfig) -> list[tuple[str, float, int]]:
-    asked = tokenize(query)
-    scored = []
-    for text in texts:
-        ids = [BEGIN, *asked, *tokenize(text)]
-        scored.append((text, abs(_unit(ids, 0)), _checked_length(len(ids), config)))
-    return scored
-
-
-def _unit(ids: list[int], salt: int) -> float:
-    """Make a number in -1..1 from token ids."""
-    return zlib.crc32(repr((ids, salt)).encode()) / 0x7FFFFFFF - 1
 
 
 def _lora_error(status: int, message: str) -> SimError:

@@ -18,53 +18,58 @@ from gateway.core.errors import RequestError, UnsupportedMediaType
 from gateway.core.types import Call, Dialect, Endpoint
 from gateway.wire.forms import FormReader
 from gateway.wire.frames import is_given
-from gateway.wire.peek import (
-    Peek,
-    Prompts,
-    fields_of,
-    is_plain_input,
-    is_plain_text,
-    measure_prompts,
-    peek,
-)
+from gateway.wire.peek import Peek, fields_of, peek
+from gateway.wire.prompts import prompts_of, truncates
 
-MAX_PROMPTS: Final = 1024  # Source: VLLM_MAX_COMPLETION_PROMPTS, vLLM 0.32
-MAX_INPUTS: Final = 2048  # Source: OpenAI reference, embeddings `input`
 MAX_CHOICES: Final = 128  # Source: OpenAI reference, `n`
 COMPLETIONS_MAX_TOKENS: Final = 16  # when none is stated. Source: OpenAI reference; so in vLLM
-TOOLS_GROWTH: Final = (
-    2  # templates may pretty-print tools: up to this many times their size is added
-)
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointSpec:
     """One allowed path. It is also the path upstream: nothing of a client's URL is forwarded.
 
-    `limits` are the fields that limit the output, the one that wins first.
+    `limits` are the fields that limit the output, the one that wins first. `streams`: a client may
+    ask for an event stream by the field `stream`.
     """
 
     endpoint: Endpoint
     path: bytes
     dialect: Dialect
     limits: tuple[str, ...] = ()
+    streams: bool = False
     multipart: bool = False
 
 
+_CHAT_LIMITS: Final = ("max_completion_tokens", "max_tokens")
+# Source: vLLM 0.32. Of several paths of one endpoint the first is the one that vLLM recommends.
 _ALLOWED: Final = (
+    EndpointSpec(Endpoint.CHAT, b"/v1/chat/completions", Dialect.CHAT, _CHAT_LIMITS, streams=True),
     EndpointSpec(
-        Endpoint.CHAT,
-        b"/v1/chat/completions",
-        Dialect.CHAT,
-        ("max_completion_tokens", "max_tokens"),
+        Endpoint.COMPLETIONS, b"/v1/completions", Dialect.COMPLETIONS, ("max_tokens",), streams=True
     ),
-    EndpointSpec(Endpoint.COMPLETIONS, b"/v1/completions", Dialect.COMPLETIONS, ("max_tokens",)),
-    EndpointSpec(Endpoint.RESPONSES, b"/v1/responses", Dialect.RESPONSES, ("max_output_tokens",)),
-    EndpointSpec(Endpoint.MESSAGES, b"/v1/messages", Dialect.MESSAGES, ("max_tokens",)),
+    EndpointSpec(
+        Endpoint.RESPONSES,
+        b"/v1/responses",
+        Dialect.RESPONSES,
+        ("max_output_tokens",),
+        streams=True,
+    ),
+    EndpointSpec(
+        Endpoint.MESSAGES, b"/v1/messages", Dialect.MESSAGES, ("max_tokens",), streams=True
+    ),
     EndpointSpec(Endpoint.COUNT_TOKENS, b"/v1/messages/count_tokens", Dialect.MESSAGES),
+    EndpointSpec(Endpoint.CHAT_BATCH, b"/v1/chat/completions/batch", Dialect.CHAT, _CHAT_LIMITS),
     EndpointSpec(Endpoint.EMBEDDINGS, b"/v1/embeddings", Dialect.PLAIN),
+    EndpointSpec(Endpoint.EMBED, b"/v2/embed", Dialect.PLAIN),
+    EndpointSpec(Endpoint.POOLING, b"/pooling", Dialect.PLAIN),
+    EndpointSpec(Endpoint.CLASSIFY, b"/classify", Dialect.PLAIN),
+    EndpointSpec(Endpoint.RERANK, b"/rerank", Dialect.PLAIN),
     EndpointSpec(Endpoint.RERANK, b"/v1/rerank", Dialect.PLAIN),
+    EndpointSpec(Endpoint.RERANK, b"/v2/rerank", Dialect.PLAIN),
+    EndpointSpec(Endpoint.SCORE, b"/score", Dialect.PLAIN),
     EndpointSpec(Endpoint.SCORE, b"/v1/score", Dialect.PLAIN),
+    EndpointSpec(Endpoint.GENERATIVE_SCORING, b"/generative_scoring", Dialect.PLAIN),
     EndpointSpec(
         Endpoint.TRANSCRIPTIONS, b"/v1/audio/transcriptions", Dialect.PLAIN, multipart=True
     ),
@@ -95,14 +100,14 @@ def parse_call(spec: EndpointSpec, body: bytes, content_type: bytes = b"applicat
     if endpoint is Endpoint.RESPONSES:
         _check_stateless(seen)
     limit, limit_field = _limit(spec, seen)
-    prompts = _prompts(endpoint, seen, body)
+    prompts = prompts_of(endpoint, seen, body)
     usage_on_request = _usage_on_request(spec.dialect)
     options = seen.stream_options
     return Call(
         endpoint=endpoint,
         dialect=spec.dialect,
         model=seen.model,
-        stream=seen.stream is True and len(spec.limits) > 0,
+        stream=seen.stream is True and spec.streams,
         body=body,
         max_new_tokens=limit,
         max_new_field=limit_field,
@@ -111,7 +116,7 @@ def parse_call(spec: EndpointSpec, body: bytes, content_type: bytes = b"applicat
         wants_usage=not usage_on_request or (options is not None and options.include_usage is True),
         text_bytes=prompts.text_bytes,
         prompt_token_ids=prompts.ids,
-        truncates_prompt=_truncates(endpoint, seen),
+        truncates_prompt=truncates(endpoint, seen),
         content_type=content_type,
     )
 
@@ -236,27 +241,6 @@ def _choices(n: int | None) -> int:
             code="integer_above_max_value",
         )
     return n
-
-
-def _prompts(endpoint: Endpoint, seen: Peek, body: bytes) -> Prompts:
-    if endpoint is Endpoint.COMPLETIONS and is_given(seen.prompt):
-        return measure_prompts(seen.prompt, "prompt", at_most=MAX_PROMPTS)
-    if endpoint is Endpoint.EMBEDDINGS and is_given(seen.input):
-        return measure_prompts(seen.input, "input", at_most=MAX_INPUTS)
-    if seen.messages is not None:
-        plain = is_plain_text(seen.messages)
-    elif endpoint is Endpoint.RERANK or endpoint is Endpoint.SCORE:
-        plain = b'"content"' not in body  # documents may be made of parts, as messages are
-    else:
-        plain = is_plain_input(seen.input)
-    return Prompts(1, len(body) + TOOLS_GROWTH * len(seen.tools) if plain else None)
-
-
-def _truncates(endpoint: Endpoint, seen: Peek) -> bool:
-    if seen.truncate_prompt_tokens is not None:
-        return True
-    asked = bytes(seen.truncation) if endpoint is Endpoint.RESPONSES else b""
-    return asked not in (b"", b"null", b'"disabled"')
 
 
 def _encoded(value: object) -> Raw:

@@ -26,7 +26,7 @@ class Details(msgspec.Struct):
 
 
 class UsageObject(msgspec.Struct):
-    """Token counts as Chat and Completions, Responses or Anthropic write them."""
+    """Token counts as Chat and Completions, Responses, Anthropic or Cohere write them."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -35,6 +35,7 @@ class UsageObject(msgspec.Struct):
     prompt_tokens_details: Details | None = None
     input_tokens_details: Details | None = None
     cache_read_input_tokens: int | None = None
+    image_tokens: int | None = None  # Cohere's, beside its input tokens
 
 
 class Choice(msgspec.Struct):
@@ -101,7 +102,7 @@ DELTA: Final = msgspec.json.Decoder(Delta)
 WHOLE: Final = msgspec.json.Decoder(Whole)
 ANY: Final = msgspec.json.Decoder(dict[str, Raw])
 
-_USAGE_OBJECT: Final = re.compile(rb'"usage":\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
+_USAGE_OBJECT: Final = re.compile(rb'"(?:usage|billed_units)":\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 _ABORTED: Final = re.compile(rb'"finish_reason":\s*"(?:abort|error)"')
 
 
@@ -157,6 +158,7 @@ def as_usage(usage: UsageObject, before: Usage | None = None) -> Usage | None:
         prompt = before.prompt_tokens
     if prompt is None:
         return None
+    prompt += usage.image_tokens or 0
     made = usage.completion_tokens if usage.completion_tokens is not None else usage.output_tokens
     details = usage.prompt_tokens_details or usage.input_tokens_details
     cached = details.cached_tokens if details is not None else usage.cache_read_input_tokens

@@ -6,6 +6,7 @@ field and never repeats a value that could be prompt text.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -64,7 +65,7 @@ class Peek(msgspec.Struct):
     """Every field that is read from any JSON body."""
 
     model: str | None = None
-    messages: list[Message] | None = None
+    messages: list[Message | list[Message]] | None = None  # some endpoints take conversations
     prompt: Raw = Raw()
     input: Raw = Raw()
     tools: Raw = Raw()
@@ -76,6 +77,7 @@ class Peek(msgspec.Struct):
     max_output_tokens: int | None = None
     truncate_prompt_tokens: int | None = None
     truncation: Raw = Raw()
+    truncate: Raw = Raw()
     background: bool | None = None
     previous_response_id: Raw = Raw()
     chat_template_kwargs: Raw = Raw()
@@ -146,14 +148,17 @@ def fields_of(raw: bytes | Raw) -> dict[str, Raw]:
         raise _too_deep() from None
 
 
-def is_plain_text(messages: list[Message]) -> bool:
-    """Whether messages surely hold text only.
+def is_plain_text(messages: Sequence[Message | list[Message]]) -> bool:
+    """Whether messages, or several conversations of them, surely hold text only.
 
     Raises:
         RequestError: 400; a tensor sent as a part.
     """
     plain = True
     for message in messages:
+        if isinstance(message, list):
+            plain = is_plain_text(message) and plain
+            continue
         content = message.content
         if len(content) and memoryview(content)[0] not in b'"n':
             plain = _is_plain_content(content, _MAX_NESTING) and plain

@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, structs
 
 from gateway.core.types import Call, Endpoint, LoadSample, ServedModel
-from gateway.wire.calls import ENDPOINTS, TOOLS_GROWTH
+from gateway.wire.calls import ENDPOINTS
 from gateway.wire.frames import is_given
 from gateway.wire.peek import fields_of
+from gateway.wire.prompts import TOOLS_GROWTH
 
 MAX_METRICS_BYTES: Final = 4 * 1024 * 1024
 
@@ -207,12 +208,22 @@ _RENDERED: Final = (
     "add_special_tokens",
 )
 _FOR_TEMPLATE: Final = ("documents", "reasoning_effort")
-_TEXT_FIELD: Final = {Endpoint.COMPLETIONS: "prompt", Endpoint.EMBEDDINGS: "input"}
-# Those whose requests have `truncate_prompt_tokens` (vLLM 0.32); the others ignore it.
-_CUT: Final = frozenset(
-    {Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.EMBEDDINGS, Endpoint.RERANK, Endpoint.SCORE}
-)
-_PAIRED: Final = frozenset({Endpoint.RERANK, Endpoint.SCORE})
+TEXT_FIELD: Final = {
+    Endpoint.COMPLETIONS: "prompt",
+    Endpoint.EMBEDDINGS: "input",
+    Endpoint.EMBED: "texts",
+    Endpoint.POOLING: "input",
+    Endpoint.CLASSIFY: "input",
+}
+_PAIRED: Final = frozenset({Endpoint.RERANK, Endpoint.SCORE, Endpoint.GENERATIVE_SCORING})
+# Which field says to how many tokens a prompt is cut (vLLM 0.32); other endpoints ignore it.
+_CUT_FIELD: Final = dict.fromkeys(
+    (
+        *(Endpoint.CHAT, Endpoint.CHAT_BATCH, Endpoint.COMPLETIONS, Endpoint.EMBEDDINGS),
+        *(Endpoint.POOLING, Endpoint.CLASSIFY, Endpoint.RERANK, Endpoint.SCORE),
+    ),
+    "truncate_prompt_tokens",
+) | {Endpoint.EMBED: "max_tokens"}
 # Parts of which the engine reads a medium and no text.
 _MEDIA: Final = frozenset(
     {
@@ -229,12 +240,12 @@ def tokenize_request(call: Call, served_model: str) -> bytes | None:
     counts the longest in bytes: one of fewer bytes may have more tokens, but that would take a
     request for each of up to 2,048.
     """
-    if call.endpoint is not Endpoint.CHAT and call.endpoint not in _TEXT_FIELD:
+    if call.endpoint is not Endpoint.CHAT and call.endpoint not in TEXT_FIELD:
         return None
     fields = {name: raw for name, raw in fields_of(call.body).items() if is_given(raw)}
     asked: dict[str, object] = {"model": served_model}
     if call.endpoint is not Endpoint.CHAT:
-        text = _longest(fields.get(_TEXT_FIELD[call.endpoint], Raw()))
+        text = _longest(fields.get(TEXT_FIELD[call.endpoint], Raw()))
         if not bytes(text).startswith(b'"'):
             return None
         asked |= {"prompt": text} | _only(fields, ("add_special_tokens",))
@@ -246,6 +257,13 @@ def tokenize_request(call: Call, served_model: str) -> bytes | None:
     if kwargs:
         asked["chat_template_kwargs"] = kwargs
     return msgspec.json.encode(asked)
+
+
+def longest_chat(call: Call) -> Call:
+    """Return the chat of a batch whose conversation has the most bytes."""
+    fields = fields_of(call.body)
+    fields["messages"] = _longest(fields.get("messages", Raw()))
+    return structs.replace(call, endpoint=Endpoint.CHAT, body=msgspec.json.encode(fields))
 
 
 def _longest(raw: Raw) -> Raw:
@@ -283,9 +301,10 @@ def cut_tokens(call: Call) -> int | None:
     A cut to the engine's own window (-1) is none: it is not known here. Media are not cut.
     """
     told = call.text_bytes is not None or call.prompt_token_ids is not None
-    if call.endpoint not in _CUT or not told:
+    field = _CUT_FIELD.get(call.endpoint)
+    if field is None or not told:
         return None
-    return _count(bytes(fields_of(call.body).get("truncate_prompt_tokens", b""))) or None
+    return _count(bytes(fields_of(call.body).get(field, b""))) or None
 
 
 def prompt_bytes(call: Call) -> int:
@@ -299,6 +318,11 @@ def prompt_bytes(call: Call) -> int:
     fields = fields_of(call.body)
     if paired:  # each document or text is read beside one of the other field
         return sum(len(_longest(raw)) for raw in fields.values())
+    if call.endpoint is Endpoint.EMBED:
+        longest = _longest(fields.get("inputs", Raw()))
+        return len(longest) - (_media_bytes(longest) if is_given(longest) else 0)
+    if call.endpoint is Endpoint.CHAT_BATCH:
+        return prompt_bytes(longest_chat(call))
     messages = _items(fields.get("messages", fields.get("input", Raw())))
     media = sum(_media_bytes(each) for each in messages if bytes(each).startswith(b"{"))
     return len(call.body) + TOOLS_GROWTH * len(fields.get("tools", b"")) - media

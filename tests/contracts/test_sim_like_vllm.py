@@ -22,7 +22,9 @@ CONFIG = SimConfig(model="tiny", adapters=("lora-a",), max_model_len=2048, speed
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
-SAID = {"model": "tiny", "messages": [{"role": "user", "content": "hello there"}]}
+BATCH = "/v1/chat/completions/batch"
+HELLO = [{"role": "user", "content": "hello there"}]
+SAID = {"model": "tiny", "messages": HELLO}
 USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 ALWAYS = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
@@ -61,6 +63,31 @@ SHAPES = {
     "count_tokens": ("POST", "/v1/messages/count_tokens", SAID),
     "tokenize": ("POST", "/tokenize", {"model": "tiny", "prompt": "hello there"}),
     "detokenize": ("POST", "/detokenize", {"model": "tiny", "tokens": [500, 600]}),
+    "tokenizer_info": ("GET", "/tokenizer_info", None),
+    "chat_batch": (
+        "POST",
+        BATCH,
+        {"model": "tiny", "messages": [HELLO, [{"role": "user", "content": "x"}]], "max_tokens": 3},
+    ),
+    "embeddings": ("POST", "/v1/embeddings", {"model": "tiny", "input": "hello"}),
+    "embed": (
+        "POST",
+        "/v2/embed",
+        {"model": "tiny", "texts": ["hello"], "embedding_types": ["base64", "binary"]},
+    ),
+    "pooling": (
+        "POST",
+        "/pooling",
+        {"model": "tiny", "input": "hello", "encoding_format": "base64"},
+    ),
+    "classify": ("POST", "/classify", {"model": "tiny", "input": ["hello", "x"]}),
+    "score": ("POST", "/score", {"model": "tiny", "text_1": "a", "text_2": ["b", "c"]}),
+    "rerank": ("POST", "/v2/rerank", {"model": "tiny", "query": "a", "documents": ["b", "c"]}),
+    "generative_scoring": (
+        "POST",
+        "/generative_scoring",
+        {"query": "is it", "items": ["a", "b"], "label_token_ids": [500, 600]},
+    ),
 }
 LORA_B = {"lora_name": "lora-b", "lora_path": "/models/lora-b"}
 # Equal byte for byte.
@@ -87,6 +114,7 @@ EQUAL = {
     "e_n0": ("POST", CHAT, SAID | {"n": 0}),
     "e_n_greedy": ("POST", CHAT, SAID | {"n": 2, "temperature": 0}),
     "e_stream_opts": ("POST", CHAT, SAID | {"stream_options": {"include_usage": True}}),
+    "e_batch_n": ("POST", BATCH, {"model": "tiny", "messages": [HELLO], "n": 2}),
     "e_empty_prompt": ("POST", COMPLETIONS, {"model": "tiny", "prompt": ""}),
     "e_route": ("POST", "/v1/nope", {}),
     "e_method": ("GET", CHAT, None),
@@ -122,6 +150,12 @@ def ask_sim(*requests, config: SimConfig = CONFIG, fault: str | None = None) -> 
             return answers[-1]
 
     return asyncio.run(main())
+
+
+def split(answer: bytes) -> tuple[str, dict[str, str], bytes]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status, *lines = head.decode().split("\r\n")
+    return status, dict(line.split(": ", 1) for line in lines), body
 
 
 def parts(answer: bytes) -> tuple[str, set[str], list[str]]:
@@ -177,6 +211,14 @@ def assert_equal(name: str, answer: bytes) -> None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_replies_have_the_shape_of_the_real_ones(name):
     assert_same_shape(name, ask_sim(SHAPES[name]))
+
+
+def test_raw_vectors_are_described_by_a_header():
+    asked = {"input": ["hello", "x"], "encoding_format": "bytes"}
+    status, headers, _ = split(ask_sim(("POST", "/v1/embeddings", asked)))
+    real_status, real_headers, _ = split(recorded("embeddings_bytes"))
+    assert (status, headers.keys()) == (real_status, real_headers.keys())
+    assert shape(json.loads(headers["metadata"])) == shape(json.loads(real_headers["metadata"]))
 
 
 @pytest.mark.parametrize("name", EQUAL)

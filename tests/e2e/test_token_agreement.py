@@ -11,7 +11,7 @@ import urllib.request
 
 import pytest
 
-from gateway.access.tokens import BackendCounter, LocalCounter, as_chat
+from gateway.access.tokens import BackendCounter, LocalCounter, countable
 from gateway.control.fetch import Pages
 from gateway.pools.table import Backend
 from gateway.wire.calls import ENDPOINTS, parse_call
@@ -292,7 +292,7 @@ def told(url, path, body):
 
 def call_of(path, body):
     call = parse_call(ENDPOINTS[path.encode()], json.dumps(body).encode())
-    return as_chat(call) if path == RESPONSES else call
+    return countable(call) if path == RESPONSES else call
 
 
 def counted(folder, path, body):

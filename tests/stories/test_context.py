@@ -60,6 +60,20 @@ TOO_LONG = {
     "truncated by the engine": ("/v1/responses", {"input": LONG, "truncation": "auto"}),
     "documents": ("/v1/rerank", {"query": "a", "documents": ["b", LONG]}),
     "pairs": ("/v1/score", {"text_1": "a", "text_2": ["b", LONG]}),
+    "one conversation of a batch": (
+        "/v1/chat/completions/batch",
+        {"messages": [user("hi"), user(LONG)], "max_tokens": 5},
+    ),
+    "embeddings of messages": ("/v1/embeddings", {"messages": user(LONG)}),
+    "embeddings of conversations": ("/v1/embeddings", {"input": [user("hi"), user(LONG)]}),
+    "texts": ("/v2/embed", {"texts": ["a", LONG], "truncate": "NONE"}),
+    "texts cut to the engine's window": ("/v2/embed", {"texts": ["a", LONG]}),
+    "pooling": ("/pooling", {"input": ["a", LONG]}),
+    "classes": ("/classify", {"input": ["a", LONG]}),
+    "items": (
+        "/generative_scoring",
+        {"query": "a", "items": ["b", LONG], "label_token_ids": [5]},
+    ),
 }
 FITTING = {
     "a list of one": ("/v1/completions", {"prompt": [SHORT], "max_tokens": 5}),
@@ -70,6 +84,14 @@ FITTING = {
     "cut": (
         "/v1/completions",
         {"prompt": LONG, "max_tokens": 12, "truncate_prompt_tokens": 500},
+    ),
+    "texts": ("/v2/embed", {"texts": [SHORT] * 20, "truncate": "NONE"}),
+    "texts that are cut": ("/v2/embed", {"texts": [SHORT, LONG], "max_tokens": 500}),
+    "pooling": ("/pooling", {"input": ["a", SHORT]}),
+    "classes": ("/classify", {"input": [SHORT] * 20}),
+    "items": (
+        "/generative_scoring",
+        {"query": "a", "items": [SHORT] * 20, "label_token_ids": [5]},
     ),
 }
 COUNTED = {
@@ -86,6 +108,10 @@ COUNTED = {
             ),
             "max_output_tokens": 5,
         },
+    ),
+    "a batch": (
+        "/v1/chat/completions/batch",
+        {"messages": [user(SHORT)] * 20, "max_tokens": 5},
     ),
     "an image": (
         "/v1/chat/completions",

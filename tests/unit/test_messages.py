@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gateway.access.messages import Unmodelled, chat_of_response
-from gateway.access.tokens import as_chat
+from gateway.access.tokens import countable
 from gateway.core.types import Endpoint
 from gateway.wire.calls import ENDPOINTS, parse_call
 
@@ -131,8 +131,8 @@ def test_a_call_is_counted_as_its_chat():
         body = json.dumps({"model": "m", **body}).encode()
         return parse_call(ENDPOINTS[b"/v1/responses"], body)
 
-    chat = as_chat(call(input="hi"))
+    chat = countable(call(input="hi"))
     assert chat.endpoint is Endpoint.CHAT
     # As the engine does: the template's text gets the tokenizer's begin mark.
     assert json.loads(chat.body) == {"messages": [USER], "add_special_tokens": True}
-    assert as_chat(call(input=[{"type": "item_reference", "id": "x"}])) is None
+    assert countable(call(input=[{"type": "item_reference", "id": "x"}])) is None

@@ -1,0 +1,286 @@
+"""Endpoints of pooling models: vectors, classes, scores, in the dialects that vLLM has for them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gateway.sim.ask import count_chat, resolve_model
+from gateway.sim.config import SimConfig
+from gateway.sim.errors import SimError, bad_value, invalid, missing
+from gateway.sim.frames import compact, full_usage
+from gateway.sim.generate import JSON
+from gateway.sim.http import Reply
+from gateway.sim.state import SimState
+from gateway.sim.tasks import fresh_id
+from gateway.sim.text import BEGIN, tokenize
+
+_DIMENSIONS: Final = 8
+_BYTES: Final = ("bytes", "bytes_only")
+_COHERE_TYPES: Final = ("float", "binary", "ubinary", "base64")
+_LABELS: Final = 2
+ENCODED: Final = ("/v1/embeddings", "/pooling")  # answered by `vectors`
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """A JSON answer, or raw bytes for each prompt with the headers that say what they are."""
+
+    answer: dict[str, Any] | None = None
+    raw: tuple[bytes, ...] = ()
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def vectors(path: str, body: dict[str, Any], state: SimState) -> Vectors:
+    """POST /v1/embeddings and /pooling: vectors of 8 numbers made from the text."""
+    model = _pooling_model(body, state)
+    prompts = _prompts(body, state.config)
+    found = [[_unit(ids, k) for k in range(_DIMENSIONS)] for ids in prompts]
+    tokens = sum(map(len, prompts))
+    kind, key = ("embedding", "embedding") if path == "/v1/embeddings" else ("pooling", "data")
+    made = {"id": fresh_id("embd" if kind == "embedding" else kind), "created": int(time.time())}
+    encoding = body.get("encoding_format", "float")
+    if encoding in _BYTES:
+        raw = tuple(map(_packed, found))
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        told = made | {"model": model, "data": _places(raw), "usage": usage}
+        return Vectors(
+            raw=raw, headers={"metadata": json.dumps(told)} if encoding == "bytes" else {}
+        )
+    data = [
+        {"index": i, "object": kind, key: _base64(vector) if encoding == "base64" else vector}
+        for i, vector in enumerate(found)
+    ]
+    return Vectors(
+        {
+            "id": made["id"],
+            "object": "list",
+            "created": made["created"],
+            "model": model,
+            "data": data,
+            "usage": full_usage(tokens, 0),
+        }
+    )
+
+
+async def send(made: Vectors, reply: Reply) -> None:
+    """Answer with vectors; raw ones come one chunk each."""
+    if made.answer is not None:
+        reply.send(200, compact(made.answer), JSON)
+        return
+    reply.start_stream(200, {"content-type": "application/octet-stream"} | made.headers)
+    for each in made.raw:
+        await reply.chunk(each)
+    reply.end_stream()
+
+
+def _places(raw: tuple[bytes, ...]) -> list[dict[str, Any]]:
+    """Say where in the body each vector is."""
+    return [
+        {
+            "index": i,
+            "embed_dtype": "float32",
+            "endianness": "native",
+            "start": i * len(each),
+            "end": (i + 1) * len(each),
+            "shape": [_DIMENSIONS],
+        }
+        for i, each in enumerate(raw)
+    ]
+
+
+def cohere_embed(body: dict[str, Any], state: SimState) -> dict[str, Any]:
+    """POST /v2/embed: the same vectors in Cohere's form; a text that is too long is cut."""
+    texts = body.get("texts")
+    if not texts:
+        raise missing("texts", len(body))
+    _pooling_model(body, state)
+    prompts = [[BEGIN, *tokenize(text)] for text in texts]
+    if body.get("truncate") == "NONE":
+        for ids in prompts:
+            _checked_length(len(ids), state.config)
+    prompts = [ids[: body.get("max_tokens") or state.config.max_model_len] for ids in prompts]
+    found = [[_unit(ids, k) for k in range(_DIMENSIONS)] for ids in prompts]
+    made: dict[str, Any] = {}
+    asked = body.get("embedding_types") or ["float"]
+    for kind in (each for each in _COHERE_TYPES if each in asked):
+        made[kind] = found if kind == "float" else [_base64(vector) for vector in found]
+        if kind in ("binary", "ubinary"):
+            made[kind] = [[0] * (_DIMENSIONS // 8) for _ in found]
+    billed = {"input_tokens": sum(map(len, prompts)), "image_tokens": 0}
+    return {
+        "id": fresh_id("embd"),
+        "embeddings": made,
+        "texts": texts,
+        "meta": {"api_version": {"version": "2"}, "billed_units": billed},
+        "response_type": "embeddings_by_type",
+    }
+
+
+def classify(body: dict[str, Any], state: SimState) -> dict[str, Any]:
+    """POST /classify: two classes, by the text."""
+    model = _pooling_model(body, state)
+    prompts = _prompts(body, state.config)
+    data = []
+    for index, ids in enumerate(prompts):
+        first = abs(_unit(ids, 0))
+        probs = [first, 1 - first]
+        label = f"LABEL_{probs.index(max(probs))}"
+        data.append({"index": index, "label": label, "probs": probs, "num_classes": _LABELS})
+    return {
+        "id": fresh_id("classify"),
+        "object": "list",
+        "created": int(time.time()),
+        "model": model,
+        "data": data,
+        "usage": full_usage(sum(map(len, prompts)), 0),
+    }
+
+
+def rerank(body: dict[str, Any], state: SimState) -> dict[str, Any]:
+    """POST /v1/rerank: documents by score, best first."""
+    for name in ("query", "documents"):
+        if name not in body:
+            raise missing(name, len(body))
+    model = _pooling_model(body, state)
+    scored = _scores(body["query"], body["documents"], state.config)
+    best_first = sorted(enumerate(scored), key=lambda entry: entry[1][1], reverse=True)
+    results = [
+        {"index": i, "document": {"text": text, "multi_modal": None}, "relevance_score": value}
+        for i, (text, value, _) in best_first
+    ]
+    tokens = sum(count for _, _, count in scored)
+    return {
+        "id": fresh_id("rerank"),
+        "model": model,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        "results": results[: body.get("top_n") or len(results)],
+    }
+
+
+def score(body: dict[str, Any], state: SimState) -> dict[str, Any]:
+    """POST /v1/score: one number per second text."""
+    first = body.get("text_1", body.get("queries"))
+    second = body.get("text_2", body.get("documents"))
+    if first is None or second is None:
+        raise missing("text_1" if first is None else "text_2", len(body))
+    model = _pooling_model(body, state)
+    texts = [second] if isinstance(second, str) else second
+    scored = _scores(first, texts, state.config)
+    data = [
+        {"index": i, "object": "score", "score": value} for i, (_, value, _) in enumerate(scored)
+    ]
+    return {
+        "id": fresh_id("score"),
+        "object": "list",
+        "created": int(time.time()),
+        "model": model,
+        "data": data,
+        "usage": full_usage(sum(count for _, _, count in scored), 0),
+    }
+
+
+def generative_scoring(body: dict[str, Any], state: SimState) -> dict[str, Any]:
+    """POST /generative_scoring: how probable the first label is after each item."""
+    for name in ("query", "items", "label_token_ids"):
+        if name not in body:
+            raise missing(name, len(body))
+    resolve_model(body, state.config, list(state.adapters))
+    query = _ids(body["query"])
+    prompts = [query + _ids(item)[1:] for item in body["items"]]
+    prompts = [ids[: state.config.max_model_len - 1] for ids in prompts]
+    data = [
+        {"index": i, "object": "score", "score": abs(_unit(ids, 0))}
+        for i, ids in enumerate(prompts)
+    ]
+    return {
+        "id": fresh_id("generative-scoring"),
+        "object": "list",
+        "created": int(time.time()),
+        "model": str(body.get("model") or state.config.model),
+        "data": data,
+        "usage": full_usage(sum(map(len, prompts)), len(prompts)),
+    }
+
+
+def _prompts(body: dict[str, Any], config: SimConfig) -> list[list[int]]:
+    """Return the token ids of each prompt: of `input`, or of the conversations in `messages`."""
+    given = body.get("messages", body.get("input"))
+    if given is None:
+        raise missing("input", len(body))
+    if not isinstance(given, str | list):
+        raise invalid("list_type", "body.input", "Input should be a valid list", repr(given))
+    first = given[0] if isinstance(given, list) and given else None
+    if isinstance(first, dict) or (isinstance(first, list) and isinstance(first[0], dict)):
+        several = given if isinstance(first, list) else [given]
+        prompts = [list(count_chat("", {"messages": chat})[0]) for chat in several]
+    else:
+        alone = isinstance(given, str) or isinstance(first, int | float)
+        prompts = [_ids(one) for one in ([given] if alone else given)]
+    for ids in prompts:
+        _checked_length(len(ids), config)
+    return prompts
+
+
+def _ids(given: str | list[Any]) -> list[int]:
+    return [BEGIN, *tokenize(given)] if isinstance(given, str) else [int(each) for each in given]
+
+
+def _packed(vector: list[float]) -> bytes:
+    return struct.pack(f"<{_DIMENSIONS}f", *vector)
+
+
+def _base64(vector: list[float]) -> str:
+    return base64.b64encode(_packed(vector)).decode()
+
+
+def _pooling_model(body: dict[str, Any], state: SimState) -> str:
+    """Return the model to echo; an unknown one is refused in pooling's own words."""
+    try:
+        resolve_model(body, state.config, list(state.adapters))
+    except SimError as error:
+        text = f"The model `{body.get('model')}` does not exist."
+        raise SimError(404, text, kind=error.kind) from None
+    return str(body.get("model") or state.config.model)
+
+
+def _checked_length(count: int, config: SimConfig) -> int:
+    window = config.max_model_len
+    if count <= window:
+        return count
+    says = f"This model's maximum context length is {window} tokens. However, your prompt contains"
+    says += f" at least {window + 1} input tokens, which exceeds this limit even without any"
+    advice = "output tokens. Please reduce the length of the input prompt."
+    raise bad_value(f"{says} {advice}", "input_tokens", window + 1)
+
+
+def _scores(query: str, texts: list[str], config: SimConfig) -> list[tuple[str, float, int]]:
+    asked = tokenize(query)
+    scored = []
+    for text in texts:
+        ids = [BEGIN, *asked, *tokenize(text)]
+        scored.append((text, abs(_unit(ids, 0)), _checked_length(len(ids), config)))
+    return scored
+
+
+def _unit(ids: list[int], salt: int) -> float:
+    """Make a number in -1..1 from token ids."""
+    return zlib.crc32(repr((ids, salt)).encode()) / 0x7FFFFFFF - 1
+
+
+TASKS: Final[dict[str, Callable[[dict[str, Any], SimState], dict[str, Any]]]] = {
+    "/v2/embed": cohere_embed,
+    "/classify": classify,
+    "/rerank": rerank,
+    "/v1/rerank": rerank,
+    "/v2/rerank": rerank,
+    "/score": score,
+    "/v1/score": score,
+    "/generative_scoring": generative_scoring,
+}

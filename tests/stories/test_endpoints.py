@@ -1,0 +1,86 @@
+"""Every endpoint of vLLM that is inference is served: its own path, its own words, charged and counted."""
+
+from gateway.sim.server import SimConfig
+from tests.stories.support import gateway, story
+
+HI = [{"role": "user", "content": "hi"}]
+SCORED = {"query": "a", "documents": ["b", "c"]}
+PAIRS = {"text_1": "a", "text_2": ["b", "c"]}
+ASKED = {
+    "/v1/chat/completions/batch": {"messages": [HI, HI, HI], "max_tokens": 2},
+    "/v1/embeddings": {"input": ["a", "b"]},
+    "/v2/embed": {"texts": ["a", "b"], "input_type": "search_query"},
+    "/pooling": {"input": "a"},
+    "/classify": {"input": ["a", "b"]},
+    "/rerank": SCORED,
+    "/v1/rerank": SCORED,
+    "/v2/rerank": SCORED,
+    "/score": PAIRS,
+    "/v1/score": PAIRS,
+    "/generative_scoring": {"query": "a", "items": ["b", "c"], "label_token_ids": [5, 6]},
+}
+
+
+def without_ids(answer):
+    return {key: value for key, value in answer.items() if key not in ("id", "created")}
+
+
+def prompt_tokens(answer):
+    if "meta" in answer:
+        return answer["meta"]["billed_units"]["input_tokens"]
+    return answer["usage"]["prompt_tokens"]
+
+
+async def counted(world):
+    line = next(
+        each
+        for each in (await world.metrics()).splitlines()
+        if each.startswith('gateway_tokens_total{kind="prompt"')
+    )
+    return float(line.split()[-1])
+
+
+@story
+async def test_each_endpoint_answers_as_the_backend_does_and_its_tokens_are_counted():
+    async with gateway() as world:
+        before = 0.0
+        for path, fields in ASKED.items():
+            body = {"model": "m", **fields}
+            direct = await world.http.post(world.sims[0].url + path, json=body)
+            reply = await world.http.post(path, json=body)
+            assert reply.status_code == direct.status_code == 200, (path, reply.text)
+            assert without_ids(reply.json()) == without_ids(direct.json())
+            assert world.sims[0].received(path)[-1].body == reply.request.content
+            after = await counted(world)
+            assert after - before == prompt_tokens(direct.json()) > 0, path
+            before = after
+        await world.settled()
+
+
+@story
+async def test_each_endpoint_wants_a_key_and_a_model_that_serves_it():
+    async with gateway(SimConfig(model="m", speed=0, paths=())) as world:
+        for path, fields in ASKED.items():
+            body = {"model": "m", **fields}
+            stranger = await world.http.post(path, json=body, headers={"authorization": "Bearer x"})
+            assert stranger.status_code == 401, path
+            reply = await world.http.post(path, json=body)
+            told = (reply.status_code, reply.json()["error"]["code"])
+            assert told == (404, "endpoint_not_supported"), path
+            assert world.sims[0].received(path) == []
+
+
+@story
+async def test_a_batch_does_not_stream_whatever_it_asks_for():
+    async with gateway() as world:
+        body = {"model": "m", "stream": True, **ASKED["/v1/chat/completions/batch"]}
+        reply = await world.http.post("/v1/chat/completions/batch", json=body)
+        assert reply.headers["content-type"] == "application/json"
+        assert [each["index"] for each in reply.json()["choices"]] == [0, 1, 2]
+
+
+@story
+async def test_only_vllms_own_paths_exist():
+    async with gateway() as world:
+        for path in ("/v1/pooling", "/v1/classify", "/v3/rerank", "/v1/embed"):
+            assert (await world.http.post(path, json={"model": "m"})).status_code == 404

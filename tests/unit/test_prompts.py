@@ -1,0 +1,103 @@
+"""How many prompts a body holds, how long the longest is, and what of it bytes cannot bound."""
+
+import json
+
+import pytest
+
+from gateway.core.errors import RequestError
+from gateway.core.types import Endpoint
+from gateway.wire.calls import ENDPOINTS, parse_call
+from gateway.wire.prompts import MAX_CONVERSATIONS, MAX_INPUTS
+
+CHAT = "/v1/chat/completions"
+BATCH = "/v1/chat/completions/batch"
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
+def said(content):
+    return [{"role": "user", "content": content}]
+
+
+def call(path, **fields):
+    body = json.dumps({"model": "m", **fields}, separators=(",", ":")).encode()
+    return parse_call(ENDPOINTS[path.encode()], body)
+
+
+def test_a_batch_is_charged_with_all_of_its_conversations():
+    made = call(BATCH, messages=[said("a" * 300), said("b" * 100), said("c")], max_tokens=7)
+    assert (made.endpoint, made.choices, made.max_new_tokens) == (Endpoint.CHAT_BATCH, 3, 7)
+    longest = len(json.dumps(said("a" * 300), separators=(",", ":")))
+    assert made.text_bytes is not None
+    assert longest < made.text_bytes < longest + 60  # and what all share: the rest of the body
+    assert made.longest_ratio == pytest.approx(longest / (3 * longest - 200 - 299))
+
+
+def test_a_chat_is_one_prompt():
+    made = call(CHAT, messages=said("hi") * 3)
+    assert (made.choices, made.longest_ratio, made.text_bytes) == (1, 1.0, len(made.body))
+
+
+def test_an_image_in_one_conversation_leaves_the_batch_without_a_bound():
+    made = call(BATCH, messages=[said("hi"), said([{"type": "text", "text": "a"}, IMAGE])])
+    assert (made.choices, made.text_bytes) == (2, None)
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling", "/classify"])
+def test_input_of_any_shape_is_measured(path):
+    assert call(path, input="abc").text_bytes == 5
+    assert call(path, input=[1, 2, 3]).prompt_token_ids == 3
+    texts = call(path, input=["abc", "a"])
+    assert (texts.text_bytes, texts.longest_ratio) == (5, 5 / 8)
+    chat = call(path, input=said("abc"))
+    assert (chat.text_bytes, chat.longest_ratio) == (len(chat.body), 1.0)
+    for field in ("input", "messages"):
+        chats = call(path, **{field: [said("abc"), said("abc")]})
+        assert chats.longest_ratio == 0.5
+        assert chats.text_bytes < len(chats.body)
+        assert call(path, **{field: [said("abc"), said([IMAGE])]}).text_bytes is None
+
+
+def test_a_plugins_data_can_be_anything_so_nothing_bounds_it():
+    made = call("/pooling", data={"image": "http://x/y.tiff"}, task="plugin")
+    assert (made.text_bytes, made.prompt_token_ids) == (None, None)
+
+
+def test_coheres_texts_inputs_and_images_are_measured():
+    texts = call("/v2/embed", texts=["abc", "a"])
+    assert (texts.text_bytes, texts.longest_ratio) == (5, 5 / 8)
+    inputs = [{"content": [{"type": "text", "text": "abc"}]}] * 4
+    several = call("/v2/embed", inputs=inputs)
+    assert several.longest_ratio == 0.25
+    assert several.text_bytes < len(several.body)
+    assert call("/v2/embed", inputs=[{"content": [IMAGE]}]).text_bytes is None
+    images = call("/v2/embed", images=["data:a", "data:b"])
+    assert (images.text_bytes, images.longest_ratio) == (None, 0.5)
+
+
+def test_cohere_cuts_a_text_unless_it_is_asked_not_to():
+    assert call("/v2/embed", texts=["a"]).truncates_prompt
+    assert call("/v2/embed", texts=["a"], truncate="START").truncates_prompt
+    assert not call("/v2/embed", texts=["a"], truncate="NONE").truncates_prompt
+    assert not call(CHAT, messages=said("hi"), truncate="END").truncates_prompt
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "items", "most"),
+    [
+        (BATCH, "messages", [said("a")], MAX_CONVERSATIONS),
+        ("/v1/embeddings", "input", [said("a")], MAX_CONVERSATIONS),
+        ("/v2/embed", "texts", ["a"], MAX_INPUTS),
+        ("/v2/embed", "images", ["a"], MAX_CONVERSATIONS),
+        ("/classify", "input", ["a"], MAX_INPUTS),
+    ],
+)
+def test_too_many_prompts_are_refused(path, field, items, most):
+    call(path, **{field: items * most})
+    with pytest.raises(RequestError) as caught:
+        call(path, **{field: items * (most + 1)})
+    assert caught.value.param == field
+    assert str(most) in caught.value.message
+
+
+def test_a_batch_generates_nothing_as_a_stream():
+    assert not call(BATCH, messages=[said("a")], stream=True).stream
