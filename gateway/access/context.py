@@ -19,8 +19,9 @@ from __future__ import annotations
 from typing import Final, NoReturn
 
 from gateway.config.models import OverflowPolicy
+from gateway.core.endpoints import GENERATES, READS, TEMPLATED
 from gateway.core.errors import ContextLengthExceeded, RequestError
-from gateway.core.types import READS, Call, Caller, Demand, Endpoint, Route
+from gateway.core.types import Call, Caller, Demand, Endpoint, Route
 from gateway.wire.vllm import cut_tokens, prompt_bytes
 
 # What a chat template may add by itself: role marks, a default system prompt, the preamble of the
@@ -33,11 +34,7 @@ SPECIAL_TOKENS: Final = 8  # a tokenizer's own begin and end marks, and Sentence
 # window; with less, an answer could be cut short only because nobody counted.
 FREE_OUTPUT_RATIO: Final = 0.5
 
-_TEMPLATED: Final = frozenset(
-    {Endpoint.CHAT, Endpoint.CHAT_BATCH, Endpoint.RESPONSES, Endpoint.MESSAGES}
-)
-_GENERATES: Final = _TEMPLATED | {Endpoint.COMPLETIONS}
-_CHECKED: Final = _GENERATES | READS
+_CHECKED: Final = GENERATES | READS
 _PROMPT_FIELD: Final = {
     Endpoint.CHAT: "messages",
     Endpoint.CHAT_BATCH: "messages",
@@ -64,7 +61,7 @@ def bound(call: Call, *, route: Route, caller: Caller) -> Demand | None:
     window = _window(route, caller)
     if window is None or _is_engines(call, window, route):
         return _unchecked(call, window, caller)
-    ids, generates = call.prompt_token_ids, call.endpoint in _GENERATES
+    ids, generates = call.prompt_token_ids, call.endpoint in GENERATES
     if ids is None and call.text_bytes is None:
         return None
     most = _cut(call, ids if ids is not None else (call.text_bytes or 0) + _overhead(call))
@@ -123,7 +120,7 @@ def _fitted(
     """Return the demand as it fits, its output shrunk where that may be; raise where it does not."""
     window = _window(route, caller) or 0
     room, output = window - demand.prompt_tokens, demand.max_new_tokens
-    if call.endpoint not in _GENERATES:
+    if call.endpoint not in GENERATES:
         if call.endpoint in READS and room < 0:
             _too_long(call, demand, route, caller)
         return demand
@@ -174,7 +171,7 @@ def _cut(call: Call, prompt_tokens: int) -> int:
 
 
 def _overhead(call: Call) -> int:
-    return TEMPLATE_TOKENS if call.endpoint in _TEMPLATED else SPECIAL_TOKENS
+    return TEMPLATE_TOKENS if call.endpoint in TEMPLATED else SPECIAL_TOKENS
 
 
 def _states_output(call: Call) -> bool:
@@ -186,7 +183,7 @@ def _states_output(call: Call) -> bool:
 def _output_tokens(call: Call, caller: Caller) -> int | None:
     """Return the most tokens to generate; None for all that the window leaves."""
     cap = caller.max_output_tokens
-    if cap is None or call.endpoint not in _GENERATES:
+    if cap is None or call.endpoint not in GENERATES:
         return call.max_new_tokens
     if call.max_new_tokens is None or call.max_new_tokens <= cap:
         return cap if call.max_new_tokens is None else call.max_new_tokens
@@ -205,7 +202,7 @@ def _too_long(call: Call, demand: Demand, route: Route, caller: Caller) -> NoRet
     window = _window(route, caller) or 0
     prompt = demand.prompt_tokens
     output = call.max_new_tokens if _states_output(call) else None
-    if prompt + (call.endpoint in _GENERATES) > window:
+    if prompt + (call.endpoint in GENERATES) > window:
         output = None  # the prompt alone is too long: less output would not help
     message = _wording(call, demand, output, window)
     if not demand.exact:

@@ -28,15 +28,13 @@ from gateway.admission.turns import Ticket
 from gateway.admission.waiting import Announce, Finder, Waiting
 from gateway.config.models import PoolConfig, QueueConfig
 from gateway.core.aio import Clock
+from gateway.core.endpoints import NO_ENGINE, NO_OUTPUT, PAIRED
 from gateway.core.errors import GatewayError, Overloaded, Rejected, TooManyWaiting
 from gateway.core.types import (
-    NO_ENGINE,
-    NO_OUTPUT,
     Ask,
     Call,
     Caller,
     Demand,
-    Endpoint,
     Exclusion,
     Need,
     Outcome,
@@ -48,8 +46,6 @@ from gateway.pools.table import Backend, PoolTable
 _BYTES_PER_TOKEN: Final = 4  # of English text and code; for a prompt that nobody has counted
 _TENANTS_COUNTED: Final = 32  # among more, a position is an estimate that costs too much
 _UNKNOWN_PROMPT_TOKENS: Final = 1024  # pictures and sound: about one picture's worth
-# Many documents, measured as one.
-_TOGETHER: Final = frozenset({Endpoint.RERANK, Endpoint.SCORE, Endpoint.GENERATIVE_SCORING})
 _LEARNT_FROM: Final = 4  # of each batch of ended requests: means need no more
 
 
@@ -104,7 +100,7 @@ class Gate:
         """
         if call.endpoint in NO_ENGINE:
             return Need(0, 0)
-        together = call.endpoint in _TOGETHER and not call.truncates_prompt
+        together = call.endpoint in PAIRED and not call.truncates_prompt
         prompt, size = demand.prompt_tokens, call.text_bytes
         if not demand.exact:
             likely = _UNKNOWN_PROMPT_TOKENS if size is None else size // _BYTES_PER_TOKEN + 1

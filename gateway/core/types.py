@@ -41,22 +41,6 @@ class Endpoint(Enum):
     DETOKENIZE = "detokenize"
 
 
-# What the server answers without its engine; what the engine reads without generating text.
-NO_ENGINE = frozenset({Endpoint.COUNT_TOKENS, Endpoint.TOKENIZE, Endpoint.DETOKENIZE})
-READS = frozenset(
-    {
-        Endpoint.EMBEDDINGS,
-        Endpoint.EMBED,
-        Endpoint.POOLING,
-        Endpoint.CLASSIFY,
-        Endpoint.RERANK,
-        Endpoint.SCORE,
-        Endpoint.GENERATIVE_SCORING,  # one token a prompt, of which only the probability is used
-    }
-)
-NO_OUTPUT = NO_ENGINE | READS
-
-
 class Dialect(Enum):
     """How a reply's errors, stream frames and endings are written."""
 

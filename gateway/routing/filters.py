@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from gateway.core.types import NO_ENGINE, Ask, Exclusion, Phase
+from gateway.core.endpoints import NO_ENGINE
+from gateway.core.types import Ask, Exclusion, Phase
 from gateway.pools.table import Backend
 
 NOTHING_CLAIMED: Final[frozenset[str]] = frozenset()

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
+from gateway.core.endpoints import PAIRED
 from gateway.core.errors import RequestError
 from gateway.core.types import Endpoint
 from gateway.wire.frames import is_given
@@ -30,7 +31,6 @@ TOOLS_GROWTH: Final = (
 )
 
 _INPUT: Final = frozenset({Endpoint.EMBEDDINGS, Endpoint.POOLING, Endpoint.CLASSIFY})
-_PAIRED: Final = frozenset({Endpoint.RERANK, Endpoint.SCORE, Endpoint.GENERATIVE_SCORING})
 _UNBOUNDED: Final = Prompts(1, None)
 _RAWS: Final = msgspec.json.Decoder(list[Raw])
 
@@ -53,7 +53,7 @@ def prompts_of(endpoint: Endpoint, seen: Peek, body: bytes) -> Prompts:
         return _of_input(endpoint, seen.input, body)
     if endpoint is Endpoint.EMBED:
         return _of_embed(body)
-    if endpoint in _PAIRED:
+    if endpoint in PAIRED:
         plain = b'"content"' not in body  # documents may be made of parts, as messages are
     else:
         plain = is_plain_input(seen.input)

@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw, structs
 
+from gateway.core.endpoints import PAIRED
 from gateway.core.types import Call, Endpoint, LoadSample, ServedModel
 from gateway.wire.calls import ENDPOINTS
 from gateway.wire.frames import is_given
@@ -215,7 +216,6 @@ TEXT_FIELD: Final = {
     Endpoint.POOLING: "input",
     Endpoint.CLASSIFY: "input",
 }
-_PAIRED: Final = frozenset({Endpoint.RERANK, Endpoint.SCORE, Endpoint.GENERATIVE_SCORING})
 # Which field says to how many tokens a prompt is cut (vLLM 0.32); other endpoints ignore it.
 _CUT_FIELD: Final = dict.fromkeys(
     (
@@ -312,7 +312,7 @@ def prompt_bytes(call: Call) -> int:
 
     It takes the body apart: for a prompt that nobody could count.
     """
-    paired = call.endpoint in _PAIRED
+    paired = call.endpoint in PAIRED
     if call.text_bytes is not None and not paired:
         return call.text_bytes
     fields = fields_of(call.body)
