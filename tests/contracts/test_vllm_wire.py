@@ -189,6 +189,8 @@ def test_an_adapter_has_a_parent_and_no_window():
 def test_the_routes_tell_what_a_generating_server_serves():
     assert parse_openapi_endpoints(captured("openapi.json")) == {
         Endpoint.CHAT,
+        Endpoint.CHAT_BATCH,
+        Endpoint.GENERATIVE_SCORING,
         Endpoint.COMPLETIONS,
         Endpoint.RESPONSES,
         Endpoint.MESSAGES,
