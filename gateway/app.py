@@ -36,12 +36,14 @@ from gateway.control.orders import Orders
 from gateway.control.supervisor import Supervisor
 from gateway.core.aio import Clock, SystemClock, periodic
 from gateway.core.errors import ConfigError
+from gateway.ingress import descriptors
 from gateway.ingress.drain import drain
 from gateway.ingress.handler import Handler
 from gateway.ingress.listener import Server, bind_both, plain_server, port_of, public_server
+from gateway.ingress.reader import ClientLimits
 from gateway.ingress.routes import Readiness, public_app
-from gateway.ingress.server import ClientLimits, Ingress
-from gateway.ingress.settings import Settings, settings_for
+from gateway.ingress.server import Ingress
+from gateway.ingress.settings import Settings, connections_for, settings_for
 from gateway.observe.ledger import Ledger
 from gateway.observe.log import AccessLog, set_up_logging
 from gateway.observe.metrics import Metrics, Readings
@@ -151,6 +153,7 @@ def build(
                 "client": len(ingress.connections),
                 "backend": sum(client.open_connections()),
             },
+            shed=lambda: ingress.connections.counts,
             queues=lambda: handler.gate.queues(),
             held=lambda: supervisor.held(),
             log_dropped=lambda: outlet.dropped,
@@ -165,11 +168,9 @@ def build(
         limits=ClientLimits(
             max_bytes=limits.max_header_bytes,
             max_headers=limits.max_headers,
-            timeout_s=config.timeouts.header,
-            keep_alive_s=config.timeouts.keep_alive,
-            write_s=config.timeouts.client_write,
             write_buffer_bytes=limits.stream_buffer // _BUFFER_PARTS,
         ),
+        connections=connections_for(config),
     )
     handler = Handler(
         settings=settings_for(config, Pages),
@@ -205,6 +206,7 @@ def serve(path: Path) -> None:
         OSError: an address to listen on cannot be had; its `filename` is the address.
     """
     loaded = load_config(path)
+    descriptors.raise_limit()
     process = build(loaded, path, set_up_logging(loaded.config.log))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         handle_signals(runner.get_loop(), process)

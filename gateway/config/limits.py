@@ -5,7 +5,13 @@ Sizes are bytes and `64MiB` in the file, durations are float seconds and `30s`.
 
 from __future__ import annotations
 
-from gateway.config.units import Duration, Section, Size, setting
+from typing import Annotated
+
+from pydantic import Field
+
+from gateway.config.units import Duration, OrWord, Section, Size, setting
+
+Count = Annotated[int, Field(ge=1)]
 
 
 class LimitsConfig(Section):
@@ -15,6 +21,18 @@ class LimitsConfig(Section):
     max_audio_body: Size = setting("32MiB", "Largest audio upload.")
     max_header_bytes: Size = setting("32KiB", "Largest request head.")
     max_headers: int = setting(64, "Most request headers.", ge=1)
+    connections: Annotated[Count | None, OrWord("auto", None)] = setting(
+        "auto",
+        "Most client connections. auto: as many as the process's file descriptors allow, 10,000 at"
+        " most. A new one beyond that takes the place of a refused, slow or idle one; one whose"
+        " request is being answered is never closed for it. Never more than descriptors allow.",
+    )
+    connections_per_address: Annotated[Count | None, OrWord("auto", None)] = setting(
+        "auto",
+        "Most connections of one client address (of 64 bits in IPv6). auto: half of `connections`,"
+        " and no bound for loopback, where a proxy on this machine connects from. A number holds"
+        " for loopback, too; give the proxy's share if there is one. UNIX sockets have no address.",
+    )
     stream_buffer: Size = setting("256KiB", "Most unsent bytes held for one slow reader.")
 
 
@@ -24,7 +42,8 @@ class TimeoutsConfig(Section):
     header: Duration = setting("10s", "For the client to send its request head.")
     body: Duration = setting(
         "30s",
-        "For the client to send its whole request body; time in which we do not read is not counted.",
+        "For the client to send its whole request body; time in which we do not read is not counted."
+        " A body that is not needed any more is read for 2 s at most.",
     )
     connect: Duration = setting("1s", "To connect to a backend.")
     first_byte: Duration = setting("600s", "From the request to the backend's first byte.")

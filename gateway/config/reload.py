@@ -22,6 +22,8 @@ NEEDS_RESTART: Final = (
     "log",
     "limits.max_header_bytes",
     "limits.max_headers",
+    "limits.connections",
+    "limits.connections_per_address",
     "timeouts.header",
     "timeouts.keep_alive",
     "timeouts.connect",

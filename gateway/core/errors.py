@@ -18,6 +18,7 @@
     |   |-- TooManyWaiting    the caller's 429    rate_limit_error         too_many_waiting
     |   |-- Overloaded                    503     service_unavailable_error  server_is_overloaded
     |   |   `-- EngineFull                503     (the engine refused: elsewhere if there is room)
+    |   |-- TooManyConnections            503     service_unavailable_error  too_many_connections
     |   |-- Unavailable                   503     service_unavailable_error  model_unavailable
     |   `-- ShuttingDown                  503     service_unavailable_error  shutting_down
     |-- EndedByShutdown     nobody's      503     service_unavailable_error  shutting_down
@@ -197,6 +198,12 @@ class TooManyWaiting(Rejected):
     type = "rate_limit_error"
     default_code = "too_many_waiting"
     shed_reason = ShedReason.TENANT_QUEUE_FULL
+
+
+class TooManyConnections(Rejected):
+    """There are as many client connections as there may be, all of them at work."""
+
+    default_code = "too_many_connections"
 
 
 class Unavailable(Rejected):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gateway.core import aio
-from gateway.core.errors import BodyTimeout, UnsupportedMediaType
+from gateway.core.errors import BodyTimeout, GatewayError, UnsupportedMediaType
 from gateway.core.types import Dialect, RequestRecord
 from gateway.ingress.heads import CLIENT_ID, TRACE
 from gateway.ingress.upload import Upload, too_large
@@ -54,7 +54,7 @@ class Downstream:
     """One request of one client. Owned by the protocol until its reply is complete."""
 
     __slots__ = (
-        "_announced_bytes", "_body_bytes", "_body_limit", "_body_ready", "_complete", "_encoded",
+        "_announced_bytes", "_body_bytes", "_body_limit", "_body_ready", "_broken", "_complete", "_encoded",
         "_event_stream", "_expects_continue",
         "_http11", "_parts", "_protocol", "_transport", "bytes_out", "content_type", "credentials",
         "extra_headers", "gone", "id", "keep_alive", "patience_s", "received_at", "record", "relay",
@@ -82,6 +82,7 @@ class Downstream:
         self._body_bytes = 0
         self._body_limit = 0
         self._body_ready: asyncio.Future[None] | None = None
+        self._broken: GatewayError | None = None
         self._complete = False
         self.upload: Upload | None = None
         self.takes_chunks = False
@@ -147,12 +148,13 @@ class Downstream:
             UnsupportedMediaType: the body is compressed (415).
             BodyTooLarge: more than `limit_bytes`, told or counted (413).
             BodyTimeout: not whole within `timeout_s` (408).
+            GatewayError: what comes of it cannot be read on (400, 431).
         Cancel: nothing is held.
         """
         if self._encoded:
             raise _compressed()
         self._body_limit = limit_bytes
-        if not self._complete and self._body_bytes <= limit_bytes:
+        if not self._complete and self._broken is None and self._body_bytes <= limit_bytes:
             if (self._told_bytes() or 0) > limit_bytes:
                 raise too_large(limit_bytes)
             if self._expects_continue:
@@ -167,6 +169,8 @@ class Downstream:
                 ) from None
             finally:
                 self._body_ready = None
+        if self._broken is not None:
+            raise self._broken
         if self._body_bytes > limit_bytes:
             raise too_large(limit_bytes)
         parts, self._parts = self._parts, []
@@ -192,6 +196,8 @@ class Downstream:
         parts, self._parts = self._parts, []
         for part in parts:
             upload.on_data(part)
+        if self._broken is not None:
+            upload.fail(self._broken)
         if self._complete:
             upload.on_end()
         elif self._expects_continue:
@@ -222,6 +228,13 @@ class Downstream:
         self._complete = True
         if self.upload is not None:
             self.upload.on_end()
+        self._body_is_ready()
+
+    def break_off(self, error: GatewayError) -> None:
+        """End a request whose body cannot be read on, unless its reply has begun without it."""
+        self._broken = error
+        if self.upload is not None:
+            self.upload.fail(error)
         self._body_is_ready()
 
     def _body_is_ready(self) -> None:

@@ -20,6 +20,7 @@ from gateway.ingress.server import GatewayProtocol, Ingress
 
 _BACKLOG: Final = 4096  # connections the kernel holds while the loop is busy
 _PROBE_S: Final = 0.5
+_KEEP_ALIVE_S: Final = 75  # of the admin listener; the public one has its own deadlines
 _DATE_S: Final = 1.0  # what a date header resolves
 # What the kernel holds for one client that does not read (Linux doubles it); left alone it grows to
 # megabytes of an answer nobody takes, while the engine works on. Accepted sockets inherit it.
@@ -117,18 +118,16 @@ class Server(uvicorn.Server):
 def public_server(app: ASGIApp, ingress: Ingress) -> Server:
     """Make the public listener's server. Run it with `serve(sockets=[...])`."""
     return _server(
-        app,
-        keep_alive_s=ingress.limits.keep_alive_s,
-        http=functools.partial(GatewayProtocol, ingress),
+        app, http=functools.partial(GatewayProtocol, ingress), backlog=ingress.connections.backlog
     )
 
 
 def plain_server(app: ASGIApp) -> Server:
     """Make a server for an ordinary app (the admin listener)."""
-    return _server(app, keep_alive_s=75.0, http="httptools")
+    return _server(app, http="httptools", backlog=_BACKLOG)
 
 
-def _server(app: ASGIApp, *, keep_alive_s: float, http: Any) -> Server:
+def _server(app: ASGIApp, *, http: Any, backlog: int) -> Server:
     config = uvicorn.Config(
         app,
         http=http,
@@ -139,7 +138,8 @@ def _server(app: ASGIApp, *, keep_alive_s: float, http: Any) -> Server:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=int(keep_alive_s),
+        backlog=backlog,
+        timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=2,
     )
     return Server(config)

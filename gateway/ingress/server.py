@@ -1,10 +1,13 @@
-"""uvicorn, with the inference routes taken at protocol level.
+"""uvicorn's protocol, with every request of the public listener taken at protocol level.
 
-uvicorn parses every request (httptools) and runs the Starlette app for all but one kind: a POST to a
-path of the endpoint table becomes a `Downstream`, and its story starts straight from the read
-callback, with the body that came along already in hand. What uvicorn lacks is added here: a cap on
-the head's bytes and headers, a deadline for it, a lingering close after an early refusal, errors in
-OpenAI's form, and word to the story when its client's connection is lost.
+uvicorn's parser (httptools) reads every request. A POST to a path of the endpoint table becomes a
+`Downstream`, and its story starts straight from the read callback, with the body that came along
+already in hand; every other request becomes a `PlainRequest`, which Starlette answers. Both stand on
+the connection in the same way, so the same bounds hold on every route: on a head, on what frames a
+body, on requests sent ahead, and on the time that each may take.
+
+One request is answered at a time. Once a request is refused for what it is, nothing more of its
+connection is parsed: what still comes is read and dropped until the client has had time to read why.
 
 The uvicorn internals leaned on are named in `tests/contracts/test_uvicorn.py`; the dependency is
 pinned to one minor version for their sake.
@@ -15,42 +18,23 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.core.errors import (
-    GatewayError,
-    HeadTimeout,
-    HeadTooLarge,
-    MethodNotAllowed,
-    RequestError,
-    UnknownUrl,
-)
+from gateway.core.errors import GatewayError, HeadTimeout
+from gateway.ingress.connections import Connections, Line, Waits, has_left
 from gateway.ingress.downstream import Downstream
-from gateway.ingress.early import last_reply
-from gateway.ingress.heads import CLIENT_ID, origin_form, without_upgrade
+from gateway.ingress.early import last_reply, too_many_connections
+from gateway.ingress.plain import PlainRequest
+from gateway.ingress.reader import ClientLimits, RequestReader
 from gateway.wire.calls import ENDPOINTS
 
-# After an early refusal the rest of the body is read and dropped for this long, so that the client
-# can read the reply before it sees the connection close (RFC 9112 section 9.6).
-_LINGER_S: Final = 2.0
-_SHOWN_BYTES: Final = 128  # of a request target in an error
-
-
-@dataclass(frozen=True, slots=True)
-class ClientLimits:
-    """What one client connection may be and hold."""
-
-    max_bytes: int
-    max_headers: int
-    timeout_s: float
-    keep_alive_s: float
-    write_s: float  # how long what is written may stay unread once the connection closes
-    write_buffer_bytes: int  # unsent bytes from which the backend is not read any more
+# One read may bring thousands of tiny requests; each costs about 2 KiB until its turn.
+_MOST_AHEAD: Final = 64
 
 
 @dataclass(slots=True)
@@ -59,8 +43,9 @@ class Ingress:
 
     story: Callable[[Downstream], Coroutine[Any, Any, None]]
     limits: ClientLimits
+    connections: Connections
     live: set[Downstream] = field(default_factory=set)
-    connections: set[GatewayProtocol] = field(default_factory=set)
+    held: set[GatewayProtocol] = field(default_factory=set)  # are not read from: see `_hold`
     _ids: Iterator[int] = field(default_factory=itertools.count)
     _process: str = field(default_factory=lambda: os.urandom(8).hex())
 
@@ -69,69 +54,67 @@ class Ingress:
         return f"req_{self._process}{next(self._ids):08x}"
 
     def tick(self, now: float) -> None:
-        """Enforce the deadlines of heads and lingering closes; called about twice a second."""
-        for connection in tuple(self.connections):
-            connection.tick(now)
+        """Enforce the deadlines of connections; called about twice a second."""
+        self.connections.tick(now)
+        for connection in tuple(self.held):
+            if has_left(connection.transport):
+                connection.transport.abort()
 
 
-class GatewayProtocol(HttpToolsProtocol):
+class GatewayProtocol(RequestReader):
     """One client connection."""
 
-    cycle: Any  # uvicorn's RequestResponseCycle, or a Downstream on the inference routes
-    pipeline: Any  # pairs of those and their app
+    pipeline: deque[Any]  # those that wait for the reply to an earlier one; the next is the last
 
     def __init__(self, ingress: Ingress, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(ingress.limits, **kwargs)
         self._ingress = ingress
-        self._head_since: float | None = self.loop.time()  # None while no head is awaited
-        self._head_bytes = 0
-        self._read_bytes = 0  # of the read that is being parsed
-        self._max_headers = ingress.limits.max_headers
-        self._max_bytes = ingress.limits.max_bytes
-        self._idle_since: float | None = None
-        self._refusal: GatewayError | None = None
-        self._linger_until: float | None = None
-        self._closing_since: float | None = None
-        self._ready: Downstream | None = None  # has its head; starts at the end of this read
-        self._answering: Downstream | None = None
+        self._line: Line | None = None  # where this connection waits for its client
+        self._idle_line = ingress.connections.line(Waits.IDLE)
+        self._deaf = False  # what still comes is dropped
+        self._ready: Downstream | PlainRequest | None = None  # starts at the end of this read
+        self._answering: Downstream | PlainRequest | None = None
 
     # --- asyncio.Protocol ---------------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
-        """Count the connection."""
+        """Take the connection in, if there may be one more."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=self._ingress.limits.write_buffer_bytes)
-        self._ingress.connections.add(self)
+        connections = self._ingress.connections
+        host = self.client[0] if self.client else None
+        refused = connections.enter(self, host, self.loop.time())
+        if refused is None:
+            self._wait(Waits.HEAD)
+        else:
+            self._deaf = True
+            self._say(too_many_connections(refused, connections))
+            transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Parse, then start the story: a body that came with its head needs no wait."""
-        self._unset_keepalive_if_required()
-        self._read_bytes = len(data)
-        if self._idle_since is not None:
-            self._idle_since = None
-            self._await_head()
-        try:
-            self._parse(data)
-        except httptools.HttpParserError:
-            self._ready = None
-            self.send_400_response("")
-        if self._head_since is not None:
-            self._head_bytes += len(data)
-            if self._head_bytes > self._max_bytes:
-                self._refuse_head(self._too_large())
+        if self._deaf:
+            return
+        error = self.read(data)
+        if error is not None:
+            self._refuse(error)
         ready, self._ready = self._ready, None
-        if ready is not None and not self.transport.is_closing():
-            self._start(ready)
+        if ready is not None:
+            if not self.transport.is_closing():
+                self._start(ready)
+        elif self._line is self._idle_line and not self._deaf:
+            self._wait(Waits.HEAD)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the requests on this connection, then let uvicorn clean up."""
-        self._ingress.connections.discard(self)
+        self._stop_waiting()
+        self._ingress.connections.leave(self)
+        self._ingress.held.discard(self)
         if self._answering is not None:
             self._answering.on_client_gone()
             self._answering = None  # each holds the other
         self.pipeline.clear()
-        if type(self.cycle) is Downstream:
-            self.cycle = None
+        self.cycle = None
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -146,204 +129,145 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._answering is not None:
             self._answering.resume_writing()
 
-    # --- httptools ----------------------------------------------------------------------------------
+    # --- called by the parser -----------------------------------------------------------------------
 
-    def on_message_begin(self) -> None:
-        """Start a request; the ASGI scope that uvicorn makes here is only made for its own routes."""
-        self.url = b""
-        self.headers = []
-        if self._head_since is None:
-            self._await_head()
+    def on_begin(self) -> None:
+        """While another request is being answered, read no further than this read."""
+        if self._answering is not None or self._ready is not None:
+            self._hold()
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Take one header. What a head may hold is checked at its end, and after each read of it."""
-        self.headers.append((name.lower(), value))
-
-    def on_headers_complete(self) -> None:
-        """Take the inference routes here; leave the others to uvicorn and Starlette."""
-        self._check_head()
-        if self.parser.should_upgrade():
-            self._refuse_tunnel()
-            return  # `_parse` has this head parsed once more
-        self._head_since = None
-        if not self.url.startswith(b"/"):
-            self._take_path()
-        spec = ENDPOINTS.get(self.url.partition(b"?")[0])
-        if spec is None or self.parser.get_method() != b"POST":
-            self._to_starlette()
-            return
-        previous = self.cycle
-        http11 = self.parser.get_http_version() == "1.1"
-        self.cycle = down = Downstream(
-            self, spec, new_id=self._ingress.new_id(), now=time.monotonic()
-        )
-        down.read_head(
-            self.headers, http11=http11, keep_alive=http11 and self.parser.should_keep_alive()
-        )
-        if previous is None or previous.response_complete:
-            self._ready = down
-        else:
-            self.flow.pause_reading()  # pipelined: waits for its turn
-            self.pipeline.appendleft((down, None))
-
-    def on_body(self, body: bytes) -> None:
-        """Hand body bytes to whom the request belongs."""
-        if type(self.cycle) is Downstream:
-            self.cycle.on_body(body)
-        else:
-            super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        """Note the end of the request; a refused body that is now read ends the lingering."""
-        if self.parser.should_upgrade():
-            return  # the end of a head that is parsed once more
-        if type(self.cycle) is Downstream:
-            self.cycle.on_message_complete()
-            if self._linger_until is not None:
-                self._close()
-        else:
-            super().on_message_complete()
-
-    # --- uvicorn ------------------------------------------------------------------------------------
-
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        if type(cycle) is Downstream:
-            self._start(cycle)
-        else:
-            super()._start_asgi_task(cycle, app)
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP in OpenAI's form, and close."""
-        self._refuse_head(
-            self._refusal or RequestError("The request is not valid HTTP/1.1.", code="invalid_http")
-        )
-
-    def _to_starlette(self) -> None:
-        url, headers = self.url, self.headers
-        super().on_message_begin()
-        self.url, self.headers = url, headers
-        self.scope["headers"] = headers
-        self.expect_100_continue = (b"expect", b"100-continue") in headers
-        sent_id = dict(headers).get(b"x-request-id", b"")
-        request_id = sent_id.decode() if CLIENT_ID.fullmatch(sent_id) else self._ingress.new_id()
-        self.scope["state"]["request_id"] = request_id
-        super().on_headers_complete()
-        own = (b"x-request-id", request_id.encode())
-        self.cycle.default_headers = [*self.cycle.default_headers, own]
-
-    # --- ours ---------------------------------------------------------------------------------------
-
-    def _parse(self, data: bytes | memoryview) -> None:
-        """Have bytes parsed, and every offer to change the protocol ignored.
-
-        The parser stops behind a head with such an offer and takes what follows for another protocol.
-        So it gets the head again without the offer, then what follows.
+    def on_head(self) -> None:
+        """Make a whole head a request: of the inference routes, or for Starlette.
 
         Raises:
-            httptools.HttpParserError: this is not a request that can be served.
+            httptools.HttpParserError: too many requests wait for their turn.
         """
-        while True:
-            try:
-                self.parser.feed_data(data)
-                return
-            except httptools.HttpParserUpgrade as offer:
-                data = memoryview(data)[offer.args[0] :]
-            method, version = self.parser.get_method(), self.parser.get_http_version()
-            head = without_upgrade(method, self.url, version, self.headers)
-            self.parser = httptools.HttpRequestParser(self)  # the other may be done after `close`
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
-            self.parser.feed_data(head)
+        previous = self.cycle
+        waits = previous is not None and not previous.response_complete
+        if waits and len(self.pipeline) >= _MOST_AHEAD:
+            raise httptools.HttpParserError("too many requests sent ahead")
+        http11 = self.parser.get_http_version() == "1.1"
+        keep_alive = http11 and self.parser.should_keep_alive()
+        spec = ENDPOINTS.get(self.url.partition(b"?")[0])
+        request: Downstream | PlainRequest
+        if spec is None or self.parser.get_method() != b"POST":
+            request = PlainRequest(self, self._ingress.new_id(), http11, keep_alive)
+        else:
+            request = Downstream(self, spec, new_id=self._ingress.new_id(), now=time.monotonic())
+            request.read_head(self.headers, http11=http11, keep_alive=keep_alive)
+        self.cycle = request
+        if waits:
+            self.pipeline.appendleft(request)
+        else:
+            self._ready = request
 
-    def _start(self, down: Downstream) -> None:
-        self._answering = down
-        down.writing_paused = self.flow.write_paused  # by what the reply before it left behind
-        self._ingress.live.add(down)
-        down.start(self._ingress.story)
+    # --- called by requests -------------------------------------------------------------------------
 
-    def on_reply_complete(self, down: Downstream) -> None:
-        """Go on to the next request, close, or linger until the rest of a refused body is read."""
+    def on_reply_complete(self, request: Downstream | PlainRequest) -> None:
+        """Go on to the next request, or close; a body that is not whole is not waited for."""
         self._answering = None
-        if not down.body_complete:
-            self._linger_until = self.loop.time() + _LINGER_S
-            return
-        if not down.keep_alive:
+        if not request.body_complete:
+            self._linger()
+        elif not request.keep_alive:
             self._close()
         elif self.pipeline:
-            self.loop.call_soon(self.on_response_complete)
+            self.loop.call_soon(self._next)
         else:
-            self._idle_since = self.loop.time()  # in place of uvicorn's timer per response
+            self._read_on()
+            self._wait(Waits.HEAD if self.in_head else Waits.IDLE)
 
     def date_header(self) -> bytes:
         """Return the date line, which uvicorn renews every second."""
         return b"date: %b\r\n" % self.server_state.default_headers[0][1]
 
-    def tick(self, now: float) -> None:
-        """Close what took too long: a head that does not end, a lingering close."""
-        limits = self._ingress.limits
-        lingered = self._linger_until is not None and now >= self._linger_until
-        idle = self._idle_since is not None and now - self._idle_since >= limits.keep_alive_s
-        unread = self._closing_since is not None and now - self._closing_since >= limits.write_s
-        if unread:
+    # --- called by `Connections` --------------------------------------------------------------------
+
+    def expire(self, waits: Waits) -> None:
+        """Give up what took too long: a head, an idle or lingering connection, unread bytes."""
+        self._line = None
+        if waits is Waits.CLOSING:
             self.transport.abort()
-        elif lingered or idle:
+        elif waits is Waits.HEAD and self.loose_bytes:
+            seconds = self._ingress.connections.times.head_s
+            self._refuse(HeadTimeout(f"The request head did not arrive within {seconds:g} s."))
+        else:
             self._close()
-        elif self._head_since is not None and now - self._head_since >= limits.timeout_s:
-            if self._head_bytes:
-                self._refuse_head(
-                    HeadTimeout(f"The request head did not arrive within {limits.timeout_s:.0f} s.")
-                )
-            else:
-                self.transport.close()
 
-    def _await_head(self) -> None:
-        self._head_since = self.loop.time()
-        self._head_bytes = 0
+    def shed(self) -> None:
+        """Close to make room for another connection; bytes that are still unsent go out first."""
+        self._line = None
+        if self.transport.get_write_buffer_size():
+            self._close()
+        else:
+            self._deaf = True
+            self.transport.abort()
 
-    def _close(self) -> None:
-        """Close once what is written is read; `tick` gives up on a client that never reads."""
-        if self._closing_since is None:
-            self._closing_since = self.loop.time()
-        self._linger_until = None
-        self.transport.close()
+    # --- the connection -----------------------------------------------------------------------------
 
-    def _refuse_tunnel(self) -> None:
-        """Refuse CONNECT, which has no path; the parser takes it for an offer, too."""
-        if self.parser.get_method() == b"CONNECT":
-            self._refusal = MethodNotAllowed("This gateway is not a proxy: CONNECT is not allowed.")
-            raise httptools.HttpParserError("a tunnel")
+    def _start(self, request: Downstream | PlainRequest) -> None:
+        self._stop_waiting()
+        self._answering = request
+        request.writing_paused = self.flow.write_paused  # by what the reply before it left behind
+        if isinstance(request, Downstream):
+            self._ingress.live.add(request)
+            request.start(self._ingress.story)
+        else:
+            request.start(self.app)
 
-    def _take_path(self) -> None:
-        """Reduce a request target that is a whole URL to its path; refuse any other."""
-        self.url = origin_form(self.url)
-        if not self.url.startswith(b"/"):
-            target = self.url[:_SHOWN_BYTES].decode("latin-1")
-            self._refusal = UnknownUrl(f"Unknown request target: {target}")
-            raise httptools.HttpParserError("no path")
-
-    def _check_head(self) -> None:
-        """Refuse a whole head that is too large; it may have come in one read, with other bytes."""
-        headers = self.headers
-        may_be_large = self._head_bytes + self._read_bytes > self._max_bytes
-        if len(headers) > self._max_headers or (
-            may_be_large
-            and sum(len(name) + len(value) for name, value in headers) > self._max_bytes
-        ):
-            self._refusal = self._too_large()
-            raise httptools.HttpParserError("the request head is too large")
-
-    def _too_large(self) -> HeadTooLarge:
-        limits = self._ingress.limits
-        return HeadTooLarge(
-            f"The request head is larger than {limits.max_bytes} bytes or has more than {limits.max_headers} headers."
-        )
-
-    def _refuse_head(self, error: GatewayError) -> None:
-        """Answer a request that has no valid head, and close."""
-        if self._answering is not None or self._linger_until is not None:
-            self.transport.abort()  # another request is being answered, or was refused
-            return
+    def _next(self) -> None:
+        """Start the next request of the pipeline; the rest of the last one's body is read now."""
         if self.transport.is_closing():
             return
-        reply = last_reply(error, self._ingress.new_id(), self.date_header())
-        self.transport.write(reply)
-        self.transport.close()
+        request = self.pipeline.pop()
+        if not self.pipeline and not self.in_head:
+            self._read_on()
+        self._start(request)
+
+    def _refuse(self, error: GatewayError) -> None:
+        """Read no more of what is no valid request; those before it are still answered."""
+        self._deaf = True
+        last = self.cycle
+        if last is not None and not last.response_complete:
+            if last.body_complete:
+                last.keep_alive = False  # the connection closes behind its reply
+            else:
+                last.break_off(error)
+        elif not self.transport.is_closing():
+            self._say(error)
+            self._linger()
+
+    def _say(self, error: GatewayError) -> None:
+        self.transport.write(last_reply(error, self._ingress.new_id(), self.date_header()))
+
+    def _hold(self) -> None:
+        """Stop reading, but see whether the client is still there."""
+        self.flow.pause_reading()
+        self._ingress.held.add(self)
+
+    def _read_on(self) -> None:
+        if self.flow.read_paused and not self.transport.is_closing():
+            self.flow.resume_reading()
+        self._ingress.held.discard(self)
+
+    def _linger(self) -> None:
+        """Close once the client has had time to read the reply (RFC 9112 section 9.6)."""
+        self._deaf = True
+        if not self.transport.is_closing():
+            self._wait(Waits.LINGER)
+            self.transport.write_eof()
+
+    def _close(self) -> None:
+        """Close once what is written is read; a client that never reads is given up."""
+        self._deaf = True
+        if not self.transport.is_closing():
+            self._wait(Waits.CLOSING)
+            self.transport.close()
+
+    def _wait(self, waits: Waits) -> None:
+        self._stop_waiting()
+        self._line = self._ingress.connections.wait(self, waits, self.loop.time())
+
+    def _stop_waiting(self) -> None:
+        line, self._line = self._line, None
+        if line is not None:
+            del line[self]

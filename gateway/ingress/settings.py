@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from gateway.access.counters import PromptCounters
 from gateway.access.keys import KeyRing, OpenRing
 from gateway.access.tokens import Asker
 from gateway.config.models import Config
+from gateway.ingress import descriptors
+from gateway.ingress.connections import Connections, Waited
 from gateway.pools.table import Backend
 from gateway.upstream.relay import Patience
+
+log = logging.getLogger("gateway.app")
+
+# After a refusal the client has this long to read why, before the connection closes under it.
+_LINGER_S: Final = 2.0
 
 
 @dataclass(slots=True)
@@ -57,4 +66,28 @@ def settings_for(
             client_write_s=timeouts.client_write,
             total_s=timeouts.total,
         ),
+    )
+
+
+def connections_for(config: Config) -> Connections:
+    """Return the book of client connections: its deadlines, and how many there may be."""
+    limits, timeouts = config.limits, config.timeouts
+    backends = sum(len(pool.backends) for pool in config.pools.values())
+    descriptor_limit = descriptors.limit()
+    share = descriptors.share(descriptor_limit, backends, limits.connections)
+    if limits.connections is not None and share.connections < limits.connections:
+        log.warning(
+            "limits.connections is %d, but %d open files allow only %d; raise `ulimit -n`",
+            limits.connections, descriptor_limit, share.connections,
+            extra={"event": "few_descriptors"},
+        )  # fmt: skip
+    return Connections(
+        Waited(
+            head_s=timeouts.header,
+            idle_s=timeouts.keep_alive,
+            linger_s=min(_LINGER_S, timeouts.body),
+            closing_s=timeouts.client_write,
+        ),
+        share,
+        most_per_address=limits.connections_per_address,
     )

@@ -13,12 +13,12 @@ still while we do not read.
 from __future__ import annotations
 
 import asyncio
-import select
 from typing import Final
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from gateway.core.errors import BodyTimeout, BodyTooLarge, GatewayError
+from gateway.ingress.connections import has_left
 from gateway.upstream.upload import UploadConnection
 from gateway.wire.forms import FormReader
 
@@ -26,7 +26,6 @@ _HELD_BYTES: Final = 64 * 1024  # held while a backend is chosen; one read may b
 # While we do not read, a client that left shows only when asked for. Bytes of its own that still wait
 # to be read hide it, on any system.
 _LOOK_S: Final = 0.1
-_HANGUP: Final[int] = getattr(select, "POLLRDHUP", 0)  # Linux; POLLHUP and POLLERR always count
 
 
 class Upload:
@@ -170,7 +169,7 @@ class Upload:
             return
         self._received_bytes += len(data)
         if self._received_bytes > self._limit_bytes:
-            self._fail(too_large(self._limit_bytes))
+            self.fail(too_large(self._limit_bytes))
             return
         self._fresh += data
         if len(self._fresh) >= _HELD_BYTES:  # at once, as a turn of the loop may bring many reads
@@ -184,6 +183,19 @@ class Upload:
         self._timer.cancel()
         self._read_on()
         self._take_soon()
+
+    def fail(self, error: GatewayError) -> None:
+        """End an upload that cannot go on; whoever waits for it gets the error."""
+        if self._closed or self._error is not None:
+            return
+        self._error = error
+        self._timer.cancel()
+        self._fresh.clear()
+        self._held.clear()
+        if self._connection is None:
+            self._wake()
+        elif not self._connection.refuse(error):
+            self._transport.abort()  # the answer has begun: all that can be told is that it is cut
 
     # --- inside -------------------------------------------------------------------------------------
 
@@ -207,7 +219,7 @@ class Upload:
             if self._ended or self._received_bytes == self._told_bytes:
                 self.form.end()  # before the last bytes go on: the backend never sees it whole
         except GatewayError as error:
-            self._fail(error)
+            self.fail(error)
             return
         if self._connection is not None:
             self._pass_on(self._connection, data)
@@ -240,18 +252,8 @@ class Upload:
             if not self._transport.is_closing():
                 self._flow.resume_reading()
 
-    def _fail(self, error: GatewayError) -> None:
-        self._error = error
-        self._timer.cancel()
-        self._fresh.clear()
-        self._held.clear()
-        if self._connection is None:
-            self._wake()
-        elif not self._connection.refuse(error):
-            self._transport.abort()  # the answer has begun: all that can be told is that it is cut
-
     def _too_late(self) -> None:
-        self._fail(
+        self.fail(
             BodyTimeout(
                 f"The request body did not arrive within {self._timeout_s:.0f} s "
                 f"({self._received_bytes} bytes came)."
@@ -260,9 +262,7 @@ class Upload:
 
     def _look(self) -> None:
         """See whether a client that we do not read from has left."""
-        poll = select.poll()
-        poll.register(self._transport.get_extra_info("socket").fileno(), _HANGUP)
-        if poll.poll(0):
+        if has_left(self._transport):
             self._transport.abort()
         else:
             self._timer = self._loop.call_later(_LOOK_S, self._look)

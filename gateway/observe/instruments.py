@@ -204,6 +204,11 @@ TRANSITIONS: Final = _counter(
 OPEN_CONNECTIONS: Final = _gauge(
     "gateway_open_connections", "Open connections; side is client or backend.", "side"
 )
+CONNECTIONS_SHED: Final = _counter(
+    "gateway_connections_shed_total",
+    "Client connections closed or refused to stay within `limits.connections`, by reason.",
+    "reason",
+)
 LOOP_LAG: Final = _histogram(
     "gateway_event_loop_lag_seconds", LAG_BUCKETS, "How late the event loop runs its timers."
 )
@@ -240,6 +245,13 @@ _CLOSED_LABELS: Final = {
     "outcome": [each.value for each in Outcome],
     "phase": [each.value for each in Phase],
     "reason` of `gateway_shed_total": [each.value for each in ShedReason],
+    "reason` of `gateway_connections_shed_total": [
+        "lingering (it was refused already)",
+        "slow_head",
+        "idle",
+        "refused (new, while all others were at work)",
+        "address (new, of an address that has `limits.connections_per_address`)",
+    ],
     "source": [each.value for each in UsageSource],
 }
 

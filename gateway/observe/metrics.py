@@ -8,7 +8,6 @@ Nothing is locked: one event loop writes and renders. Gauges of backends are rea
 from __future__ import annotations
 
 import platform
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,12 +15,7 @@ from http import HTTPStatus
 from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
@@ -39,15 +33,14 @@ from gateway.core.types import (
 )
 from gateway.observe import instruments as table
 from gateway.observe.exposition import pieces
-from gateway.observe.instruments import INSTRUMENTS, OTHER, UNKNOWN, Instrument, Kind
+from gateway.observe.families import Histogram, Labels, family, histogram_family
+from gateway.observe.instruments import INSTRUMENTS, OTHER, UNKNOWN, Kind
 
 # Beyond this many (pool, model) pairs new ones share one series: adapters may come and go for ever.
 MAX_NAMES: Final = 1000
 
 _LEAST_WAIT_S: Final = 0.001  # less is what a refusal at once takes, not a wait
 _AT_ONCE: Final = {ShedReason.NO_ROOM, ShedReason.QUEUE_FULL, ShedReason.TENANT_QUEUE_FULL}
-
-Labels = tuple[str, ...]
 
 _CODES: Final = {0: "none", 499: "499"} | {each.value: str(each.value) for each in HTTPStatus}
 
@@ -88,26 +81,10 @@ class Readings:
 
     backends: Callable[[], Iterable[BackendReading]] = tuple
     connections: Callable[[], Mapping[str, int]] = dict  # by side: client, backend
+    shed: Callable[[], Mapping[str, int]] = dict  # connections, by reason
     queues: Callable[[], Mapping[str, tuple[int, int]]] = dict  # by pool: requests and tokens
     held: Callable[[], Mapping[str, bool]] = dict  # by pool: its restarts are on hold
     log_dropped: Callable[[], int] = int
-
-
-class Histogram:
-    """Counts by bucket for each set of labels; the last two numbers are `+Inf` and the sum."""
-
-    __slots__ = ("bounds", "cells")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.cells: dict[Labels, list[float]] = {}
-
-    def observe(self, labels: Labels, value: float) -> None:
-        """Count one value."""
-        if (cell := self.cells.get(labels)) is None:
-            cell = self.cells[labels] = [0] * (len(self.bounds) + 2)
-        cell[bisect_left(self.bounds, value)] += 1
-        cell[-1] += value
 
 
 class Metrics(Collector):
@@ -271,9 +248,9 @@ class Metrics(Collector):
         self._read_gauges()
         for each in INSTRUMENTS:
             if each.kind is Kind.HISTOGRAM:
-                yield _histogram_family(each, self._histograms[each.name])
+                yield histogram_family(each, self._histograms[each.name])
             else:
-                yield _family(each, self._values[each.name])
+                yield family(each, self._values[each.name])
 
     def _read_gauges(self) -> None:
         values = self._values
@@ -305,6 +282,8 @@ class Metrics(Collector):
         values[table.RESTARTS_HELD.name].update({(pool,): held[pool] for pool in held})
         for side, count in self._readings.connections().items():
             values[table.OPEN_CONNECTIONS.name][(side,)] = count
+        shed = self._readings.shed()
+        values[table.CONNECTIONS_SHED.name].update({(reason,): shed[reason] for reason in shed})
         values[table.ACCESS_LOG_DROPPED.name][()] = self._readings.log_dropped()
 
 
@@ -327,24 +306,3 @@ def _stage(record: RequestRecord) -> str:
     if record.sent_at is None:
         return "before_send"
     return "before_first_byte" if record.first_byte_at is None else "streaming"
-
-
-def _family(each: Instrument, values: Mapping[Labels, float]) -> Metric:
-    make = CounterMetricFamily if each.kind is Kind.COUNTER else GaugeMetricFamily
-    family = make(each.name, each.help, labels=each.labels)
-    for labels, value in values.items():
-        family.add_metric(labels, value)
-    return family
-
-
-def _histogram_family(each: Instrument, histogram: Histogram) -> Metric:
-    family = HistogramMetricFamily(each.name, each.help, labels=each.labels)
-    bounds = [*(str(bound) for bound in each.buckets), "+Inf"]
-    for labels, cell in histogram.cells.items():
-        total = 0.0
-        buckets: list[tuple[str, float]] = []
-        for bound, count in zip(bounds, cell, strict=False):  # the cell ends with the sum
-            total += count
-            buckets.append((bound, total))
-        family.add_metric(labels, buckets, sum_value=cell[-1])
-    return family

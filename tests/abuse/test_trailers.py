@@ -1,12 +1,68 @@
 """Header lines and extensions inside a chunked body: as bounded as the head's own."""
 
+import pytest
+
 from tests.abuse.support import FAST, gateway, head, ledger, raw, story
+
+LINES = b"".join(b"x-%d: %b\r\n" % (n, b"v" * 1000) for n in range(8))
+MANY = b"a: b\r\n" * 500
+LONG = b"v" * 8192
+ENDLESS = 4 << 30
+SOON = "timeouts: {body: 100ms}"
+ROUTES = [
+    ("POST", "/nope"),
+    ("GET", "/livez"),
+    ("POST", "/v1/chat/completions"),  # 401: nobody's key
+]
+
+
+@pytest.mark.parametrize("tail", [LINES, MANY, LONG], ids=["lines", "many", "one-long-value"])
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_trailers_without_end_are_cut_and_never_kept(method, path, tail):
+    @story
+    async def check():
+        async with gateway(FAST, extra=SOON) as world, ledger(world, most_mib=8):
+            async with raw(world) as client:
+                await client.send(head(method, path, chunked=True) + b"0\r\nx: ")
+                assert await client.flood(tail, ENDLESS) < ENDLESS
+
+    check()
+
+
+@pytest.mark.parametrize("start", [b"5;", b"0;"])
+def test_a_chunk_extension_without_end_is_cut(start):
+    @story
+    async def check():
+        async with gateway(FAST, extra=SOON) as world, ledger(world, most_mib=8):
+            async with raw(world) as client:
+                await client.send(head("POST", "/nope", chunked=True) + start)
+                assert await client.flood(LONG, ENDLESS) < ENDLESS
+
+    check()
 
 
 def chat(world, text="hi"):
     return (
         b'{"model":"m","max_tokens":4,"messages":[{"role":"user","content":"%b"}]}' % text.encode()
     )
+
+
+@pytest.mark.parametrize("trailer", [b"v" * 40_000, MANY.removeprefix(b"a: ").strip()])
+def test_a_request_whose_trailers_are_too_large_is_refused_and_never_forwarded(trailer):
+    @story
+    async def check():
+        async with gateway(FAST) as world, ledger(world):
+            async with raw(world) as client:
+                body = chat(world)
+                await client.send(
+                    head(key=world.key, chunked=True) + b"%x\r\n%b\r\n0\r\na: " % (len(body), body)
+                )
+                await client.send(trailer + b"\r\n\r\n")
+                assert (await client.reply()).status == 431
+                assert await client.closed()
+            assert world.sims[0].received("/v1/chat/completions") == []
+
+    check()
 
 
 @story

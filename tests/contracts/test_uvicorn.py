@@ -20,12 +20,18 @@ def make_protocol(app=None) -> HttpToolsProtocol:
     return HttpToolsProtocol(config=config, server_state=server.server_state, app_state={})
 
 
+def make_protocol_in_a_loop() -> HttpToolsProtocol:
+    async def main():
+        return make_protocol()
+
+    return asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     "name",
     [
         "connection_made", "connection_lost", "data_received", "pause_writing", "resume_writing", "on_header",
-        "on_headers_complete", "on_body", "on_message_complete", "on_response_complete", "send_400_response",
-        "_start_asgi_task", "on_message_begin", "_unset_keepalive_if_required",
+        "on_headers_complete", "on_body", "on_message_complete", "on_message_begin", "eof_received", "shutdown",
     ],
 )  # fmt: skip
 def test_the_protocol_still_has_what_we_override(name):
@@ -43,10 +49,14 @@ def test_the_protocol_still_has_the_state_we_read():
     asyncio.run(main())
 
 
-def test_pipelined_requests_wait_in_the_pipeline_as_pairs_of_cycle_and_app():
-    source = inspect.getsource(HttpToolsProtocol.on_headers_complete)
-    assert "self.pipeline.appendleft((self.cycle, app))" in source
-    assert "self.flow.pause_reading()" in source
+def test_the_server_stops_a_protocol_by_what_our_requests_have():
+    source = inspect.getsource(HttpToolsProtocol.shutdown)
+    assert "self.cycle.response_complete" in source
+    assert "self.cycle.keep_alive = False" in source
+
+
+def test_a_client_that_closes_its_side_has_left():
+    assert make_protocol_in_a_loop().eof_received() is None
 
 
 def test_the_date_is_the_first_default_header():

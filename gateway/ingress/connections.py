@@ -1,0 +1,189 @@
+"""The public listener's connections: how many there may be, what each waits for, which goes first.
+
+A connection stands in one line at a time, by what it waits for from its client. A line has one
+deadline for all, so its head is always the next to expire, and a tick looks no further.
+
+    HEAD     a request head has begun, or the connection is new      `timeouts.header`
+    IDLE     the next request                                        `timeouts.keep_alive`
+    LINGER   the client reads a refusal; what it still sends is dropped    at most 2 s
+    CLOSING  the client reads what is left to send                   `timeouts.client_write`
+    (none)   a request is being answered; its own deadlines count
+
+When there are as many as there may be, a new one takes the place of the connection that is easiest
+to miss. A connection whose request is being answered is never closed for another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import select
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Protocol
+
+from gateway.ingress.descriptors import Share
+
+# Whether the other side has closed: POLLRDHUP is Linux's; POLLHUP and POLLERR always count.
+_HANGUP: Final[int] = getattr(select, "POLLRDHUP", 0)
+# A client sends its head within a round trip of connecting; one that takes longer than this is slow.
+_SLOW_S: Final = 1.0
+
+
+class Waits(Enum):
+    """What a connection waits for from its client."""
+
+    HEAD = "head"
+    IDLE = "idle"
+    LINGER = "linger"
+    CLOSING = "closing"
+
+
+class Shed(Enum):
+    """Why a connection was closed or refused to stay within the limits; a label of the metric."""
+
+    LINGERING = "lingering"  # it was answered already
+    SLOW_HEAD = "slow_head"
+    IDLE = "idle"
+    REFUSED = "refused"  # a new one, while every other has a request in progress
+    ADDRESS = "address"  # a new one of an address that has as many as one may have
+
+
+class Waiting(Protocol):
+    """A connection, as its lines know it."""
+
+    def expire(self, waits: Waits) -> None:
+        """The client took too long; the connection is in no line any more."""
+
+    def shed(self) -> None:
+        """Close at once, to make room for another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """How long a client may take, in seconds, by what it is waited for."""
+
+    head_s: float
+    idle_s: float
+    linger_s: float
+    closing_s: float
+
+
+def _network(host: str) -> str:
+    """Return what one client surely has: an IPv4 address, or the first 64 bits of an IPv6 one."""
+    if ":" not in host:
+        return host
+    try:
+        address = ipaddress.IPv6Address(host.partition("%")[0])
+    except ValueError:
+        return host
+    return str(address.ipv4_mapped or address.exploded[:19])
+
+
+_LOOPBACK: Final = ("127.0.0.1", _network("::1"))
+
+Line = OrderedDict[Waiting, float]  # until when; the oldest first
+
+
+class Connections:
+    """All connections of the public listener. Single event loop only; nothing here awaits."""
+
+    def __init__(self, times: Waited, share: Share, *, most_per_address: int | None = None) -> None:
+        """Without `most_per_address` one address has half of all, and loopback is not bounded."""
+        self.times = times
+        self.most = share.connections
+        self.backlog = share.backlog
+        self.most_per_address = most_per_address or max(1, self.most // 2)
+        self._spares_loopback = most_per_address is None
+        self.shed: Counter[Shed] = Counter()
+        self._all: dict[Waiting, str | None] = {}
+        self._by_address: Counter[str] = Counter()
+        self._seconds = {
+            Waits.HEAD: times.head_s,
+            Waits.IDLE: times.idle_s,
+            Waits.LINGER: times.linger_s,
+            Waits.CLOSING: times.closing_s,
+        }
+        self._lines: dict[Waits, Line] = {waits: OrderedDict() for waits in Waits}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def enter(self, connection: Waiting, host: str | None, now: float) -> Shed | None:
+        """Take a new connection in, another one's place if need be; return why it may not stay.
+
+        `host` is the client's address, None for a UNIX socket.
+        """
+        address = None if host is None else _network(host)
+        if self._spares_loopback and address in _LOOPBACK:
+            address = None
+        if address is not None and self._by_address[address] >= self.most_per_address:
+            self.shed[Shed.ADDRESS] += 1
+            return Shed.ADDRESS
+        if len(self._all) >= self.most and not self._make_room(now):
+            self.shed[Shed.REFUSED] += 1
+            return Shed.REFUSED
+        self._all[connection] = address
+        if address is not None:
+            self._by_address[address] += 1
+        return None
+
+    def leave(self, connection: Waiting) -> None:
+        """Forget a connection; one that was never in, or has left, is no mistake."""
+        address = self._all.pop(connection, None)
+        if address is not None:
+            self._by_address[address] -= 1
+            if not self._by_address[address]:
+                del self._by_address[address]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many were shed since the start, by reason."""
+        return {why.value: self.shed[why] for why in Shed}
+
+    def line(self, waits: Waits) -> Line:
+        """Return a line; `wait` and its owner keep it in order."""
+        return self._lines[waits]
+
+    def wait(self, connection: Waiting, waits: Waits, now: float) -> Line:
+        """Put a connection at the end of a line; it may stand in no other."""
+        line = self._lines[waits]
+        line[connection] = now + self._seconds[waits]
+        return line
+
+    def tick(self, now: float) -> None:
+        """Expire what waited for too long; called about twice a second."""
+        for waits, line in self._lines.items():
+            while line:
+                connection, until = next(iter(line.items()))
+                if now < until:
+                    break
+                del line[connection]
+                connection.expire(waits)
+
+    def _make_room(self, now: float) -> bool:
+        """Close one connection: answered already, a slow head, long idle, or any head, in this order."""
+        heads, idle = self._lines[Waits.HEAD], self._lines[Waits.IDLE]
+        slow = heads and now - (next(iter(heads.values())) - self._seconds[Waits.HEAD]) >= _SLOW_S
+        if line := self._lines[Waits.LINGER]:
+            why = Shed.LINGERING
+        elif line := (heads if slow or not idle else idle):
+            why = Shed.IDLE if line is idle else Shed.SLOW_HEAD
+        else:
+            return False
+        connection, _ = line.popitem(last=False)
+        self.leave(connection)
+        self.shed[why] += 1
+        connection.shed()
+        return True
+
+
+def has_left(transport: asyncio.Transport) -> bool:
+    """Return whether a client that we do not read from has closed its side, or is gone.
+
+    Bytes of its own that still wait to be read hide that on some systems.
+    """
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket").fileno(), _HANGUP)
+    return bool(poll.poll(0))

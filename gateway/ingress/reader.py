@@ -1,0 +1,182 @@
+"""Bytes of a client connection in, request heads and bodies out: the parser, and its bounds.
+
+httptools (llhttp) is strict about what frames a request, and bounds nothing. The bounds are here:
+on a head's bytes and headers, on trailers, and on everything else that frames a body without being
+part of it. An offer to change the protocol is ignored; a whole URL is reduced to its path.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from gateway.core.errors import (
+    GatewayError,
+    HeadTooLarge,
+    MethodNotAllowed,
+    RequestError,
+    UnknownUrl,
+)
+from gateway.ingress.heads import origin_form, without_upgrade
+
+_SHOWN_BYTES: Final = 128  # of a request target in an error
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """What one client connection may hold; what it may wait for is in `Connections`."""
+
+    max_bytes: int  # of a head; of trailers; of what frames a body without any of the body
+    max_headers: int  # in a head and trailers together
+    write_buffer_bytes: int  # unsent bytes from which the backend is not read any more
+
+
+class RequestReader(HttpToolsProtocol):
+    """The reading half of a connection. `cycle` is the last request whose head was read."""
+
+    cycle: Any  # a Downstream or a PlainRequest
+
+    def __init__(self, limits: ClientLimits, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._limits = limits
+        self._max_headers = limits.max_headers
+        self._max_bytes = limits.max_bytes
+        self.in_head = False  # a head has begun and is not whole
+        self.loose_bytes = 0  # read since the last byte of a body or end of a request
+        self._read_bytes = 0  # of the read that is being parsed
+        self._head_bytes = 0  # of the read that the head began in: at least its share of that
+        self._trailers = 0
+        self._trailer_bytes = 0
+        self._refusal: GatewayError | None = None  # why the parser was stopped, if by us
+
+    @abstractmethod
+    def on_begin(self) -> None:
+        """A request begins."""
+
+    @abstractmethod
+    def on_head(self) -> None:
+        """A head is whole and within its bounds: set `cycle` to its request."""
+
+    def read(self, data: bytes) -> GatewayError | None:
+        """Parse one read; return the refusal of what is no request that can be served, or goes on
+        without end. After that nothing more may be read.
+        """
+        self._read_bytes = len(data)
+        self.loose_bytes += self._read_bytes
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            return self._refusal or RequestError(
+                "The request is not valid HTTP/1.1.", code="invalid_http"
+            )
+        return self._too_large() if self.loose_bytes > self._max_bytes else None
+
+    # --- httptools ----------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """Start a head."""
+        self.url = b""
+        self.headers = []
+        self.in_head = True
+        self._head_bytes = self._read_bytes
+        self._trailers = self._trailer_bytes = 0
+        self.on_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take one header. What a head may hold is checked at its end, and after each read of it."""
+        if self.in_head:
+            self.headers.append((name.lower(), value))
+        else:
+            self._drop_trailer(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Check the head and hand it on."""
+        self._check_head()
+        if self.parser.should_upgrade():
+            self._refuse_tunnel()
+            return  # `_parse` has this head parsed once more
+        self.in_head = False
+        if not self.url.startswith(b"/"):
+            self._take_path()
+        self.on_head()
+
+    def on_body(self, body: bytes) -> None:
+        """Hand body bytes to the request they belong to."""
+        self.loose_bytes = 0
+        self.cycle.on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Note the end of the request."""
+        if self.parser.should_upgrade():
+            return  # the end of a head that is parsed once more
+        self.loose_bytes = 0
+        self.cycle.on_message_complete()
+
+    # --- inside -------------------------------------------------------------------------------------
+
+    def _parse(self, data: bytes | memoryview) -> None:
+        """Have bytes parsed, and every offer to change the protocol ignored.
+
+        The parser stops behind a head with such an offer and takes what follows for another protocol.
+        So it gets the head again without the offer, then what follows.
+
+        Raises:
+            httptools.HttpParserError: this is not a request that can be served.
+        """
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as offer:
+                data = memoryview(data)[offer.args[0] :]
+            method, version = self.parser.get_method(), self.parser.get_http_version()
+            head = without_upgrade(method, self.url, version, self.headers)
+            self.parser = httptools.HttpRequestParser(self)  # the other may be done after `close`
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+            self.parser.feed_data(head)
+
+    def _refuse_tunnel(self) -> None:
+        """Refuse CONNECT, which has no path; the parser takes it for an offer, too."""
+        if self.parser.get_method() == b"CONNECT":
+            self._refusal = MethodNotAllowed("This gateway is not a proxy: CONNECT is not allowed.")
+            raise httptools.HttpParserError("a tunnel")
+
+    def _take_path(self) -> None:
+        """Reduce a request target that is a whole URL to its path; refuse any other."""
+        self.url = origin_form(self.url)
+        if not self.url.startswith(b"/"):
+            target = self.url[:_SHOWN_BYTES].decode("latin-1")
+            self._refusal = UnknownUrl(f"Unknown request target: {target}")
+            raise httptools.HttpParserError("no path")
+
+    def _check_head(self) -> None:
+        """Refuse a whole head that is too large; it may have come in one read, with other bytes."""
+        headers = self.headers
+        may_be_large = self._head_bytes + self.loose_bytes > self._max_bytes
+        if len(headers) > self._max_headers or (
+            may_be_large
+            and sum(len(name) + len(value) for name, value in headers) > self._max_bytes
+        ):
+            self._refusal = self._too_large()
+            raise httptools.HttpParserError("the request head is too large")
+
+    def _drop_trailer(self, name: bytes, value: bytes) -> None:
+        """Drop a header behind a body in chunks; they are bounded like the head's, and with them."""
+        self._trailers += 1
+        self._trailer_bytes += len(name) + len(value)
+        if (
+            len(self.headers) + self._trailers > self._max_headers
+            or self._trailer_bytes > self._max_bytes
+        ):
+            self._refusal = self._too_large()
+            raise httptools.HttpParserError("the trailers are too large")
+
+    def _too_large(self) -> HeadTooLarge:
+        limits = self._limits
+        return HeadTooLarge(
+            f"The request head is larger than {limits.max_bytes} bytes or has more than {limits.max_headers} headers."
+        )

@@ -1,0 +1,57 @@
+"""Values of one metric by their labels, and the family that `prometheus_client` exposes them as."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from gateway.observe.instruments import Instrument, Kind
+
+Labels = tuple[str, ...]
+
+
+class Histogram:
+    """Counts by bucket for each set of labels; the last two numbers are `+Inf` and the sum."""
+
+    __slots__ = ("bounds", "cells")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.cells: dict[Labels, list[float]] = {}
+
+    def observe(self, labels: Labels, value: float) -> None:
+        """Count one value."""
+        if (cell := self.cells.get(labels)) is None:
+            cell = self.cells[labels] = [0] * (len(self.bounds) + 2)
+        cell[bisect_left(self.bounds, value)] += 1
+        cell[-1] += value
+
+
+def family(each: Instrument, values: Mapping[Labels, float]) -> Metric:
+    """Return a counter or gauge with its values, as `prometheus_client` exposes it."""
+    make = CounterMetricFamily if each.kind is Kind.COUNTER else GaugeMetricFamily
+    made = make(each.name, each.help, labels=each.labels)
+    for labels, value in values.items():
+        made.add_metric(labels, value)
+    return made
+
+
+def histogram_family(each: Instrument, histogram: Histogram) -> Metric:
+    """Return a histogram with its values, as `prometheus_client` exposes it."""
+    made = HistogramMetricFamily(each.name, each.help, labels=each.labels)
+    bounds = [*(str(bound) for bound in each.buckets), "+Inf"]
+    for labels, cell in histogram.cells.items():
+        total = 0.0
+        buckets: list[tuple[str, float]] = []
+        for bound, count in zip(bounds, cell, strict=False):  # the cell ends with the sum
+            total += count
+            buckets.append((bound, total))
+        made.add_metric(labels, buckets, sum_value=cell[-1])
+    return made
