@@ -21,8 +21,8 @@ from gateway.ops.plan import plan
 from gateway.ops.settings import DEFAULT_FILE, ConfigFile, usable
 from gateway.ops.verbs import group
 
-app = group("The OpenAI-compatible gateway in front of your vLLM servers.")
-config_app = group("Show the settings and their schema.")
+app = group("An OpenAI-compatible gateway for your vLLM servers.")
+config_app = group("Show the settings in force and their schema.")
 app.add_typer(keyverbs.keys_app, name="keys")
 app.add_typer(config_app, name="config")
 
@@ -63,7 +63,7 @@ def _root(
 
 @app.command(epilog="Example: vllm-gateway serve -c gateway.yaml")
 def serve(config: ConfigFile = DEFAULT_FILE) -> None:
-    """Run the gateway. SIGHUP reloads the file, SIGTERM drains."""
+    """Run the gateway. SIGHUP reloads the settings; SIGTERM finishes running requests and exits."""
     usable(config)  # with source lines; the server itself would log one line each
     from gateway.app import serve as run
 
@@ -72,16 +72,20 @@ def serve(config: ConfigFile = DEFAULT_FILE) -> None:
 
 @app.command(epilog="Example: vllm-gateway demo --traffic --fault stall_after:5")
 def demo(
-    traffic: Annotated[bool, typer.Option("--traffic", help="Send requests to it.")] = False,
-    fault: Annotated[str | None, typer.Option(help="Plant this fault in one backend.")] = None,
+    traffic: Annotated[
+        bool, typer.Option("--traffic", help="Send requests to it continuously.")
+    ] = False,
+    fault: Annotated[
+        str | None, typer.Option(help="Inject this fault into one backend, such as stall_after:5.")
+    ] = None,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Public port; 0 takes a free one.")
+        int, typer.Option(min=0, max=65535, help="Public port; 0 picks a free one.")
     ] = 8080,
     admin_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Admin port; 0 takes a free one.")
+        int, typer.Option(min=0, max=65535, help="Admin port; 0 picks a free one.")
     ] = 9090,
 ) -> None:
-    """Run a gateway with three simulated backends on loopback. Needs no GPU."""
+    """Run a gateway with three simulated vLLM backends on loopback. No GPU needed."""
     if fault is not None:
         _known_faults([fault])
     from gateway.demo import demo as run
@@ -91,23 +95,25 @@ def demo(
 
 @app.command(epilog="Example: vllm-gateway sim --port 8001 --model qwen3-8b --adapter sql")
 def sim(  # noqa: PLR0913 - the options of a verb
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Its port.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on.")] = None,
     uds: Annotated[
-        str | None, typer.Option(help="UNIX socket to listen on, in place of a port.")
+        str | None, typer.Option(help="UNIX socket to listen on, instead of a port.")
     ] = None,
-    host: Annotated[str, typer.Option(help="Its address.")] = "127.0.0.1",
-    model: Annotated[str, typer.Option(help="The model it serves.")] = "sim",
-    adapter: Annotated[list[str] | None, typer.Option(help="A LoRA adapter. Repeatable.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    model: Annotated[str, typer.Option(help="Name of the served model.")] = "sim",
+    adapter: Annotated[
+        list[str] | None, typer.Option(help="Name of a LoRA adapter. Repeatable.")
+    ] = None,
     max_model_len: Annotated[int, typer.Option(min=1, help="Context window, in tokens.")] = 8192,
-    fault: Annotated[list[str] | None, typer.Option(help="A fault. Repeatable.")] = None,
-    api_key: Annotated[str | None, typer.Option(help="Ask for this key.")] = None,
+    fault: Annotated[list[str] | None, typer.Option(help="A fault to inject. Repeatable.")] = None,
+    api_key: Annotated[str | None, typer.Option(help="API key that the server requires.")] = None,
 ) -> None:
     """Run one simulated vLLM server."""
     from gateway.sim.config import SimConfig
     from gateway.sim.server import run
 
     if (port is None) == (uds is None):
-        raise VerbError("name one of --port and --uds", code=Exit.USAGE)
+        raise VerbError("use exactly one of --port and --uds", code=Exit.USAGE)
     smallest = SimConfig()
     config = SimConfig(
         model=model,
@@ -139,16 +145,17 @@ def _known_faults(texts: list[str]) -> None:
 @app.command(epilog="Example: vllm-gateway check gateway.yaml --probe")
 def check(
     file: Annotated[Path, typer.Argument(help="The settings file.")] = DEFAULT_FILE,
-    probe: Annotated[bool, typer.Option("--probe", help="Ask the backends too.")] = False,
+    probe: Annotated[bool, typer.Option("--probe", help="Also query the backends.")] = False,
     fit: Annotated[
-        bool, typer.Option("--fit", help="Do launched models fit on their GPUs?")
+        bool, typer.Option("--fit", help="Also check that launched models fit on their GPUs.")
     ] = False,
     gpu_memory: Annotated[
-        str | None, typer.Option(help="Memory of one GPU: 24GiB. Default: as the driver says.")
+        str | None,
+        typer.Option(help="Memory of one GPU, such as 24GiB. Default: as the driver reports."),
     ] = None,
     output: AsText = "text",
 ) -> None:
-    """Say everything that is wrong with a settings file. Exit code 3 when it cannot be used."""
+    """Report every problem in a settings file. Exit code 3 if it cannot be used."""
     from gateway.config.load import check_file
 
     checked = check_file(file)
@@ -195,7 +202,7 @@ def _count(number: int, what: str) -> str:
 
 @config_app.command("schema", epilog="Example: vllm-gateway config schema > gateway.schema.json")
 def config_schema() -> None:
-    """Print the JSON Schema of the settings file, for editors."""
+    """Print the JSON Schema of the settings file, for use in editors."""
     from gateway.config.schema import json_schema
 
     print_json(json_schema())
@@ -204,10 +211,12 @@ def config_schema() -> None:
 @config_app.command("show", epilog="Example: vllm-gateway config show -c gateway.yaml --origin")
 def config_show(
     config: ConfigFile = DEFAULT_FILE,
-    origin: Annotated[bool, typer.Option("--origin", help="Say where each comes from.")] = False,
+    origin: Annotated[
+        bool, typer.Option("--origin", help="Show where each value comes from.")
+    ] = False,
     output: AsTable = "table",
 ) -> None:
-    """Print every setting in force, defaults too. Secrets are hidden."""
+    """Print every setting in force, including defaults. Secrets are hidden."""
     from gateway.config.spell import flat, spell
     from gateway.control.overrides import in_force
 

@@ -32,7 +32,7 @@ _PROMPTS: Final = (
 )
 
 _BANNER: Final = """\
-vllm-gateway demo: {backends} simulated vLLM backends, no GPU needed. Ctrl-C ends it.
+vllm-gateway demo: {backends} simulated vLLM backends, no GPU needed. Press Ctrl-C to stop.
 
   base URL   {url}/v1
   API key    {key}
@@ -95,7 +95,7 @@ async def _demo(port: int, admin_port: int, traffic: bool, fault: str | None) ->
                 print(_banner(process, key, len(sims)), flush=True)
                 if fault is not None:
                     sims[0].inject(fault)
-                    print(f"planted in the first backend: {fault}", flush=True)
+                    print(f"Fault injected into the first backend: {fault}", flush=True)
                 load = (
                     group.create_task(_traffic(process, key), name="traffic") if traffic else None
                 )

@@ -1,7 +1,7 @@
-"""What a request that is not admitted is told: what happened, the numbers, what to do.
+"""The refusals of requests that are not admitted: what happened, the numbers, what to do.
 
-Pure. No refusal names a backend or an address; the setting that decided is for operators
-(`vllm-gateway explain`).
+Pure. No refusal names a backend or an address; operators see the setting that decided with
+`vllm-gateway explain`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,24 @@ from gateway.core.types import Ask, Exclusion, ShedReason
 
 _ON_ITS_WAY_S: Final = 0.25  # at least, for a refusal to reach a client that still listens
 _ON_ITS_WAY_RATIO: Final = 0.1  # of its patience, where that is longer
+# What each reason says of one backend, and of several.
+_WORDS: Final[Mapping[Exclusion, tuple[str, str]]] = {
+    Exclusion.NOT_SERVING: ("is down", "are down"),
+    Exclusion.MODEL_MISSING: ("has not loaded it", "have not loaded it"),
+    Exclusion.ENDPOINT_MISSING: ("does not serve this endpoint", "do not serve this endpoint"),
+    Exclusion.WINDOW_TOO_SMALL: (
+        "has a context window too small for this request",
+        "have a context window too small for this request",
+    ),
+    Exclusion.AT_LIMIT: ("is at its concurrency limit", "are at their concurrency limit"),
+    Exclusion.READING: ("is still reading prompts", "are still reading prompts"),
+    Exclusion.ENGINE_QUEUED: ("has a long queue", "have a long queue"),
+    Exclusion.KV_FULL: ("has a full KV cache", "have a full KV cache"),
+    Exclusion.NO_KV_ROOM: ("has too little free KV cache", "have too little free KV cache"),
+    Exclusion.CLAIMED: ("is reserved for an earlier request", "are reserved for earlier requests"),
+    Exclusion.TOO_LARGE: ("is too small for this request", "are too small for this request"),
+    Exclusion.ALREADY_TRIED: ("was already tried", "were already tried"),
+}
 _TENANTS_OWN = frozenset({Full.TENANT_REQUESTS, Full.TENANT_TOKENS, Full.TENANT_BYTES})
 
 
@@ -43,14 +61,15 @@ def no_backend(ask: Ask, why: Mapping[str, Exclusion], rng: random.Random) -> Ga
     if Exclusion.TOO_LARGE in why.values():
         need = ask.need
         return ContextLengthExceeded(
-            f"This request is expected to need {need.tokens} tokens of KV cache ({need.prompt_tokens} "
-            f"for the prompt, {need.output_tokens} for the completion); no backend of `{name}` that "
-            "serves now holds as many. Please reduce the length of the prompt, `max_tokens` or `n`."
+            f"This request needs about {need.tokens} tokens of KV cache ({need.prompt_tokens} for the "
+            f"prompt, {need.output_tokens} for the completion), more than any running backend of "
+            f"`{name}` has. Please reduce the length of the prompt, `max_tokens` or `n`."
         )
+    retry_after_s = rng.uniform(2.0, 5.0)
     return Unavailable(
-        f"`{name}`: none of its {len(why)} backends can serve this now ({_tally(why)}).",
+        f"Model `{name}` is temporarily unavailable: {_tally(why)}. {_retry(retry_after_s)}",
         param="model",
-        retry_after_s=rng.uniform(2.0, 5.0),
+        retry_after_s=retry_after_s,
     )
 
 
@@ -59,8 +78,8 @@ def too_late(
 ) -> Overloaded:
     """Refuse a request whose turn would come after its deadline."""
     return Overloaded(
-        f"{_overloaded(ask, why)} It would wait about {eta_s:.0f} s and may wait {wait_s:.0f} s. "
-        f"Retry in {math.ceil(retry_after_s)} s.",
+        f"{_overloaded(ask, why)} The estimated wait is {eta_s:.0f} s, but this request can wait at "
+        f"most {wait_s:.0f} s. {_retry(retry_after_s)}",
         reason=ShedReason.TOO_LATE,
         retry_after_s=retry_after_s,
     )
@@ -69,7 +88,7 @@ def too_late(
 def no_room(ask: Ask, why: Mapping[str, Exclusion], retry_after_s: float) -> Overloaded:
     """Refuse a request that may not wait at all."""
     return Overloaded(
-        f"{_overloaded(ask, why)} Retry in {math.ceil(retry_after_s)} s.",
+        f"{_overloaded(ask, why)} {_retry(retry_after_s)}",
         reason=ShedReason.NO_ROOM,
         retry_after_s=retry_after_s,
     )
@@ -86,21 +105,24 @@ def queue_full(
     ratio = limits.tenant_ratio if own else 1
     match full:
         case Full.REQUESTS | Full.TENANT_REQUESTS:
-            size, most, unit = 1, math.ceil(limits.requests * ratio), "requests"
+            size, most, unit = 1, math.ceil(limits.requests * ratio), "request"
         case Full.TOKENS | Full.TENANT_TOKENS:
-            size, most, unit = ask.need.tokens, int(limits.tokens * ratio), "tokens"
+            size, most, unit = ask.need.tokens, int(limits.tokens * ratio), "token"
         case Full.BYTES | Full.TENANT_BYTES:
-            size, most, unit = body_bytes, int(limits.bytes * ratio), "bytes"
-    whose = "your share of its queue" if own else "the queue"
-    bound = f"{whose} holds {most} {unit} at most; this request counts {size}."
+            size, most, unit = body_bytes, int(limits.bytes * ratio), "byte"
+    whose = "your share of the queue" if own else "the queue"
+    bound = f"{whose} is limited to {_count(most, unit)}"
+    if unit != "request":
+        bound += f", and this request needs {_count(size, unit)}"
     if size > most:
         said = (
-            f"It cannot wait: {bound} Please reduce the length of the prompt, `max_tokens` or `n`."
+            f"It cannot wait: {bound}. Please reduce the length of the prompt, `max_tokens` or `n`."
         )
     else:
-        waiting = f"{held.requests} requests with {held.tokens} tokens and {held.bytes} bytes"
-        said = f"{'Of your own, ' if own else ''}{waiting} wait already; {bound}"
-    message = f"{_overloaded(ask, why)} {said} Retry in {math.ceil(retry_after_s)} s."
+        waiting = _count(held.requests, "request") + (" of yours" if own else "")
+        sizes = f"{_count(held.tokens, 'token')}, {_count(held.bytes, 'byte')}"
+        said = f"Already waiting: {waiting} ({sizes}). {bound[0].upper()}{bound[1:]}."
+    message = f"{_overloaded(ask, why)} {said} {_retry(retry_after_s)}"
     if own:
         return TooManyWaiting(message, retry_after_s=retry_after_s)
     return Overloaded(message, reason=ShedReason.QUEUE_FULL, retry_after_s=retry_after_s)
@@ -111,8 +133,7 @@ def waited_too_long(
 ) -> Overloaded:
     """Refuse a request whose deadline passed while it waited."""
     return Overloaded(
-        f"{_overloaded(ask, why)} It waited {waited_s:.1f} s for room. "
-        f"Retry in {math.ceil(retry_after_s)} s.",
+        f"{_overloaded(ask, why)} This request waited {waited_s:.1f} s. {_retry(retry_after_s)}",
         reason=ShedReason.QUEUE_TIMEOUT,
         retry_after_s=retry_after_s,
     )
@@ -120,18 +141,37 @@ def waited_too_long(
 
 def engine_refused(ask: Ask, error: EngineFull) -> Overloaded:
     """Refuse a request that the engines refused, the last of them in these words."""
+    tried = len(ask.tried)
+    who = "the engine" if tried == 1 else f"{tried} backends were tried, and the last one's engine"
     return Overloaded(
-        f"`{ask.route.requested}` is overloaded: the engine of the last of {len(ask.tried)} backends "
-        f"asked refused this request ({error.message}). Retry in {math.ceil(error.retry_after_s)} s.",
+        f"Model `{ask.route.requested}` is overloaded: {who} refused this request ({error.message}). "
+        f"{_retry(error.retry_after_s)}",
         reason=error.shed_reason,
         retry_after_s=error.retry_after_s,
     )
 
 
 def _overloaded(ask: Ask, why: Mapping[str, Exclusion]) -> str:
-    return f"`{ask.route.requested}` is overloaded: of its {len(why)} backends {_tally(why)}."
+    return f"Model `{ask.route.requested}` is overloaded: {_tally(why)}."
 
 
 def _tally(why: Mapping[str, Exclusion]) -> str:
-    counts = Counter(reason.value for reason in why.values())
-    return ", ".join(f"{count} {reason}" for reason, count in counts.items()) or "none configured"
+    """Return what is the matter with the backends, such as `both backends are down`."""
+    counts = Counter(why.values())
+    if not counts:
+        return "it has no backend"
+    if len(why) == 1:
+        return f"its only backend {_WORDS[next(iter(counts))][0]}"
+    if len(counts) == 1:
+        every = "both" if len(why) == 2 else f"all {len(why)}"
+        return f"{every} backends {_WORDS[next(iter(counts))][1]}"
+    parts = [f"{count} {_WORDS[reason][count > 1]}" for reason, count in counts.items()]
+    return f"of its {len(why)} backends, {', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _retry(after_s: float) -> str:
+    return f"Retry in {math.ceil(after_s)} s."
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -81,8 +81,8 @@ class Orders:
         if touched.last and touched.changes and not (force or dry_run):
             raise OrderRefused(
                 "last_backend",
-                f"{backend_id} is the last backend of {backend.pool} that serves: without it, requests"
-                " wait or are refused. Say force to do it all the same.",
+                f"{backend_id} is the last backend that serves {backend.pool}; without it, requests wait"
+                " or are refused. Use `--force` to proceed.",
             )
         if dry_run or not touched.changes:
             return touched
@@ -102,13 +102,13 @@ class Orders:
     async def hold(self, pool: str | None, for_s: float | None, why: str = "") -> None:
         """Stop automatic restarts of a pool, or (None) of all, for a time or (None) until lifted."""
         await self.store.hold(pool, for_s)
-        how_long = "until that is lifted" if for_s is None else f"for {for_s:.0f} s"
+        how_long = "until lifted" if for_s is None else f"for {for_s:.0f} s"
         self._tell(pool or "", "hold", f"automatic restarts are on hold {how_long}. {why}".strip())
 
     async def lift(self, pool: str | None) -> None:
         """End a hold."""
         await self.store.lift(pool)
-        self._tell(pool or "", "lift", "automatic restarts go on")
+        self._tell(pool or "", "lift", "automatic restarts are allowed again")
 
     async def log(self, backend_id: str, max_bytes: int) -> str:
         """Return the end of a backend's log.
@@ -121,7 +121,9 @@ class Orders:
             raise KeyError(backend_id)
         charge = self.supervisor.charges.get(backend_id)
         if charge is None:
-            raise OrderRefused("not_supervised", _not_supervised(backend_id, "its log is not here"))
+            raise OrderRefused(
+                "not_supervised", _not_supervised(backend_id, "its log is not available here")
+            )
         return await charge.launcher.log(max_bytes)
 
     def _touched(self, backend: Backend, verb: Verb, *, force: bool) -> Touched:
@@ -129,7 +131,7 @@ class Orders:
         now = self.clock.now()
         if verb is Verb.RESTART and backend.id not in self.supervisor.charges:
             raise OrderRefused(
-                "not_supervised", _not_supervised(backend.id, "nobody here can restart it")
+                "not_supervised", _not_supervised(backend.id, "this gateway cannot restart it")
             )
         serves = backend.phase in (Phase.READY, Phase.DEGRADED)
         others = any(
@@ -140,12 +142,12 @@ class Orders:
         changes, state = self._state(backend, verb, serves=serves, force=force)
         last = verb is not Verb.UNDRAIN and serves and not others
         if last and changes and not force:
-            state += f"; it is the last backend of {backend.pool} that serves, so this needs force"
+            state += f"; it is the last backend that serves {backend.pool}, so this needs `--force`"
         oldest_at = self.oldest_at(backend.id)
         requests = backend.in_flight
         oldest_s = None if oldest_at is None else now - oldest_at
-        carries = f"it carries {requests} request{'' if requests == 1 else 's'}"
-        age = "" if oldest_s is None else f", the oldest {oldest_s:.0f} s old"
+        carries = f"{requests} request{'' if requests == 1 else 's'} in flight"
+        age = "" if oldest_s is None else f", the oldest for {oldest_s:.0f} s"
         sentence = f"{backend.id} {state}; {carries}{age}."
         return Touched(backend.id, verb, changes, requests, oldest_s, last, sentence)
 
@@ -159,16 +161,16 @@ class Orders:
         under_way = charge is not None and (charge.restarting or charge.busy) and not suspended
         match verb:
             case Verb.DRAIN:
-                changes, does, already = not held, "takes no new work", "takes no new work already"
+                changes, does, already = not held, "takes no new work", "already takes no new work"
             case Verb.RESTART:
                 changes = force or not under_way
-                does, already = "is drained and restarted", "is being restarted already"
+                does, already = "is drained and restarted", "is already restarting"
             case Verb.UNDRAIN:
                 changes, does = held or suspended, "goes back into service"
-                already = "is in service already"
+                already = "is already in service"
                 if under_way:
-                    already = "is being restarted, which undrain does not stop"
-                    does += " once its restart is over"
+                    already = "is restarting, and undrain does not stop that"
+                    does += " when its restart is done"
                 elif not serves:
                     already = f"is not drained, but {backend.phase.value}: {backend.health.detail}"
         return changes, does if changes else f"{already}; nothing changes"
@@ -177,13 +179,17 @@ class Orders:
         kind = EventKind.HOLD if label in ("hold", "lift") else EventKind.OPERATOR
         self.supervisor.events.tell(
             Event(
-                self.clock.wall(), kind, backend_id, label, detail or f"an operator ordered {label}"
+                self.clock.wall(),
+                kind,
+                backend_id,
+                label,
+                detail or f"{label} ordered by an operator",
             )
         )
 
 
 def _not_supervised(backend_id: str, consequence: str) -> str:
     return (
-        f"{backend_id} has neither `launch` nor `restart` in the configuration: {consequence}."
-        " Add one of them, and reload."
+        f"{backend_id} has neither `launch` nor `restart` in its settings, so {consequence}."
+        " Add one of them and reload."
     )

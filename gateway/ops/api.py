@@ -145,7 +145,7 @@ class Guard:
             return problem(
                 HTTPStatus.MISDIRECTED_REQUEST,
                 "unknown_host",
-                "This listener answers to localhost, 127.0.0.1 and [::1] only.",
+                "This listener accepts only the host names localhost, 127.0.0.1 and [::1].",
             )
         if scope["path"] not in _OPEN_PATHS and not self._may_read(headers):
             return problem(
@@ -158,7 +158,7 @@ class Guard:
             return problem(
                 HTTPStatus.METHOD_NOT_ALLOWED,
                 "method_not_allowed",
-                "What is here is read with GET and ordered with POST.",
+                "Use GET to read and POST to change something.",
                 {"allow": "GET, POST"},
             )
         return _foreign(headers) if scope["method"] == "POST" else None
@@ -178,10 +178,10 @@ class Guard:
 def _foreign(headers: Headers) -> Response | None:
     """Return the refusal of a POST that a web page of another site may have made."""
     if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") or "origin" in headers:
-        detail = "Orders are not taken from web pages of other sites."
+        detail = "Requests from web pages of other sites are refused."
         return problem(HTTPStatus.FORBIDDEN, "foreign_origin", detail)
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        detail = "Send the order as JSON: content-type: application/json."
+        detail = "Send JSON, with content-type: application/json."
         return problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "not_json", detail)
     return None
 
@@ -192,12 +192,12 @@ async def _http_problem(request: Request, error: Exception) -> Response:
     status = HTTPStatus(error.status_code)
     known = ", ".join(route.path for route in request.app.routes)
     code = status.phrase.lower().replace(" ", "_")
-    return problem(status, code, f"There are: {known}.", dict(error.headers or {}))
+    return problem(status, code, f"Known paths: {known}.", dict(error.headers or {}))
 
 
 async def _bug(request: Request, error: Exception) -> Response:
     """Answer a bug of ours; the server logs it."""
-    detail = "The gateway failed on this request; it has been logged."
+    detail = "Internal error. The gateway has logged it."
     return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "bug", detail)
 
 

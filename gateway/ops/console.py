@@ -49,7 +49,7 @@ def print_failure(error: Exception) -> Exit:
         return Exit.INVALID_CONFIG
     else:
         message = f"this is a bug: {type(error).__name__}: {error}"
-        hint = "run it again with -vv for the traceback, and report it"
+        hint = "run it again with -vv for the traceback, and please report it"
     _to_stderr(f"vllm-gateway: {message or error}")
     if hint:
         _to_stderr(f"  hint: {hint}")
@@ -118,9 +118,9 @@ def ask(
     try:
         answer = json.loads(body)
     except ValueError as error:
-        raise VerbError(f"{server} did not answer JSON to {path}", _OTHER_PORT) from error
+        raise VerbError(f"{server} did not return JSON for {path}", _OTHER_PORT) from error
     if not isinstance(answer, dict):
-        raise VerbError(f"{server} did not answer an object to {path}", _OTHER_PORT)
+        raise VerbError(f"{server} did not return a JSON object for {path}", _OTHER_PORT)
     return answer
 
 
@@ -151,18 +151,18 @@ def fetch(
         reply = connection.getresponse()
         body = reply.read()
     except OSError as error:
-        hint = "is it running? `vllm-gateway serve -c FILE`; another address: --server URL"
-        raise VerbError(f"{server} does not answer: {error.strerror or error}", hint) from error
+        hint = "is the gateway running? start it with `vllm-gateway serve -c FILE`, or use --server URL"
+        raise VerbError(f"cannot reach {server}: {error.strerror or error}", hint) from error
     except (http.client.HTTPException, ValueError) as error:
         raise VerbError(f"{server} does not speak HTTP: {error!r}", _OTHER_PORT) from error
     finally:
         connection.close()
     if reply.status in (401, 403):
-        hint = "give it with --token or GATEWAY_ADMIN_TOKEN"
-        raise VerbError(f"{server} asks for its token", hint, Exit.NOT_ALLOWED)
+        hint = "use --token or set GATEWAY_ADMIN_TOKEN"
+        raise VerbError(f"{server} requires its admin token", hint, Exit.NOT_ALLOWED)
     if reply.status != http.client.OK:
         raise _problem(reply.status, body) or VerbError(
-            f"{server} answered {reply.status} to {path}", _OTHER_PORT, Exit.NOT_FOUND
+            f"{server} returned {reply.status} for {path}", _OTHER_PORT, Exit.NOT_FOUND
         )
     return body
 
@@ -180,7 +180,7 @@ def _problem(status: int, body: bytes) -> VerbError | None:
     return VerbError(str(detail), code=exits.get(status, Exit.FAILURE))
 
 
-_OTHER_PORT: Final = "the admin listener has its own port, see `admin.listen`"
+_OTHER_PORT: Final = "the admin listener has its own port; see `admin.listen` in the settings"
 
 
 def _connection(server: str, timeout_s: float) -> HTTPConnection:
@@ -197,7 +197,7 @@ def _connection(server: str, timeout_s: float) -> HTTPConnection:
             local.sock.connect(server.removeprefix("unix:"))
         except OSError as error:
             local.close()
-            raise VerbError(f"{server} does not answer: {error.strerror}") from error
+            raise VerbError(f"cannot reach {server}: {error.strerror}") from error
         return local
     try:
         parts = urlsplit(server if "://" in server else f"http://{server}")

@@ -20,17 +20,19 @@ _WIDEST: Final = 40  # of the column of flags
 
 
 def diagnose(
-    file: Annotated[str, typer.Argument(metavar="FILE|-", help="A vLLM log, or - to read it.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE|-", help="A vLLM log file, or - for standard input.")
+    ],
     output: Annotated[
         Literal["text", "json"], typer.Option("--output", "-o", help="text or json.")
     ] = "text",
     exited: Annotated[
-        int | None, typer.Option(help="The server's exit code, if known: -9 was killed.")
+        int | None, typer.Option(help="The server's exit code, if known; -9 means killed.")
     ] = None,
 ) -> None:
-    """Say what is wrong with a vLLM server, from the end of its log, and what to do.
+    """Read the end of a vLLM log and say what went wrong and how to fix it.
 
-    The exit code is 0 whatever the answer: healthy and unknown are answers.
+    The exit code is 0 for every diagnosis, including healthy and unknown.
     """
     from gateway.control.diagnosis import diagnose as judge
 
@@ -54,7 +56,7 @@ def as_text(found: Diagnosis) -> str:
     if found.evidence:
         lines.append(f"  {f'line {found.line}':<9} {found.evidence.strip()}")
     if found.remedies:
-        lines += ["", "What to do, the best first:"]
+        lines += ["", "What to do, best option first:"]
         flags = [_command(each) for each in found.remedies]
         width = min(_WIDEST, max(map(len, flags)))
         lines += [
@@ -70,13 +72,13 @@ def as_text(found: Diagnosis) -> str:
 
 def _command(remedy: Remedy) -> str:
     flag = " ".join(part for part in (remedy.flag, remedy.value) if part)
-    return f"drop {flag}" if remedy.remove else flag
+    return f"remove {flag}" if remedy.remove else flag
 
 
 def _restart(helps: bool | None) -> str:
     if helps is None:
-        return "Whether a restart alone helps cannot be told."
-    return "A restart alone can help." if helps else "A restart alone does not help."
+        return "It is unclear whether a restart alone helps."
+    return "A restart alone may help." if helps else "A restart alone does not help."
 
 
 def _tail(name: str) -> tuple[bytes, int]:
@@ -87,7 +89,7 @@ def _tail(name: str) -> tuple[bytes, int]:
         with Path(name).open("rb") as file:
             return _last(file)
     except FileNotFoundError as error:
-        hint = "give the path of a log file, or - to read one: docker logs NAME 2>&1 | vllm-gateway diagnose -"
+        hint = "pass a log file, or - for standard input: docker logs NAME 2>&1 | vllm-gateway diagnose -"
         raise VerbError(f"{name} does not exist", hint, Exit.NOT_FOUND) from error
     except OSError as error:
         raise VerbError(f"{name} cannot be read: {error.strerror or error}") from error

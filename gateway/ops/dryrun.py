@@ -125,7 +125,7 @@ def dry_run(
 def _holder(deciding: Deciding, key_id: str, wall: float) -> Caller:
     caller = deciding.keys().holder(key_id, wall)
     if caller is None:
-        raise UnknownKey(f"No key that works now has the id {key_id}.")
+        raise UnknownKey(f"There is no active key with the id {key_id}.")
     return caller
 
 
@@ -201,7 +201,7 @@ def _foreseen(run: DryRun, decision: Decision, book: Book) -> DryRun:
         run["verdict"], run["position"] = "wait", decision.position
         run["sentence"] = queued(decision, "It would wait")
         if any(each.score is not None for each in decision.said):
-            run["sentence"] += " There is room: it may pass those that do not fit into it."
+            run["sentence"] += " A backend has room, so it may overtake requests that do not fit."
         return run
     run["status"], run["code"] = decision.status, decision.code
     run["shed_reason"], run["message"] = shed_reason(decision), decision.message

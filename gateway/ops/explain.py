@@ -146,19 +146,19 @@ def sentence(decision: Decision, now: float) -> str:
     match decision.state:
         case State.WAITING:
             return (
-                f"{name} has waited {waited} for {decision.model} and may wait "
-                f"{decision.may_wait_s:.1f} s. {queued(decision, 'It came')}"
+                f"{name} has been waiting {waited} for {decision.model}, of at most "
+                f"{decision.may_wait_s:.1f} s. {queued(decision, 'It joined the queue')}"
             )
         case State.ADMITTED:
             return f"{name} waited {waited} for {decision.model} and was sent to {decision.backend_id}."
         case State.LEFT:
-            return f"{name} left after {waited} in the queue of {decision.model}."
+            return f"{name} waited {waited} for {decision.model}; then its client disconnected."
         case State.REFUSED:
             told = f"{decision.status} {shed_reason(decision) or decision.code}"
             at_once, model = decision.ended_at == decision.at, decision.model
             if decision.backend_id is not None:
                 began = f"{name} for {model}" if at_once else f"{name} waited {waited} for {model},"
-                return f"{began} was sent to {decision.backend_id} and then got {told}."
+                return f"{began} was sent to {decision.backend_id}, which answered {told}."
             after = "at once" if at_once else f"after {waited} in the queue"
             return f"{name} for {model} was refused {after}: {told}."
 
@@ -180,15 +180,17 @@ def setting_told(decision: Decision, book: Book) -> SettingTold | None:
         return SettingTold(
             name=CLIENT_TIMEOUT,
             value=f"leaves {round(decision.may_wait_s, 2):g}s to wait",
-            origin="the client's own header",
+            origin="sent by the client",
         )
     return book.told(decision.setting)
 
 
 def queued(decision: Decision, lead: str) -> str:
     """Return a sentence with its place in the queue."""
-    eta = "nobody knows how long yet" if decision.eta_s is None else f"about {decision.eta_s:.1f} s"
-    place = "behind many" if decision.position is None else f"at position {decision.position}"
+    eta = "wait unknown" if decision.eta_s is None else f"about {decision.eta_s:.1f} s"
+    place = (
+        "behind many others" if decision.position is None else f"at position {decision.position}"
+    )
     return f"{lead} {place} ({eta})."
 
 

@@ -36,8 +36,8 @@ def _keys(path: Path, file: Path) -> Iterator[Remark]:
         yield Remark(
             where,
             "keys-missing",
-            f"{path}: {error.strerror}; `serve` does not start without it",
-            f"`vllm-gateway keys create NAME -c {file}` makes it",
+            f"{path}: {error.strerror}; `serve` needs this file to start",
+            f"`vllm-gateway keys create NAME -c {file}` creates it",
             Severity.WARNING,
         )
         return
@@ -50,8 +50,8 @@ def _keys(path: Path, file: Path) -> Iterator[Remark]:
         yield Remark(
             where,
             "keys-missing",
-            f"{pepper_path(path)}: {error.strerror}; `serve` does not start without it",
-            "it is made with the first key, and belongs beside the keys file",
+            f"{pepper_path(path)}: {error.strerror}; `serve` needs this file to start",
+            "it is created with the first key; keep it beside the keys file",
             Severity.WARNING,
         )
 

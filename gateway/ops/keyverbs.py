@@ -24,29 +24,38 @@ keys_app = group("Create, list, revoke and rotate API keys. Only hashes are kept
 
 @keys_app.command("create", epilog="Example: vllm-gateway keys create ci -c gw.yaml --expires 30d")
 def keys_create(  # noqa: PLR0913 - the options of a verb
-    name: Annotated[str, typer.Argument(help="Whom it is for.")],
+    name: Annotated[str, typer.Argument(help="Who the key is for.")],
     config: ConfigFile = DEFAULT_FILE,
     models: Annotated[
-        list[str] | None, typer.Option(help="Models it may use, as a glob. Repeatable.")
+        list[str] | None,
+        typer.Option(help="Models the key may use, as a glob. Repeatable. Default: all."),
     ] = None,
     max_context: Annotated[
-        str | None, typer.Option(help="Most tokens of prompt and output: 32k.")
+        str | None, typer.Option(help="Limit on prompt plus output tokens, such as 32k.")
     ] = None,
-    max_output: Annotated[str | None, typer.Option(help="Most tokens of output: 4k.")] = None,
-    expires: Annotated[str | None, typer.Option(help="When it ends: 30d, 12h.")] = None,
+    max_output: Annotated[
+        str | None, typer.Option(help="Limit on output tokens, such as 4k.")
+    ] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option(help="How long the key is valid, such as 30d or 12h. Default: no limit."),
+    ] = None,
     tenant: Annotated[
-        str | None, typer.Option(help="Whose share of a queue it uses. Default: its name.")
+        str | None,
+        typer.Option(help="Tenant that shares queues fairly with others. Default: the name."),
     ] = None,
-    priority: Annotated[int, typer.Option(help="Its band; the higher goes first.")] = 0,
+    priority: Annotated[
+        int, typer.Option(help="Priority; requests with a higher one go first.")
+    ] = 0,
     output: AsTable = "table",
 ) -> None:
-    """Create a key and print it, this once. Makes the keys file if there is none."""
+    """Create a key and print it once. Creates the keys file if needed."""
     from gateway.access import keys
     from gateway.access.records import read_limit, read_name
 
     if models and not all(each.strip() for each in models):
-        hint = "leave it out for a key that may use all"
-        raise VerbError("--models: an empty glob fits no model", hint, Exit.USAGE)
+        hint = "omit it for a key that may use every model"
+        raise VerbError("--models: an empty glob matches no model", hint, Exit.USAGE)
     _option("NAME", read_name, name)
     created = keys.create(
         _keys_file(config),
@@ -63,7 +72,7 @@ def keys_create(  # noqa: PLR0913 - the options of a verb
 
 @keys_app.command("list", epilog="Example: vllm-gateway keys list -c gateway.yaml -o json")
 def keys_list(config: ConfigFile = DEFAULT_FILE, output: AsTable = "table") -> None:
-    """List the keys: who, what they may use, until when. Never the keys themselves."""
+    """List the keys with their owners, limits and expiry. The keys themselves are not shown."""
     from gateway.access.keys import list_keys
     from gateway.ops.report import key_rows
 
@@ -78,22 +87,22 @@ def keys_list(config: ConfigFile = DEFAULT_FILE, output: AsTable = "table") -> N
 def keys_revoke(
     key_id: Annotated[str, typer.Argument(metavar="ID")], config: ConfigFile = DEFAULT_FILE
 ) -> None:
-    """End a key for good."""
+    """Revoke a key permanently."""
     from gateway.access import keys
 
     file = _keys_file(config, key_id)
     keys.revoke(file, key_id)
-    print(f"{key_id} is revoked", file=sys.stderr)
+    print(f"key {key_id} is revoked", file=sys.stderr)
 
 
 @keys_app.command("rotate", epilog="Example: vllm-gateway keys rotate k7m2q9xd --grace 24h")
 def keys_rotate(
     key_id: Annotated[str, typer.Argument(metavar="ID")],
     config: ConfigFile = DEFAULT_FILE,
-    grace: Annotated[str, typer.Option(help="How long the old one still works.")] = "24h",
+    grace: Annotated[str, typer.Option(help="How long the old key still works.")] = "24h",
     output: AsTable = "table",
 ) -> None:
-    """Create a key with the same settings; the old one ends after the grace."""
+    """Create a new key with the same settings. The old key works until --grace has passed."""
     from gateway.access import keys
 
     file = _keys_file(config, key_id)
@@ -112,12 +121,14 @@ def _keys_file(config: Path, key_id: str = "") -> Path:
         usable(config)
         raise typer.Exit(Exit.INVALID_CONFIG)
     if checked.partial.keys is None:
-        hint = "write `keys: {file: keys.yaml}` in it"
-        raise VerbError(f"{config} has `keys: none`: it asks for none", hint, Exit.INVALID_CONFIG)
+        hint = "to use keys, write `keys: {file: keys.yaml}`"
+        raise VerbError(
+            f"authentication is off in {config} (`keys: none`)", hint, Exit.INVALID_CONFIG
+        )
     file = checked.partial.keys.file
     if key_id and all(key.id != key_id for key in list_keys(file)):
         hint = f"see `vllm-gateway keys list -c {config}`"
-        raise VerbError(f"no key has the id {key_id}", hint, Exit.NOT_FOUND)
+        raise VerbError(f"there is no key with the id {key_id}", hint, Exit.NOT_FOUND)
     return file
 
 
@@ -126,14 +137,14 @@ def _span(text: object) -> float:
 
     seconds = parse_duration(text)
     if seconds > _LONGEST_S:
-        raise ValueError("must be at most 36500d, a hundred years")
+        raise ValueError("must be at most 36500d (100 years)")
     return seconds
 
 
 def _lifetime(text: object) -> float:
     seconds = _span(text)
     if seconds < 1.0:  # the file counts in seconds
-        raise ValueError("must be at least 1s: the key would never work")
+        raise ValueError("must be at least 1s")
     return seconds
 
 
@@ -149,4 +160,7 @@ def _print_key(created: CreatedKey, output: str) -> None:
         print_json({"id": created.id, "key": created.key})
         return
     print(created.key)
-    print(f"The key {created.id} is shown this once; only its hash is kept.", file=sys.stderr)
+    print(
+        f"Save this key (id {created.id}) now: only its hash is stored, and it cannot be shown again.",
+        file=sys.stderr,
+    )

@@ -111,7 +111,7 @@ class Operate:
         body = await _body(request, HoldBody)
         self._check_pool(body.pool)
         if body.for_s is not None and not 0 < body.for_s <= 30 * 86400:
-            raise BadParameter("for_s must be more than 0 and at most 30 days.")
+            raise BadParameter("for_s must be more than 0 and at most 2592000 (30 days).")
         try:
             await self.orders.hold(body.pool, body.for_s, body.reason)
         except StoreUnavailable:
@@ -137,13 +137,13 @@ class Operate:
 
     def _unknown(self, backend_id: str) -> Response:
         known = ", ".join(sorted(self.orders.table.ids()))
-        detail = f"There is no backend {backend_id[:200]}. There are: {known}."
+        detail = f"There is no backend {backend_id[:200]}. Known backends: {known}."
         return problem(HTTPStatus.NOT_FOUND, "backend_not_found", detail)
 
     def _check_pool(self, pool: str | None) -> None:
         pools = self.orders.table.pools()
         if pool is not None and pool not in pools:
-            raise BadParameter(f"There is no pool {pool[:200]}. There are: {', '.join(pools)}.")
+            raise BadParameter(f"There is no pool {pool[:200]}. Known pools: {', '.join(pools)}.")
 
 
 async def _body(request: Request, kind: type[Body]) -> Body:
@@ -151,11 +151,13 @@ async def _body(request: Request, kind: type[Body]) -> Body:
     async for chunk in request.stream():
         raw += chunk
         if len(raw) > _BODY_BYTES:
-            raise BadParameter(f"The body may have {_BODY_BYTES} bytes.")
+            raise BadParameter(
+                f"The body is larger than {_BODY_BYTES} bytes, the most that this listener reads."
+            )
     try:
         return msgspec.json.decode(bytes(raw) or b"{}", type=kind)
     except msgspec.DecodeError as error:
-        raise BadParameter(f"The body cannot be read: {error}.") from error
+        raise BadParameter(f"The body is not valid: {error}.") from error
 
 
 def _told(touched: Touched, *, dry_run: bool) -> Mapping[str, Any]:
@@ -183,5 +185,5 @@ def _event(event: Event) -> Mapping[str, str]:
 
 
 def _no_store() -> Response:
-    detail = "The store that replicas share does not answer; nothing was changed."
+    detail = "The store shared by the replicas does not respond; nothing was changed."
     return problem(HTTPStatus.SERVICE_UNAVAILABLE, "store_unavailable", detail)

@@ -18,17 +18,18 @@ _SERVES: Final = frozenset({"ready", "degraded"})
 
 Done = Callable[[dict[str, Any]], bool]  # of a backend as the overview tells it
 
-Backend = Annotated[str, typer.Argument(metavar="BACKEND", help="Its id, pool/name.")]
-Reason = Annotated[str, typer.Option(help="Why; kept with the event.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what it would touch.")]
+Backend = Annotated[str, typer.Argument(metavar="BACKEND", help="The backend, as POOL/NAME.")]
+Reason = Annotated[str, typer.Option(help="The reason, recorded with the event.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen; change nothing.")]
 Force = Annotated[
     bool,
     typer.Option(
-        "--force", help="Even the last backend that serves; a restart under way begins anew."
+        "--force",
+        help="Proceed even if it is the last backend that serves, or is already restarting.",
     ),
 ]
-Wait = Annotated[bool, typer.Option("--wait", help="Return when it is done.")]
-Timeout = Annotated[str, typer.Option(help="How long --wait waits: 10m.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until it is done.")]
+Timeout = Annotated[str, typer.Option(help="How long to wait with --wait, such as 10m.")]
 
 
 def drain(  # noqa: PLR0913 - the options of a verb
@@ -42,7 +43,10 @@ def drain(  # noqa: PLR0913 - the options of a verb
     token: Token = "",
     output: AsTable = "table",
 ) -> None:
-    """Give a backend no new work; what it carries finishes. Exit code 5: it is the last one."""
+    """Send a backend no new requests and let running ones finish.
+
+    Exit code 5: it is the last backend that serves its pool.
+    """
     order = {"reason": reason, "dry_run": dry_run, "force": force}
     _order(server, token, backend, "drain", order, output)
     if wait and not dry_run:
@@ -52,7 +56,7 @@ def drain(  # noqa: PLR0913 - the options of a verb
 def undrain(
     backend: Backend, server: Server = LOCAL, token: Token = "", output: AsTable = "table"
 ) -> None:
-    """Put a backend back into service. It clears a suspension, too."""
+    """Put a drained or suspended backend back into service."""
     _order(server, token, backend, "undrain", {}, output)
 
 
@@ -67,7 +71,10 @@ def restart(  # noqa: PLR0913 - the options of a verb
     token: Token = "",
     output: AsTable = "table",
 ) -> None:
-    """Drain a backend, restart it and try it. Exit code 5: it is the last one, or not ours to restart."""
+    """Drain a backend, restart it and verify that it works.
+
+    Exit code 5: it is the last backend that serves its pool, or the gateway cannot restart it.
+    """
     order = {"reason": reason, "dry_run": dry_run, "force": force}
     _order(server, token, backend, "restart", order, output)
     if wait and not dry_run:
@@ -77,47 +84,50 @@ def restart(  # noqa: PLR0913 - the options of a verb
 
 def logs(
     backend: Backend,
-    size: Annotated[str, typer.Option("--bytes", help="How much of its end.")] = "65536",
+    size: Annotated[
+        str, typer.Option("--bytes", help="How many bytes, from the end of the log.")
+    ] = "65536",
     server: Server = LOCAL,
     token: Token = "",
 ) -> None:
-    """Print the end of what a backend wrote since its start."""
+    """Print the end of a backend's log since it started."""
     path = f"/admin/v1/backends/{quote(backend)}/logs?{urlencode({'bytes': size})}"
     sys.stdout.buffer.write(fetch(server, path, token, timeout_s=30.0))
 
 
 def hold(
-    pool: Annotated[str | None, typer.Option(help="Of this pool alone. Default: of all.")] = None,
+    pool: Annotated[str | None, typer.Option(help="Only this pool. Default: all pools.")] = None,
     for_: Annotated[
-        str | None, typer.Option("--for", help="How long: 30m. Default: until lifted.")
+        str | None, typer.Option("--for", help="How long, such as 30m. Default: until lifted.")
     ] = None,
-    lift: Annotated[bool, typer.Option("--lift", help="Let them go on.")] = False,
+    lift: Annotated[bool, typer.Option("--lift", help="End the hold.")] = False,
     reason: Reason = "",
     server: Server = LOCAL,
     token: Token = "",
 ) -> None:
-    """Hold automatic restarts; operators' own go on."""
+    """Pause automatic restarts. You can still restart backends yourself."""
     seconds = None if for_ is None else _seconds("--for", for_)
     order: dict[str, object] = {"pool": pool, "for_s": seconds, "reason": reason}
     ask(server, f"/admin/v1/restarts:{'lift' if lift else 'hold'}", token, order=order)
     of = "all pools" if pool is None else pool
     how_long = "" if seconds is None else f" for {for_}"
-    sys.stderr.write(f"restarts of {of} {'go on' if lift else 'are on hold' + how_long}\n")
+    now = "allowed again" if lift else f"on hold{how_long or ' until lifted'}"
+    sys.stderr.write(f"automatic restarts of {of} are {now}\n")
 
 
 def events(
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many events.")] = 20,
     server: Server = LOCAL,
     token: Token = "",
     output: AsTable = "table",
 ) -> None:
-    """List what supervision did and why, the newest first."""
+    """List what the gateway did to its backends and why, newest first."""
     told = ask(server, f"/admin/v1/events?limit={limit}", token)
     if output == "json":
         print_json(told)
         return
     rows = [{**each, "at": each["at"][:19].replace("T", " ")} for each in told.get("data", [])]
-    print_table(rows, empty="nothing happened yet")
+    print_table(rows, empty="no events yet")
 
 
 def _order(
@@ -127,7 +137,7 @@ def _order(
     if output == "json":
         print_json(told)
     else:
-        dry = "would: " if told.get("dry_run") else ""
+        dry = "dry run: " if told.get("dry_run") else ""
         sys.stdout.write(f"{dry}{told.get('sentence')}\n")
 
 
@@ -139,14 +149,16 @@ def _until(server: str, token: str, backend: str, timeout: str, done: Done) -> N
         every = [each for pool in overview["pools"] for each in pool["backends"]]
         now = next((each for each in every if each["id"] == backend), None)
         if now is None:
-            raise VerbError(f"{backend} is no longer there", code=Exit.NOT_FOUND)
+            raise VerbError(f"{backend} no longer exists", code=Exit.NOT_FOUND)
         if done(now):
             return
         if now["detail"] != told:
             told = now["detail"]
             sys.stderr.write(f"{now['phase']}: {told}\n")
         time.sleep(_POLL_S)
-    raise VerbError(f"not done after {timeout}; it goes on", "see `vllm-gateway status`")
+    raise VerbError(
+        f"not finished after {timeout}; it continues in the background", "see `vllm-gateway status`"
+    )
 
 
 def _restarted(now: dict[str, Any]) -> bool:
@@ -157,7 +169,7 @@ def _restarted(now: dict[str, Any]) -> bool:
     """
     told = now.get("supervision") or {}
     if told.get("suspended") or (told.get("waits") or {}).get("why") == "manual":
-        why = f"{now['id']} does not serve, and nothing restarts it again: {now['detail']}"
+        why = f"{now['id']} is down and will not be restarted automatically: {now['detail']}"
         raise VerbError(why, f"see `vllm-gateway logs {now['id']}` and `vllm-gateway events`")
     return now["phase"] in _SERVES
 

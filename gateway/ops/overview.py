@@ -1,8 +1,7 @@
-"""What `GET /admin/v1/overview` tells, and the sentence on top of it.
+"""The body of `GET /admin/v1/overview`, and the sentence at its top.
 
-The shape below is what `vllm-gateway status` and scripts read. Keys are added, never renamed or
-removed, within one `schema_version`. Times are RFC 3339 in UTC. What is not known, or too old to
-be true, is null, never 0.
+`vllm-gateway status` and scripts read this shape. Within one `schema_version`, keys are added but
+never renamed or removed. Times are RFC 3339 in UTC. What is unknown or out of date is null, never 0.
 """
 
 from __future__ import annotations
@@ -281,7 +280,7 @@ def verdict(pools: Sequence[PoolOverview], *, draining: bool = False) -> str:
     parts = []
     if draining:
         left = _count(in_flight, "request")
-        parts.append(f"Shutting down: {left} still in flight, no new work is taken.")
+        parts.append(f"Shutting down: {left} still in flight; new requests are refused.")
     bad = sorted(
         (pool for pool in pools if pool["state"] != "ready"),
         key=lambda pool: _WORST_FIRST.index(pool["state"]),
@@ -307,23 +306,27 @@ def _pool_sentence(pool: PoolOverview) -> str:
     match pool["state"]:
         case "saturated":
             queue = pool["queue"]
-            fate = f"requests wait ({queue['requests']} now)"
+            fate = f"{_count(queue['requests'], 'request')} waiting"
             if queue["requests"] >= queue["max_requests"]:
-                fate = "requests are shed"
-            return f"{name} is saturated: no backend takes more, {fate}."
+                fate = "its queue is full and new requests are refused"
+            return f"{name} is saturated: no backend has room, {fate}."
         case "down":
-            head = f"{name} is down: none of {_count(len(backends), 'backend')} serves"
+            head = f"{name} is down: {_none_of(len(backends))} serving"
         case "starting":
-            head = f"{name} is starting: none of {_count(len(backends), 'backend')} is ready yet"
+            head = f"{name} is starting: {_none_of(len(backends))} ready yet"
         case _:
-            head = f"{name} has {ready} of {_count(len(backends), 'backend')} ready"
+            head = f"{name}: {ready} of {_count(len(backends), 'backend')} ready"
     told = [
-        f"{each['name']} {each['phase']} for {_duration(each['phase_age_s'])}, {each['detail']}"
+        f"{each['name']} {each['phase']} for {_duration(each['phase_age_s'])}: {each['detail']}"
         for each in troubled[:_NAMED]
     ]
     if len(troubled) > _NAMED:
         told.append(f"{len(troubled) - _NAMED} more")
     return f"{head} ({'; '.join(told)})." if told else f"{head}."
+
+
+def _none_of(backends: int) -> str:
+    return "its only backend is not" if backends == 1 else f"none of {backends} backends is"
 
 
 def _count(number: int, noun: str) -> str:

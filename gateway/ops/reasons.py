@@ -31,8 +31,8 @@ _TOLD: Final = 50  # decisions in a list, unless told
 _AT_A_TIME: Final = 50  # of them, before streams get their turn
 _MOST_TOKENS: Final = 1_000_000_000
 _NOT_KEPT: Final = (
-    "Nothing is kept of this request: only those that were queued or shed are, the last "
-    f"{KEPT} since this gateway started."
+    f"No record of this request. The gateway keeps the last {KEPT} requests that waited or were "
+    "refused since it started; a request that was served at once leaves no record here."
 )
 
 

@@ -19,6 +19,23 @@ if TYPE_CHECKING:
 
 _SIGNS: Final = {"ready": "●", "degraded": "◐", "starting": "◌", "saturated": "◐", "down": "○"}
 _EVENTS: Final = 5
+# What `supervision.waits.why` says to people; another word is shown as it is.
+_WHY_NOT: Final = {
+    "unseen": "its process cannot be inspected",
+    "held": "an operator drained it",
+    "busy": "it is busy and making progress",
+    "suspended": "restarts are suspended after too many failures",
+    "manual": "`automatic` is off",
+    "on_hold": "restarts are on hold",
+    "follower": "another replica is in charge",
+    "ordered": "it was already ordered to restart",
+    "suspected": "several backends failed at once, which may be the gateway's own fault",
+    "window": "outside the restart window",
+    "backoff": "pausing between restarts",
+    "turn": "another backend is restarting",
+    "budget": "too many backends of the pool are out already",
+    "last": "it is the only backend that serves",
+}
 Row = dict[str, object]
 
 
@@ -54,7 +71,7 @@ def print_overview(overview: dict[str, Any]) -> None:
 
 def _hold(hold: dict[str, Any]) -> str:
     of = "all pools" if hold.get("pool") is None else hold["pool"]
-    until = f"until {_clock(hold['until'])} UTC" if hold.get("until") else "until that is lifted"
+    until = f"until {_clock(hold['until'])} UTC" if hold.get("until") else "until lifted"
     return f"Automatic restarts of {of} are on hold {until}."
 
 
@@ -100,28 +117,29 @@ def _detail(backend: dict[str, Any]) -> str:
 
 
 def _waits(backend: dict[str, Any]) -> str:
-    """Return why nothing is done about what ails it, or not yet."""
+    """Return why it is not restarted, or not yet, although something is wrong with it."""
     told = backend.get("supervision") or {}
     if told.get("waits_for"):
-        return f"its start waits {told['waits_for']}"
+        return f"waiting to start {told['waits_for']}"
     waits = told.get("waits")
     if not waits:
         return ""
     until = f" until {str(waits['until'])[11:19]}" if waits.get("until") else ""
-    return f"{waits.get('cause')}: waits, {str(waits.get('why')).replace('_', ' ')}{until}"
+    why = _WHY_NOT.get(waits.get("why"), waits.get("why"))
+    return f"{waits.get('cause')}: not restarted{until}, {why}"
 
 
 def _doubt(backend: dict[str, Any]) -> str:
     if backend.get("saturated"):
         return "saturated"
-    return "metrics are stale" if backend.get("stale") else ""
+    return "metrics are out of date" if backend.get("stale") else ""
 
 
 def print_reason(told: dict[str, Any]) -> None:
     """Print an explained request or a dry run: a sentence, the backends, the setting that decided."""
     _line(told.get("sentence", ""))
     if told.get("message"):
-        _line(f"  its client is told: {told['message']}")
+        _line(f"  The client sees: {told['message']}")
     _line(f"  {_needs(told)}")
     backends = told.get("backends", [])
     if backends:

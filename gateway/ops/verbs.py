@@ -11,9 +11,11 @@ from gateway.ops.console import Exit, VerbError, ask, print_json
 
 AsTable = Annotated[Literal["table", "json"], typer.Option("--output", "-o", help="table or json.")]
 Server = Annotated[
-    str, typer.Option(envvar="GATEWAY_ADMIN_URL", help="Admin listener, or unix:/path.")
+    str, typer.Option(envvar="GATEWAY_ADMIN_URL", help="URL of the admin listener, or unix:/path.")
 ]
-Token = Annotated[str, typer.Option(envvar="GATEWAY_ADMIN_TOKEN", help="Its token.")]
+Token = Annotated[
+    str, typer.Option(envvar="GATEWAY_ADMIN_TOKEN", help="Token of the admin listener.")
+]
 LOCAL: Final = "http://127.0.0.1:9090"
 
 _WHOLE_KEY: Final = re.compile(r"gw_([a-z0-9]{8})_.*")
@@ -35,9 +37,11 @@ def status(
     server: Server = LOCAL,
     token: Token = "",
     output: AsTable = "table",
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="8 when degraded.")] = False,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="Exit with 8 unless everything is ready.")
+    ] = False,
 ) -> None:
-    """Say how the gateway and its backends are."""
+    """Show the state of the gateway, its pools and backends."""
     from gateway.ops.report import degraded, print_overview
 
     overview = ask(server, "/admin/v1/overview", token)
@@ -54,25 +58,33 @@ def explain(
     token: Token = "",
     output: AsTable = "table",
 ) -> None:
-    """Say why a request waited or was refused, and which setting decided. Exit code 4: not kept."""
+    """Show why a request waited or was refused, and which setting decided.
+
+    Exit code 4: there is no record of it.
+    """
     from urllib.parse import quote
 
     _show(ask(server, f"/admin/v1/decisions/{quote(request_id, safe='')}", token), output)
 
 
 def route(  # noqa: PLR0913 - the options of a verb
-    model: Annotated[str, typer.Option(help="The model name that a client would use.")],
-    tokens: Annotated[str, typer.Option(help="Length of the prompt: 500, 32k.")] = "0",
+    model: Annotated[str, typer.Option(help="Model name, as a client would send it.")],
+    tokens: Annotated[str, typer.Option(help="Prompt length in tokens, such as 500 or 32k.")] = "0",
     output_tokens: Annotated[
-        str | None, typer.Option(help="Most tokens of output, if stated: 4k.")
+        str | None, typer.Option(help="Output limit in tokens, such as 4k.")
     ] = None,
-    key: Annotated[str | None, typer.Option(help="Id of the key. Default: may use all.")] = None,
-    endpoint: Annotated[str, typer.Option(help="What is called: chat, embeddings.")] = "chat",
+    key: Annotated[
+        str | None, typer.Option(help="Id of the API key. Default: a key that may use every model.")
+    ] = None,
+    endpoint: Annotated[str, typer.Option(help="Endpoint, such as chat or embeddings.")] = "chat",
     server: Server = LOCAL,
     token: Token = "",
     output: AsTable = "table",
 ) -> None:
-    """Say what would happen to a request now, and why. Nothing is sent. Exit code 4: no such model."""
+    """Show what would happen to a request now, and why. Nothing is sent.
+
+    Exit code 4: no such model.
+    """
     from urllib.parse import urlencode
 
     query = {
@@ -99,7 +111,9 @@ def _tokens(name: str, text: str | None) -> int | None:
     """Read a token count; `config.units` would, but takes as long to import as all the rest."""
     found = re.fullmatch(r"([0-9]{1,9})([kKmM]?)", text or "0")
     if found is None:
-        raise VerbError(f"{name}: {text} is not a token count, such as 500 or 32k", code=Exit.USAGE)
+        raise VerbError(
+            f"{name}: {text} is not a token count; write it like 500 or 32k", code=Exit.USAGE
+        )
     return (
         None if text is None else int(found[1]) * {"": 1, "k": 1024, "m": 1024**2}[found[2].lower()]
     )

@@ -326,7 +326,7 @@ async def test_a_request_larger_than_a_share_of_the_queue_is_told_what_it_counts
         reply = await world.chat(max_tokens=1500, headers={"x-request-id": "large"})
         error = assert_shed(reply, "tenant_queue_full", 429)
         kept = world.process.handler.gate.decisions.get("large")
-        assert "your share of its queue holds 200 tokens at most; this request" in error["message"]
+        assert "share of the queue is limited to 200 tokens" in error["message"]
         assert f"this request counts {kept.need.tokens}." in error["message"]
         assert kept.need.tokens > 200
 

@@ -89,7 +89,7 @@ async def test_a_request_explains_itself_while_it_waits_and_after():
                 assert (name, text[int(line) - 1].strip()) == ("gateway.yaml", "max_in_flight: 1")
                 code, out = await verb(world, "explain", "wanted-1")
                 assert code == 0
-                assert out.startswith("wanted-1 has waited ")
+                assert out.startswith("wanted-1 has been waiting ")
                 assert "m/b1     at limit" in out
                 overview = await stack.enter_async_context(admin(world))
                 (pool,) = (await overview.get("overview")).json()["pools"]
@@ -182,13 +182,13 @@ async def test_what_an_engine_refuses_is_told_with_the_model_and_kept():
         reply = await world.chat(headers={"x-request-id": "at-once"})
         assert reply.headers["x-gateway-shed-reason"] == "engine"
         message = reply.json()["error"]["message"]
-        assert message.startswith("`m` is overloaded: the engine of the last of 1 backends asked ")
+        assert message.startswith("Model `m` is overloaded: the engine refused this request (")
         assert message.endswith(f"Retry in {reply.headers['retry-after']} s.")
         told = await explain(world, "at-once")
         assert (told["state"], told["status"], told["shed_reason"]) == ("refused", 503, "engine")
         assert (told["backend"], told["setting"]) == ("m/b1", None)
         assert told["message"] == message
-        assert told["sentence"] == "at-once for m was sent to m/b1 and then got 503 engine."
+        assert told["sentence"] == "at-once for m was sent to m/b1, which answered 503 engine."
         assert [each["verdict"] for each in told["backends"]] == ["already_tried"]
         assert (await verb(world, "explain", "at-once"))[0] == 0
 
@@ -204,7 +204,9 @@ async def test_what_an_engine_refuses_after_a_wait_is_not_told_as_sent():
         assert reply.headers["x-gateway-shed-reason"] == "engine"
         told = await explain(world, "waited")
         assert (told["state"], told["position"], told["backend"]) == ("refused", 1, "m/b1")
-        waited = f"waited {told['waited_s']:.1f} s for m, was sent to m/b1 and then got 503 engine."
+        waited = (
+            f"waited {told['waited_s']:.1f} s for m, was sent to m/b1, which answered 503 engine."
+        )
         assert told["sentence"] == f"waited {waited}"
         assert told["message"] == reply.json()["error"]["message"]
 

@@ -55,7 +55,7 @@ async def test_a_drain_takes_no_new_work_and_undrain_puts_it_back():
         orders = world.told(EventKind.OPERATOR)
         assert [(each.label, each.detail) for each in orders] == [
             ("drain", "disk"),
-            ("undrain", "an operator ordered undrain"),
+            ("undrain", "undrain ordered by an operator"),
         ]
 
 
@@ -99,7 +99,7 @@ async def test_the_last_backend_that_serves_is_not_taken_out_without_force():
             asked = (await world.order(verb, dry_run=True)).json()
             assert asked["last"]
             assert (
-                "it is the last backend of m that serves, so this needs force" in asked["sentence"]
+                "it is the last backend that serves m, so this needs `--force`" in asked["sentence"]
             )
             forced = (await world.order(verb, dry_run=True, force=True)).json()
             assert "force" not in forced["sentence"]
@@ -161,7 +161,7 @@ async def test_an_ordered_restart_lets_streams_end_well_first():
                 await world.until(lambda: world.phase() is Phase.DRAINING)
                 undrain = (await world.order("undrain")).json()
                 assert not undrain["changed"]
-                assert "m/b1 is being restarted, which undrain does not stop" in undrain["sentence"]
+                assert "m/b1 is restarting, and undrain does not stop that" in undrain["sentence"]
                 assert world.slot().sim is first
             for each in running:
                 assert frames(each.result().text)[-1] == "[DONE]"
@@ -248,7 +248,7 @@ async def test_operators_order_by_the_command_line():
     async with machine() as on, fleet(on, *two(on)) as world:
         on["m/b1"].script.log = "INFO: ready\n"
         code, out, _ = await cli(world, "drain", "m/b1", "--dry-run")
-        assert (code, out.startswith("would: m/b1 takes no new work")) == (0, True)
+        assert (code, out.startswith("dry run: m/b1 takes no new work")) == (0, True)
         code, out, _ = await cli(world, "drain", "m/b1", "--wait")
         assert (code, world.phase()) == (0, Phase.DRAINING)
         code, _, err = await cli(world, "drain", "m/b2")
@@ -265,7 +265,7 @@ async def test_operators_order_by_the_command_line():
         assert (code, out) == (0, "")
         assert (await cli(world, "hold", "--for", "30m"))[
             2
-        ] == "restarts of all pools are on hold for 30m\n"
+        ] == "automatic restarts of all pools are on hold for 30m\n"
         await world.turns(3)
         assert (
             "Automatic restarts of all pools are on hold until " in (await cli(world, "status"))[1]
@@ -273,13 +273,13 @@ async def test_operators_order_by_the_command_line():
         assert (await cli(world, "hold", "--lift"))[0] == 0
         assert (await cli(world, "hold"))[0] == 0
         await world.turns(3)
-        assert "of all pools are on hold until that is lifted." in (await cli(world, "status"))[1]
+        assert "of all pools are on hold until lifted." in (await cli(world, "status"))[1]
         assert (await cli(world, "hold", "--lift"))[0] == 0
         await world.turns(3)
         assert "on hold" not in (await cli(world, "status"))[1]
         code, out, _ = await cli(world, "events")
         assert code == 0
-        assert "automatic restarts go on" in out.splitlines()[1]  # the newest first
+        assert "automatic restarts are allowed again" in out.splitlines()[1]  # the newest first
 
 
 @pytest.mark.parametrize("settings", [{"max_restarts": 2}, {"automatic": False}])
@@ -295,7 +295,7 @@ async def test_whoever_waits_for_a_restart_is_told_when_it_has_failed_for_good(s
             broken = True
             code, _, err = await cli(world, "restart", "m/b1", "--wait")
             assert code == 1
-            assert "does not serve, and nothing restarts it again" in err
+            assert "will not be restarted automatically" in err
             assert world.backend().health.detail in err
 
 
@@ -693,7 +693,7 @@ async def test_a_healthy_backend_serves_until_it_is_its_turn_on_its_gpu():
             (waits,) = [b for p in told["pools"] for b in p["backends"] if b["id"] == "m/b1"]
             assert waits["supervision"]["waits_for"] == "until x/late has started on GPU 0"
             _, out, _ = await cli(world, "status")
-            assert "its start waits until x/late has started on GPU 0" in out
+            assert "waiting to start until x/late has started on GPU 0" in out
             up.set()
             await world.until(lambda: len(world.told(EventKind.STARTED, "m/b1")) == 2)
             assert world.charge().waits_for == ""

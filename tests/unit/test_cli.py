@@ -109,7 +109,7 @@ def test_a_bug_is_one_line_and_a_hint_and_a_traceback_only_when_asked(run, monke
     assert (code, out) == (1, "")
     assert err.splitlines() == [
         "vllm-gateway: this is a bug: ZeroDivisionError: by zero",
-        "  hint: run it again with -vv for the traceback, and report it",
+        "  hint: run it again with -vv for the traceback, and please report it",
     ]
     monkeypatch.setattr(sys, "argv", ["vllm-gateway", "status", "-vv"])
     with pytest.raises(ZeroDivisionError):
@@ -189,8 +189,8 @@ def test_check_warns_of_keys_that_are_yet_to_be_made(run, file):
     keys = file.parent / "keys.yaml"
     code, out, _ = run("check", file)
     assert code == 0
-    assert f"{file}:1:1 warning {keys}: No such file or directory; `serve` does not start" in out
-    assert f"`vllm-gateway keys create NAME -c {file}` makes it" in out
+    assert f"{file}:1:1 warning {keys}: No such file or directory; `serve` needs this file" in out
+    assert f"`vllm-gateway keys create NAME -c {file}` creates it" in out
     created(run, file)
     (file.parent / "keys.yaml.pepper").unlink()
     code, out, _ = run("check", file)
@@ -281,7 +281,7 @@ def test_for_people_only_the_key_is_on_standard_output(run, file):
     assert code == 0
     assert out.startswith("gw_")
     assert out.count("\n") == 1
-    assert "shown this once" in err
+    assert "only its hash is stored" in err
 
 
 @pytest.mark.parametrize(
@@ -302,10 +302,10 @@ def test_a_limit_that_cannot_be_read_is_a_usage_error(run, file, option, value, 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["ci", "--expires", "99999999d"], "--expires: must be at most 36500d, a hundred years"),
-        (["ci", "--expires", "0s"], "--expires: must be at least 1s: the key would never work"),
-        (["ci", "--models", ""], "--models: an empty glob fits no model"),
-        (["ci", "--models", "a", "--models", " "], "--models: an empty glob fits no model"),
+        (["ci", "--expires", "99999999d"], "--expires: must be at most 36500d (100 years)"),
+        (["ci", "--expires", "0s"], "--expires: must be at least 1s"),
+        (["ci", "--models", ""], "--models: an empty glob matches no model"),
+        (["ci", "--models", "a", "--models", " "], "--models: an empty glob matches no model"),
         (["ci", "--max-context", "0"], "--max-context: must be at least 1"),
         (["ci", "--max-output", "0"], "--max-output: must be at least 1"),
         (
@@ -328,7 +328,7 @@ def test_a_grace_without_end_is_a_usage_error(run, file):
     old = created(run, file)
     code, out, err = run("keys", "rotate", old["id"], "-c", file, "--grace", "99999999d")
     assert (code, out) == (2, "")
-    assert err == "vllm-gateway: --grace: must be at most 36500d, a hundred years\n"
+    assert err == "vllm-gateway: --grace: must be at most 36500d (100 years)\n"
     assert run("keys", "rotate", old["id"], "-c", file, "--grace", "0s")[0] == 0
 
 
@@ -388,7 +388,7 @@ def test_an_unknown_key_is_not_found(run, file, verb):
     created(run, file)
     code, _, err = run("keys", verb, "nope", "-c", file)
     assert code == 4
-    assert "no key has the id nope" in err
+    assert "there is no key with the id nope" in err
     assert "keys list" in err
 
 
@@ -478,7 +478,7 @@ def test_what_is_stale_or_saturated_is_not_shown_as_fine(run):
     pool = {**OVERVIEW["pools"][0], "backends": [stale, full]}
     with admin({**OVERVIEW, "pools": [pool]}) as (url, _):
         _, out, _ = run("status", "--server", url)
-    assert "metrics are stale" in out
+    assert "metrics are out of date" in out
     assert "saturated" in out
 
 
@@ -516,10 +516,10 @@ def test_an_answer_of_another_version_is_shown_as_far_as_it_goes(run):
 @pytest.mark.parametrize(
     ("status", "body", "code", "words"),
     [
-        (401, b"{}", 5, "asks for its token"),
-        (404, b"{}", 4, "answered 404"),
-        (200, b"<html>", 1, "did not answer JSON"),
-        (200, b"[]", 1, "did not answer an object"),
+        (401, b"{}", 5, "requires its admin token"),
+        (404, b"{}", 4, "returned 404"),
+        (200, b"<html>", 1, "did not return JSON"),
+        (200, b"[]", 1, "did not return a JSON object"),
     ],
 )
 def test_an_answer_that_is_no_overview_is_a_failure_with_a_hint(run, status, body, code, words):
@@ -533,9 +533,9 @@ def test_an_answer_that_is_no_overview_is_a_failure_with_a_hint(run, status, bod
 @pytest.mark.parametrize(
     ("server", "code", "words"),
     [
-        ("http://127.0.0.1:1", 1, "does not answer: Connection refused"),
-        ("127.0.0.1:1", 1, "does not answer: Connection refused"),
-        ("unix:/no/such.sock", 1, "does not answer: No such file or directory"),
+        ("http://127.0.0.1:1", 1, ": Connection refused"),
+        ("127.0.0.1:1", 1, ": Connection refused"),
+        ("unix:/no/such.sock", 1, "cannot reach unix:/no/such.sock: No such file or directory"),
         ("ftp://h", 2, "is not a URL"),
         ("http://h:port", 2, "is not a URL"),
         ("http://", 2, "is not a URL"),
@@ -583,7 +583,7 @@ def test_explain_of_a_refusal_tells_what_its_client_reads(run):
     refused = {**WAITED, "message": "`m` is overloaded.", "backends": [], "setting": None}
     with admin(refused) as (url, _):
         _, out, _ = run("explain", "req_1", "--server", url)
-    assert "  its client is told: `m` is overloaded." in out
+    assert "  The client sees: `m` is overloaded." in out
     assert "Decided" not in out
 
 
@@ -623,7 +623,7 @@ def test_a_gateway_that_knows_no_such_path_is_not_quoted(run):
     with admin({"code": "not_found", "detail": "There are: /metrics."}, 404) as (url, _):
         code, _, err = run("explain", "req_1", "--server", url)
     assert code == 4
-    assert "answered 404 to /admin/v1/decisions/req_1" in err
+    assert "returned 404 for /admin/v1/decisions/req_1" in err
 
 
 def test_route_asks_with_all_that_is_told(run):
@@ -709,7 +709,7 @@ def test_probing_reaches_a_socket_and_says_when_nobody_listens_there(run, tmp_pa
 def test_a_simulated_server_has_one_address(run, where):
     code, _, err = run("sim", *where)
     assert code == 2
-    assert "name one of --port and --uds" in err
+    assert "use exactly one of --port and --uds" in err
 
 
 def test_probing_names_a_refused_key_and_models_that_differ(run, tmp_path):

@@ -16,7 +16,7 @@ def test_people_get_the_cause_first_the_proof_and_flags_to_copy(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert "about 896 tokens fit" in lines[0]
     assert any(line.startswith("  --max-model-len 896 ") for line in lines)
-    assert any(line.startswith("  drop --num-gpu-blocks-override ") for line in lines)
+    assert any(line.startswith("  remove --num-gpu-blocks-override ") for line in lines)
     assert "A restart alone does not help." in lines
     assert any("To serve at least one request" in line for line in lines)
 

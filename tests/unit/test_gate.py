@@ -625,7 +625,7 @@ async def test_whose_turn_would_come_after_its_deadline_is_refused_at_once():
     await turns()
     assert waiting.waits
     error = refused_at_once(late, Overloaded, ShedReason.TOO_LATE)
-    assert "may wait 30 s" in error.message
+    assert "at most 30 s" in error.message
     assert patient.waits
     assert world.waiting() == 2
 
@@ -745,7 +745,7 @@ async def test_a_request_is_refused_when_its_deadline_passes_and_no_later():
     assert isinstance(waiting.refusal, Overloaded)
     assert waiting.refusal.shed_reason is ShedReason.QUEUE_TIMEOUT
     assert 1 <= waiting.refusal.retry_after_s <= 30
-    assert "It waited 30.0 s" in waiting.refusal.message
+    assert "waited 30.0 s" in waiting.refusal.message
     assert world.waiting() == 0
     inside.end()
     assert world.in_flight() == {"m/b1": 0}
@@ -965,7 +965,7 @@ async def test_who_waits_for_a_start_is_refused_at_its_deadline_because_none_ser
     await passes(0.5)
     assert guest.ended == 105.0
     assert isinstance(guest.refusal, Unavailable)
-    assert "none of its 1 backends can serve this now" in guest.refusal.message
+    assert "its only backend is down" in guest.refusal.message
 
 
 @held

@@ -185,7 +185,7 @@ def test_one_backend_down_is_a_degraded_pool_with_its_evidence(fleet):
     backend = fleet.backend(1)
     assert fleet.pool()["state"] == "degraded"
     assert fleet.verdict() == (
-        f"m has 1 of 2 backends ready (b2 down for 6 min, {backend['detail']})."
+        f"m: 1 of 2 backends ready (b2 down for 6 min: {backend['detail']})."
     )
 
 
@@ -193,7 +193,7 @@ def test_no_backend_is_a_pool_that_is_down(fleet):
     fleet.down("m/b1")
     fleet.down("m/b2")
     assert fleet.pool()["state"] == fleet.overview()["state"] == "down"
-    assert fleet.verdict().startswith("m is down: none of 2 backends serves (b1 down for 0 s, ")
+    assert fleet.verdict().startswith("m is down: none of 2 backends is serving (b1 down for 0 s: ")
 
 
 def test_a_pool_out_of_which_all_were_ordered_is_down(fleet):
@@ -206,7 +206,9 @@ def test_a_pool_out_of_which_all_were_ordered_is_down(fleet):
 def test_a_new_pool_is_starting():
     fleet = Fleet(m={"backends": [ONE]})
     assert fleet.pool()["state"] == "starting"
-    assert fleet.verdict().startswith("m is starting: none of 1 backend is ready yet (b1 starting")
+    assert fleet.verdict().startswith(
+        "m is starting: its only backend is not ready yet (b1 starting"
+    )
 
 
 def test_a_pool_without_room_is_saturated(fleet):
@@ -215,14 +217,17 @@ def test_a_pool_without_room_is_saturated(fleet):
     fleet.loaded("m/b2", kv=0.95)
     assert fleet.pool()["state"] == "saturated"
     assert fleet.backend()["saturated"]
-    assert fleet.verdict() == "m is saturated: no backend takes more, requests wait (0 now)."
+    assert fleet.verdict() == "m is saturated: no backend has room, 0 requests waiting."
 
 
 def test_where_nothing_may_wait_requests_are_shed():
     fleet = Fleet(m={"backends": [ONE], "queue": {"max_requests": 0}})
     fleet.ready("m/b1")
     fleet.loaded("m/b1", kv=0.95)
-    assert fleet.verdict() == "m is saturated: no backend takes more, requests are shed."
+    assert (
+        fleet.verdict()
+        == "m is saturated: no backend has room, its queue is full and new requests are refused."
+    )
 
 
 def test_the_limit_and_what_a_kv_cache_is_thought_to_hold_are_told(fleet):
@@ -243,7 +248,7 @@ def test_the_worst_pool_comes_first_and_the_good_ones_last():
     fleet.down("b/b1")
     fleet.down("c/b1")
     sentence = fleet.verdict()
-    assert sentence.index("c is down") < sentence.index("b has 1 of 2")
+    assert sentence.index("c is down") < sentence.index("b: 1 of 2")
     assert sentence.endswith("Everything else is ready.")
     assert fleet.overview()["state"] == "down"
 
@@ -260,8 +265,10 @@ def test_many_troubles_are_counted_not_listed():
 def test_draining_is_said_first(fleet):
     fleet.down("m/b1")
     sentence = fleet.verdict(draining=True)
-    assert sentence.startswith("Shutting down: 0 requests still in flight, no new work is taken.")
-    assert "m has 1 of 2" in sentence
+    assert sentence.startswith(
+        "Shutting down: 0 requests still in flight; new requests are refused."
+    )
+    assert "m: 1 of 2" in sentence
     assert fleet.overview(draining=True)["draining"]
 
 
@@ -276,4 +283,4 @@ def test_a_sentence_needs_nothing_but_the_overview(fleet):
 def test_ages_are_told_in_one_unit(fleet, age_s, told):
     fleet.down("m/b2")
     fleet.clock.at += age_s
-    assert f"b2 down for {told}, " in fleet.verdict()
+    assert f"b2 down for {told}: " in fleet.verdict()

@@ -164,7 +164,8 @@ def test_a_request_that_waits_can_say_why(busy):
     (told,) = busy.wait("r1")
     assert told["state"] == "waiting"
     assert told["sentence"] == (
-        "r1 has waited 0.0 s for m and may wait 20.0 s. It came at position 1 (nobody knows how long yet)."
+        "r1 has been waiting 0.0 s for m, of at most 20.0 s. It joined the queue at position 1"
+        " (wait unknown)."
     )
     first, second = told["backends"]
     assert (first["id"], first["verdict"], first["score"]) == (FIRST, "at_limit", None)
@@ -186,7 +187,10 @@ def test_a_request_that_waits_can_say_why(busy):
 def test_one_that_left_says_so(busy):
     busy.wait("r1")
     told = busy.get("decisions/r1").json()
-    assert (told["state"], told["sentence"]) == ("left", "r1 left after 0.0 s in the queue of m.")
+    assert (told["state"], told["sentence"]) == (
+        "left",
+        "r1 waited 0.0 s for m; then its client disconnected.",
+    )
 
 
 def test_a_shed_request_names_the_bound_with_its_line(busy):
@@ -195,7 +199,7 @@ def test_a_shed_request_names_the_bound_with_its_line(busy):
     assert (told["status"], told["code"]) == (503, "server_is_overloaded")
     assert told["setting"]["name"] == "pools.m.queue.max_requests"
     assert told["setting"]["origin"] == "gateway.yaml:9"
-    assert "the queue holds 1 requests" in told["message"]
+    assert "queue is limited to 1 request" in told["message"]
     assert 1 <= told["retry_after_s"] <= 30
 
 
@@ -223,7 +227,7 @@ def test_a_client_that_is_less_patient_than_the_pool_is_named_itself(tmp_path):
     assert told["setting"] == {
         "name": "x-stainless-read-timeout",
         "value": "leaves 4s to wait",
-        "origin": "the client's own header",
+        "origin": "sent by the client",
     }
 
 
@@ -243,7 +247,7 @@ def test_a_request_that_is_not_kept_is_a_problem_that_says_what_is(desk):
     assert reply.status_code == 404
     assert reply.headers["content-type"] == "application/problem+json"
     assert reply.json()["code"] == "decision_not_found"
-    assert f"queued or shed are, the last {KEPT}" in reply.json()["detail"]
+    assert f"keeps the last {KEPT} requests" in reply.json()["detail"]
 
 
 @pytest.mark.parametrize("limit", ["-1", "x", "1001", "9" * 5000, "²"])
@@ -295,7 +299,7 @@ def test_a_dry_run_takes_and_queues_nothing(busy):
 def test_a_request_without_room_would_wait(busy):
     told = busy.route()
     assert (told["verdict"], told["position"], told["may_wait_s"]) == ("wait", 1, 20.0)
-    assert told["sentence"] == "It would wait at position 1 (nobody knows how long yet)."
+    assert told["sentence"] == "It would wait at position 1 (wait unknown)."
     assert told["setting"] is not None
 
 
@@ -306,7 +310,9 @@ def test_a_small_request_may_pass_a_large_one_as_the_dry_run_says(tmp_path):
     desk.table.observe(SECOND, Scraped(sample))
     told = desk.wait("large", need=Need(150, 100), look=lambda: desk.route(output=5))
     assert (told["verdict"], told["position"]) == ("wait", 2)
-    assert told["sentence"].endswith("There is room: it may pass those that do not fit into it.")
+    assert told["sentence"].endswith(
+        "A backend has room, so it may overtake requests that do not fit."
+    )
 
     async def both():
         tasks = []
