@@ -155,11 +155,12 @@ def _needs(told: dict[str, Any]) -> str:
     parts = [f"model {told.get('model')}"]
     if told.get("pool") != told.get("model"):
         parts.append(f"pool {told.get('pool')}")
-    parts.append(f"key {told.get('key_id')} of {told.get('tenant')}")
+    named = told.get("key_id") not in (None, "anonymous")
+    parts.append(f"key {told['key_id']} ({told.get('tenant')})" if named else "any key")
     parts.append(f"priority {told.get('priority')}")
     output = told.get("output_tokens")
-    expected = "" if output is None else f" + {output} expected"
-    return " · ".join([*parts, f"{told.get('prompt_tokens')}{expected} tokens"])
+    expected = "" if output is None else f" + {output} output"
+    return " · ".join([*parts, f"{told.get('prompt_tokens')} prompt{expected} tokens"])
 
 
 def _verdict_row(backend: dict[str, Any]) -> Row:

@@ -121,7 +121,7 @@ class HealthState:
     since: float  # when the phase began
     phase: Phase = Phase.STARTING
     reason: str = "new"  # short closed word
-    detail: str = "not probed yet"  # one sentence, with the numbers
+    detail: str = "not checked yet"  # one sentence, with the numbers
     held: Phase | None = None  # what an order made of it
     tended: Tending | None = None  # what the supervisor makes of it
     started: bool = False  # seen healthy once
@@ -178,7 +178,11 @@ def obey(state: HealthState, order: Order, at: float, policy: Policy) -> HealthS
         return state
     if order is Order.STOP:
         return replace(
-            state, phase=Phase.STOPPED, since=at, reason="removed", detail="taken out for good"
+            state,
+            phase=Phase.STOPPED,
+            since=at,
+            reason="removed",
+            detail="removed from the settings",
         )
     return _judged(replace(state, held=_HELD[order]), at, policy)
 
@@ -297,33 +301,41 @@ def _judged(state: HealthState, at: float, policy: Policy) -> HealthState:
 
 def _verdict(state: HealthState, policy: Policy) -> tuple[Phase, str, str]:
     if state.held is Phase.CORDONED:
-        return Phase.CORDONED, "cordoned", "takes no new work until it is resumed"
+        return Phase.CORDONED, "cordoned", "takes no new requests until it is resumed"
     if state.held is Phase.DRAINING:
-        return Phase.DRAINING, "draining", "takes no new work, its streams finish"
+        return Phase.DRAINING, "draining", "takes no new requests; running ones finish"
     if state.tended is not None:
         return state.tended.phase, state.tended.reason, state.tended.detail
     if not state.up:
         return _not_up(state, policy)
     if state.asleep:
-        return Phase.DOWN, "asleep", "the engine was put to sleep"
+        return Phase.DOWN, "asleep", "the engine is asleep"
     if state.stuck_s:
-        return Phase.DOWN, "no_progress", f"work runs, but nothing moved for {state.stuck_s:.0f} s"
+        return (
+            Phase.DOWN,
+            "no_progress",
+            f"requests are running, but the engine made no progress for {state.stuck_s:.0f} s",
+        )
     if state.traffic_failures >= policy.burst:
-        why = f"{policy.burst} or more requests in a row failed, the last: {state.traffic_reason}"
+        why = f"{policy.burst} or more requests failed in a row, most recently: {state.traffic_reason}"
         return Phase.DEGRADED, "traffic", why
     if state.metrics_lost:
-        why = f"probes pass, but no metrics for {policy.metrics_stale_s:.0f} s"
+        why = (
+            f"health checks pass, but there have been no metrics for {policy.metrics_stale_s:.0f} s"
+        )
         return Phase.DEGRADED, "metrics_stale", why
-    return Phase.READY, "healthy", "probes pass and work progresses"
+    return Phase.READY, "healthy", "health checks pass"
 
 
 def _not_up(state: HealthState, policy: Policy) -> tuple[Phase, str, str]:
     if not state.started:
-        seen = "not probed yet" if state.trouble == "new" else f"last probe: {state.trouble}"
+        seen = (
+            "not checked yet" if state.trouble == "new" else f"last health check: {state.trouble}"
+        )
         return Phase.STARTING, state.trouble, seen
     if state.trouble == "connect":
-        return Phase.DOWN, "connect", f"{policy.burst} requests in a row found no connection"
+        return Phase.DOWN, "connect", f"{policy.burst} requests in a row could not connect"
     if state.trouble == "http_503":
-        return Phase.DOWN, state.trouble, "/health says that the engine is dead (503)"
-    why = f"{policy.fall} or more probes in a row failed, the last: {state.trouble}"
+        return Phase.DOWN, state.trouble, "/health reports that the engine is dead (503)"
+    why = f"{policy.fall} or more health checks failed in a row, most recently: {state.trouble}"
     return Phase.DOWN, state.trouble, why

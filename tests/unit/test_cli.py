@@ -569,7 +569,7 @@ def test_explain_says_what_happened_then_the_backends_then_the_setting(run):
     assert (code, err) == (0, "")
     assert out.splitlines() == [
         "req_1 waited 3.2 s for gpt and was sent to m/b2.",
-        "  model gpt · pool m · key k7m2q9xd of acme · priority 0 · 900 + 256 expected tokens",
+        "  model gpt · pool m · key k7m2q9xd (acme) · priority 0 · 900 prompt + 256 output tokens",
         "",
         "BACKEND  VERDICT  SCORE  SETTING",
         "m/b1     kv full      -  pools.m.kv.stop_admitting: 0.9 (gateway.yaml:12)",
