@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+CACHE ?= $(or $(VLLM_GATEWAY_TEST_CACHE),$(HOME)/.cache/vllm-gateway-tests)
 STAMP := $(VENV)/.installed
 
-.PHONY: setup fmt lint types arch test test-fast test-pythons e2e ci demo run schema clean
+.PHONY: setup fmt lint types arch test test-fast test-pythons e2e clients ci demo run schema clean
 
 setup: $(STAMP)
 $(STAMP): pyproject.toml
@@ -39,6 +40,10 @@ test-pythons:          ## test-fast and the contracts on each other Python that 
 
 e2e: setup             ## real vLLM, real nginx, real SDKs; skips what is not installed
 	$(BIN)/pytest -m e2e
+
+clients: setup         ## the clients that people have, unmodified; installs them first
+	bash tests/e2e/clients/install.sh $(CACHE)
+	VLLM_GATEWAY_TEST_CACHE=$(CACHE) $(BIN)/pytest tests/e2e/test_clients.py
 
 ci: lint types arch test
 

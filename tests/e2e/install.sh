@@ -1,24 +1,33 @@
 #!/usr/bin/env bash
-# Installs what the e2e tests talk to into a cache outside the checkout: install.sh DIR
-# vLLM's CPU build with tiny random models, the OpenAI SDKs of three generations, the Node SDK.
+# Installs what the e2e tests talk to into a cache outside the checkout: install.sh DIR [clients]
+# vLLM's CPU build with tiny random models, and the libraries of clients for Python and Node.
 set -euo pipefail
 dir=${1:?usage: install.sh DIR}; here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$dir"
 
-venv() { # venv NAME PACKAGE...
-  local name=$1; shift
-  [ -e "$dir/$name/.done" ] && return
-  python3 -m venv "$dir/$name" && "$dir/$name/bin/pip" install --quiet "$@" && touch "$dir/$name/.done"
+has() { # has NAME PACKAGE...: just these are installed there
+  [ "$(cat "$dir/$1/.done" 2>/dev/null)" = "${*:2}" ]
 }
 
-venv openai3 'openai==3.52.0' 'anthropic==2.11.0' 'langchain-openai==1.7.3'
-venv openai2 'openai==2.54.0'
-venv openai1 'openai==1.109.1'
+venv() { # venv NAME PACKAGE...
+  has "$@" && return
+  local at="$dir/$1"
+  { [ -x "$at/bin/pip" ] || python3 -m venv "$at"; } && "$at/bin/pip" install --quiet "${@:2}" && echo "${*:2}" > "$at/.done"
+}
 
-if command -v npm >/dev/null && [ ! -e "$dir/node/.done" ]; then
-  mkdir -p "$dir/node"
-  (cd "$dir/node" && { [ -e package.json ] || npm init -y >/dev/null; } && npm install --silent --no-fund --no-audit 'openai@6.49.0' && touch .done)
+node() { # node NAME PACKAGE...
+  has "$@" && return
+  local at="$dir/$1"; mkdir -p "$at"
+  (cd "$at" && { [ -e package.json ] || npm init -y >/dev/null; } && npm install --silent --no-fund --no-audit "${@:2}") && echo "${*:2}" > "$at/.done"
+}
+
+venv openai3 'openai==3.52.0' 'anthropic==2.11.0' 'langchain-openai==1.7.3' 'cohere==7.3.1'
+venv openai2 'openai==2.54.0' 'litellm==1.100.0'
+venv openai1 'openai==1.109.1'
+if command -v npm >/dev/null; then
+  node node 'openai@6.49.0' '@anthropic-ai/sdk@1.12.0' 'ai@6.0.326' '@ai-sdk/openai-compatible@2.0.87'
 fi
+[ "${2:-}" = clients ] && exit 0
 
 if [ ! -x "$dir/vllm/bin/python" ]; then
   version=0.32.0

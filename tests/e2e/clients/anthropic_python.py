@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 
 import anthropic
 
@@ -9,28 +10,39 @@ url, key, model = sys.argv[1:4]
 client = anthropic.Anthropic(base_url=url, api_key=key, max_retries=0)
 found: dict[str, object] = {"version": anthropic.__version__}
 messages = [{"role": "user", "content": "hello"}]
-
-reply = client.messages.create(model=model, max_tokens=5, messages=messages)
-found["message"] = [reply.stop_reason, reply.usage.output_tokens]
-with client.messages.stream(model=model, max_tokens=5, messages=messages) as stream:
-    found["stream"] = len(stream.get_final_text()) > 0
-found["count"] = client.messages.count_tokens(model=model, messages=messages).input_tokens > 0
+asked = {"model": model, "max_tokens": 5, "messages": messages}
 
 
 def failure(call):
     try:
         call()
     except anthropic.APIStatusError as error:
-        return [type(error).__name__, error.body["error"]["type"]]
+        return [type(error).__name__, error.status_code, error.body["error"]["type"]]
     return None
 
 
-found["no_model"] = failure(
-    lambda: client.messages.create(model="none", max_tokens=5, messages=messages)
-)
-found["bad_key"] = failure(
-    lambda: anthropic.Anthropic(base_url=url, api_key="gw_wrong", max_retries=0).messages.create(
-        model=model, max_tokens=5, messages=messages
-    )
-)
+found["models"] = sorted(each.id for each in client.models.list())
+reply = client.messages.create(**asked)
+found["message"] = [reply.stop_reason, reply.usage.output_tokens]
+found["knows_its_id"] = reply._request_id.startswith("req_")
+with client.messages.stream(**asked) as stream:
+    final = stream.get_final_message()
+found["message_stream"] = [final.stop_reason, final.usage.output_tokens]
+tools = [{"name": "look_up", "input_schema": {"type": "object", "properties": {}}}]
+wish = [{"role": "user", "content": "use the tool"}]
+reply = client.messages.create(model=model, max_tokens=20, messages=wish, tools=tools)
+found["message_tool"] = [reply.stop_reason, reply.content[-1].name]
+found["count"] = client.messages.count_tokens(model=model, messages=messages).input_tokens > 0
+
+found["message_no_model"] = failure(lambda: client.messages.create(**{**asked, "model": "none"}))
+wrong = anthropic.Anthropic(base_url=url, api_key="gw_wrong", max_retries=0)
+found["message_bad_key"] = failure(lambda: wrong.messages.create(**asked))
+
+started = time.monotonic()
+patient = client.with_options(max_retries=1)
+found["message_down"] = failure(lambda: patient.messages.create(**{**asked, "model": "down"}))
+found["down_waited"] = time.monotonic() - started
+
+with client.messages.create(**{**asked, "max_tokens": 3000}, stream=True) as stream:
+    found["message_left"] = next(iter(stream)).type
 print(json.dumps(found))

@@ -6,29 +6,50 @@ const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: key, maxRetries: 0 });
 const messages = [{ role: "user", content: "hello" }];
 const found = {};
 
-const reply = await client.chat.completions.create({ model, messages, max_tokens: 5 });
-found.chat = [reply.choices[0].finish_reason, reply.usage.completion_tokens];
+const chat = (more = {}, options = {}) =>
+  client.chat.completions.create({ model, messages, max_tokens: 5, ...more }, options);
+const all = async (stream) => { const parts = []; for await (const part of await stream) parts.push(part); return parts; };
+const failure = async (call) => {
+  try { await call(); return null; }
+  catch (error) { return [error.constructor.name, error.status ?? null, error.code ?? null, error.param ?? null]; }
+};
 
-let last;
-for await (const chunk of await client.chat.completions.create({ model, messages, max_tokens: 5, stream: true })) last = chunk;
-found.stream = last.choices[0].finish_reason;
+found.models = (await all(client.models.list())).map((each) => each.id).sort();
+found.model = (await client.models.retrieve(model)).id;
+
+const reply = await chat();
+found.chat = [reply.choices[0].finish_reason, reply.usage.completion_tokens];
+let chunks = await all(chat({ stream: true }));
+found.stream = [chunks.at(-1).choices[0].finish_reason, chunks.every((chunk) => chunk.choices.length > 0)];
+chunks = await all(chat({ stream: true, stream_options: { include_usage: true } }));
+found.usage = [chunks.at(-2).choices[0].finish_reason, chunks.at(-1).usage.completion_tokens];
 
 const tools = [{ type: "function", function: { name: "look_up", parameters: { type: "object", properties: {} } } }];
-const called = await client.chat.completions.create({
-  model, tools, max_tokens: 20, messages: [{ role: "user", content: "use the tool" }],
-});
-found.tools = called.choices[0].message.tool_calls[0].function.name;
-found.embedding = (await client.embeddings.create({ model, input: "x", encoding_format: "float" })).data.length;
+const wish = { tools, max_tokens: 20, messages: [{ role: "user", content: "use the tool" }] };
+found.tool = (await chat(wish)).choices[0].message.tool_calls[0].function.name;
+found.tool_stream = (await all(chat({ ...wish, stream: true })))
+  .flatMap((chunk) => chunk.choices[0].delta.tool_calls ?? [])[0].function.name;
 
-const failure = async (call) => {
-  try { await call(); return null; } catch (error) { return [error.constructor.name, error.code ?? null, error.param ?? null]; }
-};
-found.no_model = await failure(() => client.chat.completions.create({ model: "none", messages }));
-found.bad_key = await failure(() => new OpenAI({ baseURL: `${url}/v1`, apiKey: "gw_wrong", maxRetries: 0 }).models.list());
-found.too_long = await failure(() =>
-  client.chat.completions.create({ model, max_tokens: 5, messages: [{ role: "user", content: "word ".repeat(200000) }] }));
+const response = await client.responses.create({ model, input: "hello", max_output_tokens: 5 });
+found.response = [response.status, response.usage.output_tokens];
+const events = await all(client.responses.create({ model, input: "hello", max_output_tokens: 5, stream: true }));
+found.response_stream = [events[0].type, events.at(-1).type];
+
+// The default of this SDK asks for base64 and decodes it.
+found.embedding = (await client.embeddings.create({ model, input: "x" })).data.length;
+found.request_id = (await chat({ max_tokens: 1 }))._request_id.startsWith("req_");
+
+found.no_model = await failure(() => chat({ model: "none" }));
+const wrong = new OpenAI({ baseURL: `${url}/v1`, apiKey: "gw_wrong", maxRetries: 0 });
+found.bad_key = await failure(() => wrong.embeddings.create({ model, input: "x" }));
+found.too_long = await failure(() => chat({ messages: [{ role: "user", content: "word ".repeat(200000) }] }));
+
+const started = performance.now();
+found.down = await failure(() => chat({ model: "down" }, { maxRetries: 1 }));
+found.down_waited = (performance.now() - started) / 1000;
+
 await fetch(`${sim}/sim/faults`, { method: "POST", body: '{"fault": "reset_after:3@1"}', headers: { "content-type": "application/json" } });
-found.broken_stream = await failure(async () => {
-  for await (const _ of await client.chat.completions.create({ model, messages, max_tokens: 20, stream: true }));
-});
+found.broken_stream = await failure(() => all(chat({ max_tokens: 20, stream: true })));
+
+for await (const chunk of await chat({ max_tokens: 3000, stream: true })) { found.left = chunk.choices.length > 0; break; }
 console.log(JSON.stringify(found));

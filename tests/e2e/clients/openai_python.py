@@ -2,33 +2,47 @@
 
 import json
 import sys
+import time
 import urllib.request
 
 import openai
 
 url, key, model, sim = sys.argv[1:5]
 client = openai.OpenAI(base_url=url + "/v1", api_key=key, max_retries=0)
-found: dict[str, object] = {"version": openai.__version__}
 messages = [{"role": "user", "content": "hello"}]
+found: dict[str, object] = {"version": openai.__version__}
 
-reply = client.chat.completions.create(model=model, messages=messages, max_tokens=5)
+
+def chat(**more):
+    return client.chat.completions.create(
+        **{"model": model, "messages": messages, "max_tokens": 5, **more}
+    )
+
+
+def failure(call):
+    try:
+        call()
+    except openai.APIError as error:
+        return [
+            type(error).__name__,
+            getattr(error, "status_code", None),
+            getattr(error, "code", None),
+            getattr(error, "param", None),
+        ]
+    return None
+
+
+found["models"] = sorted(each.id for each in client.models.list())
+found["model"] = client.models.retrieve(model).id
+
+reply = chat()
 found["chat"] = [reply.choices[0].finish_reason, reply.usage.completion_tokens]
 
-chunks = list(
-    client.chat.completions.create(model=model, messages=messages, max_tokens=5, stream=True)
-)
+chunks = list(chat(stream=True))
 found["stream"] = [chunks[-1].choices[0].finish_reason, all(chunk.choices for chunk in chunks)]
 
-chunks = list(
-    client.chat.completions.create(
-        model=model,
-        messages=messages,
-        max_tokens=5,
-        stream=True,
-        stream_options={"include_usage": True},
-    )
-)
-found["usage"] = chunks[-1].usage.completion_tokens
+chunks = list(chat(stream=True, stream_options={"include_usage": True}))
+found["usage"] = [chunks[-2].choices[0].finish_reason, chunks[-1].usage.completion_tokens]
 
 tools = [
     {
@@ -36,43 +50,46 @@ tools = [
         "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}},
     }
 ]
-reply = client.chat.completions.create(
-    model=model, messages=[{"role": "user", "content": "use the tool"}], tools=tools, max_tokens=20
-)
-found["tools"] = reply.choices[0].message.tool_calls[0].function.name
+wish = [{"role": "user", "content": "use the tool"}]
+reply = chat(messages=wish, tools=tools, max_tokens=20)
+found["tool"] = reply.choices[0].message.tool_calls[0].function.name
+parts = [
+    call.function.name
+    for chunk in chat(messages=wish, tools=tools, max_tokens=20, stream=True)
+    for call in chunk.choices[0].delta.tool_calls or []
+]
+found["tool_stream"] = parts[0]
+
+reply = client.responses.create(model=model, input="hello", max_output_tokens=5)
+found["response"] = [reply.status, reply.usage.output_tokens]
+events = list(client.responses.create(model=model, input="hello", max_output_tokens=5, stream=True))
+found["response_stream"] = [events[0].type, events[-1].type]
 
 found["embedding"] = len(client.embeddings.create(model=model, input="x").data)
-found["models"] = sorted(each.id for each in client.models.list())
-found["model"] = client.models.retrieve(model).id
 
 raw = client.chat.completions.with_raw_response.create(model=model, messages=messages, max_tokens=1)
 found["request_id"] = raw.headers["x-request-id"].startswith("req_")
 
-
-def failure(call):
-    try:
-        call()
-    except openai.APIError as error:
-        return [type(error).__name__, getattr(error, "code", None), getattr(error, "param", None)]
-    return None
-
-
-found["no_model"] = failure(lambda: client.chat.completions.create(model="none", messages=messages))
-found["bad_key"] = failure(
-    lambda: openai.OpenAI(base_url=url + "/v1", api_key="gw_wrong", max_retries=0).models.list()
-)
+found["no_model"] = failure(lambda: chat(model="none"))
+wrong = openai.OpenAI(base_url=url + "/v1", api_key="gw_wrong", max_retries=0)
+found["bad_key"] = failure(lambda: wrong.embeddings.create(model=model, input="x"))
 long = [{"role": "user", "content": "word " * 200_000}]
-found["too_long"] = failure(
-    lambda: client.chat.completions.create(model=model, messages=long, max_tokens=5)
+found["too_long"] = failure(lambda: chat(messages=long))
+
+started = time.monotonic()
+patient = client.with_options(max_retries=1)
+found["down"] = failure(
+    lambda: patient.chat.completions.create(model="down", messages=messages, max_tokens=5)
 )
+found["down_waited"] = time.monotonic() - started
+
 urllib.request.urlopen(
     urllib.request.Request(
         sim + "/sim/faults", b'{"fault": "reset_after:3@1"}', {"content-type": "application/json"}
     )
 )
-found["broken_stream"] = failure(
-    lambda: list(
-        client.chat.completions.create(model=model, messages=messages, max_tokens=20, stream=True)
-    )
-)
+found["broken_stream"] = failure(lambda: list(chat(max_tokens=20, stream=True)))
+
+with chat(max_tokens=3000, stream=True) as stream:
+    found["left"] = bool(next(iter(stream)).choices)
 print(json.dumps(found))

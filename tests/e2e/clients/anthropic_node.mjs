@@ -1,0 +1,37 @@
+// Drive /v1/messages with the Anthropic Node SDK; prints one JSON object of findings.
+import Anthropic from "@anthropic-ai/sdk";
+
+const [url, key, model] = process.argv.slice(2);
+const client = new Anthropic({ baseURL: url, apiKey: key, maxRetries: 0 });
+const messages = [{ role: "user", content: "hello" }];
+const asked = { model, max_tokens: 5, messages };
+const found = {};
+
+const failure = async (call) => {
+  try { await call(); return null; }
+  catch (error) { return [error.constructor.name, error.status ?? null, error.error?.error?.type ?? null]; }
+};
+
+const ids = [];
+for await (const each of client.models.list()) ids.push(each.id);
+found.models = ids.sort();
+const reply = await client.messages.create(asked);
+found.message = [reply.stop_reason, reply.usage.output_tokens];
+found.knows_its_id = reply._request_id.startsWith("req_");
+const final = await client.messages.stream(asked).finalMessage();
+found.message_stream = [final.stop_reason, final.usage.output_tokens];
+const tools = [{ name: "look_up", input_schema: { type: "object", properties: {} } }];
+const called = await client.messages.create({ model, tools, max_tokens: 20, messages: [{ role: "user", content: "use the tool" }] });
+found.message_tool = [called.stop_reason, called.content.at(-1).name];
+found.count = (await client.messages.countTokens({ model, messages })).input_tokens > 0;
+
+found.message_no_model = await failure(() => client.messages.create({ ...asked, model: "none" }));
+const wrong = new Anthropic({ baseURL: url, apiKey: "gw_wrong", maxRetries: 0 });
+found.message_bad_key = await failure(() => wrong.messages.create(asked));
+
+const started = performance.now();
+found.message_down = await failure(() => client.messages.create({ ...asked, model: "down" }, { maxRetries: 1 }));
+found.down_waited = (performance.now() - started) / 1000;
+
+for await (const event of await client.messages.create({ ...asked, max_tokens: 3000, stream: true })) { found.message_left = event.type; break; }
+console.log(JSON.stringify(found));
