@@ -74,6 +74,16 @@ def read_pepper(path: Path) -> bytes:
     raise ConfigError([f"{pepper}: error: it does not hold {PEPPER_BYTES} bytes in base64"])
 
 
+def stamp_of(path: Path) -> list[object]:
+    """Return what changes whenever the file or its pepper does."""
+    stamp: list[object] = []
+    for file in (path, pepper_path(path)):
+        with suppress(OSError):
+            found = os.stat(file)
+            stamp.append((file, found.st_ino, found.st_size, found.st_mtime_ns))
+    return stamp
+
+
 @contextmanager
 def edit(path: Path) -> Iterator[tuple[CommentedSeq, list[KeyRecord]]]:
     """Change the file under its lock: yield the list of records to change and what it holds now.

@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import base64
 import hmac
-import os
 import re
 import secrets
 import time
 import zlib
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NoReturn
 
-from gateway.access.keyfile import edit, pepper_path, read_pepper, read_records
+from gateway.access.keyfile import edit, read_pepper, read_records, stamp_of
 from gateway.access.records import KeyInfo, KeyRecord, as_node, timestamp
+from gateway.access.salt import salting_secret
 from gateway.core.errors import AccessError, ConfigError, MissingKey
 from gateway.core.types import Caller
 
@@ -57,6 +56,7 @@ class KeyRing:
         self._pepper = pepper
         self._stamp = stamp
         self._nobody = secrets.token_bytes(32)
+        self.salting = salting_secret(pepper)
         # Whole Authorization headers that were right before: most requests bring one of few.
         self._seen: dict[bytes, tuple[Caller, float]] = {}
         self._known = {
@@ -84,7 +84,7 @@ class KeyRing:
         Raises:
             ConfigError: one of them is missing or wrong.
         """
-        stamp = _stamp(path)
+        stamp = stamp_of(path)
         records = read_records(path)
         # A file without keys lets nobody in, and needs no pepper for that.
         pepper = read_pepper(path) if records else secrets.token_bytes(32)
@@ -92,7 +92,7 @@ class KeyRing:
 
     def changed(self) -> bool:
         """Whether the file, or its pepper, is another than the one this ring was read from."""
-        return _stamp(self.path) != self._stamp
+        return stamp_of(self.path) != self._stamp
 
     def authenticate(
         self,
@@ -138,6 +138,7 @@ class OpenRing:
     """Lets everybody in as one caller: the setting `keys: none`."""
 
     priorities: Final[frozenset[int]] = frozenset()  # those of keys, and there are none
+    salting: Final = b""  # nobody to keep apart, and no secret to do it with
 
     def __init__(self) -> None:
         self._anonymous = Caller(key_id="anonymous", name="anonymous", tenant="anonymous")
@@ -167,6 +168,7 @@ def _caller(info: KeyInfo) -> Caller | None:
         tenant=info.tenant,
         priority=info.priority,
         models=info.models,
+        parameters=info.parameters,
         max_context_tokens=info.max_context_tokens,
         max_output_tokens=info.max_output_tokens,
         expires_at_s=info.ends_s,
@@ -230,16 +232,6 @@ def checksum(text: bytes) -> str:
         rest, digit = divmod(rest, 62)
         out = _BASE62[digit] + out
     return out
-
-
-def _stamp(path: Path) -> list[object]:
-    """Return what changes whenever the file or its pepper does."""
-    stamp: list[object] = []
-    for file in (path, pepper_path(path)):
-        with suppress(OSError):
-            found = os.stat(file)
-            stamp.append((file, found.st_ino, found.st_size, found.st_mtime_ns))
-    return stamp
 
 
 # --- changes --------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@
   max_context: 32k          # optional, as are the rest
   max_output: 4096
   priority: 0
+  parameters: {allow: [priority], max: {n: 4}}   # what it may ask for; see `config policy`
   created: "2026-11-21T09:30:00Z"
   expires: "2026-12-21T09:30:00Z"
   not_after: "..."          # replaced by a newer key; works until then
@@ -25,9 +26,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import ValidationError
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
+from gateway.config.parameters import ParametersConfig, overrides_of
 from gateway.config.units import parse_tokens
+from gateway.core.asked import Overrides
 from gateway.core.errors import ConfigError
 
 _ID: Final = re.compile(r"[a-z0-9]{8}")
@@ -45,6 +49,7 @@ class KeyInfo:
     max_context_tokens: int | None = None
     max_output_tokens: int | None = None
     priority: int = 0
+    parameters: Overrides | None = None
     created_s: float | None = None
     expires_s: float | None = None
     revoked_s: float | None = None
@@ -85,9 +90,24 @@ def as_node(record: KeyRecord) -> CommentedMap:
         node["max_output"] = info.max_output_tokens
     if info.priority:
         node["priority"] = info.priority
+    if info.parameters is not None:
+        node["parameters"] = _spelled(info.parameters)
     for field, at in (("created", info.created_s), ("expires", info.expires_s)):
         if at is not None:
             node[field] = timestamp(at)
+    return node
+
+
+def _spelled(parameters: Overrides) -> CommentedMap:
+    node = CommentedMap()
+    for field in ("allow", "deny"):
+        if names := sorted(getattr(parameters, field)):
+            node[field] = names
+    if parameters.max:
+        node["max"] = dict(parameters.max)
+    for field in ("media", "unknown_fields"):
+        if (value := getattr(parameters, field)) is not None:
+            node[field] = value.value
     return node
 
 
@@ -200,6 +220,15 @@ def _number(value: object) -> int:
     return value
 
 
+def _parameters(value: object) -> Overrides:
+    try:
+        return overrides_of(ParametersConfig.model_validate(value))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
+
+
 def read_limit(value: object) -> int:
     """Return the tokens of `4096` or `32k`; ValueError when that is none, or nothing."""
     tokens = parse_tokens(value)
@@ -233,6 +262,7 @@ _FIELDS: Final[Mapping[str, tuple[str, Callable[[object], object]]]] = {
     "max_context": ("max_context_tokens", read_limit),
     "max_output": ("max_output_tokens", read_limit),
     "priority": ("priority", _number),
+    "parameters": ("parameters", _parameters),
     "created": ("created_s", _time),
     "expires": ("expires_s", _time),
     "revoked": ("revoked_s", _time),

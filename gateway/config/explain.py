@@ -80,7 +80,7 @@ def explain(error: ErrorDetails) -> Remark:
 # The codes that the units and sections raise themselves.
 _OWN: Final = frozenset(
     ["needs_unit", "bad_duration", "bad_size", "bad_tokens", "bad_address", "bad_url"]
-    + ["bad_socket", "one_of", "empty", "too_small"]
+    + ["bad_socket", "one_of", "empty", "too_small", "bad_parameter"]
 )
 
 

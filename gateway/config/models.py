@@ -26,6 +26,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from gateway.config.limits import LimitsConfig, TimeoutsConfig
+from gateway.config.parameters import ParametersConfig, PrefixCache
 from gateway.config.supervision import LaunchConfig, Remedy, RestartConfig, SupervisionConfig
 from gateway.config.units import (
     Address,
@@ -189,6 +190,12 @@ class PoolConfig(Section):
     endpoints: tuple[Endpoint, ...] | None = setting(
         None, "Endpoints it serves. Default: what the backends say."
     )
+    parameters: ParametersConfig = setting({}, "What requests to this pool may ask for.")
+    prefix_cache: PrefixCache = setting(
+        "shared",
+        "shared: all tenants. per_tenant: each has its own, by a salt, and `cached_tokens` is hidden:"
+        " nobody can find out what another tenant has asked.",
+    )
     queue: QueueConfig = setting({}, "What may wait for a free place.")
     kv: KvConfig = setting({}, "When a KV cache counts as full.")
     slo: SloConfig = setting({}, "What clients should see.")
@@ -284,6 +291,9 @@ class Config(Section):
     pools: dict[ModelName, PoolConfig] = Field(
         min_length=1, description="Pools of backends by the model name that clients use."
     )
+    parameters: ParametersConfig = setting(
+        {}, "What requests may ask for, in all pools. See `vllm-gateway config policy`."
+    )
     limits: LimitsConfig = setting({}, "Bounds of what one client may make us hold.")
     timeouts: TimeoutsConfig = setting({}, "Deadlines of each step.")
     health: HealthConfig = setting({}, "How backends are watched.")
@@ -312,7 +322,9 @@ __all__ = [
     "LogFormat",
     "LogLevel",
     "OverflowPolicy",
+    "ParametersConfig",
     "PoolConfig",
+    "PrefixCache",
     "QueueConfig",
     "RestartConfig",
     "Section",

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from fnmatch import fnmatchcase
-from functools import lru_cache
 
 import msgspec
+
+from gateway.core.asked import NOTHING_ASKED, Asked
+from gateway.core.asked import Caller as Caller
 
 
 class Endpoint(Enum):
@@ -105,29 +106,6 @@ class UsageSource(Enum):
     ESTIMATED = "estimated"  # the prompt by its size, stream events counted
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who asks: one authenticated key. `models` are globs over the names clients use."""
-
-    key_id: str
-    name: str
-    tenant: str
-    priority: int = 0
-    models: tuple[str, ...] = ("*",)
-    max_context_tokens: int | None = None
-    max_output_tokens: int | None = None
-    expires_at_s: float | None = None  # wall time, seconds since the epoch
-
-    def may_use(self, model: str) -> bool:
-        """Whether a model or adapter name matches one of the caller's globs (case matters)."""
-        return _matches(self.models, model)
-
-
-@lru_cache(maxsize=4096)
-def _matches(patterns: tuple[str, ...], name: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
 class Call(msgspec.Struct, frozen=True):
     """What is asked: the few fields of a request body that the gateway looks at, and the body itself.
 
@@ -152,6 +130,7 @@ class Call(msgspec.Struct, frozen=True):
     affinity: str | None = None
     content_type: bytes = b"application/json"
     model_at: tuple[int, int] | None = None  # of a form, whose beginning `body` is: its value
+    asked: Asked = NOTHING_ASKED
 
     @property
     def hides_usage(self) -> bool:
@@ -169,6 +148,7 @@ class Route:
     adapter: str | None = None  # set when the name is a LoRA adapter
     window_tokens: int | None = None  # the smallest of the backends' and the pool's `max_context`
     engine_tokens: int | None = None  # the smallest of the backends'
+    tenants_apart: bool = False  # each tenant has a prefix cache of its own
 
 
 class Demand(msgspec.Struct, frozen=True):
@@ -397,7 +377,7 @@ class RequestRecord(msgspec.Struct, gc=False):
     """What one request learned about itself. The handler owns it; `observe.ledger` settles it once."""
 
     id: str
-    endpoint: Endpoint | None  # None: refused before there was one
+    endpoint: Endpoint
     received_at: float
     caller: Caller | None = None
     model: str | None = None  # as asked, only once it is known to exist

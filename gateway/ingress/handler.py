@@ -56,7 +56,6 @@ from gateway.ingress.answers import (
     watch_over,
 )
 from gateway.ingress.downstream import Downstream
-from gateway.ingress.early import Early
 from gateway.ingress.heads import trace_lines
 from gateway.ingress.settings import Settings
 from gateway.observe.ledger import Ledger
@@ -67,6 +66,7 @@ from gateway.upstream.client import Client, Outgoing
 from gateway.upstream.relay import Relay
 from gateway.upstream.reply import Reply
 from gateway.wire.calls import form_call, parse_call, upstream_body
+from gateway.wire.parameters import judge
 from gateway.wire.replies import error_body, error_headers, fault_of
 
 log = logging.getLogger("gateway.handler")
@@ -84,7 +84,6 @@ class Handler:
     gate: Gate
     catalogs: Catalogs
     live: set[Downstream]
-    early: Early
     draining: bool = False
 
     async def handle(self, down: Downstream) -> None:  # noqa: PLR0915 - the story, in one piece
@@ -123,6 +122,7 @@ class Handler:
             route = self.catalog().resolve(call, caller)
             record.model, record.pool, record.adapter = route.requested, route.pool, route.adapter
             record.stream = call.stream
+            judge(call.asked, settings.policies.of(route.pool, caller.parameters))
             demand = bound(call, route=route, caller=caller)
             if demand is None:
                 demand = await self._count(settings, call, route, caller)
@@ -272,6 +272,7 @@ class Handler:
             served_model=backend.served_name(ask.route),
             inject_usage=call.hides_usage,
             max_new_tokens=ask.demand.max_new_tokens,
+            salt=self.settings.salt(ask),
         )
         trace = trace_lines(down.trace) if down.trace else b""
         return Outgoing(
@@ -326,9 +327,6 @@ class Handler:
             record.shed_reason = error.shed_reason
             if ask is not None:
                 self.gate.shed(ask, error, down.id, record.backend_id)
-        if ask is None:
-            line = ("POST", down.spec.path.decode())
-            self.early.keep(error, down.id, line, record.caller)
         if down.started and not down.response_complete and not down.gone:
             down.tell(fault_of(error))
         elif not down.started and not down.gone:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from gateway.access.counters import PromptCounters
 from gateway.access.keys import KeyRing, OpenRing
+from gateway.access.salt import salt_for
 from gateway.access.tokens import Asker
 from gateway.config.models import Config
+from gateway.config.parameters import Policies
+from gateway.core.endpoints import NO_ENGINE
+from gateway.core.types import Ask
 from gateway.ingress import descriptors
 from gateway.ingress.connections import Connections, Waited
 from gateway.pools.table import Backend
@@ -30,6 +35,13 @@ class Settings:
     keys: KeyRing | OpenRing
     counters: PromptCounters
     patience: Patience
+    policies: Policies
+
+    def salt(self, ask: Ask) -> Callable[[str | None], str] | None:
+        """Return what makes the salt of a prefix cache that tenants do not share; None if they do."""
+        if not ask.route.tenants_apart or ask.call.endpoint in NO_ENGINE:
+            return None
+        return partial(salt_for, self.keys.salting, ask.caller.tenant)
 
 
 def settings_for(
@@ -53,6 +65,7 @@ def settings_for(
     return Settings(
         config=config,
         keys=keys,
+        policies=Policies(config),
         counters=PromptCounters(
             config.pools,
             open_asker,

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.config.models import PoolConfig
+from gateway.config.models import PoolConfig, PrefixCache
 from gateway.core.errors import EndpointNotServed, ModelNotFound
 from gateway.core.types import Call, Caller, Endpoint, Phase, Route
 from gateway.pools.table import Backend, PoolTable
@@ -172,6 +172,7 @@ def _route(
         adapter=adapter,
         window_tokens=min(capped, default=None),
         engine_tokens=min(told, default=None),
+        tenants_apart=config.prefix_cache is PrefixCache.PER_TENANT,
     )
 
 

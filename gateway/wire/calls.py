@@ -6,7 +6,7 @@ values of all other fields are still the client's own bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -18,10 +18,11 @@ from gateway.core.errors import RequestError, UnsupportedMediaType
 from gateway.core.types import Call, Dialect, Endpoint
 from gateway.wire.forms import FormReader
 from gateway.wire.frames import is_given
-from gateway.wire.peek import Peek, fields_of, peek
+from gateway.wire.measures import Measure
+from gateway.wire.objects import fields_of
+from gateway.wire.peek import Peek, peek
 from gateway.wire.prompts import prompts_of, truncates
 
-MAX_CHOICES: Final = 128  # Source: OpenAI reference, `n`
 COMPLETIONS_MAX_TOKENS: Final = 16  # when none is stated. Source: OpenAI reference; so in vLLM
 
 
@@ -97,11 +98,11 @@ def parse_call(spec: EndpointSpec, body: bytes, content_type: bytes = b"applicat
     if not seen.model:
         raise _missing_model()
     endpoint = spec.endpoint
-    if endpoint is Endpoint.RESPONSES:
-        _check_stateless(seen)
     limit, limit_field = _limit(spec, seen)
-    prompts = prompts_of(endpoint, seen, body)
+    measure = Measure(endpoint, body)
+    prompts = prompts_of(measure, seen, body)
     usage_on_request = _usage_on_request(spec.dialect)
+    choices = _choices(seen.n) if usage_on_request else 1
     options = seen.stream_options
     return Call(
         endpoint=endpoint,
@@ -111,13 +112,14 @@ def parse_call(spec: EndpointSpec, body: bytes, content_type: bytes = b"applicat
         body=body,
         max_new_tokens=limit,
         max_new_field=limit_field,
-        choices=_choices(seen.n) * prompts.count if usage_on_request else 1,
+        choices=choices * prompts.count if usage_on_request else 1,
         longest_ratio=prompts.longest_ratio,
         wants_usage=not usage_on_request or (options is not None and options.include_usage is True),
         text_bytes=prompts.text_bytes,
         prompt_token_ids=prompts.ids,
         truncates_prompt=truncates(endpoint, seen),
         content_type=content_type,
+        asked=measure.asked(choices=choices, prompts=prompts.count, prompts_field=prompts.field),
     )
 
 
@@ -142,38 +144,41 @@ def form_call(spec: EndpointSpec, form: FormReader, body: bytes, content_type: b
 
 
 def upstream_body(
-    call: Call, *, served_model: str, inject_usage: bool, max_new_tokens: int | None = None
+    call: Call,
+    *,
+    served_model: str,
+    inject_usage: bool,
+    max_new_tokens: int | None = None,
+    salt: Callable[[str | None], str] | None = None,
 ) -> bytes:
     """Return the body for the backend: `call.body` itself when nothing must change.
 
-    Responses are not kept upstream: `store: true` becomes false, as in a vLLM without its store.
+    `salt` makes the salt of the prefix cache out of the client's own one.
     """
     body = call.body
     renames = served_model != call.model
     if call.model_at is not None:
         start, end = call.model_at
         return body[:start] + served_model.encode() + body[end:] if renames else body
-    responses = call.endpoint is Endpoint.RESPONSES
     adds_usage = (
         inject_usage and call.stream and not call.wants_usage and _usage_on_request(call.dialect)
     )
     limit_field = None
     if max_new_tokens is not None and max_new_tokens != call.max_new_tokens:
         limit_field = call.max_new_field or _STANDARD_LIMIT.get(call.endpoint)
-    if not (renames or adds_usage or limit_field or responses):
+    if not (renames or adds_usage or limit_field or salt):
         return body
     fields = fields_of(body)
-    stores = responses and bytes(fields.get("store", b"")) == b"true"
     if renames:
         fields["model"] = _encoded(served_model)
     if adds_usage:
         fields["stream_options"] = _with_usage(fields.get("stream_options", Raw()))
     if limit_field:
         fields[limit_field] = _encoded(max_new_tokens)
-    if stores:
-        fields["store"] = Raw(b"false")
-    changed = renames or adds_usage or limit_field or stores
-    return msgspec.json.encode(fields) if changed else body
+    if salt:
+        own = fields.get("cache_salt", Raw())
+        fields["cache_salt"] = _encoded(salt(msgspec.json.decode(own) if is_given(own) else None))
+    return msgspec.json.encode(fields)
 
 
 _STANDARD_LIMIT: Final = {spec.endpoint: spec.limits[0] for spec in _ALLOWED if spec.limits}
@@ -194,22 +199,6 @@ def _missing_model() -> RequestError:
         param="model",
         code="missing_required_parameter",
     )
-
-
-def _check_stateless(seen: Peek) -> None:
-    if seen.background:
-        raise RequestError(
-            "`background` is not supported: responses are not stored here.",
-            param="background",
-            code="unsupported_parameter",
-        )
-    if is_given(seen.previous_response_id):
-        raise RequestError(
-            "The previous response was not found: responses are not stored here. "
-            "Send the whole conversation as `input`.",
-            param="previous_response_id",
-            code="previous_response_not_found",
-        )
 
 
 def _limit(spec: EndpointSpec, seen: Peek) -> tuple[int | None, str | None]:
@@ -233,12 +222,6 @@ def _choices(n: int | None) -> int:
     if n < 1:
         raise RequestError(
             f"`n` must be at least 1, got {n}.", param="n", code="integer_below_min_value"
-        )
-    if n > MAX_CHOICES:
-        raise RequestError(
-            f"`n` must be at most {MAX_CHOICES}, got {n}.",
-            param="n",
-            code="integer_above_max_value",
         )
     return n
 

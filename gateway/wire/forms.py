@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Final
 
 from gateway.core.errors import RequestError, UnsupportedMediaType
-from gateway.wire.peek import DENIED_FIELDS
+from gateway.wire.table import REFUSED_IN_FORMS
 
 MAX_PARTS: Final = 128
 MAX_PART_HEAD_BYTES: Final = 8 * 1024
@@ -155,7 +155,7 @@ class FormReader:
         return True
 
     def _check_part(self, name: str) -> None:
-        if name in DENIED_FIELDS:
+        if name in REFUSED_IN_FORMS:
             raise RequestError(
                 f"`{name}` is not accepted here. Leave it out.",
                 param=name,

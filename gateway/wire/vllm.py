@@ -19,7 +19,7 @@ from gateway.core.endpoints import PAIRED
 from gateway.core.types import Call, Endpoint, LoadSample, ServedModel
 from gateway.wire.calls import ENDPOINTS
 from gateway.wire.frames import is_given
-from gateway.wire.peek import fields_of
+from gateway.wire.objects import fields_of
 from gateway.wire.prompts import TOOLS_GROWTH
 
 MAX_METRICS_BYTES: Final = 4 * 1024 * 1024

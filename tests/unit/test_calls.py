@@ -10,7 +10,8 @@ import pytest
 from gateway.core.errors import RequestError, UnsupportedMediaType
 from gateway.core.types import Call, Dialect, Endpoint
 from gateway.wire.calls import ENDPOINTS, parse_call, upstream_body
-from gateway.wire.peek import DENIED_FIELDS
+from gateway.wire.parameters import effective, judge
+from gateway.wire.table import REFUSED_IN_FORMS
 
 CHAT = ENDPOINTS[b"/v1/chat/completions"]
 COMPLETIONS = ENDPOINTS[b"/v1/completions"]
@@ -36,7 +37,7 @@ def responses(**fields: object) -> Call:
 def refused(spec, body, content_type=b"application/json") -> RequestError:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     with pytest.raises(RequestError) as caught:
-        parse_call(spec, data, content_type)
+        judge(parse_call(spec, data, content_type).asked, effective([]))
     assert caught.value.code
     return caught.value
 
@@ -258,14 +259,13 @@ def test_names_written_with_escapes_are_the_same_names():
     assert refused(CHAT, b'{"model": "m", "chat_templat\\u0065": "x"}').param == "chat_template"
 
 
-def test_of_a_field_given_twice_the_last_counts_as_it_does_upstream():
-    call = parse_call(CHAT, b'{"model": "a", "model": "b", "messages": []}')
-    assert call.model == "b"
-    assert json.loads(upstream_body(call, served_model="c", inject_usage=False))["model"] == "c"
+def test_a_field_given_twice_is_refused():
+    error = refused(CHAT, b'{"model": "a", "model": "b", "messages": []}')
+    assert (error.param, error.code) == ("model", "duplicate_key")
 
 
 @pytest.mark.parametrize("spec", [s for s in ENDPOINTS.values() if not s.multipart])
-@pytest.mark.parametrize("field", DENIED_FIELDS)
+@pytest.mark.parametrize("field", sorted(REFUSED_IN_FORMS))
 def test_fields_that_reach_into_the_engine_are_refused_everywhere(spec, field):
     error = refused(spec, {"model": "m", field: {"secret": 1}})
     assert error.param == field
@@ -279,8 +279,9 @@ def test_a_template_hidden_in_the_templates_arguments_is_refused():
 
 
 def test_fields_of_vllm_that_are_not_ours_to_judge_pass():
-    chat(priority=1, request_id="x", cache_salt="s", vllm_xargs={"a": 1}, user="u", top_k=5,
-         structured_outputs={"json": {}}, min_p=0.1, unknown={"x": [1]})  # fmt: skip
+    call = chat(cache_salt="s", user="u", top_k=5, structured_outputs={"json": {}}, min_p=0.1,
+                unknown={"x": [1]})  # fmt: skip
+    judge(call.asked, effective([]))
 
 
 @pytest.mark.parametrize(
@@ -293,7 +294,6 @@ def test_fields_of_vllm_that_are_not_ours_to_judge_pass():
         {"image_url": "data:"},
         {"type": "something new"},
         {"type": "tool_result", "content": [{"type": "image", "source": {}}]},
-        5,
     ],
 )
 def test_parts_that_are_no_text_have_no_size_that_bounds_their_tokens(part):
@@ -307,7 +307,7 @@ def test_an_escaped_type_is_no_way_around():
     body = b'{"model":"m","messages":[{"content":[{"type":"image\\u005furl"}]}]}'
     assert parse_call(CHAT, body).text_bytes is None
     body = b'{"model":"m","messages":[{"content":[{"type":"image\\u005fembeds"}]}]}'
-    assert refused(CHAT, body).param == "image_embeds"
+    assert refused(CHAT, body).param == "messages[0].content[0].image_embeds"
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,8 @@ def test_deep_nests_of_parts_are_not_followed_for_ever():
     part: dict[str, object] = {"type": "text"}
     for _ in range(20):
         part = {"type": "tool_result", "content": [part]}
-    assert chat(messages=[{"role": "user", "content": [part]}]).text_bytes is None
+    body = {"model": "m", "messages": [{"role": "user", "content": [part]}]}
+    assert "nested" in refused(CHAT, body).message
 
 
 @pytest.mark.parametrize("value", [-1, 100])
@@ -374,7 +375,6 @@ def test_responses_with_items_are_text_only_when_their_parts_are():
     assert responses(input=[text]).text_bytes is not None
     assert responses(input=[text, image]).text_bytes is None
     assert responses(input=[text, result]).text_bytes is None
-    assert responses(input=[5]).text_bytes is None
     assert responses(input=[{"type": "function_call_output", "output": "5"}]).text_bytes is not None
 
 
@@ -466,6 +466,11 @@ def test_a_clamp_means_nothing_to_an_endpoint_without_output():
     assert upstream_body(call, served_model="m", inject_usage=False, max_new_tokens=3) is call.body
 
 
-def test_responses_are_never_stored_upstream():
-    out = json.loads(upstream_body(responses(store=True), served_model="m", inject_usage=False))
-    assert out["store"] is False
+@pytest.mark.parametrize("store", [True, 1, "true", "1", "on"])
+def test_responses_are_not_stored_and_who_asks_for_it_hears_so(store):
+    assert refused(RESPONSES, {"model": "m", "input": "hi", "store": store}).param == "store"
+
+
+@pytest.mark.parametrize("store", [False, 0, "false", None])
+def test_who_wants_nothing_stored_is_served(store):
+    assert responses(store=store).model == "m"

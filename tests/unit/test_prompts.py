@@ -7,7 +7,7 @@ import pytest
 from gateway.core.errors import RequestError
 from gateway.core.types import Endpoint
 from gateway.wire.calls import ENDPOINTS, parse_call
-from gateway.wire.prompts import MAX_CONVERSATIONS, MAX_INPUTS
+from gateway.wire.parameters import effective, judge
 
 CHAT = "/v1/chat/completions"
 BATCH = "/v1/chat/completions/batch"
@@ -84,17 +84,17 @@ def test_cohere_cuts_a_text_unless_it_is_asked_not_to():
 @pytest.mark.parametrize(
     ("path", "field", "items", "most"),
     [
-        (BATCH, "messages", [said("a")], MAX_CONVERSATIONS),
-        ("/v1/embeddings", "input", [said("a")], MAX_CONVERSATIONS),
-        ("/v2/embed", "texts", ["a"], MAX_INPUTS),
-        ("/v2/embed", "images", ["a"], MAX_CONVERSATIONS),
-        ("/classify", "input", ["a"], MAX_INPUTS),
+        (BATCH, "messages", [said("a")], 1024),
+        ("/v1/embeddings", "input", [said("a")], 2048),
+        ("/v2/embed", "texts", ["a"], 2048),
+        ("/v2/embed", "images", ["data:a"], 2048),
+        ("/classify", "input", ["a"], 2048),
     ],
 )
 def test_too_many_prompts_are_refused(path, field, items, most):
-    call(path, **{field: items * most})
+    judge(call(path, **{field: items * most}).asked, effective([]))
     with pytest.raises(RequestError) as caught:
-        call(path, **{field: items * (most + 1)})
+        judge(call(path, **{field: items * (most + 1)}).asked, effective([]))
     assert caught.value.param == field
     assert str(most) in caught.value.message
 

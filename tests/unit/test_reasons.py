@@ -32,7 +32,6 @@ from gateway.core.types import (
     Scraped,
     ServedModel,
 )
-from gateway.ingress.early import Early
 from gateway.ingress.routes import Readiness
 from gateway.observe.metrics import Metrics, Readings
 from gateway.ops.api import admin_app
@@ -91,7 +90,6 @@ class Desk:
             loaded=lambda: self.loaded,
             ready=lambda: Readiness(True, (("accepting", not self.draining, ""),)),
             deciding=Deciding(self.gate, Catalogs(self.table), lambda: self.ring),
-            early=Early(lambda record: None, self.clock),
             orders=orders(self.table, self.clock, self.loaded.config),
             file=file,
         )

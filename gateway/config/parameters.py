@@ -1,0 +1,119 @@
+"""Settings of the parameter policy: what of the table in `wire.parameters` is different here.
+
+The same section stands at the top (all pools), in a pool and in a key's record; the narrowest that
+names a parameter decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Final
+
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+from gateway.config.units import Section, setting
+from gateway.core.asked import Media, Overrides, UnknownFields
+from gateway.wire.parameters import Policy, effective
+from gateway.wire.table import TABLE, Rule
+
+if TYPE_CHECKING:
+    from gateway.config.models import Config
+
+
+class PrefixCache(Enum):
+    """Who shares the prefix cache of an engine."""
+
+    SHARED = "shared"
+    PER_TENANT = "per_tenant"
+
+
+_ALLOWABLE: Final = [row.name for row in TABLE.values() if row.rule in (Rule.DENY, Rule.MAX)]
+_COUNTED: Final = [row.name for row in TABLE.values() if row.rule is Rule.MAX]
+
+
+def _known(name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        close = get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else "see `vllm-gateway config policy`"
+        raise PydanticCustomError(
+            "bad_parameter",
+            "{name} is no parameter that this can change; {hint}",
+            {"name": name[:64], "hint": hint},
+        )
+
+
+def check_allow(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names when each is a row that can be allowed; ValueError otherwise."""
+    for name in names:
+        _known(name, _ALLOWABLE)
+    return tuple(names)
+
+
+def check_max(limits: Mapping[str, int]) -> dict[str, int]:
+    """Return the limits when each is of a row with a number; ValueError otherwise."""
+    for name in limits:
+        _known(name, _COUNTED)
+    return dict(limits)
+
+
+class ParametersConfig(Section):
+    """Changes to the table that `vllm-gateway config policy` prints."""
+
+    allow: Annotated[tuple[str, ...], AfterValidator(check_allow)] = setting(
+        (), "Rows of the table that pass here: priority, content.uuid, n, ..."
+    )
+    deny: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = setting(
+        (), "Fields that are refused here, known or not: tools, logprobs, ..."
+    )
+    max: Annotated[dict[str, Annotated[int, Field(ge=0)]], AfterValidator(check_max)] = setting(
+        {}, "Other limits than the table's, by row: {n: 8, tools: 64}."
+    )
+    media: Media | None = setting(
+        None,
+        "Addresses of images, audio and video: public (data: and public hosts), data (data: only) or"
+        " any. Default: public.",
+    )
+    unknown_fields: UnknownFields | None = setting(
+        None, "Fields that no API knows: pass (they are counted) or refuse. Default: pass."
+    )
+
+
+def overrides_of(section: ParametersConfig) -> Overrides:
+    """Return a section as the policy takes it."""
+    return Overrides(
+        allow=frozenset(section.allow),
+        deny=frozenset(section.deny),
+        max=tuple(section.max.items()),
+        media=section.media,
+        unknown_fields=section.unknown_fields,
+    )
+
+
+_MADE_MOST: Final = 10_000
+
+
+class Policies:
+    """The policy of every pool, and of every key that changes it. Made anew with each configuration."""
+
+    def __init__(self, config: Config) -> None:
+        everywhere = ("parameters", overrides_of(config.parameters))
+        self._layers = {
+            name: [everywhere, (f"pools.{name}.parameters", overrides_of(pool.parameters))]
+            for name, pool in config.pools.items()
+        }
+        self._made: dict[tuple[str, Overrides | None], Policy] = {}
+
+    def of(self, pool: str, key: Overrides | None) -> Policy:
+        """Return the policy for a pool's requests by a key with these overrides."""
+        policy = self._made.get((pool, key))
+        if policy is None:
+            if len(self._made) >= _MADE_MOST:
+                self._made.clear()  # keys come and go with the keys file
+            layers = self._layers[pool]
+            if key is not None:
+                layers = [*layers, ("the key's parameters", key)]
+            policy = self._made[pool, key] = effective(layers)
+        return policy

@@ -1,0 +1,268 @@
+"""What messages, inputs and documents hold: text only or more, and what of it the policy limits.
+
+Whatever vLLM reads as a list of parts is gone through here, in every shape that it takes: messages,
+lists of messages, single inputs, Anthropic blocks inside blocks. What is neither text nor a part is
+refused, because it cannot be checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from gateway.core.asked import Fact, Media
+from gateway.core.errors import RequestError
+from gateway.core.types import Endpoint
+from gateway.wire.addresses import kind_of_address
+from gateway.wire.objects import begins, fields_once, items_of, objects_once
+from gateway.wire.parameters import media_fact
+from gateway.wire.table import TABLE
+
+# Where an endpoint has content. Source: the request models of vLLM 0.32.
+_ALL: Final = (
+    "messages", "system", "input", "inputs", "images", "previous_input_messages", "query", "queries",
+    "documents", "items", "text_1", "text_2", "data_1", "data_2", "data",
+)  # fmt: skip
+_CARRIERS: Final[Mapping[Endpoint, frozenset[str]]] = {
+    # Their `documents` are plain texts for the template.
+    Endpoint.CHAT: frozenset({"messages"}),
+    Endpoint.CHAT_BATCH: frozenset({"messages"}),
+    Endpoint.COMPLETIONS: frozenset(),
+}
+_ANY: Final = frozenset(_ALL)
+CONTENT_FIELDS: Final = _ANY
+
+# Parts whose tokens their own bytes bound: OpenAI chat, Responses and Anthropic names together.
+_TEXT_PARTS: Final = frozenset(
+    {
+        "text",
+        "refusal",
+        "thinking",
+        "redacted_thinking",
+        "tool_use",
+        "tool_result",
+        "tool_reference",
+        "tool_addition",
+        "tool_removal",
+        "input_text",
+        "output_text",
+        "summary_text",
+        "reasoning_text",
+    }
+)
+_TEXT_TYPES: Final = frozenset(b'"%b"' % each.encode() for each in _TEXT_PARTS)
+_EMBEDS: Final = frozenset(TABLE["content.embeds"].fields)
+_URLS: Final = frozenset({"image_url", "audio_url", "video_url", "file_url"})
+_SPECIAL: Final = _EMBEDS | _URLS | {"uuid", "source", "file", "content", "output"}
+_MAX_NESTING: Final = (
+    8  # parts inside parts: a tool's result holds blocks, a document holds content
+)
+_QUOTE, _LIST, _OBJECT, _NULL = b'"[{n'
+_TEXT: Final = msgspec.json.Decoder(str)
+
+
+class _Message(msgspec.Struct):
+    """A message or input item: vLLM reads media of its content only."""
+
+    content: Raw = Raw()
+    output: Raw = Raw()
+
+
+_MESSAGES: Final = msgspec.json.Decoder(list[_Message])
+
+
+def has_content(endpoint: Endpoint, field: str) -> bool:
+    """Whether a field of an endpoint holds messages, inputs or documents."""
+    return field in _CARRIERS.get(endpoint, _ANY)
+
+
+def scan(field: str, raw: Raw, facts: list[Fact]) -> bool:
+    """Go through a field's content: note what the policy limits, say whether it surely is text only.
+
+    Raises:
+        RequestError: 400; something is neither text nor a part, or a key comes twice.
+    """
+    first = begins(raw)
+    if field == "system":  # blocks, without a message around them
+        return _content(raw, field, facts, 0)
+    if first == _LIST:
+        return _messages(field, raw, facts)
+    if first == _OBJECT:
+        return _message(fields_once(raw, field), field, facts)
+    if first == _NULL or (first == _QUOTE and field != "messages"):
+        return True
+    raise _unclear(field)
+
+
+def _messages(path: str, raw: Raw, facts: list[Fact], depth: int = 0) -> bool:
+    try:
+        messages = _MESSAGES.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return _mixed(path, raw, facts, depth)
+    plain, texts = True, 0
+    for index, message in enumerate(messages):
+        content, output = message.content, message.output
+        if len(content):
+            if begins(content) in (_QUOTE, _NULL):
+                texts += 1
+            else:
+                plain = _content(content, f"{path}[{index}].content", facts, 0) and plain
+        if len(output):
+            plain = _content(output, f"{path}[{index}].output", facts, 0) and plain
+    # Names that come twice in a message show in these counts, unless another message lacks them; then
+    # gateway and engine read the same value, the last.
+    data, count = bytes(raw), len(messages)
+    if data.count(b'"role"') > count or (texts == count and data.count(b'"content"') > count):
+        objects_once(raw, path)
+    return plain
+
+
+def _mixed(path: str, raw: Raw, facts: list[Fact], depth: int) -> bool:
+    """Go through a list of texts, token ids, or lists of those or of messages."""
+    plain = True
+    if b"{" not in bytes(raw) and path not in ("images", "messages"):
+        return plain
+    for index, item in enumerate(items_of(raw)):
+        place, first = f"{path}[{index}]", begins(item)
+        if path == "images":
+            _address(item, place, facts)
+            plain = False
+        elif first == _LIST and depth < 2:
+            plain = _messages(place, item, facts, depth + 1) and plain
+        elif first == _OBJECT:
+            plain = _message(fields_once(item, place), place, facts) and plain
+        elif path.startswith("messages") or first not in b'"-0123456789':
+            raise _unclear(place)
+    return plain
+
+
+def _message(message: Mapping[str, Raw], path: str, facts: list[Fact]) -> bool:
+    plain = True
+    for name in ("content", "output"):
+        if name in message:
+            plain = _content(message[name], f"{path}.{name}", facts, 0) and plain
+    return plain
+
+
+def _content(raw: Raw, path: str, facts: list[Fact], depth: int) -> bool:
+    """Go through the value of a content: text, a part, or a list of both."""
+    first = begins(raw)
+    if first in (_QUOTE, _NULL):
+        return True
+    if depth > _MAX_NESTING:
+        raise RequestError(
+            f"`{path}` is nested more than {_MAX_NESTING} deep.", param=path, code="invalid_type"
+        )
+    if first == _OBJECT:
+        return _part(fields_once(raw, path), path, facts, depth)
+    if first != _LIST:
+        raise _unclear(path)
+    try:
+        parts = objects_once(raw, path)
+    except msgspec.DecodeError:
+        return _mixed_parts(raw, path, facts, depth)
+    plain = True
+    for index, part in enumerate(parts):
+        if bytes(part.get("type", b"")) not in _TEXT_TYPES or not _SPECIAL.isdisjoint(part):
+            plain = _part(part, f"{path}[{index}]", facts, depth) and plain
+    return plain
+
+
+def _mixed_parts(raw: Raw, path: str, facts: list[Fact], depth: int) -> bool:
+    plain = True
+    for index, item in enumerate(items_of(raw)):
+        place, first = f"{path}[{index}]", begins(item)
+        if first == _OBJECT:
+            plain = _part(fields_once(item, place), place, facts, depth) and plain
+        elif first != _QUOTE:
+            raise _unclear(place)
+    return plain
+
+
+def _part(part: Mapping[str, Raw], path: str, facts: list[Fact], depth: int) -> bool:
+    kind = _type_of(part, path)
+    if kind in _EMBEDS:
+        _note(facts, Fact("content.embeds", 1.0, f"{path}.{kind}"))
+    plain = kind in _TEXT_PARTS
+    for name in part.keys() & _SPECIAL:
+        raw, place = part[name], f"{path}.{name}"
+        if name in _EMBEDS:
+            plain = False
+            if kind != name:
+                _note(facts, Fact("content.embeds", 1.0, place))
+        elif begins(raw) == _NULL:
+            continue
+        elif name in _URLS:
+            plain = False
+            _address(raw, place, facts)
+        elif name == "uuid":
+            _note(facts, Fact("content.uuid", 1.0, place))
+        else:
+            plain = _inner(name, raw, place, facts, depth) and plain
+    return plain
+
+
+def _inner(name: str, raw: Raw, path: str, facts: list[Fact], depth: int) -> bool:
+    """Go through what a part holds: other parts, or the source of its media."""
+    first = begins(raw)
+    if name in ("source", "file"):
+        if first != _OBJECT:
+            return first == _QUOTE  # where a search result is from; nothing is fetched
+        source = fields_once(raw, path)
+        for key in ("url", "file_url"):
+            if key in source:
+                _address(source[key], f"{path}.{key}", facts)
+        if "content" in source:
+            _content(source["content"], f"{path}.content", facts, depth + 1)
+        return False
+    if first not in (_QUOTE, _LIST, _OBJECT):
+        raise _unclear(path)
+    return _content(raw, path, facts, depth + 1)
+
+
+def _address(raw: Raw, path: str, facts: list[Fact]) -> None:
+    """Note what kind of address media have: a text, or an object with a `url`."""
+    first = begins(raw)
+    if first == _OBJECT:
+        fields = fields_once(raw, path)
+        if "url" in fields:
+            _address_text(fields["url"], f"{path}.url", facts)
+    else:
+        _address_text(raw, path, facts)
+
+
+def _address_text(raw: Raw, path: str, facts: list[Fact]) -> None:
+    first = begins(raw)
+    if first == _NULL or bytes(memoryview(raw)[:6]) == b'"data:':
+        if first != _NULL:
+            _note(facts, media_fact(Media.DATA, path))
+        return
+    if first != _QUOTE:
+        raise _unclear(path)
+    _note(facts, media_fact(kind_of_address(_TEXT.decode(raw)), path))
+
+
+def _note(facts: list[Fact], fact: Fact) -> None:
+    """Note a fact unless one says as much: of a thousand images the worst address counts."""
+    if not any(each.row == fact.row and each.value >= fact.value for each in facts):
+        facts.append(fact)
+
+
+def _type_of(part: Mapping[str, Raw], path: str) -> str | None:
+    raw = part.get("type")
+    if raw is None or begins(raw) == _NULL:
+        return None
+    if begins(raw) != _QUOTE:
+        raise _unclear(f"{path}.type")
+    return _TEXT.decode(raw)
+
+
+def _unclear(path: str) -> RequestError:
+    return RequestError(
+        f"`{path}` has the wrong type: expected text, or a list of parts.",
+        param=path,
+        code="invalid_type",
+    )

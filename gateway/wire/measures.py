@@ -1,0 +1,331 @@
+"""What a body asks for: its fields, how much of each that the policy limits, what can never be right.
+
+A body of ordinary fields costs one set operation beyond taking it apart. Numbers and switches are
+read as laxly as vLLM's models do, so that no spelling passes here and counts there.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from gateway.core.asked import Asked, Fact
+from gateway.core.endpoints import GENERATES, PAIRED
+from gateway.core.errors import RequestError
+from gateway.core.types import Endpoint
+from gateway.wire.content import CONTENT_FIELDS, has_content, scan
+from gateway.wire.fields import known_fields
+from gateway.wire.objects import begins, fields_once, items_of
+from gateway.wire.parameters import UNLIMITED
+from gateway.wire.schemas import format_facts, schema_facts, structured_facts
+from gateway.wire.table import REFUSED_IN_FORMS, TABLE
+
+_QUOTE, _LIST, _OBJECT, _NULL = b'"[{n'
+_TEXT: Final = msgspec.json.Decoder(str)
+# Source: pydantic's lax booleans, which vLLM's models are read with.
+_OFF: Final = frozenset(["false", "0", "f", "n", "no", "off", "0.0", "-0", "-0.0"])
+_FEW_TOOLS_BYTES: Final = 16_384  # too small to hold more tools than any limit: one has 44 bytes
+# Source: vLLM 0.32's SamplingParams; the highest temperature is ours, far above what makes sense.
+_RANGES: Final[Mapping[str, tuple[float, float]]] = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "top_k": (-1.0, 2.0**31 - 1),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.0, 100.0),
+    "length_penalty": (-100.0, 100.0),
+}
+_SALT: Final = re.compile(r"[^@/\\\x00]{1,128}")
+_LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+
+
+class Measure:
+    """One body, taken apart and measured."""
+
+    __slots__ = ("_facts", "_unknown", "endpoint", "fields", "plain")
+
+    def __init__(self, endpoint: Endpoint, body: bytes) -> None:
+        """Measure a body.
+
+        Raises:
+            RequestError: 400; a key comes twice, or something in it can never be right.
+            msgspec.DecodeError: it is no JSON object.
+        """
+        self.endpoint = endpoint
+        self.fields = fields = fields_once(body)
+        self.plain = True  # its content surely is text
+        self._facts: list[Fact] = []
+        self._unknown = 0
+        for name in fields.keys() - _ORDINARY[endpoint]:
+            self._look_at(name, fields[name])
+
+    def asked(self, *, choices: int, prompts: int = 1, prompts_field: str = "prompt") -> Asked:
+        """Return what it asks for, with the sequences it makes."""
+        facts = self._facts
+        if choices > 1:
+            facts.append(Fact("n", float(choices), "n"))
+            if "use_beam_search" in self.fields and is_on(self.fields["use_beam_search"]):
+                facts.append(Fact("beams", float(choices), "n"))
+        if prompts > 1:
+            row = "prompts" if self.endpoint in GENERATES else "inputs"
+            facts.append(Fact(row, float(prompts), prompts_field))
+            if choices > 1:
+                facts.append(Fact("sequences", float(prompts * choices), "n"))
+        return Asked(tuple(self.fields), tuple(facts), self._unknown)
+
+    def _look_at(self, name: str, raw: Raw) -> None:
+        if begins(raw) == _NULL:
+            return
+        if name in CONTENT_FIELDS and has_content(self.endpoint, name):
+            self.plain = scan(name, raw, self._facts) and self.plain
+        reader = _READERS.get(name)
+        if reader is not None:
+            reader(self, name, raw)
+        if name not in known_fields(self.endpoint):
+            self._unknown += 1
+            if self._unknown == 1:
+                self._facts.append(Fact("unknown", 1.0, _shown(name)))
+
+    def note(self, row: str, value: float, path: str) -> None:
+        """Note a fact."""
+        self._facts.append(Fact(row, value, path))
+
+    # --- readers: each looks at one field that is given ---------------------------------------------
+
+    def _deny(self, name: str, raw: Raw) -> None:
+        if name != "priority" or number_of(raw) != 0:
+            self.note(name, 1.0, name)
+
+    def _template_kwargs(self, name: str, raw: Raw) -> None:
+        if begins(raw) != _OBJECT:
+            raise RequestError(
+                f"`{name}` has the wrong type: expected `object`.", param=name, code="invalid_type"
+            )
+        for key in fields_once(raw, name):
+            if f"{name}.{key}" in TABLE:
+                self.note(f"{name}.{key}", 1.0, f"{name}.{key}")
+
+    def _range(self, name: str, raw: Raw) -> None:
+        value = number_of(raw)
+        if value is None:
+            return  # of no type that vLLM takes
+        least, most = _RANGES[name]
+        if not least <= value <= most:  # nor if it is not a number
+            raise RequestError(
+                f"`{name}` must be between {least:g} and {most:g}.",
+                param=name,
+                code="decimal_below_min_value" if value < least else "decimal_above_max_value",
+            )
+
+    def _logprobs(self, name: str, raw: Raw) -> None:
+        value = number_of(raw)
+        if value is not None:
+            self.note(
+                "prompt_logprobs" if name == "prompt_logprobs" else "logprobs",
+                UNLIMITED if value < 0 or math.isnan(value) else value,
+                name,
+            )
+
+    def _strings(self, name: str, raw: Raw) -> None:
+        row, chars = _STRING_ROWS[name]
+        texts = items_of(raw) if begins(raw) == _LIST else [raw]
+        self.note(row, float(len(texts)), name)
+        self.note(chars, float(max(map(len, texts), default=2) - 2), name)
+
+    def _ids(self, name: str, raw: Raw) -> None:
+        if begins(raw) != _LIST:
+            return
+        items = items_of(raw)
+        self.note(name, float(len(items)), name)
+        for item in items:
+            if (value := number_of(item)) is not None and not 0 <= value < 2**31:
+                raise RequestError(
+                    f"`{name}` holds a token id that is none.", param=name, code="invalid_token_id"
+                )
+
+    def _bias(self, name: str, raw: Raw) -> None:
+        if begins(raw) == _OBJECT:
+            self.note(name, float(len(fields_once(raw, name))), name)
+
+    def _format(self, name: str, raw: Raw) -> None:
+        format_facts(raw, name, self._facts)
+
+    def _structured(self, name: str, raw: Raw) -> None:
+        structured_facts(raw, name, self._facts)
+
+    def _tools(self, name: str, raw: Raw) -> None:
+        if len(raw) > _FEW_TOOLS_BYTES:
+            self.note("tools_bytes", float(len(raw)), name)
+            if begins(raw) == _LIST:
+                self.note("tools", float(len(items_of(raw))), name)
+
+    def _tool_choice(self, name: str, raw: Raw) -> None:
+        """Where a tool is forced, the schemas of the tools are compiled."""
+        tools = self.fields.get("tools")
+        free = bytes(raw) in (b'"auto"', b'"none"')
+        if free or tools is None or begins(tools) != _LIST:
+            return
+        for index, tool in enumerate(items_of(tools)):
+            self._tool_schema(tool, f"tools[{index}]")
+
+    def _tool_schema(self, tool: Raw, path: str) -> None:
+        if begins(tool) != _OBJECT:
+            return
+        fields = fields_once(tool, path)
+        for name in ("parameters", "input_schema"):
+            if name in fields:
+                schema_facts(fields[name], f"{path}.{name}", self._facts)
+        if "function" in fields:
+            self._tool_schema(fields["function"], f"{path}.function")
+
+    def _documents(self, name: str, raw: Raw) -> None:
+        if self.endpoint in PAIRED and begins(raw) == _LIST:
+            self.note("documents", float(len(items_of(raw))), name)
+
+    def _removed(self, name: str, raw: Raw) -> None:
+        raise RequestError(
+            f"`{name}` was removed from vLLM, which would ignore it. Use {_NEW_NAMES[name]}.",
+            param=name,
+            code="unsupported_parameter",
+        )
+
+    def _min_tokens(self, name: str, raw: Raw) -> None:
+        least, most = number_of(raw), self._output_limit()
+        if least is not None and not 0 <= least < UNLIMITED:
+            raise RequestError(f"`{name}` must be at least 0.", param=name, code="integer_below_min_value")  # fmt: skip
+        if least is not None and most is not None and least > most:
+            raise RequestError(
+                f"`{name}` must be at most the output limit of {most:.0f}, got {least:.0f}.",
+                param=name,
+                code="integer_above_max_value",
+            )
+
+    def _ignore_eos(self, name: str, raw: Raw) -> None:
+        if is_on(raw) and self._output_limit() is None:
+            raise RequestError(
+                f"`{name}` needs an output limit: set `max_tokens` too.",
+                param=name,
+                code="missing_required_parameter",
+            )
+
+    def _output_limit(self) -> float | None:
+        limits = [number_of(self.fields[name]) for name in _LIMITS if name in self.fields]
+        given = [limit for limit in limits if limit is not None]
+        if not given and self.endpoint is Endpoint.COMPLETIONS:
+            return 16.0  # Source: OpenAI reference; so in vLLM
+        return given[0] if given else None
+
+    def _best_of(self, name: str, raw: Raw) -> None:
+        choices = number_of(self.fields["n"]) if "n" in self.fields else 1.0
+        if number_of(raw) not in (choices or 1.0, None):
+            raise RequestError(
+                f"`{name}` is not supported unless it equals `n`.",
+                param=name,
+                code="unsupported_parameter",
+            )
+
+    def _salt(self, name: str, raw: Raw) -> None:
+        if begins(raw) != _QUOTE or not _SALT.fullmatch(_TEXT.decode(raw)):
+            raise RequestError(
+                f"`{name}` must be 1 to 128 characters, without @, /, \\ and NUL.",
+                param=name,
+                code="invalid_value",
+            )
+
+    def _stored(self, name: str, raw: Raw) -> None:
+        if self.endpoint is not Endpoint.RESPONSES:
+            return
+        if name in ("background", "store") and not is_on(raw):
+            return
+        code = "unsupported_parameter"
+        if name == "previous_response_id":
+            code = "previous_response_not_found"
+        raise RequestError(
+            f"`{name}` is not supported: responses are not stored here. {_INSTEAD[name]}",
+            param=name,
+            code=code,
+        )
+
+
+_INSTEAD: Final = {
+    "background": "Leave it out and read the answer, or stream it.",
+    "store": "Leave it out, or send `false`.",
+    "previous_response_id": "Send the whole conversation as `input`.",
+    "conversation": "Send the whole conversation as `input`.",
+    "prompt": "Send its text as `instructions` or `input`.",
+}
+_STRING_ROWS: Final = {
+    "stop": ("stop", "stop_chars"),
+    "stop_sequences": ("stop", "stop_chars"),
+    "bad_words": ("bad_words", "bad_word_chars"),
+}
+_NEW_NAMES: Final = {
+    "guided_json": "`response_format` or `structured_outputs.json`",
+    "guided_regex": "`structured_outputs.regex`",
+    "guided_choice": "`structured_outputs.choice`",
+    "guided_grammar": "`structured_outputs.grammar`",
+    "guided_decoding_backend": "`structured_outputs`; the backend is the server's setting",
+    "guided_whitespace_pattern": "`structured_outputs`",
+}
+_Reader = Callable[[Measure, str, Raw], None]
+_READERS: Final[dict[str, _Reader]] = {
+    **dict.fromkeys(REFUSED_IN_FORMS, Measure._deny),
+    **dict.fromkeys(_RANGES, Measure._range),
+    **dict.fromkeys(_NEW_NAMES, Measure._removed),
+    **dict.fromkeys(["logprobs", "top_logprobs", "prompt_logprobs"], Measure._logprobs),
+    **dict.fromkeys(_STRING_ROWS, Measure._strings),
+    **dict.fromkeys(["stop_token_ids", "allowed_token_ids", "logprob_token_ids"], Measure._ids),
+    **dict.fromkeys(["response_format", "text", "output_config", "output_format"], Measure._format),
+    **dict.fromkeys(_INSTEAD, Measure._stored),
+    **dict.fromkeys(TABLE["documents"].fields, Measure._documents),
+    "chat_template_kwargs": Measure._template_kwargs,
+    "logit_bias": Measure._bias,
+    "structured_outputs": Measure._structured,
+    "tools": Measure._tools,
+    "tool_choice": Measure._tool_choice,
+    "min_tokens": Measure._min_tokens,
+    "ignore_eos": Measure._ignore_eos,
+    "best_of": Measure._best_of,
+    "cache_salt": Measure._salt,
+}
+# What needs no look: the known fields without a reader and without content.
+_ORDINARY: Final = {
+    endpoint: known_fields(endpoint)
+    - _READERS.keys()
+    - {field for field in CONTENT_FIELDS if has_content(endpoint, field)}
+    for endpoint in Endpoint
+}
+
+
+def number_of(raw: Raw) -> float | None:
+    """Read a number as laxly as vLLM's models: 7, 7.0, "7", true; None for what is none."""
+    data = bytes(raw)
+    try:
+        return float(data)
+    except ValueError:
+        pass
+    if data in (b"true", b"false"):
+        return float(data == b"true")
+    if data[:1] != b'"':
+        return None
+    try:
+        return float(_TEXT.decode(data))
+    except ValueError:
+        return None
+
+
+def is_on(raw: Raw) -> bool:
+    """Whether a switch is on, as laxly as vLLM's models read it; what is unclear counts as on."""
+    data = bytes(raw)
+    text = _TEXT.decode(data) if data[:1] == b'"' else data.decode()
+    return text != "null" and text.strip().lower() not in _OFF
+
+
+def _shown(name: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in name[:64])

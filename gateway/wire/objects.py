@@ -1,0 +1,130 @@
+"""JSON objects taken apart once: every value keeps its bytes, and no key comes twice.
+
+The decoder keeps the last of two equal keys, as vLLM does; another reader may keep the first. That
+none was dropped is proved by arithmetic where an object is written without spaces, as the SDKs do:
+what is left accounts for every byte of it.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import chain
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw
+
+from gateway.core.errors import RequestError
+
+_OBJECT: Final = msgspec.json.Decoder(dict[str, Raw])
+_OBJECTS: Final = msgspec.json.Decoder(list[dict[str, Raw]])
+_ITEMS: Final = msgspec.json.Decoder(list[Raw])
+_STRING: Final = msgspec.json.Decoder(str)
+_BEFORE_VALUE: Final = re.compile(rb'[ \t\r\n]*("(?:[^"\\]|\\.)*+")[ \t\r\n]*:[ \t\r\n]*')
+_AFTER_VALUE: Final = re.compile(rb"[ \t\r\n]*([,}])")
+
+
+def fields_of(raw: bytes | Raw) -> dict[str, Raw]:
+    """Take an object apart; of names that come twice the last counts.
+
+    Raises:
+        RequestError: 400; nested too deeply (the limit counts the caller's own depth too).
+        msgspec.DecodeError: it is no object.
+    """
+    return _decoded(_OBJECT, raw)  # type: ignore[no-any-return]
+
+
+def fields_once(raw: bytes | Raw, path: str = "") -> dict[str, Raw]:
+    """Take an object apart whose names come once. `path` is where it is in the body.
+
+    Raises:
+        RequestError: 400; a name comes twice, or it is nested too deeply.
+        msgspec.DecodeError: it is no object.
+    """
+    fields: dict[str, Raw] = _decoded(_OBJECT, raw)
+    if _compact_bytes(fields) != len(raw):
+        _check_names(bytes(raw), fields, path)
+    return fields
+
+
+def objects_once(raw: Raw, path: str) -> list[dict[str, Raw]]:
+    """Take a list of objects apart, likewise.
+
+    Of a list with spaces the sizes have to fit, which is no proof: a name may come twice there where
+    spaces elsewhere are left out to match. Engine and gateway then read the same value, the last.
+
+    Raises:
+        RequestError: 400; a name comes twice in one of them, or they are nested too deeply.
+        msgspec.DecodeError: it is no list of objects.
+    """
+    objects: list[dict[str, Raw]] = _decoded(_OBJECTS, raw)
+    names = sum(map(len, objects))
+    # All of `_compact_bytes` at once; spaced as Python's json does it, each name and comma has one more.
+    size = 1 + 2 * len(objects) + 4 * names + _texts_bytes(objects)
+    if len(raw) not in (size, size + 2 * names - 1):
+        for index, (each, fields) in enumerate(zip(items_of(raw), objects, strict=True)):
+            if _compact_bytes(fields) != len(each):
+                _check_names(bytes(each), fields, f"{path}[{index}]")
+    return objects
+
+
+def items_of(raw: Raw) -> list[Raw]:
+    """Take a list apart.
+
+    Raises:
+        RequestError: 400; nested too deeply.
+        msgspec.DecodeError: it is no list.
+    """
+    return _decoded(_ITEMS, raw)  # type: ignore[no-any-return]
+
+
+def begins(raw: Raw) -> int:
+    """Return the first byte of a value, which tells its type."""
+    return memoryview(raw)[0]
+
+
+def _decoded(decoder: msgspec.json.Decoder[Any], raw: bytes | Raw) -> Any:
+    try:
+        return decoder.decode(raw)
+    except RecursionError:
+        raise RequestError("The body is nested too deeply.", code="invalid_json") from None
+
+
+def _compact_bytes(fields: dict[str, Raw]) -> int:
+    """Return how long the object is without spaces, escapes in names and names that come twice."""
+    return 1 + 4 * len(fields) + sum(map(len, fields)) + sum(map(len, fields.values()))
+
+
+def _texts_bytes(objects: list[dict[str, Raw]]) -> int:
+    """Return how long all names and values are."""
+    values = chain.from_iterable(map(dict.values, objects))
+    return sum(map(len, chain.from_iterable(objects))) + sum(map(len, values))
+
+
+def _check_names(data: bytes, fields: dict[str, Raw], path: str) -> None:
+    """Go through the object's text name by name; each value is one we hold, or was dropped."""
+    if not fields:
+        return  # nothing but space between the braces
+    seen: set[str] = set()
+    at = data.find(b"{") + 1
+    while True:
+        before = _BEFORE_VALUE.match(data, at)
+        assert before is not None  # the decoder has read it
+        name = _STRING.decode(before[1])
+        value = fields[name]
+        at = before.end() + len(value)
+        after = _AFTER_VALUE.match(data, at)
+        if name in seen or after is None or not data.startswith(value, before.end()):
+            raise _twice(name, path)
+        if after[1] == b"}":
+            return
+        seen.add(name)
+        at = after.end()
+
+
+def _twice(name: str, path: str) -> RequestError:
+    shown = "".join(char if char.isprintable() else "?" for char in name[:64])
+    where = f"{path}.{shown}" if path else shown
+    return RequestError(
+        f"`{where}` is there twice. Send it once.", param=where, code="duplicate_key"
+    )

@@ -1,0 +1,158 @@
+"""What a schema, pattern or grammar costs its compiler: size, depth, properties, enum values."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw
+
+from gateway.core.asked import Fact
+from gateway.core.errors import RequestError
+from gateway.wire.objects import begins, fields_once, items_of
+from gateway.wire.patterns import pattern_problem
+
+_VALUE: Final = msgspec.json.Decoder()
+_TEXT: Final = msgspec.json.Decoder(str)
+_QUOTE, _LIST, _OBJECT, _NULL = b'"[{n'
+_MOST_READ: Final = 4 * 1024 * 1024  # bytes of a schema that are looked into; no limit is larger
+
+
+def schema_facts(raw: Raw, path: str, facts: list[Fact]) -> None:
+    """Measure one schema, given as an object or as its text.
+
+    Raises:
+        RequestError: 400; a pattern in it cannot be compiled cheaply, or a text is no JSON.
+    """
+    if begins(raw) == _NULL:
+        return
+    facts.append(Fact("schema_bytes", float(len(raw)), path))
+    if len(raw) > _MOST_READ or begins(raw) not in (_QUOTE, _OBJECT):
+        return
+    try:
+        value = _VALUE.decode(raw)
+        if isinstance(value, str):
+            value = _VALUE.decode(value)
+    except (msgspec.DecodeError, RecursionError):
+        raise RequestError(
+            f"`{path}` is not a JSON schema.", param=path, code="invalid_json_schema"
+        ) from None
+    _walk(value, path, facts)
+
+
+def _walk(schema: Any, path: str, facts: list[Fact]) -> None:
+    depth = properties = enum = longest = 0
+    level: list[Any] = [schema]
+    while level:
+        depth += 1
+        below: list[Any] = []
+        for node in level:
+            if isinstance(node, list):
+                below += [each for each in node if isinstance(each, dict | list)]
+                continue
+            if not isinstance(node, dict):
+                continue
+            properties += _length(node.get("properties"), dict)
+            enum += _length(node.get("enum"), list)
+            for pattern in _patterns(node):
+                longest = max(longest, len(pattern))
+                check_pattern(pattern, f"{path}.pattern")
+            below += [each for each in node.values() if isinstance(each, dict | list)]
+        level = below
+    facts += [
+        Fact("schema_depth", float(depth), path),
+        Fact("schema_properties", float(properties), path),
+        Fact("schema_enum", float(enum), path),
+        Fact("pattern_chars", float(longest), path),
+    ]
+
+
+def _length(value: object, kind: type) -> int:
+    return len(value) if isinstance(value, kind) else 0  # type: ignore[arg-type]
+
+
+def _patterns(node: dict[str, Any]) -> list[str]:
+    found = [node["pattern"]] if isinstance(node.get("pattern"), str) else []
+    more = node.get("patternProperties")
+    return found + [*more] if isinstance(more, dict) else found
+
+
+def check_pattern(pattern: str, path: str) -> None:
+    """Refuse a regular expression that is not cheap to compile.
+
+    Raises:
+        RequestError: 400.
+    """
+    if len(pattern) <= _MOST_READ and (problem := pattern_problem(pattern)) is not None:
+        raise RequestError(
+            f"The regular expression in `{path}` is not accepted: {problem}. "
+            "Write it as RE2 takes it, without repetitions inside repetitions.",
+            param=path,
+            code="invalid_pattern",
+        )
+
+
+def structured_facts(raw: Raw, path: str, facts: list[Fact]) -> None:
+    """Measure `structured_outputs`.
+
+    Raises:
+        RequestError: 400; a pattern or schema is not accepted, or a key comes twice.
+    """
+    fields = _object(raw, path)
+    for name in ("json", "schema"):
+        if name in fields:
+            schema_facts(fields[name], f"{path}.{name}", facts)
+    for name in ("grammar", "structural_tag"):
+        if name in fields:
+            grammar_facts(fields[name], f"{path}.{name}", facts)
+    if "regex" in fields and begins(fields["regex"]) == _QUOTE:
+        pattern = _TEXT.decode(fields["regex"])
+        facts.append(Fact("pattern_chars", float(len(pattern)), f"{path}.regex"))
+        check_pattern(pattern, f"{path}.regex")
+    if "choice" in fields and begins(fields["choice"]) == _LIST:
+        count = len(items_of(fields["choice"]))
+        facts.append(Fact("choices", float(count), f"{path}.choice"))
+        facts.append(Fact("schema_bytes", float(len(fields["choice"])), f"{path}.choice"))
+    if begins(fields.get("whitespace_pattern", _NONE)) != _NULL:
+        name = "structured_outputs.whitespace_pattern"
+        facts.append(Fact(name, 1.0, f"{path}.whitespace_pattern"))
+
+
+def format_facts(raw: Raw, path: str, facts: list[Fact]) -> None:
+    """Measure a response format: OpenAI's, Responses' `text.format` or Anthropic's `output_config`.
+
+    Raises:
+        RequestError: 400; a pattern or schema is not accepted, or a key comes twice.
+    """
+    fields = _object(raw, path)
+    for name in ("format", "json_schema"):
+        if name in fields:
+            format_facts(fields[name], f"{path}.{name}", facts)
+    if "schema" in fields:
+        schema_facts(fields["schema"], f"{path}.schema", facts)
+    if "structures" in fields or bytes(fields.get("type", b"")) == b'"structural_tag"':
+        grammar_facts(raw, path, facts)
+
+
+_NONE: Final = Raw(b"null")
+
+
+def grammar_facts(raw: Raw, path: str, facts: list[Fact]) -> None:
+    """Measure a grammar or a structural tag, whose schemas count like any."""
+    if begins(raw) == _NULL:
+        return
+    facts.append(Fact("grammar_bytes", float(len(raw)), path))
+    if len(raw) > _MOST_READ:
+        return
+    value = _VALUE.decode(raw)
+    if isinstance(value, str) and value.lstrip()[:1] == "{":
+        try:
+            value = _VALUE.decode(value)
+        except (msgspec.DecodeError, RecursionError):
+            return  # a grammar may begin so
+    if isinstance(value, dict):
+        _walk(value, path, facts)
+
+
+def _object(raw: Raw, path: str) -> dict[str, Raw]:
+    return fields_once(raw, path) if begins(raw) == _OBJECT else {}
