@@ -179,7 +179,7 @@ def build(
         ledger=ledger,
         clock=clock,
         gate=Gate(table, Chooser(), clock),
-        catalogs=Catalogs(table),
+        catalogs=Catalogs(table, clock),
         live=ingress.live,
     )
     table.on_transition.append(ledger.transition)

@@ -58,7 +58,7 @@ def bound(call: Call, *, route: Route, caller: Caller) -> Demand | None:
         RequestError: more output is asked for than the caller may have (400).
         ContextLengthExceeded: a prompt given as token ids is too long whatever the output (400).
     """
-    window = _window(route, caller)
+    window = window_of(route, caller)
     if window is None or _is_engines(call, window, route):
         return _unchecked(call, window, caller)
     ids, generates = call.prompt_token_ids, call.endpoint in GENERATES
@@ -87,7 +87,7 @@ def settle(
         RequestError: more output is asked for than the caller may have (400).
         ContextLengthExceeded: it does not fit, or the policy does not let its output shrink (400).
     """
-    window = _window(route, caller)
+    window = window_of(route, caller)
     output = _output_tokens(call, caller)
     if window is None or (call.truncates_prompt and not _is_ours(window, route)):
         return Demand(prompt_tokens, not call.truncates_prompt, output)
@@ -105,7 +105,7 @@ def unsettled(call: Call, *, route: Route, caller: Caller, policy: OverflowPolic
         RequestError: more output is asked for than the caller may have (400).
         ContextLengthExceeded: it may be too long for a window that is smaller than the engine's (400).
     """
-    window = _window(route, caller)
+    window = window_of(route, caller)
     if window is None or not _is_ours(window, route) or call.endpoint not in _CHECKED:
         return _unchecked(call, window, caller)
     ids = call.prompt_token_ids
@@ -118,7 +118,7 @@ def _fitted(
     call: Call, demand: Demand, route: Route, caller: Caller, policy: OverflowPolicy
 ) -> Demand:
     """Return the demand as it fits, its output shrunk where that may be; raise where it does not."""
-    window = _window(route, caller) or 0
+    window = window_of(route, caller) or 0
     room, output = window - demand.prompt_tokens, demand.max_new_tokens
     if call.endpoint not in GENERATES:
         if call.endpoint in READS and room < 0:
@@ -144,8 +144,8 @@ def _unchecked(call: Call, window: int | None, caller: Caller) -> Demand:
     return Demand(size if window is None else min(size, window), False, output)
 
 
-def _window(route: Route, caller: Caller) -> int | None:
-    """Return the smaller of the route's window and the caller's."""
+def window_of(route: Route, caller: Caller) -> int | None:
+    """Return the smaller of the route's window and the caller's, in tokens; None while none is known."""
     window, own = route.window_tokens, caller.max_context_tokens
     if window is None or own is None:
         return own if window is None else window
@@ -199,7 +199,7 @@ def _output_tokens(call: Call, caller: Caller) -> int | None:
 
 def _too_long(call: Call, demand: Demand, route: Route, caller: Caller) -> NoReturn:
     """Refuse with the numbers, in the words by which the endpoint's clients know this error."""
-    window = _window(route, caller) or 0
+    window = window_of(route, caller) or 0
     prompt = demand.prompt_tokens
     output = call.max_new_tokens if _states_output(call) else None
     if prompt + (call.endpoint in GENERATES) > window:

@@ -44,13 +44,21 @@ def answer(reply: Reply, call: Call, request_id: str) -> Answer:
     if call.dialect in GENERATES:
         aborted, usage = whole_answer(body)
     elif call.dialect is Dialect.PLAIN:
-        aborted, usage = False, json_usage(body)
+        aborted, usage = False, _plain_usage(reply, body)
     else:
         aborted, usage = whole_event_answer(body, call.dialect)
     if aborted or reply.content_type == b"text/html":
         raise BackendBroke("the backend did not finish the request")
-    content_type = reply.headers.get(b"content-type", b"application/json")
-    return Answer(200, [(b"content-type", content_type)], body, Outcome.OK, usage)
+    headers = reply.passed_headers
+    if not reply.content_type:
+        headers.append((b"content-type", b"application/json"))
+    return Answer(200, headers, body, Outcome.OK, usage)
+
+
+def _plain_usage(reply: Reply, body: bytes) -> Usage | None:
+    """Return the usage that a reply without tokens tells; that of raw vectors is in a header."""
+    told = reply.headers.get(b"metadata")
+    return json_usage(body if told is None else told)
 
 
 def engine_full(reply: Reply, call: Call) -> EngineFull:
@@ -79,6 +87,8 @@ def used(watch: Watch, reply: Reply, record: RequestRecord) -> Usage | None:
     """Return the usage of what was passed on: as the backend told it, else counted by what came."""
     if watch.usage is not None or reply.status >= 400:
         return watch.usage
+    if b"metadata" in reply.headers:
+        return _plain_usage(reply, b"")
     began, demand, need = watch.began, record.demand, record.need
     if began is not None:
         return Usage(began.prompt_tokens, watch.events, UsageSource.COUNTED, began.cached_tokens)

@@ -38,8 +38,6 @@ _READ_HEADERS: Final = _CREDENTIALS | {
     b"x-stainless-read-timeout", b"expect",
 } | TRACE  # fmt: skip
 _SECONDS: Final = re.compile(rb"\d{1,6}(?:\.\d{1,9})?")
-# What of a backend's reply head reaches the client; everything else says something about the inside.
-_PASSED_HEADERS: Final = (b"content-type", b"content-disposition", b"content-language")
 # With x-accel-buffering nginx never holds a chunk back, whatever its own setting.
 _EVENT_STREAM_HEADERS: Final = b"cache-control: no-cache, no-transform\r\nx-accel-buffering: no\r\n"
 
@@ -268,13 +266,7 @@ class Downstream:
 
     def begin(self, reply: Reply, data: bytes = b"") -> None:
         """Write a streamed reply's head and first bytes; in chunks for HTTP/1.1, else closed at its end."""
-        passed = b"".join(
-            [
-                b"%b: %b\r\n" % (name, reply.headers[name])
-                for name in _PASSED_HEADERS
-                if name in reply.headers
-            ]
-        )
+        passed = b"".join([b"%b: %b\r\n" % header for header in reply.passed_headers])
         self._event_stream = reply.content_type == b"text/event-stream"
         if self._event_stream:
             passed += _EVENT_STREAM_HEADERS

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from gateway.access.context import window_of
 from gateway.core.aio import Clock
 from gateway.core.errors import (
     GatewayError,
@@ -64,28 +65,31 @@ def public_app(
             sent("authorization"), sent("x-api-key"), sent("api-key"), clock.wall()
         )
 
-    def told(name: str, entry: Entry) -> dict[str, object]:
+    def told(name: str, entry: Entry, asking: Caller) -> dict[str, object]:
         return model_entry(
             name,
             parent=entry.parent,
             root=entry.route.served_model,
-            window_tokens=entry.route.window_tokens,
+            window_tokens=window_of(entry.route, asking),
             status=status(entry, table.backends(entry.route.pool)),
+            created=handler.catalogs.first_seen(name),
         )
 
     async def models(request: Request) -> Response:
-        visible = handler.catalog().visible(caller(request))
+        asking = caller(request)
+        visible = handler.catalog().visible(asking)
         return JSONResponse(
-            model_list([told(name, entry) for name, entry in sorted(visible.items())])
+            model_list([told(name, entry, asking) for name, entry in visible.items()])
         )
 
     async def model(request: Request) -> Response:
         name = request.path_params["name"]
-        entry = handler.catalog().visible(caller(request)).get(name)
+        asking = caller(request)
+        entry = handler.catalog().visible(asking).get(name)
         if entry is None:
             raise ModelNotFound("This model does not exist or you do not have access to it. "
                                 "GET /v1/models lists what this key can use.", param="model")  # fmt: skip
-        return JSONResponse(told(name, entry))
+        return JSONResponse(told(name, entry, asking))
 
     async def livez(request: Request) -> Response:
         return PlainTextResponse("ok\n")

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.config.models import PoolConfig, PrefixCache
+from gateway.core.aio import Clock
 from gateway.core.errors import EndpointNotServed, ModelNotFound
 from gateway.core.types import Call, Caller, Endpoint, Phase, Route
 from gateway.pools.table import Backend, PoolTable
@@ -43,19 +44,23 @@ class Catalog:
 
     @classmethod
     def build(cls, pools: Mapping[str, PoolConfig], table: PoolTable) -> Catalog:
-        """Read the configuration and the table once. Pool names win over aliases, aliases over adapters."""
-        entries: dict[str, Entry] = {}
+        """Read the configuration and the table once. Pool names win over aliases, aliases over adapters.
+
+        In that order, and the file's, they are listed: clients take the first model of a list.
+        """
+        adapters: dict[str, Entry] = {}
         clashes = []
         for name, config in pools.items():
             for adapter, entry in _adapters(name, config, table).items():
-                first = entries.setdefault(adapter, entry)
+                first = adapters.setdefault(adapter, entry)
                 if first is not entry:
                     clashes.append((adapter, first.route.pool, name))
+        entries = {name: _entry(name, name, config, table) for name, config in pools.items()}
         for name, config in pools.items():
             for alias in config.aliases:
-                entries[alias] = _entry(alias, name, config, table)
-        for name, config in pools.items():
-            entries[name] = _entry(name, name, config, table)
+                entries.setdefault(alias, _entry(alias, name, config, table))
+        for adapter, entry in adapters.items():
+            entries.setdefault(adapter, entry)
         return cls(entries, clashes)
 
     def resolve(self, call: Call, caller: Caller) -> Route:
@@ -96,8 +101,10 @@ class Catalog:
 class Catalogs:
     """The catalog in force, built anew when the configuration or the table's epoch changed."""
 
-    def __init__(self, table: PoolTable) -> None:
+    def __init__(self, table: PoolTable, clock: Clock) -> None:
         self._table = table
+        self._clock = clock
+        self._first_seen: dict[str, int] = {}
         self._pools: Mapping[str, PoolConfig] | None = None
         self._epoch = -1
         self._built = Catalog({})
@@ -108,8 +115,17 @@ class Catalogs:
         if self._epoch != self._table.epoch or self._pools is not pools:
             self._built = Catalog.build(pools, self._table)
             self._epoch, self._pools = self._table.epoch, pools
+            now, before = int(self._clock.wall()), self._first_seen
+            self._first_seen = {name: before.get(name, now) for name in self._built.entries}
             self._tell_clashes()
         return self._built
+
+    def first_seen(self, name: str) -> int:
+        """Return when a name of the catalog came into use, in seconds since the epoch.
+
+        vLLM's own `created` is the time of the question, and changes with each.
+        """
+        return self._first_seen[name]
 
     def _tell_clashes(self) -> None:
         """Log each clash of adapters when it is first seen."""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from gateway.core.errors import UpstreamError
 
 if TYPE_CHECKING:
     from gateway.upstream.connection import Connection
+
+
+# What of a reply's head belongs to the answer; everything else says something about the inside.
+# `metadata` says what raw bytes of vectors are. Source: vLLM 0.32, entrypoints/pooling/utils.py; of
+# its other headers `endpoint-load-metrics` is sent only to who asks for it, which nobody can through us.
+PASSED_HEADERS: Final = (b"content-type", b"content-disposition", b"content-language", b"metadata")
 
 
 class Sink(Protocol):
@@ -50,3 +56,9 @@ class Reply:
     def content_type(self) -> bytes:
         """The media type without parameters, in lower case."""
         return self.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+
+    @property
+    def passed_headers(self) -> list[tuple[bytes, bytes]]:
+        """The headers that go on to the client."""
+        headers = self.headers
+        return [(name, headers[name]) for name in PASSED_HEADERS if name in headers]

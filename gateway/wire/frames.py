@@ -52,6 +52,7 @@ class Chunk(msgspec.Struct):
     usage: UsageObject | None = None
     error: Raw = Raw()
     object: str | None = None
+    system_fingerprint: Raw = Raw()
 
 
 class Response(msgspec.Struct):

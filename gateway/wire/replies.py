@@ -23,9 +23,9 @@ from gateway.core.errors import (
     Rejected,
 )
 from gateway.core.types import Dialect
+from gateway.wire.clean import MAX_MESSAGE_CHARS, MAX_REFUSAL_CHARS, clean
 
 HEADER_PREFIX: Final = b"x-gateway-"
-MAX_MESSAGE_CHARS: Final = 1024
 MAX_READ_BYTES: Final = 64 * 1024  # of a backend's error; more is no error text
 CONTEXT_CODE: Final = "context_length_exceeded"
 RETRY_AFTER_MIN_S: Final = 1.0
@@ -158,22 +158,6 @@ _CONTEXT_LENGTH: Final = re.compile(
     r"|exceeds the max_model_len (\d+)"
     r"|cannot be greater than max_model_len ?= ?(\d+)"
 )
-_INTERNALS: Final = (
-    (re.compile(r"\b[a-z][a-z0-9+.-]{1,15}://[^\s\"'<>)\]]+", re.IGNORECASE), "<url>"),
-    (re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?(?![\w.])"), "<host>"),
-    (
-        re.compile(r"\[[0-9a-f]*:[0-9a-f:]+\](?::\d+)?|\blocalhost(?::\d+)?", re.IGNORECASE),
-        "<host>",
-    ),
-    (re.compile(r"\b[\w-]+(?:\.[\w-]+)*\.(?:local|internal|svc|cluster|lan)\b(?::\d+)?"), "<host>"),
-    (
-        re.compile(
-            r"(?<![\w/.<])/(?:home|root|usr|opt|var|tmp|etc|srv|mnt|data|models?|workspace|app|proc|dev"
-            r"|run|lib\w*|cache)/[^\s\"'<>,;)\]]*"
-        ),
-        "<path>",
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +175,8 @@ def normalise_upstream_error(
 ) -> tuple[int, bytes, list[tuple[bytes, bytes]]]:
     """Turn a backend's error reply into ours: status, body, headers.
 
-    vLLM's text is kept (at most 1 KiB, without addresses and paths); codes become strings.
+    vLLM's text is kept, without addresses and paths: 1 KiB of a failure, 16 KiB of what it says about
+    the request. Codes become strings.
     """
     fault = upstream_fault(status, body, dialect)
     headers = [_JSON]
@@ -208,7 +193,7 @@ def upstream_fault(status: int, body: bytes, dialect: Dialect) -> Fault:
     told = _read(body)
     if status == 200:
         status = told.code if isinstance(told.code, int) and 400 <= told.code < 600 else 500
-    message = clean(told.message)
+    message = clean(told.message, MAX_REFUSAL_CHARS if status < 500 else MAX_MESSAGE_CHARS)
     window = _CONTEXT_LENGTH.search(message)
     if status < 500 and window is not None:
         return _context_fault(message, window, told.param, dialect)
@@ -224,15 +209,6 @@ def upstream_fault(status: int, body: bytes, dialect: Dialect) -> Fault:
         return Fault(504, "server_error", "backend_timeout", message or "The backend timed out.")
     words = message or f"The backend failed (HTTP {status}) without a readable message."
     return Fault(status if status >= 500 else 502, "server_error", "backend_error", words)
-
-
-def clean(text: str) -> str:
-    """Shorten a backend's text and take addresses and paths out of it."""
-    text = text[: 4 * MAX_MESSAGE_CHARS]
-    for pattern, word in _INTERNALS:
-        text = pattern.sub(word, text)
-    text = text.strip()
-    return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"
 
 
 def _context_fault(
@@ -321,9 +297,11 @@ def model_entry(
     root: str,
     window_tokens: int | None,
     status: str,
-    created: int = 0,
+    created: int,
 ) -> dict[str, object]:
     """Describe one model; its context window under every name that clients look for.
+
+    `created` is in seconds since the epoch.
 
     Source: vLLM and Cline read `max_model_len`; OpenRouter and opencode `context_length`.
     """

@@ -7,12 +7,18 @@ after requests it aborted. So a stream that is no success gets one error frame b
     feed --ordinary frames only----------------------------> the same bytes object
       |--anything else--> whole frames --judged one by one-> same, changed or dropped frame
       `--half a frame---> held back (64 KiB; beyond that passed on, judged by its two ends)
+
+Without `include_usage` vLLM puts `system_fingerprint` on the chunks with a finish reason, else on the
+usage chunk. Where that one is hidden, the last chunk with a finish reason waits for it (vLLM writes
+both at once) and gets its fingerprint.
 """
 
 from __future__ import annotations
 
 import re
 from typing import Final
+
+from msgspec import Raw
 
 from gateway.core.types import Dialect, Usage
 from gateway.wire import frames
@@ -69,7 +75,17 @@ class StreamWatch:
     __slots__ = (
         *("began", "complete", "ended", "fault", "events", "failed", "shape", "usage"),
         *("_aborted", "_choices", "_dialect", "_finished", "_hide_usage", "_openai"),
-        *("_carry", "_lines", "_long", "_mark", "_recent", "_request_id", "_sequence", "_single"),
+        *(
+            "_carry",
+            "_held",
+            "_lines",
+            "_long",
+            "_mark",
+            "_recent",
+            "_request_id",
+            "_sequence",
+            "_single",
+        ),
     )
 
     def __init__(
@@ -90,6 +106,7 @@ class StreamWatch:
         self._hide_usage = hide_usage
         self._request_id = request_id
         self._carry = b""
+        self._held = b""  # the chunk that ends the last choice, until the hidden one has come
         self._long: tuple[bytes, bytes] | None = None  # head and tail of a frame too long to hold
         self._finished: set[int] = set()
         self._aborted = False
@@ -104,7 +121,7 @@ class StreamWatch:
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes as they came; return what may be sent on now."""
-        if not (self._carry or self._long or self.ended):
+        if not (self._carry or self._held or self._long or self.ended):
             if self._single:
                 # Most reads: one frame, one more token of the only choice. Five looks, 0.4 us.
                 reason = data.rfind(b'"finish_reason":')
@@ -171,7 +188,8 @@ class StreamWatch:
         """
         self._carry = b""
         cut = b"\n\n" if self._long is not None and not self.ended else b""
-        return cut + self._end(fault)
+        held, self._held = self._held, b""
+        return cut + held + self._end(fault)
 
     # --- frames -----------------------------------------------------------------------------------
 
@@ -234,22 +252,25 @@ class StreamWatch:
         return self._judge_event(frame, b"\n".join(payload))
 
     def _judge_chunk(self, frame: bytes, payload: bytes) -> bytes:
+        held, self._held = self._held, b""
         if payload.strip() == b"[DONE]":
-            return self._end(_CUT_SHORT, done=True)
+            return held + self._end(_CUT_SHORT, done=True)
         chunk = decode(frames.CHUNK, payload)
         if chunk is None:
-            return frame
+            return held + frame
         if is_given(chunk.error) or chunk.object == "error":
-            return self._tell_backends(payload)
+            return held + self._tell_backends(payload)
         if chunk.usage is not None:
             self.usage = as_usage(chunk.usage) or self.usage
         if not chunk.choices:
             drops = self._hide_usage and chunk.choices is not None and chunk.usage is not None
-            return b"" if drops else frame
+            return _stamped(held, chunk.system_fingerprint) if drops else held + frame
         self.events += 1
         for choice in chunk.choices:
             self._note_finish(choice.index, choice.finish_reason)
-        return frame
+        if self._hide_usage and self.complete and not held:
+            self._held, frame = frame, b""
+        return held + frame
 
     def _judge_event(self, frame: bytes, payload: bytes) -> bytes:
         event = decode(frames.EVENT, payload)
@@ -357,6 +378,13 @@ _INDEX: Final = re.compile(rb'"index":\s*(\d{1,9})')
 _REASON: Final = re.compile(rb'"finish_reason":\s*"(\w+)"')
 _SEQUENCE: Final = re.compile(rb'"sequence_number":\s*(\d{1,15})')
 _TERMINAL: Final = re.compile(rb"event: *response\.(?:completed|incomplete)\b")
+
+
+def _stamped(frame: bytes, fingerprint: Raw) -> bytes:
+    """Add a fingerprint to a chunk as vLLM writes it: one line that is one object."""
+    if not (is_given(fingerprint) and frame.endswith(b"}\n\n")):
+        return frame
+    return b'%b,"system_fingerprint":%b}\n\n' % (frame[:-3], fingerprint)
 
 
 def _is_whole(frame: bytes) -> bool:

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import re
+
+import pytest
 
 from tests.stories.support import FAST, frames, gateway, story
 
@@ -47,6 +50,29 @@ async def test_the_usage_chunk_is_hidden_unless_asked_for_and_counted_either_way
         await world.settled()
         text = await world.metrics()
         assert 'gateway_tokens_total{kind="completion",model="m",pool="m"} 6.0' in text
+
+
+@pytest.mark.parametrize(
+    "asks", [{}, {"stream_options": {"include_usage": True}}], ids=["", "usage"]
+)
+def test_a_stream_is_what_the_backend_sends_to_who_asks_it_directly(asks):
+    def alike(text):
+        return re.sub(r'"id":"[^"]+"|"created":\d+', "", text)
+
+    @story
+    async def check():
+        async with gateway(FAST) as world:
+            for path, body in (
+                ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+                ("/v1/completions", {"prompt": "hi"}),
+            ):
+                body |= {"model": "m", "stream": True, "max_tokens": 3, **asks}
+                direct = await world.http.post(world.sims[0].url + path, json=body)
+                reply = await world.http.post(path, json=body)
+                assert alike(reply.text) == alike(direct.text)
+                assert reply.text.count('"system_fingerprint":"vllm-') == 1
+
+    check()
 
 
 @story

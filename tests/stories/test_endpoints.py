@@ -1,5 +1,7 @@
 """Every endpoint of vLLM that is inference is served: its own path, its own words, charged and counted."""
 
+import json
+
 from gateway.sim.server import SimConfig
 from tests.stories.support import gateway, story
 
@@ -32,12 +34,9 @@ def prompt_tokens(answer):
 
 
 async def counted(world):
-    line = next(
-        each
-        for each in (await world.metrics()).splitlines()
-        if each.startswith('gateway_tokens_total{kind="prompt"')
-    )
-    return float(line.split()[-1])
+    prompt = 'gateway_tokens_total{kind="prompt"'
+    lines = [each for each in (await world.metrics()).splitlines() if each.startswith(prompt)]
+    return float(lines[0].split()[-1]) if lines else 0.0
 
 
 @story
@@ -84,3 +83,21 @@ async def test_only_vllms_own_paths_exist():
     async with gateway() as world:
         for path in ("/v1/pooling", "/v1/classify", "/v3/rerank", "/v1/embed"):
             assert (await world.http.post(path, json={"model": "m"})).status_code == 404
+
+
+@story
+async def test_raw_vectors_come_with_the_header_that_says_what_they_are():
+    async with gateway() as world:
+        body = {"model": "m", "input": ["a", "b"], "encoding_format": "bytes"}
+        for path in ("/v1/embeddings", "/pooling"):
+            direct = await world.http.post(world.sims[0].url + path, json=body)
+            before = await counted(world)
+            reply = await world.http.post(path, json=body)
+            assert reply.content == direct.content
+            told, real = (json.loads(each.headers["metadata"]) for each in (reply, direct))
+            assert without_ids(told) == without_ids(real)
+            assert await counted(world) - before == told["usage"]["prompt_tokens"]
+            reply = await world.http.post(path, json=body | {"encoding_format": "bytes_only"})
+            assert reply.content == direct.content
+            assert "metadata" not in reply.headers
+        await world.settled()

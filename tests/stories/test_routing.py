@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import time
 
+from gateway.access import keys
+from gateway.app import reload
 from gateway.sim.server import SimConfig
 from tests.stories.support import FAST, gateway, story
 
@@ -36,7 +39,9 @@ async def test_the_model_list_comes_from_memory_with_windows_and_parents():
     async with gateway(WITH_LORA, FAST, OTHER, pools=TWO_POOLS) as world:
         reply = await world.http.get("/v1/models")
         models = {each["id"]: each for each in reply.json()["data"]}
-        assert set(models) == {"m", "gpt-4o", "sql", "legal", "other"}
+        # Clients take the first: a pool, as the file lists them; then aliases, then adapters.
+        assert list(models) == ["m", "other", "gpt-4o", "sql", "legal"]
+        assert all(abs(each["created"] - time.time()) < 60 for each in models.values())
         assert models["sql"]["parent"] == "m"
         assert models["m"]["parent"] is None
         for name in ("max_model_len", "context_length", "context_window", "max_context_length"):
@@ -49,6 +54,23 @@ async def test_the_model_list_comes_from_memory_with_windows_and_parents():
         assert (
             await world.http.get("/v1/models", headers={"authorization": ""})
         ).status_code == 401
+
+
+@story
+async def test_a_key_is_shown_its_own_window_and_when_a_model_came_into_use():
+    async with gateway(WITH_LORA) as world:
+        first = (await world.http.get("/v1/models")).json()["data"]
+        file = world.path.parent / "keys.yaml"
+        small = keys.create(file, name="small", max_context_tokens=100)
+        large = keys.create(file, name="large", max_context_tokens=1_000_000)
+        assert await reload(world.process)
+        for key, window in ((small.key, 100), (large.key, WITH_LORA.max_model_len)):
+            headers = {"authorization": f"Bearer {key}"}
+            told = (await world.http.get("/v1/models", headers=headers)).json()["data"]
+            assert {each["max_model_len"] for each in told} == {window}
+            one = (await world.http.get("/v1/models/m", headers=headers)).json()
+            assert one["context_length"] == window
+            assert [each["created"] for each in told] == [each["created"] for each in first]
 
 
 @story

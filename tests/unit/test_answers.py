@@ -12,7 +12,7 @@ from gateway.core.types import (
     Usage,
     UsageSource,
 )
-from gateway.ingress.answers import used, watch_over
+from gateway.ingress.answers import answer, used, watch_over
 from gateway.upstream.reply import Reply
 
 CHAT = Call(Endpoint.CHAT, Dialect.CHAT, "m", stream=False, body=b"{}")
@@ -67,3 +67,22 @@ def test_an_error_has_no_usage():
     watch = watch_over(reply(status=400), CHAT, "r")
     watch.feed(b'{"error": {}}')
     assert used(watch, reply(status=400), record()) is None
+
+
+def test_the_usage_of_raw_vectors_is_in_a_header_that_the_client_gets():
+    metadata = b'{"id": "e", "usage": {"prompt_tokens": 5, "total_tokens": 5}}'
+    kind = b"application/octet-stream"
+    headers = {b"metadata": metadata, b"content-type": kind, b"server": b"uvicorn"}
+    call = Call(Endpoint.EMBEDDINGS, Dialect.PLAIN, "m", stream=False, body=b"{}")
+    said = answer(Reply(200, headers, b"\0" * 64, None), call, "r")
+    assert said.headers == [(b"content-type", kind), (b"metadata", metadata)]
+    assert said.usage == Usage(5, 0, UsageSource.UPSTREAM)
+    large = Reply(200, headers, None, None)
+    watch = watch_over(large, call, "r")
+    watch.feed(b"\0" * 300_000)
+    assert used(watch, large, record()) == Usage(5, 0, UsageSource.UPSTREAM)
+
+
+def test_a_reply_without_a_type_is_json():
+    said = answer(Reply(200, {}, b"{}", None), AUDIO, "r")
+    assert said.headers == [(b"content-type", b"application/json")]

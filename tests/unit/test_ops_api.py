@@ -47,7 +47,7 @@ class Desk:
             clock=clock,
             loaded=lambda: self.loaded,
             ready=lambda: self.readiness,
-            deciding=Deciding(self.gate, Catalogs(table), OpenRing),
+            deciding=Deciding(self.gate, Catalogs(table, clock), OpenRing),
             orders=orders(table, clock, self.loaded.config),
         )
         self.client = TestClient(self.app, base_url="http://127.0.0.1:9090")

@@ -89,7 +89,7 @@ class Desk:
             clock=self.clock,
             loaded=lambda: self.loaded,
             ready=lambda: Readiness(True, (("accepting", not self.draining, ""),)),
-            deciding=Deciding(self.gate, Catalogs(self.table), lambda: self.ring),
+            deciding=Deciding(self.gate, Catalogs(self.table, self.clock), lambda: self.ring),
             orders=orders(self.table, self.clock, self.loaded.config),
             file=file,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -272,6 +273,29 @@ def test_a_long_text_is_cut():
     assert clean("x" * 100_000).endswith("…")
 
 
+@pytest.mark.parametrize("text", ["a-" * 40_000, "a." * 40_000, "1.2.3." * 9_000, "[0:a" * 9_000])
+def test_no_text_takes_long_to_clean(text):
+    began = time.process_time()
+    clean(text, 16 * 1024)
+    assert time.process_time() - began < 1.0  # 10 ms; a pattern that goes back takes minutes
+
+
+def test_what_vllm_says_about_a_request_passes_in_full():
+    told = "15 validation errors:\n" + "".join(
+        f"  {{'type': 'missing', 'loc': 'body.messages.{n}.ChatCompletionUserMessageParam.content'}}\n"
+        for n in range(100)
+    )
+    raw = json.dumps(envelope(told, 400)).encode()
+    _, out, _ = normalise_upstream_error(400, raw, Dialect.CHAT, "req-1")
+    assert json.loads(out)["error"]["message"] == told.strip()
+    endless = json.dumps(envelope("x" * 50_000, 400)).encode()
+    _, out, _ = normalise_upstream_error(400, endless, Dialect.CHAT, "req-1")
+    assert len(json.loads(out)["error"]["message"]) == 16 * 1024
+    failure = json.dumps(envelope("x" * 50_000, 500)).encode()
+    _, out, _ = normalise_upstream_error(500, failure, Dialect.CHAT, "req-1")
+    assert len(json.loads(out)["error"]["message"]) == 1024
+
+
 def test_an_anthropic_error_of_a_backend_stays_anthropic():
     raw = json.dumps(envelope("no such", 404, "model")).encode()
     status, out, _ = normalise_upstream_error(404, raw, Dialect.MESSAGES, "req-1")
@@ -287,16 +311,18 @@ def test_an_anthropic_error_of_a_backend_stays_anthropic():
 
 
 def test_a_model_tells_its_window_under_every_name_that_clients_look_for():
-    entry = model_entry("a", parent=None, root="r", window_tokens=2048, status="ready")
+    entry = model_entry("a", parent=None, root="r", window_tokens=2048, status="ready", created=7)
     assert entry["id"] == "a"
     assert entry["object"] == "model"
-    assert isinstance(entry["created"], int)
+    assert entry["created"] == 7
     for key in ("max_model_len", "context_length", "context_window", "max_context_length"):
         assert entry[key] == 2048
 
 
 def test_an_unknown_window_is_not_told():
-    entry = model_entry("a", parent="p", root="r", window_tokens=None, status="unavailable")
+    entry = model_entry(
+        "a", parent="p", root="r", window_tokens=None, status="unavailable", created=7
+    )
     assert (entry["parent"], entry["root"], entry["status"]) == ("p", "r", "unavailable")
     assert "max_model_len" not in entry
     assert model_list([entry]) == {"object": "list", "data": [entry]}

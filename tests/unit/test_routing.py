@@ -465,7 +465,7 @@ def test_of_two_pools_with_the_same_adapter_the_first_has_the_name():
 def test_a_name_that_two_pools_claim_is_told_once(caplog):
     config = pools(m=URLS[:1], n=URLS[1:2])
     table = table_of(config)
-    catalogs = Catalogs(table)
+    catalogs = Catalogs(table, ManualClock())
     make_ready(table, "m/b1", models=[BASE, LORA])
     catalogs.current(config)
     assert caplog.records == []

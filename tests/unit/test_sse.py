@@ -273,6 +273,55 @@ def test_the_final_usage_chunk_is_recorded_and_hidden_only_when_asked():
         assert w.complete
 
 
+def test_the_last_chunk_gets_the_fingerprint_of_the_hidden_one_as_vllm_writes_it():
+    usage = frame(id="x", choices=[], usage=USAGE, system_fingerprint="vllm-0.32.0-ab")
+    stamped = chunk("", "stop", system_fingerprint="vllm-0.32.0-ab")
+    w = watch(hide=True)
+    assert w.feed(chunk("a")) == chunk("a")
+    assert w.feed(chunk("", "stop")) == b""  # vLLM writes the usage chunk at once
+    assert w.feed(usage) == stamped
+    assert w.feed(DONE) == DONE
+    assert (w.complete, w.usage) == (True, Usage(5, 3, UsageSource.UPSTREAM))
+
+
+def test_with_several_choices_the_last_one_to_end_waits_and_no_other():
+    usage = frame(id="x", choices=[], usage=USAGE, system_fingerprint="f")
+    w = watch(choices=2, hide=True)
+    first, second = chunk("", "stop", 1), chunk("b", "length", 0)
+    assert w.feed(first) == first
+    assert w.feed(chunk("b")) == chunk("b")
+    assert w.feed(second) == b""
+    assert w.feed(usage + DONE) == chunk("b", "length", 0, system_fingerprint="f") + DONE
+
+
+def test_a_last_chunk_that_waits_is_passed_on_whatever_comes():
+    end, late = chunk("", "stop"), chunk("late")
+    null = frame(id="x", choices=[], usage=USAGE, system_fingerprint=None)
+    for then, told in (
+        (DONE, DONE),
+        (null, b""),
+        (late, late),
+        (b"data: {nonsense\n\n", b"data: {nonsense\n\n"),
+        (frame(id="x", choices=[]), frame(id="x", choices=[])),
+    ):
+        w = watch(hide=True)
+        assert w.feed(end) == b""
+        assert w.feed(then) == end + told
+    for stop in (lambda w: w.close(), lambda w: w.broken(gone("cut"))):
+        w = watch(hide=True)
+        assert w.feed(end) == b""
+        assert stop(w) == end + DONE
+    failed = watch(hide=True)
+    failed.feed(end)
+    told = failed.feed(b'data: {"error": {"message": "died", "code": 500}}\n\n')
+    assert told.startswith(end + b'data: {"error":')
+
+
+def test_nothing_waits_where_nothing_is_hidden():
+    end = chunk("", "stop")
+    assert watch().feed(end) == end
+
+
 def test_usage_on_every_chunk_is_kept_and_the_last_counts():
     w = watch(hide=True)
     data = chunk("a", usage={**USAGE, "completion_tokens": 1}) + chunk("b", usage=USAGE)
