@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import hashlib
 import logging
 import signal
 import socket
@@ -28,7 +27,7 @@ from gateway.access.keys import KeyRing
 from gateway.admission.gate import Gate
 from gateway.config.load import Loaded, load_config
 from gateway.config.models import Config
-from gateway.config.reload import diff
+from gateway.config.reload import diff, digest
 from gateway.control.discovery import Watchers
 from gateway.control.fetch import Pages
 from gateway.control.keeper import Keeper
@@ -38,6 +37,7 @@ from gateway.core.aio import Clock, SystemClock, periodic
 from gateway.core.errors import ConfigError
 from gateway.ingress import descriptors
 from gateway.ingress.drain import drain
+from gateway.ingress.early import Early
 from gateway.ingress.handler import Handler
 from gateway.ingress.listener import Server, bind_both, plain_server, port_of, public_server
 from gateway.ingress.reader import ClientLimits
@@ -165,6 +165,7 @@ def build(
     limits = config.limits
     ingress = Ingress(
         story=lambda down: handler.handle(down),
+        refused=lambda *refusal: handler.early.settle(*refusal),
         limits=ClientLimits(
             max_bytes=limits.max_header_bytes,
             max_headers=limits.max_headers,
@@ -181,13 +182,14 @@ def build(
         gate=Gate(table, Chooser(), clock),
         catalogs=Catalogs(table, clock),
         live=ingress.live,
+        early=Early(ledger.settle, clock),
     )
     table.on_transition.append(ledger.transition)
     table.on_cut.append(ledger.limit_cut)
     ledger.on_posted += [handler.gate.learn, table.ended]
     table.apply(config.pools, config.health)
     handler.gate.configure(config.pools, handler.settings.keys.priorities)
-    metrics.configured(_digest(loaded.config))
+    metrics.configured(digest(loaded.config))
     watchers = Watchers(table, config.health, clock)
     supervisor = supervise(table, clock, MemoryStore(clock), config)
     supervisor.events.on_event.append(ledger.event)
@@ -241,6 +243,7 @@ async def run(process: Process, sockets: tuple[socket.socket, socket.socket] | N
                 process.handler.catalogs,
                 lambda: process.handler.settings.keys,
             ),
+            early=process.handler.early,
             orders=Orders(
                 process.table,
                 process.supervisor,
@@ -423,12 +426,7 @@ def _swap(process: Process, loaded: Loaded, settings: Settings) -> None:
     process.watchers.health = loaded.config.health
     process.supervisor.apply(loaded.config)
     process.keeper.pools = loaded.config.pools
-    process.metrics.configured(_digest(loaded.config))
+    process.metrics.configured(digest(loaded.config))
     process.client.keep_only(process.table.ids())
     process.metrics.reloaded(ok=True)
     log.info("configuration reloaded", extra={"event": "reloaded", "effect": effect.sentences})
-
-
-def _digest(config: Config) -> str:
-    """Return what tells two configurations apart; secrets are masked before."""
-    return hashlib.sha256(repr(config).encode()).hexdigest()[:12]

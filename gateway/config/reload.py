@@ -6,6 +6,7 @@ another server, so the old one is drained and the new one starts unseen.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -172,3 +173,8 @@ def _word(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{k}: {v}" for k, v in value.items() if v is not None) + "}"
     return str(value)
+
+
+def digest(config: Config) -> str:
+    """Return a short text that two different configurations do not share; secrets are masked."""
+    return hashlib.sha256(repr(config).encode()).hexdigest()[:12]

@@ -377,7 +377,7 @@ class RequestRecord(msgspec.Struct, gc=False):
     """What one request learned about itself. The handler owns it; `observe.ledger` settles it once."""
 
     id: str
-    endpoint: Endpoint
+    endpoint: Endpoint | None  # None: refused before there was one
     received_at: float
     caller: Caller | None = None
     model: str | None = None  # as asked, only once it is known to exist

@@ -1,16 +1,100 @@
-"""Requests that are refused before their story begins: no valid head, or no route for them."""
+"""Requests that are refused before they reach a model: counted, logged, and kept to be explained.
+
+Some have no story to do so: those without a valid head, those without a route, and what is asked of
+routes that are not inference.
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Final
 
+import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from gateway.core.errors import GatewayError, TooManyConnections
+from gateway.config.findings import KeyPath
+from gateway.core.aio import Clock
+from gateway.core.errors import (
+    BodyTimeout,
+    GatewayError,
+    HeadTimeout,
+    HeadTooLarge,
+    TooManyConnections,
+)
+from gateway.core.types import Caller, RequestRecord
 from gateway.ingress.connections import Connections, Shed
+from gateway.observe.redact import redact
 from gateway.wire.replies import error_body, error_headers
 
+KEPT: Final = 256  # refusals of strangers, and as many of callers: about 1 KB each
+_SHOWN_CHARS: Final = 128  # of a path
 _RETRY_S: Final = 1.0
+
+_DECIDED_BY: Final[dict[type[GatewayError], KeyPath]] = {
+    HeadTimeout: ("timeouts", "header"),
+    HeadTooLarge: ("limits", "max_header_bytes"),
+    BodyTimeout: ("timeouts", "body"),
+}
+
+
+class Refused(msgspec.Struct, frozen=True, gc=False):
+    """One refused request. Method and path are empty where they were not read; never a query."""
+
+    id: str
+    wall_at: float
+    method: str
+    path: str
+    key_id: str | None
+    tenant: str | None
+    status: int
+    code: str | None
+    message: str
+    setting: KeyPath | None
+
+
+class Early:
+    """Keeps the latest refusals by request id; those of strangers push out none of a caller."""
+
+    def __init__(self, settle: Callable[[RequestRecord], None], clock: Clock) -> None:
+        """`settle` is the ledger's."""
+        self.callers: OrderedDict[str, Refused] = OrderedDict()
+        self.strangers: OrderedDict[str, Refused] = OrderedDict()
+        self._settle = settle
+        self._clock = clock
+
+    def get(self, request_id: str) -> Refused | None:
+        """Return what is kept of a request; a caller's before that of a stranger with the same id."""
+        return self.callers.get(request_id) or self.strangers.get(request_id)
+
+    def keep(
+        self, error: GatewayError, request_id: str, line: tuple[str, str], caller: Caller | None
+    ) -> None:
+        """Keep why a request was refused; `line` is its method and path."""
+        kept = self.strangers if caller is None else self.callers
+        method, path = line
+        kept.pop(request_id, None)
+        kept[request_id] = Refused(
+            id=request_id,
+            wall_at=self._clock.wall(),
+            method=method,
+            path=redact(path[:_SHOWN_CHARS]),
+            key_id=None if caller is None else caller.key_id,
+            tenant=None if caller is None else caller.tenant,
+            status=error.status,
+            code=error.code,
+            message=error.message,
+            setting=_DECIDED_BY.get(type(error)),
+        )
+        if len(kept) > KEPT:
+            kept.popitem(last=False)
+
+    def settle(self, error: GatewayError, request_id: str, line: tuple[str, str]) -> None:
+        """Count, log and keep the refusal of a request that has no story."""
+        record = RequestRecord(request_id, None, self._clock.now())
+        record.outcome, record.error_code, record.status = error.outcome, error.code, error.status
+        self._settle(record)
+        self.keep(error, request_id, line, None)
 
 
 def last_reply(error: GatewayError, request_id: str, date_line: bytes) -> bytes:

@@ -56,6 +56,7 @@ from gateway.ingress.answers import (
     watch_over,
 )
 from gateway.ingress.downstream import Downstream
+from gateway.ingress.early import Early
 from gateway.ingress.heads import trace_lines
 from gateway.ingress.settings import Settings
 from gateway.observe.ledger import Ledger
@@ -84,6 +85,7 @@ class Handler:
     gate: Gate
     catalogs: Catalogs
     live: set[Downstream]
+    early: Early
     draining: bool = False
 
     async def handle(self, down: Downstream) -> None:  # noqa: PLR0915 - the story, in one piece
@@ -327,6 +329,9 @@ class Handler:
             record.shed_reason = error.shed_reason
             if ask is not None:
                 self.gate.shed(ask, error, down.id, record.backend_id)
+        if ask is None:
+            line = ("POST", down.spec.path.decode())
+            self.early.keep(error, down.id, line, record.caller)
         if down.started and not down.response_complete and not down.gone:
             down.tell(fault_of(error))
         elif not down.started and not down.gone:

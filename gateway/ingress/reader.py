@@ -45,6 +45,7 @@ class RequestReader(HttpToolsProtocol):
         self._limits = limits
         self._max_headers = limits.max_headers
         self._max_bytes = limits.max_bytes
+        self.url = b""
         self.in_head = False  # a head has begun and is not whole
         self.loose_bytes = 0  # read since the last byte of a body or end of a request
         self._read_bytes = 0  # of the read that is being parsed
@@ -74,6 +75,11 @@ class RequestReader(HttpToolsProtocol):
                 "The request is not valid HTTP/1.1.", code="invalid_http"
             )
         return self._too_large() if self.loose_bytes > self._max_bytes else None
+
+    def request_line(self) -> tuple[str, str]:
+        """Return method and path of the last request as far as they were read; without the query."""
+        path = self.url.partition(b"?")[0]
+        return (self.parser.get_method().decode() if path else "", path.decode("latin-1"))
 
     # --- httptools ----------------------------------------------------------------------------------
 

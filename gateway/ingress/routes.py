@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -26,10 +27,13 @@ from gateway.core.errors import (
 )
 from gateway.core.types import Caller
 from gateway.ingress.handler import Handler
+from gateway.ingress.hints import hint
 from gateway.pools.table import PoolTable
 from gateway.routing.catalog import Entry, status
 from gateway.wire.calls import ENDPOINTS
 from gateway.wire.replies import error_body, error_headers, model_entry, model_list
+
+_SHOWN_CHARS: Final = 128  # of a path in an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +109,8 @@ def public_app(
 
     async def unknown(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        method, path = request.method, request.scope["path"]
-        takes_post = request.scope["raw_path"] in ENDPOINTS
+        method, path = request.method, request.scope["raw_path"].decode("latin-1")
+        takes_post = path.encode("latin-1") in ENDPOINTS
         if takes_post or error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             allowed = "POST" if takes_post else "GET"
             return await refuse(
@@ -114,9 +118,7 @@ def public_app(
             )
         return await refuse(
             request,
-            UnknownUrl(
-                f"Unknown request URL: {method} {path[:128]}. Did you forget `/v1` in the base URL?"
-            ),
+            UnknownUrl(f"Unknown request URL: {method} {path[:_SHOWN_CHARS]}. {hint(path)}"),
         )
 
     async def refuse(request: Request, error: Exception) -> Response:
@@ -124,7 +126,10 @@ def public_app(
         headers = {name.decode(): value.decode() for name, value in error_headers(error)}
         if isinstance(error, MethodNotAllowed):
             headers["allow"] = "POST" if request.scope["raw_path"] in ENDPOINTS else "GET"
-        body = error_body(error, request.state.request_id)
+        request_id = request.state.request_id
+        line = (request.method, request.scope["raw_path"].decode("latin-1"))
+        handler.early.settle(error, request_id, line)
+        body = error_body(error, request_id)
         return Response(body, status_code=error.status, headers=headers)
 
     app = Starlette(

@@ -44,6 +44,7 @@ class Ingress:
     story: Callable[[Downstream], Coroutine[Any, Any, None]]
     limits: ClientLimits
     connections: Connections
+    refused: Callable[[GatewayError, str, tuple[str, str]], None]  # before there was a request
     live: set[Downstream] = field(default_factory=set)
     held: set[GatewayProtocol] = field(default_factory=set)  # are not read from: see `_hold`
     _ids: Iterator[int] = field(default_factory=itertools.count)
@@ -237,7 +238,9 @@ class GatewayProtocol(RequestReader):
             self._linger()
 
     def _say(self, error: GatewayError) -> None:
-        self.transport.write(last_reply(error, self._ingress.new_id(), self.date_header()))
+        request_id = self._ingress.new_id()
+        self.transport.write(last_reply(error, request_id, self.date_header()))
+        self._ingress.refused(error, request_id, self.request_line())
 
     def _hold(self) -> None:
         """Stop reading, but see whether the client is still there."""

@@ -274,7 +274,8 @@ def reference() -> str:
     lines += [
         "- `pool` and `backend` are names of the configuration; `model` is a pool's name, an",
         f"  alias or an adapter. `{UNKNOWN}` stands for requests refused before their model was",
-        f"  known, `{OTHER}` for names beyond the cap on names.",
+        f"  known (`endpoint`: before their path and method were), `{OTHER}` for names beyond the",
+        "  cap on names.",
     ]
     lines += [
         f"- `{label}` is one of {', '.join(f'`{value}`' for value in values)}."

@@ -20,6 +20,7 @@ import msgspec
 from gateway.config.models import LogConfig, LogFormat
 from gateway.core.aio import Clock
 from gateway.core.types import RequestRecord
+from gateway.observe.instruments import UNKNOWN
 from gateway.observe.outlet import Outlet
 from gateway.observe.redact import redact, safe_traceback
 
@@ -96,7 +97,7 @@ class AccessLog:
             pool,
             backend[len(pool) + 1 :] if backend is not None and pool is not None else None,
             record.adapter,
-            record.endpoint._value_,
+            UNKNOWN if record.endpoint is None else record.endpoint._value_,
             record.stream,
             record.outcome._value_ if record.outcome is not None else None,
             record.status,

@@ -128,7 +128,7 @@ class Metrics(Collector):
         pool, model = names
         outcome = record.outcome or Outcome.BUG
         # `_value_` is the enum's documented plain attribute; `.value` costs five times as much.
-        endpoint = record.endpoint._value_
+        endpoint = UNKNOWN if record.endpoint is None else record.endpoint._value_
         code = _CODES.get(record.status, OTHER)
         self._requests[pool, model, endpoint, outcome._value_, code] += 1
         if record.sent_at is not None:

@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.config.load import Loaded
 from gateway.control.orders import Orders
 from gateway.core.aio import Clock
+from gateway.ingress.early import Early
 from gateway.ingress.routes import Readiness
 from gateway.observe.metrics import Metrics
 from gateway.ops.dryrun import Deciding
@@ -50,6 +51,7 @@ def admin_app(  # noqa: PLR0913 - all that is shown
     loaded: Callable[[], Loaded],
     ready: Callable[[], Readiness],
     deciding: Deciding,
+    early: Early,
     orders: Orders,
     file: Path | None = None,
 ) -> Starlette:
@@ -59,7 +61,7 @@ def admin_app(  # noqa: PLR0913 - all that is shown
     """
     started_at = clock.now()
     reasons = Reasons(
-        deciding, clock, lambda: Book(loaded(), file), draining=lambda: _draining(ready())
+        deciding, early, clock, lambda: Book(loaded(), file), draining=lambda: _draining(ready())
     )
 
     async def get_metrics(request: Request) -> Response:

@@ -1,7 +1,7 @@
 """Why requests wait, over HTTP: decisions that were made, and dry runs. Read-only.
 
 GET /admin/v1/decisions?limit=N          those queued or shed, in short, the newest first
-GET /admin/v1/decisions/{request_id}     one of them, in full
+GET /admin/v1/decisions/{request_id}     one of them, or one refused before it reached a model
 GET /admin/v1/route?model=M&tokens=N     what would happen to such a request now
     &output=N&key=ID&endpoint=chat&stream=1
 """
@@ -22,9 +22,12 @@ from gateway.admission.decisions import KEPT
 from gateway.core.aio import Clock
 from gateway.core.errors import EndpointNotServed, ModelNotFound
 from gateway.core.types import Endpoint
+from gateway.ingress.early import KEPT as REFUSALS_KEPT
+from gateway.ingress.early import Early
 from gateway.ops.dryrun import Deciding, UnknownKey, Wish, dry_run
 from gateway.ops.explain import Book, summary, told
 from gateway.ops.moment import Moment
+from gateway.ops.refused import refused_told
 from gateway.ops.replies import json_reply, problem
 
 _TOLD: Final = 50  # decisions in a list, unless told
@@ -32,7 +35,8 @@ _AT_A_TIME: Final = 50  # of them, before streams get their turn
 _MOST_TOKENS: Final = 1_000_000_000
 _NOT_KEPT: Final = (
     f"No record of this request. The gateway keeps the last {KEPT} requests that waited or were "
-    "refused since it started; a request that was served at once leaves no record here."
+    f"shed since it started, and the last {REFUSALS_KEPT} that it refused before that; a request "
+    "that was served at once leaves no record here."
 )
 
 
@@ -50,6 +54,7 @@ class Reasons:
     """The handlers. `book` and `draining` are asked each time."""
 
     deciding: Deciding
+    early: Early
     clock: Clock
     book: Callable[[], Book]
     draining: Callable[[], bool]
@@ -75,10 +80,14 @@ class Reasons:
 
     async def get_decision(self, request: Request) -> Response:
         """Answer one decision in full, or 404."""
-        decision = self.deciding.gate.decisions.get(request.path_params["request_id"])
-        if decision is None:
-            return problem(HTTPStatus.NOT_FOUND, "decision_not_found", _NOT_KEPT)
-        return json_reply(told(decision, self.book(), self._moment()))
+        request_id = request.path_params["request_id"]
+        decision = self.deciding.gate.decisions.get(request_id)
+        if decision is not None:
+            return json_reply(told(decision, self.book(), self._moment()))
+        refused = self.early.get(request_id)
+        if refused is not None:
+            return json_reply(refused_told(refused, self.book()))
+        return problem(HTTPStatus.NOT_FOUND, "decision_not_found", _NOT_KEPT)
 
     async def get_route(self, request: Request) -> Response:
         """Answer what would happen to a request now; 404 for a model or key that is not there."""

@@ -140,7 +140,8 @@ def print_reason(told: dict[str, Any]) -> None:
     _line(told.get("sentence", ""))
     if told.get("message"):
         _line(f"  The client sees: {told['message']}")
-    _line(f"  {_needs(told)}")
+    if told.get("model"):
+        _line(f"  {_needs(told)}")
     backends = told.get("backends", [])
     if backends:
         _line()

@@ -9,7 +9,7 @@ import pathlib
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import httpx2
 import uvloop
@@ -33,7 +33,7 @@ class World:
     key: str
     path: pathlib.Path
     http: httpx2.AsyncClient
-    lines: list[dict[str, object]] = field(default_factory=list)
+    log: pathlib.Path | None = None
 
     @property
     def url(self) -> str:
@@ -67,6 +67,14 @@ class World:
             for each in self.process.table.backends(pool)
         )
 
+    def access_lines(self) -> list[dict[str, object]]:
+        """Return the access lines so far; the gateway was started with `access=True`."""
+        assert self.log is not None
+        self.process.ledger.post()
+        assert self.process.outlet.flush()
+        lines = [json.loads(line) for line in self.log.read_text().splitlines()]
+        return [line for line in lines if "endpoint" in line]
+
     async def metrics(self) -> str:
         async with httpx2.AsyncClient(trust_env=False) as http:
             return (await http.get(self.admin_url + "/metrics")).text
@@ -89,8 +97,12 @@ async def gateway(
     extra: str = "",
     wait: bool = True,
     pool: dict[str, object] | None = None,
+    access: bool = False,
 ) -> AsyncIterator[World]:
-    """Run simulated backends and a gateway; `pools` is YAML with {0}, {1}, ... for the backends' ports."""
+    """Run simulated backends and a gateway; `pools` is YAML with {0}, {1}, ... for the backends' ports.
+
+    With `access` there is an access log, in a file.
+    """
     async with contextlib.AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(SimServer(each)) for each in (sims or (FAST,))]
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -100,18 +112,21 @@ async def gateway(
             listed = listed.replace(f"<{number}>", server.url)
         path.write_text(
             "version: 1\nlisten: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0}\nkeys: {file: keys.yaml}\n"
-            "log: {access: false}\nhealth: {interval: 200ms, scrape_interval: 100ms, models_interval: 500ms}\n"
+            f"log: {{access: {json.dumps(access)}}}\n"
+            "health: {interval: 200ms, scrape_interval: 100ms, models_interval: 500ms}\n"
             f"shutdown: {{grace: 0s}}\n{extra}\n{listed}\n"
         )
         created = keys.create(folder / "keys.yaml", name="test", wall_now=time.time())
-        process = build(load_config(path), path, Outlet())
+        log = stack.enter_context((folder / "log").open("wb")) if access else None
+        outlet = Outlet() if log is None else Outlet(log.fileno())
+        process = build(load_config(path), path, outlet)
         http = await stack.enter_async_context(httpx2.AsyncClient(trust_env=False, timeout=10))
         async with asyncio.TaskGroup() as group:
             group.create_task(run(process), name="gateway")
             await process.listening.wait()
             http.base_url = f"http://127.0.0.1:{process.public_port}"
             http.headers["authorization"] = f"Bearer {created.key}"
-            world = World(process, servers, created.key, path, http)
+            world = World(process, servers, created.key, path, http, folder / "log")
             try:
                 if wait:
                     await world.ready(len(servers))

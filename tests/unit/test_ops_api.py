@@ -5,6 +5,7 @@ from gateway.access.keys import OpenRing
 from gateway.admission.gate import Gate
 from gateway.config.load import Loaded
 from gateway.config.models import Config
+from gateway.ingress.early import Early
 from gateway.ingress.routes import Readiness
 from gateway.observe.metrics import Metrics, Readings
 from gateway.ops.api import admin_app
@@ -48,6 +49,7 @@ class Desk:
             loaded=lambda: self.loaded,
             ready=lambda: self.readiness,
             deciding=Deciding(self.gate, Catalogs(table, clock), OpenRing),
+            early=Early(lambda record: None, clock),
             orders=orders(table, clock, self.loaded.config),
         )
         self.client = TestClient(self.app, base_url="http://127.0.0.1:9090")

@@ -32,6 +32,7 @@ from gateway.core.types import (
     Scraped,
     ServedModel,
 )
+from gateway.ingress.early import Early
 from gateway.ingress.routes import Readiness
 from gateway.observe.metrics import Metrics, Readings
 from gateway.ops.api import admin_app
@@ -90,6 +91,7 @@ class Desk:
             loaded=lambda: self.loaded,
             ready=lambda: Readiness(True, (("accepting", not self.draining, ""),)),
             deciding=Deciding(self.gate, Catalogs(self.table, self.clock), lambda: self.ring),
+            early=Early(lambda record: None, self.clock),
             orders=orders(self.table, self.clock, self.loaded.config),
             file=file,
         )

@@ -1,0 +1,122 @@
+"""What is wrong with a URL that is not served. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Final
+from urllib.parse import unquote
+
+from gateway.wire.calls import ENDPOINTS
+
+_SERVED: Final = frozenset(path.decode() for path in ENDPOINTS) | {
+    "/v1/models",
+    "/livez",
+    "/readyz",
+}
+_READ_CHARS: Final = 512  # of a path; no path that is served is near as long
+
+
+def hint(path: str) -> str:
+    """Return the mistakes in a path that is not served, and the path to use; else what is served."""
+    wrong, mended = [], path[:_READ_CHARS]
+    for what, mend in _MISTAKES:
+        if mended in _SERVED:
+            break
+        before, mended = mended, mend(mended)
+        if mended != before:
+            extra = before.removesuffix(mended).removesuffix(mended.removeprefix("/v1"))
+            wrong.append(what.format(extra))
+    if mended in _SERVED:
+        return f"{'. '.join(wrong)}. Use {mended}."
+    return _elsewhere(path) or _list()
+
+
+def _once(path: str) -> str:
+    return re.sub(r"^(/v1){2,}/", "/v1/", path)
+
+
+def _with_v1(path: str) -> str:
+    return f"/v1{path}" if f"/v1{path}" in _SERVED else path
+
+
+def _without_prefix(path: str) -> str:
+    """Return the served path that this one ends in, `/v1` before it or not."""
+    ends = [served for served in _SERVED if path.endswith(served.removeprefix("/v1"))]
+    return max(ends, key=lambda served: (path.endswith(served), len(served)), default=path)
+
+
+_MISTAKES: Final[tuple[tuple[str, Callable[[str], str]], ...]] = (
+    ("Remove the percent-encoding", unquote),
+    ("Remove the double slash", lambda path: re.sub(r"/{2,}", "/", path)),
+    ("Remove the slash at the end", lambda path: path.rstrip("/")),
+    ("Use lower case", str.lower),
+    ("`/v1` is there twice: remove it from the base URL", _once),
+    ("`/v1` is missing: add it to the base URL", _with_v1),
+    ("Remove `{}`", _without_prefix),
+)
+
+_VLLM: Final = "vLLM has this endpoint, but this gateway does not serve it."
+_OPERATORS: Final = (
+    "vLLM has this endpoint for the operator of a server, who calls that server itself."
+)
+_OPENAI: Final = "OpenAI has this endpoint, vLLM does not."
+_OLLAMA: Final = (
+    "This looks like Ollama's API: set the client to OpenAI's, with `/v1` in its base URL."
+)
+_HEALTH: Final = "For the health of this gateway ask GET /livez or GET /readyz."
+
+# Source: the routes of vLLM 0.32; OpenAI's and Ollama's references. The longest beginning counts.
+_ELSEWHERE: Final[Mapping[str, str]] = {
+    "/v1/responses": "This gateway does not keep responses: send what a request needs with it.",
+    "/metrics": "Metrics are for the operator, on the gateway's admin listener.",
+    **dict.fromkeys(("/health", "/ping", "/load", "/ready", "/version"), _HEALTH),
+    **dict.fromkeys(
+        (
+            "/classify", "/cohere", "/generative_scoring", "/inference/v1", "/invocations",
+            "/pooling", "/rerank", "/score", "/tokenizer_info", "/v1/chat/completions",
+            "/v1/completions", "/v1/messages", "/v1/pooling", "/v1/realtime", "/v1/systemone",
+            "/v2",
+        ),
+        _VLLM,
+    ),
+    **dict.fromkeys(
+        (
+            "/abort_requests", "/collective_rpc", "/docs", "/fault_tolerance", "/get_world_size",
+            "/is_paused", "/is_sleeping", "/openapi.json", "/pause", "/release_kv_cache_memory",
+            "/reset_encoder_cache", "/reset_mm_cache", "/reset_prefix_cache", "/resume",
+            "/scale_elastic_ep", "/server_info", "/sleep", "/start_profile", "/stop_profile",
+            "/update_weights", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/wake_up",
+        ),
+        _OPERATORS,
+    ),
+    **dict.fromkeys(
+        (
+            "/v1/assistants", "/v1/audio/speech", "/v1/batches", "/v1/conversations", "/v1/files",
+            "/v1/fine_tuning", "/v1/images", "/v1/moderations", "/v1/threads", "/v1/uploads",
+            "/v1/vector_stores", "/v1/videos",
+        ),
+        _OPENAI,
+    ),
+    **dict.fromkeys(
+        ("/api/chat", "/api/embed", "/api/embeddings", "/api/generate", "/api/show", "/api/tags"),
+        _OLLAMA,
+    ),
+}  # fmt: skip
+
+
+def _elsewhere(path: str) -> str | None:
+    """Return who serves such a path, by its first parts."""
+    parts = path[:_READ_CHARS].split("/")
+    for count in range(len(parts), 1, -1):
+        if (said := _ELSEWHERE.get("/".join(parts[:count]))) is not None:
+            return said
+    return None
+
+
+def _list() -> str:
+    """Return what is served, as far as clients call it."""
+    posts = ", ".join(
+        sorted(path for path in _SERVED if path.startswith("/v1/") and path != "/v1/models")
+    )
+    return f"This gateway serves GET /v1/models and POST {posts}."

@@ -1,0 +1,113 @@
+"""What is refused before it reaches a model is counted, logged and explained."""
+
+from __future__ import annotations
+
+import json
+
+from gateway.ingress.early import KEPT
+from tests.stories.support import FAST, gateway, story
+from tests.stories.test_explain import explain, verb
+from tests.stories.wire import CHAT, chat_body, connected, request
+
+SHORT = "timeouts: {header: 300ms}"
+
+
+def counted(text: str, status: int) -> int:
+    """Return how many requests without an endpoint ended with a status."""
+    marks = ('endpoint="_unknown"', f'code="{status}"')
+    lines = [line for line in text.splitlines() if line.startswith("gateway_requests_total{")]
+    return sum(
+        int(float(line.split()[-1])) for line in lines if all(mark in line for mark in marks)
+    )
+
+
+@story
+async def test_each_early_refusal_is_counted_logged_and_explained():
+    refused = [
+        (request("POST", "/v1/v1/chat/completions", b"{}"), 404, "unknown_url"),
+        (
+            request("GET", "/v1/models", lines=("Authorization: Bearer wrong",)),
+            401,
+            "invalid_api_key",
+        ),
+        (request("GET", "/v1/models"), 401, "missing_api_key"),
+        (request("GET", CHAT), 405, "method_not_allowed"),
+        (request("CONNECT", "gateway:443"), 405, "method_not_allowed"),
+        (request("OPTIONS", "*"), 404, "unknown_url"),
+        (request(lines=tuple(f"x-{n}: y" for n in range(100))), 431, "request_headers_too_large"),
+        (b"POST /v1/chat/comp", 408, "request_timeout"),
+        (b"NOT HTTP\r\n\r\n", 400, "invalid_http"),
+    ]
+    async with gateway(FAST, extra=SHORT, access=True) as world:
+        answers = []
+        for data, status, code in refused:
+            async with connected(world.process.public_port) as wire:
+                answer = await wire.ask(data)
+                assert (answer.status, answer.code) == (status, code)
+                answers.append(answer)
+        text = await world.metrics()
+        for status, count in ((404, 2), (401, 2), (405, 2), (431, 1), (408, 1), (400, 1)):
+            assert counted(text, status) == count, status
+        lines = {line["id"]: line for line in world.access_lines()}
+        for answer in answers:
+            request_id = answer.headers["x-request-id"]
+            line = lines[request_id]
+            assert (line["status"], line["code"]) == (answer.status, answer.code)
+            assert (line["endpoint"], line["model"], line["key_id"]) == ("_unknown", None, None)
+            told = await explain(world, request_id)
+            assert (told["state"], told["status"], told["code"]) == (
+                "refused", answer.status, answer.code,
+            )  # fmt: skip
+            assert told["message"] == answer.message
+            assert told["sentence"].startswith(f"{request_id}: ")
+
+
+@story
+async def test_what_a_caller_did_wrong_is_explained_too():
+    async with gateway(FAST) as world:
+        bad = (
+            (await world.chat(model="none"), 404),
+            (await world.chat(headers={"authorization": "Bearer x"}), 401),
+            (await world.chat(max_tokens="many"), 400),
+        )
+        for reply, status in bad:
+            told = await explain(world, reply.headers["x-request-id"])
+            assert reply.status_code == told["status"] == status
+            assert told["message"] == reply.json()["error"]["message"]
+            assert (told["method"], told["path"]) == ("POST", CHAT)
+
+
+@story
+async def test_explain_says_it_in_words_with_the_setting_that_decided():
+    async with gateway(FAST, extra=SHORT) as world:
+        async with connected(world.process.public_port) as wire:
+            late = await wire.ask(b"GET /v1/mod")
+        code, out = await verb(world, "explain", late.headers["x-request-id"])
+        assert code == 0
+        assert "GET /v1/mod" in out or "408 request_timeout" in out
+        assert "Decided by timeouts.header: 300ms (gateway.yaml:" in out
+        assert "None" not in out
+        async with connected(world.process.public_port) as wire:
+            wrong = await wire.ask(request("POST", "/chat/completions?key=hidden", b"{}"))
+        code, out = await verb(world, "explain", wrong.headers["x-request-id"])
+        assert "POST /chat/completions was refused" in out
+        assert "Use /v1/chat/completions." in out
+        assert "hidden" not in out
+
+
+@story
+async def test_strangers_push_no_explanation_of_a_caller_out():
+    async with gateway(FAST) as world:
+        mine = (await world.chat(model="none", headers={"x-request-id": "mine"})).json()
+        async with connected(world.process.public_port) as wire:
+            for number in range(KEPT + 1):
+                lines = (f"X-Request-Id: s{number}",)
+                assert (await wire.ask(request(target="/nowhere", lines=lines))).status == 404
+            theirs = request("POST", CHAT, chat_body(), lines=("X-Request-Id: mine",))
+            assert (await wire.ask(theirs)).status == 401
+        told = await explain(world, "mine")
+        assert told["message"] == mine["error"]["message"]
+        early = world.process.handler.early
+        assert len(early.callers) == 1
+        assert len(early.strangers) == KEPT
+        assert json.dumps(await explain(world, "s0")).count("decision_not_found") == 1

@@ -1,0 +1,84 @@
+"""A 404 names the mistake in the URL."""
+
+import pytest
+
+from gateway.ingress.hints import hint
+from gateway.wire.calls import ENDPOINTS
+
+
+@pytest.mark.parametrize(
+    ("path", "words", "use"),
+    [
+        ("/v1/v1/chat/completions", "twice", "/v1/chat/completions"),
+        ("/v1/v1/messages", "twice", "/v1/messages"),
+        ("/v1/v1/models", "twice", "/v1/models"),
+        ("/chat/completions", "`/v1` is missing", "/v1/chat/completions"),
+        ("/models", "`/v1` is missing", "/v1/models"),
+        ("/messages/count_tokens", "`/v1` is missing", "/v1/messages/count_tokens"),
+        ("//v1/chat/completions", "double slash", "/v1/chat/completions"),
+        ("/v1//chat/completions", "double slash", "/v1/chat/completions"),
+        ("/v1/chat/completions/", "slash at the end", "/v1/chat/completions"),
+        ("/v1/models/", "slash at the end", "/v1/models"),
+        ("/V1/Chat/Completions", "lower case", "/v1/chat/completions"),
+        ("/v1/%63hat/completions", "percent-encoding", "/v1/chat/completions"),
+        ("/api/v1/chat/completions", "Remove `/api`.", "/v1/chat/completions"),
+        (
+            "/openai/deployments/m/chat/completions",
+            "Remove `/openai/deployments/m`.",
+            "/v1/chat/completions",
+        ),
+        ("/foo/models", "Remove `/foo`.", "/v1/models"),
+        ("/v1/tokenize", "Remove `/v1`.", "/tokenize"),
+    ],
+)
+def test_one_mistake_is_named_with_the_url_to_use(path, words, use):
+    said = hint(path)
+    assert words in said
+    assert f"Use {use}." in said
+
+
+def test_every_mistake_of_several_is_named():
+    said = hint("//v1/v1/chat/completions/")
+    assert "double slash" in said
+    assert "slash at the end" in said
+    assert "twice" in said
+    assert "Use /v1/chat/completions." in said
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/v1/realtime", "vLLM has this endpoint, but this gateway does not serve it"),
+        ("/v1/responses/resp_1", "does not keep responses"),
+        ("/v1/responses/resp_1/cancel", "does not keep responses"),
+        ("/v1/load_lora_adapter", "for the operator"),
+        ("/sleep", "for the operator"),
+        ("/metrics", "admin"),
+        ("/health", "/livez"),
+        ("/v1/files", "OpenAI has this endpoint, vLLM does not"),
+        ("/v1/images/generations", "OpenAI has this endpoint, vLLM does not"),
+        ("/api/chat", "Ollama"),
+        ("/api/tags", "Ollama"),
+    ],
+)
+def test_what_others_serve_is_named(path, words):
+    assert words in hint(path)
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/v1", "/nowhere", "/v1/nowhere", "*", "/" * 5000, "/%ff%00"]
+)
+def test_for_the_rest_the_endpoints_are_listed(path):
+    said = hint(path)
+    assert "/v1/chat/completions" in said
+    assert "/v1/models" in said
+    assert len(said) < 600
+
+
+@pytest.mark.parametrize("path", [*ENDPOINTS, b"/v1/models"])
+def test_every_endpoint_is_found_behind_each_mistake(path):
+    text = path.decode()
+    for wrong in (f"/{text}", f"{text}/", f"/v1{text}", text.upper(), f"/proxy{text}"):
+        if wrong.encode() in ENDPOINTS:
+            continue  # `/v1/rerank` for `/rerank`: both are served
+        assert f"Use {text}." in hint(wrong), wrong
