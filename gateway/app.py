@@ -18,11 +18,13 @@ import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import uvloop
 
+from gateway.access.failures import FailedKeys
 from gateway.access.keys import KeyRing
 from gateway.admission.gate import Gate
 from gateway.config.load import Loaded, load_config
@@ -62,8 +64,6 @@ Supervise = Callable[[PoolTable, Clock, SharedStore, Config], Supervisor]
 
 # Young collections are rare: the request path makes no reference cycles, so there is little to find.
 _GC_THRESHOLDS: Final = (50_000, 20, 100)
-# A stalled stream holds its write buffer, one read (twice the receive buffer), and copies of both.
-_BUFFER_PARTS: Final = 8
 _STOOD_STILL_S: Final = 1.0  # a loop that was this late was stopped, or starved
 _KEYS_S: Final = 2.0  # between two looks at the keys file, a stat each
 
@@ -144,7 +144,7 @@ def build(
     client = Client(
         connect_s=config.timeouts.connect,
         keep_alive_s=config.timeouts.upstream_keep_alive,
-        receive_bytes=config.limits.stream_buffer // _BUFFER_PARTS,
+        receive_bytes=config.limits.buffer_bytes,
     )
     metrics = Metrics(
         Readings(
@@ -162,15 +162,10 @@ def build(
     )
     access_log = AccessLog(outlet, clock, enabled=config.log.access)
     ledger = Ledger(metrics, access_log, clock)
-    limits = config.limits
     ingress = Ingress(
         story=lambda down: handler.handle(down),
         refused=lambda *refusal: handler.early.settle(*refusal),
-        limits=ClientLimits(
-            max_bytes=limits.max_header_bytes,
-            max_headers=limits.max_headers,
-            write_buffer_bytes=limits.stream_buffer // _BUFFER_PARTS,
-        ),
+        limits=ClientLimits.of(config.limits),
         connections=connections_for(config),
     )
     handler = Handler(
@@ -183,6 +178,9 @@ def build(
         catalogs=Catalogs(table, clock),
         live=ingress.live,
         early=Early(ledger.settle, clock),
+        failed_keys=FailedKeys(
+            config.limits.failed_keys, clock.now, partial(metrics.failed_key, "public")
+        ),
     )
     table.on_transition.append(ledger.transition)
     table.on_cut.append(ledger.limit_cut)

@@ -5,11 +5,13 @@ Sizes are bytes and `64MiB` in the file, durations are float seconds and `30s`.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field
 
 from gateway.config.units import Duration, OrWord, Section, Size, setting
+
+_BUFFER_PARTS: Final = 8
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -33,7 +35,20 @@ class LimitsConfig(Section):
         " and no bound for loopback, where a proxy on this machine connects from. A number holds"
         " for loopback, too; give the proxy's share if there is one. UNIX sockets have no address.",
     )
+    failed_keys: Annotated[int, Field(ge=1)] = setting(
+        60,
+        "Requests a minute without a valid key of one client address that are told why; the others"
+        " get 429. Requests with a valid key never count. Of the admin token likewise.",
+    )
     stream_buffer: Size = setting("256KiB", "Most unsent bytes held for one slow reader.")
+
+    @property
+    def buffer_bytes(self) -> int:
+        """What each buffer of a stream may hold.
+
+        A stalled one holds its write buffer, one read (twice the receive buffer), and copies of both.
+        """
+        return self.stream_buffer // _BUFFER_PARTS
 
 
 class TimeoutsConfig(Section):

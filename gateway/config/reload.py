@@ -24,6 +24,7 @@ NEEDS_RESTART: Final = (
     "limits.max_header_bytes",
     "limits.max_headers",
     "limits.connections",
+    "limits.failed_keys",
     "limits.connections_per_address",
     "timeouts.header",
     "timeouts.keep_alive",

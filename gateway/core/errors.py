@@ -14,6 +14,7 @@
     |   `-- HeadTooLarge                  431     invalid_request_error    request_headers_too_large
     |-- AccessError         the caller's  401     invalid_request_error    invalid_api_key
     |   `-- MissingKey                    401     invalid_request_error    missing_api_key
+    |-- TooManyFailedKeys   the caller's  429     rate_limit_error         too_many_failed_keys
     |-- Rejected            nobody's      503     service_unavailable_error
     |   |-- TooManyWaiting    the caller's 429    rate_limit_error         too_many_waiting
     |   |-- Overloaded                    503     service_unavailable_error  server_is_overloaded
@@ -158,6 +159,15 @@ class MissingKey(AccessError):
     """No key at all: 401."""
 
     default_code = "missing_api_key"
+
+
+class TooManyFailedKeys(GatewayError):
+    """One address sent too many requests without a valid key: 429 in place of the 401."""
+
+    status = 429
+    type = "rate_limit_error"
+    default_code = "too_many_failed_keys"
+    outcome = Outcome.UNAUTHENTICATED
 
 
 class Rejected(GatewayError):

@@ -16,13 +16,13 @@ to miss. A connection whose request is being answered is never closed for anothe
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import select
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
 
+from gateway.core.addresses import client_network
 from gateway.ingress.descriptors import Share
 
 # Whether the other side has closed: POLLRDHUP is Linux's; POLLHUP and POLLERR always count.
@@ -70,18 +70,7 @@ class Waited:
     closing_s: float
 
 
-def _network(host: str) -> str:
-    """Return what one client surely has: an IPv4 address, or the first 64 bits of an IPv6 one."""
-    if ":" not in host:
-        return host
-    try:
-        address = ipaddress.IPv6Address(host.partition("%")[0])
-    except ValueError:
-        return host
-    return str(address.ipv4_mapped or address.exploded[:19])
-
-
-_LOOPBACK: Final = ("127.0.0.1", _network("::1"))
+_LOOPBACK: Final = ("127.0.0.1", client_network("::1"))
 
 Line = OrderedDict[Waiting, float]  # until when; the oldest first
 
@@ -115,7 +104,7 @@ class Connections:
 
         `host` is the client's address, None for a UNIX socket.
         """
-        address = None if host is None else _network(host)
+        address = client_network(host)
         if self._spares_loopback and address in _LOOPBACK:
             address = None
         if address is not None and self._by_address[address] >= self.most_per_address:

@@ -240,6 +240,12 @@ class Downstream:
             self._body_ready.set_result(None)
 
     @property
+    def host(self) -> str | None:
+        """The client's address; None on a UNIX socket."""
+        client = self._protocol.client
+        return client[0] if client else None
+
+    @property
     def body_complete(self) -> bool:
         """Whether the whole request has been read, so the connection may carry another."""
         return self._complete

@@ -21,11 +21,13 @@ import logging
 from dataclasses import dataclass
 
 from gateway.access.context import bound, settle, unsettled
+from gateway.access.failures import FailedKeys
 from gateway.admission.gate import Gate
 from gateway.admission.refusals import engine_refused, heard_within_s
 from gateway.config.models import Config
 from gateway.core.aio import Clock
 from gateway.core.errors import (
+    AccessError,
     ClientGone,
     EngineFull,
     GatewayError,
@@ -86,6 +88,7 @@ class Handler:
     catalogs: Catalogs
     live: set[Downstream]
     early: Early
+    failed_keys: FailedKeys
     draining: bool = False
 
     async def handle(self, down: Downstream) -> None:  # noqa: PLR0915 - the story, in one piece
@@ -324,6 +327,8 @@ class Handler:
         self, down: Downstream, record: RequestRecord, error: GatewayError, ask: Ask | None = None
     ) -> None:
         """Answer with an error; one that came after the first byte was told in the stream already."""
+        if isinstance(error, AccessError):
+            error = self.failed_keys.judge(error, down.host)
         record.outcome, record.error_code, record.status = error.outcome, error.code, error.status
         if isinstance(error, Rejected):
             record.shed_reason = error.shed_reason

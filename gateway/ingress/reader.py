@@ -14,6 +14,7 @@ from typing import Any, Final
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway.config.limits import LimitsConfig
 from gateway.core.errors import (
     GatewayError,
     HeadTooLarge,
@@ -33,6 +34,11 @@ class ClientLimits:
     max_bytes: int  # of a head; of trailers; of what frames a body without any of the body
     max_headers: int  # in a head and trailers together
     write_buffer_bytes: int  # unsent bytes from which the backend is not read any more
+
+    @classmethod
+    def of(cls, limits: LimitsConfig) -> ClientLimits:
+        """Return what the settings allow."""
+        return cls(limits.max_header_bytes, limits.max_headers, limits.buffer_bytes)
 
 
 class RequestReader(HttpToolsProtocol):

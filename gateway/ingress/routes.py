@@ -20,6 +20,7 @@ from starlette.routing import Route
 from gateway.access.context import window_of
 from gateway.core.aio import Clock
 from gateway.core.errors import (
+    AccessError,
     GatewayError,
     MethodNotAllowed,
     ModelNotFound,
@@ -123,6 +124,10 @@ def public_app(
 
     async def refuse(request: Request, error: Exception) -> Response:
         assert isinstance(error, GatewayError)
+        if isinstance(error, AccessError):
+            error = handler.failed_keys.judge(
+                error, request.client.host if request.client else None
+            )
         headers = {name.decode(): value.decode() for name, value in error_headers(error)}
         if isinstance(error, MethodNotAllowed):
             headers["allow"] = "POST" if request.scope["raw_path"] in ENDPOINTS else "GET"

@@ -154,6 +154,13 @@ UPSTREAM_FAILURES: Final = _counter(
     "Attempts that failed by the backend's fault, those that a retry made good included.",
     "pool", "backend", "reason",
 )  # fmt: skip
+FAILED_KEYS: Final = _counter(
+    "gateway_failed_keys_total",
+    "Requests without a valid key or admin token; listener is public or admin, result is told (401)"
+    " or limited (429).",
+    "listener",
+    "result",
+)
 CLIENT_RETRIES: Final = _counter(
     "gateway_client_retries_total",
     "Requests that were themselves retries, as the client's SDK says.",

@@ -199,6 +199,10 @@ class Metrics(Collector):
         pool, _, name = backend_id.rpartition("/")
         self._values[table.UPSTREAM_FAILURES.name][pool, name, reason] += 1
 
+    def failed_key(self, listener: str, result: str) -> None:
+        """Count a request without a valid key; both are closed words."""
+        self._values[table.FAILED_KEYS.name][listener, result] += 1
+
     def loop_lag(self, late_s: float) -> None:
         """Count how late one timer ran."""
         self._lag.observe((), late_s)

@@ -21,6 +21,7 @@ from gateway.core.errors import (
     GatewayError,
     MethodNotAllowed,
     Rejected,
+    TooManyFailedKeys,
 )
 from gateway.core.types import Dialect
 from gateway.wire.clean import MAX_MESSAGE_CHARS, MAX_REFUSAL_CHARS, clean
@@ -73,8 +74,9 @@ def error_headers(error: GatewayError, *, retried: bool = False) -> list[tuple[b
         headers.append((HEADER_PREFIX + b"shed-reason", error.shed_reason.value.encode()))
         if retried:
             headers.append((b"x-should-retry", b"false"))
-    elif isinstance(error, BackendTimeout):
-        headers.append((b"x-should-retry", b"false"))  # the backend may still be at it
+    elif isinstance(error, BackendTimeout | TooManyFailedKeys):
+        # The backend may still be at it; a wrong key stays wrong.
+        headers.append((b"x-should-retry", b"false"))
     return headers
 
 

@@ -1,0 +1,64 @@
+"""Floods of wrong keys are slowed, by address; a right key never notices."""
+
+import asyncio
+import json
+
+from tests.stories.support import FAST, gateway, story
+from tests.stories.wire import CHAT, Wire, chat_body, connected, request
+
+FEW = "limits: {failed_keys: 3}"
+
+
+async def from_address(address: str, port: int, data: bytes):
+    """Return the reply to a request that another client address sends."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
+    try:
+        return await Wire(reader, writer).ask(data)
+    finally:
+        writer.transport.abort()
+
+
+@story
+async def test_a_flood_of_wrong_keys_is_slowed_and_right_keys_pass():
+    async with gateway(FAST, extra=FEW) as world, connected(world.process.public_port) as wire:
+        wrong = (
+            request("POST", CHAT, chat_body(), key="gw_wrong"),
+            request(target="/v1/models", key=f"{world.key}x"),
+            request(target="/v1/models"),
+        )
+        assert [(await wire.ask(data)).status for data in wrong] == [401] * 3
+        limited = [await wire.ask(data) for data in wrong]
+        assert [each.status for each in limited] == [429] * 3
+        for each in limited:
+            assert each.code == "too_many_failed_keys"
+            assert 1 <= int(each.headers["retry-after"]) <= 20
+            assert each.headers["x-should-retry"] == "false"
+            assert "www-authenticate" not in each.headers
+        assert len({each.message for each in limited}) == 1
+        assert "a valid key" in limited[0].message
+        right = (
+            request("POST", CHAT, chat_body(), key=world.key),
+            request(target="/v1/models", key=world.key),
+            request(target="/livez"),
+        )
+        assert [(await wire.ask(data)).status for data in right] == [200] * 3
+        other = await from_address("127.0.0.2", world.process.public_port, wrong[1])
+        assert other.status == 401
+        text = await world.metrics()
+        assert 'gateway_failed_keys_total{listener="public",result="told"} 4.0' in text
+        assert 'gateway_failed_keys_total{listener="public",result="limited"} 3.0' in text
+        assert 'outcome="unauthenticated",pool="_unknown"' in text
+        await world.settled()
+
+
+@story
+async def test_anthropics_form_has_its_own_word_for_it():
+    async with gateway(FAST, extra=FEW) as world, connected(world.process.public_port) as wire:
+        wrong = request("POST", "/v1/messages", b"{}", key="gw_wrong")
+        for _ in range(3):
+            assert (await wire.ask(wrong)).status == 401
+        limited = await wire.ask(wrong)
+        assert (limited.status, json.loads(limited.body)["error"]["type"]) == (
+            429,
+            "rate_limit_error",
+        )
