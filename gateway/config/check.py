@@ -49,21 +49,21 @@ def _listeners(config: Config) -> Iterator[Remark]:
         yield Remark(
             ("admin", "listen"),
             "open-admin",
-            f"the admin listener {admin} is reachable from outside and has no token",
+            f"the admin listener {admin} is reachable from other machines and has no token",
             "set admin.token, or listen on 127.0.0.1",
         )
     if _clash(admin, public):
         yield Remark(
             ("admin", "listen"),
             "address-clash",
-            f"{admin} is the public listener's address too",
+            f"{admin} is also the address of the public listener",
             "give the admin listener its own port",
         )
     if config.keys is None and not public.loopback:
         yield Remark(
             ("keys",),
             "auth-off",
-            f"AUTHENTICATION IS OFF and {public} is open to others: anyone may use the models",
+            f"AUTHENTICATION IS OFF and {public} is reachable from other machines: anyone can use the models",
             "write `keys: {file: keys.yaml}`, or listen on 127.0.0.1",
             Severity.WARNING,
         )
@@ -93,7 +93,10 @@ def _names(config: Config) -> Iterator[Remark]:
             if name in owners:
                 message = f"`{name}` is already {owners[name]}"
                 yield Remark(
-                    ("pools", pool, *path), "duplicate-name", message, "names lead to one pool"
+                    ("pools", pool, *path),
+                    "duplicate-name",
+                    message,
+                    "each name must belong to exactly one pool",
                 )
             else:
                 owners[name] = f"{kind} of `{pool}`"
@@ -112,8 +115,8 @@ def _addresses(config: Config) -> Iterator[Remark]:
             yield Remark(
                 path,
                 "duplicate-backend" if same_pool else "shared-backend",
-                f"{backend.url} is already {first[1]} of the pool `{first[0]}`",
-                "" if same_pool else "each pool counts only its own requests there",
+                f"{backend.url} is already listed as {first[1]} of the pool `{first[0]}`",
+                "" if same_pool else "each pool sees only its own requests on a shared server",
                 Severity.ERROR if same_pool else Severity.WARNING,
             )
 
@@ -126,23 +129,22 @@ def _pool(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
             yield Remark(
                 (*path, "backends", place, "name"),
                 "duplicate-backend",
-                f"the backends {first + 1} and {place + 1} of this pool are both named"
-                f" `{backend.name}`",
-                "unnamed backends are b1, b2, ... by position; give this one another name",
+                f"backends {first + 1} and {place + 1} of this pool are both named `{backend.name}`",
+                "unnamed backends are called b1, b2, ... by position; choose another name",
             )
     if pool.kv.resume >= pool.kv.stop_admitting:
         yield Remark(
             (*path, "kv", "resume"),
             "kv-order",
-            f"resume {pool.kv.resume:g} is not below stop_admitting {pool.kv.stop_admitting:g}",
-            "leave a gap, such as 0.90 and 0.80",
+            f"resume ({pool.kv.resume:g}) must be below stop_admitting ({pool.kv.stop_admitting:g})",
+            "leave a gap, such as stop_admitting: 0.90 and resume: 0.80",
         )
     if pool.queue.max_wait > LONG_WAIT_S:
         yield Remark(
             (*path, "queue", "max_wait"),
             "long-wait",
-            f"clients and proxies give up before {format_duration(pool.queue.max_wait)}",
-            f"nginx waits 60s unless told otherwise; stay below {format_duration(LONG_WAIT_S)}",
+            f"most clients and proxies give up before {format_duration(pool.queue.max_wait)}",
+            f"nginx waits 60s by default; stay below {format_duration(LONG_WAIT_S)}",
             Severity.WARNING,
         )
 
@@ -153,25 +155,25 @@ def _times(config: Config) -> Iterator[Remark]:
         yield Remark(
             ("timeouts", "upstream_keep_alive"),
             "stale-connections",
-            "vLLM closes idle connections after 5s; some requests would meet a closed one after"
-            f" {format_duration(times.upstream_keep_alive)}",
-            "stay below 4s, or raise vLLM's own timeout",
+            "vLLM closes idle connections after 5s, so with"
+            f" {format_duration(times.upstream_keep_alive)} some requests meet a closed connection",
+            "stay below 4s, or raise vLLM's keep-alive timeout",
             Severity.WARNING,
         )
     if times.first_byte > times.total:
         yield Remark(
             ("timeouts", "first_byte"),
             "deadline-order",
-            f"first_byte {format_duration(times.first_byte)} is longer than the whole request may"
-            f" take ({format_duration(times.total)})",
+            f"first_byte ({format_duration(times.first_byte)}) is longer than total"
+            f" ({format_duration(times.total)}), the limit of the whole request",
             severity=Severity.WARNING,
         )
     if health.scrape_stale < health.scrape_interval:
         yield Remark(
             ("health", "scrape_stale"),
             "deadline-order",
-            "each reading would be stale before the next one comes",
-            "make it two or three times scrape_interval",
+            "every scrape would be out of date before the next one",
+            "set it to two or three times scrape_interval",
         )
 
 

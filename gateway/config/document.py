@@ -107,13 +107,13 @@ def read_document(text: str, *, file: str, folder: Path, env: Mapping[str, str])
             "bad-yaml",
             f"the file is {what}",
             place=Place(),
-            hint="the smallest one is `pools: {MODEL: {backends: [http://HOST:8000]}}`",
+            hint="the smallest valid file is `pools: {MODEL: {backends: [http://HOST:8000]}}`",
         )
         return document
     try:
         values = _Reader(document, yaml, folder, env).mapping(root, ())
     except _TooManyError:
-        message = f"the file has more than {MAX_NODES} values; each use of an alias counts"
+        message = f"the file has more than {MAX_NODES} values (each use of an alias counts)"
         document.report(Severity.ERROR, "bad-yaml", message, place=Place())
         return document
     # Compose files made `x-` the place for anchors; it is no setting.
@@ -167,7 +167,7 @@ class _Reader:
             key = _joined(str(key_node.value))
             if key in values:
                 first = self._document.key_places[(*path, key)].line
-                message = f"`{key}` is written twice, first in line {first}"
+                message = f"`{key}` appears twice; the first is in line {first}"
                 self._error("duplicate-key", message, (*path, key), place)
                 continue
             self._document.key_places[(*path, key)] = place
@@ -183,7 +183,7 @@ class _Reader:
         for node in nodes:
             for source in node.value if isinstance(node, SequenceNode) else [node]:
                 if not isinstance(source, MappingNode) or id(source) in self._open:
-                    self._error("bad-yaml", "`<<` takes a mapping", (), _place(source))
+                    self._error("bad-yaml", "`<<` needs a mapping", (), _place(source))
                     continue
                 self._open.add(id(source))
                 own = [pair for pair in source.value if str(pair[0].tag) != _MERGE]
@@ -263,7 +263,7 @@ class _Reader:
         if has_default:
             return value or default
         if value is None:
-            hint = f"set it, or write ${{{name}:-}} if it may be missing"
+            hint = f"set it, or write ${{{name}:-}} if it is optional"
             problem = f"${{{name}}} is not set and has no default"
             return _Unresolved("unset-variable", problem, hint)
         return value

@@ -12,16 +12,20 @@ from pydantic_core import ErrorDetails
 from gateway.config.check import Remark
 from gateway.config.findings import KeyPath, dotted
 from gateway.config.models import BACKEND_NAME, MODEL_NAME, Config, Section
+from gateway.config.supervision import CONTAINER, KUBERNETES, UNIT
 
 _NAMES: Final = {
-    MODEL_NAME: "letters, digits and . _ : / -, at most 128, and starts with a letter or digit",
-    BACKEND_NAME: "lower-case letters, digits and -, at most 63, and starts with a letter or digit",
+    MODEL_NAME: "use up to 128 letters, digits and . _ : / - and start with a letter or digit",
+    BACKEND_NAME: "use up to 63 lower-case letters, digits and - and start with a letter or digit",
+    UNIT: "it must look like `vllm@1.service`",
+    CONTAINER: "it must look like `vllm-1`",
+    KUBERNETES: "it must look like `ml/vllm-0`, `ml/deployment/qwen` or `ml/statefulset/qwen`",
 }
 _WANTED: Final = {
     "model_type": "a mapping",
     "dict_type": "a mapping",
     "tuple_type": "a list",
-    "string_type": "a text",
+    "string_type": "text",
     "int_type": "a whole number",
     "int_parsing": "a whole number",
     "int_from_float": "a whole number",
@@ -59,15 +63,10 @@ def explain(error: ErrorDetails) -> Remark:
     if kind in ("enum", "literal_error"):
         known = re.findall(r"'([^']*)'", context["expected"]) or [str(context["expected"])]
         hint = _did_you_mean(str(written), known) or f"known: {', '.join(known)}"
-        return Remark(path, "bad-value", f"{where}: `{written}` is not known here", hint)
+        return Remark(path, "bad-value", f"{where}: `{written}` is not a known value", hint)
     if kind == "string_pattern_mismatch":
-        rule = _NAMES.get(context["pattern"], f"must match {context['pattern']}")
-        return Remark(
-            path,
-            "bad-name",
-            f"`{written}` is not a name that can be used here",
-            f"a name has {rule}",
-        )
+        hint = _NAMES.get(context["pattern"], f"it must match {context['pattern']}")
+        return Remark(path, "bad-name", f"`{written}` is not a valid name here", hint)
     if kind in _BOUNDS:
         bound, words = _BOUNDS[kind]
         return Remark(path, "out-of-range", f"{where} must be {words} {context[bound]}")

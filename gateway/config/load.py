@@ -82,7 +82,7 @@ def check_file(path: Path, env: Mapping[str, str] = os.environ) -> Checked:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        message = f"the file cannot be read: {error.strerror or error}"
+        message = f"cannot read the file: {error.strerror or error}"
         return Checked((Finding(Severity.ERROR, "unreadable-file", message, file=str(path)),))
     except UnicodeDecodeError as error:
         message = f"the file is not UTF-8 (byte {error.start})"

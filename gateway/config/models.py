@@ -1,6 +1,6 @@
 """The settings: one tree that is the source of defaults, units, help and JSON Schema.
 
-Frozen, and unknown keys are errors. Durations are float seconds here and `30s` in the file, sizes
+Sections are frozen, and unknown keys are errors. Durations are float seconds here and `30s` in the file, sizes
 are bytes and `64MiB`, token counts are ints and may be `32k`. What spans several settings (unique
 names, an open admin listener) is in `config.check`.
 """
@@ -56,11 +56,11 @@ Secret = Annotated[SecretStr | None, EmptyIsNone]
 _SOCKET: Final = TypeAdapter[Any](SocketPath)
 
 # Settings are accepted before the part that uses them exists, so that files need not change later.
-_LATER: Final = "Accepted and checked; this version does not act on it yet."
+_LATER: Final = "Accepted and checked, but not used by this version yet."
 
 
 class OverflowPolicy(Enum):
-    """What happens when the stated output does not fit beside the prompt."""
+    """What happens when prompt plus requested output exceed the context window."""
 
     REJECT = "reject"
     CLAMP = "clamp"
@@ -76,17 +76,19 @@ class BackendConfig(Section):
     url: BackendUrl = Field(
         default_factory=str,
         validate_default=True,
-        description="Its scheme, host and port, or unix:/path. With `launch`: taken from there.",
+        description="Scheme, host and port, or unix:/path. Omit it with `launch`.",
     )
-    api_key: Secret = setting(None, "Sent to the backend as a bearer token (vLLM's --api-key).")
+    api_key: Secret = setting(None, "Bearer token sent to the backend (vLLM's --api-key).")
     max_in_flight: Annotated[int, Field(ge=1)] | None = setting(
-        None, "Most requests at a time from this gateway. Default: no limit of its own."
+        None, "Most requests in flight from this gateway. Default: no fixed limit."
     )
     endpoints: tuple[Endpoint, ...] | None = setting(
-        None, "Endpoints it serves. Default: those of the pool, else what the backend says."
+        None, "Endpoints it serves. Default: those of the pool, or what the backend reports."
     )
-    restart: RestartConfig | None = setting(None, "How to restart it, where others start it.")
-    launch: LaunchConfig | None = setting(None, "Start it from here, in place of `url`.")
+    restart: RestartConfig | None = setting(
+        None, "How to restart a server that something else starts."
+    )
+    launch: LaunchConfig | None = setting(None, "Start the server from here, instead of `url`.")
 
     @model_validator(mode="before")
     @classmethod
@@ -108,30 +110,36 @@ class BackendConfig(Section):
 class AdapterConfig(Section):
     """One LoRA adapter. A plain name is short for {name: ...}."""
 
-    name: ModelName = Field(description="The model name that clients use for it.")
+    name: ModelName = Field(description="The model name that clients use for this adapter.")
     path: str | None = setting(
-        None, "Where the backend finds it: it is loaded there, and again after a restart."
+        None, "Path on the backend. The gateway loads it there, also after a restart."
     )
 
 
 class QueueConfig(Section):
-    """What may wait for room on a backend, and how long. Waiting is fair between tenants."""
+    """How many requests may wait for a backend, and how long. Tenants share the queue fairly."""
 
-    max_requests: int = setting(1024, "Most requests that wait at a time; 0: none ever.", ge=0)
-    max_tokens: Tokens = setting("4M", "Most tokens (prompts and expected outputs) that wait.")
-    max_bytes: Size = setting("256MiB", "Most bytes of request bodies that wait.")
-    max_wait: DurationOrZero = setting("30s", "Longest wait before a request is shed.")
-    tenant_share: float = setting(0.5, "Most of each that one tenant may hold (0..1].", gt=0, le=1)
+    max_requests: int = setting(1024, "Most waiting requests; 0: requests never wait.", ge=0)
+    max_tokens: Tokens = setting("4M", "Most waiting tokens (prompts plus expected outputs).")
+    max_bytes: Size = setting("256MiB", "Most bytes of waiting request bodies.")
+    max_wait: DurationOrZero = setting("30s", "Longest wait before a request is refused.")
+    tenant_share: float = setting(
+        0.5, "Largest share of each limit that one tenant may use (0..1].", gt=0, le=1
+    )
     announce: bool = setting(
-        False, "Answer waiting streams with 200 and comments that tell their position."
+        False, "Answer waiting streams with 200 and comments that show their queue position."
     )
 
 
 class KvConfig(Section):
-    """When the KV cache of a backend counts as full. The gap keeps it from flapping."""
+    """When the KV cache of a backend counts as full. The gap between the two prevents flapping."""
 
-    stop_admitting: float = setting(0.90, "From this usage (0..1) on, no new work.", gt=0, le=1)
-    resume: float = setting(0.80, "Below this usage (0..1), work again.", ge=0, lt=1)
+    stop_admitting: float = setting(
+        0.90, "At or above this KV cache usage (0..1), no new requests.", gt=0, le=1
+    )
+    resume: float = setting(
+        0.80, "Below this KV cache usage (0..1), requests are admitted again.", ge=0, lt=1
+    )
 
 
 class Admission(Enum):
@@ -142,9 +150,11 @@ class Admission(Enum):
 
 
 class SloConfig(Section):
-    """What clients should see; the concurrency limits adapt to it."""
+    """Latency targets; the concurrency limits adapt to them."""
 
-    ttft: Duration = setting("2.5s", "Time to the first token of a short prompt, for 9 of 10.")
+    ttft: Duration = setting(
+        "2.5s", "Time to first token of a short prompt, at the 90th percentile."
+    )
     itl: Duration = setting("80ms", "Mean time between tokens.")
 
 
@@ -161,82 +171,88 @@ def _named_by_position(value: Any) -> Any:
 class PoolConfig(Section):
     """The backends that serve one model, under the name that clients use."""
 
-    aliases: tuple[ModelName, ...] = setting((), "Further names that clients may use.")
+    aliases: tuple[ModelName, ...] = setting((), "Other model names that clients may use.")
     backends: Annotated[
         tuple[Annotated[BackendConfig, OrText("url")], ...], BeforeValidator(_named_by_position)
     ] = Field(min_length=1, description="The vLLM servers: URLs, or mappings with url or launch.")
     served_model: ModelName | None = setting(
         None,
-        "The name the backends know the model by. Default: the pool's name or an alias where a"
-        " backend has it, else the only base model it serves.",
+        "The model's name on the backends. Default: the pool's name or an alias if a backend serves"
+        " it, otherwise the backend's only base model.",
     )
     max_context: Annotated[Tokens | None, OrWord("auto", None)] = setting(
         "auto",
-        "Largest prompt plus output in tokens. auto: as the backends say; a number caps it, and what"
-        " nobody can count must then fit by its bytes.",
+        "Largest prompt plus output, in tokens. auto: what the backends report. A number lowers it;"
+        " prompts that cannot be counted must then fit by their size in bytes.",
     )
     on_overflow: OverflowPolicy = setting(
-        "reject", "Output that does not fit beside the prompt: reject (400) or clamp it."
+        "reject",
+        "When prompt plus requested output exceed the context: reject (400) or clamp the output.",
     )
     adapters: Annotated[
         Literal["auto"] | tuple[Annotated[AdapterConfig, OrText("name")], ...],
         OrWord("auto", "auto"),
-    ] = setting("auto", "LoRA names: auto (those the backends have), or a list.")
+    ] = setting("auto", "LoRA adapters: auto (all that the backends list), or a list.")
     tokenizer: Annotated[FilePath | None, EmptyIsNone] = setting(
         None,
-        "Folder with tokenizer.json, to count prompts here. Default: the folder of the model that is"
-        " launched, where it is on this machine and no flag changes prompts; else ask a backend.",
+        "Folder with tokenizer.json, used to count prompts in the gateway. Default: the folder of the"
+        " launched model, if it is local and no flag changes prompts; otherwise a backend counts.",
     )
     endpoints: tuple[Endpoint, ...] | None = setting(
-        None, "Endpoints it serves. Default: what the backends say."
+        None, "Endpoints this pool serves. Default: what the backends report."
     )
     parameters: ParametersConfig = setting({}, "What requests to this pool may ask for.")
     prefix_cache: PrefixCache = setting(
         "shared",
-        "shared: all tenants. per_tenant: each has its own, by a salt, and `cached_tokens` is hidden:"
-        " nobody can find out what another tenant has asked.",
+        "shared: tenants share the prefix cache. per_tenant: each tenant has its own (by a cache salt)"
+        " and `cached_tokens` is hidden, so nobody can probe what others asked.",
     )
-    queue: QueueConfig = setting({}, "What may wait for a free place.")
+    queue: QueueConfig = setting({}, "The queue of this pool.")
     kv: KvConfig = setting({}, "When a KV cache counts as full.")
-    slo: SloConfig = setting({}, "What clients should see.")
+    slo: SloConfig = setting({}, "Latency targets.")
     admission: Admission = setting(
-        "on", "on: requests wait here until a backend has room. off: all are sent at once."
+        "on", "on: requests wait here until a backend has room. off: requests are sent at once."
     )
     slow_start: DurationOrZero = setting(
-        "60s", "A restarted backend gets its full share of requests only after this time."
+        "60s", "Time over which a restarted backend ramps up to its full share of requests."
     )
-    supervision: SupervisionConfig = setting({}, "When and how its backends are restarted.")
+    supervision: SupervisionConfig = setting({}, "When and how backends are restarted.")
     remedies: tuple[Remedy, ...] = setting(
-        (), "What may be changed of a command line whose server does not start, in this order."
+        (),
+        "Changes to the command line that the gateway may try, in this order, when vLLM does not start.",
     )
     min_context: Tokens = setting(4096, "No remedy lowers the context window below this.")
     min_num_seqs: int = setting(8, "No remedy lowers max-num-seqs below this.", ge=1)
 
 
 class AdminConfig(Section):
-    """The operators' listener: metrics, overview, readiness. Never on the public one."""
+    """The admin listener: metrics, overview, operations. It is separate from the public one."""
 
     listen: Address = setting("127.0.0.1:9090", "Address, or unix:/path.")
-    token: Secret = setting(None, "Bearer token it asks for. Without one: loopback or UNIX only.")
+    token: Secret = setting(
+        None, "Required bearer token. Without one, only loopback and UNIX sockets are allowed."
+    )
 
 
 class KeysConfig(Section):
-    """Where the API keys are (hashes only)."""
+    """Where the API keys are stored (hashes only)."""
 
-    file: FilePath = setting("keys.yaml", "The keys file, relative to this file.")
+    file: FilePath = setting("keys.yaml", "Path of the keys file, relative to this file.")
 
 
 class HealthConfig(Section):
-    """How backends are watched."""
+    """How backends are monitored."""
 
-    interval: Duration = setting("2s", "Between two probes of /health.")
-    timeout: Duration = setting("2s", "For a probe or a scrape to answer.")
-    fall: int = setting(3, "Failed probes in a row until a backend is down.", ge=1)
-    rise: int = setting(2, "Passed probes in a row until it is ready again.", ge=1)
-    scrape_interval: Duration = setting("1s", "Between two reads of /metrics.")
-    scrape_stale: Duration = setting("3s", "Age from which its load counts as unknown.")
-    models_interval: Duration = setting("10s", "Between two reads of /v1/models.")
-    progress: Duration = setting("30s", "No progress for this long with work running: it hangs.")
+    interval: Duration = setting("2s", "Time between two health checks (/health).")
+    timeout: Duration = setting("2s", "Deadline of a health check or a metrics scrape.")
+    fall: int = setting(3, "Failed health checks in a row after which a backend is down.", ge=1)
+    rise: int = setting(2, "Passed health checks in a row after which it is ready again.", ge=1)
+    scrape_interval: Duration = setting("1s", "Time between two scrapes of /metrics.")
+    scrape_stale: Duration = setting("3s", "Age at which load figures count as unknown.")
+    models_interval: Duration = setting("10s", "Time between two reads of /v1/models.")
+    progress: Duration = setting(
+        "30s", "With requests running, no progress for this long means that the engine hangs."
+    )
 
 
 class LogFormat(Enum):
@@ -247,7 +263,7 @@ class LogFormat(Enum):
 
 
 class LogLevel(Enum):
-    """The least urgent lines that are written."""
+    """The lowest level that is logged."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -256,17 +272,17 @@ class LogLevel(Enum):
 
 
 class LogConfig(Section):
-    """What is written about requests and events. Never prompt text, never keys."""
+    """What is logged about requests and events. Prompt text and keys are never logged."""
 
     access: bool = setting(True, "One line per request on standard output.")
-    format: LogFormat = setting("json", "json or text, for lines that are not the access log.")
-    level: LogLevel = setting("info", "debug, info, warning or error.")
+    format: LogFormat = setting("json", "Format of all lines except the access log: json or text.")
+    level: LogLevel = setting("info", "Lowest level that is logged: debug, info, warning or error.")
 
 
 class ShutdownConfig(Section):
-    """How the gateway ends."""
+    """How the gateway shuts down."""
 
-    grace: DurationOrZero = setting("120s", "How long running streams may finish.")
+    grace: DurationOrZero = setting("120s", "How long running requests may take to finish.")
 
 
 def _check_redis(value: SecretStr | None) -> SecretStr | None:
@@ -277,31 +293,31 @@ def _check_redis(value: SecretStr | None) -> SecretStr | None:
 
 
 class Config(Section):
-    """The whole file."""
+    """The settings file."""
 
-    version: Literal[1] = setting(1, "Version of this file's format.")
+    version: Literal[1] = setting(1, "Format version of this file.")
     listen: Address = setting("127.0.0.1:8080", "Public address, or unix:/path.")
-    admin: AdminConfig = setting({}, "The operators' listener.")
+    admin: AdminConfig = setting({}, "The admin listener.")
     redis: Secret = setting(
-        None, f"URL of a Redis that replicas share. Empty: one replica, in memory. {_LATER}"
+        None, f"URL of a Redis shared by replicas. Empty: one replica, state in memory. {_LATER}"
     )
     keys: Annotated[KeysConfig | None, OrWord("none", None)] = setting(
         {}, "The API keys; `none` turns authentication off."
     )
     pools: dict[ModelName, PoolConfig] = Field(
-        min_length=1, description="Pools of backends by the model name that clients use."
+        min_length=1, description="Pools of backends, by the model name that clients use."
     )
     parameters: ParametersConfig = setting(
         {}, "What requests may ask for, in all pools. See `vllm-gateway config policy`."
     )
-    limits: LimitsConfig = setting({}, "Bounds of what one client may make us hold.")
-    timeouts: TimeoutsConfig = setting({}, "Deadlines of each step.")
-    health: HealthConfig = setting({}, "How backends are watched.")
-    log: LogConfig = setting({}, "What is written.")
+    limits: LimitsConfig = setting({}, "Limits on what a client may send or leave unread.")
+    timeouts: TimeoutsConfig = setting({}, "Deadlines of each step of a request.")
+    health: HealthConfig = setting({}, "How backends are monitored.")
+    log: LogConfig = setting({}, "What is logged.")
     state: FilePath = setting(
-        "state", "Folder for launched backends: their logs, what runs, remedies in force."
+        "state", "Folder for launched backends: logs, process records, remedies in force."
     )
-    shutdown: ShutdownConfig = setting({}, "How the gateway ends.")
+    shutdown: ShutdownConfig = setting({}, "How the gateway shuts down.")
 
     check_redis = field_validator("redis")(_check_redis)
 

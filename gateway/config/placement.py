@@ -99,16 +99,16 @@ def _gpus(each: _Launched) -> Iterator[Remark]:
         yield Remark(
             (*each.path, "gpus"),
             "parallel-size",
-            f"{each.id} has {len(gpus)} GPUs, but {taken[1]} takes {taken[0]}",
-            "give it as many GPUs as it takes; without parallel sizes,"
+            f"`gpus` of {each.id} lists {len(gpus)}, but {taken[1]} needs {taken[0]}",
+            "list as many GPUs as it needs; without parallel sizes,"
             " tensor-parallel-size is the number of `gpus`",
         )
     if gpus and "CUDA_VISIBLE_DEVICES" in each.launch.env:
         yield Remark(
             (*each.path, "env"),
             "gpus-overridden",
-            f"CUDA_VISIBLE_DEVICES in `env` wins over the `gpus` of {each.id}",
-            "write one of them; what shares a GPU is told by `gpus`",
+            f"CUDA_VISIBLE_DEVICES in `env` overrides the `gpus` of {each.id}",
+            "use only `gpus`: the gateway reads it to see which servers share a GPU",
             Severity.WARNING,
         )
 
@@ -156,16 +156,16 @@ def _crowded(gpu: int, sharing: list[_Launched]) -> Remark | None:
         return None
     parts = ", ".join(f"{name} {share:g}" for name, share in shares.items())
     path = (*sharing[-1].path, "gpus")
-    hint = f"set gpu-memory-utilization so that the shares stay below {MOST_UTILIZATION:g} together"
+    hint = f"set gpu-memory-utilization so that the shares add up to less than {MOST_UTILIZATION:g}"
     if fixed and total <= MOST_UTILIZATION:
         besides = ", ".join(each.id for each in fixed)
-        message = f"GPU {gpu}: {parts} of its memory leaves little for {besides}"
+        message = f"GPU {gpu}: {parts} of its memory leaves too little for {besides}"
         return Remark(path, "gpu-memory", message, hint, Severity.WARNING)
     asleep = all(each.flags.get("enable-sleep-mode") is True for each in sharing)
     return Remark(
         path,
         "gpu-memory",
-        f"GPU {gpu}: {parts} are {total:.2f} of its memory (a share that is not stated is"
+        f"GPU {gpu}: {parts} add up to {total:.2f} of its memory (the default share is"
         f" {DEFAULT_UTILIZATION:g})",
         "only one of them can be awake at a time" if asleep else hint,
         Severity.WARNING if asleep else Severity.ERROR,
@@ -198,8 +198,8 @@ def _address(each: _Launched, config: Config) -> Iterator[Remark]:
         yield Remark(
             each.path,
             "launch-address",
-            f"--uds {each.flags['uds']} of {each.id} is not where the gateway looks for it",
-            "write it as `socket`, in place of `port`",
+            f"--uds {each.flags['uds']} of {each.id} is not the address that the gateway uses",
+            "write it as `socket`, instead of `port`",
         )
     ours = {"host": _HOST, "port": str(launch.port)}
     if launch.socket is not None:
@@ -207,7 +207,7 @@ def _address(each: _Launched, config: Config) -> Iterator[Remark]:
     for name, kept in ours.items():
         wanted = each.flags.get(name)
         if wanted is not None and str(wanted) != kept:
-            by = f"replaced by --{name} {kept}" if kept else "left out: it listens on a socket"
+            by = f"replaced with --{name} {kept}" if kept else "dropped: it listens on a socket"
             yield Remark(
                 each.path,
                 "launch-address",
@@ -220,8 +220,8 @@ def _address(each: _Launched, config: Config) -> Iterator[Remark]:
             yield Remark(
                 (*each.path, each.kind),
                 f"duplicate-{each.kind}",
-                f"{each.address} of {each.id} is the gateway's own (`{'.'.join(path)}: {listen}`)",
-                f"give it another {each.kind}",
+                f"{each.address} of {each.id} is used by the gateway itself (`{'.'.join(path)}: {listen}`)",
+                f"choose another {each.kind}",
             )
 
 
@@ -240,7 +240,7 @@ def _addresses(launched: list[_Launched]) -> Iterator[Remark]:
             yield Remark(
                 (*each.path, each.kind),
                 f"duplicate-{each.kind}",
-                f"{each.address} of {each.id} is that of {first.id} already",
+                f"{each.address} of {each.id} is already used by {first.id}",
                 f"give each launched server its own {each.kind}",
             )
 
@@ -257,7 +257,7 @@ def _targets(config: Config) -> Iterator[Remark]:
                 yield Remark(
                     ("pools", name, "backends", place, "restart"),
                     "duplicate-target",
-                    f"{target} is what restarts {first} already: both would be restarted at once",
+                    f"{target} already restarts {first}, so both would restart at once",
                     "give each backend its own unit, container or pod",
                 )
 
@@ -284,16 +284,16 @@ def _fp8(each: _Launched) -> bool:
 _DONE: Final[Mapping[Remedy, tuple[Callable[[_Launched], bool], str]]] = {
     Remedy.ENFORCE_EAGER: (
         lambda each: each.flags.get("enforce-eager") is True,
-        "enforce-eager is set already",
+        "enforce-eager is already set",
     ),
-    Remedy.FP8_KV_CACHE: (_fp8, "the KV cache is fp8 already"),
+    Remedy.FP8_KV_CACHE: (_fp8, "the KV cache is already fp8"),
     Remedy.ADJUST_GPU_MEMORY_UTILIZATION: (
         lambda each: "kv-cache-memory-bytes" in each.flags,
-        "vLLM ignores the utilization where kv-cache-memory-bytes is set",
+        "vLLM ignores the utilization when kv-cache-memory-bytes is set",
     ),
     Remedy.NCCL_P2P_OFF: (
         lambda each: len(each.launch.gpus) == 1,
-        "one GPU talks to no other",
+        "with one GPU there is no peer-to-peer traffic",
     ),
 }
 
@@ -304,8 +304,8 @@ def _remedies(name: str, pool: PoolConfig, launched: list[_Launched]) -> Iterato
         yield Remark(
             path,
             "idle-remedy",
-            f"remedies change the command line of launched backends, and `{name}` has none",
-            "use `launch`, or leave `remedies` out",
+            f"remedies change the command line of launched backends, but `{name}` has none",
+            "use `launch`, or remove `remedies`",
             Severity.WARNING,
         )
         return
@@ -315,7 +315,7 @@ def _remedies(name: str, pool: PoolConfig, launched: list[_Launched]) -> Iterato
             yield Remark(
                 (*path, place),
                 "idle-remedy",
-                f"{remedy.value} can do nothing for `{name}`: {why}",
+                f"{remedy.value} has no effect on `{name}`: {why}",
                 severity=Severity.WARNING,
             )
     yield from _listed_twice(path, pool)
@@ -336,11 +336,11 @@ def _idle(remedy: Remedy, pool: PoolConfig, launched: list[_Launched]) -> str:
     if remedy is Remedy.LOWER_MAX_MODEL_LEN:
         windows = [_whole(each.flags.get("max-model-len")) for each in launched]
         if all(window is not None and window <= pool.min_context for window in windows):
-            return f"max-model-len is not above min_context ({pool.min_context}) anywhere"
+            return f"no backend has a max-model-len above min_context ({pool.min_context})"
     elif remedy is Remedy.LOWER_MAX_NUM_SEQS:
         seqs = [_whole(each.flags.get("max-num-seqs")) for each in launched]
         if all(count is not None and count <= pool.min_num_seqs for count in seqs):
-            return f"max-num-seqs is not above min_num_seqs ({pool.min_num_seqs}) anywhere"
+            return f"no backend has a max-num-seqs above min_num_seqs ({pool.min_num_seqs})"
     elif remedy in _DONE:
         idle, why = _DONE[remedy]
         if all(idle(each) for each in launched):

@@ -117,7 +117,7 @@ def _pool_sentence(name: str, old: PoolConfig | None, new: PoolConfig | None) ->
             changes = dict(_changes(before[server], backend))
             parts += [f"{backend.name}.{key} {change}" for key, change in changes.items()]
     parts += [f"{key} {change}" for key, change in _changes(old, new, skip={"backends"})]
-    return ", ".join(parts) or "backends in another order"
+    return ", ".join(parts) or "backends reordered"
 
 
 def _changes(

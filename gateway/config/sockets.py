@@ -17,11 +17,11 @@ def check_socket(path: Path) -> Path:
     """Return the path, made absolute; refuse one that no socket can have."""
     path = Path("/", *path.absolute().parts[1:])  # `//run` is /run, too
     if not str(path).isprintable():
-        raise PydanticCustomError("bad_socket", "the socket's path has control characters")
+        raise PydanticCustomError("bad_socket", "the socket path contains control characters")
     if (size := len(os.fsencode(path))) > MOST_BYTES:
         raise PydanticCustomError(
             "bad_socket",
-            "the socket's path {path} has {size} bytes; a system takes at most {most}",
+            "the socket path {path} has {size} bytes; the system allows at most {most}",
             {"path": str(path), "size": size, "most": MOST_BYTES},
         )
     return path
@@ -30,9 +30,9 @@ def check_socket(path: Path) -> Path:
 def check_socket_text(value: object) -> object:
     """Refuse what is a URL or nothing where a path is meant."""
     if isinstance(value, str) and not value.strip():
-        raise PydanticCustomError("bad_socket", "the socket's path is empty")
+        raise PydanticCustomError("bad_socket", "the socket path is empty")
     if isinstance(value, str) and value.strip().startswith(PREFIX):
-        raise PydanticCustomError("bad_socket", "write the path alone, without unix:")
+        raise PydanticCustomError("bad_socket", "write only the path, without unix:")
     return value
 
 
@@ -40,5 +40,7 @@ def socket_of(url: str) -> Path:
     """Return the path of `unix:/path`."""
     path = Path(url.removeprefix(PREFIX))
     if not path.is_absolute():
-        raise PydanticCustomError("bad_socket", "write the socket's whole path: unix:/run/...")
+        raise PydanticCustomError(
+            "bad_socket", "write the full path of the socket, like unix:/run/vllm/b1.sock"
+        )
     return check_socket(path)

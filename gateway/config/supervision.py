@@ -20,9 +20,9 @@ from gateway.config.units import (
 )
 
 # Names of service managers. Nothing else ever reaches their command lines or paths.
-_UNIT: Final = r"^[A-Za-z0-9][A-Za-z0-9:_.@-]{0,250}$"
-_CONTAINER: Final = r"^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}$"
-_KUBERNETES: Final = (
+UNIT: Final = r"^[A-Za-z0-9][A-Za-z0-9:_.@-]{0,250}$"
+CONTAINER: Final = r"^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}$"
+KUBERNETES: Final = (
     r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?/(pod/|deployment/|statefulset/)?"
     r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
 )
@@ -30,7 +30,7 @@ _WINDOW: Final = re.compile(r"([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d")
 
 
 class Remedy(Enum):
-    """What the supervisor may change of a command line so that a server starts."""
+    """A change to the command line that may help a server start."""
 
     LOWER_MAX_MODEL_LEN = "lower_max_model_len"
     LOWER_MAX_NUM_SEQS = "lower_max_num_seqs"
@@ -43,31 +43,31 @@ class Remedy(Enum):
 
 
 class Orphan(Enum):
-    """What becomes of a server that outlived the gateway that started it."""
+    """What happens to a server that outlived the gateway that started it."""
 
     ADOPT = "adopt"
     STOP = "stop"
 
 
 class OnExit(Enum):
-    """What becomes of a launched server when the gateway is told to end."""
+    """What happens to a launched server when the gateway shuts down."""
 
     STOP = "stop"
     LEAVE = "leave"
 
 
 class RestartConfig(Section):
-    """How to restart a backend that runs under somebody else's supervision; exactly one way."""
+    """How to restart a server that something else starts. Name exactly one way."""
 
-    systemd: Annotated[str, Field(pattern=_UNIT)] | None = setting(
+    systemd: Annotated[str, Field(pattern=UNIT)] | None = setting(
         None, "systemd unit, such as vllm@2.service."
     )
-    docker: Annotated[str, Field(pattern=_CONTAINER)] | None = setting(
+    docker: Annotated[str, Field(pattern=CONTAINER)] | None = setting(
         None, "Name of the container."
     )
-    kubernetes: Annotated[str, Field(pattern=_KUBERNETES)] | None = setting(
+    kubernetes: Annotated[str, Field(pattern=KUBERNETES)] | None = setting(
         None,
-        "namespace/name of the pod (deleted: its controller makes it anew), or"
+        "namespace/name of a pod (it is deleted, and its controller creates it again), or"
         " namespace/deployment/name or namespace/statefulset/name (restarted by a rollout).",
     )
     command: Annotated[tuple[str, ...], Field(min_length=1)] | None = setting(
@@ -96,21 +96,22 @@ class LaunchConfig(Section):
     )
     socket: SocketPath | None = setting(
         None,
-        "UNIX socket it listens on, in place of `port`, relative to this file: vLLM's --uds. A folder"
-        " that is not there is made, for this user alone.",
+        "UNIX socket it listens on, instead of `port` (vLLM's --uds), relative to this file. A missing"
+        " folder is created, private to this user.",
     )
     gpus: tuple[Annotated[int, Field(ge=0)], ...] = setting(
-        (), "GPUs it may see (CUDA_VISIBLE_DEVICES). Empty: all."
+        (), "GPUs it may use (CUDA_VISIBLE_DEVICES). Empty: all."
     )
     args: dict[str, JsonValue] = setting(
-        {}, "Further flags without their dashes, such as {max-model-len: 8192}."
+        {}, "More flags, without their dashes, such as {max-model-len: 8192}."
     )
-    env: dict[str, str] = setting({}, "Further environment variables.")
+    env: dict[str, str] = setting({}, "More environment variables.")
     on_exit: OnExit = setting(
-        "stop", "When the gateway ends: stop it, or leave it running for the next gateway."
+        "stop",
+        "When the gateway shuts down: stop the server, or leave it running for the next gateway.",
     )
     orphan: Orphan = setting(
-        "adopt", "A server that outlived its gateway: adopt it at the next start, or stop it."
+        "adopt", "At the next start, adopt a server that is still running, or stop it."
     )
 
     @model_validator(mode="after")
@@ -121,14 +122,14 @@ class LaunchConfig(Section):
 
 
 class PatienceConfig(Section):
-    """How long a server may stay silent in each stage of its start before it counts as hung."""
+    """How long a start may log nothing in each stage before it counts as hung."""
 
-    config: Duration = setting("3m", "Until it has read its configuration and the model's.")
-    distributed: Duration = setting("3m", "Until its workers have found each other (NCCL).")
-    weights: Duration = setting("20m", "While it downloads and loads weights.")
-    profiling: Duration = setting("10m", "While it measures memory and makes the KV cache.")
-    graphs: Duration = setting("20m", "While it compiles and captures graphs, and warms up.")
-    total: Duration = setting("60m", "The whole start, whatever it says.")
+    config: Duration = setting("3m", "Reading its own and the model's configuration.")
+    distributed: Duration = setting("3m", "Connecting its workers (NCCL).")
+    weights: Duration = setting("20m", "Downloading and loading weights.")
+    profiling: Duration = setting("10m", "Measuring memory and creating the KV cache.")
+    graphs: Duration = setting("20m", "Compiling, capturing graphs and warming up.")
+    total: Duration = setting("60m", "The whole start, whatever it logs.")
 
 
 def _window(value: str | None) -> str | None:
@@ -138,41 +139,49 @@ def _window(value: str | None) -> str | None:
 
 
 class SupervisionConfig(Section):
-    """When and how the backends of a pool are restarted. Those without launch or restart are not."""
+    """When and how backends are restarted. Backends without `launch` or `restart` are not."""
 
     automatic: bool = setting(
-        True, "Restart backends that exited, hang or degraded. false: only operators do."
+        True, "Restart backends that exit, hang or degrade. false: only operators restart them."
     )
     drain: DurationOrZero = setting(
-        "120s", "How long requests may finish before a restart that can wait."
+        "120s", "Before a planned restart, how long running requests may take to finish."
     )
-    stop_grace: DurationOrZero = setting("30s", "From SIGTERM to SIGKILL.")
+    stop_grace: DurationOrZero = setting("30s", "Time between SIGTERM and SIGKILL.")
     max_unavailable: float = setting(
-        0.25, "Part of a pool that may be out at a time by our doing; at least one.", gt=0, le=1
+        0.25,
+        "Largest part of a pool that the gateway takes out at a time (0..1]; at least one backend.",
+        gt=0,
+        le=1,
     )
-    backoff: Duration = setting("10s", "Pause before the second restart in a row; it doubles.")
-    max_backoff: Duration = setting("5m", "Longest such pause.")
-    max_restarts: int = setting(5, "Restarts within `within` until it is suspended.", ge=1)
-    within: Duration = setting("30m", "See max_restarts.")
-    patience: PatienceConfig = setting({}, "How long a start may take, by stage.")
+    backoff: Duration = setting(
+        "10s", "Pause before the second restart in a row; it doubles each time."
+    )
+    max_backoff: Duration = setting("5m", "Longest pause between restarts.")
+    max_restarts: int = setting(
+        5, "Restarts within `within` after which a backend is suspended.", ge=1
+    )
+    within: Duration = setting("30m", "Time over which `max_restarts` counts.")
+    patience: PatienceConfig = setting({}, "Deadlines of a start, by stage.")
     canary: DurationOrZero = setting(
         "30s",
-        "A backend is asked for one token when nothing of it moved for so long (for half of it with"
-        " requests in flight); 0s: never.",
+        "After this long without progress (half of it with requests in flight), the gateway asks the"
+        " backend for one token to see whether it works; 0s: never.",
     )
     slow_ratio: float = setting(
         0.3,
-        "Restart one whose tokens per second under load stay below this part of its own past and"
-        " of its peers' median; 0: never.",
+        "Restart a backend whose tokens per second under load stay below this fraction of its own past"
+        " and of the median of its peers; 0: never.",
         ge=0,
         lt=1,
     )
     max_memory: Annotated[Size | None, EmptyIsNone] = setting(
-        None, "Restart one whose processes hold more host memory. Default: no limit."
+        None, "Restart a backend whose processes use more host memory than this. Default: no limit."
     )
     restart_every: Annotated[Duration | None, EmptyIsNone] = setting(
-        None, "Restart each backend when it has run this long, one after the other."
+        None, "Restart each backend after it has run this long, one at a time. Default: never."
     )
     restart_window: Annotated[str | None, EmptyIsNone, AfterValidator(_window)] = setting(
-        None, "Local time in which scheduled restarts may begin, such as 02:00-05:00."
+        None,
+        "Local time in which scheduled restarts may begin, such as 02:00-05:00. Default: any time.",
     )

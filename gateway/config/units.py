@@ -141,7 +141,9 @@ def parse_listen(value: object) -> Listen:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
-        raise _bad("bad_address", "put the IPv6 address of {value} in brackets", value)
+        raise _bad(
+            "bad_address", "put the IPv6 address in {value} in brackets, like [::1]:8080", value
+        )
     if not (colon and host and port.isdecimal() and port.isascii() and int(port) <= 65535):
         raise _bad("bad_address", hint, value)
     return Listen(host=host, port=int(port))
@@ -151,7 +153,7 @@ def check_backend_url(value: str) -> str:
     """Return the origin `scheme://host:port` of a backend, or `unix:/path` of its socket."""
     # The address is not repeated in the messages: it might hold a password.
     if not value.strip():
-        raise PydanticCustomError("empty", "a backend needs a url, or launch")
+        raise PydanticCustomError("empty", "a backend needs either `url` or `launch`")
     if value.strip().startswith(PREFIX):
         return f"{PREFIX}{socket_of(value.strip())}"
     try:
@@ -164,10 +166,12 @@ def check_backend_url(value: str) -> str:
     if not parts.netloc.isascii() or any(char.isspace() for char in parts.netloc):
         raise PydanticCustomError("bad_url", "the host must be ASCII (punycode) without spaces")
     if parts.username is not None or parts.password is not None:
-        raise PydanticCustomError("bad_url", "no user or password in the URL; use api_key")
+        raise PydanticCustomError(
+            "bad_url", "a URL may not contain a user or password; use api_key"
+        )
     if parts.path not in ("", "/") or parts.query or parts.fragment:
         raise PydanticCustomError(
-            "bad_url", "write only scheme, host and port, without /v1 or another path or query"
+            "bad_url", "write only scheme, host and port, without /v1 or any other path or query"
         )
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"{parts.scheme}://{host}" + (f":{port}" if port is not None else "")
@@ -188,7 +192,7 @@ class OrWord:
                 return self.meaning
             if value is None:
                 raise PydanticCustomError(
-                    "empty", "this is empty; write {word} or a value", {"word": self.word}
+                    "empty", "the value is missing; write {word} or a value", {"word": self.word}
                 )
             return inner(value)
 
@@ -243,7 +247,7 @@ def _is_bare(value: object, text: str | None) -> bool:
 
 def _bad(kind: Any, template: Any, value: object) -> PydanticCustomError:
     shown = value.strip() if isinstance(value, str) else value
-    return PydanticCustomError(kind, template, {"value": str(shown)[:80] or "an empty text"})
+    return PydanticCustomError(kind, template, {"value": str(shown)[:80] or "empty text"})
 
 
 def _empty_is_none(value: object) -> object:
@@ -259,7 +263,7 @@ def _beside_the_file(path: Path, info: ValidationInfo) -> Path:
 
 def _positive(value: float) -> float:
     if value <= 0:
-        raise PydanticCustomError("too_small", "must be longer than zero")
+        raise PydanticCustomError("too_small", "must be more than 0")
     return value
 
 

@@ -69,89 +69,91 @@ def _histogram(name: str, buckets: tuple[float, ...], help_: str, *labels: str) 
 
 REQUESTS: Final = _counter(
     "gateway_requests_total",
-    "Requests that ended, by how they ended and the HTTP status told to the client.",
+    "Finished requests, by outcome and by the HTTP status sent to the client.",
     "pool", "model", "endpoint", "outcome", "code",
 )  # fmt: skip
 REQUEST_DURATION: Final = _histogram(
     "gateway_request_duration_seconds",
     REQUEST_BUCKETS,
-    "From a request's head to its last byte, for requests that were sent to a backend.",
+    "Time from a request's head to the last byte of its reply, for requests sent to a backend.",
     "pool", "model",
 )  # fmt: skip
 TTFT: Final = _histogram(
     "gateway_ttft_seconds",
     TTFT_BUCKETS,
-    "From a request's head to the first byte of its stream, as the client sees it.",
+    "Time from a request's head to the first byte of its stream, as the client sees it.",
     "pool", "model",
 )  # fmt: skip
 INTER_TOKEN: Final = _histogram(
     "gateway_inter_token_seconds",
     INTER_TOKEN_BUCKETS,
-    "Mean time between two tokens of a complete stream, one observation per request.",
+    "Mean time between tokens of a complete stream, one observation per request.",
     "pool", "model",
 )  # fmt: skip
 OVERHEAD: Final = _histogram(
     "gateway_overhead_seconds",
     OVERHEAD_BUCKETS,
-    "The gateway's own time from a request's body to sending it on, without waiting for a place.",
+    "The gateway's own time from receiving a request's body to sending it on, without queueing.",
     "endpoint",
 )
 SHED: Final = _counter(
     "gateway_shed_total", "Requests refused for capacity, by reason.", "pool", "reason"
 )
 QUEUED: Final = _gauge(
-    "gateway_queue_requests", "Requests that wait here for room on a backend.", "pool"
+    "gateway_queue_requests", "Requests waiting here for room on a backend.", "pool"
 )
 QUEUED_TOKENS: Final = _gauge(
-    "gateway_queue_tokens", "Tokens that those are expected to need, prompts and outputs.", "pool"
+    "gateway_queue_tokens",
+    "Tokens that the waiting requests are expected to need, prompts plus outputs.",
+    "pool",
 )
 QUEUE_WAIT: Final = _histogram(
     "gateway_queue_wait_seconds",
     TTFT_BUCKETS,
-    "How long a request waited for room, for those that had to, whatever became of them.",
+    "Time in the queue, for requests that had to wait, whatever their outcome.",
     "pool",
 )
 LIMIT: Final = _gauge(
     "gateway_backend_limit",
-    "How many requests a backend may have at a time, as it adapts; absent with admission off.",
+    "The adaptive concurrency limit of a backend; absent with admission off.",
     "pool", "backend",
 )  # fmt: skip
 LIMIT_CUTS: Final = _counter(
     "gateway_backend_limit_cuts_total",
-    "Times that limit was lowered; sign is waiting, preempted, refused, late or slow.",
+    "Times the concurrency limit was lowered; sign is waiting, preempted, refused, late or slow.",
     "pool", "backend", "sign",
 )  # fmt: skip
 RESTARTS: Final = _counter(
     "gateway_backend_restarts_total",
-    "Restarts of a backend that this gateway began, by their cause.",
+    "Restarts of a backend by this gateway, by cause.",
     "pool", "backend", "cause",
 )  # fmt: skip
 RESTARTS_HELD: Final = _gauge(
     "gateway_restarts_held",
-    "1 while automatic restarts of a pool are on hold by an operator's order, else 0.",
+    "1 while an operator holds automatic restarts of a pool, else 0.",
     "pool",
 )
 SUPERVISION: Final = _counter(
     "gateway_supervision_events_total",
-    "What supervision did or saw, by kind: started, start_failed, exited, remedy, suspended, ...",
+    "Supervision events, by kind: started, start_failed, exited, remedy, suspended, ...",
     "pool", "backend", "kind",
 )  # fmt: skip
 TOKENS: Final = _counter(
     "gateway_tokens_total",
-    "Tokens of requests that ended; kind is prompt, cached (part of prompt) or completion.",
+    "Tokens of finished requests; kind is prompt, cached (part of prompt) or completion.",
     "pool", "model", "kind",
 )  # fmt: skip
 USAGE_SOURCE: Final = _counter(
-    "gateway_usage_source_total", "Requests by where their token counts come from.", "source"
+    "gateway_usage_source_total", "Requests, by the source of their token counts.", "source"
 )
 ATTEMPTS: Final = _counter(
     "gateway_upstream_attempts_total",
-    "Times a request was sent to a backend; above the number of requests, the rest are retries.",
+    "Times a request was sent to a backend; what exceeds the number of requests are retries.",
     "pool",
 )
 UPSTREAM_FAILURES: Final = _counter(
     "gateway_upstream_failures_total",
-    "Attempts that failed by the backend's fault, those that a retry made good included.",
+    "Attempts that failed because of the backend, including those that a retry repaired.",
     "pool", "backend", "reason",
 )  # fmt: skip
 FAILED_KEYS: Final = _counter(
@@ -163,20 +165,23 @@ FAILED_KEYS: Final = _counter(
 )
 CLIENT_RETRIES: Final = _counter(
     "gateway_client_retries_total",
-    "Requests that were themselves retries, as the client's SDK says.",
+    "Requests that are retries, according to the client's SDK.",
     "pool",
 )
 CLIENT_DISCONNECTS: Final = _counter(
     "gateway_client_disconnects_total",
-    "Clients that left early; stage is before_send, before_first_byte or streaming.",
+    "Clients that disconnected early; stage is before_send, before_first_byte or streaming.",
     "pool", "stage",
 )  # fmt: skip
 ACCESS_LOG_DROPPED: Final = _counter(
     "gateway_access_log_dropped_total",
-    "Log lines lost because standard output was not read or failed.",
+    "Log lines lost because standard output blocked or failed.",
 )
 IN_FLIGHT: Final = _gauge(
-    "gateway_inflight_requests", "Requests this gateway has on a backend.", "pool", "backend"
+    "gateway_inflight_requests",
+    "Requests of this gateway in flight on a backend.",
+    "pool",
+    "backend",
 )
 BACKEND_PHASE: Final = _gauge(
     "gateway_backend_phase",
@@ -185,17 +190,17 @@ BACKEND_PHASE: Final = _gauge(
 )  # fmt: skip
 KV_USAGE: Final = _gauge(
     "gateway_backend_kv_usage_ratio",
-    "KV cache in use (0 to 1), as the backend says; absent while that is stale.",
+    "KV cache usage (0 to 1) reported by the backend; absent while out of date.",
     "pool", "backend",
 )  # fmt: skip
 RUNNING: Final = _gauge(
     "gateway_backend_running",
-    "Requests running in the backend, from all its clients; absent while that is stale.",
+    "Requests running in the backend, of all its clients; absent while out of date.",
     "pool", "backend",
 )  # fmt: skip
 WAITING: Final = _gauge(
     "gateway_backend_waiting",
-    "Requests waiting in the backend, from all its clients; absent while that is stale.",
+    "Requests waiting in the backend, of all its clients; absent while out of date.",
     "pool", "backend",
 )  # fmt: skip
 SCRAPE_AGE: Final = _gauge(
@@ -205,7 +210,7 @@ SCRAPE_AGE: Final = _gauge(
 )  # fmt: skip
 TRANSITIONS: Final = _counter(
     "gateway_backend_transitions_total",
-    "Changes of a backend's phase, by the phase it came to and the reason.",
+    "Phase changes of a backend, by the new phase and the reason.",
     "pool", "backend", "to", "reason",
 )  # fmt: skip
 OPEN_CONNECTIONS: Final = _gauge(
@@ -219,18 +224,23 @@ CONNECTIONS_SHED: Final = _counter(
 LOOP_LAG: Final = _histogram(
     "gateway_event_loop_lag_seconds", LAG_BUCKETS, "How late the event loop runs its timers."
 )
-CONFIG_INFO: Final = _gauge("gateway_config_info", "1; the configuration in force.", "hash")
+CONFIG_INFO: Final = _gauge(
+    "gateway_config_info", "Always 1; the label is the hash of the configuration in force.", "hash"
+)
 CONFIG_RELOADED: Final = _gauge(
     "gateway_config_last_reload_success_timestamp_seconds",
-    "When the configuration in force was read, in seconds since the epoch.",
+    "When the configuration in force was loaded, in seconds since the epoch.",
 )
 CONFIG_RELOADS: Final = _counter(
     "gateway_config_reloads_total",
-    "Reloads asked for; result is success or failure (the old configuration stayed).",
+    "Reloads; result is success or failure (the old configuration stays in force).",
     "result",
 )
 BUILD_INFO: Final = _gauge(
-    "gateway_build_info", "1; the gateway's and Python's version.", "version", "python"
+    "gateway_build_info",
+    "Always 1; the labels are the versions of the gateway and of Python.",
+    "version",
+    "python",
 )
 
 INSTRUMENTS: Final[tuple[Instrument, ...]] = tuple(

@@ -219,7 +219,7 @@ def test_serve_and_show_refuse_a_wrong_file_with_its_findings(run, file):
 def test_a_file_that_is_missing_is_named(run, tmp_path):
     code, _, err = run("serve", "-c", tmp_path / "no.yaml")
     assert code == 3
-    assert "no.yaml:1:1 error the file cannot be read: No such file or directory" in err
+    assert "no.yaml:1:1 error cannot read the file: No such file or directory" in err
 
 
 def test_the_schema_is_printed(run):

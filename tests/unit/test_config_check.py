@@ -84,7 +84,7 @@ def test_backend_names_and_urls_are_unique_in_a_pool():
     found = findings(text)
     assert [each.code for each in found] == ["duplicate-backend", "duplicate-backend"]
     assert "backends 1 and 2 of this pool are both named `b2`" in found[0].message
-    assert "http://h:1 is already b2" in found[1].message
+    assert "http://h:1 is already listed as b2" in found[1].message
 
 
 def test_pools_may_share_backend_names_but_a_shared_server_is_doubtful():

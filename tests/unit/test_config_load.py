@@ -266,10 +266,10 @@ def test_a_key_of_the_pool_that_is_elsewhere_is_led_there():
         ("admin:", "wrong-type", "admin is empty; it must be a mapping"),
         ("keys:", "empty", "write none or a value"),
         ("keys: [a]", "wrong-type", "keys must be a mapping"),
-        ("timeouts: {stall: 0s}", "too-small", "must be longer than zero"),
+        ("timeouts: {stall: 0s}", "too-small", "must be more than 0"),
         ("limits: {max_body: 0B}", "out-of-range", "must be more than 0"),
         ("redis: localhost", "bad-url", "redis://"),
-        ("version: 2", "bad-value", "version: `2` is not known here"),
+        ("version: 2", "bad-value", "version: `2` is not a known value"),
     ],
 )
 def test_a_wrong_value_is_told_in_plain_words(text, code, words):
@@ -308,7 +308,7 @@ def test_a_pool_that_cannot_work_is_refused(pool, code):
 
 def test_a_missing_backend_address_says_what_to_write():
     finding = check("pools: {m: {backends: [{name: b7}]}}").findings[0]
-    assert "a backend needs a url, or launch" in finding.message
+    assert "a backend needs either `url` or `launch`" in finding.message
 
 
 @pytest.mark.parametrize("name", ["a b", "-a", "a" * 129, "ü"])
@@ -318,10 +318,26 @@ def test_a_model_name_that_clients_could_not_write_is_refused(name):
     assert finding.place.column == 9
 
 
+@pytest.mark.parametrize(
+    ("target", "shown"),
+    [
+        ("{systemd: 'vllm 1'}", "vllm@1.service"),
+        ("{docker: '-x'}", "vllm-1"),
+        ("{kubernetes: qwen}", "ml/deployment/qwen"),
+    ],
+)
+def test_a_name_that_a_service_manager_cannot_have_is_answered_with_an_example(target, shown):
+    text = f"pools: {{m: {{backends: [{{url: 'http://h:1', restart: {target}}}]}}}}"
+    (finding,) = check_text(text, folder=pathlib.Path()).findings
+    assert finding.code == "bad-name"
+    assert f"`{shown}`" in finding.hint
+    assert "match" not in finding.hint
+
+
 def test_a_key_written_twice_is_an_error_that_names_the_first():
     finding = the_finding(POOL + "log: {}\nlisten: 127.0.0.1:1\nlog: {}")
     assert (finding.code, finding.place.line) == ("duplicate-key", 4)
-    assert "first in line 2" in finding.message
+    assert "first is in line 2" in finding.message
 
 
 def test_the_excerpt_shows_the_line_with_a_caret_and_hides_secrets():

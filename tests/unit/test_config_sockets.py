@@ -45,7 +45,7 @@ def test_the_longest_path_is_what_the_system_takes():
     assert checked(longest).findings == ()
     finding = refusal(longest + "x")
     assert (finding.code, finding.place.line) == ("bad-socket", 4)
-    assert "has 108 bytes; a system takes at most 107" in finding.message
+    assert "has 108 bytes; the system allows at most 107" in finding.message
 
 
 def test_the_folder_of_the_file_counts_too():
@@ -73,4 +73,4 @@ def test_two_backends_of_a_pool_on_one_socket_are_one():
     text = f"pools: {{m: {{backends: [{launch}, 'unix:{FOLDER}/m.sock']}}}}"
     (finding,) = check_text(text, folder=FOLDER).findings
     assert finding.code == "duplicate-backend"
-    assert f"unix:{FOLDER}/m.sock is already b1" in finding.message
+    assert f"unix:{FOLDER}/m.sock is already listed as b1" in finding.message

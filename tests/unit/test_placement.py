@@ -49,7 +49,7 @@ def test_shares_of_one_gpu_that_exceed_it_are_refused_with_the_numbers():
     )
     assert (remark.code, remark.severity) == ("gpu-memory", Severity.ERROR)
     assert remark.path == ("pools", "p2", "backends", 0, "launch", "gpus")
-    assert "GPU 0: p1/b1 0.92, p2/b1 0.3 are 1.22 of its memory" in remark.message
+    assert "GPU 0: p1/b1 0.92, p2/b1 0.3 add up to 1.22 of its memory" in remark.message
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_fixed_cache_is_not_a_share_but_leaves_room_for_it():
     assert found([fixed, launched(8003, "--kv-cache-memory-bytes", "4G", gpus=[0])]) == []
     (remark,) = found([fixed, launched(8001, gpus=[0])])
     assert (remark.code, remark.severity) == ("gpu-memory", Severity.WARNING)
-    assert "leaves little for p1/b1" in remark.message
+    assert "leaves too little for p1/b1" in remark.message
     two = [fixed, launched(8001, gpus=[0]), launched(8003, gpus=[0])]
     assert codes(two) == ["gpu-memory"]
 
@@ -122,8 +122,7 @@ def test_parallel_sizes_take_as_many_gpus_as_there_are(words, args, gpus, fits):
 def test_a_wrong_size_is_told_with_its_factors():
     (remark,) = found([launched(8001, "-tp", "2", "-pp", "2", gpus=[0, 1])])
     assert (
-        "has 2 GPUs, but tensor-parallel-size 2 x pipeline-parallel-size 2 takes 4"
-        in remark.message
+        "lists 2, but tensor-parallel-size 2 x pipeline-parallel-size 2 needs 4" in remark.message
     )
 
 
@@ -139,7 +138,7 @@ def test_two_ways_to_name_gpus_are_doubtful():
 def test_ports_are_unique_between_pools():
     (remark,) = found([launched(8001)], [launched(8001)])
     assert (remark.code, remark.path[-1]) == ("duplicate-port", "port")
-    assert "port 8001 of p2/b1 is that of p1/b1 already" in remark.message
+    assert "port 8001 of p2/b1 is already used by p1/b1" in remark.message
 
 
 @pytest.mark.parametrize(
@@ -174,7 +173,7 @@ def test_sockets_are_unique_between_pools_and_not_the_gateways_own():
     one = launched(None, socket="/run/m.sock")
     (remark,) = found([one], [launched(None, socket="/run//m.sock")])
     assert (remark.code, remark.path[-1]) == ("duplicate-socket", "socket")
-    assert "socket /run/m.sock of p2/b1 is that of p1/b1 already" in remark.message
+    assert "socket /run/m.sock of p2/b1 is already used by p1/b1" in remark.message
     assert found([one], [launched(None, socket="/run/n.sock")], [launched(8001)]) == []
     assert codes([one], listen="unix:/run/m.sock") == ["duplicate-socket"]
     assert codes([one], listen="unix:/run/gw.sock") == []

@@ -96,7 +96,7 @@ def test_backends_in_another_order_are_the_same_backends():
     one = "{backends: [{name: x, url: http://h:1}, {name: y, url: http://h:2}]}"
     two = "{backends: [{name: y, url: http://h:2}, {name: x, url: http://h:1}]}"
     effect = diff(pools(a=one), pools(a=two))
-    assert effect.sentences == ("a: backends in another order", "b unchanged")
+    assert effect.sentences == ("a: backends reordered", "b unchanged")
     assert effect.drained == effect.added_backends == ()
 
 
