@@ -23,7 +23,6 @@ from enum import Enum
 from typing import Final, Protocol
 
 from gateway.core.addresses import client_network
-from gateway.ingress.descriptors import Share
 
 # Whether the other side has closed: POLLRDHUP is Linux's; POLLHUP and POLLERR always count.
 _HANGUP: Final[int] = getattr(select, "POLLRDHUP", 0)
@@ -78,11 +77,10 @@ Line = OrderedDict[Waiting, float]  # until when; the oldest first
 class Connections:
     """All connections of the public listener. Single event loop only; nothing here awaits."""
 
-    def __init__(self, times: Waited, share: Share, *, most_per_address: int | None = None) -> None:
+    def __init__(self, times: Waited, most: int, most_per_address: int | None = None) -> None:
         """Without `most_per_address` one address has half of all, and loopback is not bounded."""
         self.times = times
-        self.most = share.connections
-        self.backlog = share.backlog
+        self.most = most
         self.most_per_address = most_per_address or max(1, self.most // 2)
         self._spares_loopback = most_per_address is None
         self.shed: Counter[Shed] = Counter()

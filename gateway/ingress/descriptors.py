@@ -2,14 +2,12 @@
 
 A client's connection takes one, and one more to the backend once its request is sent. What is left
 over is for probes, the admin listener, log files and launched servers, so none of them ever fails
-because clients came. A turn of the loop accepts all that the kernel has waiting before anything can
-be refused, so the backlog takes its share, too.
+because clients came. The loop accepts one connection at a time, so no burst goes beyond this.
 """
 
 from __future__ import annotations
 
 import resource
-from dataclasses import dataclass
 from typing import Final
 
 # More than one process of ours can use. Launched servers inherit it; vLLM asks for as many.
@@ -17,18 +15,9 @@ _ENOUGH: Final = 65_536
 # Measured: 19 are open when nothing happens. The rest is for the admin listener and files.
 _RESERVED: Final = 64
 _PER_BACKEND: Final = 4  # three loops of probes, and a log
-_MOST_BACKLOG: Final = 4096  # net.core.somaxconn of Linux
 # One slow head holds up to `limits.max_header_bytes`: 320 MiB in all.
 _MOST_CONNECTIONS: Final = 10_000
 _LEAST: Final = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What the public listener may take."""
-
-    connections: int
-    backlog: int  # connections that the kernel accepts before we do
 
 
 def raise_limit() -> None:
@@ -45,12 +34,10 @@ def limit() -> int:
     return _ENOUGH if soft == resource.RLIM_INFINITY else soft
 
 
-def share(descriptors: int, backends: int, wanted: int | None = None) -> Share:
+def most_connections(descriptors: int, backends: int, wanted: int | None = None) -> int:
     """Return how many connections clients may have: `wanted`, or as many as is sensible.
 
     Never more than leaves every other user of descriptors enough.
     """
-    free = descriptors - _RESERVED - _PER_BACKEND * backends
-    backlog = max(_LEAST, min(_MOST_BACKLOG, free // 8))
-    possible = max(_LEAST, (free - backlog) // 2)
-    return Share(min(possible, wanted or _MOST_CONNECTIONS), backlog)
+    possible = (descriptors - _RESERVED - _PER_BACKEND * backends) // 2
+    return min(max(_LEAST, possible), wanted or _MOST_CONNECTIONS)

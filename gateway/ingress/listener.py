@@ -117,17 +117,15 @@ class Server(uvicorn.Server):
 
 def public_server(app: ASGIApp, ingress: Ingress) -> Server:
     """Make the public listener's server. Run it with `serve(sockets=[...])`."""
-    return _server(
-        app, http=functools.partial(GatewayProtocol, ingress), backlog=ingress.connections.backlog
-    )
+    return _server(app, http=functools.partial(GatewayProtocol, ingress))
 
 
 def plain_server(app: ASGIApp) -> Server:
     """Make a server for an ordinary app (the admin listener)."""
-    return _server(app, http="httptools", backlog=_BACKLOG)
+    return _server(app, http="httptools")
 
 
-def _server(app: ASGIApp, *, http: Any, backlog: int) -> Server:
+def _server(app: ASGIApp, *, http: Any) -> Server:
     config = uvicorn.Config(
         app,
         http=http,
@@ -138,7 +136,7 @@ def _server(app: ASGIApp, *, http: Any, backlog: int) -> Server:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        backlog=backlog,
+        backlog=_BACKLOG,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=2,
     )

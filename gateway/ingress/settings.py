@@ -87,11 +87,11 @@ def connections_for(config: Config) -> Connections:
     limits, timeouts = config.limits, config.timeouts
     backends = sum(len(pool.backends) for pool in config.pools.values())
     descriptor_limit = descriptors.limit()
-    share = descriptors.share(descriptor_limit, backends, limits.connections)
-    if limits.connections is not None and share.connections < limits.connections:
+    most = descriptors.most_connections(descriptor_limit, backends, limits.connections)
+    if limits.connections is not None and most < limits.connections:
         log.warning(
             "limits.connections is %d, but %d open files allow only %d; raise `ulimit -n`",
-            limits.connections, descriptor_limit, share.connections,
+            limits.connections, descriptor_limit, most,
             extra={"event": "few_descriptors"},
         )  # fmt: skip
     return Connections(
@@ -101,6 +101,6 @@ def connections_for(config: Config) -> Connections:
             linger_s=min(_LINGER_S, timeouts.body),
             closing_s=timeouts.client_write,
         ),
-        share,
-        most_per_address=limits.connections_per_address,
+        most,
+        limits.connections_per_address,
     )

@@ -136,7 +136,7 @@ def head(
     length: int | None = None, chunked: bool = False,
 ) -> bytes:  # fmt: skip
     """Return a request head."""
-    all_lines = [f"{method} {path} HTTP/1.1", "host: x", *lines]
+    all_lines = [f"{method} {path} HTTP/1.1", "host: localhost", *lines]
     if key:
         all_lines.append(f"authorization: Bearer {key}")
     if length is not None:

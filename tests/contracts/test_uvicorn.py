@@ -4,11 +4,15 @@ When one of these fails after an upgrade, read `gateway/decisions/001` first.
 """
 
 import asyncio
+import contextlib
 import inspect
+import os
+import socket
 
 import httptools
 import pytest
 import uvicorn
+import uvloop
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 
@@ -57,6 +61,32 @@ def test_the_server_stops_a_protocol_by_what_our_requests_have():
 
 def test_a_client_that_closes_its_side_has_left():
     assert make_protocol_in_a_loop().eof_received() is None
+
+
+def test_the_loop_takes_in_one_connection_before_it_accepts_the_next():
+    """The reason why a burst cannot use up all descriptors before the first one is refused."""
+    accepted = []
+
+    class Count(asyncio.Protocol):
+        def connection_made(self, transport):
+            accepted.append(len(os.listdir("/proc/self/fd")))
+            transport.abort()
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(Count, "127.0.0.1", 0)
+        with contextlib.ExitStack() as stack:
+            for _ in range(20):
+                address = server.sockets[0].getsockname()
+                stack.enter_context(socket.create_connection(address))
+            while len(accepted) < 20:
+                await asyncio.sleep(0)
+        server.close()
+        await server.wait_closed()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+    assert max(accepted) - min(accepted) <= 2
 
 
 def test_the_date_is_the_first_default_header():

@@ -1,0 +1,131 @@
+"""How many client connections there may be, and which goes when there are too many."""
+
+import pytest
+
+from gateway.ingress.connections import Connections, Shed, Waited, Waits
+from gateway.ingress.descriptors import most_connections
+
+TIMES = Waited(head_s=10, idle_s=75, linger_s=2, closing_s=60)
+
+
+class One:
+    def __init__(self, book, host="1.2.3.4"):
+        self.book, self.host = book, host
+        self.line = None
+        self.gone = False
+        self.expired = None
+
+    def enter(self, now=0.0):
+        return self.book.enter(self, self.host, now)
+
+    def wait(self, waits, now=0.0):
+        if self.line is not None:
+            del self.line[self]
+        self.line = self.book.wait(self, waits, now)
+        return self
+
+    def expire(self, waits):
+        self.line, self.expired = None, waits
+
+    def shed(self):
+        self.line, self.gone = None, True
+
+
+def full(book, *waits):
+    """Fill a book with one connection for each of `waits`; None has a request in progress."""
+    ones = []
+    for number, each in enumerate(waits):
+        one = One(book, f"1.0.0.{number}")
+        assert one.enter() is None
+        if each is not None:
+            one.wait(each)
+        ones.append(one)
+    return ones
+
+
+@pytest.mark.parametrize(
+    ("waits", "goes", "why"),
+    [
+        ((None, Waits.HEAD, Waits.IDLE, Waits.LINGER), 3, Shed.LINGERING),
+        ((None, Waits.IDLE, Waits.HEAD), 2, Shed.SLOW_HEAD),
+        ((None, Waits.IDLE, Waits.IDLE), 1, Shed.IDLE),
+        ((None, Waits.HEAD, Waits.HEAD), 1, Shed.SLOW_HEAD),
+    ],
+)
+def test_the_connection_that_is_easiest_to_miss_makes_room(waits, goes, why):
+    book = Connections(TIMES, len(waits))
+    ones = full(book, *waits)
+    assert One(book, "9.9.9.9").enter(now=5.0) is None
+    assert [one.gone for one in ones] == [place == goes for place in range(len(ones))]
+    assert len(book) == len(waits)
+    assert book.shed == {why: 1}
+
+
+def test_a_fresh_head_is_no_slow_one_and_outlives_an_idle_connection():
+    book = Connections(TIMES, 2)
+    idle, fresh = full(book, Waits.IDLE, None)
+    fresh.wait(Waits.HEAD, now=4.5)
+    assert One(book, "9.9.9.9").enter(now=5.0) is None
+    assert (idle.gone, fresh.gone) == (True, False)
+
+
+@pytest.mark.parametrize("waits", [None, Waits.CLOSING])
+def test_a_request_in_progress_is_never_closed_for_another(waits):
+    book = Connections(TIMES, 2)
+    ones = full(book, waits, waits)
+    assert One(book, "9.9.9.9").enter() is Shed.REFUSED
+    assert not any(one.gone for one in ones)
+    assert book.counts["refused"] == 1
+    book.leave(ones[0])
+    assert One(book, "9.9.9.9").enter() is None
+
+
+@pytest.mark.parametrize(
+    ("hosts", "most", "refused"),
+    [
+        (["1.1.1.1"] * 3, 2, True),
+        (["1.1.1.1", "1.1.1.1", "1.1.1.2"], 2, False),
+        (["2001:db8::1", "2001:db8::2", "2001:db8::3"], 2, True),
+        (["2001:db8::1", "2001:db8::2", "2001:db8:0:1::3"], 2, False),
+        (["::ffff:1.1.1.1", "::ffff:1.1.1.1", "::ffff:1.1.1.2"], 2, False),
+        (["127.0.0.1"] * 3, 2, True),
+        ([None] * 3, 2, False),
+        (["1.1.1.1"] * 6, None, True),
+        (["127.0.0.1"] * 6, None, False),
+        (["::1"] * 6, None, False),
+    ],
+)
+def test_one_address_has_its_share(hosts, most, refused):
+    book = Connections(TIMES, 10, most_per_address=most)
+    *first, last = [One(book, host) for host in hosts]
+    assert [one.enter() for one in first] == [None] * len(first)
+    assert last.enter() is (Shed.ADDRESS if refused else None)
+    if refused:
+        assert len(book) == len(first)
+        book.leave(last)  # never was in
+        book.leave(first[0])
+        book.leave(first[0])
+        assert last.enter() is None
+
+
+def test_what_waits_too_long_expires_in_its_turn():
+    book = Connections(TIMES, 10)
+    early, late = full(book, Waits.HEAD, None)
+    late.wait(Waits.HEAD, now=1.0)
+    idle = full(book, Waits.IDLE)[0]
+    book.tick(10.5)
+    assert (early.expired, late.expired, idle.expired) == (Waits.HEAD, None, None)
+    late.wait(Waits.IDLE, now=10.5)  # its head came
+    book.tick(80.0)
+    assert (late.expired, idle.expired) == (None, Waits.IDLE)
+
+
+@pytest.mark.parametrize("descriptors", [64, 200, 256, 1024, 4096, 65_536, 1 << 30])
+@pytest.mark.parametrize("backends", [1, 8])
+def test_clients_leave_descriptors_for_everything_else(descriptors, backends):
+    most = most_connections(descriptors, backends)
+    assert most >= 8
+    if descriptors >= 200:
+        assert 2 * most + 64 + 4 * backends <= descriptors  # each with its backend's connection
+    assert most_connections(descriptors, backends, 5) == 5
+    assert most_connections(descriptors, backends, 10**9) <= max(8, descriptors // 2)
