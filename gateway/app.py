@@ -41,11 +41,11 @@ from gateway.ingress import descriptors
 from gateway.ingress.drain import drain
 from gateway.ingress.early import Early
 from gateway.ingress.handler import Handler
-from gateway.ingress.listener import Server, bind_both, plain_server, port_of, public_server
+from gateway.ingress.listener import Server, bind_both, port_of, server_for
 from gateway.ingress.reader import ClientLimits
 from gateway.ingress.routes import Readiness, public_app
 from gateway.ingress.server import Ingress
-from gateway.ingress.settings import Settings, connections_for, settings_for
+from gateway.ingress.settings import Settings, admin_ingress, connections_for, settings_for
 from gateway.observe.ledger import Ledger
 from gateway.observe.log import AccessLog, set_up_logging
 from gateway.observe.metrics import Metrics, Readings
@@ -82,6 +82,7 @@ class Process:
     outlet: Outlet
     ledger: Ledger
     ingress: Ingress
+    admin: Ingress
     handler: Handler
     watchers: Watchers
     supervisor: Supervisor
@@ -193,8 +194,8 @@ def build(
     supervisor.events.on_event.append(ledger.event)
     ledger.on_posted.append(supervisor.ended)
     return Process(
-        path, config, loaded, clock, table, client, metrics, outlet, ledger, ingress, handler, watchers,
-        supervisor, Keeper(table, clock, supervisor.events, config.pools),
+        path, config, loaded, clock, table, client, metrics, outlet, ledger, ingress, admin_ingress(config),
+        handler, watchers, supervisor, Keeper(table, clock, supervisor.events, config.pools),
     )  # fmt: skip
 
 
@@ -225,11 +226,11 @@ async def run(process: Process, sockets: tuple[socket.socket, socket.socket] | N
     config = process.config
     public_socket, admin_socket = sockets or bind_both(config)
     process.public_port, process.admin_port = port_of(public_socket), port_of(admin_socket)
-    public = public_server(
+    public = server_for(
         public_app(process.handler, process.table, process.clock, process.readiness),
         process.ingress,
     )
-    admin = plain_server(
+    admin = server_for(
         admin_app(
             table=process.table,
             metrics=process.metrics,
@@ -250,7 +251,8 @@ async def run(process: Process, sockets: tuple[socket.socket, socket.socket] | N
                 process.oldest_at,
             ),
             file=process.path,
-        )
+        ),
+        process.admin,
     )
     try:
         async with asyncio.TaskGroup() as group:
@@ -322,6 +324,7 @@ async def _ticks(process: Process) -> None:
             process.table.forgive(process.clock.now())
         process.client.tick(now)
         process.ingress.tick(now)
+        process.admin.tick(now)
         process.handler.gate.tick(process.clock.now())
         due = loop.time() + TICK_S
 

@@ -18,6 +18,8 @@ _PER_BACKEND: Final = 4  # three loops of probes, and a log
 # One slow head holds up to `limits.max_header_bytes`: 320 MiB in all.
 _MOST_CONNECTIONS: Final = 10_000
 _LEAST: Final = 8
+# Of the reserve: operators, and whoever scrapes metrics.
+ADMIN_CONNECTIONS: Final = 24
 
 
 def raise_limit() -> None:

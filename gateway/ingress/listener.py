@@ -9,7 +9,7 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -115,20 +115,11 @@ class Server(uvicorn.Server):
         yield
 
 
-def public_server(app: ASGIApp, ingress: Ingress) -> Server:
-    """Make the public listener's server. Run it with `serve(sockets=[...])`."""
-    return _server(app, http=functools.partial(GatewayProtocol, ingress))
-
-
-def plain_server(app: ASGIApp) -> Server:
-    """Make a server for an ordinary app (the admin listener)."""
-    return _server(app, http="httptools")
-
-
-def _server(app: ASGIApp, *, http: Any) -> Server:
+def server_for(app: ASGIApp, ingress: Ingress) -> Server:
+    """Make a listener's server. Run it with `serve(sockets=[...])`."""
     config = uvicorn.Config(
         app,
-        http=http,
+        http=functools.partial(GatewayProtocol, ingress),  # type: ignore[arg-type]
         loop="none",
         ws="none",
         lifespan="off",

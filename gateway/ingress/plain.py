@@ -1,17 +1,21 @@
-"""A request of the routes that are not inference: answered by Starlette, from memory and at once.
+"""A request that Starlette answers: the routes that are not inference, and the admin listener's.
 
 It stands on its connection like a `Downstream`, so every deadline and limit of a connection holds
-for it, too. These routes take no body: what comes of one is dropped, and a body that is not whole
-when the reply is written closes the connection.
+for it, too. The public routes take no body: what comes of one is dropped. The admin listener's orders
+have one, which is read once the app asks for it. A body that is not whole when the reply is written
+closes the connection.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 import httptools
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
@@ -23,12 +27,24 @@ if TYPE_CHECKING:
     from gateway.ingress.server import GatewayProtocol
 
 
+@dataclass(frozen=True, slots=True)
+class Takes:
+    """How much of a body is taken, and how long it may take to come."""
+
+    max_bytes: int
+    within_s: float
+
+
+NO_BODY: Final = Takes(0, 0.0)
+
+
 class PlainRequest:
     """One request. Owned by the protocol until its reply is complete."""
 
     __slots__ = (
-        "_head", "_parts", "_protocol", "_scope", "_transport", "body_complete", "gone", "id", "keep_alive",
-        "response_complete", "task", "writing_paused",
+        "_body", "_expects_continue", "_head", "_more",
+        "_parts", "_protocol", "_scope", "_transport", "body_complete", "gone", "id", "keep_alive",
+        "response_complete", "takes", "task", "writing_paused",
     )  # fmt: skip
 
     def __init__(
@@ -44,6 +60,10 @@ class PlainRequest:
         sent_id = dict(protocol.headers).get(b"x-request-id", b"")
         self.id = sent_id.decode() if CLIENT_ID.fullmatch(sent_id) else new_id
         self._scope = _scope(protocol, self.id, "1.1" if http11 else "1.0")
+        self.takes = NO_BODY
+        self._body = bytearray()
+        self._more: asyncio.Future[None] | None = None  # while the app waits for the body
+        self._expects_continue = (b"expect", b"100-continue") in protocol.headers
         self._head: Message = {}
         self._parts: list[bytes] = []
         self.keep_alive = keep_alive
@@ -56,22 +76,30 @@ class PlainRequest:
     # --- called by the protocol ---------------------------------------------------------------------
 
     def on_body(self, data: bytes) -> None:
-        """Drop body bytes."""
+        """Keep as much of the body as may be taken; drop what comes then, or too late."""
+        if len(self._body) < self.takes.max_bytes and not self.response_complete:
+            self._body += data
+            if len(self._body) >= self.takes.max_bytes:
+                self._read_on()
 
     def on_message_complete(self) -> None:
         """The body is whole."""
         self.body_complete = True
+        self._read_on()
 
     def break_off(self, error: GatewayError) -> None:
-        """The body cannot be read on; the reply does not depend on it."""
+        """The body cannot be read on: an app that waits for it gets what there is."""
+        self._read_on()
 
     def start(self, app: ASGIApp) -> None:
         """Have the app answer, in a task that this object owns."""
         self.task = aio.start(self._run(app), name="plain request", loop=self._protocol.loop)
 
     def on_client_gone(self) -> None:
-        """The connection is lost."""
+        """The connection is lost; an app that waits for the body ends."""
         self.gone = True
+        if self._more is not None and self.task is not None:
+            self.task.cancel()
 
     def pause_writing(self) -> None:
         """Do nothing: the whole reply is a few hundred bytes, or a list of models."""
@@ -88,7 +116,31 @@ class PlainRequest:
         self.task = None
 
     async def _answer(self, app: ASGIApp) -> None:
-        await app(self._scope, _receive, self._send)
+        await app(self._scope, self._receive, self._send)
+
+    async def _receive(self) -> Message:
+        """Return the body, or as much of it as may be taken.
+
+        Raises:
+            HTTPException: it does not come in time (408).
+        """
+        takes = self.takes
+        if not self.body_complete and len(self._body) < takes.max_bytes:
+            if self._expects_continue:
+                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._more = self._protocol.loop.create_future()
+            try:
+                async with asyncio.timeout(takes.within_s):
+                    await self._more
+            except TimeoutError:
+                raise HTTPException(HTTPStatus.REQUEST_TIMEOUT) from None
+            finally:
+                self._more = None
+        return {"type": "http.request", "body": bytes(self._body), "more_body": False}
+
+    def _read_on(self) -> None:
+        if self._more is not None and not self._more.done():
+            self._more.set_result(None)
 
     async def _send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -113,11 +165,6 @@ class PlainRequest:
         )
         self.response_complete = True
         self._protocol.on_reply_complete(self)
-
-
-async def _receive() -> Message:
-    """Return an empty body: these routes take none."""
-    return {"type": "http.request", "body": b"", "more_body": False}
 
 
 def _scope(protocol: GatewayProtocol, request_id: str, http_version: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -29,9 +29,9 @@ from gateway.core.errors import GatewayError, HeadTimeout
 from gateway.ingress.connections import Connections, Line, Waits, has_left
 from gateway.ingress.downstream import Downstream
 from gateway.ingress.early import last_reply, too_many_connections
-from gateway.ingress.plain import PlainRequest
+from gateway.ingress.plain import NO_BODY, PlainRequest, Takes
 from gateway.ingress.reader import ClientLimits, RequestReader
-from gateway.wire.calls import ENDPOINTS
+from gateway.wire.calls import ENDPOINTS, EndpointSpec
 
 # One read may bring thousands of tiny requests; each costs about 2 KiB until its turn.
 _MOST_AHEAD: Final = 64
@@ -39,12 +39,14 @@ _MOST_AHEAD: Final = 64
 
 @dataclass(slots=True)
 class Ingress:
-    """What the connections of the public listener share. `live` holds the requests in progress."""
+    """What the connections of one listener share. `live` holds the requests in progress."""
 
     story: Callable[[Downstream], Coroutine[Any, Any, None]]
     limits: ClientLimits
     connections: Connections
     refused: Callable[[GatewayError, str, tuple[str, str]], None]  # before there was a request
+    endpoints: Mapping[bytes, EndpointSpec] = field(default_factory=lambda: ENDPOINTS)
+    takes: Takes = NO_BODY  # of a body, on other routes
     live: set[Downstream] = field(default_factory=set)
     held: set[GatewayProtocol] = field(default_factory=set)  # are not read from: see `_hold`
     _ids: Iterator[int] = field(default_factory=itertools.count)
@@ -149,10 +151,11 @@ class GatewayProtocol(RequestReader):
             raise httptools.HttpParserError("too many requests sent ahead")
         http11 = self.parser.get_http_version() == "1.1"
         keep_alive = http11 and self.parser.should_keep_alive()
-        spec = ENDPOINTS.get(self.url.partition(b"?")[0])
+        spec = self._ingress.endpoints.get(self.url.partition(b"?")[0])
         request: Downstream | PlainRequest
         if spec is None or self.parser.get_method() != b"POST":
             request = PlainRequest(self, self._ingress.new_id(), http11, keep_alive)
+            request.takes = self._ingress.takes
         else:
             request = Downstream(self, spec, new_id=self._ingress.new_id(), now=time.monotonic())
             request.read_head(self.headers, http11=http11, keep_alive=keep_alive)

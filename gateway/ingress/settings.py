@@ -12,12 +12,17 @@ from gateway.access.counters import PromptCounters
 from gateway.access.keys import KeyRing, OpenRing
 from gateway.access.salt import salt_for
 from gateway.access.tokens import Asker
-from gateway.config.models import Config
+from gateway.config.models import Config, TimeoutsConfig
 from gateway.config.parameters import Policies
 from gateway.core.endpoints import NO_ENGINE
 from gateway.core.types import Ask
 from gateway.ingress import descriptors
 from gateway.ingress.connections import Connections, Waited
+from gateway.ingress.descriptors import ADMIN_CONNECTIONS
+from gateway.ingress.downstream import Downstream
+from gateway.ingress.plain import Takes
+from gateway.ingress.reader import ClientLimits
+from gateway.ingress.server import Ingress
 from gateway.pools.table import Backend
 from gateway.upstream.relay import Patience
 
@@ -25,6 +30,7 @@ log = logging.getLogger("gateway.app")
 
 # After a refusal the client has this long to read why, before the connection closes under it.
 _LINGER_S: Final = 2.0
+_ORDER_BYTES: Final = 16 * 1024 + 1  # one more than an operator's order may have
 
 
 @dataclass(slots=True)
@@ -94,13 +100,29 @@ def connections_for(config: Config) -> Connections:
             limits.connections, descriptor_limit, most,
             extra={"event": "few_descriptors"},
         )  # fmt: skip
-    return Connections(
-        Waited(
-            head_s=timeouts.header,
-            idle_s=timeouts.keep_alive,
-            linger_s=min(_LINGER_S, timeouts.body),
-            closing_s=timeouts.client_write,
-        ),
-        most,
-        limits.connections_per_address,
+    return Connections(_waited(timeouts), most, limits.connections_per_address)
+
+
+def admin_ingress(config: Config) -> Ingress:
+    """Return what the admin listener's connections share: the public one's bounds, and no inference."""
+    return Ingress(
+        story=_no_story,
+        limits=ClientLimits.of(config.limits),
+        connections=Connections(_waited(config.timeouts), ADMIN_CONNECTIONS),
+        refused=lambda error, request_id, line: None,
+        endpoints={},
+        takes=Takes(_ORDER_BYTES, config.timeouts.body),
+    )
+
+
+async def _no_story(down: Downstream) -> None:
+    raise NotImplementedError("the admin listener has no inference routes")
+
+
+def _waited(timeouts: TimeoutsConfig) -> Waited:
+    return Waited(
+        head_s=timeouts.header,
+        idle_s=timeouts.keep_alive,
+        linger_s=min(_LINGER_S, timeouts.body),
+        closing_s=timeouts.client_write,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.access.failures import FailedKeys
 from gateway.config.load import Loaded
 from gateway.control.orders import Orders
 from gateway.core.aio import Clock
@@ -102,6 +104,8 @@ def admin_app(  # noqa: PLR0913 - all that is shown
         secret = loaded().config.admin.token
         return secret.get_secret_value() if secret is not None else None
 
+    config = loaded().config
+    failed = FailedKeys(config.limits.failed_keys, clock.now, partial(metrics.failed_key, "admin"))
     app = Starlette(
         routes=[
             Route("/metrics", get_metrics),
@@ -112,7 +116,7 @@ def admin_app(  # noqa: PLR0913 - all that is shown
             Route("/readyz", readyz),
         ],
         middleware=[
-            Middleware(Guard, token=token, local_only=loaded().config.admin.listen.loopback)
+            Middleware(Guard, token=token, failed=failed, local_only=config.admin.listen.loopback)
         ],
         exception_handlers={
             HTTPException: _http_problem,
@@ -131,8 +135,16 @@ class Guard:
     request), and must not come from such a page (403).
     """
 
-    def __init__(self, app: ASGIApp, *, token: Callable[[], str | None], local_only: bool) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        token: Callable[[], str | None],
+        failed: FailedKeys,
+        local_only: bool,
+    ) -> None:
         self._app = app
+        self._failed = failed
         self._token = token
         self._local_only = local_only
 
@@ -150,6 +162,13 @@ class Guard:
                 "This listener accepts only the host names localhost, 127.0.0.1 and [::1].",
             )
         if scope["path"] not in _OPEN_PATHS and not self._may_read(headers):
+            if wait_s := self._failed.count(scope["client"][0] if scope["client"] else None):
+                return problem(
+                    HTTPStatus.TOO_MANY_REQUESTS,
+                    "too_many_failed_tokens",
+                    "Too many requests without the admin token came from your address.",
+                    {"retry-after": f"{wait_s:.0f}"},
+                )
             return problem(
                 HTTPStatus.UNAUTHORIZED,
                 "unauthorized",
@@ -194,7 +213,9 @@ async def _http_problem(request: Request, error: Exception) -> Response:
     status = HTTPStatus(error.status_code)
     known = ", ".join(route.path for route in request.app.routes)
     code = status.phrase.lower().replace(" ", "_")
-    return problem(status, code, f"Known paths: {known}.", dict(error.headers or {}))
+    timeout = status is HTTPStatus.REQUEST_TIMEOUT
+    detail = "The request body did not arrive in time." if timeout else f"Known paths: {known}."
+    return problem(status, code, detail, dict(error.headers or {}))
 
 
 async def _bug(request: Request, error: Exception) -> Response:

@@ -98,10 +98,11 @@ async def gateway(
     wait: bool = True,
     pool: dict[str, object] | None = None,
     access: bool = False,
+    admin_token: str = "",
 ) -> AsyncIterator[World]:
     """Run simulated backends and a gateway; `pools` is YAML with {0}, {1}, ... for the backends' ports.
 
-    With `access` there is an access log, in a file.
+    With `access` there is an access log, in a file; an empty `admin_token` is none.
     """
     async with contextlib.AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(SimServer(each)) for each in (sims or (FAST,))]
@@ -111,7 +112,9 @@ async def gateway(
         for number, server in enumerate(servers):
             listed = listed.replace(f"<{number}>", server.url)
         path.write_text(
-            "version: 1\nlisten: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0}\nkeys: {file: keys.yaml}\n"
+            "version: 1\nlisten: 127.0.0.1:0\n"
+            f"admin: {{listen: 127.0.0.1:0, token: '{admin_token}'}}\n"
+            "keys: {file: keys.yaml}\n"
             f"log: {{access: {json.dumps(access)}}}\n"
             "health: {interval: 200ms, scrape_interval: 100ms, models_interval: 500ms}\n"
             f"shutdown: {{grace: 0s}}\n{extra}\n{listed}\n"
