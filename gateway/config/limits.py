@@ -19,7 +19,15 @@ Count = Annotated[int, Field(ge=1)]
 class LimitsConfig(Section):
     """Bounds of what one client may make us hold."""
 
-    max_body: Size = setting("64MiB", "Largest JSON request body.")
+    max_body: Size = setting(
+        "32MiB",
+        "Largest JSON request body. Images in it are base64: Anthropic's API takes 32 MB, OpenAI's 50 MB of images.",
+    )
+    bodies: Size = setting(
+        "512MiB",
+        "Most bytes of request bodies held at a time, those below 64KiB not counted. One key may hold "
+        "what is left for the others: alone, half of it. Up to three times as much memory is needed.",
+    )
     max_audio_body: Size = setting("32MiB", "Largest audio upload.")
     max_header_bytes: Size = setting("32KiB", "Largest request head.")
     max_headers: int = setting(64, "Most request headers.", ge=1)

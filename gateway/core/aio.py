@@ -12,9 +12,12 @@ import random
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final, Protocol
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Protocol, TypeVar
 
 log = logging.getLogger("gateway.aio")
+
+Result = TypeVar("Result")
 
 # Task(eager_start=True) runs the coroutine at once up to its first suspension (Python 3.12).
 _EAGER: Final = sys.version_info >= (3, 12)
@@ -84,3 +87,16 @@ async def periodic(
             log.exception("periodic task failed", extra={"task": name})
         pause_s = every_s() if callable(every_s) else every_s
         await asyncio.sleep(pause_s * (1 + spread.uniform(-jitter_ratio, jitter_ratio)))
+
+
+_BESIDE: Final = ThreadPoolExecutor(1, thread_name_prefix="beside")
+
+
+async def beside(work: Callable[[], Result]) -> Result:
+    """Run pure work in the one thread beside the loop, which goes on meanwhile.
+
+    The interpreter lets the loop run at least every 5 ms, unless a single call into C takes longer.
+
+    Cancel: work that has begun runs to its end, and is dropped.
+    """
+    return await asyncio.get_running_loop().run_in_executor(_BESIDE, work)

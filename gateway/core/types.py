@@ -8,7 +8,7 @@ only in `observe` and in key expiry. Ratios are 0..1, never percent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -95,6 +95,7 @@ class ShedReason(Enum):
     QUEUE_TIMEOUT = "queue_timeout"  # its deadline passed while it waited
     NO_BACKEND = "no_backend"  # none serves the model now
     DRAINING = "draining"  # this gateway shuts down
+    BODIES = "bodies"  # request bodies hold as much memory as they may
     ENGINE = "engine"  # the engine's own admission control refused it
 
 
@@ -106,8 +107,14 @@ class UsageSource(Enum):
     ESTIMATED = "estimated"  # the prompt by its size, stream events counted
 
 
+# Where the values of an object's fields stand in its bytes: [start, end).
+Places = Mapping[str, tuple[int, int]]
+
+
 class Call(msgspec.Struct, frozen=True):
     """What is asked: the few fields of a request body that the gateway looks at, and the body itself.
+
+    `places` is set for a large body alone, which is never decoded as a whole.
 
     `choices` is how many choices a complete answer holds (n x number of prompts).
     `text_bytes` is an upper bound of the UTF-8 length of all text of the longest prompt, `None` when it
@@ -131,6 +138,7 @@ class Call(msgspec.Struct, frozen=True):
     content_type: bytes = b"application/json"
     model_at: tuple[int, int] | None = None  # of a form, whose beginning `body` is: its value
     asked: Asked = NOTHING_ASKED
+    places: Places | None = None  # of a large JSON body
 
     @property
     def hides_usage(self) -> bool:

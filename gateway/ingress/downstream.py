@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gateway.core import aio
-from gateway.core.errors import BodyTimeout, GatewayError, UnsupportedMediaType
+from gateway.core.errors import GatewayError, UnsupportedMediaType
 from gateway.core.types import Dialect, RequestRecord
+from gateway.ingress.bodies import Hold
+from gateway.ingress.body import Body
 from gateway.ingress.heads import CLIENT_ID, TRACE
-from gateway.ingress.upload import Upload, too_large
+from gateway.ingress.upload import Upload
 from gateway.upstream.relay import Relay
 from gateway.upstream.reply import Reply
 from gateway.wire.calls import EndpointSpec
@@ -52,10 +54,9 @@ class Downstream:
     """One request of one client. Owned by the protocol until its reply is complete."""
 
     __slots__ = (
-        "_announced_bytes", "_body_bytes", "_body_limit", "_body_ready", "_broken", "_complete", "_encoded",
-        "_event_stream", "_expects_continue",
-        "_http11", "_parts", "_protocol", "_transport", "bytes_out", "content_type", "credentials",
-        "extra_headers", "gone", "id", "keep_alive", "patience_s", "received_at", "record", "relay",
+        "_announced_bytes", "_dropped", "_encoded", "_event_stream", "_expects_continue",
+        "_http11", "_protocol", "_transport", "body", "bytes_out", "content_type", "credentials",
+        "extra_headers", "gone", "hold", "id", "keep_alive", "patience_s", "received_at", "record", "relay",
         "response_complete", "retry_count", "spec", "started", "started_at", "takes_chunks", "task",
         "trace", "upload", "writing_paused",
     )  # fmt: skip
@@ -76,12 +77,9 @@ class Downstream:
         self._encoded = False
         self._expects_continue = False
         self._http11 = True
-        self._parts: list[bytes] = []
-        self._body_bytes = 0
-        self._body_limit = 0
-        self._body_ready: asyncio.Future[None] | None = None
-        self._broken: GatewayError | None = None
-        self._complete = False
+        self.body = Body()
+        self.hold: Hold | None = None  # the room of a large body
+        self._dropped = False
         self.upload: Upload | None = None
         self.takes_chunks = False
         self.extra_headers = b""  # header lines of our own, for whatever reply is written
@@ -139,40 +137,40 @@ class Downstream:
         elif name in TRACE:
             self.trace = (*self.trace, (name, value))
 
-    async def read_body(self, limit_bytes: int, timeout_s: float) -> bytes:
-        """Return the whole body.
+    async def read_body(self, limit_bytes: int, timeout_s: float) -> bytes | None:
+        """Return the whole body; None when it is large and comes by `body.next_part`.
 
         Raises:
             UnsupportedMediaType: the body is compressed (415).
-            BodyTooLarge: more than `limit_bytes`, told or counted (413).
-            BodyTimeout: not whole within `timeout_s` (408).
-            GatewayError: what comes of it cannot be read on (400, 431).
+            BodyTooLarge, BodyTimeout, GatewayError: see `Body.read`.
         Cancel: nothing is held.
         """
         if self._encoded:
             raise _compressed()
-        self._body_limit = limit_bytes
-        if not self._complete and self._broken is None and self._body_bytes <= limit_bytes:
-            if (self._told_bytes() or 0) > limit_bytes:
-                raise too_large(limit_bytes)
-            if self._expects_continue:
-                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            self._body_ready = asyncio.get_running_loop().create_future()
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._body_ready
-            except TimeoutError:
-                raise BodyTimeout(
-                    f"The request body did not arrive within {timeout_s:.0f} s ({self._body_bytes} bytes came)."
-                ) from None
-            finally:
-                self._body_ready = None
-        if self._broken is not None:
-            raise self._broken
-        if self._body_bytes > limit_bytes:
-            raise too_large(limit_bytes)
-        parts, self._parts = self._parts, []
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        if self._expects_continue:
+            self.body.wanted = self._say_continue
+        return await self.body.read(limit_bytes, timeout_s, self._told_bytes())
+
+    def _say_continue(self) -> None:
+        self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def pause_reading(self) -> None:
+        """Let no more of the body come."""
+        if not self.body.complete:
+            self._protocol.hold()
+
+    def resume_reading(self) -> None:
+        """Let the body come."""
+        if not self.body.complete:
+            self._protocol.read_on()
+
+    def drop_body(self) -> None:
+        """Give up a large body and the room it takes; nothing may be tried again after that."""
+        hold, self.hold = self.hold, None
+        if hold is not None:
+            self._dropped = True
+            self.body.take()
+            hold.release()
 
     def open_upload(self, limit_bytes: int, timeout_s: float) -> Upload:
         """Take the body as a form that is sent on as it comes; the request closes it.
@@ -191,53 +189,42 @@ class Downstream:
             limit_bytes=limit_bytes,
             timeout_s=timeout_s,
         )
-        parts, self._parts = self._parts, []
-        for part in parts:
-            upload.on_data(part)
-        if self._broken is not None:
-            upload.fail(self._broken)
-        if self._complete:
+        for part in self.body.take():
+            upload.on_data(bytes(part))
+        if self.body.error is not None:
+            upload.fail(self.body.error)
+        if self.body.complete:
             upload.on_end()
         elif self._expects_continue:
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._say_continue()
         return upload
 
     def _told_bytes(self) -> int | None:
         """Return the Content-Length of a body that is not whole; None in chunks, or once it is."""
         # Nothing else can have come on this connection while the body is not whole.
-        told = None if self._complete else dict(self._protocol.headers).get(b"content-length")
+        told = None if self.body.complete else dict(self._protocol.headers).get(b"content-length")
         return None if told is None else int(told)
 
     def on_body(self, data: bytes) -> None:
-        """Collect body bytes; once over the limit, or after the reply, they are dropped."""
-        self._body_bytes += len(data)
+        """Collect body bytes; those that come after the reply are dropped."""
         if self.response_complete:
             return
         if self.upload is not None:
             self.upload.on_data(data)
-        elif self._body_limit and self._body_bytes > self._body_limit:
-            self._parts.clear()
-            self._body_is_ready()
         else:
-            self._parts.append(data)
+            self.body.on_data(data)
 
     def on_message_complete(self) -> None:
         """The body is whole."""
-        self._complete = True
         if self.upload is not None:
             self.upload.on_end()
-        self._body_is_ready()
+        self.body.on_end()
 
     def break_off(self, error: GatewayError) -> None:
         """End a request whose body cannot be read on, unless its reply has begun without it."""
-        self._broken = error
         if self.upload is not None:
             self.upload.fail(error)
-        self._body_is_ready()
-
-    def _body_is_ready(self) -> None:
-        if self._body_ready is not None and not self._body_ready.done():
-            self._body_ready.set_result(None)
+        self.body.fail(error)
 
     @property
     def host(self) -> str | None:
@@ -248,13 +235,15 @@ class Downstream:
     @property
     def body_complete(self) -> bool:
         """Whether the whole request has been read, so the connection may carry another."""
-        return self._complete
+        return self.body.complete
 
     @property
     def answering(self) -> bool:
-        """Whether anything of a backend's reply has gone out; a place in the queue is none of it."""
-        return self.bytes_out > self._announced_bytes or (
-            self.started and not self._announced_bytes
+        """Whether a reply has begun that cannot begin again; a place in the queue is none of it."""
+        return (
+            self._dropped
+            or self.bytes_out > self._announced_bytes
+            or (self.started and not self._announced_bytes)
         )
 
     # --- the reply ------------------------------------------------------------------------------------
@@ -263,7 +252,7 @@ class Downstream:
         """Write a whole reply and finish. Does nothing for a client that has gone."""
         if self.gone:
             return
-        if not self._complete:
+        if not self.body.complete:
             self.keep_alive = False
         lines = b"".join([b"%b: %b\r\n" % header for header in headers])
         length = b"content-length: %d\r\n" % len(body)

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from gateway.access.context import bound, settle, unsettled
 from gateway.access.failures import FailedKeys
 from gateway.admission.gate import Gate
 from gateway.admission.refusals import engine_refused, heard_within_s
-from gateway.config.models import Config
 from gateway.core.aio import Clock
 from gateway.core.errors import (
     AccessError,
@@ -57,6 +57,7 @@ from gateway.ingress.answers import (
     used,
     watch_over,
 )
+from gateway.ingress.bodies import Bodies
 from gateway.ingress.downstream import Downstream
 from gateway.ingress.early import Early
 from gateway.ingress.heads import trace_lines
@@ -68,7 +69,7 @@ from gateway.upstream import attempts
 from gateway.upstream.client import Client, Outgoing
 from gateway.upstream.relay import Relay
 from gateway.upstream.reply import Reply
-from gateway.wire.calls import form_call, parse_call, upstream_body
+from gateway.wire.calls import upstream_body
 from gateway.wire.parameters import judge
 from gateway.wire.replies import error_body, error_headers, fault_of
 
@@ -89,6 +90,7 @@ class Handler:
     live: set[Downstream]
     early: Early
     failed_keys: FailedKeys
+    bodies: Bodies = field(default_factory=Bodies)
     draining: bool = False
 
     async def handle(self, down: Downstream) -> None:  # noqa: PLR0915 - the story, in one piece
@@ -117,12 +119,9 @@ class Handler:
                 self.clock.wall(),
             )
             config = settings.config
-            if down.spec.multipart:
-                call = await self._open_upload(config, down, record)
-            else:
-                body = await down.read_body(config.limits.max_body, config.timeouts.body)
-                record.body_at = self.clock.now()
-                call = parse_call(down.spec, body, down.content_type)
+            admit = partial(self.catalog().admit, caller=caller)
+            call = await self.bodies.read_call(down, caller.key_id, config, admit)
+            record.body_at = self.clock.now()
             settings = self.settings  # the catalog below is of the same configuration
             route = self.catalog().resolve(call, caller)
             record.model, record.pool, record.adapter = route.requested, route.pool, route.adapter
@@ -153,6 +152,7 @@ class Handler:
             bug = GatewayError("The gateway failed on this request; it has been logged.")
             self._refuse(down, record, bug)
         finally:
+            down.drop_body()
             if down.upload is not None:
                 record.stream = down.upload.form.stream  # the field may come after the file
                 down.upload.close()
@@ -161,13 +161,6 @@ class Handler:
             self.live.discard(down)
             down.task = None  # a cancelled one holds this frame, and all that the request read
             self.ledger.settle(record)
-
-    async def _open_upload(self, config: Config, down: Downstream, record: RequestRecord) -> Call:
-        """Read a form as far as its model; the rest of it is checked and sent on as it comes."""
-        upload = down.open_upload(config.limits.max_audio_body, config.timeouts.body)
-        head = await upload.read_head()
-        record.body_at = self.clock.now()
-        return form_call(down.spec, upload.form, head, down.content_type)
 
     async def _count(self, settings: Settings, call: Call, route: Route, caller: Caller) -> Demand:
         """Count the prompt exactly where its size alone does not tell whether it fits."""
@@ -293,6 +286,7 @@ class Handler:
         def first_token() -> None:
             now = self.clock.now()
             self.table.first_token(slot, now)
+            down.drop_body()
             down.started_at = down.started_at or now
 
         now = self.clock.now()

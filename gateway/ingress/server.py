@@ -48,7 +48,7 @@ class Ingress:
     endpoints: Mapping[bytes, EndpointSpec] = field(default_factory=lambda: ENDPOINTS)
     takes: Takes = NO_BODY  # of a body, on other routes
     live: set[Downstream] = field(default_factory=set)
-    held: set[GatewayProtocol] = field(default_factory=set)  # are not read from: see `_hold`
+    held: set[GatewayProtocol] = field(default_factory=set)  # are not read from: see `hold`
     _ids: Iterator[int] = field(default_factory=itertools.count)
     _process: str = field(default_factory=lambda: os.urandom(8).hex())
 
@@ -137,7 +137,7 @@ class GatewayProtocol(RequestReader):
     def on_begin(self) -> None:
         """While another request is being answered, read no further than this read."""
         if self._answering is not None or self._ready is not None:
-            self._hold()
+            self.hold()
 
     def on_head(self) -> None:
         """Make a whole head a request: of the inference routes, or for Starlette.
@@ -177,7 +177,7 @@ class GatewayProtocol(RequestReader):
         elif self.pipeline:
             self.loop.call_soon(self._next)
         else:
-            self._read_on()
+            self.read_on()
             self._wait(Waits.HEAD if self.in_head else Waits.IDLE)
 
     def date_header(self) -> bytes:
@@ -224,7 +224,7 @@ class GatewayProtocol(RequestReader):
             return
         request = self.pipeline.pop()
         if not self.pipeline and not self.in_head:
-            self._read_on()
+            self.read_on()
         self._start(request)
 
     def _refuse(self, error: GatewayError) -> None:
@@ -245,12 +245,13 @@ class GatewayProtocol(RequestReader):
         self.transport.write(last_reply(error, request_id, self.date_header()))
         self._ingress.refused(error, request_id, self.request_line())
 
-    def _hold(self) -> None:
+    def hold(self) -> None:
         """Stop reading, but see whether the client is still there."""
         self.flow.pause_reading()
         self._ingress.held.add(self)
 
-    def _read_on(self) -> None:
+    def read_on(self) -> None:
+        """Read again what `hold` has kept back."""
         if self.flow.read_paused and not self.transport.is_closing():
             self.flow.resume_reading()
         self._ingress.held.discard(self)

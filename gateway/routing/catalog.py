@@ -70,9 +70,7 @@ class Catalog:
             ModelNotFound: unknown, or not for this caller: the same words for both (404).
             EndpointNotServed: the model's backends do not serve the endpoint (404).
         """
-        entry = self.entries.get(call.model)
-        if entry is None or not caller.may_use(call.model):
-            raise self._not_found(call.model, caller)
+        entry = self.admit(call.model, caller)
         if entry.endpoints is not None and call.endpoint not in entry.endpoints:
             raise EndpointNotServed(
                 f"The model `{call.model}` does not serve the {call.endpoint.value} endpoint. "
@@ -80,6 +78,17 @@ class Catalog:
                 param="model",
             )
         return entry.route
+
+    def admit(self, model: str, caller: Caller) -> Entry:
+        """Return what a name stands for.
+
+        Raises:
+            ModelNotFound: unknown, or not for this caller: the same words for both (404).
+        """
+        entry = self.entries.get(model)
+        if entry is None or not caller.may_use(model):
+            raise self._not_found(model, caller)
+        return entry
 
     def visible(self, caller: Caller) -> dict[str, Entry]:
         """Return what the caller may use, by name."""

@@ -18,10 +18,12 @@ from gateway.core.errors import RequestError, UnsupportedMediaType
 from gateway.core.types import Call, Dialect, Endpoint
 from gateway.wire.forms import FormReader
 from gateway.wire.frames import is_given
+from gateway.wire.large import small_fields, spliced
 from gateway.wire.measures import Measure
 from gateway.wire.objects import fields_of
 from gateway.wire.peek import Peek, peek
 from gateway.wire.prompts import prompts_of, truncates
+from gateway.wire.small import check_depth
 
 COMPLETIONS_MAX_TOKENS: Final = 16  # when none is stated. Source: OpenAI reference; so in vLLM
 
@@ -95,6 +97,7 @@ def parse_call(spec: EndpointSpec, body: bytes, content_type: bytes = b"applicat
     if content_type != b"application/json":
         _check_json_type(content_type)
     seen = peek(body)
+    check_depth(body)
     if not seen.model:
         raise _missing_model()
     endpoint = spec.endpoint
@@ -168,17 +171,20 @@ def upstream_body(
         limit_field = call.max_new_field or _STANDARD_LIMIT.get(call.endpoint)
     if not (renames or adds_usage or limit_field or salt):
         return body
-    fields = fields_of(body)
+    fields = small_fields(body, call.places) if call.places is not None else fields_of(body)
+    changes: dict[str, Raw] = {}
     if renames:
-        fields["model"] = _encoded(served_model)
+        changes["model"] = _encoded(served_model)
     if adds_usage:
-        fields["stream_options"] = _with_usage(fields.get("stream_options", Raw()))
+        changes["stream_options"] = _with_usage(fields.get("stream_options", Raw()))
     if limit_field:
-        fields[limit_field] = _encoded(max_new_tokens)
+        changes[limit_field] = _encoded(max_new_tokens)
     if salt:
         own = fields.get("cache_salt", Raw())
-        fields["cache_salt"] = _encoded(salt(msgspec.json.decode(own) if is_given(own) else None))
-    return msgspec.json.encode(fields)
+        changes["cache_salt"] = _encoded(salt(msgspec.json.decode(own) if is_given(own) else None))
+    if call.places is not None:
+        return spliced(body, call.places, changes)
+    return msgspec.json.encode(fields | changes)
 
 
 _STANDARD_LIMIT: Final = {spec.endpoint: spec.limits[0] for spec in _ALLOWED if spec.limits}

@@ -294,6 +294,7 @@ _READERS: Final[dict[str, _Reader]] = {
     "best_of": Measure._best_of,
     "cache_salt": Measure._salt,
 }
+SIZED_FIELDS: Final = frozenset(_READERS)  # how long their values are may matter
 # What needs no look: the known fields without a reader and without content.
 _ORDINARY: Final = {
     endpoint: known_fields(endpoint)

@@ -142,7 +142,7 @@ def test_only_the_allow_list_exists(path, method, status, code):
             "kv_transfer_params",
         ),
         (b'{"model": "m", "messages": [], "chat_template": "{{ 1 }}"}', "chat_template"),
-        (b'{"model": "m", "messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "messages[0]"),
+        (b'{"model": "m", "messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "messages"),
     ],
 )
 def test_a_bad_body_is_refused_with_the_field_that_is_wrong(body, param):

@@ -56,7 +56,7 @@ def test_the_least_file_has_safe_defaults():
     assert (pool.kv.stop_admitting, pool.kv.resume) == (0.90, 0.80)
     assert (pool.queue.max_requests, pool.queue.max_wait) == (1024, 30.0)
     assert config.timeouts.heartbeat == 15.0
-    assert config.limits.max_body == 64 << 20
+    assert config.limits.max_body == 32 << 20
 
 
 def test_every_part_of_the_documented_file_is_read():

@@ -1,0 +1,201 @@
+"""Large JSON bodies on the client's side: no more of them than memory allows, and no work in one piece.
+
+    wait for room --> read and scan, part by part --> parse beside the loop --> dropped at the first token
+    (not read meanwhile)   (one step of one body a turn)
+
+A small body (`wire.small`) needs none of this. Of the others all together hold at most
+`limits.bodies`, and one key at most what is left for the others: alone up to half of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from gateway.config.limits import LimitsConfig
+from gateway.config.models import Config
+from gateway.config.units import format_size
+from gateway.core.aio import beside
+from gateway.core.errors import GatewayError, Overloaded, TooManyWaiting
+from gateway.core.types import Call, ShedReason
+from gateway.wire.calls import EndpointSpec, form_call, parse_call
+from gateway.wire.large import completed
+from gateway.wire.scan import BodyScan
+
+if TYPE_CHECKING:
+    from gateway.ingress.downstream import Downstream
+
+
+def _parse(spec: EndpointSpec, scan: BodyScan, content_type: bytes) -> Call:
+    return completed(parse_call(spec, scan.skim(), content_type), scan)
+
+
+class Hold:
+    """Room for one body. `release` gives it back, and may be called at any time."""
+
+    __slots__ = ("_bodies", "body", "key", "size")
+
+    def __init__(self, bodies: Bodies, key: str, size: int) -> None:
+        self._bodies: Bodies | None = bodies
+        self.key = key
+        self.size = size
+        self.body: bytearray | None = None  # emptied when the room is given back
+
+    def shrink(self, size: int) -> None:
+        """Give back what the body does not need after all."""
+        if self._bodies is not None:
+            self._bodies.give_back(self, self.size - size)
+            self.size = size
+
+    def release(self) -> None:
+        """Drop the body, whoever still refers to it, and give its room back."""
+        bodies, self._bodies = self._bodies, None
+        body, self.body = self.body, None
+        if body is not None:
+            with suppress(BufferError):  # it is being sent to a backend that has answered already
+                body.clear()
+        if bodies is not None:
+            bodies.give_back(self, self.size)
+
+
+class Bodies:
+    """What all large bodies hold. One for the process."""
+
+    def __init__(self) -> None:
+        self.held_bytes = 0
+        self._limit_bytes = 0
+        self._by_key: Counter[str] = Counter()
+        self._waiting: list[tuple[Hold, asyncio.Future[None]]] = []
+        self._turn = asyncio.Lock()  # of the one body that is scanned in a turn of the loop
+
+    async def read_call(
+        self, down: Downstream, key: str, config: Config, admit: Callable[[str], object]
+    ) -> Call:
+        """Read what is asked: a JSON body, or as much of a form as names its model.
+
+        `admit` judges the model of a large JSON body as soon as it is known.
+
+        A large one waits for room; its client's time stands still meanwhile. `Downstream.drop_body`
+        gives the room back.
+
+        Raises:
+            UnsupportedMediaType, BodyTooLarge, BodyTimeout: see `Downstream.read_body`, `open_upload`.
+            Overloaded, TooManyWaiting: there was no room in time (503, 429).
+            RequestError: see `BodyScan` and `parse_call`, and what `admit` raises.
+        Cancel: what is being parsed is parsed to its end.
+        """
+        limits, body = config.limits, down.body
+        if down.spec.multipart:
+            upload = down.open_upload(limits.max_audio_body, config.timeouts.body)
+            head = await upload.read_head()
+            return form_call(down.spec, upload.form, head, down.content_type)
+        small = await down.read_body(limits.max_body, config.timeouts.body)
+        if small is not None:
+            return parse_call(down.spec, small, down.content_type)
+        down.pause_reading()
+        try:
+            size = body.came_bytes if body.complete else body.told_bytes
+            hold = await self.take(key, size or limits.max_body, limits, body.left_s)
+        finally:
+            down.resume_reading()
+        down.hold = hold
+        scan = BodyScan()
+        hold.body = scan.body
+        while (part := await body.next_part()) is not None:
+            scan.feed(part)
+            await self._scan(scan)
+            if (model := scan.text("model")) is not None:
+                admit(model)
+        scan.end()
+        await self._scan(scan)
+        hold.shrink(len(scan.body))
+        return await beside(partial(_parse, down.spec, scan, down.content_type))
+
+    async def _scan(self, scan: BodyScan) -> None:
+        goes_on = True
+        while goes_on:
+            async with self._turn:
+                goes_on = scan.step()
+                await asyncio.sleep(0)  # everybody else's turn
+
+    async def take(self, key: str, size: int, limits: LimitsConfig, wait_s: float) -> Hold:
+        """Take room for a body, waiting for it at most `wait_s`.
+
+        Raises:
+            TooManyWaiting: the key's own bodies leave no room (429).
+            Overloaded: those of all keys do not (503).
+        Cancel: nothing is held.
+        """
+        self._limit_bytes = max(limits.bodies, limits.max_body)
+        hold, waiter = Hold(self, key, size), asyncio.get_running_loop().create_future()
+        entry = (hold, waiter)
+        self._waiting.append(entry)
+        self._let_in()
+        try:
+            async with asyncio.timeout(wait_s):
+                await waiter
+        except TimeoutError:
+            if entry in self._waiting:
+                raise self._refusal(key, size, wait_s) from None
+        except asyncio.CancelledError:
+            if entry not in self._waiting:
+                hold.release()
+            raise
+        finally:
+            if entry in self._waiting:
+                self._waiting.remove(entry)
+                self._let_in()
+        return hold
+
+    def give_back(self, hold: Hold, size: int) -> None:
+        """Give back room; who waited for it goes on."""
+        self.held_bytes -= size
+        self._by_key[hold.key] -= size
+        if self._by_key[hold.key] <= 0:
+            del self._by_key[hold.key]
+        self._let_in()
+
+    def _let_in(self) -> None:
+        """Let in who waits, the longest first; a key over its share holds up nobody else."""
+        still = []
+        blocked = False
+        for hold, waiter in self._waiting:
+            if blocked or not self._fits(hold.key, hold.size):
+                still.append((hold, waiter))
+                blocked = blocked or not self._is_over_share(hold.key, hold.size)
+                continue
+            self.held_bytes += hold.size
+            self._by_key[hold.key] += hold.size
+            if not waiter.done():  # else it was cancelled, and gives back at once
+                waiter.set_result(None)
+        self._waiting = still
+
+    def _fits(self, key: str, size: int) -> bool:
+        return self.held_bytes + size <= self._limit_bytes and not self._is_over_share(key, size)
+
+    def _is_over_share(self, key: str, size: int) -> bool:
+        mine = self._by_key.get(key, 0)
+        return mine > 0 and mine + size > self._limit_bytes - self.held_bytes
+
+    def _refusal(self, key: str, size: int, wait_s: float) -> GatewayError:
+        retry_after_s = random.uniform(1.0, 3.0)
+        mine, limit = self._by_key.get(key, 0), format_size(self._limit_bytes)
+        waited = f"There was no room within {wait_s:.0f} s. Send fewer large requests at a time."
+        if self._is_over_share(key, size):
+            return TooManyWaiting(
+                f"Request bodies of this API key already hold {mine / 2**20:.0f} MiB, and one key may "
+                f"hold at most what is left of `limits.bodies` ({limit}) for others. {waited}",
+                code="too_many_body_bytes",
+                retry_after_s=retry_after_s,
+            )
+        return Overloaded(
+            f"Request bodies already hold {self.held_bytes / 2**20:.0f} MiB of `limits.bodies` "
+            f"({limit}); this one needs {size / 2**20:.1f} MiB. {waited}",
+            reason=ShedReason.BODIES,
+            retry_after_s=retry_after_s,
+        )

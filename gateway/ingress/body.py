@@ -1,0 +1,141 @@
+"""A JSON body as it comes from its client: whole if it is small, else part by part."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from gateway.core.errors import BodyTimeout, GatewayError
+from gateway.ingress.upload import too_large
+from gateway.wire.small import SMALL_BODY_BYTES, is_small
+
+_PIECE_BYTES: Final = 4096  # smaller ones are put together
+
+
+class Body:
+    """One body. Owned by its request; large ones are read by `ingress.bodies`."""
+
+    __slots__ = (
+        "_enough_bytes", "_limit_bytes", "_parts", "_waiter", "came_bytes",
+        "complete", "error", "left_s", "told_bytes", "wanted",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._parts: deque[bytes | bytearray] = deque()
+        self._limit_bytes: float = math.inf
+        self._enough_bytes: float = math.inf  # whoever waits is woken
+        self.left_s = 0.0  # that the client has
+        self._waiter: asyncio.Future[None] | None = None
+        self.error: GatewayError | None = None
+        self.came_bytes = 0
+        self.complete = False
+        self.told_bytes: int | None = None  # the Content-Length
+        self.wanted: Callable[[], None] | None = None  # called once, when its bytes are awaited
+
+    # --- the request's side -------------------------------------------------------------------------
+
+    async def read(
+        self, limit_bytes: int, timeout_s: float, told_bytes: int | None
+    ) -> bytes | None:
+        """Return the whole body; None when it is too large to be handled in one piece.
+
+        A large one comes by `next_part`, and all of it must come within `timeout_s`.
+
+        Raises:
+            BodyTooLarge: more than `limit_bytes`, told or counted (413).
+            BodyTimeout: not whole within `timeout_s` (408).
+            GatewayError: what comes of it cannot be read on (400, 431).
+        Cancel: nothing is held.
+        """
+        self._limit_bytes, self.left_s, self.told_bytes = limit_bytes, timeout_s, told_bytes
+        if (told_bytes or 0) > limit_bytes:
+            raise too_large(limit_bytes)
+        if (told_bytes or 0) <= SMALL_BODY_BYTES:
+            await self._reaches(min(SMALL_BODY_BYTES, limit_bytes) + 1)
+        if not self.complete or self.came_bytes > SMALL_BODY_BYTES:
+            return None
+        parts = self._parts
+        body = bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+        if not is_small(body):
+            return None
+        parts.clear()
+        return body
+
+    async def next_part(self) -> bytes | bytearray | None:
+        """Return what came next of a large body; None at its end.
+
+        Raises:
+            BodyTooLarge, BodyTimeout, GatewayError: see `read`.
+        Cancel: nothing is held.
+        """
+        await self._reaches(self.came_bytes + (0 if self._parts else SMALL_BODY_BYTES))
+        return self._parts.popleft() if self._parts else None
+
+    def take(self) -> list[bytes | bytearray]:
+        """Return what came so far, and hold nothing of it."""
+        parts = list(self._parts)
+        self._parts.clear()
+        return parts
+
+    async def _reaches(self, size: int) -> None:
+        """Wait until so many bytes came, or the body is whole. Only this is the client's time."""
+        if not self.complete and self.came_bytes < size and self.error is None:
+            wanted, self.wanted = self.wanted, None
+            if wanted is not None:
+                wanted()
+            loop = asyncio.get_running_loop()
+            began, self._enough_bytes = loop.time(), size
+            self._waiter = loop.create_future()
+            try:
+                async with asyncio.timeout(self.left_s):
+                    await self._waiter
+            except TimeoutError:
+                raise BodyTimeout(
+                    f"The request body did not arrive in time: {self.came_bytes} bytes came. "
+                    "`timeouts.body` is the limit."
+                ) from None
+            finally:
+                self._waiter = None
+                self.left_s -= loop.time() - began
+        if self.error is not None:
+            raise self.error
+        if self.came_bytes > self._limit_bytes:
+            raise too_large(int(self._limit_bytes))
+
+    # --- the client's side --------------------------------------------------------------------------
+
+    def on_data(self, data: bytes) -> None:
+        """Keep body bytes; those of a body that is over its limit are dropped."""
+        self.came_bytes += len(data)
+        if self.came_bytes > self._limit_bytes:
+            self._parts.clear()
+            self._wake()
+            return
+        parts = self._parts
+        if parts and len(data) < _PIECE_BYTES:
+            last = parts[-1]
+            if isinstance(last, bytearray) and len(last) < SMALL_BODY_BYTES:
+                last += data
+            else:
+                parts.append(bytearray(data))
+        else:
+            parts.append(data)
+        if self.came_bytes >= self._enough_bytes:
+            self._wake()
+
+    def on_end(self) -> None:
+        """Note that the body is whole."""
+        self.complete = True
+        self._wake()
+
+    def fail(self, error: GatewayError) -> None:
+        """Note that what comes of it cannot be read on."""
+        self.error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,77 @@
+"""Large bodies: read by their skim, changed by a splice.
+
+See `wire.scan`. What the decoder reads of a large body is its skim; what it read is completed here
+with the sizes of the body itself. The body is never decoded as a whole, and copied only where a
+field must differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from msgspec import Raw, structs
+
+from gateway.core.types import Call, Places
+from gateway.wire.prompts import TOOLS_GROWTH
+from gateway.wire.scan import BodyScan
+from gateway.wire.small import SMALL_BODY_BYTES
+
+
+def completed(call: Call, scan: BodyScan) -> Call:
+    """Return a call that was read from a skim, with the body and its sizes.
+
+    Token ids are counted exactly. A text's size stays an upper bound: what was left out of several
+    prompts is added to the longest.
+    """
+    left_out = len(scan.body) - len(call.body)
+    ids, ratio, text_bytes = call.prompt_token_ids, call.longest_ratio, call.text_bytes
+    if ids is not None:
+        ids, ratio = _counted(scan, ids, ratio)
+    if text_bytes is not None:
+        text_bytes += left_out + TOOLS_GROWTH * min(left_out, scan.size("tools"))
+    return structs.replace(
+        call,
+        body=scan.body,
+        places=scan.fields,
+        prompt_token_ids=ids,
+        longest_ratio=ratio,
+        text_bytes=text_bytes,
+    )
+
+
+def _counted(scan: BodyScan, ids: int, ratio: float) -> tuple[int, float]:
+    """Return the token ids of the longest prompt, and its share of all."""
+    for found in scan.ids.values():
+        if found.inner:
+            longest = max(found.inner)
+            return longest, longest / (sum(found.inner) or 1)
+        if found.own:
+            return found.own, 1.0
+    return ids, ratio
+
+
+def small_fields(body: bytes, places: Places) -> dict[str, Raw]:
+    """Return the fields of a large body whose values are small."""
+    return {
+        name: Raw(bytes(body[start:end]))
+        for name, (start, end) in places.items()
+        if end - start <= SMALL_BODY_BYTES
+    }
+
+
+def spliced(body: bytes, places: Places, changes: Mapping[str, Raw]) -> bytes:
+    """Return a large body with other values for some fields; it is copied once."""
+    whole = memoryview(body)
+    parts: list[bytes | memoryview | Raw] = []
+    position = 0
+    for start, end, name in sorted((*places[name], name) for name in changes if name in places):
+        parts += (whole[position:start], changes[name])
+        position = end
+    last = body.rindex(b"}")
+    parts.append(whole[position:last])
+    for name, value in changes.items():
+        if name not in places:
+            parts += (b",", msgspec.json.encode(name), b":", value)
+    parts.append(whole[last:])
+    return b"".join(parts)

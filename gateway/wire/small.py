@@ -1,0 +1,57 @@
+"""Which JSON bodies are handled in one piece, and how deep any of them may be."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from gateway.core.errors import RequestError
+
+# Below this, and with few objects and lists, a body is decoded at once (at most 5 ms).
+SMALL_BODY_BYTES: Final = 64 * 1024
+SMALL_BODY_CONTAINERS: Final = 1000
+# JSON Schemas are the deepest that clients send. Source: OpenAI, structured outputs: at most 10
+# levels of properties, which are two or three levels of JSON each.
+MAX_DEPTH: Final = 64
+
+_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_ALL_ALIKE: Final = bytes.maketrans(b"[]{}", b"()()")
+
+
+def is_small(body: bytes) -> bool:
+    """Whether a body is decoded at once: it has few bytes, and few objects and lists."""
+    size = len(body)
+    if size <= SMALL_BODY_CONTAINERS:
+        return True
+    return size <= SMALL_BODY_BYTES and _containers(body) <= SMALL_BODY_CONTAINERS
+
+
+def check_depth(body: bytes) -> None:
+    """Refuse a small body that is valid JSON, but nested too deeply; the scan does so for others.
+
+    Raises:
+        RequestError: 400; deeper than `MAX_DEPTH`.
+    """
+    if len(body) > SMALL_BODY_BYTES or _containers(body) <= MAX_DEPTH:
+        return
+    nested = _STRING.sub(b"", body).translate(_ALL_ALIKE, _NOT_BRACKETS)
+    for _ in range(MAX_DEPTH):
+        nested = nested.replace(b"()", b"")
+    if nested:
+        raise too_deep()
+
+
+def _containers(body: bytes) -> int:
+    """Return the objects and lists of a body, those that its strings speak of included."""
+    return body.count(b"{") + body.count(b"[")
+
+
+def too_deep(field: str | None = None) -> RequestError:
+    """Return the refusal of a body that is nested too deeply, at a field of its top level."""
+    where = "The body" if field is None else f"`{field}`"
+    return RequestError(
+        f"{where} is nested too deeply: at most {MAX_DEPTH} levels are accepted.",
+        param=field,
+        code="invalid_json",
+    )
