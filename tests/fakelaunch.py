@@ -187,7 +187,7 @@ class Launching:
                 async with asyncio.timeout(3):
                     await looks.wait()
             except TimeoutError as error:
-                raise LaunchError("it took too long to look") from error
+                raise LaunchError("looking at it took too long") from error
         return seen
 
     def _seen(self) -> Seen:

@@ -61,7 +61,7 @@ async def load(pages: Pages, name: str, path: str, *, timeout_s: float) -> None:
         return
     if status == HTTPStatus.NOT_FOUND and "lora" not in said.lower():
         raise AdapterError(
-            f"the adapter {name} was not loaded: the server has no such path; start it with"
+            f"the adapter {name} was not loaded: the server cannot load adapters; start it with"
             " --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
         )
     raise AdapterError(f"the adapter {name} was not loaded ({status}): {said}")

@@ -24,7 +24,7 @@ log = logging.getLogger("gateway.supervisor")
 # An engine's death is told once for each request that it carried, with a traceback of some 3 KiB:
 # this holds more than a thousand, and is read within a second or so, by a thread.
 _LOG_BYTES: Final = 4 * 1024 * 1024
-_UNTOLD: Final = "its log does not tell why"
+_UNTOLD: Final = "its log does not say why"
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class Autopsy:
         try:
             text = await charge.launcher.log(_LOG_BYTES)
         except LaunchError as error:
-            log.warning("%s: its log cannot be read: %s", charge.id, error)
+            log.warning("%s: cannot read its log: %s", charge.id, error)
         return await asyncio.to_thread(diagnose, text, exit_code=exit_code, hung=hung)
 
     def _apply(self, charge: Charge, diagnosis: Diagnosis) -> None:
@@ -99,7 +99,7 @@ class Autopsy:
             self.overrides.apply(charge.id, launch, found, self.clock.wall())
         except OSError as error:
             where = error.filename or self.overrides.folder
-            log.error("the remedy is not kept: %s: %s", where, error.strerror)
+            log.error("cannot save the remedy: %s: %s", where, error.strerror)
         self._tell(charge, EventKind.REMEDY, found.remedy.value, _told(found))
         window = found.changes.args.get(MAX_MODEL_LEN)
         if isinstance(window, int):
@@ -129,8 +129,8 @@ def _helps(diagnosis: Diagnosis) -> str:
         return ""
     flag = " ".join(filter(None, (best.flag, best.value)))
     if not flag:
-        return f" What helps: {best.why}."
-    return f" What helps: {'without ' if best.remove else ''}{flag} ({best.why})."
+        return f" To fix it: {best.why}."
+    return f" To fix it: {'without ' if best.remove else ''}{flag} ({best.why})."
 
 
 def _told(found: Cure) -> str:

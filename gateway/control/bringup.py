@@ -109,7 +109,11 @@ class Bringup:
     async def _drain(self, charge: Charge, order: Restart) -> None:
         """Let what it carries finish, up to `supervision.drain`."""
         streams = charge.backend.in_flight
-        self._tend(charge, Phase.DRAINING, f"{streams} requests finish, then {_why(order)}")
+        self._tend(
+            charge,
+            Phase.DRAINING,
+            f"finishing {streams} request{'' if streams == 1 else 's'}, then {_why(order)}",
+        )
         await emptied(charge.backend, self.clock, charge.pool.supervision.drain)
 
     async def _launch(self, charge: Charge, order: Restart) -> Incarnation | None:
@@ -209,7 +213,7 @@ class Bringup:
 
         A server whose engine dies of it ends within seconds, and its end tells more.
         """
-        self._tend(charge, Phase.STARTING, "it answers; one token is asked of its engine")
+        self._tend(charge, Phase.STARTING, "it responds; now testing its engine with one token")
         failed = ""
         for _ in range(_CANARIES):
             try:
@@ -223,7 +227,7 @@ class Bringup:
         while self.clock.now() < until:
             self._fail_if_ended(charge, incarnation, before)
             await asyncio.sleep(_POLL_S)
-        why = f"it answers /health, but its engine did not compute one token ({failed})"
+        why = f"/health responds, but its engine did not compute one token ({failed})"
         raise StartFailed(why)
 
     async def _adapters(self, charge: Charge) -> None:
@@ -235,7 +239,7 @@ class Bringup:
         held = charge.backend.adapters
         missing = {name: path for name, path in wanted.items() if name not in held}
         for name, path in missing.items():
-            self._tend(charge, Phase.STARTING, f"it loads the adapter {name}")
+            self._tend(charge, Phase.STARTING, f"loading the adapter {name}")
             await self._load(charge, name, path)
         if missing:
             await self._see_models(charge)
@@ -251,7 +255,7 @@ class Bringup:
         try:
             models = parse_models(await charge.pages.get("/v1/models", timeout_s=_MODELS_S))
         except FetchError as error:
-            raise StartFailed(f"its model list could not be read: {error.reason}") from error
+            raise StartFailed(f"cannot read its model list: {error.reason}") from error
         backend = charge.backend
         seen = ModelsSeen(self.clock.now(), models, backend.endpoints, backend.version)
         self.table.observe(charge.id, seen)
@@ -259,7 +263,7 @@ class Bringup:
     def _verify(self, charge: Charge, loaded: Mapping[str, str]) -> None:
         for name in loaded:
             if name in charge.backend.adapters:
-                self._tell(charge, EventKind.ADAPTER, name, f"the adapter {name} is loaded again")
+                self._tell(charge, EventKind.ADAPTER, name, f"the adapter {name} was loaded again")
 
     async def _warm_up(self, charge: Charge) -> None:
         """Best effort: a server that gave one token serves."""
@@ -280,4 +284,4 @@ class Bringup:
 
 
 def _why(order: Restart) -> str:
-    return f"it is restarted: {order.cause.value}, {order.evidence}"
+    return f"restarting: {order.cause.value}, {order.evidence}"

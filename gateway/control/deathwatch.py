@@ -45,7 +45,7 @@ class DeathWatch:
             try:
                 ended = await proc.first_end(await launcher.vital())
             except OSError as error:
-                log.warning("%s: its processes cannot be watched: %s", charge.id, error.strerror)
+                log.warning("%s: cannot watch its processes: %s", charge.id, error.strerror)
                 return
             if ended is None or charge.busy or charge.gone or runs(charge) != of:
                 return

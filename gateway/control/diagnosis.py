@@ -61,7 +61,7 @@ def diagnose(
     before = _judge(starts[-2], None)
     if before.kind is Kind.HEALTHY or before.kind in _SAYS_LITTLE:
         return found
-    hint = "this ended the start before the last one, of which the log does not show the end"
+    hint = "this ended an earlier start; the log does not show the end of the last one"
     return replace(before, confidence=Confidence.MEDIUM, look_at=before.look_at or hint)
 
 

@@ -192,13 +192,13 @@ def _problems(model: ModelShape, plan: Plan) -> tuple[str, ...]:
     found = []
     tp, pp = plan.tp, plan.pp
     if tp < 1 or pp < 1:
-        return ("tensor and pipeline parallel sizes are at least 1",)
+        return ("tensor and pipeline parallel sizes must be at least 1",)
     if model.heads and model.heads % tp:
-        found.append(f"{model.heads} attention heads cannot be divided among {tp} GPUs")
+        found.append(f"{model.heads} attention heads cannot be divided evenly among {tp} GPUs")
     elif model.kv_heads and not model.latent and max(model.kv_heads, tp) % min(model.kv_heads, tp):
-        found.append(f"{model.kv_heads} key/value heads cannot be divided among {tp} GPUs")
+        found.append(f"{model.kv_heads} key/value heads cannot be divided evenly among {tp} GPUs")
     if pp > len(model.layers):
-        found.append(f"{len(model.layers)} layers cannot be divided among {pp} stages")
+        found.append(f"{len(model.layers)} layers cannot be divided evenly among {pp} stages")
     wanted = plan.max_model_len or model.longest
     if wanted > model.longest:
         found.append(f"max-model-len {wanted} is more than the model's own {model.longest}")

@@ -53,9 +53,9 @@ def _judged(
     folder = model_folder(launch)
     memory_bytes = gpu_memory_bytes or _smallest_gpu(launch.gpus)
     if folder is None or memory_bytes is None:
-        why = "its model is not in a local folder" if folder is None else "GPU memory is not known"
-        hint = "" if folder is None else "give it: --gpu-memory 24GiB"
-        message = f"{backend.name}: whether it fits cannot be told, {why}"
+        why = "its model is not a local folder" if folder is None else "the GPU memory is unknown"
+        hint = "" if folder is None else "name it with --gpu-memory, such as --gpu-memory 24GiB"
+        message = f"{backend.name}: cannot tell whether it fits: {why}"
         return "not judged", [Remark(path, "fit-unknown", message, hint, Severity.WARNING)]
     try:
         flags = cmdline.stated(launch, Changes())
@@ -75,16 +75,16 @@ def _remarks(path: KeyPath, name: str, found: Fit) -> Iterator[Remark]:
             path,
             "does-not-fit",
             f"{name}: a request of {found.max_model_len} tokens needs"
-            f" {found.needed_bytes / _GIB:.2f} GiB of KV cache on each GPU, and"
-            f" {found.kv_memory_bytes / _GIB:.2f} GiB are left",
+            f" {found.needed_bytes / _GIB:.2f} GiB of KV cache on each GPU, but"
+            f" only {found.kv_memory_bytes / _GIB:.2f} GiB are left",
             better,
         )
     elif found.verdict is Verdict.TIGHT:
         yield Remark(
             path,
             "fits-tightly",
-            f"{name}: it fits if the estimates of what is not the KV cache hold",
-            f"a window of {found.surely_longest} tokens surely fits",
+            f"{name}: it fits only if the estimates (everything except the KV cache) are right",
+            f"a window of {found.surely_longest} tokens fits in any case",
             Severity.WARNING,
         )
 

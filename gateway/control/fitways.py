@@ -45,7 +45,7 @@ def _utilization(short: Fit) -> Iterator[Way]:
         tried = fit(short.model, replace(plan, gpu_memory_utilization=raised / 100))
         if tried.fits:
             flags = ("--gpu-memory-utilization", f"{raised / 100:g}")
-            yield Way("take more of the GPU", flags, tried)
+            yield Way("let vLLM use more of the GPU", flags, tried)
             return
 
 

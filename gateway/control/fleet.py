@@ -24,7 +24,7 @@ from gateway.pools.table import Backend, PoolTable
 
 # Until the first look has told what runs: a server that outlived its gateway may be about to be
 # stopped, and probes would put it into service meanwhile.
-LOOKED_FOR: Final = Tending(Phase.STARTING, "restart", "it is looked for")
+LOOKED_FOR: Final = Tending(Phase.STARTING, "restart", "looking for its process")
 
 Maker = Callable[[Backend, Config], Launcher | None]
 
@@ -83,7 +83,7 @@ class Fleet:
             assert launcher is not None  # it has `launch`
             charge.launcher = launcher
             if _server(settings) != _server(charge.config):
-                why = "its `launch` was changed in the configuration"
+                why = "its `launch` settings changed"
                 charge.signs[Cause.OPERATOR] = Sign(Cause.OPERATOR, why)
         charge.pool, charge.config = pool, settings
         return True

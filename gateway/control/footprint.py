@@ -27,7 +27,7 @@ _LOGITS_COPIES: Final = 2
 # secs, took 0.54 GiB"); two, of vLLM 0.8 and 0.9, took 4.1. vLLM's own estimates were 2.6 GiB with
 # a draft model and 4.8 GiB of a GPU for a model on eight; once 0.16 where 0.54 were taken then.
 _GRAPH_BYTES: Final = 512 * MIB
-_GRAPHS: Final = "most logs of vLLM told 0.2 to 0.55 GiB, some up to 4.8"
+_GRAPHS: Final = "most vLLM logs report 0.2 to 0.55 GiB, some up to 4.8"
 # Two starts on one GPU logged non_torch_memory: 0.23 and 1.11 GiB.
 _RUNTIME_BYTES: Final = 256 * MIB
 # Buffers of NCCL and of the custom all-reduce. An assumption: no log at hand tells it.
@@ -85,8 +85,8 @@ def caveats(model: ModelShape) -> tuple[str, ...]:
     if not model.multimodal:
         return ()
     return (
-        "vLLM tries its start with the largest images or clips, for whose encoder nothing is"
-        " estimated here: leave more room, or lower --limit-mm-per-prompt",
+        "at start vLLM tries the largest images or clips, and the memory of their encoder is not"
+        " estimated here; leave more room or lower --limit-mm-per-prompt",
     )
 
 
@@ -135,7 +135,7 @@ def _estimates(model: ModelShape, plan: Plan, dtype: Dtype, length: int) -> tupl
             "activations",
             batch.tokens * per_token + logits,
             f"{batch.tokens} tokens a step through the widest layer, logits of {batch.seqs}"
-            " requests; vLLM measures it at its start",
+            " requests; vLLM measures it at start",
         )
     ]
     if plan.device is Device.CPU:
@@ -144,7 +144,7 @@ def _estimates(model: ModelShape, plan: Plan, dtype: Dtype, length: int) -> tupl
         found.append(Estimate("CUDA graphs", _GRAPH_BYTES, _GRAPHS))
     many = plan.tp * plan.pp > 1
     size = _RUNTIME_BYTES + (_NCCL_BYTES if many else 0)
-    basis = "logs of vLLM on one GPU told 0.23 and 1.11 GiB"
+    basis = "vLLM logs with one GPU report 0.23 and 1.11 GiB"
     basis += "; NCCL is assumed" if many else ""
     found.append(Estimate("CUDA runtime", size, basis))
     return tuple(found)

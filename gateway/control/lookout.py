@@ -48,7 +48,7 @@ class Lookout:
                     lines = await launcher.new_lines()
                     await self._weigh(charge, launcher)
         except (LaunchError, TimeoutError) as error:
-            charge.seen, charge.trouble = None, str(error) or "it took too long to look"
+            charge.seen, charge.trouble = None, str(error) or "looking at it took too long"
             return
         if charge.orders != orders:
             return  # a server was started meanwhile
@@ -147,8 +147,8 @@ class Lookout:
         if of is None or _left(charge, of):
             return False
         flat_s = self.clock.now() - charge.progress_at
-        because = why or f"nothing moved for {flat_s:.0f} s"
-        told = f"{because}, and {_CANARIES} canaries in a row failed ({failed})"
+        because = why or f"no progress for {flat_s:.0f} s"
+        told = f"{because}, and {_CANARIES} test requests in a row failed ({failed})"
         self.table.tend(charge.id, Tending(Phase.DOWN, "frozen", told))
         if failed != "timeout":  # one that answers knows that its engine died, and ends by itself
             await asyncio.sleep(self.timing.last_words_s)

@@ -61,7 +61,9 @@ def read_model(folder: Path) -> ModelShape:
 
 def _config(folder: Path) -> Mapping[str, object]:
     if not folder.is_dir():
-        raise ModelFolderError(f"{folder} is not a folder; name one with config.json and weights")
+        raise ModelFolderError(
+            f"{folder} is not a folder; pass a folder with config.json and weights"
+        )
     file = folder / "config.json"
     if not file.is_file():
         raise ModelFolderError(f"{folder} has no config.json; is it a model folder?")
@@ -94,12 +96,12 @@ def _indexed(folder: Path) -> list[Path] | None:
     try:
         names = sorted(set(json.loads(file.read_bytes())["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelFolderError(f"{file} does not tell which file holds which weight") from error
+        raise ModelFolderError(f"{file} does not say which file contains which weight") from error
     files = [folder / Path(str(name)).name for name in names]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ModelFolderError(f"{folder} lacks {missing[0]}{more}, which {_INDEX} names")
+        raise ModelFolderError(f"{folder} is missing {missing[0]}{more}, listed in {_INDEX}")
     return files
 
 
@@ -109,7 +111,7 @@ def _header(file: Path) -> Iterator[_Tensor]:
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(_HEADER_LENGTH_BYTES), "little")
         if not 2 <= length <= min(_LARGEST_HEADER_BYTES, size - _HEADER_LENGTH_BYTES):
-            raise ModelFolderError(f"{file} is not a whole safetensors file ({size} bytes)")
+            raise ModelFolderError(f"{file} is not a complete safetensors file ({size} bytes)")
         raw = opened.read(length)
     try:
         header = json.loads(raw)
@@ -122,7 +124,7 @@ def _header(file: Path) -> Iterator[_Tensor]:
         raise ModelFolderError(f"the header of {file} cannot be read") from error
     end = _HEADER_LENGTH_BYTES + length + max((last for _, _, last in spans.values()), default=0)
     if end > size:
-        raise ModelFolderError(f"{file} ends early: {size} of {end} bytes are there")
+        raise ModelFolderError(f"{file} is incomplete: {size} of {end} bytes")
     for name, (dtype, first, last) in spans.items():
         yield _Tensor(name, str(dtype), last - first)
 

@@ -41,9 +41,9 @@ def layers_of(config: ModelConfig) -> Layers:
     """
     for name, what in _UNKNOWN.items():
         if config.get(name) is not None:
-            raise ModelShapeError(f"config.json has {name}: {what} is not known here")
+            raise ModelShapeError(f"config.json has {name}: {what} is not supported")
     if config.outer.get("is_encoder_decoder"):
-        raise ModelShapeError("encoder-decoder models are not known here")
+        raise ModelShapeError("encoder-decoder models are not supported")
     if config.part("block_configs") or isinstance(config.get("block_configs"), list):
         return _blocks_of_their_own(config)
     shared = config.maybe("num_kv_shared_layers") or 0
@@ -77,7 +77,7 @@ def _caches(config: ModelConfig, kind: str) -> tuple[Cache, ...]:
     if config.model_type == "falcon_h1":  # both, side by side, in every layer
         found = [_heads(config, None), _state(config)]
     if not found:
-        raise ModelShapeError(f"layers of the kind {kind!r} are not known here")
+        raise ModelShapeError(f"layers of kind {kind!r} are not supported")
     return tuple(found)
 
 

@@ -118,7 +118,7 @@ class Overrides:
                 self._write()
             except OSError as error:
                 where = error.filename or self.folder
-                log.warning("remedies stay in the file: %s: %s", where, error.strerror)
+                log.warning("cannot remove remedies from the file: %s: %s", where, error.strerror)
         return gone
 
     def _write(self) -> None:

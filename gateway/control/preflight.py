@@ -24,19 +24,19 @@ from gateway.wire.vllm import parse_models, parse_version
 
 TIMEOUT_S: Final = 2.0
 _OF_SOCKETS: Final = {
-    "refused": "nobody listens on the socket",
-    "unreachable": "no connection; may this user write to the socket?",
+    "refused": "nothing listens on the socket",
+    "unreachable": "cannot connect; may this user write to the socket?",
 }
 _REASONS: Final = {
     "refused": "connection refused",
-    "dns": "the host name is not known",
+    "dns": "the host name cannot be resolved",
     "tls": "the TLS handshake failed",
-    "unreachable": "no connection",
+    "unreachable": "cannot connect",
     "timeout": f"no answer within {TIMEOUT_S:g} s",
-    "reset": "the connection was cut",
-    "garbage": "the answer is not vLLM's",
-    "http_401": "it does not accept our key; set api_key",
-    "http_403": "it does not accept our key; set api_key",
+    "reset": "the connection was closed",
+    "garbage": "the response is not vLLM's",
+    "http_401": "it rejects the gateway's key; set api_key",
+    "http_403": "it rejects the gateway's key; set api_key",
 }
 
 
@@ -128,7 +128,7 @@ def _compare(name: str, pool: PoolConfig, visits: list[_Visit]) -> Iterator[Rema
                 visit.path,
                 "model-missing",
                 f"{backend.name} does not serve `{pool.served_model or name}`; it serves {serves}",
-                "name it in served_model, or start vLLM with --served-model-name",
+                "set served_model, or start vLLM with --served-model-name",
             )
     known = {v.backend.name: v.backend.base_model for v in reached if v.backend.base_model}
     if len(set(known.values())) > 1:
@@ -136,8 +136,8 @@ def _compare(name: str, pool: PoolConfig, visits: list[_Visit]) -> Iterator[Rema
         yield Remark(
             ("pools", name, "backends"),
             "model-mismatch",
-            f"the backends of `{name}` do not agree on their model: {each}",
-            "is it the same one? if so, give all the same --served-model-name",
+            f"the backends of `{name}` serve different models: {each}",
+            "if it is the same model, give all of them the same --served-model-name",
             Severity.WARNING,
         )
     yield from _windows(name, pool, reached)
@@ -148,7 +148,7 @@ def _compare(name: str, pool: PoolConfig, visits: list[_Visit]) -> Iterator[Rema
                 yield Remark(
                     ("pools", name, "adapters", place),
                     "adapter-missing",
-                    f"{', '.join(without)} does not hold the adapter `{adapter.name}`",
+                    f"{', '.join(without)} does not have the adapter `{adapter.name}`",
                     severity=Severity.WARNING,
                 )
 
@@ -168,7 +168,7 @@ def _windows(name: str, pool: PoolConfig, reached: list[_Visit]) -> Iterator[Rem
             ("pools", name, "backends"),
             "context-mismatch",
             f"the context windows of `{name}` differ: {each}",
-            f"the whole pool is held to {windows[smallest]} tokens",
+            f"the whole pool is limited to {windows[smallest]} tokens",
             Severity.WARNING,
         )
     if pool.max_context is not None and pool.max_context > windows[smallest]:
@@ -176,6 +176,6 @@ def _windows(name: str, pool: PoolConfig, reached: list[_Visit]) -> Iterator[Rem
             ("pools", name, "max_context"),
             "context-mismatch",
             f"max_context {pool.max_context} is more than {smallest} reports ({windows[smallest]})",
-            f"requests above {windows[smallest]} tokens are refused; write auto",
+            f"requests above {windows[smallest]} tokens are refused; use `auto`",
             Severity.WARNING,
         )

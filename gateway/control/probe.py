@@ -60,7 +60,10 @@ class Prober:
         try:
             seen = await self._models(timeout_s)
         except FetchError as failed:
-            log.debug("model list not read", extra={"backend": self.backend.id, "why": str(failed)})
+            log.debug(
+                "the model list has not been read yet",
+                extra={"backend": self.backend.id, "why": str(failed)},
+            )
             return
         if self.backend.models_known:  # else it went down meanwhile: that list is its old one
             self.report(seen)

@@ -214,7 +214,7 @@ def _case(facts: Facts, past: Past, policy: Policy, rank_ratio: float, now: floa
     past = learned(past, facts, now, ails=sign is not None)
     if sign is None and facts.serving and schedule_due(past, facts, policy, rank_ratio, now):
         sign = Sign(
-            Cause.SCHEDULED, f"it has run for {policy.restart_every_s:.0f} s: restart_every"
+            Cause.SCHEDULED, f"it has run for {policy.restart_every_s:.0f} s (restart_every)"
         )
     return _Case(facts, past, sign)
 

@@ -155,7 +155,7 @@ def human_int(text: str) -> int:
     match = _NUMBER.fullmatch(text.strip())
     number, suffix = match.groups() if match else ("", "")
     if match is None or ("." in number and suffix not in _DECIMAL):
-        raise PlanError(f"{text} is not a number such as 32768, 32k (32000) or 32K (32768)")
+        raise PlanError(f"{text} is not a number; write it like 32768, 32k (32000) or 32K (32768)")
     if suffix in _DECIMAL:
         return int(float(number) * _DECIMAL[suffix])
     return int(number) * _BINARY.get(suffix, 1)
@@ -173,7 +173,9 @@ def _whole(flags: Mapping[str, JsonValue], name: str) -> int | None:
     try:
         number = human_int(value) if isinstance(value, str) else int(str(value))
     except ValueError as error:
-        raise PlanError(f"{name}: {value} is not a whole number such as 8192 or 8K") from error
+        raise PlanError(
+            f"{name}: {value} is not a whole number; write it like 8192 or 8K"
+        ) from error
     if number <= 0:
         raise PlanError(f"{name}: {value} must be more than 0")
     return number
@@ -190,9 +192,11 @@ def _ratio(flags: Mapping[str, JsonValue]) -> float:
     try:
         ratio = float(str(value))
     except ValueError as error:
-        raise PlanError(f"gpu-memory-utilization: {value} is not a number such as 0.9") from error
+        raise PlanError(
+            f"gpu-memory-utilization: {value} is not a number; write it like 0.9"
+        ) from error
     if not 0 < ratio <= 1:
-        raise PlanError(f"gpu-memory-utilization: {value} is not above 0 and at most 1")
+        raise PlanError(f"gpu-memory-utilization: {value} must be above 0 and at most 1")
     return ratio
 
 
@@ -202,7 +206,7 @@ def _dtype(flags: Mapping[str, JsonValue], name: str) -> Dtype | None:
         return None if value == "auto" else Dtype.parse(value)
     except ValueError as error:
         known = "auto, half, float16, bfloat16, float, float32"
-        raise PlanError(f"{name}: {value} is none of {known}") from error
+        raise PlanError(f"{name}: {value} is not one of {known}") from error
 
 
 def _kv_dtype(flags: Mapping[str, JsonValue]) -> KvDtype:
@@ -213,7 +217,7 @@ def _kv_dtype(flags: Mapping[str, JsonValue]) -> KvDtype:
         return KvDtype(value)
     except ValueError as error:
         known = ", ".join(each.value for each in KvDtype)
-        raise PlanError(f"kv-cache-dtype: {value} is not known here; known: {known}") from error
+        raise PlanError(f"kv-cache-dtype: {value} is not supported; known: {known}") from error
 
 
 def _is_on(flags: Mapping[str, JsonValue], name: str) -> bool:

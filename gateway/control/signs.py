@@ -64,7 +64,7 @@ def _unseen(facts: Facts, now: float) -> Sign | None:
 
 def _exited(facts: Facts, seen: Seen) -> Sign:
     cause = Cause.EXITED
-    how = "no process of it runs"
+    how = "it has no running process"
     if seen.incarnation is not None:
         how = "its process ended"
         if seen.exit_code is not None and seen.exit_code < 0:
@@ -81,10 +81,10 @@ def _down(facts: Facts, now: float) -> Sign | None:
         return None
     down_s = now - facts.since
     if facts.reason == "no_progress":
-        return Sign(Cause.FROZEN, f"work runs, nothing moves; down for {down_s:.0f} s")
+        return Sign(Cause.FROZEN, f"requests are running without progress; down for {down_s:.0f} s")
     if down_s < (DEAD_S if facts.reason == "http_503" else SILENT_S):
         return None
-    why = f"its process runs, but does not serve: {facts.reason or 'down'} for {down_s:.0f} s"
+    why = f"its process runs but does not serve: {facts.reason or 'down'} for {down_s:.0f} s"
     return Sign(Cause.ENGINE_DEAD, why)
 
 
@@ -300,7 +300,7 @@ class Memory:
         if self._over_since is None or self._last_at - self._over_since < _OVER_S:
             return None
         held = f"{self._held_bytes / (1 << 30):.1f} GiB"
-        return Sign(Cause.MEMORY, f"its processes hold {held} of host memory, over max_memory")
+        return Sign(Cause.MEMORY, f"its processes use {held} of host memory, more than max_memory")
 
     def growth_bytes_per_hour(self) -> float | None:
         """Return how fast it grows when it did so for an hour without a break; to be told only.

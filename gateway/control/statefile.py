@@ -25,8 +25,8 @@ def read_state(path: Path, decoder: msgspec.json.Decoder[T]) -> T | None:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         why = str(error)
     log.warning(
-        "%s cannot be read and counts as empty: %s. It is replaced when there is something to keep;"
-        " move it away to look at it.",
+        "cannot read %s, so it counts as empty: %s. It will be overwritten;"
+        " move it away if you want to inspect it.",
         path,
         why,
         extra={"event": "state_damaged"},

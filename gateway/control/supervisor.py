@@ -119,7 +119,7 @@ class Supervisor:
 
     def _drop_overrides(self) -> None:
         for backend_id, gone in self.overrides.follow(self._config).items():
-            told = f"{gone.told()} went with the `launch` that needed it"
+            told = f"{gone.told()} was removed together with the `launch` settings that needed it"
             event = Event(self.clock.wall(), EventKind.REMEDY, backend_id, "dropped", told)
             self.events.tell(event)
 
@@ -232,7 +232,7 @@ class Supervisor:
                 self._suspended_elsewhere(self.charges[backend_id])
             else:
                 self._clear(backend_id)
-            told = f"{word}: another replica says so, its events tell why"
+            told = f"{word}: ordered by another replica; see its events"
             self.events.tell(Event(self.clock.wall(), kind, backend_id, word, told))
 
     def _suspended_elsewhere(self, charge: Charge) -> None:
@@ -310,7 +310,7 @@ class Supervisor:
         try:
             claimed = await self.store.claim_restart(charge.id, order.incarnation, order.attempt)
         except StoreUnavailable:
-            charge.restarting, charge.trouble = False, "the shared store does not answer"
+            charge.restarting, charge.trouble = False, "the shared store does not respond"
             self.history = withdrawn(self.history, order)
             return
         if not (claimed and await self._bringup.restart(charge, order)):
@@ -321,7 +321,7 @@ class Supervisor:
         left = runs(charge)
         if left is not None:
             keeps = f"Its server still runs ({left}) and keeps its port and memory"
-            detail = f"{detail.rstrip('.')}. {keeps}; a restart that is ordered ends it"
+            detail = f"{detail.rstrip('.')}. {keeps}; `vllm-gateway restart` stops it"
         self.table.tend(charge.id, Tending(Phase.DOWN, reason, detail))
 
     def _tell(self, charge: Charge, kind: EventKind, label: str, detail: str) -> None:

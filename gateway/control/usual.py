@@ -74,7 +74,7 @@ class UsualTimes:
             write_state(self.folder / FILE, self._kept)
         except OSError as error:
             where = error.filename or self.folder
-            log.warning("how long starts take is not kept: %s: %s", where, error.strerror)
+            log.warning("cannot save how long starts take: %s: %s", where, error.strerror)
 
 
 def _digest(config: BackendConfig, changes: Changes) -> str:

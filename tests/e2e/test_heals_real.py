@@ -320,7 +320,7 @@ class TestFleet:
             each for each in site.events("tiny/b1", "restart") if each["at"] > stopped_at
         ]
         assert restart["label"] == "frozen", site.story()
-        assert re.search(r"nothing moved for \d+ s, and 2 canaries in a row failed|work runs, nothing moves",
+        assert re.search(r"no progress for \d+ s, and 2 test requests in a row failed|requests are running without progress",
                          restart["detail"]), restart  # fmt: skip
         print(f"frozen: found after {found_s:.1f} s (stalled {stalls.seconds:.1f} s)")
         assert found_s <= FOUND_S + stalls.seconds, site.story()

@@ -239,7 +239,7 @@ async def test_a_wait_ends_with_503_at_the_pools_longest():
             error = assert_shed(await world.chat(max_tokens=1), "queue_timeout")
             assert 0.3 <= time.monotonic() - began < 5
             assert error["code"] == "server_is_overloaded"
-            assert "1 at_limit" in error["message"]
+            assert "at its concurrency limit" in error["message"]
         await world.settled()
         assert len(chats(world.sims[0])) == 1
         assert await value(world, 'gateway_shed_total{pool="m",reason="queue_timeout"}') == 1
@@ -327,7 +327,7 @@ async def test_a_request_larger_than_a_share_of_the_queue_is_told_what_it_counts
         error = assert_shed(reply, "tenant_queue_full", 429)
         kept = world.process.handler.gate.decisions.get("large")
         assert "share of the queue is limited to 200 tokens" in error["message"]
-        assert f"this request counts {kept.need.tokens}." in error["message"]
+        assert f"this request needs {kept.need.tokens} tokens" in error["message"]
         assert kept.need.tokens > 200
 
 

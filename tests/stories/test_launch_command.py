@@ -39,7 +39,7 @@ def test_an_order_runs_the_command_once(made, tmp_path):
         await launcher.restart(None, grace_s=1, changes=PLAIN)
         with pytest.raises(LaunchError, match="not stopped"):
             await launcher.stop(second, grace_s=1)
-        with pytest.raises(LaunchError, match="cannot be changed"):
+        with pytest.raises(LaunchError, match="cannot change it"):
             await launcher.restart(None, grace_s=1, changes=Changes(env={"A": "1"}))
         await launcher.close()
 

@@ -58,7 +58,7 @@ def test_a_container_made_anew_between_look_and_order_is_not_hit(tmp_path):
         async with docker(tmp_path, engine) as launcher:
             seen = await launcher.look()
             engine.on_inspect = lambda: engine.make("vllm-1")
-            with pytest.raises(Superseded, match="made anew"):
+            with pytest.raises(Superseded, match="recreated"):
                 await launcher.restart(seen.incarnation, grace_s=GRACE_S, changes=PLAIN)
             assert engine.orders == []
 
@@ -71,7 +71,7 @@ def test_a_container_made_anew_between_look_and_order_is_not_hit(tmp_path):
         ({"Running": False, "ExitCode": 1}, (False, 1, "")),
         ({"Running": False, "ExitCode": 137, "OOMKilled": True}, (False, -9, "OOM")),
         ({"Running": True, "Paused": True}, (True, None, "unpause")),
-        ({"Running": True, "Restarting": True, "ExitCode": 2}, (False, 2, "by itself")),
+        ({"Running": True, "Restarting": True, "ExitCode": 2}, (False, 2, "is restarting it")),
         ({"Running": False, "ExitCode": 128, "Error": "no GPU"}, (False, 128, "no GPU")),
     ],
 )
@@ -140,7 +140,7 @@ def test_a_refusal_is_told_in_dockers_words(tmp_path):
                 engine.refusal = (status, "could not select device driver with capabilities: gpu")
                 with pytest.raises(LaunchError, match=rf"{status}.*vllm-1.*capabilities: gpu"):
                     await launcher.restart(seen.incarnation, grace_s=1, changes=PLAIN)
-            with pytest.raises(LaunchError, match="make it anew"):
+            with pytest.raises(LaunchError, match="recreate it"):
                 await launcher.restart(seen.incarnation, grace_s=1, changes=Changes({"seed": 1}))
             engine.containers.clear()
             with pytest.raises(LaunchError, match="no container vllm-1"):
@@ -165,7 +165,7 @@ def test_no_socket_and_nobody_there_and_no_right_are_told(tmp_path):
 
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-    with pytest.raises(LaunchError, match="nobody listens"):
+    with pytest.raises(LaunchError, match="nothing listens"):
         uvloop.run(look())
 
 
@@ -176,7 +176,7 @@ def test_a_socket_that_this_user_may_not_use_is_told(tmp_path):
             os.chmod(tmp_path / "docker.sock", 0o600)
             os.seteuid(65534)
             try:
-                with pytest.raises(LaunchError, match="add it to the group"):
+                with pytest.raises(LaunchError, match="add the user to the file's group"):
                     await launcher.look()
             finally:
                 os.seteuid(0)
@@ -204,7 +204,7 @@ def test_what_is_not_docker_is_told(tmp_path, answer):
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "a?b", "", "-a", "a b"])
 def test_only_names_of_containers_reach_a_path(name):
-    with pytest.raises(ValueError, match="not a container's name"):
+    with pytest.raises(ValueError, match="not a valid container name"):
         DockerLauncher(name)
 
 

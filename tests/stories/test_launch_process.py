@@ -207,7 +207,7 @@ def test_changes_of_a_start_are_in_its_command_line(bench):
         assert "line 2" in await launcher.log(1000)
         assert (await launcher.look()).detail == ""  # the configuration is the same
         other = bench.launcher(args={"lines": 2})
-        assert "older configuration" in (await other.look()).detail
+        assert "old command line" in (await other.look()).detail
         await launcher.stop(first, grace_s=GRACE_S)
 
     uvloop.run(story())
@@ -222,7 +222,7 @@ def test_a_taken_port_names_the_port_and_who_has_it_and_ends_what_ran(bench):
         with socket.create_server(("127.0.0.1", bench.port)):
             with pytest.raises(LaunchError) as raised:
                 await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
-        assert f"port {bench.port} is taken by {os.getpid()}" in str(raised.value)
+        assert f"port {bench.port} is already in use by {os.getpid()}" in str(raised.value)
         assert str(raised.value).startswith("org/model:7b/b1: ")
         assert bench.left() == []
 
@@ -233,8 +233,8 @@ def test_a_taken_port_names_the_port_and_who_has_it_and_ends_what_ran(bench):
     ("program", "says"),
     [
         ("no-such-program-here", "not on the PATH"),
-        ("/no/such/program", "there is no program /no/such/program"),
-        ("{folder}/text", "may not be executed"),
+        ("/no/such/program", "the program /no/such/program does not exist"),
+        ("{folder}/text", "is not executable"),
         ("{folder}", "is a folder"),
         ("{folder}/garbage", "Exec format error"),
     ],
@@ -266,7 +266,7 @@ def test_a_state_folder_that_cannot_be_written_is_told(bench):
     bench.state.write_text("a file")
 
     async def story():
-        with pytest.raises(LaunchError, match="`state` must name a folder"):
+        with pytest.raises(LaunchError, match="`state` must be a folder"):
             await bench.launcher().look()
 
     uvloop.run(story())

@@ -78,7 +78,7 @@ def test_a_unit_is_seen_restarted_once_and_stopped(machine):
         ),
         (
             {"ActiveState": "activating", "SubState": "auto-restart", "ExecMainCode": "3", "ExecMainStatus": "6"},
-            *(False, -6, "by itself"),
+            *(False, -6, "will restart it"),
         ),
         ({"ActiveState": "inactive", "SubState": "dead", "ExecMainCode": "1"}, False, 0, ""),
     ],
@@ -118,7 +118,7 @@ def test_a_failed_unit_is_reset_first_as_its_start_limit_would_refuse(machine):
     [
         ("Failed to restart vllm@1.service: Interactive authentication required.", 1, "polkit"),
         ("Failed to restart vllm@1.service: Access denied", 4, "polkit"),
-        ("Failed to restart vllm@1.service: Unit vllm@1.service not found.", 5, "knows no unit"),
+        ("Failed to restart vllm@1.service: Unit vllm@1.service not found.", 5, "has no unit"),
         ("Failed to connect to bus: Host is down", 1, "is this a container"),
         ("something\nelse", 3, "with code 3: something else"),
     ],
@@ -147,7 +147,7 @@ def test_a_unit_that_is_not_usable_is_told(machine, properties, says):
 
 def test_no_systemctl_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LaunchError, match="no systemctl on this machine"):
+    with pytest.raises(LaunchError, match="this machine has no systemctl"):
         uvloop.run(SystemdLauncher(UNIT).look())
 
 
@@ -169,7 +169,7 @@ def test_a_command_line_cannot_be_changed_from_here(machine):
 
 @pytest.mark.parametrize("unit", ["--version", "a b", "a/b", "", "a\nb", "-u"])
 def test_only_names_of_units_reach_the_command_line(unit):
-    with pytest.raises(ValueError, match="not a unit"):
+    with pytest.raises(ValueError, match="not a valid unit"):
         SystemdLauncher(unit)
 
 

@@ -267,7 +267,7 @@ async def test_a_launched_server_listens_there_again_after_it_was_killed(folder)
 
         with contextlib.closing(socket.socket(socket.AF_UNIX)) as other:
             other.bind(str(where))
-            with pytest.raises(LaunchError, match=f"m/b1: the socket {where} is taken by"):
+            with pytest.raises(LaunchError, match=f"m/b1: the socket {where} is already in use by"):
                 await launcher.restart(second, grace_s=GRACE_S, changes=Changes())
     finally:
         for pid in left(token):

@@ -465,7 +465,7 @@ async def test_a_suspension_says_what_helps():
         told = launched(slot, args={"max-model-len": 2048})
         async with fleet(on, told, wait=False, **once) as world:
             await world.until(lambda: world.charge().suspended)
-            assert "about 896 tokens fit. What helps: --max-model-len 896" in suspension(world)
+            assert "about 896 tokens fit. To fix it: --max-model-len 896" in suspension(world)
 
 
 @story
@@ -477,19 +477,19 @@ async def test_a_suspension_without_a_known_cause_tells_the_exit_code():
             await world.until(lambda: world.charge().suspended)
             assert suspension(world) == (
                 "1 restarts within 1800 s did not help: its process exited with code 3 while it"
-                " started: its log does not tell why"
+                " started: its log does not say why"
             )
 
 
 @story
 async def test_a_suspension_of_one_that_was_never_launched_tells_why_once():
     async with machine() as on:
-        slot, taken = on["m/b1"], "port 1 is taken by 7 (python). End it"
+        slot, taken = on["m/b1"], "port 1 is already in use by 7 (python). End it"
         slot.refuses = [taken] * 3
         async with fleet(on, launched(slot), wait=False, supervision={"max_restarts": 2}) as world:
             await world.until(lambda: world.charge().suspended)
             assert suspension(world) == (
-                f"2 restarts within 1800 s did not help: no process of it runs: {taken}"
+                f"2 restarts within 1800 s did not help: it has no running process: {taken}"
             )
 
 
@@ -514,7 +514,7 @@ async def test_a_suspension_does_not_name_the_cause_of_an_earlier_start():
 @story
 async def test_a_suspension_does_not_name_how_it_ended_when_it_could_not_be_launched_since():
     async with machine() as on:
-        slot, taken = on["m/b1"], "port 1 is taken by 7 (python). End it"
+        slot, taken = on["m/b1"], "port 1 is already in use by 7 (python). End it"
         async with fleet(on, launched(slot), supervision={"max_restarts": 2}) as world:
             slot.refuses = [taken] * 2
             await slot.die(exit_code=1, log=DIED)
@@ -569,7 +569,7 @@ async def test_a_frozen_idle_engine_is_found_by_a_canary():
             await world.serves()
             restart = world.told(EventKind.RESTART, "m/b1")[0]
             assert restart.label == "frozen"
-            assert "2 canaries in a row failed (timeout)" in restart.detail
+            assert "2 test requests in a row failed (timeout)" in restart.detail
 
 
 @story

@@ -346,7 +346,7 @@ async def test_a_changed_command_line_is_a_planned_restart():
         await world.until(lambda: len(world.told(EventKind.STARTED, "m/b1")) == 2)
         assert world.backend().window_tokens == 4096
         (restart,) = world.told(EventKind.RESTART)
-        assert "its `launch` was changed" in restart.detail
+        assert "its `launch` settings changed" in restart.detail
         assert len(on["m/b2"].starts) == 1
         await world.turns()
         assert len(on["m/b1"].starts) == 2

@@ -90,7 +90,7 @@ async def test_a_server_whose_process_lives_and_does_not_serve_is_restarted(faul
             restart = await until_restart(world, clock)
             took_s = clock.now() - since
             assert restart.label == "engine_dead"
-            assert f"its process runs, but does not serve: {reason}" in restart.detail
+            assert f"its process runs but does not serve: {reason}" in restart.detail
             assert after_s <= took_s < after_s + 30.0
             await comes_back(world)
 
@@ -147,7 +147,7 @@ async def test_one_that_holds_more_memory_than_it_may_is_restarted():
             before, began = world.charge().seen.incarnation, clock.now()
             restart = await until_restart(world, clock)
             assert restart.label == "memory"
-            assert restart.detail.endswith("of host memory, over max_memory")
+            assert restart.detail.endswith("of host memory, more than max_memory")
             assert clock.now() - began >= 30.0  # a peak is no leak
             await comes_back(world)
             assert world.charge().seen.incarnation != before
@@ -255,7 +255,7 @@ async def test_scheduled_restarts_wait_for_their_window_and_go_one_after_the_oth
             await world.serves()
             assert min(begun) == 1  # of two
             assert [each.label for each in world.told(EventKind.RESTART)] == ["scheduled"] * 2
-            assert "it has run for 60 s: restart_every" in world.told(EventKind.RESTART)[0].detail
+            assert "it has run for 60 s (restart_every)" in world.told(EventKind.RESTART)[0].detail
 
             clock.local(4, 0)  # the window is over
             await age()

@@ -702,7 +702,7 @@ def test_probing_reaches_a_socket_and_says_when_nobody_listens_there(run, tmp_pa
     assert good == (0, f"{file}: 0 errors, 0 warnings · m/b1 ok vLLM 0.32.0\n", "")
     code, out, _ = run("check", file, "--probe")
     assert code == 3
-    assert f"b1 (unix:{where}) /health: nobody listens on the socket" in out
+    assert f"b1 (unix:{where}) /health: nothing listens on the socket" in out
 
 
 @pytest.mark.parametrize("where", [[], ["--port", "0", "--uds", "/x"]])
@@ -738,7 +738,7 @@ def test_probing_names_a_refused_key_and_models_that_differ(run, tmp_path):
     told = {each["code"]: each["message"] for each in json.loads(out)}
     assert "b1 serves `m`, b2 serves `other`" in told["model-mismatch"]
     assert "b1 4096, b2 8192" in told["context-mismatch"]
-    assert "/v1/models: it does not accept our key; set api_key" in told["backend-unreachable"]
+    assert "/v1/models: it rejects the gateway's key; set api_key" in told["backend-unreachable"]
 
 
 def test_probing_needs_a_usable_file(run, file):

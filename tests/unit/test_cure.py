@@ -183,7 +183,7 @@ def test_they_are_out_of_force_although_the_file_cannot_be_written(tmp_path, cap
     (tmp_path / "state").write_text("a file where the folder should be")
     assert list(overrides.follow(configured(tmp_path))) == ["m/b1"]
     assert not overrides.of("m/b1", LAUNCH).changes
-    assert "remedies stay in the file" in caplog.text
+    assert "cannot remove remedies from the file" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"m/b1": 1}', '{"m/b1": {"args": 3}}', "\x00"])

@@ -206,7 +206,7 @@ def test_a_start_under_way_leaves_the_failure_before_it_as_the_answer():
     found = diagnose(log("kv_small") + (BANNER + ARGUMENTS).encode())
     assert found.kind is Kind.KV_CACHE_TOO_SMALL
     assert found.confidence is Confidence.MEDIUM
-    assert "before the last" in found.look_at
+    assert "an earlier start" in found.look_at
 
 
 def test_a_start_under_way_after_a_healthy_one_is_unknown():

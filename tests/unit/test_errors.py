@@ -75,7 +75,12 @@ def test_every_error_has_a_status_a_type_and_an_outcome(error):
 @pytest.mark.parametrize("error", ALL)
 def test_a_fault_of_the_caller_is_4xx_and_no_other_is(error):
     callers = issubclass(
-        error, RequestError | errors.AccessError | errors.ClientGone | errors.TooManyWaiting
+        error,
+        RequestError
+        | errors.AccessError
+        | errors.ClientGone
+        | errors.TooManyWaiting
+        | errors.TooManyFailedKeys,
     )
     assert (error.status < 500) == callers
 

@@ -49,14 +49,14 @@ def test_a_socket_that_somebody_holds_stays_whether_he_listens_yet_or_not(tmp_pa
     with bound(where, listens=listens):
         with pytest.raises(LaunchError) as raised:
             clear_socket(where)
-        assert f"the socket {where} is taken by {os.getpid()} (" in str(raised.value)
+        assert f"the socket {where} is already in use by {os.getpid()} (" in str(raised.value)
         assert where.is_socket()
 
 
 def test_a_listener_that_took_the_path_of_another_name_stays(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with bound("m.sock", listens=True):
-        with pytest.raises(LaunchError, match=r"m\.sock is taken, which"):
+        with pytest.raises(LaunchError, match=r"m\.sock is already in use"):
             clear_socket(tmp_path / "m.sock")
         assert (tmp_path / "m.sock").is_socket()
 
@@ -70,7 +70,7 @@ def test_a_listener_with_a_full_backlog_stays(tmp_path, monkeypatch):
             client = stack.enter_context(socket.socket(socket.AF_UNIX))
             client.setblocking(False)
             refused = client.connect_ex("m.sock")
-        with pytest.raises(LaunchError, match="is taken"):
+        with pytest.raises(LaunchError, match="is already in use"):
             clear_socket(tmp_path / "m.sock")
 
 
@@ -97,7 +97,7 @@ def test_what_is_no_socket_is_never_removed(tmp_path, kind):
             where.symlink_to(left_behind(target))
         case "dangling":
             where.symlink_to(target)
-    with pytest.raises(LaunchError, match=r"m\.sock is no socket"):
+    with pytest.raises(LaunchError, match=r"m\.sock is not a socket"):
         clear_socket(where)
     assert os.path.lexists(where)
     assert target.exists() is (kind == "link")

@@ -168,22 +168,22 @@ def test_a_folder_without_weights_is_said(folder):
 def test_a_download_that_lacks_a_file_is_said_by_its_name(folder):
     index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert "lacks one.safetensors and 1 more" in refused(folder)
+    assert "is missing one.safetensors and 1 more" in refused(folder)
 
 
 def test_an_index_that_is_none_is_said(folder):
     (folder / "model.safetensors.index.json").write_text("{}")
-    assert "does not tell which file" in refused(folder)
+    assert "does not say which file" in refused(folder)
 
 
 def test_a_file_that_ends_early_is_said(folder):
     safetensors(folder / "model.safetensors", LLAMA, cut=100)
-    assert "ends early" in refused(folder)
+    assert "is incomplete" in refused(folder)
 
 
 def test_a_file_that_is_no_safetensors_is_said(folder):
     (folder / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
-    assert "is not a whole safetensors file (43 bytes)" in refused(folder)
+    assert "is not a complete safetensors file (43 bytes)" in refused(folder)
 
 
 @pytest.mark.parametrize("junk", [b"not json", b'{"a": 1}', b'{"a": {}}'])

@@ -84,7 +84,7 @@ def test_flags_that_vllm_refuses_are_told(run, folder):
     code, out, _ = run(folder, "--gpu-memory", "24GiB", "--tp", "3")
     assert code == 0
     assert out.startswith("○ CANNOT START")
-    assert "16 attention heads cannot be divided among 3 GPUs" in out
+    assert "16 attention heads cannot be divided evenly among 3 GPUs" in out
 
 
 def test_windows_and_states_have_lines_of_their_own(run, tmp_path):
@@ -101,7 +101,7 @@ def test_what_is_not_counted_is_said_of_a_model_with_images(run, folder):
     assert "Not counted" not in run(folder, "--gpu-memory", "80GiB")[1]
     (folder / "config.json").write_text(json.dumps(models.GEMMA_3_4B))
     assert (
-        "Not counted: vLLM tries its start with the largest images"
+        "Not counted: at start vLLM tries the largest images"
         in (run(folder, "--gpu-memory", "80GiB")[1])
     )
 
@@ -161,7 +161,11 @@ def test_lora_and_bits_of_weights_count(run):
         ([*EIGHT_B[2:], "--parameters", "8"], Exit.USAGE, "--parameters: 8 is not a number such"),
         (EIGHT_B, Exit.USAGE, "--gpu-memory 24GiB"),
         ([*EIGHT_B, "--gpu-memory", "24"], Exit.USAGE, "24 has no unit"),
-        ([*EIGHT_B, "--gpu-memory", "9GiB", "--dtype", "x"], Exit.USAGE, "--dtype: x is none of"),
+        (
+            [*EIGHT_B, "--gpu-memory", "9GiB", "--dtype", "x"],
+            Exit.USAGE,
+            "--dtype: x is not one of",
+        ),
         ([*EIGHT_B, "--gpu-memory", "9GiB", "--max-model-len", "x"], Exit.USAGE, "--max-model-len"),
         ([*EIGHT_B, "--context", "far", "--gpu-memory", "9GiB"], Exit.USAGE, "--context: far"),
         ([*EIGHT_B, "--kv-cache-memory-bytes", "manyB"], Exit.USAGE, "manyB is not a size"),

@@ -31,7 +31,7 @@ def test_a_backend_that_is_well_shows_no_trouble():
         (Seen("one", running=False, exit_code=-9), "killed by signal 9"),
         (Seen("one", running=False, exit_code=1), "exited with code 1"),
         (Seen("one", running=False), "its process ended"),
-        (Seen(None, running=False), "no process of it runs"),
+        (Seen(None, running=False), "it has no running process"),
         (Seen("one", running=False, detail="OOMKilled"), "(OOMKilled)"),
     ],
 )

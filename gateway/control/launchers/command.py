@@ -47,7 +47,9 @@ class CommandLauncher:
     async def look(self) -> Seen:
         """Tell the count of our orders; `running` is True, as nothing is known against it."""
         await asyncio.to_thread(self._log.poll)
-        return Seen(self._incarnation, running=True, detail="only probes can tell whether it runs")
+        return Seen(
+            self._incarnation, running=True, detail="only health checks show whether it runs"
+        )
 
     async def restart(
         self, expected: Incarnation | None, *, grace_s: float, changes: Changes
@@ -60,18 +62,20 @@ class CommandLauncher:
         """
         if changes:
             raise LaunchError(
-                f"`{self._words[0]}` builds the command line, which cannot be changed"
+                f"`{self._words[0]}` builds the command line, so the gateway cannot change it"
             )
         async with self._lock:
             if expected is not None and expected != self._incarnation:
-                raise Superseded(f"`{self._words[0]}` was run since that order; nothing was done")
+                raise Superseded(f"`{self._words[0]}` has run since that order; nothing was done")
             await self._run(grace_s + self._call_s)
             self._orders += 1
             return self._incarnation
 
     async def stop(self, expected: Incarnation, *, grace_s: float) -> None:
         """Refuse: the command restarts."""
-        raise LaunchError("a backend with `restart: {command: ...}` can be restarted, not stopped")
+        raise LaunchError(
+            "a backend with `restart: {command: ...}` can be restarted but not stopped"
+        )
 
     async def log(self, max_bytes: int) -> str:
         """Return the end of what the command wrote since it was last run."""

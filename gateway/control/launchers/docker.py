@@ -50,7 +50,7 @@ class DockerLauncher:
 
     def __init__(self, name: str, socket: Path | None = None) -> None:
         if not _NAME.fullmatch(name):  # it stands in a path
-            raise ValueError(f"not a container's name: {name!r}")
+            raise ValueError(f"not a valid container name: {name!r}")
         self._name = name
         self.socket = socket or _socket_of(os.environ)
         self._http = httpx2.AsyncClient(
@@ -71,7 +71,7 @@ class DockerLauncher:
         """Restart the container: its stop signal, SIGKILL after `grace_s`, and start."""
         if changes:
             raise LaunchError(
-                f"the container {self._name} holds its command line; make it anew to change that"
+                f"the container {self._name} has a fixed command line; recreate it to change that"
             )
         found = self._check(await self._inspect(), expected)
         await self._order(found["Id"], "restart", grace_s)
@@ -82,7 +82,7 @@ class DockerLauncher:
         found = self._check(await self._inspect(), expected)
         await self._order(found["Id"], "stop", grace_s)
         if (await self.look()).running:
-            raise LaunchError(f"the container {self._name} runs on although Docker stopped it")
+            raise LaunchError(f"the container {self._name} still runs although Docker stopped it")
 
     async def log(self, max_bytes: int) -> str:
         """Return the end of the container's output since it was last started."""
@@ -111,7 +111,7 @@ class DockerLauncher:
         if seen.incarnation != expected and (expected is not None or seen.running):
             raise Superseded(
                 f"the container {self._name}: the order was for {expected or 'a stopped one'}, but"
-                f" it is {seen.incarnation or 'none'} by now; nothing was done"
+                f" it is now {seen.incarnation or 'none'}; nothing was done"
             )
         return found
 
@@ -122,7 +122,7 @@ class DockerLauncher:
         async with self._talk("GET", path, _CALL_S) as reply:
             if reply.status_code == httpx2.codes.NOT_FOUND:
                 raise LaunchError(
-                    f"there is no container {self._name}; `docker ps --all` lists what there is"
+                    f"there is no container {self._name}; `docker ps --all` lists all containers"
                 )
             await self._fail_unless(reply, httpx2.codes.OK)
             return _mapping(await _body(reply), self.socket)
@@ -131,7 +131,9 @@ class DockerLauncher:
         path = f"/containers/{quote(container, safe='')}/{verb}?t={math.ceil(grace_s)}"
         async with self._talk("POST", path, grace_s + _CALL_S) as reply:
             if reply.status_code == httpx2.codes.NOT_FOUND:
-                raise Superseded(f"the container {self._name} was removed or made anew meanwhile")
+                raise Superseded(
+                    f"the container {self._name} was removed or recreated in the meantime"
+                )
             done = (httpx2.codes.NO_CONTENT, httpx2.codes.NOT_MODIFIED)  # 304: stopped already
             await self._fail_unless(reply, *done)
 
@@ -143,7 +145,7 @@ class DockerLauncher:
         except LaunchError:
             said = ""
         raise LaunchError(
-            f"Docker refused ({reply.status_code}) for the container {self._name}:"
+            f"Docker refused ({reply.status_code}) the request for the container {self._name}:"
             f" {said[:300] or 'no reason given'}"
         )
 
@@ -191,11 +193,11 @@ def _seen(found: dict[str, Any]) -> Seen:
 
 def _oddity(state: dict[str, Any]) -> str:
     if state.get("OOMKilled"):
-        return "the kernel killed it for lack of host memory (OOM)"
+        return "the kernel killed it: out of host memory (OOM)"
     if state.get("Paused"):
-        return "it is paused: `docker unpause` lets it go on"
+        return "it is paused; resume it with `docker unpause`"
     if state.get("Restarting"):
-        return "it ended, and Docker starts it again by itself (its restart policy)"
+        return "it ended, and Docker is restarting it (its restart policy)"
     return str(state.get("Error") or "")[:300]
 
 
@@ -245,7 +247,7 @@ def _mapping(body: bytes, socket: Path) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise LaunchError(f"what listens on {socket} does not answer like a Docker daemon")
+        raise LaunchError(f"what listens on {socket} does not respond like a Docker daemon")
     return found
 
 
@@ -274,15 +276,15 @@ def _unreachable(error: httpx2.HTTPError, socket: Path) -> str:
     match cause:
         case FileNotFoundError():
             return (
-                f"there is no Docker socket at {socket}; is Docker installed, and its socket mounted"
-                " if the gateway runs in a container? DOCKER_HOST=unix:///path names another"
+                f"there is no Docker socket at {socket}; is Docker installed? In a container,"
+                " mount the socket. For another path, set DOCKER_HOST=unix:///path"
             )
         case PermissionError():
             return (
-                f"this user may not use {socket}; add it to the group of that file (`docker`)."
-                " That group is as powerful as root"
+                f"this user may not use {socket}; add the user to the file's group (`docker`)."
+                " That group has the power of root"
             )
         case ConnectionRefusedError():
-            return f"nobody listens on {socket}; `systemctl start docker`"
+            return f"nothing listens on {socket}; start Docker with `systemctl start docker`"
         case _:
             return f"Docker did not answer on {socket}: {type(error).__name__}"

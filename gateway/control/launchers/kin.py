@@ -117,6 +117,6 @@ def _session(record: Record | None) -> tuple[int, int] | None:
 def _stuck(members: Iterable[Process]) -> str:
     named = ", ".join(str(each) for each in members)
     return (
-        f"{named} did not end within {_KILLED_S:.0f} s of SIGKILL: stuck in the kernel, as with a"
-        " GPU that hangs. Look at `dmesg` for Xid errors; the machine may need a reboot."
+        f"{named} did not end within {_KILLED_S:.0f} s of SIGKILL: it is stuck in the kernel, as"
+        " with a hanging GPU. Check `dmesg` for Xid errors; the machine may need a reboot."
     )

@@ -61,7 +61,7 @@ class KubernetesLauncher:
     def __init__(self, target: str) -> None:
         found = _TARGET.fullmatch(target)
         if found is None:  # it stands in paths
-            raise ValueError(f"not a pod or workload: {target!r}")
+            raise ValueError(f"not a valid pod or workload: {target!r}")
         self.target = Target(found["namespace"], found["kind"] or "pod", found["name"])
         self._client: Any = None
         self._library: Any = None
@@ -84,7 +84,7 @@ class KubernetesLauncher:
         """
         if changes:
             raise LaunchError(
-                f"{self.target}: the command line is in its manifest; change it there"
+                f"{self.target}: its command line is in its manifest; change it there"
             )
         async with self._api() as api:
             if self.target.kind == "pod":
@@ -96,7 +96,7 @@ class KubernetesLauncher:
     async def stop(self, expected: Incarnation, *, grace_s: float) -> None:
         """Refuse: a controller would make the pod anew, and how many there are is its owner's."""
         raise LaunchError(
-            f"{self.target} is kept running by Kubernetes; scale its workload down to stop it"
+            f"{self.target} is kept running by Kubernetes; to stop it, scale its workload down"
         )
 
     async def log(self, max_bytes: int) -> str:
@@ -126,11 +126,11 @@ class KubernetesLauncher:
         pods = await self._pods(api)
         self._check(_seen(pods), expected)
         if not pods:
-            raise LaunchError(f"there is no {self.target}, and no controller has made it anew")
+            raise LaunchError(f"there is no {self.target}, and no controller has recreated it")
         (pod,) = pods
         if not any(owner.controller for owner in pod.metadata.owner_references or ()):
             raise LaunchError(
-                f"{self.target} has no controller, so nobody would make it anew; put it into a"
+                f"{self.target} has no controller that would recreate it; put it into a"
                 " deployment or stateful set"
             )
         options = self._library.V1DeleteOptions(
@@ -161,7 +161,7 @@ class KubernetesLauncher:
         if seen.incarnation != expected and (expected is not None or seen.running):
             raise Superseded(
                 f"{self.target}: the order was for {expected or 'none that runs'}, but it is"
-                f" {seen.incarnation or 'none'} by now; nothing was done"
+                f" now {seen.incarnation or 'none'}; nothing was done"
             )
 
     async def _pods(self, api: Any, workload: Any = None) -> list[Any]:
@@ -203,7 +203,9 @@ class KubernetesLauncher:
             ) from error
         except library.ApiException as error:
             if error.status == _CONFLICT:
-                raise Superseded(f"{self.target} was changed or made anew meanwhile") from error
+                raise Superseded(
+                    f"{self.target} was changed or recreated in the meantime"
+                ) from error
             raise LaunchError(f"{self.target}: {_refusal(error, self.target)}") from error
         except (self._broken, OSError) as error:
             raise LaunchError(
@@ -230,8 +232,8 @@ class KubernetesLauncher:
                 )
         except (settings.ConfigException, OSError) as error:
             raise LaunchError(
-                f"{self.target}: no way into a cluster ({error}). In a pod, mount its service"
-                " account's token; elsewhere, KUBECONFIG names the file that `kubectl` uses"
+                f"{self.target}: cannot find a cluster ({error}). In a pod, mount its service"
+                " account token; elsewhere, set KUBECONFIG to the file that `kubectl` uses"
             ) from error
         self._client = self._library.ApiClient(configuration)
 
@@ -276,7 +278,7 @@ def _oddity(pod: Any) -> str:
     for each in pod.status.container_statuses or ():
         for state in (each.state, each.last_state):
             if state is not None and state.terminated and state.terminated.reason == "OOMKilled":
-                return f"{name}: the kernel killed it for lack of host memory (OOMKilled)"
+                return f"{name}: the kernel killed it: out of host memory (OOMKilled)"
         if each.state is not None and each.state.waiting is not None:
             return f"{name} waits: {each.state.waiting.reason}"
     for condition in pod.status.conditions or ():
@@ -311,7 +313,7 @@ def _refusal(error: Any, target: Target) -> str:
         verbs = "get, list and delete pods, read pods/log"
         if target.kind != "pod":
             verbs += f", get and patch {target.kind}s"
-        return f"the cluster refuses us ({error.status}); our account needs a role that may {verbs}"
+        return f"the cluster refuses the gateway's account ({error.status}); it needs a role that may {verbs}"
     if error.status == _NOT_FOUND:
         return f"there is no such {target.kind}; `kubectl get {target.kind}s -n {target.namespace}`"
     return f"the Kubernetes API answered {error.status} {error.reason}"

@@ -164,7 +164,7 @@ class ProcessLauncher:
         if found != expected:
             raise Superseded(
                 f"{self.backend_id}: the order was for {expected or 'a server that does not run'},"
-                f" but it is {found or 'none'} by now; nothing was done"
+                f" but it is now {found or 'none'}; nothing was done"
             )
 
     def _exit_code(self, record: Record) -> int | None:
@@ -176,7 +176,7 @@ class ProcessLauncher:
     def _oddity(self, record: Record) -> str:
         now = digest(cmdline.argv(self._launch, Changes()))
         if record.command_sha256 and record.command_sha256 != now:
-            return "runs with the command line of an older configuration, until it is restarted"
+            return "still runs with its old command line; a restart applies the new one"
         return ""
 
     async def _poll_log(self, record: Record | None) -> None:
@@ -216,8 +216,8 @@ class ProcessLauncher:
             handle = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise LaunchError(
-                f"{self.backend_id}: cannot write there: {told(error)}."
-                " `state` must name a folder that the gateway may write to."
+                f"{self.backend_id}: cannot write to the state folder: {told(error)}."
+                " `state` must be a folder that the gateway may write to."
             ) from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -240,12 +240,12 @@ class ProcessLauncher:
         if server is None or self._launch.orphan is Orphan.STOP:
             if members:
                 named = ", ".join(map(str, members))
-                log.warning("%s: ends what outlived its gateway: %s", self.backend_id, named)
+                log.warning("%s: stopping what outlived its gateway: %s", self.backend_id, named)
                 await self._kin().end(server or record, _ORPHAN_GRACE_S)
             if server is not None:
                 self._record_path.unlink(missing_ok=True)  # we ended it: that is no failure of its
             return
-        log.info("%s: adopts the process %d", self.backend_id, server.pid)
+        log.info("%s: adopting the process %d", self.backend_id, server.pid)
         save(self._record_path, server)
         self._catch_up(server)
 
@@ -289,7 +289,7 @@ class ProcessLauncher:
                         return
                     await asyncio.sleep(_MEMORY_LOOK_S)
         log.warning(
-            "%s: the driver still counts GPU memory for %s, which ended %.0f s ago; goes on",
+            "%s: the driver still reports GPU memory for %s, which ended %.0f s ago; continuing",
             *(self.backend_id, sorted(holding), _MEMORY_FREE_S),
         )
 

@@ -81,8 +81,8 @@ def check_port(port: int) -> None:
     found = proc.listeners(port)
     by = f" by {', '.join(map(str, found))}" if found else ""
     raise PortTaken(
-        f"port {port} is taken{by}, which is not a server of ours. End it"
-        f" (`ss -ltnp 'sport = {port}'` shows it), or give `launch.port` another number"
+        f"port {port} is already in use{by}, not by a server of this gateway. Stop it"
+        f" (`ss -ltnp 'sport = {port}'` shows it), or choose another `launch.port`"
     )
 
 
@@ -102,13 +102,13 @@ def clear_socket(path: Path) -> None:
     except FileNotFoundError:
         return
     if not is_socket:
-        raise LaunchError(f"{path} is no socket. Remove it, or give `launch.socket` another path")
+        raise LaunchError(f"{path} is not a socket. Remove it, or choose another `launch.socket`")
     if (inodes := proc.bound(path)) or _answers(path):
         found = proc.holders(inodes)
         by = f" by {', '.join(map(str, found))}" if found else ""
         raise LaunchError(
-            f"the socket {path} is taken{by}, which is not a server of ours. End it"
-            f" (`ss -xlp src {path}` shows it), or give `launch.socket` another path"
+            f"the socket {path} is already in use{by}, not by a server of this gateway. Stop it"
+            f" (`ss -xlp src {path}` shows it), or choose another `launch.socket`"
         )
     path.unlink(missing_ok=True)
 
@@ -196,10 +196,10 @@ def _is_inherited(number: int) -> bool:
 def _no_program(name: str) -> str:
     path = Path(name)
     if path.exists():
-        why = "is a folder" if path.is_dir() else "may not be executed by this user"
+        why = "is a folder" if path.is_dir() else "is not executable by this user"
         return f"the program {name} {why}"
     if "/" in name:
-        return f"there is no program {name}; look at the first word of `launch.command`"
+        return f"the program {name} does not exist; check the first word of `launch.command`"
     return (
         f"the program `{name}` is not on the PATH; write its full path as the first word of"
         " `launch.command`, such as /opt/vllm/bin/vllm"

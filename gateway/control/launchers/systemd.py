@@ -44,7 +44,7 @@ class SystemdLauncher:
 
     def __init__(self, unit: str) -> None:
         if not _UNIT.fullmatch(unit):  # it stands in a command line
-            raise ValueError(f"not a unit: {unit!r}")
+            raise ValueError(f"not a valid unit: {unit!r}")
         self._unit = unit
 
     async def look(self) -> Seen:
@@ -57,7 +57,7 @@ class SystemdLauncher:
         """Restart the unit, and wait until systemd shows another invocation, if it does in time."""
         if changes:
             raise LaunchError(
-                f"{self._unit}: the command line is the unit's; change it there"
+                f"{self._unit}: its command line is in the unit; change it there"
                 f" (`systemctl edit {self._unit}`), then `systemctl daemon-reload`"
             )
         before = await self._show()
@@ -108,7 +108,7 @@ class SystemdLauncher:
         if seen.incarnation != expected:
             raise Superseded(
                 f"{self._unit}: the order was for the invocation {expected or 'none'}, but it is"
-                f" {seen.incarnation or 'none'} by now; nothing was done"
+                f" now {seen.incarnation or 'none'}; nothing was done"
             )
         return seen.incarnation
 
@@ -132,18 +132,17 @@ class SystemdLauncher:
                 raise LaunchError(_no_unit(self._unit))
             case "masked" | "bad-setting" | "error" as state:
                 raise LaunchError(
-                    f"systemd cannot use {self._unit}: {state};"
-                    f" `systemctl status {self._unit}` says why"
+                    f"systemd cannot use {self._unit}: {state}; see `systemctl status {self._unit}`"
                 )
             case None:
-                raise LaunchError(f"systemctl said nothing usable of {self._unit}: {_said(ran)}")
+                raise LaunchError(f"unexpected output of systemctl for {self._unit}: {_said(ran)}")
         return shown
 
     async def _call(self, *words: str) -> Ran:
         program = shutil.which("systemctl")
         if program is None:
             raise LaunchError(
-                "there is no systemctl on this machine; in a container, restart backends by"
+                "this machine has no systemctl; in a container, use"
                 " `restart: {docker: ...}` or `restart: {command: [...]}`"
             )
         ran = await run(
@@ -163,7 +162,7 @@ class SystemdLauncher:
                 " user vllm-gateway to restart the units vllm@*"
             )
         if _NO_BUS.search(said):
-            return f"systemd cannot be reached from here ({said}); is this a container?"
+            return f"cannot reach systemd ({said}); is this a container?"
         if _UNKNOWN.search(said):
             return _no_unit(self._unit)
         return f"systemctl failed for {self._unit} with code {ran.code}: {said}"
@@ -188,16 +187,18 @@ def _seen(shown: dict[str, str]) -> Seen:
 
 def _oddity(state: str, sub: str, result: str) -> str:
     if sub == "auto-restart":
-        return "it ended, and systemd waits to start it again by itself (Restart=)"
+        return "it ended, and systemd will restart it (Restart=)"
     if state == "failed":
-        return f"systemd counts it as failed: {result}"
+        return f"systemd reports it as failed: {result}"
     if state == "deactivating":
         return "systemd is stopping it"
     return ""
 
 
 def _no_unit(unit: str) -> str:
-    return f"systemd knows no unit {unit}; `systemctl list-units 'vllm*' --all` lists what there is"
+    return (
+        f"systemd has no unit {unit}; `systemctl list-units 'vllm*' --all` lists the existing ones"
+    )
 
 
 def _said(ran: Ran) -> str:

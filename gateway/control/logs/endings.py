@@ -93,7 +93,7 @@ def unknown_error(start: Start, place: int, when: When) -> Diagnosis:
     frames = Found(start, place).before.splitlines()[-_INNERMOST:]
     known = (each for each in _PLACES if any(map(each[2].search, frames)) and (
         each[0] is not Kind.BAD_ARGUMENT or _REFUSED.search(line.text)))  # fmt: skip
-    kind, doing, _ = next(known, (Kind.OTHER, "with an error that is not known here", None))
+    kind, doing, _ = next(known, (Kind.OTHER, "with an unknown error", None))
     return Diagnosis(
         kind,
         when,
