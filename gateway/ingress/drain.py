@@ -31,9 +31,21 @@ async def drain(live: set[Downstream], grace_s: float, hurry: asyncio.Event) -> 
 
 async def _ended(live: set[Downstream], patience_s: float, *unless: asyncio.Task[Any]) -> None:
     """Wait until every request in progress has ended, `patience_s` at most, or one of `unless` has."""
-    deadline = asyncio.get_running_loop().time() + patience_s
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience_s
     while tasks := [down.task for down in live if down.task and not down.task.done()]:
-        left_s = deadline - asyncio.get_running_loop().time()
+        left_s = deadline - loop.time()
         if left_s <= 0 or any(task.done() for task in unless):
             return
-        await asyncio.wait([*tasks, *unless], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        # One task waits for them all: to look at each whenever one ends would be quadratic.
+        everyone = loop.create_task(_all(tasks), name="requests in progress")
+        try:
+            await asyncio.wait(
+                [everyone, *unless], timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            everyone.cancel()
+
+
+async def _all(tasks: list[asyncio.Task[None]]) -> None:
+    await asyncio.wait(tasks)

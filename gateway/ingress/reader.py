@@ -53,9 +53,11 @@ class RequestReader(HttpToolsProtocol):
         self._max_bytes = limits.max_bytes
         self.url = b""
         self.in_head = False  # a head has begun and is not whole
+        self.http11 = True  # the last head's version; else 1.0
         self.loose_bytes = 0  # read since the last byte of a body or end of a request
         self._read_bytes = 0  # of the read that is being parsed
         self._head_bytes = 0  # of the read that the head began in: at least its share of that
+        self._in_chunks = False
         self._trailers = 0
         self._trailer_bytes = 0
         self._refusal: GatewayError | None = None  # why the parser was stopped, if by us
@@ -95,6 +97,7 @@ class RequestReader(HttpToolsProtocol):
         self.headers = []
         self.in_head = True
         self._head_bytes = self._read_bytes
+        self._in_chunks = False
         self._trailers = self._trailer_bytes = 0
         self.on_begin()
 
@@ -111,10 +114,30 @@ class RequestReader(HttpToolsProtocol):
         if self.parser.should_upgrade():
             self._refuse_tunnel()
             return  # `_parse` has this head parsed once more
+        version = self.parser.get_http_version()
+        self.http11 = version == "1.1"
+        if not self.http11 and version != "1.0":
+            raise httptools.HttpParserError("neither HTTP/1.1 nor HTTP/1.0")
         self.in_head = False
         if not self.url.startswith(b"/"):
             self._take_path()
         self.on_head()
+
+    def on_chunk_header(self) -> None:
+        """See to it, once, that nobody could frame this body in another way.
+
+        The parser takes any list of codings that ends with chunked, and takes it in HTTP/1.0, too,
+        where a proxy may not know it (RFC 9112 section 6.1).
+        """
+        if not self._in_chunks:
+            self._in_chunks = True
+            codings = [value for name, value in self.headers if name == b"transfer-encoding"]
+            if len(codings) != 1 or codings[0].lower() != b"chunked" or not self.http11:
+                self._refusal = RequestError(
+                    "The body's Transfer-Encoding must be `chunked` alone, in HTTP/1.1.",
+                    code="invalid_http",
+                )
+                raise httptools.HttpParserError("framing that others may not see")
 
     def on_body(self, body: bytes) -> None:
         """Hand body bytes to the request they belong to."""

@@ -149,7 +149,7 @@ class GatewayProtocol(RequestReader):
         waits = previous is not None and not previous.response_complete
         if waits and len(self.pipeline) >= _MOST_AHEAD:
             raise httptools.HttpParserError("too many requests sent ahead")
-        http11 = self.parser.get_http_version() == "1.1"
+        http11 = self.http11
         keep_alive = http11 and self.parser.should_keep_alive()
         spec = self._ingress.endpoints.get(self.url.partition(b"?")[0])
         request: Downstream | PlainRequest
@@ -170,10 +170,8 @@ class GatewayProtocol(RequestReader):
     def on_reply_complete(self, request: Downstream | PlainRequest) -> None:
         """Go on to the next request, or close; a body that is not whole is not waited for."""
         self._answering = None
-        if not request.body_complete:
+        if not (request.keep_alive and request.body_complete):
             self._linger()
-        elif not request.keep_alive:
-            self._close()
         elif self.pipeline:
             self.loop.call_soon(self._next)
         else:
