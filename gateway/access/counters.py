@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from gateway.access.tokens import Asker, BackendCounter, LocalCounter, countable
+from gateway.access.tokens import Asker, BackendCounter, LocalCounter, prepared
 from gateway.config.flags import in_force, is_flag
 from gateway.config.models import PoolConfig
 from gateway.config.supervision import LaunchConfig
@@ -71,7 +71,7 @@ class PromptCounters:
         Of several texts a backend is asked for the one of most bytes alone.
         `backends` are those that serve now; the least busy one is asked. Cancel: nothing is held.
         """
-        chat = countable(call)
+        chat = await prepared(call)
         if chat is None:
             return None
         local = self._local.get(route.pool)

@@ -13,10 +13,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import jinja2
 import msgspec
@@ -25,12 +26,14 @@ from tokenizers import Tokenizer
 
 from gateway.access.messages import Json, Unmodelled, chat_of_response
 from gateway.access.templates import ChatTemplate
+from gateway.core.aio import beside
 from gateway.core.errors import ConfigError
 from gateway.core.types import Call, Endpoint
 from gateway.wire.calls import upstream_body
 from gateway.wire.vllm import TEXT_FIELD, longest_chat, parse_tokenize, tokenize_request
 
-MAX_BODY_BYTES: Final = 32 << 20
+# Two million tokens of text. What is larger is not decoded here: it would take too long in one piece.
+MAX_BODY_BYTES: Final = 8 << 20
 WORKERS: Final = 2
 MAX_WAITING: Final = 64  # counts in and before the threads; more are not worth waiting for
 ABSENT_S: Final = 30.0  # a backend without the endpoint is left alone for that long
@@ -46,6 +49,8 @@ _OWN_RENDERER: Final = (
 _NAMED_TOKENS: Final = tuple(
     f"{each}_token" for each in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 )
+
+Prepared = TypeVar("Prepared")
 
 
 class PromptCounter(Protocol):
@@ -67,13 +72,12 @@ def countable(call: Call) -> Call | None:
         return longest_chat(call)
     if call.endpoint is not Endpoint.RESPONSES:
         return call
-    if len(call.body) > MAX_BODY_BYTES:
-        return None
     try:
         chat = chat_of_response(msgspec.json.decode(call.body, type=dict[str, Any]))
     except (Unmodelled, msgspec.DecodeError, RecursionError):
         return None
-    return structs.replace(call, endpoint=Endpoint.CHAT, body=msgspec.json.encode(chat))
+    body = msgspec.json.encode(chat)
+    return structs.replace(call, endpoint=Endpoint.CHAT, body=body, places=None)
 
 
 class LocalCounter:
@@ -118,12 +122,7 @@ class LocalCounter:
         if call.prompt_token_ids is not None:
             return call.prompt_token_ids
         self._pending = {each for each in self._pending if not each.done()}
-        if (
-            not self._known
-            or call.text_bytes is None
-            or len(call.body) > MAX_BODY_BYTES
-            or len(self._pending) >= MAX_WAITING
-        ):
+        if not self._known or call.text_bytes is None or len(self._pending) >= MAX_WAITING:
             return None
         until = time.monotonic() + self._deadline_s
         future = self._pool.submit(self._count, call, window_tokens, until)
@@ -166,7 +165,9 @@ class LocalCounter:
 
     def _encoded(self, text: str, adds_special: bool) -> int:
         try:
-            return len(self._tokenizer.encode(text, add_special_tokens=adds_special).ids)
+            # `encode` would stop all other threads for as long as it takes; this one does not.
+            encoded = self._tokenizer.encode_batch_fast([text], add_special_tokens=adds_special)
+            return len(encoded[0].ids)
         except TypeError as error:  # half a surrogate pair, from within a tool call's arguments
             raise Unmodelled("text that is not Unicode") from error
 
@@ -220,7 +221,7 @@ class BackendCounter:
             return call.prompt_token_ids
         if time.monotonic() < self._absent_until:
             return None
-        path, body = "/tokenize", tokenize_request(call, served_model)
+        path, body = "/tokenize", await _beside(call, partial(tokenize_request, call, served_model))
         if call.endpoint is Endpoint.MESSAGES:
             path = "/v1/messages/count_tokens"
             body = upstream_body(call, served_model=served_model, inject_usage=False)
@@ -238,6 +239,21 @@ class BackendCounter:
             return _input_tokens(reply)
         told = parse_tokenize(reply)
         return told[0] if told is not None else None
+
+
+async def prepared(call: Call) -> Call | None:
+    """Return a call whose prompt can be counted; None for one that is too large, or not known.
+
+    Cancel: nothing is held.
+    """
+    if len(call.body) > MAX_BODY_BYTES:
+        return None
+    return await _beside(call, partial(countable, call))
+
+
+async def _beside(call: Call, work: Callable[[], Prepared]) -> Prepared:
+    """Do work that takes a body apart: of a large one beside the loop."""
+    return work() if call.places is None else await beside(work)
 
 
 class _Counted(msgspec.Struct):

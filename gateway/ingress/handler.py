@@ -25,7 +25,7 @@ from gateway.access.context import bound, settle, unsettled
 from gateway.access.failures import FailedKeys
 from gateway.admission.gate import Gate
 from gateway.admission.refusals import engine_refused, heard_within_s
-from gateway.core.aio import Clock
+from gateway.core.aio import Clock, beside
 from gateway.core.errors import (
     AccessError,
     ClientGone,
@@ -173,7 +173,8 @@ class Handler:
             return settle(call, tokens, route=route, caller=caller, policy=policy)
         if not serving:  # the gate says so, and when to come again
             return Demand(len(call.body), exact=False, max_new_tokens=call.max_new_tokens)
-        return unsettled(call, route=route, caller=caller, policy=policy)
+        judge = partial(unsettled, call, route=route, caller=caller, policy=policy)
+        return judge() if call.places is None else await beside(judge)
 
     async def _forward(
         self, settings: Settings, down: Downstream, record: RequestRecord, ask: Ask

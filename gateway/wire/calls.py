@@ -18,7 +18,7 @@ from gateway.core.errors import RequestError, UnsupportedMediaType
 from gateway.core.types import Call, Dialect, Endpoint
 from gateway.wire.forms import FormReader
 from gateway.wire.frames import is_given
-from gateway.wire.large import small_fields, spliced
+from gateway.wire.large import fields_at_hand, spliced
 from gateway.wire.measures import Measure
 from gateway.wire.objects import fields_of
 from gateway.wire.peek import Peek, peek
@@ -171,7 +171,7 @@ def upstream_body(
         limit_field = call.max_new_field or _STANDARD_LIMIT.get(call.endpoint)
     if not (renames or adds_usage or limit_field or salt):
         return body
-    fields = small_fields(body, call.places) if call.places is not None else fields_of(body)
+    fields = fields_at_hand(call)
     changes: dict[str, Raw] = {}
     if renames:
         changes["model"] = _encoded(served_model)

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Raw, structs
 
 from gateway.core.types import Call, Places
+from gateway.wire.objects import fields_of
 from gateway.wire.prompts import TOOLS_GROWTH
 from gateway.wire.scan import BodyScan
 from gateway.wire.small import SMALL_BODY_BYTES
@@ -51,11 +52,17 @@ def _counted(scan: BodyScan, ids: int, ratio: float) -> tuple[int, float]:
     return ids, ratio
 
 
-def small_fields(body: bytes, places: Places) -> dict[str, Raw]:
-    """Return the fields of a large body whose values are small."""
+def fields_at_hand(call: Call) -> dict[str, Raw]:
+    """Return the fields of a body; of a large one those whose values are small.
+
+    Raises:
+        RequestError, msgspec.DecodeError: see `fields_of`.
+    """
+    if call.places is None:
+        return fields_of(call.body)
     return {
-        name: Raw(bytes(body[start:end]))
-        for name, (start, end) in places.items()
+        name: Raw(bytes(call.body[start:end]))
+        for name, (start, end) in call.places.items()
         if end - start <= SMALL_BODY_BYTES
     }
 

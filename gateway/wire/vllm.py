@@ -19,6 +19,7 @@ from gateway.core.endpoints import PAIRED
 from gateway.core.types import Call, Endpoint, LoadSample, ServedModel
 from gateway.wire.calls import ENDPOINTS
 from gateway.wire.frames import is_given
+from gateway.wire.large import fields_at_hand
 from gateway.wire.objects import fields_of
 from gateway.wire.prompts import TOOLS_GROWTH
 
@@ -263,7 +264,8 @@ def longest_chat(call: Call) -> Call:
     """Return the chat of a batch whose conversation has the most bytes."""
     fields = fields_of(call.body)
     fields["messages"] = _longest(fields.get("messages", Raw()))
-    return structs.replace(call, endpoint=Endpoint.CHAT, body=msgspec.json.encode(fields))
+    body = msgspec.json.encode(fields)
+    return structs.replace(call, endpoint=Endpoint.CHAT, body=body, places=None)
 
 
 def _longest(raw: Raw) -> Raw:
@@ -304,7 +306,7 @@ def cut_tokens(call: Call) -> int | None:
     field = _CUT_FIELD.get(call.endpoint)
     if field is None or not told:
         return None
-    return _count(bytes(fields_of(call.body).get(field, b""))) or None
+    return _count(bytes(fields_at_hand(call).get(field, b""))) or None
 
 
 def prompt_bytes(call: Call) -> int:
