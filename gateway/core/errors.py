@@ -83,6 +83,18 @@ class ContextLengthExceeded(RequestError):
     default_code = "context_length_exceeded"
 
 
+class MissingModel(RequestError):
+    """No model is named where that does not tell which one is meant: 400."""
+
+    default_code = "missing_required_parameter"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "You must provide a `model`. GET /v1/models lists what this key can use.",
+            param="model",
+        )
+
+
 class ModelNotFound(RequestError):
     """Unknown model, or one this key may not use; the same words for both: 404."""
 

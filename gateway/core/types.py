@@ -136,6 +136,7 @@ class Call(msgspec.Struct, frozen=True):
     truncates_prompt: bool = False  # truncate_prompt_tokens is set: the engine cuts, not we
     affinity: str | None = None
     content_type: bytes = b"application/json"
+    unnamed: bool = False  # the body names no model
     model_at: tuple[int, int] | None = None  # of a form, whose beginning `body` is: its value
     asked: Asked = NOTHING_ASKED
     places: Places | None = None  # of a large JSON body

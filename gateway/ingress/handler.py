@@ -69,7 +69,7 @@ from gateway.upstream import attempts
 from gateway.upstream.client import Client, Outgoing
 from gateway.upstream.relay import Relay
 from gateway.upstream.reply import Reply
-from gateway.wire.calls import upstream_body
+from gateway.wire.calls import named, upstream_body
 from gateway.wire.parameters import judge
 from gateway.wire.replies import error_body, error_headers, fault_of
 
@@ -124,6 +124,7 @@ class Handler:
             record.body_at = self.clock.now()
             settings = self.settings  # the catalog below is of the same configuration
             route = self.catalog().resolve(call, caller)
+            call = named(call, route)
             record.model, record.pool, record.adapter = route.requested, route.pool, route.adapter
             record.stream = call.stream
             judge(call.asked, settings.policies.of(route.pool, caller.parameters))
@@ -265,10 +266,13 @@ class Handler:
 
     def _outgoing(self, down: Downstream, ask: Ask, backend: Backend, attempt: int) -> Outgoing:
         """Return the request as this backend gets it."""
-        call = ask.call
+        call, route = ask.call, ask.route
         body = upstream_body(
             call,
-            served_model=backend.served_name(ask.route),
+            # A backend that is not told which model takes its base model.
+            served_model=None
+            if call.unnamed and route.adapter is None
+            else backend.served_name(route),
             inject_usage=call.hides_usage,
             max_new_tokens=ask.demand.max_new_tokens,
             salt=self.settings.salt(ask),

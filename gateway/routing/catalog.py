@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gateway.config.models import PoolConfig, PrefixCache
 from gateway.core.aio import Clock
-from gateway.core.errors import EndpointNotServed, ModelNotFound
+from gateway.core.errors import EndpointNotServed, MissingModel, ModelNotFound
 from gateway.core.types import Call, Caller, Endpoint, Phase, Route
 from gateway.pools.table import Backend, PoolTable
 from gateway.routing.near import NearNames
@@ -40,6 +40,7 @@ class Catalog:
     ) -> None:
         self.entries = dict(entries)
         self.clashes = frozenset(clashes)
+        self._defaults: dict[tuple[str, ...], str] = {}  # by what callers may use
         self._near: NearNames | None = None  # made by the first name that is not found
 
     @classmethod
@@ -64,31 +65,50 @@ class Catalog:
         return cls(entries, clashes)
 
     def resolve(self, call: Call, caller: Caller) -> Route:
-        """Return where the call's model name leads.
+        """Return where the call's model name leads; without one, where all that the caller sees leads.
 
         Raises:
+            MissingModel: no model is named, and the caller sees several pools (400).
             ModelNotFound: unknown, or not for this caller: the same words for both (404).
             EndpointNotServed: the model's backends do not serve the endpoint (404).
         """
         entry = self.admit(call.model, caller)
         if entry.endpoints is not None and call.endpoint not in entry.endpoints:
             raise EndpointNotServed(
-                f"The model `{call.model}` does not serve the {call.endpoint.value} endpoint. "
+                f"The model `{entry.route.requested}` does not serve the {call.endpoint.value} endpoint. "
                 f"It serves: {', '.join(sorted(each.value for each in entry.endpoints))}.",
                 param="model",
             )
         return entry.route
 
     def admit(self, model: str, caller: Caller) -> Entry:
-        """Return what a name stands for.
+        """Return what a name stands for; without one, the only pool that the caller sees.
 
         Raises:
+            MissingModel: no model is named, and the caller sees several pools (400).
             ModelNotFound: unknown, or not for this caller: the same words for both (404).
         """
+        model = model or self._default(caller)
         entry = self.entries.get(model)
         if entry is None or not caller.may_use(model):
             raise self._not_found(model, caller)
         return entry
+
+    def _default(self, caller: Caller) -> str:
+        """Return the model that is meant where none is named: vLLM takes the base model it serves.
+
+        A caller who sees one pool only means that pool; by its name if that is visible, else by what is.
+        """
+        known = self._defaults.get(caller.models)
+        if known is None:
+            seen = self.visible(caller)
+            pools = {entry.route.pool for entry in seen.values()}
+            bases = [name for name, entry in seen.items() if entry.parent is None]
+            clear = len(pools) == 1 and (bases or len(seen) == 1)
+            known = self._defaults[caller.models] = next(iter(seen)) if clear else ""
+        if not known:
+            raise MissingModel
+        return known
 
     def visible(self, caller: Caller) -> dict[str, Entry]:
         """Return what the caller may use, by name."""

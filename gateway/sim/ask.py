@@ -193,10 +193,15 @@ def parse_duration(text: str) -> float:
 def _integer(body: dict[str, Any], name: str) -> int | None:
     value = body.get(name)
     if isinstance(value, str):
-        text = "Input should be a valid integer, unable to parse string as an integer"
-        raise invalid("int_parsing", f"body.{name}", text, repr(value))
-    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
-        return value
+        try:
+            return int(value)
+        except ValueError:
+            text = "Input should be a valid integer, unable to parse string as an integer"
+            raise invalid("int_parsing", f"body.{name}", text, repr(value)) from None
+    if value is None:
+        return None
+    if isinstance(value, int | float) and value == int(value):  # true is 1, as in pydantic
+        return int(value)
     raise invalid("int_type", f"body.{name}", "Input should be a valid integer", repr(value))
 
 

@@ -12,10 +12,10 @@ from types import MappingProxyType
 from typing import Final
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, structs
 
-from gateway.core.errors import RequestError, UnsupportedMediaType
-from gateway.core.types import Call, Dialect, Endpoint
+from gateway.core.errors import MissingModel, RequestError, UnsupportedMediaType
+from gateway.core.types import Call, Dialect, Endpoint, Route
 from gateway.wire.forms import FormReader
 from gateway.wire.frames import is_given
 from gateway.wire.large import fields_at_hand, spliced
@@ -90,6 +90,8 @@ def parse_call(spec: EndpointSpec, body: bytes, content_type: bytes = b"applicat
 
     `text_bytes` and `prompt_token_ids` are those of the longest prompt: the window is per prompt.
 
+    `model` is empty where the client leaves it out and vLLM then takes its base model.
+
     Raises:
         RequestError: 400; the message names the field and never repeats prompt text.
         UnsupportedMediaType: 415.
@@ -98,8 +100,8 @@ def parse_call(spec: EndpointSpec, body: bytes, content_type: bytes = b"applicat
         _check_json_type(content_type)
     seen = peek(body)
     check_depth(body)
-    if not seen.model:
-        raise _missing_model()
+    if not seen.model and spec.dialect is Dialect.MESSAGES:
+        raise MissingModel
     endpoint = spec.endpoint
     limit, limit_field = _limit(spec, seen)
     measure = Measure(endpoint, body)
@@ -110,7 +112,7 @@ def parse_call(spec: EndpointSpec, body: bytes, content_type: bytes = b"applicat
     return Call(
         endpoint=endpoint,
         dialect=spec.dialect,
-        model=seen.model,
+        model=seen.model or "",
         stream=seen.stream is True and spec.streams,
         body=body,
         max_new_tokens=limit,
@@ -133,7 +135,7 @@ def form_call(spec: EndpointSpec, form: FormReader, body: bytes, content_type: b
         RequestError: 400; there is no model.
     """
     if not form.fields.get("model"):
-        raise _missing_model()
+        raise MissingModel
     return Call(
         endpoint=spec.endpoint,
         dialect=spec.dialect,
@@ -146,23 +148,29 @@ def form_call(spec: EndpointSpec, form: FormReader, body: bytes, content_type: b
     )
 
 
+def named(call: Call, route: Route) -> Call:
+    """Return the call with the model that it leads to, where its body names none."""
+    return call if call.model else structs.replace(call, model=route.requested, unnamed=True)
+
+
 def upstream_body(
     call: Call,
     *,
-    served_model: str,
+    served_model: str | None,
     inject_usage: bool,
     max_new_tokens: int | None = None,
     salt: Callable[[str | None], str] | None = None,
 ) -> bytes:
     """Return the body for the backend: `call.body` itself when nothing must change.
 
+    `served_model` is the name that the backend knows; None leaves it to the client's body.
     `salt` makes the salt of the prefix cache out of the client's own one.
     """
     body = call.body
-    renames = served_model != call.model
+    renames = served_model is not None and (call.unnamed or served_model != call.model)
     if call.model_at is not None:
         start, end = call.model_at
-        return body[:start] + served_model.encode() + body[end:] if renames else body
+        return body[:start] + (served_model or "").encode() + body[end:] if renames else body
     adds_usage = (
         inject_usage and call.stream and not call.wants_usage and _usage_on_request(call.dialect)
     )
@@ -197,14 +205,6 @@ def _usage_on_request(dialect: Dialect) -> bool:
 def _check_json_type(content_type: bytes) -> None:
     if content_type.partition(b";")[0].strip().lower() != b"application/json":
         raise UnsupportedMediaType("The body must be sent as `Content-Type: application/json`.")
-
-
-def _missing_model() -> RequestError:
-    return RequestError(
-        "You must provide a `model`. GET /v1/models lists what this key can use.",
-        param="model",
-        code="missing_required_parameter",
-    )
 
 
 def _limit(spec: EndpointSpec, seen: Peek) -> tuple[int | None, str | None]:

@@ -1,17 +1,24 @@
 """The typed look at a JSON body: which fields are read, and how wrong ones are told.
 
+Fields of their plain types are decoded at once. Only where that fails they are read one by one, as
+laxly as vLLM reads them.
+
 Prompts, messages and tools stay raw bytes. `null` counts as absent everywhere. A refusal names the
 field and never repeats a value that could be prompt text.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
 
 from gateway.core.errors import RequestError
+from gateway.wire.frames import decode as decode_or_none
+from gateway.wire.frames import is_given
+from gateway.wire.lax import MAX_ITEMS, NotReadable, lax_bool, lax_ids, lax_int
 
 
 class StreamOptions(msgspec.Struct):
@@ -43,6 +50,9 @@ _IDS: Final = msgspec.json.Decoder(list[int])
 _ID_LISTS: Final = msgspec.json.Decoder(list[list[int]])
 _TEXTS: Final = msgspec.json.Decoder(list[str])
 _RAWS: Final = msgspec.json.Decoder(list[Raw])
+_OBJECT: Final = msgspec.json.Decoder(dict[str, Raw])
+_VALUES: Final = msgspec.json.Decoder(list[Any])
+_VALUE_LISTS: Final = msgspec.json.Decoder(list[list[Any]])
 
 
 def peek(body: bytes) -> Peek:
@@ -56,13 +66,67 @@ def peek(body: bytes) -> Peek:
             body.decode()  # the decoder skips what it does not read, wrong encoding included
         return _PEEK.decode(body)
     except msgspec.ValidationError as error:
-        raise _wrong_type(str(error)) from None
+        return _peek_laxly(body, str(error))
     except UnicodeDecodeError:
         raise RequestError("The body must be JSON in UTF-8.", code="invalid_json") from None
     except RecursionError:
         raise _too_deep() from None
     except msgspec.DecodeError as error:
         raise RequestError(_malformed(body, str(error)), code="invalid_json") from None
+
+
+def _peek_laxly(body: bytes, why: str) -> Peek:
+    """Read the fields one by one; `why` the strict reading failed is told of a body that is no object."""
+    fields = decode_or_none(_OBJECT, body)
+    if fields is None:
+        raise _wrong_type(why)
+    seen = Peek(**{name: fields[name] for name in _RAW_FIELDS if name in fields})
+    for name, read in _LAX_FIELDS.items():
+        raw = fields.get(name, _ABSENT)
+        if is_given(raw):
+            setattr(seen, name, _read_laxly(read, raw, name))
+    return seen
+
+
+def _read_laxly(read: Callable[[Any], Any], raw: Raw, name: str) -> Any:
+    try:
+        return read(msgspec.json.decode(raw))
+    except NotReadable:
+        # Told in the words of the strict decoder, which refuses it too.
+        one = b'{"%b":%b}' % (name.encode(), raw)
+        try:
+            _PEEK.decode(one)
+        except msgspec.ValidationError as error:
+            raise _wrong_type(str(error)) from None
+        raise AssertionError from None
+    except RecursionError:
+        raise _too_deep() from None
+
+
+def _lax_text(value: object) -> str:
+    if not isinstance(value, str):
+        raise NotReadable
+    return value
+
+
+def _lax_options(value: object) -> StreamOptions:
+    if not isinstance(value, dict):
+        raise NotReadable
+    include = value.get("include_usage")
+    return StreamOptions(None if include is None else lax_bool(include))
+
+
+_ABSENT: Final = Raw()
+_RAW_FIELDS: Final = ("prompt", "input", "tools", "truncation", "truncate")
+_LAX_FIELDS: Final[dict[str, Callable[[Any], Any]]] = {
+    "model": _lax_text,
+    "stream": lax_bool,
+    "stream_options": _lax_options,
+    **dict.fromkeys(
+        ["n", "max_tokens", "max_completion_tokens", "max_output_tokens", "truncate_prompt_tokens"],
+        lax_int,
+    ),
+}
 
 
 class Prompts(msgspec.Struct, frozen=True):
@@ -91,17 +155,43 @@ def measure_prompts(raw: Raw, field: str) -> Prompts:
             param=field,
             code="invalid_type",
         )
-    if inside in b"-0123456789":
-        return Prompts(1, len(data), len(_decode(_IDS, raw, field)), field=field)
+    if inside in b"-0123456789tf":
+        return Prompts(1, len(data), len(_ids(raw, field)), field=field)
     if inside == b"[":
-        lists = _decode(_ID_LISTS, raw, field)
+        lists = _id_lists(raw, field)
         sizes = [len(each) for each in lists]
         return Prompts(len(lists), len(data), max(sizes), _longest_ratio(sizes), field)
     texts = _decode(_RAWS, raw, field)
     if any(bytes(text)[:1] != b'"' for text in texts):
-        _decode(_TEXTS, raw, field)
+        return Prompts(1, len(data), len(_ids(raw, field)), field=field)
     sizes = [len(each) for each in texts]
     return Prompts(max(len(texts), 1), max(sizes, default=0), None, _longest_ratio(sizes), field)
+
+
+def _ids(raw: Raw, field: str) -> list[int]:
+    """Read a list of token ids; where it is none, the strict decoder tells why."""
+    ids = decode_or_none(_IDS, raw)
+    if ids is None:
+        values = decode_or_none(_VALUES, raw)
+        try:
+            return lax_ids([] if values is None else values)
+        except NotReadable:
+            texts = values is not None and isinstance(values[0], str)
+            _decode(_TEXTS if texts else _IDS, raw, field)
+    return ids or []
+
+
+def _id_lists(raw: Raw, field: str) -> list[list[int]]:
+    lists = decode_or_none(_ID_LISTS, raw)
+    if lists is None:
+        values = decode_or_none(_VALUE_LISTS, raw)
+        try:
+            if values is not None and sum(map(len, values)) <= MAX_ITEMS:
+                return [lax_ids(each) for each in values]
+        except NotReadable:
+            pass
+        _decode(_ID_LISTS, raw, field)
+    return lists or []
 
 
 def _longest_ratio(sizes: list[int]) -> float:

@@ -20,6 +20,7 @@ from gateway.core.types import Call, Endpoint, LoadSample, ServedModel
 from gateway.wire.calls import ENDPOINTS
 from gateway.wire.frames import is_given
 from gateway.wire.large import fields_at_hand
+from gateway.wire.lax import NotReadable, lax_int
 from gateway.wire.objects import fields_of
 from gateway.wire.prompts import TOOLS_GROWTH
 
@@ -306,7 +307,12 @@ def cut_tokens(call: Call) -> int | None:
     field = _CUT_FIELD.get(call.endpoint)
     if field is None or not told:
         return None
-    return _count(bytes(fields_at_hand(call).get(field, b""))) or None
+    asked = fields_at_hand(call).get(field, Raw())
+    try:
+        tokens = lax_int(msgspec.json.decode(asked)) if is_given(asked) else 0
+    except NotReadable:
+        return None
+    return tokens if tokens > 0 else None
 
 
 def prompt_bytes(call: Call) -> int:

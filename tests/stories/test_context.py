@@ -85,6 +85,10 @@ FITTING = {
         "/v1/completions",
         {"prompt": LONG, "max_tokens": 12, "truncate_prompt_tokens": 500},
     ),
+    "cut, as vLLM reads numbers": (
+        "/v1/completions",
+        {"prompt": LONG, "max_tokens": "12", "truncate_prompt_tokens": 500.0},
+    ),
     "texts": ("/v2/embed", {"texts": [SHORT] * 20, "truncate": "NONE"}),
     "texts that are cut": ("/v2/embed", {"texts": [SHORT, LONG], "max_tokens": 500}),
     "pooling": ("/pooling", {"input": ["a", SHORT]}),

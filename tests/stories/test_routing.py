@@ -57,6 +57,38 @@ async def test_the_model_list_comes_from_memory_with_windows_and_parents():
 
 
 @story
+async def test_a_body_without_a_model_means_the_only_pool_and_stays_as_it_is():
+    async with gateway(WITH_LORA) as world:
+        said = [{"role": "user", "content": "hi"}]
+        for path, body in (
+            ("/v1/chat/completions", {"messages": said, "max_tokens": 1}),
+            ("/v1/chat/completions", {"messages": said, "max_tokens": "1", "stream": 1}),
+            ("/v1/completions", {"prompt": "hi", "max_tokens": 1, "model": None}),
+            ("/v1/responses", {"input": "hi", "max_output_tokens": 1}),
+            ("/v1/embeddings", {"input": "hi"}),
+            ("/score", {"text_1": "a", "text_2": "b"}),
+            ("/tokenize", {"prompt": "hi"}),
+        ):
+            reply = await world.http.post(path, json=body)
+            assert reply.status_code == 200, (path, reply.text)
+            sent = world.sims[0].received(path)[-1].body
+            if "stream" not in body:  # else usage is asked for
+                assert sent == reply.request.content
+            assert json.loads(sent).get("model") is None
+        file = world.path.parent / "keys.yaml"
+        lora = keys.create(file, name="lora", models=("legal",))
+        assert await reload(world.process)
+        headers = {"authorization": f"Bearer {lora.key}"}
+        reply = await world.http.post("/v1/completions", json={"prompt": "hi"}, headers=headers)
+        assert reply.status_code == 200
+        assert json.loads(world.sims[0].received("/v1/completions")[-1].body)["model"] == "legal"
+    async with gateway(WITH_LORA, FAST, OTHER, pools=TWO_POOLS) as world:
+        reply = await world.http.post("/v1/chat/completions", json={"messages": said})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "model")
+        assert "GET /v1/models" in reply.json()["error"]["message"]
+
+
+@story
 async def test_a_key_is_shown_its_own_window_and_when_a_model_came_into_use():
     async with gateway(WITH_LORA) as world:
         first = (await world.http.get("/v1/models")).json()["data"]

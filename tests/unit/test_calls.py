@@ -8,8 +8,8 @@ from contextlib import suppress
 import pytest
 
 from gateway.core.errors import RequestError, UnsupportedMediaType
-from gateway.core.types import Call, Dialect, Endpoint
-from gateway.wire.calls import ENDPOINTS, parse_call, upstream_body
+from gateway.core.types import Call, Dialect, Endpoint, Route
+from gateway.wire.calls import ENDPOINTS, named, parse_call, upstream_body
 from gateway.wire.parameters import effective, judge
 from gateway.wire.table import REFUSED_IN_FORMS
 
@@ -134,6 +134,42 @@ def test_a_prompt_of_another_shape_is_refused(prompt):
     assert error.param.startswith("prompt")
 
 
+@pytest.mark.parametrize(
+    ("prompt", "ids"),
+    [
+        ([1.0, 2.0], 2),
+        (["7", 8], 2),
+        ([8, "7", True], 3),
+        ([True, 2], 2),
+        ([[1.0], [2, "3"]], 2),
+        (["7", "8"], None),  # a list of texts
+    ],
+)
+def test_token_ids_are_read_as_laxly_as_vllm_reads_them(prompt, ids):
+    assert completions(prompt=prompt).prompt_token_ids == ids
+    data = json.dumps({"model": "m", "input": prompt}).encode()
+    assert parse_call(EMBEDDINGS, data).prompt_token_ids == ids
+
+
+def test_a_long_list_of_what_is_no_plain_number_is_not_looked_through():
+    assert completions(prompt=[1.0] * 65_536).prompt_token_ids == 65_536
+    assert refused(COMPLETIONS, {"model": "m", "prompt": [1.0] * 65_537}).param == "prompt[0]"
+    assert refused(COMPLETIONS, {"model": "m", "prompt": [[1.0]] * 65_537}).param == "prompt[0][0]"
+    assert completions(prompt=[1] * 100_000).prompt_token_ids == 100_000
+
+
+def test_fields_are_read_as_laxly_as_vllm_reads_them():
+    call = chat(max_tokens=7.0, n="2", stream=1, stream_options={"include_usage": "on"}, tools=[])
+    assert (call.max_new_tokens, call.choices, call.stream, call.wants_usage) == (7, 2, True, True)
+    assert chat(max_completion_tokens=" 5 ", max_tokens=True).max_new_tokens == 5
+    assert not chat(stream="false").stream
+    assert not chat(stream=True, stream_options={"include_usage": None}).wants_usage
+    assert completions(truncate_prompt_tokens="9").truncates_prompt
+    assert responses(max_output_tokens="9").max_new_tokens == 9
+    sent = upstream_body(chat(max_tokens="9"), served_model="m", inject_usage=False, max_new_tokens=5)  # fmt: skip
+    assert json.loads(sent)["max_tokens"] == 5
+
+
 def test_a_missing_prompt_is_left_to_the_backend():
     assert parse_call(COMPLETIONS, b'{"model": "m"}').choices == 1
     assert completions(prompt=[]).choices == 1
@@ -155,11 +191,25 @@ def test_negative_output_limits_are_refused(field):
     assert "-1" in error.message
 
 
-@pytest.mark.parametrize("model", [None, ""])
-def test_a_missing_model_is_refused(model):
-    error = refused(CHAT, {"model": model, "messages": HI})
-    assert (error.status, error.param) == (400, "model")
-    assert refused(CHAT, {"messages": HI}).param == "model"
+@pytest.mark.parametrize("fields", [{"model": None}, {"model": ""}, {}])
+def test_a_model_may_be_left_out_where_vllm_has_a_default(fields):
+    for spec, body in ((CHAT, {"messages": HI}), (EMBEDDINGS, {"input": "a"})):
+        data = json.dumps(body | fields).encode()
+        call = parse_call(spec, data)
+        assert call.model == ""
+        meant = named(call, Route("m", "m", "served"))
+        assert (meant.model, meant.unnamed) == ("m", True)
+        assert upstream_body(meant, served_model=None, inject_usage=False) is data
+        sent = upstream_body(meant, served_model="m", inject_usage=False)
+        assert json.loads(sent) == body | {"model": "m"}
+    for spec in (MESSAGES, COUNT):
+        error = refused(spec, {"messages": HI, "max_tokens": 5, **fields})
+        assert (error.status, error.param) == (400, "model")
+
+
+def test_a_named_model_is_as_it_was():
+    call = chat()
+    assert named(call, Route("m", "m", "served")) is call
 
 
 @pytest.mark.parametrize(
@@ -168,12 +218,14 @@ def test_a_missing_model_is_refused(model):
         ({"model": 5}, "model"),
         ({"max_tokens": "x"}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),
-        ({"max_tokens": True}, "max_tokens"),
-        ({"stream": "yes"}, "stream"),
-        ({"stream": 1}, "stream"),
-        ({"n": "2"}, "n"),
+        ({"max_tokens": [1]}, "max_tokens"),
+        ({"max_tokens": 1e300}, "max_tokens"),
+        ({"stream": "perhaps"}, "stream"),
+        ({"stream": 2}, "stream"),
+        ({"n": "two"}, "n"),
+        ({"n": "2", "max_tokens": "x"}, "max_tokens"),
         ({"stream_options": 5}, "stream_options"),
-        ({"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
+        ({"stream_options": {"include_usage": "perhaps"}}, "stream_options.include_usage"),
         ({"messages": "secret prompt"}, "messages"),
         ({"messages": ["secret prompt"]}, "messages[0]"),
         ({"chat_template_kwargs": 5}, "chat_template_kwargs"),

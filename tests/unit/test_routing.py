@@ -1,12 +1,13 @@
 """Which backend takes a request, why others do not, and which names lead where."""
 
+import dataclasses
 import random
 from collections import Counter
 
 import pytest
 
 from gateway.config.models import Config
-from gateway.core.errors import EndpointNotServed, ModelNotFound
+from gateway.core.errors import EndpointNotServed, MissingModel, ModelNotFound
 from gateway.core.types import (
     Ask,
     Call,
@@ -407,6 +408,36 @@ def not_found(catalog, model, caller=ANYONE):
     return caught.value
 
 
+def test_without_a_name_the_only_pool_that_a_key_sees_is_meant():
+    one = catalog_of(
+        pools(m={"backends": URLS[:1], "aliases": ["gpt-4o", "fast"]}), {"m/b1": [BASE, LORA]}
+    )
+    two = catalog_of(pools(m=URLS[:1], n=URLS[1:2]), {"m/b1": [BASE, LORA]})
+
+    def meant(catalog, *models):
+        route = resolve(catalog, "", dataclasses.replace(ANYONE, models=models))
+        return route.requested, route.adapter
+
+    assert meant(one, "*") == ("m", None)
+    assert meant(one, "fast") == ("fast", None)
+    assert meant(one, "fast", "gpt-4o") == ("gpt-4o", None)
+    assert meant(one, "lora-a") == ("lora-a", "lora-a")
+    assert meant(two, "m") == meant(two, "m", "lora-a") == ("m", None)
+    assert meant(two, "n", "other") == ("n", None)
+    for catalog, models in ((two, ["*"]), (two, ["n", "lora-a"]), (one, []), (one, ["none"])):
+        with pytest.raises(MissingModel) as caught:
+            meant(catalog, *models)
+        assert caught.value.param == "model"
+        assert "GET /v1/models" in caught.value.message
+
+
+def test_of_several_adapters_none_is_meant():
+    twins = [BASE, LORA, ServedModel("lora-b", "m", None)]
+    catalog = catalog_of(pools(m=URLS[:1]), {"m/b1": twins})
+    with pytest.raises(MissingModel):
+        resolve(catalog, "", dataclasses.replace(ANYONE, models=("lora-*",)))
+
+
 def test_a_pool_and_its_aliases_lead_to_the_pool():
     catalog = catalog_of(pools(m={"backends": URLS, "aliases": ["gpt-4o", "fast"]}))
     assert set(catalog.entries) == {"m", "gpt-4o", "fast"}
@@ -574,9 +605,8 @@ def test_a_list_of_models_holds_what_the_caller_may_use():
         "\x00" * 300,
         "\u202eevil",
         "\ud800",
-        "",
     ],
-    ids=["long", "newline", "escape", "zeros", "right-to-left", "surrogate", "empty"],
+    ids=["long", "newline", "escape", "zeros", "right-to-left", "surrogate"],
 )
 def test_a_hostile_name_is_short_and_printable_in_the_message(name):
     error = not_found(catalog_of(pools(m=URLS[:1])), name)

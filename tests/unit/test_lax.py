@@ -1,0 +1,40 @@
+"""Numbers and switches as vLLM's request models read them (pydantic's lax mode)."""
+
+import pytest
+
+from gateway.wire.lax import NotReadable, lax_bool, lax_int
+
+INTEGERS = [
+    (7, 7), (7.0, 7), ("7", 7), ("7.0", 7), ("7.00", 7), (" 7 ", 7), ("\t7\n", 7), ("+7", 7), ("-7", -7),
+    ("1_000", 1000), ("007", 7), ("1_0.0", 10), ("\u00a07", 7), (True, 1), (False, 0), (-0.0, 0), (2**62, 2**62),
+]  # fmt: skip
+NO_INTEGERS = [
+    7.5, "7.5", "7.", ".7", "- 7", "_1", "1__0", "0x10", "1e3", "\uff17", "", " ", "true", "null", "+", "1 2", "7.0_0",
+    "7\0", None, [], {}, float("inf"), float("nan"), 1e300, 2**63, str(2**64), "0" * 100 + "7",
+]  # fmt: skip
+TRUE = [True, 1, 1.0, "1", "t", "T", "true", "True", "TRUE", "y", "yes", "on", "ON"]
+FALSE = [False, 0, 0.0, -0.0, "0", "f", "false", "False", "n", "no", "off", "OFF"]
+NO_BOOL = [2, -1, 0.5, "2", "", " true", "1.0", "0.0", "null", None, [], {}]
+
+
+@pytest.mark.parametrize(("value", "read"), INTEGERS)
+def test_integers(value, read):
+    found = lax_int(value)
+    assert (found, type(found)) == (read, int)
+
+
+@pytest.mark.parametrize("value", NO_INTEGERS, ids=repr)
+def test_what_is_no_integer(value):
+    with pytest.raises(NotReadable):
+        lax_int(value)
+
+
+@pytest.mark.parametrize("value", TRUE + FALSE, ids=repr)
+def test_switches(value):
+    assert lax_bool(value) is (value in TRUE)
+
+
+@pytest.mark.parametrize("value", NO_BOOL, ids=repr)
+def test_what_is_no_switch(value):
+    with pytest.raises(NotReadable):
+        lax_bool(value)
