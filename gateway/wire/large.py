@@ -8,15 +8,20 @@ field must differ.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 from msgspec import Raw, structs
 
+from gateway.core.errors import RequestError
 from gateway.core.types import Call, Places
 from gateway.wire.objects import fields_of
 from gateway.wire.prompts import TOOLS_GROWTH
 from gateway.wire.scan import BodyScan
 from gateway.wire.small import SMALL_BODY_BYTES
+
+_ID_FIELDS: Final = ("prompt", "input", "texts")
+_NO_INTEGER: Final = (b".", b'"', b"t", b"f", b"e", b"E")
 
 
 def completed(call: Call, scan: BodyScan) -> Call:
@@ -24,10 +29,14 @@ def completed(call: Call, scan: BodyScan) -> Call:
 
     Token ids are counted exactly. A text's size stays an upper bound: what was left out of several
     prompts is added to the longest.
+
+    Raises:
+        RequestError: 400; token ids that are not written as integers, which the scan does not count.
     """
     left_out = len(scan.body) - len(call.body)
     ids, ratio, text_bytes = call.prompt_token_ids, call.longest_ratio, call.text_bytes
     if ids is not None:
+        _check_ids(scan)
         ids, ratio = _counted(scan, ids, ratio)
     if text_bytes is not None:
         text_bytes += left_out + TOOLS_GROWTH * min(left_out, scan.size("tools"))
@@ -39,6 +48,18 @@ def completed(call: Call, scan: BodyScan) -> Call:
         longest_ratio=ratio,
         text_bytes=text_bytes,
     )
+
+
+def _check_ids(scan: BodyScan) -> None:
+    """Refuse token ids in any other form than plain integers."""
+    for field in _ID_FIELDS:
+        start, end = scan.fields.get(field, (0, 0))
+        if any(scan.body.find(sign, start, end) >= 0 for sign in _NO_INTEGER):
+            raise RequestError(
+                f"`{field}` holds token ids that are not integers; in so large a body they must be.",
+                param=field,
+                code="invalid_type",
+            )
 
 
 def _counted(scan: BodyScan, ids: int, ratio: float) -> tuple[int, float]:

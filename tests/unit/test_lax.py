@@ -2,7 +2,11 @@
 
 import pytest
 
+from gateway.core.errors import RequestError
+from gateway.wire.calls import ENDPOINTS, parse_call
+from gateway.wire.large import completed
 from gateway.wire.lax import NotReadable, lax_bool, lax_int
+from gateway.wire.scan import BodyScan
 
 INTEGERS = [
     (7, 7), (7.0, 7), ("7", 7), ("7.0", 7), ("7.00", 7), (" 7 ", 7), ("\t7\n", 7), ("+7", 7), ("-7", -7),
@@ -38,3 +42,17 @@ def test_switches(value):
 def test_what_is_no_switch(value):
     with pytest.raises(NotReadable):
         lax_bool(value)
+
+
+@pytest.mark.parametrize("odd", ["[1.0,2]", '["7",8]', "[true,2]", "[1e0]"])
+def test_token_ids_of_a_large_body_are_integers_or_refused_so_that_none_goes_uncounted(odd):
+    scan = BodyScan()
+    scan.feed(b'{"model":"m","prompt":[%b,[%b0]]}' % (odd.encode(), b"1," * 50_000))
+    scan.end()
+    while scan.step():
+        pass
+    call = parse_call(ENDPOINTS[b"/v1/completions"], scan.skim())
+    assert call.prompt_token_ids is not None
+    with pytest.raises(RequestError) as caught:
+        completed(call, scan)
+    assert (caught.value.param, caught.value.code) == ("prompt", "invalid_type")
