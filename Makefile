@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CACHE ?= $(or $(VLLM_GATEWAY_TEST_CACHE),$(HOME)/.cache/vllm-gateway-tests)
 STAMP := $(VENV)/.installed
 
-.PHONY: setup fmt lint types arch test test-fast test-pythons e2e clients ci demo run schema clean
+.PHONY: setup fmt lint types arch test test-fast test-pythons e2e clients vllm-tests ci demo run schema clean
 
 setup: $(STAMP)
 $(STAMP): pyproject.toml
@@ -44,6 +44,11 @@ e2e: setup             ## real vLLM, real nginx, real SDKs; skips what is not in
 clients: setup         ## the clients that people have, unmodified; installs them first
 	bash tests/e2e/clients/install.sh $(CACHE)
 	VLLM_GATEWAY_TEST_CACHE=$(CACHE) $(BIN)/pytest tests/e2e/test_clients.py
+
+vllm-tests: setup      ## vLLM's own API tests, directly and through the gateway; installs them first
+	bash tests/e2e/install.sh $(CACHE)
+	bash tests/vllm_suite/install.sh $(CACHE)
+	$(BIN)/python tests/vllm_suite/run.py $(CACHE)
 
 ci: lint types arch test
 

@@ -1,0 +1,30 @@
+"""Where the gateway answers otherwise than vLLM does, by decision, and the tests that show it.
+
+`make vllm-tests` fails on any other difference, and on a decision that no longer makes one.
+"""
+
+from typing import NamedTuple
+
+
+class Decision(NamedTuple):
+    """Tests that pass against vLLM and not through the gateway, and why."""
+
+    file: str  # below tests/entrypoints
+    tests: str  # a pattern of their names
+    why: str
+
+
+OPERATOR = "Adapters are loaded by the operator of a server, never by a client."
+PATHS = "Clients do not learn where an adapter lies on a server's disk."
+TYPES = "`type` of an error is OpenAI's, which its SDKs and other clients compare; vLLM's is a class name."
+EMBEDS = "A tensor that a client made is refused by name, unless the pool allows it."
+
+_LORA = "serve/lora/test_lora_adapters.py"
+DECISIONS = [
+    Decision(_LORA, "test_dynamic_lora_*", OPERATOR),
+    Decision(_LORA, "test_loading_invalid_adapters_does_not_break_others*", OPERATOR),
+    Decision(_LORA, "test_static_lora_lineage*", PATHS),
+    Decision("openai/models/test_models.py", "test_check_models", PATHS),
+    Decision("pooling/basic/test_truncation.py", "test_bigger_truncation_size", TYPES),
+    Decision("openai/completion/test_prompt_validation.py", "test_empty_prompt", EMBEDS),
+]
