@@ -49,7 +49,7 @@ def _batched(found: Found) -> tuple[Remedy, ...]:
 def _agreeing(found: Found) -> tuple[Remedy, ...]:
     other = (found.groups.get("other") or "").replace("_", "-")
     flag = f"--{other}" if other else ""
-    return (Remedy(flag, found.groups.get("given"), "so that both go together"),)
+    return (Remedy(flag, found.groups.get("given"), "so that both are compatible"),)
 
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -70,7 +70,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("max_model_len", Kind.BAD_ARGUMENT,
          r"User-specified max_model_len \((?P<asked>\d+)\) is greater than the derived max_model_len "
          r"\((?:[^)]{0,200}?=)?(?P<most>\d+)",
-         "max_model_len {asked} is more than the model's own limit of {most}.", remedies=_derived),
+         "max_model_len {asked} is more than the model's limit of {most}.", remedies=_derived),
     Rule("batched_tokens", Kind.BAD_ARGUMENT,
          r"max_num_batched_tokens \((?P<given>\d+)\) (?:is smaller than max_model_len"
          r"|must be greater than or equal to "
@@ -83,15 +83,15 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("block_too_large", Kind.BAD_ARGUMENT,
          r"(?P<what>max_num_batched_tokens|block_size|mamba_block_size|Max.{0,40}) .{0,120}must be "
          r"(?:greater than or equal to|<=|>=|a multiple of|less than|larger than|at least) .{0,80}?(?P<needed>\d+)?",
-         "{what} does not go together with another setting.", rank=1, remedies=_batched),
+         "{what} conflicts with another setting.", rank=1, remedies=_batched),
     Rule("contradiction", Kind.BAD_ARGUMENT,
          r"(?P<what>\b\w{3,40}) \((?P<given>\d+)\) (?:is|must be) (?P<how>(?:larger|smaller|greater|less|lower"
          r"|higher) than)"
          r"(?: or equal to)? (?:the )?(?P<other>\w{3,40}) \((?P<needed>\d+)\)",
-         "{what} is {given}, which does not go together with {other} {needed}.", rank=1,
+         "{what} is {given}, which conflicts with {other} {needed}.", rank=1,
          remedies=_agreeing),
     Rule("numa", Kind.BAD_ARGUMENT, r"NUMA binding was requested",
-         "NUMA binding was asked for, but the GPUs' nodes cannot be told.",
+         "NUMA binding was requested, but the NUMA nodes of the GPUs are unknown.",
          remedies=(Remedy("--numa-bind-nodes", None, "name the nodes"),
                    Remedy("--numa-bind", None, "or do without", remove=True))),
     Rule("backend_invalid", Kind.BAD_ARGUMENT,
@@ -99,14 +99,14 @@ RULES: Final[tuple[Rule, ...]] = (
          r"|Unknown attention backend|(?:attention backend|VLLM_ATTENTION_BACKEND).{0,120}(?:not supported"
          r"|is not valid|Invalid|not found)"
          r"|Backend \S{1,60} must be registered|does not support (?:kv_cache_dtype|fp8 kv)",
-         "The attention backend asked for does not support these settings.",
+         "The requested attention backend does not support these settings.",
          remedies=(Remedy("--attention-backend", None, "leave it out, or choose another"),
                    Remedy("--kv-cache-dtype", "auto", "a cache dtype that it supports"))),
     Rule("kv_dtype", Kind.BAD_ARGUMENT,
          r"(?:kv[-_ ]cache[-_ ]dtype|kv_cache_dtype|KV cache dtype).{0,160}(?:not supported|unsupported"
          r"|only supports?|requires?|must be|is not)"
          r"|(?:only supports?|requires?) .{0,60}(?:kv[-_ ]cache|kv_cache_dtype)",
-         "The KV cache dtype does not go together with the model or its attention backend.", rank=1,
+         "The KV cache dtype is not compatible with the model or its attention backend.", rank=1,
          remedies=(Remedy("--kv-cache-dtype", "auto", "what the backend supports, or the one that it names"),)),
     Rule("parser", Kind.BAD_ARGUMENT,
          r"invalid (?P<what>tool call|reasoning) parser: (?P<name>.{1,80}?)(?: \(chose from (?P<choices>.{1,600}))?$",
@@ -126,8 +126,8 @@ RULES: Final[tuple[Rule, ...]] = (
          r"|must be (?:set|used|specified)|incompatible)"
          r"|(?:Error|error): .{0,120}(?:requires?|cannot be used with|must (?:set|use"
          r"|specify)) `?(?:--[a-z][\w-]{3,40})",
-         "Two flags do not go together.", rank=1,
-         remedies=(Remedy("", None, "follow the message: change or leave out the flag that it names"),)),
+         "Two flags conflict with each other.", rank=1,
+         remedies=(Remedy("", None, "follow the message: change or remove the flag that it names"),)),
     Rule("validation", Kind.BAD_ARGUMENT,
          r"validation errors? for (?P<what>(?:Model|Cache|Scheduler|Parallel|Load|LoRA|Speculative|Compilation"
          r"|Observability"

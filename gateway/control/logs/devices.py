@@ -15,7 +15,7 @@ _BACKEND: Final = Remedy(
     "--attention-backend", None, "choose a backend that supports this GPU and cache dtype"
 )
 _KV_AUTO: Final = Remedy(
-    "--kv-cache-dtype", "auto", "no KV cache dtype that the GPU's kernels lack"
+    "--kv-cache-dtype", "auto", "a KV cache dtype that the GPU's kernels support"
 )
 _OTHER_QUANT: Final = Remedy(
     "--quantization", None, "another quantisation or kernel backend for this GPU"
@@ -97,7 +97,7 @@ RULES: Final[tuple[Rule, ...]] = (
          r"The number of required \w+ exceeds the total number of available \w+|Current node has no GPU available"
          r"|Cannot provide a placement group|placement group .{0,60}(?:timed? ?out|infeasible|cannot)"
          r"|Every node should have a unique IP|No available node types can fulfill",
-         "The Ray cluster has fewer GPUs than the parallel sizes ask for.",
+         "The Ray cluster has fewer GPUs than the parallel sizes need.",
          remedies=(Remedy("--tensor-parallel-size", None, "no more than the cluster's GPUs"),
                    Remedy("--pipeline-parallel-size", None, "the same"),
                    Remedy("", None, "`ray status` shows what the cluster has"))),
@@ -148,7 +148,7 @@ RULES: Final[tuple[Rule, ...]] = (
          r"|(?:is|are) (?:only|not) supported (?:on|by|for) (?:this |the current )?(?:GPU|device|[Hh]opper"
          r"|[Bb]lackwell|sm)"
          r"|Unsupported (?:GPU|CUDA|compute) (?:arch|capability)|not supported on (?:compute capability|SM ?\d)",
-         "What was asked for does not exist for this GPU's compute capability.", rank=1,
+         "A requested feature does not exist for this GPU's compute capability.", rank=1,
          remedies=(_BUILD, _OTHER_QUANT, _BACKEND)),
     Rule("memory_fault", Kind.CUDA_FAULT,
          r"illegal memory access|device-side assert|misaligned address|unspecified launch failure"
@@ -175,7 +175,7 @@ RULES: Final[tuple[Rule, ...]] = (
          r"DistNetworkError|The client socket has (?:failed|timed out)|Connection closed by peer"
          r"|Gloo connectFullMesh failed"
          r"|DistStoreError|wait timeout after \d+ms",
-         "The processes of the engine did not find each other.", restart=True, rank=1,
+         "The processes of the engine could not connect to each other.", restart=True, rank=1,
          remedies=(Remedy("VLLM_HOST_IP", None, "the address that the other processes reach"),
                    Remedy("NCCL_SOCKET_IFNAME", None, "the network interface between them"),
                    Remedy("GLOO_SOCKET_IFNAME", None, "the same for gloo"))),

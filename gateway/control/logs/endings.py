@@ -15,7 +15,7 @@ _GROUP: Final = Remedy("", None, "kill the whole process group and start again")
 _REPORT: Final = Remedy("", None, "search vLLM's issues for the evidence; try another version")
 _MORE_LOG: Final = Remedy("", None, "keep more of the log: the cause is the first error, far above")
 
-_KEEP_AWAY: Final = Remedy("", None, "if the same request kills it again, keep that request away")
+_KEEP_AWAY: Final = Remedy("", None, "if the same request kills it again, block that request")
 _BACKEND: Final = Remedy(
     "--attention-backend", None, "another one: it failed in an attention kernel"
 )
@@ -148,7 +148,7 @@ def interrupted(start: Start, place: int) -> Diagnosis:
     return Diagnosis(
         Kind.OTHER,
         When.STARTUP,
-        "It was told to stop while it started.",
+        "It was told to stop during its start.",
         evidence(line),
         line.number,
         rule="interrupted",
@@ -224,7 +224,7 @@ def hung_at_start(start: Start) -> Diagnosis | None:
     return Diagnosis(
         Kind.NCCL,
         When.STARTUP,
-        "The workers do not come to the end of connecting to each other (NCCL).",
+        "The workers do not finish connecting to each other (NCCL).",
         evidence(line),
         line.number,
         (NCCL[1], NCCL[2], NCCL[0], _GROUP),
@@ -249,7 +249,7 @@ def by_exit_code(start: Start, exit_code: int | None) -> Diagnosis | None:
         why = f"It crashed (exit code {exit_code}) and wrote nothing."
         return _silent(Kind.ENGINE_DEAD, when, why, (_RESTART,), True)
     if exit_code in _ENDED and when is When.STARTUP:
-        return _silent(Kind.OTHER, when, "It was told to stop while it started.", (), None)
+        return _silent(Kind.OTHER, when, "It was told to stop during its start.", (), None)
     if exit_code == _USAGE and not any(line.text.strip() for line in start.lines):
         why = "It refused its command line (exit code 2), but not in this log."
         return _silent(Kind.BAD_ARGUMENT, when, why, (), False)

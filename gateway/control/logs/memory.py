@@ -284,7 +284,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("free_memory_cache", Kind.FREE_MEMORY_LOW,
          r"Available memory on node \S{1,10} \((?P<free>[\d.]+)/(?P<total>[\d.]+) ?Gi?B\) on kv cache allocation is "
          r"less than requested memory for kv \((?P<wanted>[\d.]+) ?Gi?B\)",
-         "Only {free} of {total} GiB are free on the node, but the KV cache is to have {wanted} GiB.",
+         "Only {free} of {total} GiB are free on the node, but {wanted} GiB are requested for the KV cache.",
          remedies=_node_cache),
     Rule("free_memory_held", Kind.FREE_MEMORY_LOW,
          r"is less than the engine's budget after excluding|Externally held weights on device",

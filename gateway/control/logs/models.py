@@ -38,7 +38,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("gated", Kind.MODEL_GATED,
          r"GatedRepoError|gated repo|Access to model .{1,200} is restricted|Cannot access gated|401 Client Error"
          r"|awaiting a review from the repo authors|Invalid (?:user )?token|Invalid username or password",
-         "The hub refuses this model without a token of someone who accepted its licence.",
+         "The hub requires a token of an account that has accepted this model's licence.",
          remedies=(Remedy("HF_TOKEN", None, "a token of an account that may read the model"),
                    Remedy("", None, "accept the licence on the model's page"))),
     Rule("model_missing", Kind.MODEL_NOT_FOUND,
@@ -68,7 +68,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("trust", Kind.TRUST_REMOTE_CODE,
          r"trust_remote_code=True|(?:[Pp]ass|[Ss]et|[Uu]se|[Ee]nable|option) .{0,40}--trust-remote-code"
          r"|contains custom code which must be executed",
-         "The model brings its own code, and running it was not allowed.",
+         "The model contains its own code, which vLLM may not run without permission.",
          remedies=(Remedy("--trust-remote-code", None, "only for a model whose code you trust"),)),
     Rule("inspect", Kind.UNSUPPORTED_ARCHITECTURE,
          r"Model architectures \[(?P<architecture>[^\]]{1,200})\] failed to be inspected",
@@ -78,7 +78,7 @@ RULES: Final[tuple[Rule, ...]] = (
          r"Model architectures \[?(?P<architecture>[^\]]{1,200})\]? are not supported(?: for now)?",
          "This vLLM has no implementation of {architecture}.",
          remedies=(Remedy("", None, "a checkpoint in a format that vLLM knows"), _UPGRADE,
-                   Remedy("--model-impl", "transformers", "runs it by transformers, slower"))),
+                   Remedy("--model-impl", "transformers", "runs it with transformers, slower"))),
     Rule("model_type", Kind.UNSUPPORTED_ARCHITECTURE,
          r"model type `(?P<architecture>[^`]{1,80})` but Transformers does not recognize"
          r"|has no vLLM implementation and"
@@ -102,7 +102,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("weights_key", Kind.WEIGHTS,
          r"^(?:KeyError: )['\"](?:\w+\.)*(?:layers|model|lm_head|embed|visual|vision|language_model"
          r"|blocks)\.[\w.]+['\"]",
-         "The checkpoint has a weight that this implementation of the model has no place for.",
+         "The checkpoint has a weight that this implementation of the model does not know.",
          remedies=(Remedy("", None, "a checkpoint, or a version of vLLM, in which they match"), _UPGRADE), rank=1),
     Rule("tiktoken", Kind.TOKENIZER, r"invalid tiktoken vocab|HarmonyError",
          "The vocabulary file of the tokenizer is damaged, or could not be downloaded.",
@@ -118,7 +118,7 @@ RULES: Final[tuple[Rule, ...]] = (
          r"|Converting from (?:SentencePiece|Tiktoken)|vocab_file.{0,40}None"
          r"|argument of type 'NoneType' is not iterable"
          r"|^TypeError: not a string$",
-         "The tokenizer's files and the installed tokenizer libraries do not go together.",
+         "The tokenizer's files and the installed tokenizer libraries are not compatible.",
          remedies=(Remedy("--tokenizer", None, "the base model's tokenizer"),
                    Remedy("", None, "put the tokenizer's files beside the weights, or download them again"),
                    Remedy("", None, "the transformers version that the model was made with"))),
@@ -152,7 +152,7 @@ RULES: Final[tuple[Rule, ...]] = (
          r"|quant_method.{0,40}not supported"
          r"|(?:FP8|NVFP4|MXFP4|AWQ|GPTQ|Marlin|Bitsandbytes|BitsAndBytes)(?!.{0,40}(?:KV|kv)).{0,80}"
          r"(?:is|are) not (?:yet )?supported",
-         "The quantisation asked for and the checkpoint's do not go together.",
+         "The requested quantisation conflicts with the checkpoint's.",
          remedies=(Remedy("--quantization", None, "leave it out, or use a checkpoint of that quantisation"),)),
     Rule("dtype_old_gpu", Kind.DTYPE,
          r"Bfloat16 is only supported on GPUs with compute capability of at least [\d.]+"
@@ -162,7 +162,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("dtype_model", Kind.DTYPE,
          r"The model type '(?P<type>[^']{1,80})' does not support (?P<dtype>\w+)"
          r"|does not support (?P<dtype2>float16|bfloat16|float32)",
-         "The model does not work in the dtype that was asked for.",
+         "The model does not work with the requested dtype.",
          remedies=(Remedy("--dtype", "bfloat16", "the dtype that it was trained in"),)),
     Rule("dtype_mixed", Kind.DTYPE,
          r"expected (?:m1 and m2 to have the same dtype|scalar type \w+ but found)"

@@ -71,7 +71,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("threads", Kind.OTHER,
          r"Resource temporarily unavailable|can't start new thread|pthread_create failed|Too many open files"
          r"|\[Errno (?:11|24)\]",
-         "The process may have no more threads or files.", restart=True, serving=True,
+         "The process has reached its limit of threads or open files.", restart=True, serving=True,
          remedies=(Remedy("", None, "raise `ulimit -u` and `-n`, or the container's pids limit"),)),
     Rule("nvml", Kind.OTHER, r"NVML_SUCCESS == r INTERNAL ASSERT|Failed to initialize NVML|nvml error",
          "The driver's management library fails inside this container.", restart=True,
@@ -94,7 +94,7 @@ RULES: Final[tuple[Rule, ...]] = (
          r"|(?:DistributionNotFound|VersionConflict|PackageNotFoundError)|has no attribute '?_C\b"
          r"|No module named '?vllm\._C"
          r"|'_OpNamespace' '\w+' object has no attribute",
-         "A compiled package does not go together with what is installed.", rank=2,
+         "A compiled package is not compatible with the installed versions.", rank=2,
          remedies=(_PACKAGES,)),
     Rule("compile", Kind.OTHER,
          r"Ninja build failed|ninja: build stopped|nvcc fatal|Failed to find C compiler|Could not find nvcc"
