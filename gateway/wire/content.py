@@ -8,6 +8,7 @@ refused, because it cannot be checked.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -60,6 +61,9 @@ _SPECIAL: Final = _EMBEDS | _URLS | {"uuid", "source", "file", "content", "outpu
 _MAX_NESTING: Final = (
     8  # parts inside parts: a tool's result holds blocks, a document holds content
 )
+# Up to this size, names that come twice in a message of texts are refused too. Gateway and engine read
+# the same value of them, the last, so a longer list is not searched for them.
+_CHECKED_BYTES: Final = 2048
 _QUOTE, _LIST, _OBJECT, _NULL = b'"[{n'
 _TEXT: Final = msgspec.json.Decoder(str)
 
@@ -98,26 +102,30 @@ def scan(field: str, raw: Raw, facts: list[Fact]) -> bool:
 
 
 def _messages(path: str, raw: Raw, facts: list[Fact], depth: int = 0) -> bool:
+    data = bytes(raw)
+    if len(data) <= _CHECKED_BYTES:
+        objects = data.count(b"{")
+        if data.count(b'"role"') > objects or data.count(b'"content"') > objects:
+            _check_names(raw, path)
+    if path == "messages" and data.find(b"[", 1) < 0 and data.find(b"{") > 0:
+        return True  # no list but the first, so no parts: nothing to decode
     try:
         messages = _MESSAGES.decode(raw)
     except (msgspec.DecodeError, RecursionError):
         return _mixed(path, raw, facts, depth)
-    plain, texts = True, 0
+    plain = True
     for index, message in enumerate(messages):
         content, output = message.content, message.output
-        if len(content):
-            if begins(content) in (_QUOTE, _NULL):
-                texts += 1
-            else:
-                plain = _content(content, f"{path}[{index}].content", facts, 0) and plain
+        if len(content) and begins(content) != _QUOTE:
+            plain = _content(content, f"{path}[{index}].content", facts, 0) and plain
         if len(output):
             plain = _content(output, f"{path}[{index}].output", facts, 0) and plain
-    # Names that come twice in a message show in these counts, unless another message lacks them; then
-    # gateway and engine read the same value, the last.
-    data, count = bytes(raw), len(messages)
-    if data.count(b'"role"') > count or (texts == count and data.count(b'"content"') > count):
-        objects_once(raw, path)
     return plain
+
+
+def _check_names(raw: Raw, path: str) -> None:
+    with suppress(msgspec.DecodeError):
+        objects_once(raw, path)
 
 
 def _mixed(path: str, raw: Raw, facts: list[Fact], depth: int) -> bool:

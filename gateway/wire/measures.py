@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Final
 
 import msgspec
@@ -18,7 +18,7 @@ from gateway.core.asked import Asked, Fact
 from gateway.core.endpoints import GENERATES, PAIRED
 from gateway.core.errors import RequestError
 from gateway.core.types import Endpoint
-from gateway.wire.content import CONTENT_FIELDS, has_content, scan
+from gateway.wire.content import has_content, scan
 from gateway.wire.fields import known_fields
 from gateway.wire.objects import begins, fields_once, items_of
 from gateway.wire.parameters import UNLIMITED
@@ -62,8 +62,12 @@ class Measure:
         self.plain = True  # its content surely is text
         self._facts: list[Fact] = []
         self._unknown = 0
-        for name in fields.keys() - _ORDINARY[endpoint]:
-            self._look_at(name, fields[name])
+        known, looks, looked_at = _LOOKS[endpoint]
+        for name in looked_at.intersection(fields):
+            if memoryview(fields[name])[0] != _NULL:
+                looks[name](self, name, fields[name])
+        if not fields.keys() <= known:
+            self._look_at_unknown(fields.keys() - known)
 
     def asked(self, *, choices: int, prompts: int = 1, prompts_field: str = "prompt") -> Asked:
         """Return what it asks for, with the sequences it makes."""
@@ -79,24 +83,25 @@ class Measure:
                 facts.append(Fact("sequences", float(prompts * choices), "n"))
         return Asked(tuple(self.fields), tuple(facts), self._unknown)
 
-    def _look_at(self, name: str, raw: Raw) -> None:
-        if begins(raw) == _NULL:
-            return
-        if name in CONTENT_FIELDS and has_content(self.endpoint, name):
-            self.plain = scan(name, raw, self._facts) and self.plain
-        reader = _READERS.get(name)
-        if reader is not None:
-            reader(self, name, raw)
-        if name not in known_fields(self.endpoint):
-            self._unknown += 1
-            if self._unknown == 1:
-                self._facts.append(Fact("unknown", 1.0, _shown(name)))
+    def _look_at_unknown(self, names: Set[str]) -> None:
+        given = [
+            name for name in self.fields if name in names and begins(self.fields[name]) != _NULL
+        ]
+        self._unknown = len(given)
+        if given:
+            self.note("unknown", 1.0, _shown(given[0]))
 
     def note(self, row: str, value: float, path: str) -> None:
         """Note a fact."""
         self._facts.append(Fact(row, value, path))
 
     # --- readers: each looks at one field that is given ---------------------------------------------
+
+    def _content(self, name: str, raw: Raw) -> None:
+        if not scan(name, raw, self._facts):
+            self.plain = False
+        if name in _READERS:
+            _READERS[name](self, name, raw)
 
     def _deny(self, name: str, raw: Raw) -> None:
         if name != "priority" or number_of(raw) != 0:
@@ -295,13 +300,17 @@ _READERS: Final[dict[str, _Reader]] = {
     "cache_salt": Measure._salt,
 }
 SIZED_FIELDS: Final = frozenset(_READERS)  # how long their values are may matter
-# What needs no look: the known fields without a reader and without content.
-_ORDINARY: Final = {
-    endpoint: known_fields(endpoint)
-    - _READERS.keys()
-    - {field for field in CONTENT_FIELDS if has_content(endpoint, field)}
-    for endpoint in Endpoint
-}
+
+
+def _looks(endpoint: Endpoint) -> tuple[frozenset[str], dict[str, _Reader], frozenset[str]]:
+    """Return an endpoint's known fields, how those are looked at that need it, and which they are."""
+    known = known_fields(endpoint)
+    # The readers of other endpoints' fields too: the engine may read them all the same.
+    looks = _READERS | {name: Measure._content for name in known if has_content(endpoint, name)}
+    return known, looks, frozenset(looks)
+
+
+_LOOKS: Final = {endpoint: _looks(endpoint) for endpoint in Endpoint}
 
 
 def number_of(raw: Raw) -> float | None:

@@ -1,8 +1,10 @@
 """JSON objects taken apart once: every value keeps its bytes, and no key comes twice.
 
 The decoder keeps the last of two equal keys, as vLLM does; another reader may keep the first. That
-none was dropped is proved by arithmetic where an object is written without spaces, as the SDKs do:
-what is left accounts for every byte of it.
+none was dropped is told by arithmetic: what is left accounts for every byte of an object that is
+written without spaces, as the SDKs do. Of one with the spaces of Python's json it has to account for
+all but those; a body can be made so that it does and a name comes twice all the same, and then engine
+and gateway read the same value. Other objects are gone through name by name.
 """
 
 from __future__ import annotations
@@ -41,8 +43,13 @@ def fields_once(raw: bytes | Raw, path: str = "") -> dict[str, Raw]:
         RequestError: 400; a name comes twice, or it is nested too deeply.
         msgspec.DecodeError: it is no object.
     """
-    fields: dict[str, Raw] = _decoded(_OBJECT, raw)
-    if _compact_bytes(fields) != len(raw):
+    try:
+        fields = _OBJECT.decode(raw)
+    except RecursionError:
+        raise _too_deep() from None
+    names = len(fields)
+    spaces = len(raw) - 1 - 4 * names - sum(map(len, fields)) - sum(map(len, fields.values()))
+    if spaces != 0 and spaces != 2 * names - 1:
         _check_names(bytes(raw), fields, path)
     return fields
 
@@ -50,18 +57,14 @@ def fields_once(raw: bytes | Raw, path: str = "") -> dict[str, Raw]:
 def objects_once(raw: Raw, path: str) -> list[dict[str, Raw]]:
     """Take a list of objects apart, likewise.
 
-    Of a list with spaces the sizes have to fit, which is no proof: a name may come twice there where
-    spaces elsewhere are left out to match. Engine and gateway then read the same value, the last.
-
     Raises:
         RequestError: 400; a name comes twice in one of them, or they are nested too deeply.
         msgspec.DecodeError: it is no list of objects.
     """
     objects: list[dict[str, Raw]] = _decoded(_OBJECTS, raw)
     names = sum(map(len, objects))
-    # All of `_compact_bytes` at once; spaced as Python's json does it, each name and comma has one more.
-    size = 1 + 2 * len(objects) + 4 * names + _texts_bytes(objects)
-    if len(raw) not in (size, size + 2 * names - 1):
+    spaces = len(raw) - 1 - 2 * len(objects) - 4 * names - _texts_bytes(objects)
+    if spaces not in (0, 2 * names - 1):
         for index, (each, fields) in enumerate(zip(items_of(raw), objects, strict=True)):
             if _compact_bytes(fields) != len(each):
                 _check_names(bytes(each), fields, f"{path}[{index}]")
@@ -87,7 +90,11 @@ def _decoded(decoder: msgspec.json.Decoder[Any], raw: bytes | Raw) -> Any:
     try:
         return decoder.decode(raw)
     except RecursionError:
-        raise RequestError("The body is nested too deeply.", code="invalid_json") from None
+        raise _too_deep() from None
+
+
+def _too_deep() -> RequestError:
+    return RequestError("The body is nested too deeply.", code="invalid_json")
 
 
 def _compact_bytes(fields: dict[str, Raw]) -> int:

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
+from gateway.core.endpoints import TEMPLATED
 from gateway.core.types import Endpoint
 from gateway.wire.frames import is_given
 from gateway.wire.measures import Measure
@@ -21,6 +22,7 @@ TOOLS_GROWTH: Final = (
 )
 
 _INPUT: Final = frozenset({Endpoint.EMBEDDINGS, Endpoint.POOLING, Endpoint.CLASSIFY})
+_ONE: Final = TEMPLATED - {Endpoint.CHAT_BATCH} | {Endpoint.COUNT_TOKENS}
 _UNBOUNDED: Final = Prompts(1, None)
 _NOTHING: Final = Raw()
 _LIST: Final = b"["[0]
@@ -34,6 +36,8 @@ def prompts_of(measure: Measure, seen: Peek, body: bytes) -> Prompts:
         RequestError: 400; a wrong type.
     """
     endpoint, fields, plain = measure.endpoint, measure.fields, measure.plain
+    if endpoint in _ONE:
+        return Prompts(1, len(body) + TOOLS_GROWTH * len(seen.tools) if plain else None)
     messages = fields.get("messages", _NOTHING)
     if len(messages) > 2 and begins(messages) == _LIST:
         if _holds_lists(messages):

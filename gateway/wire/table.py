@@ -84,7 +84,7 @@ _ROWS: Final = (
     Row("bad_words", Rule.MAX, "each becomes token sequences. Source: vLLM 0.32", 128, endpoints=_OPENAI),
     Row("bad_word_chars", Rule.MAX, "of one bad word", 256, fields=("bad_words",), endpoints=_OPENAI),
     Row("schema_bytes", Rule.MAX, "of one schema, which is compiled into a grammar. Source: OpenAI, structured outputs (120,000 characters)", 131_072, fields=("response_format", "structured_outputs", "text", "output_config"), advisory="GHSA-85xf-c7hm-whqw"),
-    Row("schema_depth", Rule.MAX, "objects and arrays in each other. Source: vLLM 0.32", 64, fields=("response_format", "structured_outputs", "text", "output_config"), advisory="GHSA-vrq3-r879-7m65"),
+    Row("schema_depth", Rule.MAX, "objects and arrays in each other: twice to three times the 10 levels that OpenAI takes", 32, fields=("response_format", "structured_outputs", "text", "output_config"), advisory="GHSA-vrq3-r879-7m65"),
     Row("schema_properties", Rule.MAX, "in all. Source: OpenAI, structured outputs", 5000, fields=("response_format", "structured_outputs", "text", "output_config")),
     Row("schema_enum", Rule.MAX, "values in all. Source: OpenAI, structured outputs", 1000, fields=("response_format", "structured_outputs", "text", "output_config")),
     Row("pattern_chars", Rule.MAX, "of one regular expression, which must be RE2's, without nested repetition", 2048, fields=("pattern", "regex"), advisory="CVE-2026-55574 GHSA-9hcf-v7m4-6m2j"),

@@ -140,7 +140,7 @@ ROWS = {
         (CHAT, schema({"type": "object"}), schema({"description": "x" * 131072}), "response_format.json_schema.schema"),
         (MESSAGES, {"output_config": {"format": {"type": "json_schema", "schema": {}}}}, {"output_config": {"format": {"type": "json_schema", "schema": {"description": "x" * 131072}}}}, "output_config.format.schema"),
     ],
-    "schema_depth": [(RESPONSES, {"text": {"format": {"type": "json_schema", "schema": deep(63)}}}, {"text": {"format": {"type": "json_schema", "schema": deep(64)}}}, "text.format.schema")],
+    "schema_depth": [(RESPONSES, {"text": {"format": {"type": "json_schema", "schema": deep(31)}}}, {"text": {"format": {"type": "json_schema", "schema": deep(32)}}}, "text.format.schema")],
     "schema_properties": [(CHAT, schema({"properties": {"a": {}}}), schema({"properties": {f"p{i}": {} for i in range(5001)}}), "response_format.json_schema.schema")],
     "schema_enum": [(CHAT, schema({"enum": ["a"]}), schema({"anyOf": [{"enum": list(range(501))}] * 2}), "response_format.json_schema.schema")],
     "pattern_chars": [
@@ -174,7 +174,7 @@ ROWS = {
     "content": [
         (CHAT, {"messages": [{"role": "user", "content": ["hi", TEXT]}]}, {"messages": [{"role": "user", "content": ["hi", 5]}]}, "messages[0].content[1]"),
         (CHAT, parts(), parts({"type": 5}), "messages[0].content[1].type"),
-        (CHAT, parts(), {"messages": [{"role": "user", "content": True}]}, "messages[0].content"),
+        (CHAT, parts(), {"messages": [*parts()["messages"], {"role": "user", "content": True}]}, "messages[1].content"),
     ],
     "stored responses": [
         (RESPONSES, {"store": False}, {"store": True}, "store"),
