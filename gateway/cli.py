@@ -18,6 +18,7 @@ from gateway.ops import keyverbs, operating, verbs
 from gateway.ops.console import Exit, VerbError, print_failure, print_json
 from gateway.ops.diagnose import diagnose
 from gateway.ops.plan import plan
+from gateway.ops.policy import config_policy
 from gateway.ops.settings import DEFAULT_FILE, ConfigFile, usable
 from gateway.ops.verbs import group
 
@@ -236,6 +237,10 @@ def config_show(
         note = f"  # {row['origin']}" if origin else ""
         print(f"{row['setting']}: {json.dumps(row['value'], ensure_ascii=False)}{note}")
 
+
+config_app.command("policy", epilog="Example: vllm-gateway config policy --pool qwen3-8b")(
+    config_policy
+)
 
 # --- looking --------------------------------------------------------------------------------------
 

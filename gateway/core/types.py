@@ -409,6 +409,7 @@ class RequestRecord(msgspec.Struct, gc=False):
     demand: Demand | None = None
     usage: Usage | None = None
     client_retry: int = 0  # x-stainless-retry-count
+    unknown_fields: int = 0  # of its body: neither vLLM nor a public API knows them
     bytes_out: int = 0
     settled: bool = False  # set by the ledger; a second settling is a bug
 

@@ -126,7 +126,7 @@ class Handler:
             route = self.catalog().resolve(call, caller)
             call = named(call, route)
             record.model, record.pool, record.adapter = route.requested, route.pool, route.adapter
-            record.stream = call.stream
+            record.stream, record.unknown_fields = call.stream, call.asked.unknown
             judge(call.asked, settings.policies.of(route.pool, caller.parameters))
             demand = bound(call, route=route, caller=caller)
             if demand is None:

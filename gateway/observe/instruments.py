@@ -213,6 +213,11 @@ TRANSITIONS: Final = _counter(
     "Phase changes of a backend, by the new phase and the reason.",
     "pool", "backend", "to", "reason",
 )  # fmt: skip
+UNKNOWN_FIELDS: Final = _counter(
+    "gateway_unknown_fields_total",
+    "Fields of request bodies that neither vLLM nor a public API knows; vLLM ignores them.",
+    "pool", "endpoint",
+)  # fmt: skip
 OPEN_CONNECTIONS: Final = _gauge(
     "gateway_open_connections", "Open connections; side is client or backend.", "side"
 )

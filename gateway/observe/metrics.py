@@ -145,6 +145,8 @@ class Metrics(Collector):
             self._histograms[table.QUEUE_WAIT.name].observe((pool,), record.queue_s)
         if record.client_retry:
             self._values[table.CLIENT_RETRIES.name][(pool,)] += 1
+        if record.unknown_fields:
+            self._values[table.UNKNOWN_FIELDS.name][pool, endpoint] += record.unknown_fields
 
     def _time(self, record: RequestRecord, names: Labels, endpoint: str, sent_at: float) -> None:
         ended_at = record.ended_at or sent_at
