@@ -12,7 +12,8 @@ from gateway.upstream.relay import PlainWatch, Watch
 from gateway.upstream.reply import Reply
 from gateway.wire.frames import json_usage, whole_answer, whole_event_answer
 from gateway.wire.replies import normalise_upstream_error, upstream_fault
-from gateway.wire.sse import StreamWatch
+from gateway.wire.sse import StreamWatch, VeiledStream
+from gateway.wire.veil import Veil, veiled
 
 GENERATES: Final = (Dialect.CHAT, Dialect.COMPLETIONS)
 ENGINE_FULL: Final = 503  # vLLM's own admission control: back-pressure, not sickness
@@ -28,8 +29,10 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     usage: Usage | None = None
 
 
-def answer(reply: Reply, call: Call, request_id: str) -> Answer:
+def answer(reply: Reply, call: Call, request_id: str, *, veil: bool = False) -> Answer:
     """Return what a client gets for a backend's whole reply: its own, or its error in our form.
+
+    `veil` hides how much of the prompt was cached.
 
     Raises:
         BackendBroke: it says 200 and yet is no answer (502).
@@ -52,7 +55,7 @@ def answer(reply: Reply, call: Call, request_id: str) -> Answer:
     headers = reply.passed_headers
     if not reply.content_type:
         headers.append((b"content-type", b"application/json"))
-    return Answer(200, headers, body, Outcome.OK, usage)
+    return Answer(200, headers, veiled(body) if veil else body, Outcome.OK, usage)
 
 
 def _plain_usage(reply: Reply, body: bytes) -> Usage | None:
@@ -74,13 +77,29 @@ def answered_late(reply: Reply, call: Call) -> GatewayError:
     return RequestError(fault.message, code=fault.code, param=fault.param)
 
 
-def watch_over(reply: Reply, call: Call, request_id: str) -> Watch:
-    """Return who looks on at a reply that is passed on as it comes."""
+def watch_over(reply: Reply, call: Call, request_id: str, *, veil: bool = False) -> Watch:
+    """Return who looks on at a reply that is passed on as it comes; `veil` as for `answer`."""
     if reply.content_type == b"text/event-stream":
-        return StreamWatch(
+        return (VeiledStream if veil else StreamWatch)(
             call.dialect, choices=call.choices, hide_usage=call.hides_usage, request_id=request_id
         )
-    return PlainWatch(generates=call.dialect in GENERATES)
+    return (_VeiledPlain if veil else PlainWatch)(generates=call.dialect in GENERATES)
+
+
+class _VeiledPlain(PlainWatch):
+    """A large reply whose client is not to see how much of its prompt was cached."""
+
+    def __init__(self, *, generates: bool = False) -> None:
+        super().__init__(generates=generates)
+        self._veil = Veil()
+
+    def feed(self, data: bytes) -> bytes:
+        """Pass on everything but the counts."""
+        return self._veil.feed(super().feed(data))
+
+    def close(self) -> bytes:
+        """The body is whole; return its last bytes."""
+        return super().close() + self._veil.end()
 
 
 def used(watch: Watch, reply: Reply, record: RequestRecord) -> Usage | None:

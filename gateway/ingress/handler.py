@@ -230,9 +230,9 @@ class Handler:
                     raise engine_full(reply, ask.call)
                 down.extra_headers = own_headers(record, self.clock.now())
                 if reply.body is None:
-                    await self._relay(settings, down, record, ask.call, reply, slot)
+                    await self._relay(settings, down, record, ask, reply, slot)
                 else:
-                    self._answer(down, record, ask.call, backend, reply)
+                    self._answer(down, record, ask, backend, reply)
                 if backend.traffic_failures and reply.status < 500:
                     self.table.observe(backend.id, TrafficOk(self.clock.now()))
                 return True
@@ -283,10 +283,10 @@ class Handler:
         )
 
     async def _relay(
-        self, settings: Settings, down: Downstream, record: RequestRecord, call: Call, reply: Reply, slot: Slot
+        self, settings: Settings, down: Downstream, record: RequestRecord, ask: Ask, reply: Reply, slot: Slot
     ) -> None:  # fmt: skip
         """Relay a streamed reply; its usage is the backend's, or counted when it was cut."""
-        watch = watch_over(reply, call, down.id)
+        watch = watch_over(reply, ask.call, down.id, veil=ask.route.tenants_apart)
 
         def first_token() -> None:
             now = self.clock.now()
@@ -309,12 +309,12 @@ class Handler:
         record.outcome = Outcome.OK if reply.status < 400 else Outcome.UPSTREAM_REJECTED
 
     def _answer(
-        self, down: Downstream, record: RequestRecord, call: Call, backend: Backend, reply: Reply
+        self, down: Downstream, record: RequestRecord, ask: Ask, backend: Backend, reply: Reply
     ) -> None:
         """Answer with a whole reply."""
         if down.started:  # it waited in public; what came is no stream
-            raise answered_late(reply, call)
-        said = answer(reply, call, down.id)
+            raise answered_late(reply, ask.call)
+        said = answer(reply, ask.call, down.id, veil=ask.route.tenants_apart)
         record.status, record.outcome, record.usage = said.status, said.outcome, said.usage
         if said.outcome is Outcome.BACKEND_ERROR:
             self.table.observe(backend.id, TrafficFailed(self.clock.now(), "http_5xx"))

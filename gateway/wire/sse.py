@@ -34,6 +34,7 @@ from gateway.wire.frames import (
     json_usage,
 )
 from gateway.wire.replies import Fault, upstream_fault
+from gateway.wire.veil import Veil
 
 __all__ = ["DONE", "HEARTBEAT", "StreamWatch", "error_frame", "json_aborted", "json_usage"]
 
@@ -372,6 +373,30 @@ class StreamWatch:
         last = _SEQUENCE.findall(self._recent)
         sequence = (int(last[-1]) if last else self._sequence) + 1
         return error_frame(fault, self._dialect, self._request_id, sequence)
+
+
+class VeiledStream(StreamWatch):
+    """A stream whose client is not to see how much of its prompt was cached."""
+
+    __slots__ = ("_veil",)
+
+    def __init__(
+        self, dialect: Dialect, *, choices: int, hide_usage: bool, request_id: str
+    ) -> None:
+        super().__init__(dialect, choices=choices, hide_usage=hide_usage, request_id=request_id)
+        self._veil = Veil()
+
+    def feed(self, data: bytes) -> bytes:
+        """Take bytes as they came; return what may be sent on now."""
+        return self._veil.feed(super().feed(data))
+
+    def close(self) -> bytes:
+        """Take note that the backend ended its stream in order; return the rest and the ending."""
+        return self._veil.feed(super().close()) + self._veil.end()
+
+    def broken(self, fault: Fault) -> bytes:
+        """Take note that the stream broke off; return the ending that tells why."""
+        return self._veil.end() + super().broken(fault)
 
 
 _INDEX: Final = re.compile(rb'"index":\s*(\d{1,9})')

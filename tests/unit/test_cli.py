@@ -16,6 +16,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from gateway import __version__, cli
+from gateway.access import keys
 from gateway.access.keys import KeyRing
 from gateway.config.load import load_config
 from gateway.config.schema import json_schema
@@ -776,3 +777,45 @@ def test_a_listener_that_is_not_http_is_named(run):
         thread.join()
     assert code == 1
     assert "does not speak HTTP" in err
+
+
+# --- the parameter policy ---------------------------------------------------------------------------
+
+
+def test_the_policy_is_printed_with_the_setting_that_decides_each_row(run, tmp_path):
+    file = tmp_path / "gw.yaml"
+    file.write_text(
+        "parameters: {max: {n: 4}, deny: [mine]}\nkeys: {file: keys.yaml}\n"
+        "pools: {m: {backends: [http://h:1], parameters: {allow: [priority], media: data}}}\n"
+    )
+    key = keys.create(tmp_path / "keys.yaml", name="a", wall_now=1.0).id
+
+    def rows(*words):
+        code, out, _ = run("config", "policy", "-c", file, *words, "-o", "json")
+        assert code == 0
+        return {row["parameter"]: row for row in json.loads(out)}
+
+    everywhere, pool = rows(), rows("--pool", "m", "--key", key)
+    assert everywhere["n"]["here"] == pool["n"]["here"] == "at most 4"
+    assert everywhere["n"]["decided_by"] == "parameters.max.n"
+    assert (everywhere["priority"]["here"], pool["priority"]["here"]) == ("refused", "passes")
+    assert pool["priority"]["decided_by"] == "pools.m.parameters.allow"
+    assert pool["media"]["here"] == "data"
+    assert everywhere["mine"]["decided_by"] == "parameters.deny"
+    assert "CVE-2025-61620" in everywhere["chat_template"]["advisories"]
+    assert run("config", "policy", "-c", file, "--pool", "x")[0] == 4
+    assert run("config", "policy", "-c", file, "--key", "x")[0] == 4
+    code, out, _ = run("config", "policy", "-c", tmp_path / "none.yaml")
+    assert code == 0
+    assert "at most 128" in out
+
+
+def test_a_parameter_that_no_row_is_called_by_is_an_error(run, tmp_path):
+    file = tmp_path / "gw.yaml"
+    file.write_text(
+        "pools: {m: {backends: [http://h:1], parameters: {allow: [priorty], max: {top_p: 1}}}}\n"
+    )
+    code, out, _ = run("check", file)
+    assert code == 3
+    assert "did you mean priority?" in out
+    assert "top_p is no parameter" in out

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.access.keyfile import pepper_path, read_pepper
 from gateway.access.keys import KeyRing, OpenRing, checksum, create, list_keys, revoke, rotate
+from gateway.access.salt import salt_for
 from gateway.core.errors import AccessError, ConfigError, MissingKey
 
 NOW = 1_800_000_000.0
@@ -468,3 +469,30 @@ def test_a_reader_never_sees_half_a_file(path, monkeypatch):
     monkeypatch.setattr(os, "replace", looking)
     create(path, name="second")
     assert seen == [["first"], ["first", "second"]]
+
+
+def test_a_key_says_what_its_requests_may_ask_for_and_keeps_it_when_rotated(path):
+    made = create(path, name="a", wall_now=NOW)
+    text = path.read_text().replace(
+        "name: a\n", "name: a\n    parameters: {allow: [priority], max: {n: 4}, media: data}\n"
+    )
+    path.write_text(text)
+    rotated = rotate(path, made.id, wall_now=NOW)
+    for key in (made.key, rotated.key):
+        caller = KeyRing.load(path).authenticate(bearer(key), None, None, NOW - 1)
+        assert caller.parameters.allow == {"priority"}
+        assert caller.parameters.max == (("n", 4),)
+        assert caller.parameters.media.value == "data"
+    path.write_text(text.replace("priority", "priorty"))
+    with pytest.raises(ConfigError, match="did you mean priority"):
+        KeyRing.load(path)
+
+
+def test_salts_of_a_tenant_are_the_same_in_every_ring_of_a_pepper(path):
+    create(path, name="a", wall_now=NOW)
+    secret = KeyRing.load(path).salting
+    assert KeyRing.load(path).salting == secret != read_pepper(path)
+    assert salt_for(secret, "a") == salt_for(secret, "a")
+    salts = {salt_for(secret, "a"), salt_for(secret, "b"), salt_for(secret, "a", ""), salt_for(secret, "", "a")}  # fmt: skip
+    assert len(salts) == 4
+    assert {len(salt) for salt in salts} == {43}
