@@ -189,6 +189,7 @@ def build(
     table.apply(config.pools, config.health)
     handler.gate.configure(config.pools, handler.settings.keys.priorities)
     metrics.configured(digest(loaded.config))
+    ingress.allow(config.cors)
     watchers = Watchers(table, config.health, clock)
     supervisor = supervise(table, clock, MemoryStore(clock), config)
     supervisor.events.on_event.append(ledger.event)
@@ -227,7 +228,9 @@ async def run(process: Process, sockets: tuple[socket.socket, socket.socket] | N
     public_socket, admin_socket = sockets or bind_both(config)
     process.public_port, process.admin_port = port_of(public_socket), port_of(admin_socket)
     public = server_for(
-        public_app(process.handler, process.table, process.clock, process.readiness),
+        public_app(
+            process.handler, process.table, process.clock, process.readiness, process.ingress
+        ),
         process.ingress,
     )
     admin = server_for(
@@ -422,6 +425,7 @@ def _swap(process: Process, loaded: Loaded, settings: Settings) -> None:
     process.loaded = loaded
     process.handler.settings.counters.close()
     process.handler.settings = settings
+    process.ingress.allow(loaded.config.cors)
     process.table.apply(loaded.config.pools, loaded.config.health)
     process.handler.gate.configure(loaded.config.pools, settings.keys.priorities)
     process.watchers.health = loaded.config.health

@@ -5,9 +5,11 @@ Sizes are bytes and `64MiB` in the file, durations are float seconds and `30s`.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Final
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from gateway.config.units import Duration, OrWord, Section, Size, setting
 
@@ -77,3 +79,36 @@ class TimeoutsConfig(Section):
     keep_alive: Duration = setting("75s", "Idle client connections; longer than the proxy's 60s.")
     upstream_keep_alive: Duration = setting("3s", "Idle backend connections; vLLM closes at 5s.")
     tokenize: Duration = setting("2s", "For a backend to count a prompt.")
+
+
+# --- calls from web pages ---------------------------------------------------------------------------
+
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@,;*\"]+")
+_DEFAULT_PORT: Final = re.compile(r"http://.*:80|https://.*:443")
+
+
+def _check_origin(value: str) -> str:
+    if value == "*":
+        return value
+    if value != value.lower() or _ORIGIN.fullmatch(value) is None:
+        raise PydanticCustomError(
+            "bad_origin",
+            "must be an origin in lower case such as https://app.example, without a path, or *",
+        )
+    if _DEFAULT_PORT.fullmatch(value):
+        raise PydanticCustomError("bad_origin", "leave out the default port: browsers do")
+    return value
+
+
+Origin = Annotated[str, AfterValidator(_check_origin)]
+
+
+class CorsConfig(Section):
+    """Which web pages may call the gateway from a browser."""
+
+    origins: tuple[Origin, ...] = setting(
+        (),
+        "Origins whose pages may read replies, such as https://app.example, or * for any page."
+        " Pages still need an API key. Empty: none.",
+    )
+    max_age: Duration = setting("10m", "How long a browser may remember that it may call.")

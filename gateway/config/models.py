@@ -25,7 +25,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from gateway.config.limits import LimitsConfig, TimeoutsConfig
+from gateway.config.limits import CorsConfig, LimitsConfig, TimeoutsConfig
 from gateway.config.parameters import ParametersConfig, PrefixCache
 from gateway.config.supervision import LaunchConfig, Remedy, RestartConfig, SupervisionConfig
 from gateway.config.units import (
@@ -54,9 +54,6 @@ BackendName = Annotated[str, StringConstraints(pattern=BACKEND_NAME)]
 Secret = Annotated[SecretStr | None, EmptyIsNone]
 
 _SOCKET: Final = TypeAdapter[Any](SocketPath)
-
-# Settings are accepted before the part that uses them exists, so that files need not change later.
-_LATER: Final = "Accepted and checked, but not used by this version yet."
 
 
 class OverflowPolicy(Enum):
@@ -299,7 +296,9 @@ class Config(Section):
     listen: Address = setting("127.0.0.1:8080", "Public address, or unix:/path.")
     admin: AdminConfig = setting({}, "The admin listener.")
     redis: Secret = setting(
-        None, f"URL of a Redis shared by replicas. Empty: one replica, state in memory. {_LATER}"
+        None,
+        "URL of a Redis shared by replicas. Empty: one replica, state in memory. Accepted and checked,"
+        " but not used by this version yet.",
     )
     keys: Annotated[KeysConfig | None, OrWord("none", None)] = setting(
         {}, "The API keys; `none` turns authentication off."
@@ -312,6 +311,7 @@ class Config(Section):
     )
     limits: LimitsConfig = setting({}, "Limits on what a client may send or leave unread.")
     timeouts: TimeoutsConfig = setting({}, "Deadlines of each step of a request.")
+    cors: CorsConfig = setting({}, "Which web pages may call from a browser. Default: none.")
     health: HealthConfig = setting({}, "How backends are monitored.")
     log: LogConfig = setting({}, "What is logged.")
     state: FilePath = setting(

@@ -6,6 +6,7 @@
     |   |-- ModelNotFound                 404     invalid_request_error    model_not_found
     |   |-- UnknownUrl                    404     invalid_request_error    unknown_url
     |   |-- EndpointNotServed             404     invalid_request_error    endpoint_not_supported
+    |   |-- OriginNotAllowed              403     invalid_request_error    origin_not_allowed
     |   |-- MethodNotAllowed              405     invalid_request_error    method_not_allowed
     |   |-- BodyTimeout                   408     invalid_request_error    request_timeout
     |   |-- BodyTooLarge                  413     invalid_request_error    request_too_large
@@ -114,6 +115,13 @@ class EndpointNotServed(RequestError):
 
     status = 404
     default_code = "endpoint_not_supported"
+
+
+class OriginNotAllowed(RequestError):
+    """A web page of this origin may not call the gateway: 403."""
+
+    status = 403
+    default_code = "origin_not_allowed"
 
 
 class MethodNotAllowed(RequestError):

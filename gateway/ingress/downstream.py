@@ -56,8 +56,8 @@ class Downstream:
     __slots__ = (
         "_announced_bytes", "_dropped", "_encoded", "_event_stream", "_expects_continue",
         "_http11", "_protocol", "_transport", "body", "bytes_out", "content_type", "credentials",
-        "extra_headers", "gone", "hold", "id", "keep_alive", "patience_s", "received_at", "record", "relay",
-        "response_complete", "retry_count", "spec", "started", "started_at", "takes_chunks", "task",
+        "cors_lines", "extra_headers", "gone", "hold", "id", "keep_alive", "patience_s", "received_at",
+        "record", "relay", "response_complete", "retry_count", "spec", "started", "started_at", "takes_chunks", "task",
         "trace", "upload", "writing_paused",
     )  # fmt: skip
 
@@ -83,6 +83,7 @@ class Downstream:
         self.upload: Upload | None = None
         self.takes_chunks = False
         self.extra_headers = b""  # header lines of our own, for whatever reply is written
+        self.cors_lines = b""  # and those for browsers
         self.bytes_out = 0
         self.keep_alive = True
         self.response_complete = False  # read by uvicorn
@@ -333,13 +334,14 @@ class Downstream:
         if self.spec.dialect is Dialect.MESSAGES:  # Anthropic's SDKs read this one
             lines += b"request-id: %b\r\n" % request_id
         self._transport.write(
-            b"%b%b%bx-request-id: %b\r\n%b%b\r\n%b"
+            b"%b%b%bx-request-id: %b\r\n%b%b%b\r\n%b"
             % (
                 STATUS_LINE[status],
                 self._protocol.date_header(),
                 lines,
                 request_id,
                 self.extra_headers,
+                self.cors_lines,
                 close,
                 body,
             )

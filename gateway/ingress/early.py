@@ -97,7 +97,7 @@ class Early:
         self.keep(error, request_id, line, None)
 
 
-def last_reply(error: GatewayError, request_id: str, date_line: bytes) -> bytes:
+def last_reply(error: GatewayError, request_id: str, first_lines: bytes) -> bytes:
     """Return the whole reply to what has no valid head; the connection closes after it."""
     body = error_body(error, request_id)
     headers = [
@@ -107,7 +107,7 @@ def last_reply(error: GatewayError, request_id: str, date_line: bytes) -> bytes:
         (b"connection", b"close"),
     ]
     lines = b"".join([b"%b: %b\r\n" % header for header in headers])
-    return b"%b%b%b\r\n%b" % (STATUS_LINE[error.status], date_line, lines, body)
+    return b"%b%b%b\r\n%b" % (STATUS_LINE[error.status], first_lines, lines, body)
 
 
 def too_many_connections(why: Shed, connections: Connections) -> TooManyConnections:

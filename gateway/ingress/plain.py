@@ -43,7 +43,7 @@ class PlainRequest:
 
     __slots__ = (
         "_body", "_expects_continue", "_head", "_more",
-        "_parts", "_protocol", "_scope", "_transport", "body_complete", "gone", "id", "keep_alive",
+        "_parts", "_protocol", "_scope", "_transport", "body_complete", "cors_lines", "gone", "id", "keep_alive",
         "response_complete", "takes", "task", "writing_paused",
     )  # fmt: skip
 
@@ -66,6 +66,7 @@ class PlainRequest:
         self._expects_continue = (b"expect", b"100-continue") in protocol.headers
         self._head: Message = {}
         self._parts: list[bytes] = []
+        self.cors_lines = b""  # for browsers
         self.keep_alive = keep_alive
         self.body_complete = False
         self.response_complete = False
@@ -155,7 +156,7 @@ class PlainRequest:
             return
         headers = self._head["headers"]
         lines = b"".join([b"%b: %b\r\n" % (name, value) for name, value in headers])
-        lines += b"x-request-id: %b\r\n" % self.id.encode()
+        lines += b"x-request-id: %b\r\n%b" % (self.id.encode(), self.cors_lines)
         if not (self.keep_alive and self.body_complete):
             lines += b"connection: close\r\n"
         body = b"" if self._scope["method"] == "HEAD" else b"".join(self._parts)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Final
 
 from starlette.applications import Starlette
@@ -20,19 +19,16 @@ from starlette.routing import Route
 from gateway.access.context import window_of
 from gateway.core.aio import Clock
 from gateway.core.errors import (
-    AccessError,
     GatewayError,
-    MethodNotAllowed,
     ModelNotFound,
-    UnknownUrl,
 )
 from gateway.core.types import Caller
 from gateway.ingress.handler import Handler
-from gateway.ingress.hints import hint
+from gateway.ingress.server import Ingress
+from gateway.ingress.unserved import Unserved
 from gateway.pools.table import PoolTable
 from gateway.routing.catalog import Entry, status
-from gateway.wire.calls import ENDPOINTS
-from gateway.wire.replies import error_body, error_headers, model_entry, model_list
+from gateway.wire.replies import model_entry, model_list
 
 _SHOWN_CHARS: Final = 128  # of a path in an error
 
@@ -56,6 +52,7 @@ def public_app(
     table: PoolTable,
     clock: Clock,
     ready: Callable[[], Readiness],
+    ingress: Ingress,
 ) -> Starlette:
     """Make the Starlette app of the public listener; inference POSTs never reach it."""
 
@@ -108,35 +105,7 @@ def public_app(
         )
         return PlainTextResponse(body, status_code=200 if state.ready else 503)
 
-    async def unknown(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        method, path = request.method, request.scope["raw_path"].decode("latin-1")
-        takes_post = path.encode("latin-1") in ENDPOINTS
-        if takes_post or error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            allowed = "POST" if takes_post else "GET"
-            return await refuse(
-                request, MethodNotAllowed(f"{method} is not allowed here; use {allowed}.")
-            )
-        return await refuse(
-            request,
-            UnknownUrl(f"Unknown request URL: {method} {path[:_SHOWN_CHARS]}. {hint(path)}"),
-        )
-
-    async def refuse(request: Request, error: Exception) -> Response:
-        assert isinstance(error, GatewayError)
-        if isinstance(error, AccessError):
-            error = handler.failed_keys.judge(
-                error, request.client.host if request.client else None
-            )
-        headers = {name.decode(): value.decode() for name, value in error_headers(error)}
-        if isinstance(error, MethodNotAllowed):
-            headers["allow"] = "POST" if request.scope["raw_path"] in ENDPOINTS else "GET"
-        request_id = request.state.request_id
-        line = (request.method, request.scope["raw_path"].decode("latin-1"))
-        handler.early.settle(error, request_id, line)
-        body = error_body(error, request_id)
-        return Response(body, status_code=error.status, headers=headers)
-
+    unserved = Unserved(handler, ingress)
     app = Starlette(
         routes=[
             Route("/v1/models", models, methods=["GET"]),
@@ -144,7 +113,7 @@ def public_app(
             Route("/livez", livez, methods=["GET"]),
             Route("/readyz", readyz, methods=["GET"]),
         ],
-        exception_handlers={GatewayError: refuse, HTTPException: unknown},
+        exception_handlers={GatewayError: unserved.refuse, HTTPException: unserved.unknown},
     )
     app.router.redirect_slashes = False
     return app

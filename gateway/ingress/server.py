@@ -25,8 +25,10 @@ from typing import Any, Final
 
 import httptools
 
+from gateway.config.limits import CorsConfig
 from gateway.core.errors import GatewayError, HeadTimeout
 from gateway.ingress.connections import Connections, Line, Waits, has_left
+from gateway.ingress.cors import Cors
 from gateway.ingress.downstream import Downstream
 from gateway.ingress.early import last_reply, too_many_connections
 from gateway.ingress.plain import NO_BODY, PlainRequest, Takes
@@ -47,6 +49,7 @@ class Ingress:
     refused: Callable[[GatewayError, str, tuple[str, str]], None]  # before there was a request
     endpoints: Mapping[bytes, EndpointSpec] = field(default_factory=lambda: ENDPOINTS)
     takes: Takes = NO_BODY  # of a body, on other routes
+    cors: Cors | None = None  # None: web pages of other origins may not call
     live: set[Downstream] = field(default_factory=set)
     held: set[GatewayProtocol] = field(default_factory=set)  # are not read from: see `hold`
     _ids: Iterator[int] = field(default_factory=itertools.count)
@@ -55,6 +58,10 @@ class Ingress:
     def new_id(self) -> str:
         """Return a request id: unguessable per process, then counted."""
         return f"req_{self._process}{next(self._ids):08x}"
+
+    def allow(self, config: CorsConfig) -> None:
+        """Let web pages of these origins read replies from now on."""
+        self.cors = Cors.of(config)
 
     def tick(self, now: float) -> None:
         """Enforce the deadlines of connections; called about twice a second."""
@@ -159,6 +166,8 @@ class GatewayProtocol(RequestReader):
         else:
             request = Downstream(self, spec, new_id=self._ingress.new_id(), now=time.monotonic())
             request.read_head(self.headers, http11=http11, keep_alive=keep_alive)
+        if self._ingress.cors is not None:
+            request.cors_lines = self._ingress.cors.lines(self.headers)
         self.cycle = request
         if waits:
             self.pipeline.appendleft(request)
@@ -240,7 +249,9 @@ class GatewayProtocol(RequestReader):
 
     def _say(self, error: GatewayError) -> None:
         request_id = self._ingress.new_id()
-        self.transport.write(last_reply(error, request_id, self.date_header()))
+        cors = self._ingress.cors
+        lines = self.date_header() + (b"" if cors is None else cors.lines(self.headers or ()))
+        self.transport.write(last_reply(error, request_id, lines))
         self._ingress.refused(error, request_id, self.request_line())
 
     def hold(self) -> None:

@@ -1,0 +1,85 @@
+"""What the public routes do not serve: unknown URLs, other methods, wrong keys; and preflights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.core.errors import (
+    AccessError,
+    GatewayError,
+    MethodNotAllowed,
+    OriginNotAllowed,
+    UnknownUrl,
+)
+from gateway.ingress.cors import is_preflight
+from gateway.ingress.handler import Handler
+from gateway.ingress.hints import hint
+from gateway.ingress.server import Ingress
+from gateway.wire.calls import ENDPOINTS
+from gateway.wire.replies import error_body, error_headers
+
+_SHOWN_CHARS: Final = 128  # of a path or an origin in an error
+
+
+@dataclass(frozen=True, slots=True)
+class Unserved:
+    """The exception handlers of the public app."""
+
+    handler: Handler
+    ingress: Ingress
+
+    async def unknown(self, request: Request, error: Exception) -> Response:
+        """Answer what no route takes: a preflight, another method (405), an unknown URL (404)."""
+        assert isinstance(error, HTTPException)
+        if is_preflight(request.method, request.headers.raw):
+            return await self._preflight(request)
+        method, path = request.method, _path(request)
+        if _takes_post(request):
+            refusal: GatewayError = MethodNotAllowed(f"{method} is not allowed here; use POST.")
+        elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            refusal = MethodNotAllowed(f"{method} is not allowed here; use GET.")
+        else:
+            shown = path[:_SHOWN_CHARS]
+            refusal = UnknownUrl(f"Unknown request URL: {method} {shown}. {hint(path)}")
+        return await self.refuse(request, refusal)
+
+    async def _preflight(self, request: Request) -> Response:
+        cors = self.ingress.cors
+        if cors is None:
+            off = "Calls from web pages of other origins are off; the setting `cors.origins` allows them."
+            return await self.refuse(request, MethodNotAllowed(off))
+        headers = cors.preflight(request.headers.raw)
+        if headers is None:
+            origin = request.headers["origin"][:_SHOWN_CHARS]
+            foreign = OriginNotAllowed(f"The origin {origin} is not in the setting `cors.origins`.")
+            return await self.refuse(request, foreign)
+        return Response(status_code=HTTPStatus.NO_CONTENT, headers=headers)
+
+    async def refuse(self, request: Request, error: Exception) -> Response:
+        """Answer one of our errors; it is counted, logged and kept to be explained."""
+        assert isinstance(error, GatewayError)
+        if isinstance(error, AccessError):
+            host = request.client.host if request.client else None
+            error = self.handler.failed_keys.judge(error, host)
+        headers = {name.decode(): value.decode() for name, value in error_headers(error)}
+        if isinstance(error, MethodNotAllowed):
+            headers["allow"] = "POST" if _takes_post(request) else "GET"
+        request_id = request.state.request_id
+        self.handler.early.settle(error, request_id, (request.method, _path(request)))
+        body = error_body(error, request_id)
+        return Response(body, status_code=error.status, headers=headers)
+
+
+def _path(request: Request) -> str:
+    raw: bytes = request.scope["raw_path"]
+    return raw.decode("latin-1")
+
+
+def _takes_post(request: Request) -> bool:
+    return request.scope["raw_path"] in ENDPOINTS
