@@ -71,7 +71,18 @@ class Waited:
 
 _LOOPBACK: Final = ("127.0.0.1", client_network("::1"))
 
-Line = OrderedDict[Waiting, float]  # until when; the oldest first
+
+class Line(OrderedDict[Waiting, float]):
+    """Connections that wait for the same, the oldest first, and until when each does."""
+
+    def __init__(self, waits: Waits, seconds: float) -> None:
+        super().__init__()
+        self.waits = waits
+        self.seconds = seconds
+
+    def join(self, connection: Waiting, now: float) -> None:
+        """Put a connection at the end; it may stand in no other line."""
+        self[connection] = now + self.seconds
 
 
 class Connections:
@@ -79,20 +90,16 @@ class Connections:
 
     def __init__(self, times: Waited, most: int, most_per_address: int | None = None) -> None:
         """Without `most_per_address` one address has half of all, and loopback is not bounded."""
-        self.times = times
         self.most = most
         self.most_per_address = most_per_address or max(1, self.most // 2)
         self._spares_loopback = most_per_address is None
         self.shed: Counter[Shed] = Counter()
         self._all: dict[Waiting, str | None] = {}
         self._by_address: Counter[str] = Counter()
-        self._seconds = {
-            Waits.HEAD: times.head_s,
-            Waits.IDLE: times.idle_s,
-            Waits.LINGER: times.linger_s,
-            Waits.CLOSING: times.closing_s,
-        }
-        self._lines: dict[Waits, Line] = {waits: OrderedDict() for waits in Waits}
+        self.heads = Line(Waits.HEAD, times.head_s)
+        self.idle = Line(Waits.IDLE, times.idle_s)
+        self.lingering = Line(Waits.LINGER, times.linger_s)
+        self.closing = Line(Waits.CLOSING, times.closing_s)
 
     def __len__(self) -> int:
         return len(self._all)
@@ -129,31 +136,21 @@ class Connections:
         """How many were shed since the start, by reason."""
         return {why.value: self.shed[why] for why in Shed}
 
-    def line(self, waits: Waits) -> Line:
-        """Return a line; `wait` and its owner keep it in order."""
-        return self._lines[waits]
-
-    def wait(self, connection: Waiting, waits: Waits, now: float) -> Line:
-        """Put a connection at the end of a line; it may stand in no other."""
-        line = self._lines[waits]
-        line[connection] = now + self._seconds[waits]
-        return line
-
     def tick(self, now: float) -> None:
         """Expire what waited for too long; called about twice a second."""
-        for waits, line in self._lines.items():
+        for line in (self.heads, self.idle, self.lingering, self.closing):
             while line:
                 connection, until = next(iter(line.items()))
                 if now < until:
                     break
                 del line[connection]
-                connection.expire(waits)
+                connection.expire(line.waits)
 
     def _make_room(self, now: float) -> bool:
         """Close one connection: answered already, a slow head, long idle, or any head, in this order."""
-        heads, idle = self._lines[Waits.HEAD], self._lines[Waits.IDLE]
-        slow = heads and now - (next(iter(heads.values())) - self._seconds[Waits.HEAD]) >= _SLOW_S
-        if line := self._lines[Waits.LINGER]:
+        heads, idle = self.heads, self.idle
+        slow = heads and now - (next(iter(heads.values())) - heads.seconds) >= _SLOW_S
+        if line := self.lingering:
             why = Shed.LINGERING
         elif line := (heads if slow or not idle else idle):
             why = Shed.IDLE if line is idle else Shed.SLOW_HEAD

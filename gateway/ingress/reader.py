@@ -63,8 +63,8 @@ class RequestReader(HttpToolsProtocol):
         self._refusal: GatewayError | None = None  # why the parser was stopped, if by us
 
     @abstractmethod
-    def on_begin(self) -> None:
-        """A request begins."""
+    def on_ahead(self) -> None:
+        """A request begins while the one before it is not answered."""
 
     @abstractmethod
     def on_head(self) -> None:
@@ -99,7 +99,8 @@ class RequestReader(HttpToolsProtocol):
         self._head_bytes = self._read_bytes
         self._in_chunks = False
         self._trailers = self._trailer_bytes = 0
-        self.on_begin()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.on_ahead()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take one header. What a head may hold is checked at its end, and after each read of it."""

@@ -80,7 +80,7 @@ class GatewayProtocol(RequestReader):
         super().__init__(ingress.limits, **kwargs)
         self._ingress = ingress
         self._line: Line | None = None  # where this connection waits for its client
-        self._idle_line = ingress.connections.line(Waits.IDLE)
+        self._idle = ingress.connections.idle
         self._deaf = False  # what still comes is dropped
         self._ready: Downstream | PlainRequest | None = None  # starts at the end of this read
         self._answering: Downstream | PlainRequest | None = None
@@ -95,7 +95,7 @@ class GatewayProtocol(RequestReader):
         host = self.client[0] if self.client else None
         refused = connections.enter(self, host, self.loop.time())
         if refused is None:
-            self._wait(Waits.HEAD)
+            self._wait(connections.heads)
         else:
             self._deaf = True
             self._say(too_many_connections(refused, connections))
@@ -112,8 +112,8 @@ class GatewayProtocol(RequestReader):
         if ready is not None:
             if not self.transport.is_closing():
                 self._start(ready)
-        elif self._line is self._idle_line and not self._deaf:
-            self._wait(Waits.HEAD)
+        elif self._line is self._idle and not self._deaf:
+            self._wait(self._ingress.connections.heads)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the requests on this connection, then let uvicorn clean up."""
@@ -141,10 +141,9 @@ class GatewayProtocol(RequestReader):
 
     # --- called by the parser -----------------------------------------------------------------------
 
-    def on_begin(self) -> None:
+    def on_ahead(self) -> None:
         """While another request is being answered, read no further than this read."""
-        if self._answering is not None or self._ready is not None:
-            self.hold()
+        self.hold()
 
     def on_head(self) -> None:
         """Make a whole head a request: of the inference routes, or for Starlette.
@@ -184,8 +183,9 @@ class GatewayProtocol(RequestReader):
         elif self.pipeline:
             self.loop.call_soon(self._next)
         else:
-            self.read_on()
-            self._wait(Waits.HEAD if self.in_head else Waits.IDLE)
+            if self.flow.read_paused:
+                self.read_on()
+            self._wait(self._ingress.connections.heads if self.in_head else self._idle)
 
     def date_header(self) -> bytes:
         """Return the date line, which uvicorn renews every second."""
@@ -199,7 +199,7 @@ class GatewayProtocol(RequestReader):
         if waits is Waits.CLOSING:
             self.transport.abort()
         elif waits is Waits.HEAD and self.loose_bytes:
-            seconds = self._ingress.connections.times.head_s
+            seconds = self._ingress.connections.heads.seconds
             self._refuse(HeadTimeout(f"The request head did not arrive within {seconds:g} s."))
         else:
             self._close()
@@ -269,19 +269,21 @@ class GatewayProtocol(RequestReader):
         """Close once the client has had time to read the reply (RFC 9112 section 9.6)."""
         self._deaf = True
         if not self.transport.is_closing():
-            self._wait(Waits.LINGER)
+            self._wait(self._ingress.connections.lingering)
             self.transport.write_eof()
 
     def _close(self) -> None:
         """Close once what is written is read; a client that never reads is given up."""
         self._deaf = True
         if not self.transport.is_closing():
-            self._wait(Waits.CLOSING)
+            self._wait(self._ingress.connections.closing)
             self.transport.close()
 
-    def _wait(self, waits: Waits) -> None:
-        self._stop_waiting()
-        self._line = self._ingress.connections.wait(self, waits, self.loop.time())
+    def _wait(self, line: Line) -> None:
+        if self._line is not None:
+            del self._line[self]
+        self._line = line
+        line.join(self, self.loop.time())
 
     def _stop_waiting(self) -> None:
         line, self._line = self._line, None

@@ -21,7 +21,10 @@ class One:
     def wait(self, waits, now=0.0):
         if self.line is not None:
             del self.line[self]
-        self.line = self.book.wait(self, waits, now)
+        book = self.book
+        lines = (book.heads, book.idle, book.lingering, book.closing)
+        self.line = next(line for line in lines if line.waits is waits)
+        self.line.join(self, now)
         return self
 
     def expire(self, waits):
