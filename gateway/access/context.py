@@ -191,7 +191,7 @@ def _output_tokens(call: Call, caller: Caller) -> int | None:
         return cap
     field = call.max_new_field or "max_tokens"
     raise RequestError(
-        f"`{field}` is {call.max_new_tokens}; this key may ask for at most {cap} tokens.",
+        f"`{field}` is {call.max_new_tokens}; this API key allows at most {cap} tokens.",
         param=field,
         code="integer_above_max_value",
     )
@@ -206,11 +206,11 @@ def _too_long(call: Call, demand: Demand, route: Route, caller: Caller) -> NoRet
         output = None  # the prompt alone is too long: less output would not help
     message = _wording(call, demand, output, window)
     if not demand.exact:
-        message += " The prompt could not be counted exactly; it is judged by its size."
+        message += " The prompt could not be counted exactly, so its size in bytes counts."
     if output is not None:
-        message += f" At most {window - prompt} tokens of completion fit beside this prompt."
+        message += f" With this prompt, the completion can have at most {window - prompt} tokens."
     if window != route.window_tokens:
-        message += f" The limit of {window} tokens is that of your API key."
+        message += f" The limit of {window} tokens is set for your API key."
     raise ContextLengthExceeded(message, param=_PROMPT_FIELD[call.endpoint])
 
 

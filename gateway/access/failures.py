@@ -47,8 +47,8 @@ class FailedKeys:
         if not wait_s:
             return error
         return TooManyFailedKeys(
-            f"More than {self._most} requests a minute without a valid API key came from your"
-            " address, so they get no other answer now. Requests with a valid key are still served.",
+            f"Your address sent more than {self._most} requests without a valid API key within a"
+            " minute. Requests with a valid key are still served.",
             retry_after_s=wait_s,
         )
 

@@ -65,7 +65,7 @@ def read_pepper(path: Path) -> bytes:
         ) from error
     if mode & _OTHERS:
         raise ConfigError(
-            [f"{pepper}: error: everybody on this machine can read it; run: chmod 600 {pepper}"]
+            [f"{pepper}: error: every user of this machine can read it; run: chmod 600 {pepper}"]
         )
     with suppress(binascii.Error):
         value = base64.b64decode(text.strip(), validate=True)
@@ -128,7 +128,7 @@ def _load(path: Path) -> Any:
         return _yaml().load(path.read_bytes())
     except FileNotFoundError as error:
         raise ConfigError(
-            [f"{path}: error: there is no such file; `vllm-gateway keys create NAME` makes it"]
+            [f"{path}: error: file not found; `vllm-gateway keys create NAME` creates it"]
         ) from error
     except OSError as error:
         raise ConfigError([f"{path}: error: {error.strerror}"]) from error

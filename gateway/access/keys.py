@@ -203,15 +203,15 @@ def _refuse(key: bytes) -> NoReturn:
     if shape is None:
         raise AccessError(
             "Incorrect API key provided: it does not look like a key of this gateway "
-            "(gw_<id>_<secret>_<check>). Was it cut when it was copied?"
+            "(gw_<id>_<secret>_<check>). Was it truncated when it was copied?"
         )
     masked = f"gw_{shape[1].decode()}_***{shape[2][-2:].decode()}"
     if checksum(key[: _CHECK_AT - 1]) != shape[2].decode():
         raise AccessError(
-            f"Incorrect API key provided: {masked}. Its check characters do not fit the rest: it "
-            "was mistyped, or changed when it was copied."
+            f"Incorrect API key provided: {masked}. Its check characters do not match: the "
+            "key was mistyped, or altered when it was copied."
         )
-    raise AccessError(f"Incorrect API key provided: {masked}. No key of this gateway is like it.")
+    raise AccessError(f"Incorrect API key provided: {masked}. This gateway has no such key.")
 
 
 def _ended(info: KeyInfo) -> NoReturn:

@@ -140,7 +140,7 @@ def parse_records(path: Path, document: object) -> list[KeyRecord]:
         if record is None:
             continue
         if record.info.id in records:
-            where.report(node, "id", f"the id {record.info.id} is there twice")
+            where.report(node, "id", f"the id {record.info.id} appears twice")
         records[record.info.id] = record
     if findings:
         raise ConfigError(findings)
@@ -254,7 +254,7 @@ read_name = _matching(
 )
 
 _FIELDS: Final[Mapping[str, tuple[str, Callable[[object], object]]]] = {
-    "id": ("id", _matching(_ID, "8 small letters or digits")),
+    "id": ("id", _matching(_ID, "8 lower-case letters or digits")),
     "name": ("name", read_name),
     "tenant": ("tenant", read_name),
     "digest": ("digest", lambda value: bytes.fromhex(_matching(_DIGEST, "64 hex digits")(value))),

@@ -73,7 +73,7 @@ def answered_late(reply: Reply, call: Call) -> GatewayError:
     """Return the error that ends a stream whose backend answered with no stream after all."""
     fault = upstream_fault(reply.status, reply.body or b"", call.dialect)
     if reply.status == 200 or fault.status >= 500:
-        return BackendBroke("the backend answered with no stream")
+        return BackendBroke("the backend did not return a stream")
     return RequestError(fault.message, code=fault.code, param=fault.param)
 
 

@@ -94,8 +94,8 @@ class Body:
                     await self._waiter
             except TimeoutError:
                 raise BodyTimeout(
-                    f"The request body did not arrive in time: {self.came_bytes} bytes came. "
-                    "`timeouts.body` is the limit."
+                    f"The request body did not arrive in time: only {self.came_bytes} bytes were "
+                    "received within the limit (`timeouts.body`)."
                 ) from None
             finally:
                 self._waiter = None

@@ -150,7 +150,7 @@ class Handler:
             raise
         except Exception:
             log.exception("request failed by a bug", extra={"request_id": down.id})
-            bug = GatewayError("The gateway failed on this request; it has been logged.")
+            bug = GatewayError("Internal error in the gateway. It has been logged.")
             self._refuse(down, record, bug)
         finally:
             down.drop_body()

@@ -51,25 +51,23 @@ _MISTAKES: Final[tuple[tuple[str, Callable[[str], str]], ...]] = (
     ("Remove the double slash", lambda path: re.sub(r"/{2,}", "/", path)),
     ("Remove the slash at the end", lambda path: path.rstrip("/")),
     ("Use lower case", str.lower),
-    ("`/v1` is there twice: remove it from the base URL", _once),
+    ("`/v1` appears twice: remove it from the base URL", _once),
     ("`/v1` is missing: add it to the base URL", _with_v1),
     ("Remove `{}`", _without_prefix),
 )
 
 _VLLM: Final = "vLLM has this endpoint, but this gateway does not serve it."
-_OPERATORS: Final = (
-    "vLLM has this endpoint for the operator of a server, who calls that server itself."
-)
+_OPERATORS: Final = "This is an administrative endpoint of vLLM. Call it on the vLLM server itself."
 _OPENAI: Final = "OpenAI has this endpoint, vLLM does not."
 _OLLAMA: Final = (
     "This looks like Ollama's API: set the client to OpenAI's, with `/v1` in its base URL."
 )
-_HEALTH: Final = "For the health of this gateway ask GET /livez or GET /readyz."
+_HEALTH: Final = "To check the health of this gateway, use GET /livez or GET /readyz."
 
 # Source: the routes of vLLM 0.32; OpenAI's and Ollama's references. The longest beginning counts.
 _ELSEWHERE: Final[Mapping[str, str]] = {
-    "/v1/responses": "This gateway does not keep responses: send what a request needs with it.",
-    "/metrics": "Metrics are for the operator, on the gateway's admin listener.",
+    "/v1/responses": "This gateway does not store responses. Send the whole conversation with each request.",
+    "/metrics": "Metrics are on the gateway's admin listener.",
     **dict.fromkeys(("/health", "/ping", "/load", "/ready", "/version"), _HEALTH),
     **dict.fromkeys(
         (

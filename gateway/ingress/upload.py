@@ -256,7 +256,7 @@ class Upload:
         self.fail(
             BodyTimeout(
                 f"The request body did not arrive within {self._timeout_s:.0f} s "
-                f"({self._received_bytes} bytes came)."
+                f"({self._received_bytes} bytes received)."
             )
         )
 

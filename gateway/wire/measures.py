@@ -151,7 +151,7 @@ class Measure:
         for item in items:
             if (value := number_of(item)) is not None and not 0 <= value < 2**31:
                 raise RequestError(
-                    f"`{name}` holds a token id that is none.", param=name, code="invalid_token_id"
+                    f"`{name}` contains an invalid token id.", param=name, code="invalid_token_id"
                 )
 
     def _bias(self, name: str, raw: Raw) -> None:

@@ -133,5 +133,5 @@ def _twice(name: str, path: str) -> RequestError:
     shown = "".join(char if char.isprintable() else "?" for char in name[:64])
     where = f"{path}.{shown}" if path else shown
     return RequestError(
-        f"`{where}` is there twice. Send it once.", param=where, code="duplicate_key"
+        f"`{where}` appears twice. Send it once.", param=where, code="duplicate_key"
     )

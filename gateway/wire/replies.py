@@ -200,7 +200,7 @@ def upstream_fault(status: int, body: bytes, dialect: Dialect) -> Fault:
     if status < 500 and window is not None:
         return _context_fault(message, window, told.param, dialect)
     if status in (401, 403) and not told.is_route_error:
-        words = "The backend refused the gateway's own key. This is for the operator to mend."
+        words = "The backend rejected the gateway's own key. The operator of this gateway must fix this."
         return Fault(502, "server_error", "backend_error", words)
     if 400 <= status < 500 or status == 501:
         return _caller_fault(status, told, message)

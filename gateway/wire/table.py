@@ -102,7 +102,7 @@ _ROWS: Final = (
     Row("ignore_eos", Rule.FIXED, "needs an output limit: nothing else would end it", endpoints=GENERATES),
     Row("best_of", Rule.FIXED, "vLLM ignores it, so it must equal n", endpoints=_OPENAI, advisory="CVE-2024-8939"),
     Row("cache_salt", Rule.FIXED, "1 to 128 characters without @ / \\ and NUL. Source: vLLM 0.32", advisory="GHSA-wpww-v874-ph2p GHSA-2823-qmq8-rwvj"),
-    Row("content", Rule.FIXED, "what is no text and no list of parts cannot be checked"),
+    Row("content", Rule.FIXED, "content that is neither text nor a list of parts cannot be checked"),
     Row("stored responses", Rule.FIXED, "responses are not stored here", fields=("background", "store", "previous_response_id", "conversation", "prompt"), endpoints=_RESPONSES),
 )  # fmt: skip
 TABLE: Final[Mapping[str, Row]] = MappingProxyType({row.name: row for row in _ROWS})

@@ -202,7 +202,7 @@ def test_a_cut_counts_as_the_most_that_is_left():
 
 @pytest.mark.parametrize("policy", [REJECT, CLAMP])
 def test_uncounted_a_cap_is_held_by_the_size(policy):
-    with pytest.raises(ContextLengthExceeded, match=r"up to 1000 tokens.*judged by its size"):
+    with pytest.raises(ContextLengthExceeded, match=r"up to 1000 tokens.*its size in bytes counts"):
         unsettled(call(text_bytes=1000), route=CAPPED, caller=CALLER, policy=policy)
     fits = call(text_bytes=990, max_new_tokens=10)
     made = unsettled(fits, route=CAPPED, caller=CALLER, policy=policy)
@@ -254,7 +254,7 @@ def test_a_window_that_no_backend_told_is_held_here():
 def test_a_callers_window_counts_where_it_is_smaller():
     small = limited(max_context_tokens=100)
     for window in (1000, None):
-        with pytest.raises(ContextLengthExceeded, match="that of your API key"):
+        with pytest.raises(ContextLengthExceeded, match="set for your API key"):
             settle(call(), 100, route=within(window), caller=small, policy=REJECT)
     with pytest.raises(ContextLengthExceeded) as caught:
         settle(call(), 100, route=within(50), caller=small, policy=REJECT)
@@ -338,7 +338,7 @@ def test_a_chat_is_refused_with_the_numbers_and_the_words_that_clients_look_for(
     assert message.startswith("This model's maximum context length is 32768 tokens. ")
     assert "34048 tokens (32000 in the messages, 2048 in the completion)" in message
     assert "reduce the length of the messages or completion" in message
-    assert "At most 768 tokens" in message
+    assert "at most 768 tokens" in message
 
 
 def test_a_prompt_that_is_too_long_alone_is_not_blamed_on_the_output():

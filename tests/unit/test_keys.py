@@ -340,7 +340,7 @@ WRONG = {
     "keys:\n  - text\n": "2:5: error: expected a mapping with id",
     "keys:\n  - id: abcdefgh\n    name: a\n": "2:5: error: the key has no digest",
     "keys:\n  - {id: abcdefgh, name: a, digest: 'zz'}\n": ":2:29: error: digest: expected 64 hex",
-    "keys:\n  - {id: 'ABC', name: a}\n": ":2:6: error: id: expected 8 small letters",
+    "keys:\n  - {id: 'ABC', name: a}\n": ":2:6: error: id: expected 8 lower-case letters",
     "keys:\n  - {id: abcdefgh, name: 12}\n": "name: expected a text of 1 to 128 characters on one line, in quotes",
     "keys:\n  - {models: 3}\n": "models: expected a list of names",
     "keys:\n  - {max_output: 0}\n": "max_output: must be at least 1",
@@ -371,7 +371,7 @@ def test_an_id_that_is_there_twice_is_an_error(path):
     create(path, name="ci")
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines + lines[3:]))
-    with pytest.raises(ConfigError, match="is there twice"):
+    with pytest.raises(ConfigError, match="appears twice"):
         KeyRing.load(path)
 
 
