@@ -5,9 +5,14 @@ one name everywhere, so one table tells what the access log must have for it.
 """
 
 import contextlib
+import functools
+import http.server
 import json
 import pathlib
+import queue
 import subprocess
+import threading
+import urllib.parse
 
 import pytest
 
@@ -34,10 +39,12 @@ LOGGED = {
     "no_model": [("chat", 404, "rejected", "model_not_found")],
     "message_no_model": [("messages", 404, "rejected", "model_not_found")],
     "bad_key": [("embeddings", 401, "unauthenticated", "invalid_api_key")],
+    "bad_key_of_chat": [("chat", 401, "unauthenticated", "invalid_api_key")],
     "message_bad_key": [("messages", 401, "unauthenticated", "invalid_api_key")],
     "too_long": [("chat", 400, "rejected", "context_length_exceeded")],
     # The client comes again by itself.
     "down": [("chat", *_DOWN), ("chat", *_DOWN)],
+    "down_once": [("chat", *_DOWN)],
     "message_down": [("messages", *_DOWN), ("messages", *_DOWN)],
     "rerank_down": [("rerank", *_DOWN), ("rerank", *_DOWN)],
     "broken_stream": [("chat", 502, "stream_broken", "backend_error")],
@@ -51,7 +58,13 @@ for _version in ("_v1", "_v2"):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("clients")
+    with _site(tmp_path_factory.mktemp("clients")) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def _site(folder: pathlib.Path, extra: str = ""):
+    """A gateway with two models: `m` is served by a simulated backend, the backend of `down` is not there."""
     port = free_port()
     command = [GATEWAY, "sim", "--port", str(port), "--model", "m", "--max-model-len", "4096"]
     pools = (
@@ -59,7 +72,7 @@ def site(tmp_path_factory):
         f" down: {{backends: [http://127.0.0.1:{free_port()}]}}}}"
     )
     with running(command, log=folder / "sim.log"):
-        with gateway(folder, pools) as behind:
+        with gateway(folder, pools, extra) as behind:
             yield behind, f"http://127.0.0.1:{port}"
 
 
@@ -320,3 +333,72 @@ def test_curl_through_the_gateway_as_its_proxy_sends_the_absolute_form(site):
     assert (returned, status) == (0, "200")
     assert json.loads(text)["usage"]["completion_tokens"] == 5
     assert _as_logged({"chat": None}, access)
+
+
+# --- a browser ------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _origin(told: queue.Queue):
+    """Serve the page on an origin of its own; it posts what it found there."""
+
+    class Pages(http.server.SimpleHTTPRequestHandler):
+        def do_POST(self):
+            told.put(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    handler = functools.partial(Pages, directory=str(CLIENTS))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _browse(folder: pathlib.Path, cors: str):
+    """Open the page in a browser; return what its script found, and what the gateway logged."""
+    chromium = need("chromium", "Chromium")
+    told = queue.Queue()
+    with _origin(told) as origin, _site(folder, cors.format(origin=origin)) as (behind, _):
+        access = Access(behind.log)
+        asked = urllib.parse.urlencode({"url": behind.url, "key": behind.key, "model": "m"})
+        command = [
+            chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+            "--no-first-run", "--disable-background-networking", f"--user-data-dir={folder / 'profile'}",
+            f"{origin}/browser.html?{asked}",
+        ]  # fmt: skip
+        with running(command, log=folder / "chromium.log"):
+            found = told.get(timeout=90)
+        return found, access
+
+
+def test_a_page_of_an_allowed_origin_sees_all_replies(tmp_path):
+    found, access = _browse(tmp_path, "cors: {{origins: [{origin}]}}")
+    assert found == {
+        "models": ["down", "m"],
+        "chat": [200, *LENGTH],
+        "request_id": True,
+        "stream": [True, True],
+        "no_model": [404, "model_not_found"],
+        "bad_key_of_chat": [401, "invalid_api_key"],
+        "down_once": [503, "model_unavailable", True],
+        "left": True,
+    }
+    assert _as_logged(found, access)
+
+
+@pytest.mark.parametrize("cors", ["", "cors: {{origins: ['https://other.example']}}"])
+def test_a_page_of_any_other_origin_sees_nothing(tmp_path, cors):
+    found, access = _browse(tmp_path, cors)
+    assert found == dict.fromkeys(found, "TypeError")
+    lines = access.lines()
+    assert {each["key_id"] for each in lines} <= {None}, "it asks first, and then sends no key"
+    assert {each["outcome"] for each in lines} <= {"rejected"}
