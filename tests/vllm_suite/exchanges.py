@@ -33,12 +33,13 @@ class Exchange:
         self.body = bytearray()
 
     def summary(self) -> dict[str, object]:
-        fields: set[str] = set()
+        fields = collections.defaultdict(set)
         for value in self._values():
-            fields |= set(_fields(value, "$"))
+            for path, kind in _fields(value, "$"):
+                fields[path].add(kind)
         return {
             "asked": self.asked, "status": self.status, "kind": self.kind,
-            "headers": sorted(self.headers), "fields": sorted(fields),
+            "headers": sorted(self.headers), "fields": {path: sorted(kinds) for path, kinds in fields.items()},
             "start": self.body[:300].decode(errors="replace"),
         }  # fmt: skip
 
@@ -53,7 +54,7 @@ class Exchange:
                 continue
 
 
-def _fields(value: object, path: str) -> Iterator[str]:
+def _fields(value: object, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _fields(inner, f"{path}.{name}")
@@ -61,7 +62,7 @@ def _fields(value: object, path: str) -> Iterator[str]:
         for inner in value[:100]:
             yield from _fields(inner, f"{path}[]")
     else:
-        yield f"{path}: {type(value).__name__}"
+        yield path, type(value).__name__
 
 
 class Recorder:
@@ -163,6 +164,19 @@ def _tee(reply, part: bytes) -> None:
         exchange.body += part
 
 
+def _fields_differ(one: dict[str, list[str]], two: dict[str, list[str]]) -> Iterator[str]:
+    """Compare fields. What depends on chance is let be: a list that is empty, a value that is null."""
+    for mark, here, there in (("lost", one, two), ("new", two, one)):
+        for field in here.keys() - there.keys():
+            holder, is_in_list, _ = field.rpartition("[]")
+            if not is_in_list or any(each.startswith(f"{holder}[]") for each in there):
+                yield f"{mark} {field}"
+    for field in one.keys() & two.keys():
+        before, after = ({*each[field]} - {"NoneType"} for each in (one, two))
+        if before and after and before != after:
+            yield f"{field}: {', '.join(sorted(before))} -> {', '.join(sorted(after))}"
+
+
 def differences(direct: list[dict], through: list[dict]) -> Iterator[str]:
     """Say how a test's exchanges through the gateway differ from those with vLLM itself."""
     for one, two in zip(direct, through, strict=False):
@@ -178,11 +192,7 @@ def differences(direct: list[dict], through: list[dict]) -> Iterator[str]:
         for header in sorted({*one["headers"]} - {*two["headers"]}):
             yield f"{asked}: lost header {header}"
         if one["status"] == 200:
-            for mark, fields in (
-                ("lost", {*one["fields"]} - {*two["fields"]}),
-                ("new", {*two["fields"]} - {*one["fields"]}),
-            ):
-                yield from (f"{asked}: {mark} {field}" for field in sorted(fields))
+            yield from (f"{asked}: {each}" for each in _fields_differ(one["fields"], two["fields"]))
     if len(direct) != len(through):
         yield f"{len(direct)} requests -> {len(through)}"
 

@@ -150,7 +150,7 @@ def make_readable(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) ->
     head.mul_(10)
     head[:, 0] = 0.0
     head[len(tokenizer) :, 0] = -2.0
-    for text, bias in (("</s>", 1.8), ('"', 1.4), ("}", 1.4), ("]", 1.4)):
+    for text, bias in (("</s>", 1.5), ('"', 1.4), ("}", 1.4), ("]", 1.4)):
         for token in {tokenizer.convert_tokens_to_ids(text), *tokenizer.encode(text)} - {None}:
             head[token, 0] = bias
 
