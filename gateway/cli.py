@@ -20,6 +20,7 @@ from gateway.ops.diagnose import diagnose
 from gateway.ops.plan import plan
 from gateway.ops.policy import config_policy
 from gateway.ops.settings import DEFAULT_FILE, ConfigFile, usable
+from gateway.ops.streams import open_closed
 from gateway.ops.verbs import group
 
 app = group("An OpenAI-compatible gateway for your vLLM servers.")
@@ -33,6 +34,7 @@ AsText = Annotated[Literal["text", "json"], typer.Option("--output", "-o", help=
 
 def main() -> None:
     """Run the command line and exit with the code of `Exit`."""
+    open_closed()
     debug = "-vv" in sys.argv or bool(os.environ.get("GATEWAY_DEBUG"))
     try:
         app(args=[word for word in sys.argv[1:] if word != "-vv"], prog_name="vllm-gateway")

@@ -63,7 +63,8 @@ class PlainRequest:
         self.takes = NO_BODY
         self._body = bytearray()
         self._more: asyncio.Future[None] | None = None  # while the app waits for the body
-        self._expects_continue = (b"expect", b"100-continue") in protocol.headers
+        expects = dict(protocol.headers).get(b"expect", b"")
+        self._expects_continue = expects.lower() == b"100-continue"
         self._head: Message = {}
         self._parts: list[bytes] = []
         self.cors_lines = b""  # for browsers

@@ -32,7 +32,7 @@ class _One(Collector):
 
 def pieces(registry: Collector, accept: str = "") -> tuple[Iterator[bytes], str]:
     """Return the text in pieces, and its content type: the newest format the scraper accepts."""
-    encode, content_type = choose_encoder(accept)
+    encode, content_type = choose_encoder(accept.lower())  # media types have no case
 
     def made() -> Iterator[bytes]:
         for family in registry.collect():

@@ -22,9 +22,14 @@ MAX_PART_HEAD_BYTES: Final = 8 * 1024
 MAX_FIELD_BYTES: Final = 64 * 1024
 
 # Source: RFC 2046 5.1.1 (boundary characters, at most 70), RFC 9110 5.6.6 (parameters)
+# Of two boundaries a backend might read the other one.
+_PARAMETERS: Final = (
+    rb"""(?:\s*;\s*(?!boundary\s*=)[\w!#$%&'*+.^`|~-]+=(?:[\w!#$%&'*+.^`|~-]+|"[^"\\]*")){0,4}"""
+)
 _BOUNDARY: Final = re.compile(
-    rb"""multipart/form-data\s*;\s*boundary="""
-    rb"""(?:"([\w'()+,./:=? -]{0,69}[\w'()+,./:=?-])"|([\w'+.-]{1,70}))\s*""",
+    rb"""multipart/form-data%b\s*;\s*boundary="""
+    rb"""(?:"([\w'()+,./:=? -]{0,69}[\w'()+,./:=?-])"|([\w'+.-]{1,70}))%b\s*"""
+    % (_PARAMETERS, _PARAMETERS),
     re.ASCII | re.IGNORECASE,
 )
 _DISPOSITION: Final = re.compile(

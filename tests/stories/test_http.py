@@ -224,3 +224,30 @@ def test_odd_methods_are_refused_in_the_form_of_every_error(method, target, stat
                 assert reply.headers["allow"] in ("GET", "POST")
 
     check()
+
+
+# --- media types ----------------------------------------------------------------------------------
+
+
+@story
+async def test_media_types_have_no_case_and_may_have_parameters():
+    async with gateway(FAST) as world:
+        for content_type in (
+            "Application/JSON",
+            "application/json ; Charset=UTF-8",
+            "APPLICATION/JSON",
+        ):
+            for accept in ("Text/Event-Stream", "text/event-stream;q=0.5, */*;q=0.1", "text/plain"):
+                headers = {"content-type": content_type, "accept": accept}
+                for stream in (False, True):
+                    content = chat_body(stream=stream)
+                    reply = await world.http.post(CHAT, content=content, headers=headers)
+                    assert reply.status_code == 200, headers
+                    assert reply.text.endswith("data: [DONE]\n\n") is stream
+        async with connected(world.process.admin_port) as wire:
+            line = "Accept: Application/OpenMetrics-Text; version=1.0.0"
+            metrics = request(target="/metrics", lines=(line,)).replace(
+                b"gateway\r", b"localhost\r"
+            )
+            reply = await wire.ask(metrics)
+            assert reply.headers["content-type"].startswith("application/openmetrics-text")

@@ -54,10 +54,31 @@ def test_a_form_is_read_and_its_file_is_never_taken_for_fields():
 
 
 @pytest.mark.parametrize(
-    "kind", [b'multipart/form-data; boundary="XX"', b"Multipart/Form-Data;boundary=XX"]
+    "kind",
+    [
+        b'multipart/form-data; boundary="XX"',
+        b"Multipart/Form-Data;boundary=XX",
+        b"MULTIPART/FORM-DATA; charset=utf-8 ; Boundary=XX",
+        b'multipart/form-data; a="1; boundary=YY"; boundary=XX; charset="utf-8"',
+    ],
 )
-def test_the_boundary_may_be_quoted(kind):
+def test_the_boundary_is_found_by_the_rules_of_media_types(kind):
     assert call_of(form(field(b"model", b"w")), kind).model == "w"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        b"multipart/form-data; boundary=XX; boundary=YY",
+        b"multipart/form-data; boundary=XX; BOUNDARY =YY",
+        b"multipart/form-data; boundary=XX, text/plain",
+        b"multipart/form-data" + b"; a=1" * 5 + b"; boundary=XX",
+        b"multipart/form-data" + b' ; "' * 8000,
+    ],
+)
+def test_a_boundary_that_another_may_read_otherwise_is_refused(kind):
+    with pytest.raises(UnsupportedMediaType):
+        FormReader(kind)
 
 
 @pytest.mark.parametrize("kind", [b"", b"text/plain", b"application/json", b"multipart/form-data"])
