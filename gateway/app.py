@@ -38,7 +38,7 @@ from gateway.control.supervisor import Supervisor
 from gateway.core.aio import Clock, SystemClock, periodic
 from gateway.core.errors import ConfigError
 from gateway.ingress import descriptors
-from gateway.ingress.drain import drain
+from gateway.ingress.drain import drain, end_late
 from gateway.ingress.early import Early
 from gateway.ingress.handler import Handler
 from gateway.ingress.listener import Server, bind_both, port_of, server_for
@@ -287,7 +287,8 @@ async def run(process: Process, sockets: tuple[socket.socket, socket.socket] | N
             await process.stopping.wait()
             process.handler.draining = True
             await drain(process.ingress.live, process.config.shutdown.grace, process.hurry)
-            _stop(public, admin)
+            public.leave()
+            admin.leave()
             await asyncio.wait(servers)
             for task in background:
                 task.cancel()
@@ -298,11 +299,6 @@ async def run(process: Process, sockets: tuple[socket.socket, socket.socket] | N
         process.ledger.post()
         process.outlet.flush()
         process.handler.settings.counters.close()
-
-
-def _stop(*servers: Server) -> None:
-    for server in servers:
-        server.leave()
 
 
 def _close(*servers: Server) -> None:
@@ -328,6 +324,7 @@ async def _ticks(process: Process) -> None:
         process.client.tick(now)
         process.ingress.tick(now)
         process.admin.tick(now)
+        end_late(process.ingress.live, now, process.config.timeouts.total)
         process.handler.gate.tick(process.clock.now())
         due = loop.time() + TICK_S
 

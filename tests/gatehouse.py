@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import random
 import selectors
 
@@ -194,7 +195,7 @@ class House:
             Caller(f"key-{tenant}", tenant, tenant, priority),
             need or Need(tokens, 0, stream),
             self.gate.top_priority,
-            list(tried),
+            dict.fromkeys(tried, math.inf),
             returned,
         )
 

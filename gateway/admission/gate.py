@@ -155,6 +155,11 @@ class Gate:
         """Whether `enter` would give a place to a request that was let in before."""
         return self._finder.find(self._backends(ask), ask, self._clock.now()) is not None
 
+    def may_follow(self, ask: Ask) -> bool:
+        """Whether another backend could take a request after one attempt failed: now, or once it has room."""
+        why = self._finder.why_not(self._backends(ask), ask, self._clock.now())
+        return any(_passes(why.get(each.id)) for each in self._backends(ask))
+
     async def wait(
         self, ask: Ask, *, deadline: float, body_bytes: int, request_id: str, announce: Announce | None = None
     ) -> Slot:  # fmt: skip
@@ -299,6 +304,10 @@ class Gate:
         line = self._lines.get(pool)
         if line is not None and line.queue:
             line.let_in()
+
+
+def _passes(reason: Exclusion | None) -> bool:
+    return reason is None or reason.passes
 
 
 def _waits_its_turn(line: Line, ask: Ask) -> bool:

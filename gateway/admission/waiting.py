@@ -45,7 +45,7 @@ class Waiting:
     @property
     def kind(self) -> tuple[object, ...]:
         """What decides which backends could take it at all, but for its size."""
-        return self.ask.route.adapter, self.ask.call.endpoint, *self.ask.tried
+        return self.ask.route.adapter, self.ask.call.endpoint, *self.ask.tried.items()
 
     def refuse(self, error: GatewayError) -> None:
         """End the wait with an error."""

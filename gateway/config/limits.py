@@ -50,6 +50,10 @@ class LimitsConfig(Section):
         "Requests a minute without a valid key of one client address that are told why; the others"
         " get 429. Requests with a valid key never count. Of the admin token likewise.",
     )
+    max_reply: Size = setting(
+        "64MiB",
+        "Largest reply of a backend that is no event stream; embeddings of many texts are the largest.",
+    )
     stream_buffer: Size = setting("256KiB", "Most unsent bytes held for one slow reader.")
 
     @property

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import socket
 import ssl
 from http import HTTPStatus
@@ -18,6 +17,7 @@ from gateway.core.errors import ConnectFailed, StaleConnection, UpstreamError
 from gateway.pools.table import Backend
 from gateway.upstream.client import BackendConnections, address_lines
 from gateway.upstream.connection import Connection
+from gateway.upstream.silence import ENDLESS, Silence
 
 # A busy server's metrics are some 200 KB; what is larger than this is not vLLM's.
 _MOST_PAGE_BYTES: Final = 4 << 20
@@ -104,7 +104,7 @@ class Pages:
 async def _exchange(
     connection: Connection, head: bytes, body: bytes, most_bytes: int
 ) -> tuple[int, bytes]:
-    reply = await connection.request(head, body, math.inf)
+    reply = await connection.request(head, body, Silence(ENDLESS, 0.0))
     if reply.body is not None:
         return reply.status, reply.body
     return reply.status, await _LongBody(connection, most_bytes).read()

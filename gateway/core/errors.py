@@ -24,10 +24,12 @@
     |   |-- Unavailable                   503     service_unavailable_error  model_unavailable
     |   `-- ShuttingDown                  503     service_unavailable_error  shutting_down
     |-- EndedByShutdown     nobody's      503     service_unavailable_error  shutting_down
+    |-- TookTooLong         nobody's      504     server_error             request_timeout
     |-- UpstreamError       the backend's 502     server_error             backend_error
     |   |-- ConnectFailed                 502     (nothing was sent: may be retried elsewhere)
     |   |-- StaleConnection               502     (reused connection died unanswered: one retry)
     |   |-- BackendBroke                  502     (died or spoke nonsense before the first byte)
+    |   |   `-- MisdirectedReply            502     (the reply names another request)
     |   |-- StreamBroke                   502     (after the first byte: an error frame, never a retry)
     |   `-- BackendTimeout                504     server_error             backend_timeout
     |-- ClientGone          nobody's      499     never answered, never held against a backend
@@ -259,6 +261,14 @@ class EndedByShutdown(GatewayError):
     outcome = Outcome.SHUTDOWN
 
 
+class TookTooLong(GatewayError):
+    """The whole request took longer than `timeouts.total`: 504. Not held against a backend."""
+
+    status = 504
+    default_code = "request_timeout"
+    outcome = Outcome.TIME_LIMIT
+
+
 class UpstreamError(GatewayError):
     """The backend failed: 502. `reason` is a short closed word for metrics and health."""
 
@@ -285,6 +295,12 @@ class BackendBroke(UpstreamError):
     """The backend died or answered nonsense before the client got a byte."""
 
     reason = "broke"
+
+
+class MisdirectedReply(BackendBroke):
+    """The reply names another request: it was meant for another client, and nobody gets it."""
+
+    reason = "misdirected"
 
 
 class StreamBroke(UpstreamError):

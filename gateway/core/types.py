@@ -79,6 +79,7 @@ class Outcome(Enum):
     STREAM_BROKEN = "stream_broken"  # the backend failed after the first byte to the client
     CLIENT_GONE = "client_gone"  # the client left; never the backend's fault
     CLIENT_STALLED = "client_stalled"  # the client did not read; cut to bound memory
+    TIME_LIMIT = "time_limit"  # took longer than `timeouts.total`
     SHUTDOWN = "shutdown"  # cut by our own shutdown after the grace period
     BUG = "bug"  # ours; logged with a traceback
 
@@ -299,7 +300,7 @@ class Ask(msgspec.Struct):
     caller: Caller
     need: Need = Need(0, 0)
     top_priority: int | None = None
-    tried: list[str] = []
+    tried: dict[str, float] = {}  # when an attempt failed there
     returned: bool = False  # its client says that it was refused before (`x-stainless-retry-count`)
 
 
@@ -395,6 +396,7 @@ class RequestRecord(msgspec.Struct, gc=False):
     stream: bool = False
     backend_id: str | None = None
     attempts: int = 0
+    engine_id: str = ""  # what the engine calls the last attempt
     body_at: float | None = None  # its whole body was there; of an upload, what names its model
     queue_s: float = 0.0  # waited for a place on a backend
     need: Need | None = None

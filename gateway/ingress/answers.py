@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import msgspec
 
-from gateway.core.errors import BackendBroke, EngineFull, GatewayError, RequestError
+from gateway.core.errors import (
+    BackendBroke,
+    EngineFull,
+    GatewayError,
+    MisdirectedReply,
+    RequestError,
+    UpstreamError,
+)
 from gateway.core.types import Call, Dialect, Outcome, RequestRecord, Usage, UsageSource
-from gateway.upstream.relay import PlainWatch, Watch
+from gateway.upstream.engineids import is_of_another
+from gateway.upstream.reading import is_encoded
 from gateway.upstream.reply import Reply
+from gateway.upstream.watch import PlainWatch, Watch
 from gateway.wire.frames import json_usage, whole_answer, whole_event_answer
 from gateway.wire.replies import normalise_upstream_error, upstream_fault
 from gateway.wire.sse import StreamWatch, VeiledStream
@@ -29,13 +39,51 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     usage: Usage | None = None
 
 
-def answer(reply: Reply, call: Call, request_id: str, *, veil: bool = False) -> Answer:
+_USUAL: Final = frozenset({b"", b"application/json", b"text/event-stream"})
+# What a body that is no event stream may be: vLLM's replies, transcripts, and bytes of embeddings or sound.
+_MEDIA: Final = re.compile(
+    rb"application/(?:[\w.-]+\+)?json|application/(?:octet-stream|x-subrip)|text/(?:plain|vtt|srt)"
+    rb"|audio/[\w.+-]+|multipart/[\w.+-]+"
+)
+
+
+def unfit(reply: Reply, engine_id: str, most_bytes: int, beginning: bytes) -> UpstreamError | None:
+    """Return why a reply with status 200 is not to be passed on; `beginning` is that of its body.
+
+    Only what can be read is: compressed bodies and pages of HTML come from something in between.
+    """
+    headers, kind = reply.headers, reply.content_type
+    if b"content-encoding" in headers and is_encoded(headers):
+        return BackendBroke("The backend compressed its reply, which it was not asked for.")
+    if kind not in _USUAL and not _MEDIA.fullmatch(kind):
+        return BackendBroke("The backend answered with something else than a model's reply.")
+    length = 0 if reply.body is not None else int(headers.get(b"content-length", b"0"))
+    if length > most_bytes:
+        return BackendBroke(
+            f"The backend's reply has {length} bytes; at most {most_bytes} are accepted "
+            "(`limits.max_reply`). Please ask for less at a time."
+        )
+    if is_of_another(beginning, engine_id):
+        return MisdirectedReply("The backend answered with the reply to another request.")
+    return None
+
+
+def answer(
+    reply: Reply,
+    call: Call,
+    request_id: str,
+    engine_id: str,
+    most_bytes: int,
+    *,
+    veil: bool = False,
+) -> Answer:
     """Return what a client gets for a backend's whole reply: its own, or its error in our form.
 
     `veil` hides how much of the prompt was cached.
 
     Raises:
         BackendBroke: it says 200 and yet is no answer (502).
+        MisdirectedReply: it is the answer to another request (502).
     """
     body = reply.body or b""
     if reply.status != 200:
@@ -44,13 +92,15 @@ def answer(reply: Reply, call: Call, request_id: str, *, veil: bool = False) -> 
         )
         outcome = Outcome.UPSTREAM_REJECTED if status < 500 else Outcome.BACKEND_ERROR
         return Answer(status, headers, body, outcome)
+    if (error := unfit(reply, engine_id, most_bytes, body)) is not None:
+        raise error
     if call.dialect in GENERATES:
         aborted, usage = whole_answer(body)
     elif call.dialect is Dialect.PLAIN:
         aborted, usage = False, _plain_usage(reply, body)
     else:
         aborted, usage = whole_event_answer(body, call.dialect)
-    if aborted or reply.content_type == b"text/html":
+    if aborted:
         raise BackendBroke("the backend did not finish the request")
     headers = reply.passed_headers
     if not reply.content_type:
@@ -77,20 +127,22 @@ def answered_late(reply: Reply, call: Call) -> GatewayError:
     return RequestError(fault.message, code=fault.code, param=fault.param)
 
 
-def watch_over(reply: Reply, call: Call, request_id: str, *, veil: bool = False) -> Watch:
+def watch_over(
+    reply: Reply, call: Call, request_id: str, most_bytes: int, *, veil: bool = False
+) -> Watch:
     """Return who looks on at a reply that is passed on as it comes; `veil` as for `answer`."""
     if reply.content_type == b"text/event-stream":
         return (VeiledStream if veil else StreamWatch)(
             call.dialect, choices=call.choices, hide_usage=call.hides_usage, request_id=request_id
         )
-    return (_VeiledPlain if veil else PlainWatch)(generates=call.dialect in GENERATES)
+    return (_VeiledPlain if veil else PlainWatch)(call.dialect, most_bytes=most_bytes)
 
 
 class _VeiledPlain(PlainWatch):
     """A large reply whose client is not to see how much of its prompt was cached."""
 
-    def __init__(self, *, generates: bool = False) -> None:
-        super().__init__(generates=generates)
+    def __init__(self, dialect: Dialect, *, most_bytes: int) -> None:
+        super().__init__(dialect, most_bytes=most_bytes)
         self._veil = Veil()
 
     def feed(self, data: bytes) -> bytes:

@@ -57,7 +57,8 @@ class Downstream:
         "_announced_bytes", "_dropped", "_encoded", "_event_stream", "_expects_continue",
         "_http11", "_protocol", "_transport", "body", "bytes_out", "content_type", "credentials",
         "cors_lines", "extra_headers", "gone", "hold", "id", "keep_alive", "patience_s", "received_at",
-        "record", "relay", "response_complete", "retry_count", "spec", "started", "started_at", "takes_chunks", "task",
+        "record", "relay", "response_complete", "retry_count", "spec", "started", "started_at", "stopped_by",
+        "takes_chunks", "task",
         "trace", "upload", "writing_paused",
     )  # fmt: skip
 
@@ -96,6 +97,7 @@ class Downstream:
         # Once the story has begun, so that a cancellation ends in its `finally`; for reading.
         self.record: RequestRecord | None = None
         self.relay: Relay | None = None
+        self.stopped_by: GatewayError | None = None  # why it ends early
         self.task: asyncio.Task[None] | None = None
 
     # --- the request --------------------------------------------------------------------------------
@@ -363,6 +365,15 @@ class Downstream:
         self.gone = True
         if not self.response_complete:
             self.cancel()
+
+    def stop(self, error: GatewayError) -> None:
+        """End the request early for a reason that is the gateway's; the client is told `error`."""
+        if self.stopped_by is None:
+            self.stopped_by = error
+            if self.relay is not None:
+                self.relay.end_early(error)
+            else:
+                self.cancel()
 
     def cancel(self) -> None:
         """End the story. One that has not begun ends by itself: it looks first who is there."""

@@ -1,4 +1,4 @@
-"""The end of all requests when the gateway ends."""
+"""The end of requests that the gateway ends: of one that takes too long, and of all when it stops."""
 
 from __future__ import annotations
 
@@ -6,11 +6,31 @@ import asyncio
 import logging
 from typing import Any, Final
 
+from gateway.core.errors import EndedByShutdown, ShuttingDown, TookTooLong
 from gateway.ingress.downstream import Downstream
 
 log = logging.getLogger("gateway.app")
 
 _LAST_WORDS_S: Final = 1.0  # for streams to take their error frame when the grace period is over
+
+
+def end_late(live: set[Downstream], now: float, total_s: float) -> None:
+    """End what takes longer than `timeouts.total`, whatever it waits for; called about twice a second."""
+    for down in tuple(live):
+        if now - down.received_at >= total_s:
+            down.stop(
+                TookTooLong(
+                    f"The request took longer than {total_s:.0f} s (`timeouts.total`). Ask for less at "
+                    "a time, or have the limit raised."
+                )
+            )
+
+
+def shutting_down() -> ShuttingDown:
+    """Return the refusal of a request that comes or waits while the gateway stops (503)."""
+    return ShuttingDown(
+        "This gateway is shutting down. Retry; another replica will answer.", retry_after_s=1
+    )
 
 
 async def drain(live: set[Downstream], grace_s: float, hurry: asyncio.Event) -> None:
@@ -23,7 +43,7 @@ async def drain(live: set[Downstream], grace_s: float, hurry: asyncio.Event) -> 
         hurried.cancel()
     for down in tuple(live):
         if down.relay is not None:
-            down.relay.shut_down()
+            down.stop(EndedByShutdown("This gateway is shutting down. Retry.", retry_after_s=1))
         else:
             down.cancel()
     await _ended(live, _LAST_WORDS_S)

@@ -31,8 +31,8 @@ from gateway.core.errors import (
     ClientGone,
     EngineFull,
     GatewayError,
+    MisdirectedReply,
     Rejected,
-    ShuttingDown,
     UpstreamError,
 )
 from gateway.core.types import (
@@ -54,22 +54,26 @@ from gateway.ingress.answers import (
     answered_late,
     engine_full,
     own_headers,
+    unfit,
     used,
     watch_over,
 )
 from gateway.ingress.bodies import Bodies
 from gateway.ingress.downstream import Downstream
+from gateway.ingress.drain import shutting_down
 from gateway.ingress.early import Early
-from gateway.ingress.heads import trace_lines
+from gateway.ingress.outgoing import outgoing
 from gateway.ingress.settings import Settings
 from gateway.observe.ledger import Ledger
 from gateway.pools.table import Backend, PoolTable
 from gateway.routing.catalog import Catalog, Catalogs
 from gateway.upstream import attempts
-from gateway.upstream.client import Client, Outgoing
+from gateway.upstream.client import Client
+from gateway.upstream.engineids import engine_id
 from gateway.upstream.relay import Relay
 from gateway.upstream.reply import Reply
-from gateway.wire.calls import named, upstream_body
+from gateway.upstream.silence import Silence
+from gateway.wire.calls import named
 from gateway.wire.parameters import judge
 from gateway.wire.replies import error_body, error_headers, fault_of
 
@@ -107,10 +111,7 @@ class Handler:
             if down.gone:
                 raise asyncio.CancelledError
             if self.draining:
-                raise ShuttingDown(
-                    "This gateway is shutting down. Retry; another replica will answer.",
-                    retry_after_s=1,
-                )
+                raise shutting_down()
             credentials = down.credentials
             record.caller = caller = settings.keys.authenticate(
                 credentials.get(b"authorization"),
@@ -144,9 +145,8 @@ class Handler:
             if down.gone:
                 record.outcome, record.status = Outcome.CLIENT_GONE, ClientGone.status
             else:
-                stopped = ShuttingDown("This gateway is shutting down. Retry.", retry_after_s=1)
-                self._refuse(down, record, stopped, ask)
-                record.outcome = Outcome.SHUTDOWN
+                self._refuse(down, record, down.stopped_by or shutting_down(), ask)
+                record.outcome = record.outcome if down.stopped_by else Outcome.SHUTDOWN
             raise
         except Exception:
             log.exception("request failed by a bug", extra={"request_id": down.id})
@@ -192,15 +192,18 @@ class Handler:
     async def _wait(
         self, settings: Settings, down: Downstream, record: RequestRecord, ask: Ask
     ) -> Slot:
-        """Wait for room, no longer than the pool's setting, and so that the client hears the answer."""
+        """Wait for room, no longer than the pool's setting in all, and so that the client hears the answer."""
         began = self.clock.now()
         queue = settings.config.pools[ask.route.pool].queue
+        own_end = (
+            began + queue.max_wait - record.queue_s
+        )  # it may have waited before an attempt failed
         sent_at = record.body_at or down.received_at  # a client's time-out runs from then
         announces = queue.announce and ask.call.stream and down.upload is None
         try:
             return await self.gate.wait(
                 ask,
-                deadline=min(began + queue.max_wait, sent_at + heard_within_s(down.patience_s)),
+                deadline=min(own_end, sent_at + heard_within_s(down.patience_s)),
                 body_bytes=len(ask.call.body),
                 request_id=down.id,
                 announce=down.announce if announces else None,
@@ -218,19 +221,20 @@ class Handler:
         fresh = False
         while True:
             record.attempts += 1
-            record.backend_id = backend.id
+            record.backend_id, record.engine_id = backend.id, engine_id()
             record.sent_at = now = self.clock.now()
+            silence = Silence(settings.patience, now, partial(self.table.works, backend))
             try:
                 reply = await self.client.connections(backend).send(
-                    self._outgoing(down, ask, backend, record.attempts),
-                    deadline=now + settings.config.timeouts.first_byte,
+                    outgoing(down, ask, backend, record.engine_id, settings.salt(ask)),
+                    silence,
                     fresh=fresh,
                 )
                 if reply.status == ENGINE_FULL and reply.body is not None:
                     raise engine_full(reply, ask.call)
                 down.extra_headers = own_headers(record, self.clock.now())
                 if reply.body is None:
-                    await self._relay(settings, down, record, ask, reply, slot)
+                    await self._relay(down, record, ask, reply, slot)
                 else:
                     self._answer(down, record, ask, backend, reply)
                 if backend.traffic_failures and reply.status < 500:
@@ -250,7 +254,7 @@ class Handler:
         """Hold a failed attempt against its backend, if it is to blame; return what may be done now."""
         if isinstance(error, EngineFull):  # it did nothing, as its refusal says
             self.table.refused(backend.id)
-            ask.tried.append(backend.id)
+            ask.tried[backend.id] = self.clock.now()
             record.usage = None
             gone = down.answering or (down.upload is not None and down.upload.sent_on)
             if gone or record.attempts >= attempts.MAX_ATTEMPTS or not self.gate.has_room(ask):
@@ -258,35 +262,20 @@ class Handler:
             return attempts.Retry.ELSEWHERE
         self.table.observe(backend.id, TrafficFailed(self.clock.now(), error.reason))
         self.ledger.upstream_failed(backend.id, error.reason)
+        if isinstance(error, MisdirectedReply):
+            self.client.connections(backend).distrust()
         retry = attempts.after(error, attempts=record.attempts, response_started=down.answering)
         if retry is attempts.Retry.ELSEWHERE:
-            ask.tried.append(backend.id)
-            return retry if self.gate.has_room(ask) else attempts.Retry.NO
+            ask.tried[backend.id] = self.clock.now()
+            return retry if self.gate.may_follow(ask) else attempts.Retry.NO
         return retry
 
-    def _outgoing(self, down: Downstream, ask: Ask, backend: Backend, attempt: int) -> Outgoing:
-        """Return the request as this backend gets it."""
-        call, route = ask.call, ask.route
-        body = upstream_body(
-            call,
-            # A backend that is not told which model takes its base model.
-            served_model=None
-            if call.unnamed and route.adapter is None
-            else backend.served_name(route),
-            inject_usage=call.hides_usage,
-            max_new_tokens=ask.demand.max_new_tokens,
-            salt=self.settings.salt(ask),
-        )
-        trace = trace_lines(down.trace) if down.trace else b""
-        return Outgoing(
-            down.spec.path, call.content_type, f"{down.id}-{attempt}", body, down.upload, trace
-        )
-
     async def _relay(
-        self, settings: Settings, down: Downstream, record: RequestRecord, ask: Ask, reply: Reply, slot: Slot
-    ) -> None:  # fmt: skip
+        self, down: Downstream, record: RequestRecord, ask: Ask, reply: Reply, slot: Slot
+    ) -> None:
         """Relay a streamed reply; its usage is the backend's, or counted when it was cut."""
-        watch = watch_over(reply, ask.call, down.id, veil=ask.route.tenants_apart)
+        most_bytes, veil = self.settings.config.limits.max_reply, ask.route.tenants_apart
+        watch = watch_over(reply, ask.call, down.id, most_bytes, veil=veil)
 
         def first_token() -> None:
             now = self.clock.now()
@@ -295,7 +284,11 @@ class Handler:
             down.started_at = down.started_at or now
 
         now = self.clock.now()
-        relay = Relay(reply, watch, down, settings.patience, now, on_first_token=first_token)
+        relay = Relay(
+            *(reply, watch, down, now),
+            on_first_token=first_token,
+            refuses=partial(unfit, reply, record.engine_id, most_bytes),
+        )
         down.relay = relay
         try:
             error = await relay.run()
@@ -305,8 +298,7 @@ class Handler:
             record.usage = used(watch, reply, record)
         if error is not None:
             raise error
-        record.status = reply.status
-        record.outcome = Outcome.OK if reply.status < 400 else Outcome.UPSTREAM_REJECTED
+        record.status, record.outcome = reply.status, Outcome.OK
 
     def _answer(
         self, down: Downstream, record: RequestRecord, ask: Ask, backend: Backend, reply: Reply
@@ -314,7 +306,8 @@ class Handler:
         """Answer with a whole reply."""
         if down.started:  # it waited in public; what came is no stream
             raise answered_late(reply, ask.call)
-        said = answer(reply, ask.call, down.id, veil=ask.route.tenants_apart)
+        most_bytes, veil = self.settings.config.limits.max_reply, ask.route.tenants_apart
+        said = answer(reply, ask.call, down.id, record.engine_id, most_bytes, veil=veil)
         record.status, record.outcome, record.usage = said.status, said.outcome, said.usage
         if said.outcome is Outcome.BACKEND_ERROR:
             self.table.observe(backend.id, TrafficFailed(self.clock.now(), "http_5xx"))

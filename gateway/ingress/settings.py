@@ -24,7 +24,7 @@ from gateway.ingress.plain import Takes
 from gateway.ingress.reader import ClientLimits
 from gateway.ingress.server import Ingress
 from gateway.pools.table import Backend
-from gateway.upstream.relay import Patience
+from gateway.upstream.silence import Patience
 
 log = logging.getLogger("gateway.app")
 
@@ -79,11 +79,10 @@ def settings_for(
             before=None if before is None else before.counters,
         ),
         patience=Patience(
-            first_event_s=timeouts.first_byte,
+            first_byte_s=timeouts.first_byte,
             stall_s=timeouts.stall,
             heartbeat_s=timeouts.heartbeat,
             client_write_s=timeouts.client_write,
-            total_s=timeouts.total,
         ),
     )
 

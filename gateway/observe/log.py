@@ -57,6 +57,7 @@ class AccessLine(msgspec.Struct, frozen=True, gc=False):
     cached_tokens: int | None
     usage_source: str | None
     attempts: int
+    engine_request_id: str | None
     bytes_out: int
     client_retry: int
 
@@ -110,6 +111,7 @@ class AccessLog:
             usage.cached_tokens if usage is not None else None,
             usage.source._value_ if usage is not None else None,
             record.attempts,
+            record.engine_id or None,
             record.bytes_out,
             record.client_retry,
         )

@@ -57,6 +57,9 @@ class Backend:
     scrape_count: int = 0
     peak: int = 0  # most in flight at a time since the last scrape
     sample: LoadSample | None = None
+    worked_at: float = (
+        -math.inf
+    )  # the last scrape that shows progress, and our requests in the engine
     highest_came_at: float = -math.inf  # to its pool, of the highest of several classes
     limit: Limit = field(default_factory=Limit)
     room: Room = field(default_factory=Room)
@@ -85,6 +88,20 @@ class Backend:
         """Whether the last scrape is missing or too old to tell the load."""
         sample = self.sample
         return sample is None or now - sample.at > self.stale_s
+
+    def works(self, since: float, now: float) -> bool:
+        """Whether fresh metrics show that the engine made progress after `since`, with our requests in it."""
+        return self.worked_at > since and not self.stale(now)
+
+    def note_work(self, before: LoadSample | None, sample: LoadSample) -> None:
+        """Note progress of the engine while all of our requests are in it, as far as a scrape can tell.
+
+        A tenth of them may be on its way in or out. With fewer in the engine one may be lost.
+        """
+        ours = self.in_flight - self.since_scrape
+        moved = before is not None and sample.progress != before.progress
+        if moved and sample.running and sample.running + sample.waiting >= ours - ours // 10:
+            self.worked_at = sample.at
 
     def load(self, now: float) -> float:
         """Return its requests: scraped ones plus ours since then, and no fewer than ours.

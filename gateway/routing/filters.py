@@ -49,6 +49,12 @@ def exclusion(
     return found
 
 
+def was_tried(backend: Backend, ask: Ask) -> bool:
+    """Whether an attempt failed there, and it has not come back since."""
+    at = ask.tried.get(backend.id)
+    return at is not None and not (backend.phase is Phase.READY and backend.since > at)
+
+
 def eligible(
     backends: Sequence[Backend], ask: Ask, now: float, claimed: AbstractSet[str] = NOTHING_CLAIMED
 ) -> list[Backend]:
@@ -59,7 +65,9 @@ def eligible(
         phase = backend.phase
         if phase is not Phase.READY and phase is not Phase.DEGRADED:
             continue
-        if backend.id not in ask.tried and exclusion(backend, ask, now, claimed) is None:
+        if ask.tried and was_tried(backend, ask):
+            continue
+        if exclusion(backend, ask, now, claimed) is None:
             (ready if phase is Phase.READY else degraded).append(backend)
     return ready or degraded
 
@@ -73,7 +81,7 @@ def reasons(
     """Return why each backend that is not eligible is not, by id."""
     found: dict[str, Exclusion] = {}
     for backend in backends:
-        if backend.id in ask.tried:
+        if was_tried(backend, ask):
             found[backend.id] = Exclusion.ALREADY_TRIED
         elif backend.phase not in (Phase.READY, Phase.DEGRADED):
             found[backend.id] = Exclusion.NOT_SERVING

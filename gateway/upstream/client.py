@@ -3,14 +3,20 @@
 One process talks to a backend over as many connections as it has requests in flight. Idle ones are
 reused last-in first-out and dropped after `keep_alive_s`, which must stay below the backend's own
 idle limit (vLLM's uvicorn closes after 5 s), so that a request rarely meets a closing connection.
+
+A backend that sends a second reply to a request could answer another tenant's with it. So a connection
+rests after each reply, long enough for what follows right behind it; it is used again only while there
+is nothing to read on it; and the connections of a backend that ever spoke unasked are not reused.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import ssl
 import time
+from collections import deque
 from collections.abc import Collection
 from typing import Final, TypeVar
 
@@ -20,24 +26,28 @@ from gateway.core.errors import ConnectFailed
 from gateway.pools.table import Backend
 from gateway.upstream.connection import Connection
 from gateway.upstream.reply import Reply
+from gateway.upstream.silence import Silence
 from gateway.upstream.upload import Rest, UploadConnection
+
+log = logging.getLogger("gateway.client")
 
 _LENGTH: Final = b"content-length: "
 _BACKLOG_S: Final = 0.02
 _LATE_S: Final = 0.1  # a timer that fires so late was not awaited by a running loop
+_REST_S: Final = 0.002  # what follows right behind a reply has come by then
 _Kind = TypeVar("_Kind", bound=Connection)
 
 
 class Outgoing(msgspec.Struct, frozen=True):
     """One request as the backend gets it. `path` is a constant of the endpoint table.
 
-    `rest` is what follows `body` when that is only the beginning, `trace` header lines with the
-    context of the client's trace.
+    `engine_id` is what the engine calls it, `rest` what follows `body` when that is only the beginning,
+    `trace` header lines with the context of the client's trace.
     """
 
     path: bytes
     content_type: bytes
-    request_id: str
+    engine_id: str
     body: bytes
     rest: Rest | None = None
     trace: bytes = b""
@@ -53,19 +63,25 @@ class BackendConnections:
         keep_alive_s: float,
         connect_s: float | None = None,
         receive_bytes: int | None = None,
+        rest_s: float = 0.0,
     ) -> None:
+        """`rest_s` is how long a connection is not used after a reply; see the module."""
         self.backend = backend
         self._receive_bytes = receive_bytes
         self._connect_s = connect_s
         self._keep_alive_s = keep_alive_s
+        self._rest_s = rest_s
         self._ssl = ssl.create_default_context() if backend.tls else None
+        # Both by the end of their last reply, the earliest first; they may hold lost ones until seen.
+        self._resting: deque[Connection] = deque()
         self._idle: list[Connection] = []
+        self._reuses = True
         self.busy: set[Connection] = set()
         self.connecting = 0
         self._heads: dict[tuple[bytes, bytes], bytes] = {}
         self.closed = False
 
-    async def send(self, out: Outgoing, *, deadline: float, fresh: bool) -> Reply:
+    async def send(self, out: Outgoing, silence: Silence, *, fresh: bool) -> Reply:
         """Send on an idle connection, or a new one; with `fresh`, always a new one.
 
         Raises:
@@ -75,54 +91,90 @@ class BackendConnections:
         Cancel: the connection is closed.
         """
         if out.rest is not None and out.rest.left_bytes != 0:
-            return await self._upload(out, out.rest, deadline)
+            return await self._upload(out, out.rest, silence)
         connection = None if fresh else self.take_idle()
         if connection is None:
-            connection = await self.connect(Connection)
-        self.busy.add(connection)
+            connection = await self._connect_to_send(Connection)
         head = b"%b%d\r\nx-request-id: %b\r\n%b\r\n" % (
             self._head(out.path, out.content_type),
             len(out.body),
-            out.request_id.encode(),
+            out.engine_id.encode(),
             out.trace,
         )
-        return await connection.request(head, out.body, deadline)
-
-    async def _upload(self, out: Outgoing, rest: Rest, deadline: float) -> Reply:
-        connection = await self.connect(UploadConnection)
         self.busy.add(connection)
-        head = b"x-request-id: %b\r\n%b" % (out.request_id.encode(), out.trace)
+        return await connection.request(head, out.body, silence)
+
+    async def _upload(self, out: Outgoing, rest: Rest, silence: Silence) -> Reply:
+        connection = await self._connect_to_send(UploadConnection)
+        head = b"x-request-id: %b\r\n%b" % (out.engine_id.encode(), out.trace)
         head = self._head(out.path, out.content_type).removesuffix(_LENGTH) + head
-        return await connection.upload(head, out.body, rest, deadline)
+        self.busy.add(connection)
+        return await connection.upload(head, out.body, rest, silence)
+
+    async def _connect_to_send(self, kind: type[_Kind]) -> _Kind:
+        """Make a connection that may be sent on: of one that is lost already nobody would tell us again."""
+        connection = await self.connect(kind)
+        if not connection.usable:
+            connection.abort()
+            raise ConnectFailed("the backend closed the connection before the request was sent")
+        return connection
 
     def tick(self, now: float) -> None:
         """Close connections that have been idle too long and wake the busy ones."""
-        while self._idle and now - self._idle[0].idle_since >= self._keep_alive_s:
-            self._idle.pop(0).abort()
+        self._wake_rested(now)
+        oldest, idle = now - self._keep_alive_s, self._idle
+        self._idle = [each for each in idle if each.usable and each.idle_since > oldest]
+        for connection in idle:
+            if connection.idle_since <= oldest:
+                connection.abort()
         for connection in tuple(self.busy):
             connection.tick(now)
 
     def close(self) -> None:
         """Drop the idle connections; busy ones end with their request."""
         self.closed = True
-        idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.abort()
+        self._drop_idle()
 
     @property
     def idle(self) -> int:
         """Connections waiting for a request."""
-        return len(self._idle)
+        return sum(each.usable for each in (*self._idle, *self._resting))
 
     def take_idle(self) -> Connection | None:
-        """Return the connection that was used last, if it is not too old; None when there is none."""
-        oldest = time.monotonic() - self._keep_alive_s
+        """Return the connection that was used last, if it may be used again; None when there is none."""
+        now = time.monotonic()
+        self._wake_rested(now)
         while self._idle:
             connection = self._idle.pop()
-            if connection.usable and connection.idle_since > oldest:
+            fit = connection.usable and now - connection.idle_since < self._keep_alive_s
+            if fit and connection.is_quiet():
                 return connection
             connection.abort()
+            if connection.spoke_unasked:
+                self.distrust()
         return None
+
+    def _wake_rested(self, now: float) -> None:
+        resting = self._resting
+        while resting and now - resting[0].idle_since >= self._rest_s:
+            self._idle.append(resting.popleft())
+
+    def distrust(self) -> None:
+        """Use no connection twice any more: what is on them may be another request's reply."""
+        if self._reuses:
+            self._reuses = False
+            log.warning(
+                "%s sent bytes that belong to no request; its connections are no longer reused",
+                self.backend.id,
+                extra={"event": "backend_unasked_bytes", "backend": self.backend.id},
+            )
+        self._drop_idle()
+
+    def _drop_idle(self) -> None:
+        dropped = (*self._idle, *self._resting)
+        self._idle, self._resting = [], deque()
+        for connection in dropped:
+            connection.abort()
 
     async def connect(self, kind: type[_Kind]) -> _Kind:
         """Make a connection; tried once more if this process itself did not run in that time.
@@ -180,16 +232,16 @@ class BackendConnections:
 
     def _on_free(self, connection: Connection) -> None:
         self.busy.discard(connection)
-        if self.closed:
+        if self.closed or not self._reuses:
             connection.abort()
             return
         connection.idle_since = time.monotonic()
-        self._idle.append(connection)
+        self._resting.append(connection)
 
     def _on_closed(self, connection: Connection) -> None:
         self.busy.discard(connection)
-        if connection in self._idle:
-            self._idle.remove(connection)
+        if connection.spoke_unasked:
+            self.distrust()
 
     def _head(self, path: bytes, content_type: bytes) -> bytes:
         """The constant part of a request head, up to the content length's value."""
@@ -240,6 +292,7 @@ class Client:
                 connect_s=self._connect_s,
                 keep_alive_s=self._keep_alive_s,
                 receive_bytes=self._receive_bytes,
+                rest_s=_REST_S,
             )
         return found
 

@@ -1,80 +1,59 @@
 """One HTTP/1.1 connection to a backend: a request out, a reply head in, the body handed to a sink.
 
     IDLE --request()--> HEAD --headers--> COLLECT --whole body--> IDLE      (JSON: the reply carries its body)
-                          |                  `--too large--.
-                          `--event stream--------------> STREAM --end--> IDLE
+                          |                  `--200, large--.
+                          `--event stream-----------------> STREAM --end--> IDLE
     any state --connection lost, bad bytes, abort()--> CLOSED
 
-A connection carries one request at a time. Bytes that come while IDLE, or after the end of a reply,
-close it, so one reply can never be taken for another. llhttp refuses conflicting lengths, bad chunk
-sizes and folded headers for us.
+A connection carries one request at a time, and what a backend says unasked must never become the reply
+to another tenant's request. So these close the connection and set `spoke_unasked`: bytes while IDLE,
+bytes after the end of a reply, and a reply that arrives before the backend's system has acknowledged
+any byte of the request. A connection that has something to read is not `quiet` and not to be used.
+llhttp refuses conflicting lengths, bad chunk sizes and folded headers for us.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from enum import Enum
 from typing import Final, cast
 
 import httptools
 
-from gateway.core.errors import BackendBroke, BackendTimeout, StaleConnection, UpstreamError
+from gateway.core.errors import BackendBroke, StaleConnection, UpstreamError
+from gateway.upstream.reading import MAX_ERROR_BYTES, MAX_FRAMING_BYTES, Reading, State
 from gateway.upstream.reply import Reply, Sink
+from gateway.upstream.silence import ENDLESS, Silence
+from gateway.upstream.sockets import Socket, says_timed_out
 
-# A reply that is no event stream is collected up to here, so that it can be judged and refused as a
-# whole; beyond it, it is streamed like the others. Also what one stream may hold in memory.
-WHOLE_REPLY_BYTES: Final = 256 * 1024
 # Read from a backend before anybody takes the body: reading is paused beyond this.
 _UNCLAIMED_BYTES: Final = 64 * 1024
-_MAX_HEADER_BYTES: Final = 64 * 1024
 # A connection closed by its idle limit says so within a round trip. Much later the backend may have
 # worked on the request, and died of it.
 _STALE_S: Final = 0.25
-_MAX_INTERIM_REPLIES: Final = 8  # 1xx heads before the real one
+# A reply that was in flight while we sent arrives within a round trip; later ones are not examined.
+_IN_FLIGHT_S: Final = 0.02
 
 
-class State(Enum):
-    """Where the connection is in its one exchange."""
-
-    IDLE = "idle"
-    HEAD = "head"
-    COLLECT = "collect"
-    STREAM = "stream"
-    CLOSED = "closed"
-
-
-class Connection(asyncio.Protocol):
+class Connection(Reading, asyncio.Protocol):
     """See the module. `on_free` is called when the connection may carry the next request."""
 
     def __init__(
         self, on_free: Callable[[Connection], None], on_closed: Callable[[Connection], None]
     ) -> None:
+        super().__init__()
         self._on_free = on_free
         self._on_closed = on_closed
-        self.state = State.IDLE
         self.idle_since = 0.0
         self._transport: asyncio.Transport | None = None
-        self._parser: httptools.HttpResponseParser | None = None
         self._waiter: asyncio.Future[Reply] | None = None
         self._sink: Sink | None = None
         self._loop = asyncio.get_running_loop()  # asking for it costs a system call before 3.12
-        self._deadline = 0.0
+        self.silence = Silence(ENDLESS, 0.0)  # of the exchange under way, or the last
         self._used = False
         self._sent_at = 0.0
-        self._reset()
-
-    def _reset(self) -> None:
-        self._headers: dict[bytes, bytes] = {}
-        self._header_bytes = 0
-        self._interim = 0
-        self._status = 0
-        self._parts: list[bytes] = []
-        self._held_bytes = 0
-        self._complete = False
-        self._keep_alive = False
-        self._answered = False
-        self._between_chunks = False
+        self._sent_bytes = 0
+        self._socket: Socket | None = None
 
     # --- the owner's side -----------------------------------------------------------------------
 
@@ -87,13 +66,20 @@ class Connection(asyncio.Protocol):
             and not self._transport.is_closing()
         )
 
-    async def request(self, head: bytes, body: bytes, deadline: float) -> Reply:
+    def is_quiet(self) -> bool:
+        """Whether nothing is there to be read: neither bytes that nobody asked for nor the end."""
+        if self._socket is None or self._socket.is_quiet():
+            return True
+        self._unasked(self._socket.peek())
+        return False
+
+    async def request(self, head: bytes, body: bytes, silence: Silence) -> Reply:
         """Send one request and wait for the head of its reply (or all of it, see `Reply.body`).
 
         Raises:
             StaleConnection: the reused connection was dead; nothing was answered.
             BackendBroke: the backend closed or spoke nonsense (502).
-            BackendTimeout: no head by `deadline`, monotonic seconds (504).
+            BackendTimeout: the backend was silent for too long (504).
         Cancel: closes the connection, which aborts the work at the backend.
         """
         transport = self._transport
@@ -101,10 +87,11 @@ class Connection(asyncio.Protocol):
             raise StaleConnection("the connection was closed before the request was sent")
         self._reset()
         self.state = State.HEAD
-        self._deadline = deadline
+        self.silence = silence
         waiter: asyncio.Future[Reply] = self._loop.create_future()
         self._waiter = waiter
         self._sent_at = self._loop.time()
+        self._sent_bytes = len(head) + len(body)
         if len(body) < _UNCLAIMED_BYTES:
             transport.write(head + body)
         else:
@@ -144,18 +131,22 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def tick(self, now: float) -> None:
-        """Check the deadline for the head, or pass the tick on to the sink."""
-        if self.state in (State.HEAD, State.COLLECT):
-            if now >= self._deadline:
-                self._fail(BackendTimeout("the backend did not answer in time"))
-        elif self._sink is not None:
+        """Check for how long a reply that is collected has not grown, or pass the tick on to the sink."""
+        if self._sink is not None:
             self._sink.on_tick(now)
+        elif self.state in (State.HEAD, State.COLLECT):
+            if self._held_bytes != self._ticked_bytes:
+                self._ticked_bytes = self._held_bytes
+                self.silence.broken(now)
+            elif self.silence.too_long(now):
+                self._fail(self.silence.error())
 
     # --- asyncio.Protocol -----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport and make the parser."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
+        self._socket = Socket(self._transport)
         self._parser = httptools.HttpResponseParser(self)
 
     def data_received(self, data: bytes) -> None:
@@ -165,18 +156,23 @@ class Connection(asyncio.Protocol):
             if sink is not None and sink.on_chunk(data):
                 return
         if self.state is State.IDLE or self._parser is None:
-            self.abort()  # nobody asked: an unread rest of something else
+            self._unasked(data)
+            self.abort()
+            return
+        if not self._answered and self._came_before_the_request():
+            self._fail(self._unasked(data))
             return
         self._answered = True
+        self._framing_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._fail(BackendBroke("the backend sent something that is not HTTP/1.1"))
             return
-        if self.state is State.STREAM:
-            self._deliver()
-        elif self._complete:
-            self._finish_collected()
+        if self._framing_bytes > MAX_FRAMING_BYTES and not self._complete:
+            self._fail(BackendBroke("the backend sent too much between the parts of its reply"))
+        else:
+            self._hand_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell whoever waits; a reply whose end is the end of the connection is complete now."""
@@ -195,66 +191,8 @@ class Connection(asyncio.Protocol):
         elif self.state is not State.IDLE:
             self._fail(BackendBroke("the backend closed the connection"))
         self.state = State.CLOSED
-        self._transport = None
-        self._parser = None
+        self._transport = self._socket = self._parser = None
         self._on_closed(self)
-
-    # --- httptools ------------------------------------------------------------------------------
-
-    def on_message_begin(self) -> None:
-        """Refuse what follows a whole reply in the same read."""
-        if self._complete:
-            raise httptools.HttpParserError("bytes after the reply")
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Collect one header; a repeated one keeps its last value (none that we pass on repeats)."""
-        self._header_bytes += len(name) + len(value)
-        if self._header_bytes > _MAX_HEADER_BYTES:
-            raise httptools.HttpParserError("headers too large")
-        self._headers[name.lower()] = value
-
-    def on_headers_complete(self) -> None:
-        """Judge the head: an event stream is answered now, everything else when it is whole."""
-        parser = self._parser
-        assert parser is not None
-        self._status = parser.get_status_code()
-        if self._status < 200:
-            return
-        if self._complete:
-            raise httptools.HttpParserError("a second reply to one request")
-        if self._headers.get(b"content-type", b"").startswith(b"text/event-stream"):
-            self._start_stream()
-        else:
-            self.state = State.COLLECT
-
-    def on_body(self, data: bytes) -> None:
-        """Hold the bytes until the read is parsed; too much for a whole reply turns it into a stream."""
-        self._parts.append(data)
-        self._held_bytes += len(data)
-        if self.state is State.COLLECT and self._held_bytes > WHOLE_REPLY_BYTES:
-            self._start_stream()
-
-    def on_chunk_header(self) -> None:
-        """Note that a chunk has begun."""
-        self._between_chunks = False
-
-    def on_chunk_complete(self) -> None:
-        """Note that a chunk has ended."""
-        self._between_chunks = self.state is State.STREAM
-
-    def on_message_complete(self) -> None:
-        """Note the end; a 1xx head only makes room for the real one."""
-        if self._status < 200:
-            self._headers = {}
-            self._interim += 1
-            if self._interim > _MAX_INTERIM_REPLIES:
-                raise httptools.HttpParserError("too many interim replies")
-            return
-        assert self._parser is not None
-        self._keep_alive = (
-            self._parser.should_keep_alive()
-        )  # only true answers inside this callback
-        self._complete = True
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -267,11 +205,27 @@ class Connection(asyncio.Protocol):
         if waiter is not None and not waiter.done():
             waiter.set_result(reply)
 
+    def _hand_on(self) -> None:
+        """Hand on what a read has brought, or the reply once it is whole, or too much of an error."""
+        if self.state is State.STREAM:
+            self._deliver()
+        elif self._complete:
+            self._finish_collected()
+        elif self._held_bytes > MAX_ERROR_BYTES:
+            self._finish_early()
+
     def _finish_collected(self) -> None:
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts = []
         reply = Reply(self._status, self._headers, body, None)
         self._release()
+        self._answer(reply)
+
+    def _finish_early(self) -> None:
+        """Answer with the beginning of an error that has no end in sight; the rest is not read."""
+        reply = Reply(self._status, self._headers, b"".join(self._parts), None)
+        self._parts = []
+        self.abort()
         self._answer(reply)
 
     def _deliver(self) -> None:
@@ -304,12 +258,23 @@ class Connection(asyncio.Protocol):
             self.state = State.CLOSED
             transport.close()
 
-    def _ends_with_connection(self) -> bool:
-        headers = self._headers
+    def _unasked(self, data: bytes) -> UpstreamError:
+        """Note what was said unasked; return the error for a request that was sent meanwhile."""
+        if not data or says_timed_out(data):  # it only closes the connection
+            return StaleConnection("the backend had given up the idle connection")
+        self.spoke_unasked = True
+        return BackendBroke("the backend answered before it had the request")
+
+    def _came_before_the_request(self) -> bool:
+        """Whether a reply on a reused connection was surely sent before its request arrived.
+
+        What is not proven may be so, too: the request may be acknowledged before we read the reply.
+        """
+        early = self._used and self._loop.time() - self._sent_at < _IN_FLIGHT_S
         return (
-            bool(self._status)
-            and b"content-length" not in headers
-            and b"transfer-encoding" not in headers
+            early
+            and self._socket is not None
+            and not self._socket.has_acknowledged_any_of(self._sent_bytes)
         )
 
     def _was_stale(self) -> bool:

@@ -13,25 +13,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from gateway.core.errors import (
     BackendBroke,
     BackendTimeout,
     ClientStalled,
-    EndedByShutdown,
     EngineFull,
     GatewayError,
     RequestError,
     StreamBroke,
     UpstreamError,
 )
-from gateway.core.types import Usage
 from gateway.upstream.reply import Reply
-from gateway.wire.chunks import Shape
+from gateway.upstream.watch import Watch
 from gateway.wire.replies import Fault, fault_of
-from gateway.wire.sse import HEARTBEAT, json_aborted, json_usage
+from gateway.wire.sse import HEARTBEAT
 
 TICK_S: Final = 0.5  # how often on_tick comes; all times below are good to about that
 _LAST_CHUNK_S: Final = 1.0  # what a backend has to end the body, after the stream's last frame
@@ -60,93 +57,12 @@ class ClientSide(Protocol):
         """End a body that cannot be finished, so that the client sees it is cut."""
 
 
-class Watch(Protocol):
-    """Who looks on at the body: `wire.sse.StreamWatch`, or `PlainWatch` for other bodies."""
-
-    began: Usage | None  # what the backend told of the prompt, when only that is known
-    complete: bool
-    failed: str | None
-    fault: Fault | None
-    events: int
-    shape: Shape  # what fits it may be passed on unseen, and counted as one event
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing may follow any more."""
-
-    @property
-    def between_frames(self) -> bool:
-        """Whether a comment may be written now."""
-
-    @property
-    def usage(self) -> Usage | None:
-        """Tokens, once the backend told them."""
-
-    def feed(self, data: bytes) -> bytes:
-        """Take what came; return what may be sent on."""
-
-    def close(self) -> bytes:
-        """The backend ended cleanly; return the rest."""
-
-    def broken(self, fault: Fault) -> bytes:
-        """The stream breaks off; return an ending that says why, empty if none can be written."""
-
-
-class PlainWatch:
-    """Look on at a body that is no event stream: pass everything, find the usage near its end."""
-
-    _TAIL_BYTES: Final = 1024
-    between_frames: Final = False  # there are none
-    ended: Final = False  # only the body's own end tells
-
-    def __init__(self, *, generates: bool = False) -> None:
-        self._generates = generates  # chat or completions, which say when they were aborted
-        self.began: Usage | None = None
-        self.complete = False
-        self.failed: str | None = None
-        self.fault: Fault | None = None
-        self.events = 0
-        self.shape = Shape()
-        self._tail = b""
-
-    @property
-    def usage(self) -> Usage | None:
-        """What the end of the body says."""
-        return json_usage(self._tail)
-
-    def feed(self, data: bytes) -> bytes:
-        """Pass on everything."""
-        self.events += 1
-        self._tail = (self._tail + data)[-self._TAIL_BYTES :]
-        return data
-
-    def close(self) -> bytes:
-        """The body is whole; that the engine aborted it is said near its end."""
-        self.complete = not (self._generates and json_aborted(self._tail))
-        return b""
-
-    def broken(self, fault: Fault) -> bytes:
-        """A cut body has no ending that could say so."""
-        return b""
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a stream may be silent, in seconds."""
-
-    first_event_s: float
-    stall_s: float
-    heartbeat_s: float
-    client_write_s: float
-    total_s: float
-
-
 class Relay:
     """One reply on its way. Owned by the handler; `Connection` and the client's protocol call in."""
 
     __slots__ = (
-        "_blocked_since", "_client", "_connection", "_done", "_error", "_events", "_on_first_token", "_patience",
-        "_progress_at", "_reply", "_sent_at", "_shape", "_started_at", "watch",
+        "_beaten_at", "_blocked_since", "_client", "_connection", "_done", "_error", "_events",
+        "_on_first_token", "_refuses", "_reply", "_shape", "_silence", "watch",
     )  # fmt: skip
 
     def __init__(
@@ -154,22 +70,25 @@ class Relay:
         reply: Reply,
         watch: Watch,
         client: ClientSide,
-        patience: Patience,
         now: float,
         *,
         on_first_token: Callable[[], None] | None = None,
+        refuses: Callable[[bytes], UpstreamError | None] = lambda beginning: None,
     ) -> None:
+        """`refuses` judges the first bytes of a body, before the client gets any of it."""
         self._on_first_token = on_first_token
+        self._refuses = refuses
         self.watch = watch
         self._shape = watch.shape
         self._reply = reply
         self._connection = reply.connection  # as long as it is ours
         self._client = client
-        self._patience = patience
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._error: GatewayError | None = None
         self._events = 0
-        self._started_at = self._progress_at = self._sent_at = now
+        assert reply.connection is not None
+        self._silence = reply.connection.silence
+        self._beaten_at = now  # when the client last got anything, to half a second
         self._blocked_since: float | None = None
 
     async def run(self) -> GatewayError | None:
@@ -211,6 +130,9 @@ class Relay:
             elif self.watch.failed:
                 self._stop(_as_error(self.watch.fault))
                 return
+            elif (error := self._refuses(out)) is not None:
+                self._stop(error)
+                return
             else:
                 client.begin(self._reply, out)
             if client.writing_paused:
@@ -238,10 +160,8 @@ class Relay:
 
     def on_tick(self, now: float) -> None:
         """Enforce silence limits and send heart-beats."""
-        patience = self._patience
-        if now - self._started_at >= patience.total_s:
-            self._break(BackendTimeout(f"the stream ran longer than {patience.total_s:.0f} s"))
-            return
+        silence = self._silence
+        patience = silence.patience
         if self._blocked_since is not None:
             if now - self._blocked_since >= patience.client_write_s:
                 self._stop(
@@ -251,15 +171,15 @@ class Relay:
         events = self.watch.events
         if events != self._events:
             self._events = events
-            self._progress_at = self._sent_at = now
+            self._beaten_at = now
+            silence.broken(now)
             return
-        limit = patience.stall_s if events else patience.first_event_s
-        if self.watch.ended and now - self._progress_at >= _LAST_CHUNK_S:
+        if self.watch.ended and now - silence.since >= _LAST_CHUNK_S:
             self._end_for_backend()
-        elif now - self._progress_at >= limit:
-            self._break(BackendTimeout(f"the backend sent nothing for {limit:.0f} s"))
-        elif now - self._sent_at >= patience.heartbeat_s:
-            self._sent_at = now
+        elif silence.too_long(now):
+            self._break(silence.error())
+        elif now - self._beaten_at >= patience.heartbeat_s:
+            self._beaten_at = now
             self._beat()
 
     # --- called by the client's protocol ----------------------------------------------------------
@@ -275,13 +195,13 @@ class Relay:
         """The client's buffer has drained."""
         if self._blocked_since is not None:
             self._blocked_since = None
-            self._progress_at = asyncio.get_running_loop().time()
+            self._silence.restart(asyncio.get_running_loop().time())
             if self._connection is not None:
                 self._connection.resume()
 
-    def shut_down(self) -> None:
-        """End the stream now, telling the client that the gateway stops."""
-        self._break(EndedByShutdown("This gateway is shutting down. Retry.", retry_after_s=1))
+    def end_early(self, error: GatewayError) -> None:
+        """End the stream now for a reason of the gateway's own, which the client is told."""
+        self._break(error)
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -291,7 +211,7 @@ class Relay:
                 self._client.begin(self._reply)
             self._client.write(HEARTBEAT)
 
-    def _break(self, error: UpstreamError | EndedByShutdown) -> None:
+    def _break(self, error: GatewayError) -> None:
         if self._done.done():
             return
         if self._connection is not None:
@@ -299,7 +219,7 @@ class Relay:
         if not self._client.started:
             self._stop(error)
             return
-        if not isinstance(error, BackendTimeout | EndedByShutdown):
+        if isinstance(error, UpstreamError) and not isinstance(error, BackendTimeout):
             error = StreamBroke(error.message)
         ending = self.watch.broken(fault_of(error))
         self._finish(ending, None if self.watch.complete else error)
@@ -316,6 +236,9 @@ class Relay:
             self._stop(_as_error(self.watch.fault))
             return
         if not client.started:
+            if (refused := self._refuses(rest)) is not None:
+                self._stop(refused)
+                return
             client.begin(self._reply)
         if error is None or self.watch.failed:  # the watch has written the ending that says so
             client.end(rest)

@@ -13,13 +13,13 @@ error, and the connection is closed after it.
 
 from __future__ import annotations
 
-import asyncio
-import math
 from typing import Protocol
 
 from gateway.core.errors import GatewayError
-from gateway.upstream.connection import Connection, State
+from gateway.upstream.connection import Connection
+from gateway.upstream.reading import State
 from gateway.upstream.reply import Reply
+from gateway.upstream.silence import Silence
 
 
 class Rest(Protocol):
@@ -48,18 +48,16 @@ class UploadConnection(Connection):
 
     _rest: Rest | None = None  # while the upload's body is not whole
     _chunked = False
-    _allowance_s = 0.0
 
-    async def upload(self, head: bytes, body: bytes, rest: Rest, deadline: float) -> Reply:
+    async def upload(self, head: bytes, body: bytes, rest: Rest, silence: Silence) -> Reply:
         """Send a head without its end and framing, the body's beginning, and the rest as it comes.
 
         Raises:
             GatewayError: the upload failed by the client's fault: too large, too slow, no clean form.
-            BackendBroke, BackendTimeout: see `Connection.request`; the time until `deadline` is what
-                the backend has from the body's end.
+            BackendBroke, BackendTimeout: see `Connection.request`; the backend's silence counts from
+                the body's end.
         Cancel: closes the connection.
         """
-        self._allowance_s = deadline - asyncio.get_running_loop().time()
         try:
             body += rest.flow_into(self)
         except GatewayError:
@@ -68,13 +66,13 @@ class UploadConnection(Connection):
         left = rest.left_bytes
         if left != 0:
             self._rest = rest
-            deadline = math.inf
+            silence.suspend()
         self._chunked = left is None
         if left is None:
             framing, body = b"transfer-encoding: chunked", _chunk(body)
         else:
             framing = b"content-length: %d" % (len(body) + left)
-        return await self.request(b"%b%b\r\n\r\n" % (head, framing), body, deadline)
+        return await self.request(b"%b%b\r\n\r\n" % (head, framing), body, silence)
 
     @property
     def unsent_bytes(self) -> int:
@@ -88,7 +86,7 @@ class UploadConnection(Connection):
 
     def finish(self) -> None:
         """Note that the body is whole: now the backend's time runs."""
-        self._deadline = self._from_now()
+        self._restart_silence()
         if self._status < 400:  # else it did not get all of it
             self._rest = None
             if self._chunked:
@@ -108,13 +106,13 @@ class UploadConnection(Connection):
     def pause_writing(self) -> None:
         """Stop the client: the backend does not keep up."""
         if self._rest is not None:
-            self._deadline = self._from_now()
+            self._restart_silence()
             self._rest.pause()
 
     def resume_writing(self) -> None:
         """Let the client go on."""
         if self._rest is not None:
-            self._deadline = math.inf
+            self.silence.suspend()
             self._rest.resume()
 
     def _release(self) -> None:
@@ -125,8 +123,8 @@ class UploadConnection(Connection):
             self._rest = None
             self.abort()
 
-    def _from_now(self) -> float:
-        return asyncio.get_running_loop().time() + self._allowance_s
+    def _restart_silence(self) -> None:
+        self.silence.restart(self._loop.time())
 
 
 def _chunk(data: bytes) -> bytes:

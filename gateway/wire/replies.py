@@ -21,6 +21,7 @@ from gateway.core.errors import (
     GatewayError,
     MethodNotAllowed,
     Rejected,
+    TookTooLong,
     TooManyFailedKeys,
 )
 from gateway.core.types import Dialect
@@ -74,7 +75,7 @@ def error_headers(error: GatewayError, *, retried: bool = False) -> list[tuple[b
         headers.append((HEADER_PREFIX + b"shed-reason", error.shed_reason.value.encode()))
         if retried:
             headers.append((b"x-should-retry", b"false"))
-    elif isinstance(error, BackendTimeout | TooManyFailedKeys):
+    elif isinstance(error, BackendTimeout | TookTooLong | TooManyFailedKeys):
         # The backend may still be at it; a wrong key stays wrong.
         headers.append((b"x-should-retry", b"false"))
     return headers

@@ -1,5 +1,7 @@
 """The gate, over any order of events: nothing is lost, given twice or kept waiting for nothing."""
 
+import math
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -199,7 +201,7 @@ class AtTheGate(RuleBasedStateMachine):
             return
         guest = inside[place % len(inside)]
         ask = guest.ask
-        ask.tried.append(guest.slot.backend_id)
+        ask.tried[guest.slot.backend_id] = math.inf
         room = self.house.gate.has_room(ask)
         guest.end()
         if room:

@@ -1,5 +1,6 @@
 """The choice of a backend, over any state of a pool."""
 
+import math
 import random
 
 from hypothesis import assume, given
@@ -108,7 +109,7 @@ def test_the_choice_is_an_eligible_backend_or_the_reasons_account_for_all(
     states, demand, caller, need, top_priority, tried, claimed, seed
 ):
     backends = pool_of(states)
-    tried = [f"m/b{place}" for place in tried]
+    tried = dict.fromkeys((f"m/b{place}" for place in tried), math.inf)
     claimed = {f"m/b{place}" for place in claimed}
     ask = Ask(ROUTE, CALL, demand, caller, need, top_priority, tried)
     fit = eligible(backends, ask, NOW, claimed)

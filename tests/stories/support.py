@@ -49,6 +49,10 @@ class World:
         body = {"model": model, "messages": [{"role": "user", "content": text}], **more}
         return await self.http.post("/v1/chat/completions", json=body, headers=headers)
 
+    async def rested(self) -> None:
+        """Wait until connections to backends may be used again: they rest after each reply."""
+        await asyncio.sleep(0.02)
+
     async def until(self, condition, seconds: float = 5.0) -> None:
         """Wait until `condition()` holds; fail when it does not in time."""
         async with asyncio.timeout(seconds):

@@ -1,6 +1,7 @@
 """One upstream connection against scripted bytes on a real socket."""
 
 import asyncio
+import math
 import time
 
 import pytest
@@ -10,6 +11,7 @@ from gateway.core.errors import BackendBroke, BackendTimeout, StaleConnection, U
 from gateway.pools import table
 from gateway.upstream.client import BackendConnections
 from gateway.upstream.connection import Connection
+from gateway.upstream.silence import Patience, Silence
 from tests.stories.stubs import page, stub
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n"
@@ -74,8 +76,10 @@ class Sink:
         pass
 
 
-def later(seconds=5.0):
-    return asyncio.get_running_loop().time() + seconds
+def later(seconds=5.0, works=lambda since: False):
+    """Return the silence of a backend that may last so long."""
+    patience = Patience(seconds, seconds, math.inf, math.inf)
+    return Silence(patience, asyncio.get_running_loop().time(), works)
 
 
 def run(main):
@@ -221,7 +225,7 @@ def test_the_deadline_for_the_head_is_kept_by_ticks():
             connection, _ = await backend.connect()
             now = asyncio.get_running_loop().time()
             waiting = asyncio.get_running_loop().create_task(
-                connection.request(HEAD, b"{}", now + 10)
+                connection.request(HEAD, b"{}", later(10))
             )
             await asyncio.sleep(0)
             connection.tick(now + 9)

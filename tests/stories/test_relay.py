@@ -4,10 +4,11 @@ import asyncio
 
 import pytest
 
-from gateway.core.errors import BackendBroke, BackendTimeout, StaleConnection
+from gateway.core.errors import BackendBroke, BackendTimeout, StaleConnection, TookTooLong
 from gateway.core.types import Dialect
 from gateway.upstream.connection import Connection
-from gateway.upstream.relay import Patience, Relay
+from gateway.upstream.relay import Relay
+from gateway.upstream.silence import ENDLESS, Patience, Silence
 from gateway.wire.sse import StreamWatch
 from tests.gatehouse import held
 
@@ -23,6 +24,13 @@ def chunk(data):
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
+class NoSocket:
+    family = None
+
+    def fileno(self):
+        return 0
+
+
 class Wire:
     """A transport of which only the end matters."""
 
@@ -33,6 +41,9 @@ class Wire:
 
     def is_closing(self):
         return self.aborted
+
+    def get_extra_info(self, name):
+        return NoSocket() if name == "socket" else None
 
     def abort(self):
         self.aborted = True
@@ -72,16 +83,18 @@ class Client:
         self.cuts += 1
 
 
-async def start(patience):
+async def start(patience, works=lambda since: False):
     wire, client = Wire(), Client()
     connection = Connection(lambda _: None, lambda _: None)
     connection.connection_made(wire)
-    asked = asyncio.get_running_loop().create_task(connection.request(b"", b"", 1e12))
+    asked = asyncio.get_running_loop().create_task(
+        connection.request(b"", b"", Silence(patience, 0.0, works))
+    )
     await asyncio.sleep(0)
     connection.data_received(HEAD)
     reply = await asked
     watch = StreamWatch(Dialect.CHAT, choices=1, hide_usage=True, request_id="r")
-    relay = Relay(reply, watch, client, patience, 0.0)
+    relay = Relay(reply, watch, client, 0.0)
     client.relay = relay
     running = asyncio.get_running_loop().create_task(relay.run())
     await asyncio.sleep(0)
@@ -91,11 +104,10 @@ async def start(patience):
 def patience(**seconds):
     return Patience(
         **{
-            "first_event_s": 9,
+            "first_byte_s": 9,
             "stall_s": 9,
             "heartbeat_s": 99,
             "client_write_s": 9,
-            "total_s": 999,
             **seconds,
         }
     )
@@ -130,17 +142,41 @@ def test_after_the_last_frame_nothing_is_written_and_the_client_is_let_go_within
     asyncio.run(main())
 
 
-def test_a_stream_that_flows_for_ever_is_ended_at_the_total():
+def test_a_stream_that_is_ended_early_says_why_in_its_own_protocol():
     async def main():
-        wire, client, connection, running = await start(patience(total_s=50))
-        for now in range(1, 60):
-            if not wire.aborted:
-                connection.data_received(chunk(TOKEN))
-            connection.tick(float(now))
-        assert isinstance(await running, BackendTimeout)
+        wire, client, connection, running = await start(patience())
+        connection.data_received(chunk(TOKEN))
+        client.relay.end_early(TookTooLong("took too long"))
+        assert isinstance(await running, TookTooLong)
         assert client.ends == 1
+        assert b"took too long" in client.written
         assert client.written.endswith(b"data: [DONE]\n\n")
         assert wire.aborted
+
+    asyncio.run(main())
+
+
+def test_a_silent_stream_goes_on_as_long_as_its_engine_works_and_is_cut_when_that_stops():
+    async def main():
+        asked = []
+
+        def works(since):
+            asked.append(since)
+            return since < 100
+
+        wire, client, connection, running = await start(
+            patience(stall_s=45, first_byte_s=20), works
+        )
+        for now in range(1, 60):
+            connection.tick(float(now))  # a long prompt is read: nothing has come yet
+        assert asked == [0.0, 20.0]
+        connection.data_received(chunk(TOKEN))
+        for now in range(60, 300):
+            if not wire.aborted:
+                connection.tick(float(now))  # a tool's arguments are withheld
+        assert asked[2:] == [60.0, 105.0]
+        assert isinstance(await running, BackendTimeout)
+        assert b"sent nothing for 45 s" in client.written
 
     asyncio.run(main())
 
@@ -148,7 +184,7 @@ def test_a_stream_that_flows_for_ever_is_ended_at_the_total():
 def test_no_comment_is_written_into_a_frame_that_is_too_long_to_hold():
     async def main():
         _, client, connection, running = await start(
-            patience(heartbeat_s=1, stall_s=99, first_event_s=99)
+            patience(heartbeat_s=1, stall_s=99, first_byte_s=99)
         )
         connection.data_received(chunk(TOKEN) + chunk(b'data: {"choices":[{"x":"' + b"y" * 70_000))
         for now in range(1, 9):
@@ -182,7 +218,9 @@ def test_a_client_that_reads_on_after_the_end_moves_no_other_stream():
         client.relay.pause()
         connection.data_received(chunk(LAST) + b"0\r\n\r\n")
         await running
-        other = asyncio.get_running_loop().create_task(connection.request(b"", b"", 1e12))
+        other = asyncio.get_running_loop().create_task(
+            connection.request(b"", b"", Silence(ENDLESS, 0.0))
+        )
         await asyncio.sleep(0)
         connection.data_received(HEAD)
         await other
@@ -212,7 +250,9 @@ def test_a_stream_that_comes_in_one_read_has_a_first_token_too():
         wire, client = Wire(), Client()
         connection = Connection(lambda _: None, lambda _: None)
         connection.connection_made(wire)
-        asked = asyncio.get_running_loop().create_task(connection.request(b"", b"", 1e12))
+        asked = asyncio.get_running_loop().create_task(
+            connection.request(b"", b"", Silence(ENDLESS, 0.0))
+        )
         await asyncio.sleep(0)
         connection.data_received(HEAD + chunk(TOKEN) + chunk(LAST) + b"0\r\n\r\n")
         watch = StreamWatch(Dialect.CHAT, choices=1, hide_usage=True, request_id="r")
@@ -222,7 +262,6 @@ def test_a_stream_that_comes_in_one_read_has_a_first_token_too():
             reply,
             watch,
             client,
-            patience(),
             0.0,
             on_first_token=lambda: seen.append(client.started),
         )
@@ -239,7 +278,7 @@ def test_a_reused_connection_that_dies_after_more_than_a_round_trip_may_have_wor
         loop, connection = asyncio.get_running_loop(), Connection(lambda _: None, lambda _: None)
         connection.connection_made(Wire())
         for dies in (False, True):
-            asked = loop.create_task(connection.request(REQUEST, b"{}", 1e12))
+            asked = loop.create_task(connection.request(REQUEST, b"{}", Silence(ENDLESS, 0.0)))
             await asyncio.sleep(0)
             if dies:
                 loop.at += after_s

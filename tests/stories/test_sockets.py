@@ -24,6 +24,7 @@ from gateway.core.types import Phase, Route
 from gateway.pools.table import Backend
 from gateway.sim.server import SimConfig, SimServer
 from gateway.upstream.client import Client, Outgoing
+from gateway.upstream.silence import ENDLESS, Silence
 from gateway.wire.calls import ENDPOINTS, parse_call
 from tests.stories.launched import left
 from tests.stories.support import FAST, frames, gateway, story
@@ -51,6 +52,7 @@ async def test_chats_are_answered_whole_and_streamed_over_connections_that_are_k
     async with gateway(on(folder)) as world:
         whole = await world.chat(max_tokens=3)
         assert whole.status_code == 200
+        await world.rested()
         stream = await world.chat(max_tokens=3, stream=True)
         data = frames(stream.text)
         assert data[-1] == "[DONE]"
@@ -145,10 +147,10 @@ async def full(where):
 async def send(where, *, connect_s):
     client = Client(connect_s=connect_s, keep_alive_s=3, receive_bytes=32768)
     out = Outgoing(CHAT.encode(), b"application/json", "r1", b"{}")
-    deadline = asyncio.get_running_loop().time() + 5
+    silence = Silence(ENDLESS, asyncio.get_running_loop().time())
     try:
         connections = client.connections(Backend("m", "b1", f"unix:{where}"))
-        return await connections.send(out, deadline=deadline, fresh=False)
+        return await connections.send(out, silence, fresh=False)
     finally:
         client.close()
         await asyncio.sleep(0)

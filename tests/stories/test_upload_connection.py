@@ -1,12 +1,14 @@
 """A connection that sends a body as it comes, against scripted bytes on a real socket."""
 
 import asyncio
+import math
 
 import pytest
 import uvloop
 
 from gateway.core.errors import BackendBroke, BackendTimeout, BodyTooLarge
 from gateway.upstream.connection import State
+from gateway.upstream.silence import Patience, Silence
 from gateway.upstream.upload import UploadConnection
 
 HEAD = b"POST /v1/audio/transcriptions HTTP/1.1\r\nhost: x\r\n"
@@ -88,8 +90,9 @@ def run(test):
 
 
 def start(connection, rest, seconds=5.0):
-    deadline = asyncio.get_running_loop().time() + seconds
-    sent = connection.upload(HEAD, b"first", rest, deadline)
+    patience = Patience(seconds, seconds, math.inf, math.inf)
+    silence = Silence(patience, asyncio.get_running_loop().time())
+    sent = connection.upload(HEAD, b"first", rest, silence)
     return asyncio.get_running_loop().create_task(sent)
 
 

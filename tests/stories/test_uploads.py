@@ -229,6 +229,7 @@ async def test_a_whole_small_form_uses_an_idle_connection():
         for _ in range(3):
             reply = await world.http.post(PATH, content=body, headers=headers)
             assert reply.status_code == 200
+            await world.rested()
         assert [each.reused for each in received(world)] == [False, True, True]
 
 
@@ -240,6 +241,7 @@ async def test_connections_of_both_sides_serve_on_after_an_upload():
         for _ in range(2):
             reply = await world.http.post(PATH, content=body, headers=headers)
             assert reply.status_code == 200
+            await world.rested()
             assert (await world.chat(max_tokens=1)).status_code == 200
         chats = world.sims[0].received("/v1/chat/completions")
         assert [each.reused for each in chats] == [True, True]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from gateway.core.errors import BackendBroke, MisdirectedReply
 from gateway.core.types import (
     Call,
     Demand,
@@ -12,11 +13,13 @@ from gateway.core.types import (
     Usage,
     UsageSource,
 )
-from gateway.ingress.answers import answer, used, watch_over
+from gateway.ingress.answers import answer, unfit, used, watch_over
+from gateway.upstream.engineids import engine_id
 from gateway.upstream.reply import Reply
 
 CHAT = Call(Endpoint.CHAT, Dialect.CHAT, "m", stream=False, body=b"{}")
 AUDIO = Call(Endpoint.TRANSCRIPTIONS, Dialect.PLAIN, "m", stream=False, body=b"")
+OWN, OTHER = engine_id().encode(), engine_id().encode()
 SAYS_ABORT = (
     b'"}, "finish_reason": "abort"}], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}'
 )
@@ -34,22 +37,80 @@ def record(*, exact=False):
 
 @pytest.mark.parametrize(("call", "complete"), [(CHAT, False), (AUDIO, True)])
 def test_a_reply_too_large_to_collect_says_near_its_end_that_it_was_aborted(call, complete):
-    watch = watch_over(reply(), call, "r")
+    watch = watch_over(reply(), call, "r", 1 << 20)
     for piece in (b"x" * 300_000, SAYS_ABORT):
         assert watch.feed(piece) is piece
     watch.close()
     assert watch.complete is complete
 
 
+def call(dialect):
+    return Call(Endpoint.CHAT, dialect, "m", stream=False, body=b"{}")
+
+
+@pytest.mark.parametrize(
+    ("dialect", "pieces", "complete"),
+    [
+        (Dialect.CHAT, (b'{"choices":[{"finish_rea', b'son":"abort"},', b"x" * 9000), False),
+        (Dialect.CHAT, (b'{"choices":[{"finish_reason":"stop"},', b"x" * 9000), True),
+        (Dialect.RESPONSES, (b'"status":"failed"', b'"status":"completed","usage":{}}'), True),
+        (Dialect.RESPONSES, (b'"status":"completed"', b'"status":"cancelled","usage":{}}'), False),
+        (Dialect.MESSAGES, (b"x" * 9000, b'"stop_reason":null,"usage":{}}'), False),
+        (Dialect.MESSAGES, (b"x" * 9000, b'"stop_reason":"end_turn","usage":{}}'), True),
+    ],
+)
+def test_an_abort_is_found_wherever_a_large_reply_says_it(dialect, pieces, complete):
+    watch = watch_over(reply(), call(dialect), "r", 1 << 20)
+    for piece in pieces:
+        watch.feed(piece)
+    watch.close()
+    assert watch.complete is complete
+
+
+def test_a_reply_that_grows_over_the_limit_is_passed_on_no_further_and_is_no_success():
+    watch = watch_over(reply(), CHAT, "r", 100)
+    assert [watch.feed(b"x" * 60), watch.feed(b"x" * 60)] == [b"x" * 60, b""]
+    assert watch.ended
+    watch.close()
+    assert not watch.complete
+
+
+@pytest.mark.parametrize(
+    ("headers", "beginning", "error"),
+    [
+        ({}, b"{}", None),
+        ({b"content-type": b"application/json; charset=utf-8"}, b"{}", None),
+        ({b"content-type": b"application/vnd.x+json"}, b"{}", None),
+        ({b"content-type": b"application/octet-stream"}, b"\0", None),
+        ({b"content-type": b"text/vtt"}, b"WEBVTT", None),
+        ({b"content-type": b"text/event-stream"}, b"data: {}", None),
+        ({b"content-encoding": b"identity"}, b"{}", None),
+        ({b"content-type": b"text/html"}, b"<html>", BackendBroke),
+        ({b"content-type": b"application/xml"}, b"<x>", BackendBroke),
+        ({b"content-encoding": b"gzip"}, b"\x1f\x8b", BackendBroke),
+        ({b"content-length": b"101"}, b"{}", BackendBroke),
+        ({}, b'{"id":"chatcmpl-%b","x":1}' % OWN, None),
+        ({}, b'data: {"id":"cmpl-%b-0","x":1}' % OWN, None),
+        ({}, b'{"id":"chatcmpl-%b","x":1}' % OTHER, MisdirectedReply),
+        ({}, b'data: {"id":"cmpl-%b-0","x":1}' % OTHER, MisdirectedReply),
+        ({}, b'{"id":"chatcmpl-%b","x":1}' % (b"0" * 40), None),  # of a gateway in between
+        ({}, b'{"text":"chatcmpl-%b"}' % OTHER, None),  # said by the model
+    ],
+)
+def test_only_what_can_be_read_and_is_for_this_request_is_passed_on(headers, beginning, error):
+    found = unfit(Reply(200, headers, None, None), OWN.decode(), 100, beginning)
+    assert (found is None) if error is None else (type(found) is error)
+
+
 def test_a_stream_is_judged_in_its_dialect():
-    watch = watch_over(reply(b"text/event-stream; charset=utf-8"), CHAT, "r")
+    watch = watch_over(reply(b"text/event-stream; charset=utf-8"), CHAT, "r", 1 << 20)
     watch.feed(b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"abort"}]}\n\n')
     watch.close()
     assert (watch.complete, watch.failed) == (False, "abort")
 
 
 def test_the_usage_is_the_backends_own_where_it_told_one():
-    watch = watch_over(reply(), CHAT, "r")
+    watch = watch_over(reply(), CHAT, "r", 1 << 20)
     watch.feed(SAYS_ABORT)
     assert used(watch, reply(), record()) == Usage(7, 2, UsageSource.UPSTREAM)
 
@@ -58,13 +119,13 @@ def test_the_usage_is_the_backends_own_where_it_told_one():
     ("exact", "source"), [(True, UsageSource.COUNTED), (False, UsageSource.ESTIMATED)]
 )
 def test_else_it_is_what_came_and_the_prompt_that_was_expected_not_its_bound(exact, source):
-    watch = watch_over(reply(b"text/event-stream"), CHAT, "r")
+    watch = watch_over(reply(b"text/event-stream"), CHAT, "r", 1 << 20)
     watch.feed(b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null}]}\n\n')
     assert used(watch, reply(), record(exact=exact)) == Usage(9, 1, source)
 
 
 def test_an_error_has_no_usage():
-    watch = watch_over(reply(status=400), CHAT, "r")
+    watch = watch_over(reply(status=400), CHAT, "r", 1 << 20)
     watch.feed(b'{"error": {}}')
     assert used(watch, reply(status=400), record()) is None
 
@@ -74,15 +135,15 @@ def test_the_usage_of_raw_vectors_is_in_a_header_that_the_client_gets():
     kind = b"application/octet-stream"
     headers = {b"metadata": metadata, b"content-type": kind, b"server": b"uvicorn"}
     call = Call(Endpoint.EMBEDDINGS, Dialect.PLAIN, "m", stream=False, body=b"{}")
-    said = answer(Reply(200, headers, b"\0" * 64, None), call, "r")
+    said = answer(Reply(200, headers, b"\0" * 64, None), call, "r", "", 1 << 20)
     assert said.headers == [(b"content-type", kind), (b"metadata", metadata)]
     assert said.usage == Usage(5, 0, UsageSource.UPSTREAM)
     large = Reply(200, headers, None, None)
-    watch = watch_over(large, call, "r")
+    watch = watch_over(large, call, "r", 1 << 20)
     watch.feed(b"\0" * 300_000)
     assert used(watch, large, record()) == Usage(5, 0, UsageSource.UPSTREAM)
 
 
 def test_a_reply_without_a_type_is_json():
-    said = answer(Reply(200, {}, b"{}", None), AUDIO, "r")
+    said = answer(Reply(200, {}, b"{}", None), AUDIO, "r", "", 1 << 20)
     assert said.headers == [(b"content-type", b"application/json")]

@@ -12,7 +12,8 @@ from gateway.observe.outlet import Outlet
 FIELDS = {
     "ts", "id", "key_id", "tenant", "model", "pool", "backend", "adapter", "endpoint", "stream",
     "outcome", "status", "code", "queue_s", "ttft_s", "duration_s", "prompt_tokens",
-    "completion_tokens", "cached_tokens", "usage_source", "attempts", "bytes_out", "client_retry",
+    "completion_tokens", "cached_tokens", "usage_source", "attempts", "engine_request_id", "bytes_out",
+    "client_retry",
 }  # fmt: skip
 
 
@@ -85,6 +86,7 @@ def record(**more):
         "stream": True,
         "usage": Usage(7, 5, UsageSource.UPSTREAM, cached_tokens=3),
         "bytes_out": 1234,
+        "engine_id": "0a1b",
         "client_retry": 1,
         "queue_s": 0.25,
     }
@@ -119,6 +121,7 @@ def test_a_line_has_exactly_the_allowed_fields(outlet, written):
         "cached_tokens": 3,
         "usage_source": "upstream",
         "attempts": 1,
+        "engine_request_id": "0a1b",
         "bytes_out": 1234,
         "client_retry": 1,
     }
@@ -136,7 +139,7 @@ def test_what_is_not_known_is_null(outlet, written):
     assert set(line) == FIELDS
     unknown = {name for name, value in line.items() if value is None}
     assert unknown == {
-        "key_id", "tenant", "model", "pool", "backend", "adapter", "code", "ttft_s",
+        "key_id", "tenant", "model", "pool", "backend", "adapter", "code", "engine_request_id", "ttft_s",
         "prompt_tokens", "completion_tokens", "cached_tokens", "usage_source",
     }  # fmt: skip
 

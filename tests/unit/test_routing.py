@@ -1,6 +1,7 @@
 """Which backend takes a request, why others do not, and which names lead where."""
 
 import dataclasses
+import math
 import random
 from collections import Counter
 
@@ -104,7 +105,7 @@ def names(backends):
 
 
 def ask(*, route=ROUTE, asked=None, demand=SMALL, caller=ANYONE, tried=(), **more):
-    return Ask(route, asked or call(), demand, caller, tried=list(tried), **more)
+    return Ask(route, asked or call(), demand, caller, tried=dict.fromkeys(tried, math.inf), **more)
 
 
 def found(table, *, now=NOW, claimed=frozenset(), **asked):

@@ -1,0 +1,33 @@
+"""A request as its backend gets it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway.core.types import Ask
+from gateway.ingress.downstream import Downstream
+from gateway.ingress.heads import trace_lines
+from gateway.pools.table import Backend
+from gateway.upstream.client import Outgoing
+from gateway.wire.calls import upstream_body
+
+
+def outgoing(
+    down: Downstream,
+    ask: Ask,
+    backend: Backend,
+    engine_id: str,
+    salt: Callable[[str | None], str] | None,
+) -> Outgoing:
+    """Return a request with the name that `backend` knows its model by, and its id for the engine."""
+    call, route = ask.call, ask.route
+    body = upstream_body(
+        call,
+        # A backend that is not told which model takes its base model.
+        served_model=None if call.unnamed and route.adapter is None else backend.served_name(route),
+        inject_usage=call.hides_usage,
+        max_new_tokens=ask.demand.max_new_tokens,
+        salt=salt,
+    )
+    trace = trace_lines(down.trace) if down.trace else b""
+    return Outgoing(down.spec.path, call.content_type, engine_id, body, down.upload, trace)

@@ -1,0 +1,34 @@
+"""The ids under which requests are sent to engines: fresh for every attempt, and impossible to guess.
+
+vLLM aborts, caches and names its replies by the id it is given, so an id that two tenants can share, or
+that one can choose, is a way from one to the other. A client's own id stays in our replies and logs.
+
+vLLM begins its replies with the id (`{"id":"chatcmpl-<id>"`). One that names another attempt of this
+process was meant for somebody else. A reply that names no id of ours proves nothing: other servers,
+and another gateway in between, have ids of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Final
+
+_PROCESS: Final = os.urandom(4).hex()  # tells our ids from those of other gateways
+_NAMED: Final = re.compile(rb'(?:data: )?\{"id":"[a-z]{1,24}-' + _PROCESS.encode())
+_DRAWN: Final = 64  # ids drawn at a time: one system call for all of them
+_drawn: list[str] = []
+
+
+def engine_id() -> str:
+    """Return a new id of 128 random bits."""
+    if not _drawn:
+        drawn = os.urandom(16 * _DRAWN).hex()
+        _drawn.extend(drawn[at : at + 32] for at in range(0, len(drawn), 32))
+    return _PROCESS + _drawn.pop()
+
+
+def is_of_another(reply: bytes, own_id: str) -> bool:
+    """Whether the beginning of a reply, or of its first frame, names another attempt."""
+    named = _NAMED.match(reply)
+    return named is not None and not reply.startswith(own_id.encode(), named.end() - len(_PROCESS))

@@ -1,0 +1,64 @@
+"""What the system knows of a backend's connection, and the event loop has not seen yet."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import select
+import socket
+import sys
+import termios
+from typing import Any, Final
+
+_LINUX: Final = sys.platform == "linux"
+_count: Final = bytearray(4)
+_TIMED_OUT: Final = b"HTTP/1.1 408"
+_INET: Final = (socket.AF_INET, socket.AF_INET6)
+
+
+class Socket:
+    """The socket below a transport. Only looks; it reads and writes nothing."""
+
+    __slots__ = ("_fd", "_is_plain", "_is_tcp", "_poll", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        raw: Any = transport.get_extra_info("socket")
+        self._fd: int = raw.fileno()
+        self._is_plain = transport.get_extra_info("ssl_object") is None
+        self._is_tcp = raw.family in _INET
+        self._poll = select.poll()
+        self._poll.register(self._fd, select.POLLIN)
+
+    def is_quiet(self) -> bool:
+        """Whether there is nothing to read, neither bytes nor the end; a system call of 0.7 us."""
+        return not self._poll.poll(0)
+
+    def peek(self) -> bytes:
+        """Return the first bytes to read, and leave them there; none below TLS, which has its own."""
+        if not self._is_plain:
+            return b""
+        with socket.fromfd(self._fd, socket.AF_INET, socket.SOCK_STREAM) as copy:
+            try:
+                return copy.recv(len(_TIMED_OUT), socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            except OSError:  # reset, or taken by the loop meanwhile
+                return b""
+
+    def has_acknowledged_any_of(self, sent_bytes: int) -> bool:
+        """Whether the other side's system may have any of the bytes that were sent last; 0.9 us.
+
+        Every TCP segment acknowledges what its sender has received until then. So what arrived while
+        nothing was acknowledged was sent before. Other sockets and systems tell nothing: True.
+        """
+        if not (_LINUX and self._is_tcp):
+            return True
+        fcntl.ioctl(
+            self._fd, termios.TIOCOUTQ, _count
+        )  # twice as fast as with an answer of its own
+        unacknowledged = int.from_bytes(_count, sys.byteorder)
+        return unacknowledged + self._transport.get_write_buffer_size() < sent_bytes
+
+
+def says_timed_out(data: bytes) -> bool:
+    """Whether a server only says why it closes an idle connection (RFC 9110 section 15.5.9)."""
+    return data.startswith(_TIMED_OUT)

@@ -1,0 +1,104 @@
+"""Who looks on at a body while it is relayed."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Protocol
+
+from gateway.core.types import Dialect, Usage
+from gateway.wire.chunks import Shape
+from gateway.wire.replies import Fault
+from gateway.wire.sse import json_aborted, json_usage
+
+_WITH_CHOICES: Final = (Dialect.CHAT, Dialect.COMPLETIONS)
+_REASON_BYTES: Final = 32  # what two reads may share of `"finish_reason": "abort"`
+_LAST_WORD: Final = {
+    Dialect.RESPONSES: re.compile(rb'"status":\s*"(\w+)"'),
+    Dialect.MESSAGES: re.compile(rb'"stop_reason":\s*"?(\w+)'),
+}
+_BAD_WORDS: Final = (b"cancelled", b"failed", b"null")
+
+
+class Watch(Protocol):
+    """Who looks on at the body: `wire.sse.StreamWatch`, or `PlainWatch` for other bodies."""
+
+    began: Usage | None  # what the backend told of the prompt, when only that is known
+    complete: bool
+    failed: str | None
+    fault: Fault | None
+    events: int
+    shape: Shape  # what fits it may be passed on unseen, and counted as one event
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing may follow any more."""
+
+    @property
+    def between_frames(self) -> bool:
+        """Whether a comment may be written now."""
+
+    @property
+    def usage(self) -> Usage | None:
+        """Tokens, once the backend told them."""
+
+    def feed(self, data: bytes) -> bytes:
+        """Take what came; return what may be sent on."""
+
+    def close(self) -> bytes:
+        """The backend ended cleanly; return the rest."""
+
+    def broken(self, fault: Fault) -> bytes:
+        """The stream breaks off; return an ending that says why, empty if none can be written."""
+
+
+class PlainWatch:
+    """Look on at a body that is no event stream and too large to be judged as a whole.
+
+    Everything is passed on, up to `most_bytes`. That the engine aborted it is said in its choices
+    (Chat, Completions), or near its end, where the usage is, too.
+    """
+
+    _TAIL_BYTES: Final = 4096
+    between_frames: Final = False  # there are none
+
+    def __init__(self, dialect: Dialect, *, most_bytes: int) -> None:
+        self._dialect = dialect
+        self._left_bytes = most_bytes
+        self._aborted = False
+        self.began: Usage | None = None
+        self.complete = False
+        self.ended = False  # only the body's own end tells, unless it is too large
+        self.failed: str | None = None
+        self.fault: Fault | None = None
+        self.events = 0
+        self.shape = Shape()
+        self._tail = b""
+
+    @property
+    def usage(self) -> Usage | None:
+        """What the end of the body says."""
+        return json_usage(self._tail)
+
+    def feed(self, data: bytes) -> bytes:
+        """Pass on everything; nothing more once it is too much, so that the relay ends it."""
+        self.events += 1
+        self._left_bytes -= len(data)
+        if self._left_bytes < 0:
+            self.ended = True
+            return b""
+        if self._dialect in _WITH_CHOICES:
+            self._aborted |= json_aborted(self._tail[-_REASON_BYTES:] + data)
+        self._tail = (self._tail + data)[-self._TAIL_BYTES :]
+        return data
+
+    def close(self) -> bytes:
+        """Judge the body, which is whole now."""
+        last = _LAST_WORD.get(self._dialect)
+        said: list[bytes] = last.findall(self._tail) if last is not None else []
+        aborted = self._aborted or (bool(said) and said[-1] in _BAD_WORDS)
+        self.complete = not (aborted or self.ended)
+        return b""
+
+    def broken(self, fault: Fault) -> bytes:
+        """A cut body has no ending that could say so."""
+        return b""
