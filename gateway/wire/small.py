@@ -14,8 +14,8 @@ SMALL_BODY_CONTAINERS: Final = 1000
 # levels of properties, which are two or three levels of JSON each.
 MAX_DEPTH: Final = 64
 
-_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
-_NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_STRING: Final = re.compile(rb'"[^"]*+"')
+_NO_STRUCTURE: Final = bytes(set(range(256)) - set(b'[]{}"'))
 _ALL_ALIKE: Final = bytes.maketrans(b"[]{}", b"()()")
 
 
@@ -35,8 +35,14 @@ def check_depth(body: bytes) -> None:
     """
     if len(body) > SMALL_BODY_BYTES or _containers(body) <= MAX_DEPTH:
         return
-    nested = _STRING.sub(b"", body).translate(_ALL_ALIKE, _NOT_BRACKETS)
+    if b"\\" in body:  # no quote that is left is within a string
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    nested = body.translate(_ALL_ALIKE, _NO_STRUCTURE)
+    outside = nested.replace(b'""', b"")  # a string without brackets is two quotes by now
+    nested = _STRING.sub(b"", nested) if b'"' in outside else outside
     for _ in range(MAX_DEPTH):
+        if not nested:
+            return
         nested = nested.replace(b"()", b"")
     if nested:
         raise too_deep()

@@ -11,6 +11,7 @@ from gateway.core.types import Endpoint
 from gateway.wire.calls import ENDPOINTS, parse_call, upstream_body
 from gateway.wire.large import completed
 from gateway.wire.scan import BodyScan
+from gateway.wire.small import check_depth
 
 _SCALARS = st.one_of(
     st.none(),
@@ -190,3 +191,32 @@ def test_the_prompts_of_a_large_body_are_measured_as_those_of_a_small_one(prompt
     assert large.text_bytes >= small.text_bytes
     if not isinstance(prompt, list):
         assert large.text_bytes == small.text_bytes
+
+
+_BRACKETS = st.recursive(
+    st.one_of(st.integers(0, 9), st.text('[]{}"\\ab', max_size=6)),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text('[{"\\', max_size=3), inner, max_size=3)
+    ),
+    max_leaves=30,
+)
+
+
+@given(value=_BRACKETS, deep=st.integers(55, 70))
+@settings(max_examples=300, deadline=None)
+def test_depth_is_told_whatever_strings_hold(value, deep):
+    def depth(each):
+        inner = each.values() if isinstance(each, dict) else each
+        return 1 + max(map(depth, inner), default=0) if isinstance(each, list | dict) else 0
+
+    for _ in range(deep):
+        value = [value, "]"] if deep % 2 else {'"[': value}
+    body = json.dumps(value).encode()
+    for look in (check_depth, lambda body: scanned(body, [len(body)])):
+        try:
+            look(body)
+            accepted = True
+        except RequestError:
+            accepted = False
+        assert accepted is (depth(value) <= 64)
