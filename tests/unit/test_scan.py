@@ -192,9 +192,11 @@ def test_white_space_between_two_values_still_divides_them():
         (b"{}", True),
         (b"{" * 1000, True),
         (b"{" * 1001, False),
+        (b"," * 4000, True),
+        (b"," * 4001, False),
         (b" " * 65_536, True),
         (b" " * 65_537, False),
     ],
 )
-def test_a_small_body_has_few_bytes_and_few_containers(body, small):
+def test_a_small_body_has_few_bytes_and_few_values(body, small):
     assert is_small(body) is small
