@@ -49,14 +49,21 @@ class Shed(Enum):
     ADDRESS = "address"  # a new one of an address that has as many as one may have
 
 
+_WHY: Final = {
+    Waits.HEAD: Shed.SLOW_HEAD,
+    Waits.IDLE: Shed.IDLE,
+    Waits.LINGER: Shed.LINGERING,
+}
+
+
 class Waiting(Protocol):
     """A connection, as its lines know it."""
 
     def expire(self, waits: Waits) -> None:
         """The client took too long; the connection is in no line any more."""
 
-    def shed(self) -> None:
-        """Close at once, to make room for another."""
+    def shed(self) -> bool:
+        """Close to make room for another; False when that takes time, as bytes are still unsent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,20 +154,22 @@ class Connections:
                 connection.expire(line.waits)
 
     def _make_room(self, now: float) -> bool:
-        """Close one connection: answered already, a slow head, long idle, or any head, in this order."""
+        """Close the connection that is easiest to miss; False when every one is at work."""
+        while line := self._easiest_to_miss(now):
+            connection, _ = line.popitem(last=False)
+            if connection.shed():
+                self.leave(connection)
+                self.shed[_WHY[line.waits]] += 1
+                return True
+        return False
+
+    def _easiest_to_miss(self, now: float) -> Line:
+        """Return the line whose first goes: refused already, a slow head, long idle, any head."""
         heads, idle = self.heads, self.idle
+        if self.lingering:
+            return self.lingering
         slow = heads and now - (next(iter(heads.values())) - heads.seconds) >= _SLOW_S
-        if line := self.lingering:
-            why = Shed.LINGERING
-        elif line := (heads if slow or not idle else idle):
-            why = Shed.IDLE if line is idle else Shed.SLOW_HEAD
-        else:
-            return False
-        connection, _ = line.popitem(last=False)
-        self.leave(connection)
-        self.shed[why] += 1
-        connection.shed()
-        return True
+        return heads if slow or not idle else idle
 
 
 def has_left(transport: asyncio.Transport) -> bool:

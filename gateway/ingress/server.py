@@ -67,7 +67,7 @@ class Ingress:
         """Enforce the deadlines of connections; called about twice a second."""
         self.connections.tick(now)
         for connection in tuple(self.held):
-            if has_left(connection.transport):
+            if not connection.transport.is_closing() and has_left(connection.transport):
                 connection.transport.abort()
 
 
@@ -198,20 +198,21 @@ class GatewayProtocol(RequestReader):
         self._line = None
         if waits is Waits.CLOSING:
             self.transport.abort()
-        elif waits is Waits.HEAD and self.loose_bytes:
+        elif waits is Waits.HEAD and (self.in_head or self.loose_bytes):
             seconds = self._ingress.connections.heads.seconds
             self._refuse(HeadTimeout(f"The request head did not arrive within {seconds:g} s."))
         else:
             self._close()
 
-    def shed(self) -> None:
-        """Close to make room for another connection; bytes that are still unsent go out first."""
+    def shed(self) -> bool:
+        """Close to make room for another connection, but what is still unsent goes out first."""
         self._line = None
         if self.transport.get_write_buffer_size():
             self._close()
-        else:
-            self._deaf = True
-            self.transport.abort()
+            return False
+        self._deaf = True
+        self.transport.abort()
+        return True
 
     # --- the connection -----------------------------------------------------------------------------
 

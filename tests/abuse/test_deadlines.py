@@ -74,6 +74,16 @@ def test_a_head_that_drips_is_cut_first_or_second(before, piece):
     check()
 
 
+@story
+async def test_a_head_that_begins_behind_a_request_gets_its_time_and_no_more():
+    async with gateway(FAST, extra=SOON) as world, ledger(world):
+        async with raw(world) as client:
+            await client.send(head("GET", "/livez") + b"GET /li")
+            assert (await client.reply()).status == 200
+            assert (await client.reply()).status == 408
+            assert await client.closed(5)
+
+
 @pytest.mark.parametrize("path", ["/livez", "/nope"])
 def test_an_idle_connection_is_closed_and_one_in_use_is_not(path):
     @story

@@ -13,6 +13,7 @@ class One:
         self.book, self.host = book, host
         self.line = None
         self.gone = False
+        self.unsent = False
         self.expired = None
 
     def enter(self, now=0.0):
@@ -31,7 +32,8 @@ class One:
         self.line, self.expired = None, waits
 
     def shed(self):
-        self.line, self.gone = None, True
+        self.line, self.gone = None, not self.unsent
+        return self.gone
 
 
 def full(book, *waits):
@@ -81,6 +83,15 @@ def test_a_request_in_progress_is_never_closed_for_another(waits):
     assert book.counts["refused"] == 1
     book.leave(ones[0])
     assert One(book, "9.9.9.9").enter() is None
+
+
+def test_one_with_unsent_bytes_still_counts_until_it_is_gone():
+    book = Connections(TIMES, 2)
+    slow, idle = full(book, Waits.IDLE, Waits.IDLE)
+    slow.unsent = True
+    assert One(book, "9.9.9.9").enter() is None
+    assert (slow.gone, idle.gone, len(book)) == (False, True, 2)
+    assert One(book, "8.8.8.8").enter() is Shed.REFUSED
 
 
 @pytest.mark.parametrize(
