@@ -1,13 +1,20 @@
-"""Run by vLLM's own Python: what its request models make of bodies, one JSON answer for all of them.
+"""Run with vLLM's Python: read bodies with vLLM's own request models and say what it finds in them.
 
-Input: a list of [endpoint, body as text]. Output: for each the values read, or {"refused": [...]}.
+Standard input: a list of [endpoint, body]. Standard output: for each the types of the content parts
+that vLLM would work on (`uuid` too, where one is given), or null where it refuses the body; and the
+fields of each endpoint's models.
 """
 
 import json
 import sys
+from collections.abc import Mapping
+from typing import get_args
 
 from pydantic import TypeAdapter, ValidationError
-from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+from vllm.entrypoints.anthropic.protocol import (
+    AnthropicCountTokensRequest,
+    AnthropicMessagesRequest,
+)
 from vllm.entrypoints.generate.generative_scoring.serving import GenerativeScoringRequest
 from vllm.entrypoints.openai.chat_completion.protocol import (
     BatchChatCompletionRequest,
@@ -19,7 +26,8 @@ from vllm.entrypoints.pooling.classify.protocol import ClassificationRequest
 from vllm.entrypoints.pooling.embed.protocol import CohereEmbedRequest, EmbeddingRequest
 from vllm.entrypoints.pooling.pooling.protocol import PoolingRequest
 from vllm.entrypoints.pooling.scoring.protocol import RerankRequest, ScoreRequest
-from vllm.entrypoints.serve.tokenize.protocol import TokenizeRequest
+from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeRequest
+from vllm.renderers.chat_utils import _parse_chat_message_content_mm_part
 
 MODELS = {
     "chat": ChatCompletionRequest,
@@ -27,6 +35,7 @@ MODELS = {
     "completions": CompletionRequest,
     "responses": ResponsesRequest,
     "messages": AnthropicMessagesRequest,
+    "count_tokens": AnthropicCountTokensRequest,
     "embeddings": EmbeddingRequest,
     "embed": CohereEmbedRequest,
     "pooling": PoolingRequest,
@@ -35,35 +44,88 @@ MODELS = {
     "score": ScoreRequest,
     "generative_scoring": GenerativeScoringRequest,
     "tokenize": TokenizeRequest,
+    "detokenize": DetokenizeRequest,
 }
-READ = (
-    *("model", "stream", "n", "max_tokens", "max_completion_tokens", "max_output_tokens"),
-    "truncate_prompt_tokens",
-)
+ADAPTERS = {name: TypeAdapter(model) for name, model in MODELS.items()}
+# Where messages, inputs and documents are, of any of these models.
+CARRIERS = [
+    "messages",
+    "system",
+    "input",
+    "inputs",
+    "query",
+    "queries",
+    "documents",
+    "items",
+    "text_1",
+    "text_2",
+    "data_1",
+    "data_2",
+    "previous_input_messages",
+]
 
 
-def lengths(prompt):
-    """Return the lengths of token id lists; None of what is text."""
-    if not isinstance(prompt, list) or not prompt:
-        return None
-    if isinstance(prompt[0], int):
-        return [len(prompt)]
-    return [len(each) for each in prompt] if isinstance(prompt[0], list) else None
+def plain(value):
+    """Return a validated value as plain data; lazy iterators are read."""
+    if hasattr(value, "model_dump"):
+        value = value.model_dump()
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, str | bytes | int | float | None):
+        return value
+    if hasattr(value, "__iter__"):
+        return [plain(each) for each in value]
+    return value
 
 
-def read(adapter, body):
+def parts_of(value):
+    """Yield every part of a content, in a message, a list of messages or a document."""
+    if isinstance(value, list):
+        for each in value:
+            yield from parts_of(each)
+    elif isinstance(value, dict):
+        for name in ("content", "output"):
+            content = value.get(name)
+            for part in content if isinstance(content, list) else [content]:
+                if isinstance(part, dict):
+                    yield part
+                    yield from parts_of(part)
+
+
+def reads(endpoint, body):
     try:
-        made = adapter.validate_python(json.loads(body))
-    except ValidationError as error:
-        return {"refused": [[each["type"], *map(str, each["loc"])] for each in error.errors()]}
-    except Exception as error:  # vLLM's own validators raise their own
-        return {"refused": [[type(error).__name__]]}
-    values = {name: getattr(made, name, None) for name in READ}
-    options = getattr(made, "stream_options", None)
-    values["include_usage"] = getattr(options, "include_usage", None)
-    values["ids"] = lengths(getattr(made, "prompt", None) or getattr(made, "input", None))
-    return values
+        request = ADAPTERS[endpoint].validate_python(body)
+        known = [name for name in CARRIERS if name in type(request).model_fields]
+        fields = {name: plain(getattr(request, name, None)) for name in known}
+    except (ValidationError, ValueError, TypeError, KeyError):
+        return None
+    found = set()
+    if "prompt_embeds" in type(request).model_fields and request.prompt_embeds:
+        found.add("prompt_embeds")
+    for name, value in fields.items():
+        if endpoint == "chat" and name == "documents":
+            continue  # texts for the template
+        system = [{"content": value}] if name == "system" else value
+        for part in parts_of(system):
+            try:
+                found.add(_parse_chat_message_content_mm_part(part)[0])
+            except Exception:  # no part for vLLM
+                continue
+            if part.get("uuid") is not None:
+                found.add("uuid")
+    return sorted(found)
 
 
-adapters = {name: TypeAdapter(model) for name, model in MODELS.items()}
-print(json.dumps([read(adapters[name], body) for name, body in json.load(sys.stdin)]))
+def fields_of(model):
+    if not hasattr(model, "model_fields"):
+        return {name for each in get_args(model) for name in fields_of(each)}
+    return {field.alias or name for name, field in model.model_fields.items()}
+
+
+if __name__ == "__main__":
+    asked = json.load(sys.stdin)
+    answer = {
+        "reads": [reads(endpoint, body) for endpoint, body in asked],
+        "fields": {name: sorted(fields_of(model)) for name, model in MODELS.items()},
+    }
+    sys.stdout.write("\n" + json.dumps(answer))
