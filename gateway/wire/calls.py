@@ -21,7 +21,7 @@ from gateway.wire.frames import is_given
 from gateway.wire.large import fields_at_hand, spliced
 from gateway.wire.measures import Measure
 from gateway.wire.objects import fields_of
-from gateway.wire.peek import Peek, peek
+from gateway.wire.peek import Peek, peek, take_apart
 from gateway.wire.prompts import prompts_of, truncates
 from gateway.wire.small import check_depth
 
@@ -98,13 +98,14 @@ def parse_call(spec: EndpointSpec, body: bytes, content_type: bytes = b"applicat
     """
     if content_type != b"application/json":
         _check_json_type(content_type)
-    seen = peek(body)
+    fields = take_apart(body)
+    seen = peek(body, fields)
     check_depth(body)
     if not seen.model and spec.dialect is Dialect.MESSAGES:
         raise MissingModel
     endpoint = spec.endpoint
     limit, limit_field = _limit(spec, seen)
-    measure = Measure(endpoint, body)
+    measure = Measure(endpoint, fields)
     prompts = prompts_of(measure, seen, body)
     usage_on_request = _usage_on_request(spec.dialect)
     choices = _choices(seen.n) if usage_on_request else 1

@@ -103,10 +103,8 @@ def scan(field: str, raw: Raw, facts: list[Fact]) -> bool:
 
 def _messages(path: str, raw: Raw, facts: list[Fact], depth: int = 0) -> bool:
     data = bytes(raw)
-    if len(data) <= _CHECKED_BYTES:
-        objects = data.count(b"{")
-        if data.count(b'"role"') > objects or data.count(b'"content"') > objects:
-            _check_names(raw, path)
+    if len(data) <= _CHECKED_BYTES and data.count(b'"content"') > data.count(b"{"):
+        _check_names(raw, path)
     if path == "messages" and data.find(b"[", 1) < 0 and data.find(b"{") > 0:
         return True  # no list but the first, so no parts: nothing to decode
     try:

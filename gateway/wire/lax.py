@@ -9,6 +9,9 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+import msgspec
+from msgspec import Raw
+
 MAX_ITEMS: Final = (
     65_536  # of a list that is no plain list of numbers; beyond, reading it takes too long
 )
@@ -63,3 +66,33 @@ def lax_ids(values: list[Any]) -> list[int]:
     if len(values) > MAX_ITEMS:
         raise NotReadable
     return [lax_int(value) for value in values]
+
+
+# --- of a field that is judged, not read: what is unclear counts as the larger ----------------------
+
+_SURELY_OFF: Final = _OFF | {"0.0", "-0", "-0.0"}
+_TEXT: Final = msgspec.json.Decoder(str)
+
+
+def number_of(raw: Raw) -> float | None:
+    """Read a number as laxly as vLLM's models: 7, 7.0, "7", true; None for what is none."""
+    data = bytes(raw)
+    try:
+        return float(data)
+    except ValueError:
+        pass
+    if data in (b"true", b"false"):
+        return float(data == b"true")
+    if data[:1] != b'"':
+        return None
+    try:
+        return float(_TEXT.decode(data))
+    except ValueError:
+        return None
+
+
+def is_on(raw: Raw) -> bool:
+    """Whether a switch is on, as laxly as vLLM's models read it; what is unclear counts as on."""
+    data = bytes(raw)
+    text = _TEXT.decode(data) if data[:1] == b'"' else data.decode()
+    return text != "null" and text.strip().lower() not in _SURELY_OFF

@@ -20,6 +20,7 @@ from gateway.core.errors import RequestError
 from gateway.core.types import Endpoint
 from gateway.wire.content import has_content, scan
 from gateway.wire.fields import known_fields
+from gateway.wire.lax import is_on, number_of
 from gateway.wire.objects import begins, fields_once, items_of
 from gateway.wire.parameters import UNLIMITED
 from gateway.wire.schemas import format_facts, schema_facts, structured_facts
@@ -27,8 +28,6 @@ from gateway.wire.table import REFUSED_IN_FORMS, TABLE
 
 _QUOTE, _LIST, _OBJECT, _NULL = b'"[{n'
 _TEXT: Final = msgspec.json.Decoder(str)
-# Source: pydantic's lax booleans, which vLLM's models are read with.
-_OFF: Final = frozenset(["false", "0", "f", "n", "no", "off", "0.0", "-0", "-0.0"])
 _FEW_TOOLS_BYTES: Final = 16_384  # too small to hold more tools than any limit: one has 44 bytes
 # Source: vLLM 0.32's SamplingParams; the highest temperature is ours, far above what makes sense.
 _RANGES: Final[Mapping[str, tuple[float, float]]] = {
@@ -50,22 +49,20 @@ class Measure:
 
     __slots__ = ("_facts", "_unknown", "endpoint", "fields", "plain")
 
-    def __init__(self, endpoint: Endpoint, body: bytes) -> None:
-        """Measure a body.
+    def __init__(self, endpoint: Endpoint, fields: dict[str, Raw]) -> None:
+        """Measure a body by its fields.
 
         Raises:
             RequestError: 400; a key comes twice, or something in it can never be right.
-            msgspec.DecodeError: it is no JSON object.
         """
         self.endpoint = endpoint
-        self.fields = fields = fields_once(body)
+        self.fields = fields
         self.plain = True  # its content surely is text
         self._facts: list[Fact] = []
         self._unknown = 0
         known, looks, looked_at = _LOOKS[endpoint]
         for name in looked_at.intersection(fields):
-            if memoryview(fields[name])[0] != _NULL:
-                looks[name](self, name, fields[name])
+            looks[name](self, name, fields[name])
         if not fields.keys() <= known:
             self._look_at_unknown(fields.keys() - known)
 
@@ -279,9 +276,18 @@ _NEW_NAMES: Final = {
     "guided_whitespace_pattern": "`structured_outputs`",
 }
 _Reader = Callable[[Measure, str, Raw], None]
-_READERS: Final[dict[str, _Reader]] = {
+
+
+def _unless_null(reader: _Reader) -> _Reader:
+    def read(measure: Measure, name: str, raw: Raw) -> None:
+        if begins(raw) != _NULL:
+            reader(measure, name, raw)
+
+    return read
+
+
+_GIVEN_READERS: Final[dict[str, _Reader]] = {
     **dict.fromkeys(REFUSED_IN_FORMS, Measure._deny),
-    **dict.fromkeys(_RANGES, Measure._range),
     **dict.fromkeys(_NEW_NAMES, Measure._removed),
     **dict.fromkeys(["logprobs", "top_logprobs", "prompt_logprobs"], Measure._logprobs),
     **dict.fromkeys(_STRING_ROWS, Measure._strings),
@@ -292,12 +298,17 @@ _READERS: Final[dict[str, _Reader]] = {
     "chat_template_kwargs": Measure._template_kwargs,
     "logit_bias": Measure._bias,
     "structured_outputs": Measure._structured,
-    "tools": Measure._tools,
     "tool_choice": Measure._tool_choice,
     "min_tokens": Measure._min_tokens,
     "ignore_eos": Measure._ignore_eos,
     "best_of": Measure._best_of,
     "cache_salt": Measure._salt,
+}
+_READERS: Final[dict[str, _Reader]] = {
+    **{name: _unless_null(reader) for name, reader in _GIVEN_READERS.items()},
+    # In most bodies, so without a call in between: they take null for what it is.
+    **dict.fromkeys(_RANGES, Measure._range),
+    "tools": Measure._tools,
 }
 SIZED_FIELDS: Final = frozenset(_READERS)  # how long their values are may matter
 
@@ -311,30 +322,6 @@ def _looks(endpoint: Endpoint) -> tuple[frozenset[str], dict[str, _Reader], froz
 
 
 _LOOKS: Final = {endpoint: _looks(endpoint) for endpoint in Endpoint}
-
-
-def number_of(raw: Raw) -> float | None:
-    """Read a number as laxly as vLLM's models: 7, 7.0, "7", true; None for what is none."""
-    data = bytes(raw)
-    try:
-        return float(data)
-    except ValueError:
-        pass
-    if data in (b"true", b"false"):
-        return float(data == b"true")
-    if data[:1] != b'"':
-        return None
-    try:
-        return float(_TEXT.decode(data))
-    except ValueError:
-        return None
-
-
-def is_on(raw: Raw) -> bool:
-    """Whether a switch is on, as laxly as vLLM's models read it; what is unclear counts as on."""
-    data = bytes(raw)
-    text = _TEXT.decode(data) if data[:1] == b'"' else data.decode()
-    return text != "null" and text.strip().lower() not in _OFF
 
 
 def _shown(name: str) -> str:

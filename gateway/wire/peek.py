@@ -19,6 +19,7 @@ from gateway.core.errors import RequestError
 from gateway.wire.frames import decode as decode_or_none
 from gateway.wire.frames import is_given
 from gateway.wire.lax import MAX_ITEMS, NotReadable, lax_bool, lax_ids, lax_int
+from gateway.wire.objects import fields_once
 
 
 class StreamOptions(msgspec.Struct):
@@ -50,37 +51,53 @@ _IDS: Final = msgspec.json.Decoder(list[int])
 _ID_LISTS: Final = msgspec.json.Decoder(list[list[int]])
 _TEXTS: Final = msgspec.json.Decoder(list[str])
 _RAWS: Final = msgspec.json.Decoder(list[Raw])
-_OBJECT: Final = msgspec.json.Decoder(dict[str, Raw])
 _VALUES: Final = msgspec.json.Decoder(list[Any])
 _VALUE_LISTS: Final = msgspec.json.Decoder(list[list[Any]])
 
 
-def peek(body: bytes) -> Peek:
-    """Read the known fields of a JSON body.
+def take_apart(body: bytes) -> dict[str, Raw]:
+    """Return the fields of a JSON body.
 
     Raises:
-        RequestError: 400; no JSON object, not UTF-8, a wrong type, too deep.
+        RequestError: 400; no JSON object, not UTF-8, too deep, or a name comes twice.
     """
     try:
         if not body.isascii():
             body.decode()  # the decoder skips what it does not read, wrong encoding included
-        return _PEEK.decode(body)
+        return fields_once(body)
     except msgspec.ValidationError as error:
-        return _peek_laxly(body, str(error))
+        raise _wrong_type(str(error)) from None
     except UnicodeDecodeError:
         raise RequestError("The body must be JSON in UTF-8.", code="invalid_json") from None
-    except RecursionError:
-        raise _too_deep() from None
     except msgspec.DecodeError as error:
         raise RequestError(_malformed(body, str(error)), code="invalid_json") from None
 
 
-def _peek_laxly(body: bytes, why: str) -> Peek:
-    """Read the fields one by one; `why` the strict reading failed is told of a body that is no object."""
-    fields = decode_or_none(_OBJECT, body)
-    if fields is None:
-        raise _wrong_type(why)
-    seen = Peek(**{name: fields[name] for name in _RAW_FIELDS if name in fields})
+def peek(body: bytes, fields: dict[str, Raw]) -> Peek:
+    """Read the known fields of a JSON body; `fields` are all that it has.
+
+    Raises:
+        RequestError: 400; a wrong type.
+    """
+    try:
+        if len(body) <= _SHORT_BYTES:
+            return _PEEK.decode(body)
+        # Once more through a long body would take longer than writing what is read of it.
+        seen: Peek = _PEEK.decode(
+            msgspec.json.encode({name: fields[name] for name in _LAX_FIELDS if name in fields})
+        )
+    except msgspec.ValidationError:
+        return _peek_laxly(fields)
+    for name in _RAW_FIELDS:
+        if name in fields:
+            setattr(seen, name, fields[name])
+    return seen
+
+
+def _peek_laxly(fields: dict[str, Raw]) -> Peek:
+    """Read the fields one by one."""
+    raws: dict[str, Any] = {name: fields[name] for name in _RAW_FIELDS if name in fields}
+    seen = Peek(**raws)
     for name, read in _LAX_FIELDS.items():
         raw = fields.get(name, _ABSENT)
         if is_given(raw):
@@ -117,6 +134,7 @@ def _lax_options(value: object) -> StreamOptions:
 
 
 _ABSENT: Final = Raw()
+_SHORT_BYTES: Final = 2048
 _RAW_FIELDS: Final = ("prompt", "input", "tools", "truncation", "truncate")
 _LAX_FIELDS: Final[dict[str, Callable[[Any], Any]]] = {
     "model": _lax_text,
