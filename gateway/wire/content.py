@@ -268,7 +268,7 @@ def _type_of(part: Mapping[str, Raw], path: str) -> str | None:
 
 def _unclear(path: str) -> RequestError:
     return RequestError(
-        f"`{path}` has the wrong type: expected text, or a list of parts.",
+        f"`{path}` has the wrong type: expected text or a list of parts.",
         param=path,
         code="invalid_type",
     )

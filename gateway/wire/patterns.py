@@ -53,7 +53,7 @@ class _Reader:
             counts, inner_ambiguous = self._atom(depth)
             low, high = self._quantifier()
             if high == _MANY and inner_ambiguous:
-                raise _Unfit("it repeats without end what itself repeats without end")
+                raise _Unfit("it contains an unbounded repetition inside an unbounded repetition")
             product = counts * (max(low, 1) if high == _MANY else max(high, 1))
             if product > MAX_REPEATS:
                 raise _Unfit(f"its counts multiply to more than {MAX_REPEATS}")

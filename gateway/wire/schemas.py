@@ -86,7 +86,7 @@ def check_pattern(pattern: str, path: str) -> None:
     if len(pattern) <= _MOST_READ and (problem := pattern_problem(pattern)) is not None:
         raise RequestError(
             f"The regular expression in `{path}` is not accepted: {problem}. "
-            "Write it as RE2 takes it, without repetitions inside repetitions.",
+            "Use RE2 syntax, without repetitions inside repetitions.",
             param=path,
             code="invalid_pattern",
         )

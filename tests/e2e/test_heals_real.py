@@ -187,7 +187,7 @@ class TestTroubles:
         )
         told = site.events("taken/b1", "launch_failed")[0]
         assert told["label"] == "port_in_use"
-        assert "is taken by" in told["detail"]
+        assert "is already in use by" in told["detail"]
         assert str(os.getpid()) in told["detail"]
         assert "launch.port" in told["detail"]
         assert site.log_of("taken--b1") == ""
