@@ -98,8 +98,10 @@ def spliced(body: bytes, places: Places, changes: Mapping[str, Raw]) -> bytes:
         position = end
     last = body.rindex(b"}")
     parts.append(whole[position:last])
+    comma = b"," if places else b""
     for name, value in changes.items():
         if name not in places:
-            parts += (b",", msgspec.json.encode(name), b":", value)
+            parts += (comma, msgspec.json.encode(name), b":", value)
+            comma = b","
     parts.append(whole[last:])
     return b"".join(parts)

@@ -196,7 +196,12 @@ async def test_a_body_that_waits_for_room_is_not_late_and_not_read():
             second = await stack.enter_async_context(raw(world))
             body = padded(900_000)
             asked = asyncio.get_running_loop().create_task(post(second, CHAT, body, world.key))
-            await asyncio.sleep(0.05)
+            waiting = [each for each in world.process.ingress.live if each.hold is None]
+            while not waiting:
+                await asyncio.sleep(0)
+                waiting = [each for each in world.process.ingress.live if each.hold is None]
+            await asyncio.sleep(0.05)  # more than it takes to send all of it
+            assert not waiting[0].body.complete
             first.abort()
             assert (await asked).status == 200
 

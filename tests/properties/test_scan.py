@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gateway.core.errors import RequestError
 from gateway.core.types import Endpoint
 from gateway.wire.calls import ENDPOINTS, parse_call, upstream_body
-from gateway.wire.large import completed
+from gateway.wire.large import completed, spliced
 from gateway.wire.scan import BodyScan
 from gateway.wire.small import check_depth
 
@@ -191,6 +191,19 @@ def test_the_prompts_of_a_large_body_are_measured_as_those_of_a_small_one(prompt
     assert large.text_bytes >= small.text_bytes
     if not isinstance(prompt, list):
         assert large.text_bytes == small.text_bytes
+
+
+@given(
+    fields=st.dictionaries(st.sampled_from(["model", "x", "y"]), _SCALARS),
+    changes=st.dictionaries(st.sampled_from(["model", "x", "z"]), st.integers(0, 9)),
+    indent=st.sampled_from([None, 1]),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_splice_changes_the_fields_it_is_told_and_keeps_the_others(fields, changes, indent):
+    body = written(fields, indent, ascii_only=True) + b"\n "
+    found = scanned(body, [50])
+    raw = {name: msgspec.Raw(b"%d" % value) for name, value in changes.items()}
+    assert json.loads(spliced(body, found.fields, raw)) == json.loads(body) | changes
 
 
 _BRACKETS = st.recursive(
