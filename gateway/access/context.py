@@ -51,7 +51,9 @@ _PROMPT_FIELD: Final = {
 }
 
 
-def bound(call: Call, *, route: Route, caller: Caller) -> Demand | None:
+def bound(
+    call: Call, *, route: Route, caller: Caller, policy: OverflowPolicy = OverflowPolicy.REJECT
+) -> Demand | None:
     """Return the demand when it surely fits, or when no count can say more; None when one can.
 
     Raises:
@@ -60,14 +62,14 @@ def bound(call: Call, *, route: Route, caller: Caller) -> Demand | None:
     """
     window = window_of(route, caller)
     if window is None or _is_engines(call, window, route):
-        return _unchecked(call, window, caller)
+        return _unchecked(call, window, caller, policy)
     ids, generates = call.prompt_token_ids, call.endpoint in GENERATES
     if ids is None and call.text_bytes is None:
         return None
     most = _cut(call, ids if ids is not None else (call.text_bytes or 0) + _overhead(call))
     if ids is not None and most + generates > window:
         _too_long(call, Demand(most, exact=True), route, caller)
-    output = _output_tokens(call, caller)
+    output = _output_tokens(call, caller, policy)
     room = window - most
     if output is None and generates and _is_ours(window, route):
         enough = 1 if ids is not None else FREE_OUTPUT_RATIO * window
@@ -88,7 +90,7 @@ def settle(
         ContextLengthExceeded: it does not fit, or the policy does not let its output shrink (400).
     """
     window = window_of(route, caller)
-    output = _output_tokens(call, caller)
+    output = _output_tokens(call, caller, policy)
     if window is None or (call.truncates_prompt and not _is_ours(window, route)):
         return Demand(prompt_tokens, not call.truncates_prompt, output)
     demand = Demand(_cut(call, prompt_tokens), exact=True, max_new_tokens=output)
@@ -107,10 +109,10 @@ def unsettled(call: Call, *, route: Route, caller: Caller, policy: OverflowPolic
     """
     window = window_of(route, caller)
     if window is None or not _is_ours(window, route) or call.endpoint not in _CHECKED:
-        return _unchecked(call, window, caller)
+        return _unchecked(call, window, caller, policy)
     ids = call.prompt_token_ids
     most = _cut(call, ids if ids is not None else prompt_bytes(call))
-    demand = Demand(most, ids is not None, _output_tokens(call, caller))
+    demand = Demand(most, ids is not None, _output_tokens(call, caller, policy))
     return _fitted(call, demand, route, caller, policy)
 
 
@@ -135,9 +137,9 @@ def _fitted(
     return Demand(demand.prompt_tokens, demand.exact, output)
 
 
-def _unchecked(call: Call, window: int | None, caller: Caller) -> Demand:
+def _unchecked(call: Call, window: int | None, caller: Caller, policy: OverflowPolicy) -> Demand:
     """Return the demand of what the engine will decide."""
-    output = _output_tokens(call, caller)
+    output = _output_tokens(call, caller, policy)
     if call.prompt_token_ids is not None:
         return Demand(call.prompt_token_ids, not call.truncates_prompt, output)
     size = len(call.body) if call.text_bytes is None else call.text_bytes + _overhead(call)
@@ -180,18 +182,23 @@ def _states_output(call: Call) -> bool:
     return call.max_new_tokens is not None and named
 
 
-def _output_tokens(call: Call, caller: Caller) -> int | None:
-    """Return the most tokens to generate; None for all that the window leaves."""
+def _output_tokens(call: Call, caller: Caller, policy: OverflowPolicy) -> int | None:
+    """Return the most tokens to generate; None for all that the window leaves.
+
+    Raises:
+        RequestError: more than the caller may have, and the policy does not lower it (400).
+    """
     cap = caller.max_output_tokens
     if cap is None or call.endpoint not in GENERATES:
         return call.max_new_tokens
     if call.max_new_tokens is None or call.max_new_tokens <= cap:
         return cap if call.max_new_tokens is None else call.max_new_tokens
-    if not _states_output(call):
+    if not _states_output(call) or policy is OverflowPolicy.CLAMP:
         return cap
     field = call.max_new_field or "max_tokens"
     raise RequestError(
-        f"`{field}` is {call.max_new_tokens}; this API key allows at most {cap} tokens.",
+        f"`{field}` is {call.max_new_tokens}; this API key allows at most {cap} tokens. "
+        "`on_overflow: clamp` of the pool would lower it.",
         param=field,
         code="integer_above_max_value",
     )

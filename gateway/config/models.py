@@ -184,7 +184,7 @@ class PoolConfig(Section):
     )
     on_overflow: OverflowPolicy = setting(
         "reject",
-        "When prompt plus requested output exceed the context: reject (400) or clamp the output.",
+        "When more output is asked for than context or key allow: reject (400) or clamp it.",
     )
     adapters: Annotated[
         Literal["auto"] | tuple[Annotated[AdapterConfig, OrText("name")], ...],

@@ -129,7 +129,8 @@ class Handler:
             record.model, record.pool, record.adapter = route.requested, route.pool, route.adapter
             record.stream, record.unknown_fields = call.stream, call.asked.unknown
             judge(call.asked, settings.policies.of(route.pool, caller.parameters))
-            demand = bound(call, route=route, caller=caller)
+            policy = settings.config.pools[route.pool].on_overflow
+            demand = bound(call, route=route, caller=caller, policy=policy)
             if demand is None:
                 demand = await self._count(settings, call, route, caller)
             record.demand = demand

@@ -243,3 +243,26 @@ async def test_an_answer_has_half_of_a_smaller_window_before_anybody_counts():
         assert sent_on(world, "/tokenize") == []
         await world.chat("word " * 300)
         assert len(sent_on(world, "/tokenize")) == 1
+
+
+@pytest.mark.parametrize("policy", ["clamp", "reject"])
+def test_more_output_than_a_key_may_have_is_lowered_where_the_pool_clamps(policy):
+    @story
+    async def check():
+        async with gateway(ENGINE, pool={"on_overflow": policy}) as world:
+            file = world.path.parent / "keys.yaml"
+            made = keys.create(file, name="small", max_output_tokens=7)
+            assert await reload(world.process)
+            world.http.headers["authorization"] = f"Bearer {made.key}"
+            for field, stream in (("max_tokens", False), ("max_completion_tokens", True)):
+                reply = await world.chat("hi", stream=stream, **{field: 32_000})
+                if policy == "clamp":
+                    assert reply.status_code == 200
+                    sent = json.loads(sent_on(world, "/v1/chat/completions")[-1].body)
+                    assert sent[field] == 7
+                else:
+                    told = reply.json()["error"]
+                    assert (reply.status_code, told["param"]) == (400, field)
+                    assert "on_overflow: clamp" in told["message"]
+
+    check()

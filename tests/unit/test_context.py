@@ -267,13 +267,27 @@ def test_more_output_than_the_key_may_have_is_refused_before_counting(window):
     asked = call(max_new_tokens=11)
     for check in (
         lambda: bound(asked, route=within(window), caller=capped),
-        lambda: settle(asked, 1, route=within(window), caller=capped, policy=CLAMP),
+        lambda: settle(asked, 1, route=within(window), caller=capped, policy=REJECT),
         lambda: unsettled(asked, route=within(window), caller=capped, policy=REJECT),
     ):
         with pytest.raises(RequestError, match=r"`max_tokens` is 11.*at most 10") as caught:
             check()
         assert (caught.value.status, caught.value.param) == (400, "max_tokens")
         assert caught.value.code != "context_length_exceeded"
+
+
+@pytest.mark.parametrize("window", [10**6, None])
+def test_more_output_than_the_key_may_have_is_lowered_where_the_pool_clamps(window):
+    capped = limited(max_output_tokens=10)
+    asked = call(max_new_tokens=32_000)
+    for made in (
+        bound(asked, route=within(window), caller=capped, policy=CLAMP),
+        settle(asked, 1, route=within(window), caller=capped, policy=CLAMP),
+        unsettled(asked, route=within(window), caller=capped, policy=CLAMP),
+    ):
+        assert made.max_new_tokens == 10
+    tight = settle(asked, 95, route=within(100), caller=capped, policy=CLAMP)
+    assert tight.max_new_tokens == 5
 
 
 def test_the_field_that_the_client_used_is_named():
