@@ -24,6 +24,7 @@ import msgspec
 from msgspec import structs
 from tokenizers import Tokenizer
 
+from gateway.access.anthropic import chat_of_message
 from gateway.access.messages import Json, Unmodelled, chat_of_response
 from gateway.access.templates import ChatTemplate
 from gateway.core.aio import beside
@@ -65,19 +66,27 @@ class PromptCounter(Protocol):
 def countable(call: Call) -> Call | None:
     """Return a call whose prompt can be counted; None when that is not known.
 
-    Neither a tokenizer's templates nor `POST /tokenize` know more than chats: a call of
-    `/v1/responses` becomes one, and of a batch of chats the longest in bytes is counted.
+    Neither a tokenizer's templates nor `POST /tokenize` know more than chats: a call of `/v1/responses`
+    or `/v1/messages` becomes one, and of a batch of chats the longest in bytes is counted.
     """
     if call.endpoint is Endpoint.CHAT_BATCH:
         return longest_chat(call)
-    if call.endpoint is not Endpoint.RESPONSES:
+    as_chat = _AS_CHAT.get(call.endpoint)
+    if as_chat is None:
         return call
     try:
-        chat = chat_of_response(msgspec.json.decode(call.body, type=dict[str, Any]))
-    except (Unmodelled, msgspec.DecodeError, RecursionError):
-        return None
+        chat = as_chat(msgspec.json.decode(call.body, type=dict[str, Any]))
+    except (Unmodelled, msgspec.DecodeError, RecursionError, AttributeError):
+        # The backend counts a Messages request itself, but none that is longer than its window.
+        return call if call.endpoint is Endpoint.MESSAGES else None
     body = msgspec.json.encode(chat)
     return structs.replace(call, endpoint=Endpoint.CHAT, body=body, places=None)
+
+
+_AS_CHAT: Final = {
+    Endpoint.RESPONSES: chat_of_response,
+    Endpoint.MESSAGES: chat_of_message,
+}
 
 
 class LocalCounter:

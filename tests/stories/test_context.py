@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 
 import pytest
 
@@ -266,3 +267,23 @@ def test_more_output_than_a_key_may_have_is_lowered_where_the_pool_clamps(policy
                     assert "on_overflow: clamp" in told["message"]
 
     check()
+
+
+@story
+async def test_messages_longer_than_the_engines_window_are_refused_here_with_the_true_number():
+    async with gateway(ENGINE) as world:
+        body = {
+            "model": "m",
+            "max_tokens": 5,
+            "system": LONG,
+            "messages": user(LONG),
+            "tools": [{"name": "look", "description": LONG, "input_schema": {"type": "object"}}],
+        }
+        reply = await world.http.post("/v1/messages", json=body)
+        told = reply.json()["error"]
+        assert (reply.status_code, told["type"]) == (400, "invalid_request_error")
+        tokens = re.match(r"prompt is too long: (\d+) tokens > 4096 maximum", told["message"])
+        assert int(tokens[1]) > 3 * 1800  # system, tools and message; vLLM says "at least 4097"
+        assert sent_on(world, "/v1/messages") == []
+        del body["tools"], body["system"]
+        assert (await world.http.post("/v1/messages", json=body)).status_code == 200
