@@ -67,6 +67,14 @@ def _listeners(config: Config) -> Iterator[Remark]:
             "write `keys: {file: keys.yaml}`, or listen on 127.0.0.1",
             Severity.WARNING,
         )
+    if config.keys is None and "*" in config.cors.origins:
+        yield Remark(
+            ("cors", "origins"),
+            "open-to-pages",
+            "AUTHENTICATION IS OFF and any web page that someone here opens can use the models",
+            "list the origins of your own pages, or write `keys: {file: keys.yaml}`",
+            Severity.WARNING,
+        )
 
 
 def _clash(one: Listen, other: Listen) -> bool:

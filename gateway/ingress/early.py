@@ -20,6 +20,7 @@ from gateway.core.errors import (
     GatewayError,
     HeadTimeout,
     HeadTooLarge,
+    Rejected,
     TooManyConnections,
 )
 from gateway.core.types import Caller, RequestRecord
@@ -93,6 +94,8 @@ class Early:
         """Count, log and keep the refusal of a request that has no story."""
         record = RequestRecord(request_id, None, self._clock.now())
         record.outcome, record.error_code, record.status = error.outcome, error.code, error.status
+        if isinstance(error, Rejected):
+            record.shed_reason = error.shed_reason
         self._settle(record)
         self.keep(error, request_id, line, None)
 

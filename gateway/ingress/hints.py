@@ -65,16 +65,16 @@ _OLLAMA: Final = (
 _HEALTH: Final = "To check the health of this gateway, use GET /livez or GET /readyz."
 
 # Source: the routes of vLLM 0.32; OpenAI's and Ollama's references. The longest beginning counts.
-_ELSEWHERE: Final[Mapping[str, str]] = {
+ELSEWHERE: Final[Mapping[str, str]] = {
     "/v1/responses": "This gateway does not store responses. Send the whole conversation with each request.",
     "/metrics": "Metrics are on the gateway's admin listener.",
     **dict.fromkeys(("/health", "/ping", "/load", "/ready", "/version"), _HEALTH),
     **dict.fromkeys(
         (
-            "/classify", "/cohere", "/generative_scoring", "/inference/v1", "/invocations",
-            "/pooling", "/rerank", "/score", "/tokenizer_info", "/v1/chat/completions",
-            "/v1/completions", "/v1/messages", "/v1/pooling", "/v1/realtime", "/v1/systemone",
-            "/v2",
+            "/cohere", "/inference/v1", "/invocations", "/tokenizer_info",
+            "/v1/chat/completions/derender", "/v1/chat/completions/render",
+            "/v1/completions/derender", "/v1/completions/render", "/v1/messages/render",
+            "/v1/realtime", "/v1/responses/render", "/v1/systemone",
         ),
         _VLLM,
     ),
@@ -107,7 +107,7 @@ def _elsewhere(path: str) -> str | None:
     """Return who serves such a path, by its first parts."""
     parts = path[:_READ_CHARS].split("/")
     for count in range(len(parts), 1, -1):
-        if (said := _ELSEWHERE.get("/".join(parts[:count]))) is not None:
+        if (said := ELSEWHERE.get("/".join(parts[:count]))) is not None:
             return said
     return None
 

@@ -23,6 +23,7 @@ from gateway.core.errors import (
     UnknownUrl,
 )
 from gateway.ingress.heads import origin_form, without_upgrade
+from gateway.observe.redact import redact
 
 _SHOWN_BYTES: Final = 128  # of a request target in an error
 
@@ -185,7 +186,7 @@ class RequestReader(HttpToolsProtocol):
         """Reduce a request target that is a whole URL to its path; refuse any other."""
         self.url = origin_form(self.url)
         if not self.url.startswith(b"/"):
-            target = self.url[:_SHOWN_BYTES].decode("latin-1")
+            target = redact(self.url[:_SHOWN_BYTES].decode("latin-1"))
             self._refusal = UnknownUrl(f"Unknown request target: {target}")
             raise httptools.HttpParserError("no path")
 

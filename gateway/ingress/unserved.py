@@ -21,6 +21,7 @@ from gateway.ingress.cors import is_preflight
 from gateway.ingress.handler import Handler
 from gateway.ingress.hints import hint
 from gateway.ingress.server import Ingress
+from gateway.observe.redact import redact
 from gateway.wire.calls import ENDPOINTS
 from gateway.wire.replies import error_body, error_headers
 
@@ -45,7 +46,7 @@ class Unserved:
         elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             refusal = MethodNotAllowed(f"{method} is not allowed here; use GET.")
         else:
-            shown = path[:_SHOWN_CHARS]
+            shown = redact(path[:_SHOWN_CHARS])  # a key may have been pasted into it
             refusal = UnknownUrl(f"Unknown request URL: {method} {shown}. {hint(path)}")
         return await self.refuse(request, refusal)
 

@@ -89,6 +89,12 @@ async def test_explain_says_it_in_words_with_the_setting_that_decided():
         assert "None" not in out
         async with connected(world.process.public_port) as wire:
             wrong = await wire.ask(request("POST", "/chat/completions?key=hidden", b"{}"))
+        secret = request("POST", f"/v1/{world.key}", b"{}")
+        async with connected(world.process.public_port) as wire:
+            answer = await wire.ask(secret)
+        assert world.key[-20:] not in answer.message
+        told = await explain(world, answer.headers["x-request-id"])
+        assert world.key[-20:] not in json.dumps(told)
         code, out = await verb(world, "explain", wrong.headers["x-request-id"])
         assert "POST /chat/completions was refused" in out
         assert "Use /v1/chat/completions." in out
@@ -111,3 +117,21 @@ async def test_strangers_push_no_explanation_of_a_caller_out():
         assert len(early.callers) == 1
         assert len(early.strangers) == KEPT
         assert json.dumps(await explain(world, "s0")).count("decision_not_found") == 1
+
+
+@story
+async def test_a_connection_too_many_is_counted_as_shed_by_this_gateway():
+    async with gateway(FAST, extra="limits: {connections_per_address: 2}") as world:
+        async with connected(world.process.public_port) as one:
+            assert (await one.ask(request(target="/livez"))).status == 200
+            async with connected(world.process.public_port) as two:
+                assert (await two.ask(request(target="/livez"))).status == 200
+                async with connected(world.process.public_port) as three:
+                    refused = await three.answer()
+        assert (refused.status, refused.code) == (503, "too_many_connections")
+        told = await explain(world, refused.headers["x-request-id"])
+        assert (told["status"], told["message"]) == (503, refused.message)
+        text = await world.metrics()
+        assert 'gateway_shed_total{pool="_unknown",reason="engine"}' not in text
+        reason = refused.headers["x-gateway-shed-reason"]
+        assert f'gateway_shed_total{{pool="_unknown",reason="{reason}"}} 1.0' in text

@@ -47,6 +47,12 @@ def test_authentication_off_for_others_is_a_loud_warning():
     assert found[0].severity is Severity.WARNING
 
 
+def test_authentication_off_for_every_web_page_is_a_loud_warning_too():
+    assert warnings(POOL + "cors: {origins: ['*']}") == []
+    assert warnings(POOL + "keys: none\ncors: {origins: ['https://app.example']}") == []
+    assert warnings(POOL + "keys: none\ncors: {origins: ['*']}") == ["open-to-pages"]
+
+
 @pytest.mark.parametrize(
     ("public", "admin", "clash"),
     [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.ingress.hints import hint
+from gateway.ingress.hints import ELSEWHERE, hint
 from gateway.wire.calls import ENDPOINTS
 
 
@@ -48,6 +48,8 @@ def test_every_mistake_of_several_is_named():
 @pytest.mark.parametrize(
     ("path", "words"),
     [
+        ("/v1/chat/completions/render", "vLLM has this endpoint"),
+        ("/v1/responses/render", "vLLM has this endpoint"),
         ("/v1/realtime", "vLLM has this endpoint, but this gateway does not serve it"),
         ("/v1/responses/resp_1", "does not store responses"),
         ("/v1/responses/resp_1/cancel", "does not store responses"),
@@ -65,8 +67,24 @@ def test_what_others_serve_is_named(path, words):
     assert words in hint(path)
 
 
+def test_nothing_that_is_served_is_told_to_be_elsewhere():
+    served = {each.decode() for each in ENDPOINTS}
+    assert served & ELSEWHERE.keys() == {"/v1/responses"}  # what is below it is not
+
+
 @pytest.mark.parametrize(
-    "path", ["/", "/v1", "/nowhere", "/v1/nowhere", "*", "/" * 5000, "/%ff%00"]
+    "path",
+    [
+        "/v1/chat/completions/x",
+        "/rerank/x",
+        "/",
+        "/v1",
+        "/nowhere",
+        "/v1/nowhere",
+        "*",
+        "/" * 5000,
+        "/%ff%00",
+    ],
 )
 def test_for_the_rest_the_endpoints_are_listed(path):
     said = hint(path)
