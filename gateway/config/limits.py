@@ -76,9 +76,19 @@ class TimeoutsConfig(Section):
         " A body that is not needed any more is read for 2 s at most.",
     )
     connect: Duration = setting("1s", "To connect to a backend.")
-    first_byte: Duration = setting("600s", "From the request to the backend's first byte.")
-    stall: Duration = setting("45s", "Longest silence of a backend in a running stream.")
-    total: Duration = setting("3600s", "Longest whole request.")
+    first_byte: Duration = setting(
+        "600s",
+        "From sending a request to a backend until its first byte, or a stream's first event. It"
+        " starts again while the backend's metrics show that its engine makes progress.",
+    )
+    stall: Duration = setting(
+        "45s",
+        "Longest silence of a backend within its reply. It starts again while the backend's"
+        " metrics show progress: a tool parser may hold back its text for minutes.",
+    )
+    total: Duration = setting(
+        "3600s", "Longest whole request, from its head to the end of its reply, waiting included."
+    )
     client_write: Duration = setting("60s", "Longest time a client may leave bytes unread.")
     heartbeat: Duration = setting("15s", "Silence after which a stream gets a comment line.")
     keep_alive: Duration = setting("75s", "Idle client connections; longer than the proxy's 60s.")

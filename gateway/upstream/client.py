@@ -94,7 +94,7 @@ class BackendConnections:
             return await self._upload(out, out.rest, silence)
         connection = None if fresh else self.take_idle()
         if connection is None:
-            connection = await self._connect_to_send(Connection)
+            connection = await self.connect(Connection)
         head = b"%b%d\r\nx-request-id: %b\r\n%b\r\n" % (
             self._head(out.path, out.content_type),
             len(out.body),
@@ -105,19 +105,11 @@ class BackendConnections:
         return await connection.request(head, out.body, silence)
 
     async def _upload(self, out: Outgoing, rest: Rest, silence: Silence) -> Reply:
-        connection = await self._connect_to_send(UploadConnection)
+        connection = await self.connect(UploadConnection)
         head = b"x-request-id: %b\r\n%b" % (out.engine_id.encode(), out.trace)
         head = self._head(out.path, out.content_type).removesuffix(_LENGTH) + head
         self.busy.add(connection)
         return await connection.upload(head, out.body, rest, silence)
-
-    async def _connect_to_send(self, kind: type[_Kind]) -> _Kind:
-        """Make a connection that may be sent on: of one that is lost already nobody would tell us again."""
-        connection = await self.connect(kind)
-        if not connection.usable:
-            connection.abort()
-            raise ConnectFailed("the backend closed the connection before the request was sent")
-        return connection
 
     def tick(self, now: float) -> None:
         """Close connections that have been idle too long and wake the busy ones."""
@@ -180,7 +172,8 @@ class BackendConnections:
         """Make a connection; tried once more if this process itself did not run in that time.
 
         Raises:
-            ConnectFailed: there is none within `connect_s`; what it was raised from tells why.
+            ConnectFailed: there is none within `connect_s`, or it is lost already, of which nobody would
+                tell again; what it was raised from tells why.
         Cancel: nothing is left open.
         """
         loop = asyncio.get_running_loop()
@@ -188,11 +181,15 @@ class BackendConnections:
         try:
             began = loop.time()
             try:
-                return await self._open(kind)
+                connection = await self._open(kind)
             except TimeoutError:
                 if self._connect_s is None or loop.time() - began < self._connect_s + _LATE_S:
                     raise
-                return await self._open(kind)  # it was this process that did not run
+                connection = await self._open(kind)  # it was this process that did not run
+            if connection.usable:
+                return connection
+            connection.abort()
+            raise ConnectionResetError("lost as it was made")
         except (OSError, UnicodeError) as error:  # UnicodeError: not a name that DNS could hold
             raise ConnectFailed("no connection to the backend could be made") from error
         finally:

@@ -1255,6 +1255,7 @@ async def test_one_that_was_let_in_before_goes_ahead_of_those_who_wait():
     assert world.gate.has_room(again)
     assert world.gate.enter(again).backend_id == "m/b2"
     assert not world.gate.has_room(again)
+    assert world.gate.may_follow(again)  # it may wait for b2, which is only full
     assert world.gate.enter(again) is None
 
 
@@ -1264,6 +1265,7 @@ async def test_one_that_was_let_in_before_is_not_sent_to_the_same_backend_again(
     world.down("m/b2")
     again = world.ask(tried=["m/b1"])
     assert not world.gate.has_room(again)
+    assert not world.gate.may_follow(again)
     assert world.gate.enter(again) is None
     assert world.gate.enter(world.ask()).backend_id == "m/b1"
 

@@ -162,6 +162,17 @@ def test_a_backend_that_was_tried_is_not_asked_again(table):
     assert why(table, tried=["m/b1"]) == {"m/b1": Exclusion.ALREADY_TRIED}
 
 
+def test_a_backend_that_came_back_after_it_was_tried_may_be_asked_again(table):
+    again = ask(tried=["m/b1"])
+    again.tried["m/b1"] = NOW + 1
+    backends = table.backends("m")
+    assert names(eligible(backends, again, NOW + 2)) == ["b2", "b3"]
+    backends[0].since = NOW + 2  # READY anew
+    assert names(eligible(backends, again, NOW + 2)) == ["b1", "b2", "b3"]
+    backends[0].phase = Phase.DEGRADED
+    assert names(eligible(backends[:1], again, NOW + 2)) == []
+
+
 def test_backends_that_take_no_work_are_not_serving(table):
     table.apply(pools(m=[*URLS, "http://127.0.0.1:8004"]))
     table.order("m/b1", Order.CORDON)
