@@ -1,0 +1,114 @@
+"""Who may hold how much of the room for request bodies."""
+
+import asyncio
+
+import pytest
+
+from gateway.config.limits import LimitsConfig
+from gateway.core.errors import Overloaded, TooManyWaiting
+from gateway.ingress.bodies import Bodies
+
+MIB = 1 << 20
+LIMITS = LimitsConfig(bodies="8MiB", max_body="4MiB")
+
+
+async def waits(bodies, key, size, *, seconds=10.0):
+    """Ask for room; return the task once it waits, or has it."""
+    task = asyncio.get_running_loop().create_task(bodies.take(key, size * MIB, LIMITS, seconds))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    return task
+
+
+def scenario(test):
+    def run():
+        asyncio.run(test())
+
+    run.__name__ = test.__name__
+    return run
+
+
+@scenario
+async def test_one_key_alone_holds_half_and_others_have_the_rest():
+    bodies = Bodies()
+    for _ in range(4):
+        assert (await waits(bodies, "a", 1)).done()
+    mine, theirs = await waits(bodies, "a", 1), await waits(bodies, "b", 2)
+    assert not mine.done()
+    assert theirs.done()
+    mine.cancel()
+
+
+@scenario
+async def test_one_body_always_fits_a_key_that_holds_nothing():
+    bodies = Bodies()
+    held = await bodies.take("a", 4 * MIB, LIMITS, 1.0)
+    assert (await waits(bodies, "b", 4)).done()
+    waiting = await waits(bodies, "c", 4)
+    assert not waiting.done()
+    held.release()
+    await waiting
+    assert bodies.held_bytes == 8 * MIB
+
+
+@scenario
+async def test_who_waits_longest_comes_first_and_smaller_ones_do_not_pass():
+    bodies = Bodies()
+    holds = [await bodies.take(key, 2 * MIB, LIMITS, 1.0) for key in "abcd"]
+    large, small = await waits(bodies, "e", 4), await waits(bodies, "f", 1)
+    holds[0].release()
+    await asyncio.sleep(0)
+    assert not small.done()
+    holds[1].release()
+    await large
+    assert not small.done()
+    holds[2].release()
+    await small
+
+
+@scenario
+async def test_what_a_body_did_not_need_is_given_to_others():
+    bodies = Bodies()
+    first, _ = (
+        await bodies.take("a", 4 * MIB, LIMITS, 1.0),
+        await bodies.take("b", 4 * MIB, LIMITS, 1.0),
+    )
+    waiting = await waits(bodies, "c", 3)
+    first.shrink(1 * MIB)
+    await waiting
+    first.release()
+    first.release()
+    assert bodies.held_bytes == 7 * MIB
+
+
+@scenario
+async def test_a_wait_that_is_cancelled_or_too_long_leaves_nothing():
+    bodies = Bodies()
+    held = [await bodies.take(key, 4 * MIB, LIMITS, 1.0) for key in "ab"]
+    cancelled = await waits(bodies, "c", 1)
+    cancelled.cancel()
+    with pytest.raises(Overloaded) as full:
+        await bodies.take("c", 1 * MIB, LIMITS, 0.01)
+    with pytest.raises(TooManyWaiting) as own:
+        await bodies.take("a", 1 * MIB, LIMITS, 0.01)
+    assert (full.value.status, own.value.status) == (503, 429)
+    assert full.value.retry_after_s > 0
+    for each in held:
+        each.release()
+    assert bodies.held_bytes == 0
+    assert (await waits(bodies, "a", 4)).done()
+
+
+@scenario
+async def test_a_body_is_emptied_when_its_room_is_given_back():
+    bodies = Bodies()
+    hold = await bodies.take("a", MIB, LIMITS, 1.0)
+    hold.body = body = bytearray(MIB)
+    with memoryview(body):
+        hold.release()  # it is still being sent: whoever sends it lets go of it
+    assert len(body) == MIB
+    hold = await bodies.take("a", MIB, LIMITS, 1.0)
+    hold.body = body
+    hold.release()
+    assert len(body) == 0
+    assert bodies.held_bytes == 0
