@@ -52,6 +52,19 @@ def check_allow(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
+def check_deny(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names when each is a field, or a part of content that can be denied; ValueError otherwise."""
+    for name in names:
+        row = TABLE.get(name)
+        if row is not None and "." not in name and name not in (row.fields or (name,)):
+            raise PydanticCustomError(
+                "bad_parameter",
+                "{name} is no field of a body; name one of: {fields}",
+                {"name": name, "fields": ", ".join(row.fields)},
+            )
+    return tuple(names)
+
+
 def check_max(limits: Mapping[str, int]) -> dict[str, int]:
     """Return the limits when each is of a row with a number; ValueError otherwise."""
     for name in limits:
@@ -65,9 +78,9 @@ class ParametersConfig(Section):
     allow: Annotated[tuple[str, ...], AfterValidator(check_allow)] = setting(
         (), "Rows of the table that pass here: priority, content.uuid, n, ..."
     )
-    deny: tuple[Annotated[str, Field(min_length=1, max_length=64)], ...] = setting(
-        (), "Fields that are refused here, known or not: tools, logprobs, ..."
-    )
+    deny: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=64)], ...], AfterValidator(check_deny)
+    ] = setting((), "Fields that are refused here, known or not: tools, logprobs, ...")
     max: Annotated[dict[str, Annotated[int, Field(ge=0)]], AfterValidator(check_max)] = setting(
         {}, "Other limits than the table's, by row: {n: 8, tools: 64}."
     )

@@ -50,6 +50,7 @@ class _Reader:
                 ambiguous, endless, fixed = ambiguous or (endless and not fixed), False, False
                 self.at += 1
                 continue
+            is_anchor = self.text[self.at] in "^$"
             counts, inner_ambiguous = self._atom(depth)
             low, high = self._quantifier()
             if high == _MANY and inner_ambiguous:
@@ -59,7 +60,7 @@ class _Reader:
                 raise _Unfit(f"its counts multiply to more than {MAX_REPEATS}")
             most = max(most, product)
             endless = endless or high == _MANY or inner_ambiguous
-            fixed = fixed or (low >= 1 and high != _MANY and not inner_ambiguous)
+            fixed = fixed or (low >= 1 and high != _MANY and not inner_ambiguous and not is_anchor)
         return most, ambiguous or (endless and not fixed)
 
     def _atom(self, depth: int) -> tuple[float, bool]:

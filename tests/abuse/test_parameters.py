@@ -49,6 +49,21 @@ async def test_what_a_row_refuses_is_a_400_and_nothing_of_it_reaches_the_engine(
 
 
 @story
+async def test_a_key_that_comes_twice_in_a_large_body_is_found_too():
+    text = json.dumps(PADDING).encode()
+    bodies = [
+        b'{"model":"m","messages":[%b],"n":1,"n":2}' % text,
+        b'{"model":"m","n":1,"messages":[%b],  "\\u006e" : 2}' % text,
+        b'{"messages":[{"role":"user","content":"a"}],"model":"m","messages":[%b]}' % text,
+    ]
+    async with gateway(FAST) as world:
+        for body in bodies:
+            reply = await post(world, CHAT, body)
+            assert reply.json()["error"]["code"] == "duplicate_key", body[:60]
+        assert forwarded(world) == []
+
+
+@story
 async def test_shapes_that_hid_embeddings_from_the_scan_reach_nothing():
     part = {"type": "image_embeds", "image_embeds": "AAAA"}
     hidden = [

@@ -3,14 +3,16 @@
 import json
 
 import pytest
+from pydantic import ValidationError
 
 from gateway.config.models import Config
-from gateway.config.parameters import Policies
+from gateway.config.parameters import ParametersConfig, Policies
 from gateway.core.asked import Media, Overrides, UnknownFields
 from gateway.core.errors import RequestError
 from gateway.core.types import Endpoint
 from gateway.wire.calls import ENDPOINTS, parse_call
 from gateway.wire.parameters import effective, judge
+from gateway.wire.patterns import pattern_problem
 from gateway.wire.table import TABLE, Rule
 from tests.parametercases import (
     BASE,
@@ -116,6 +118,41 @@ def test_any_field_can_be_denied():
     assert refused(CHAT, {"tools": []}, layer).param == "tools"
     assert refused(CHAT, {"mine": 1}, layer).param == "mine"
     check(CHAT, {"user": "me"}, layer)
+
+
+@pytest.mark.parametrize("name", ["media", "prompts", "stop_chars", "guided_*", "stored responses"])
+def test_what_is_no_field_cannot_be_denied_by_mistake(name):
+    with pytest.raises(ValidationError, match="is no field of a body"):
+        ParametersConfig(deny=(name,))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "problem"),
+    [
+        (r"^[a-z0-9]+(?:-[a-z0-9]+)*$", None),
+        (r"^(([\w.-]+)@([\w.-]+)\.([a-zA-Z]{2,5}))$", None),
+        (r"^\d{4}-\d{2}-\d{2}T(?:[01]\d|2[0-3]):[0-5]\d$", None),
+        (r"[)(]+[]a]*\((?P<year>\d{4})\)", None),
+        (r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==)?", None),
+        (r"(a+)+", "repeats without end"),
+        (r"(\w+\s?)*", "repeats without end"),
+        (r"(a|b*)*", "repeats without end"),
+        (r"(^a*$)+", "repeats without end"),
+        (r"((a+)?)*", "repeats without end"),
+        (r"(x{100}){100}", "multiply"),
+        (r"a{1001}", "multiply"),
+        (r"(?=a)b", "lookahead"),
+        (r"(?<!a)b", "lookbehind"),
+        (r"(a)\1", "backreferences"),
+        (r"(?P<x>a)(?P=x)", "kind of group"),
+        (r"a++", "possessive"),
+        ("(" * 100 + ")" * 100, "nested"),
+    ],
+)
+def test_patterns_are_those_that_an_automaton_matches_cheaply(pattern, problem):
+    found = pattern_problem(pattern)
+    assert (found is None) == (problem is None), found
+    assert problem is None or problem in found
 
 
 def test_media_may_be_inline_only_or_from_anywhere():
