@@ -12,7 +12,7 @@ from typing import Final
 
 # More than one process of ours can use. Launched servers inherit it; vLLM asks for as many.
 _ENOUGH: Final = 65_536
-# Measured: 19 are open when nothing happens. The rest is for the admin listener and files.
+# Measured: 17 are open when nothing happens. The rest is for the admin listener and files.
 _RESERVED: Final = 64
 _PER_BACKEND: Final = 4  # three loops of probes, and a log
 # One slow head holds up to `limits.max_header_bytes`: 320 MiB in all.

@@ -281,7 +281,8 @@ async def ledger(
     """Read before, sample meanwhile, compare after. Open it inside `gateway()`, around the attack.
 
     `most_mib` bounds how far resident memory may grow at any moment, `most_lag_s` how long the loop
-    may stand still. Clients of this process count, too: let them send small pieces.
+    may stand still. Clients of this process count, too: let them send small pieces, and close them
+    inside (`raw` does; the pool of `world.http` keeps its connections).
     """
     loop = asyncio.get_running_loop()
     book = Book(descriptors(), memory_mib())

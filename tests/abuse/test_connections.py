@@ -56,7 +56,7 @@ class Launched:
 
 
 @contextlib.asynccontextmanager
-async def launched(folder, descriptors):
+async def launched(folder, descriptors, *, soft=None):
     async with SimServer(FAST) as sim:
         public, admin = (free_url().removeprefix("http://") for _ in range(2))
         path = folder / "gateway.yaml"
@@ -69,7 +69,9 @@ async def launched(folder, descriptors):
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", "from gateway.cli import main; main()", "serve", "-c", str(path),
             stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors)),
+            preexec_fn=lambda: resource.setrlimit(
+                resource.RLIMIT_NOFILE, (soft or descriptors, descriptors)
+            ),
         )  # fmt: skip
         ports = [int(each.rpartition(":")[2]) for each in (public, admin)]
         gate = Launched(process, *ports, key)
@@ -117,6 +119,16 @@ def test_two_hundred_descriptors_and_four_hundred_slow_heads(tmp_path):
             assert shed["refused"] == shed["address"] == 0
             metrics = (await gate.get("/metrics", admin=True)).body.decode()
             assert 'to="down"' not in metrics
+
+    check()
+
+
+def test_the_limit_of_open_files_is_raised_and_few_are_open_at_rest(tmp_path):
+    @PATIENT
+    async def check():
+        async with launched(tmp_path, 400, soft=100) as gate:
+            assert resource.prlimit(gate.pid, resource.RLIMIT_NOFILE) == (400, 400)
+            assert len(os.listdir(f"/proc/{gate.pid}/fd")) < 32
 
     check()
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.abuse.support import FAST, gateway, head, ledger, raw, story
+from tests.abuse.support import FAST, front_of, gateway, head, ledger, raw, scripted, story
 
 LINES = b"".join(b"x-%d: %b\r\n" % (n, b"v" * 1000) for n in range(8))
 MANY = b"a: b\r\n" * 500
@@ -77,3 +77,32 @@ async def test_a_trailer_within_the_limits_is_dropped_and_the_connection_lives_o
                     % (len(body), body)
                 )
                 assert (await client.reply()).status == 200
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+def test_a_backends_trailers_without_end_are_cut(kind):
+    written = 0
+
+    async def endless(asked):
+        nonlocal written
+        asked.writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"
+            % kind.encode()
+        )
+        while written < ENDLESS:
+            asked.writer.write(LINES)
+            await asked.writer.drain()
+            written += len(LINES)
+
+    @story
+    async def check():
+        async with scripted(endless) as backend, front_of(backend) as world:
+            async with ledger(world, most_mib=12), raw(world) as client:
+                body = chat(world)
+                await client.send(head(key=world.key, length=len(body)) + body)
+                reply = await client.reply()
+                assert b"error" in reply.body
+                assert reply.status == 502
+        assert written < 32 << 20
+
+    check()
