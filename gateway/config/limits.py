@@ -53,7 +53,7 @@ class LimitsConfig(Section):
     )
     max_reply: Size = setting(
         "64MiB",
-        "Largest reply of a backend that is no event stream; embeddings of many texts are the largest.",
+        "Largest reply of a backend that is not an event stream; embeddings of many texts are the largest.",
     )
     stream_buffer: Size = setting("256KiB", "Most unsent bytes held for one slow reader.")
 
@@ -126,4 +126,4 @@ class CorsConfig(Section):
         "Origins whose pages may read replies, such as https://app.example, or * for any page."
         " Pages still need an API key. Empty: none.",
     )
-    max_age: Duration = setting("10m", "How long a browser may remember that it may call.")
+    max_age: Duration = setting("10m", "How long a browser may cache the permission.")
