@@ -82,12 +82,25 @@ class PromptCounters:
         if not backends:
             return None
         asked = min(backends, key=lambda backend: backend.in_flight)
-        counter = self._remote.get(asked)
+        return await self._counter(asked).count(chat, asked.served_name(route))
+
+    async def tokenizer_info(self, backend: Backend) -> bytes:
+        """Return what a backend says of its tokenizer: a JSON object.
+
+        Raises:
+            OSError: it says nothing in time.
+        Cancel: nothing is held.
+        """
+        asker = self._counter(backend).asker
+        return await asker.get("/tokenizer_info", timeout_s=self._deadline_s)
+
+    def _counter(self, backend: Backend) -> BackendCounter:
+        counter = self._remote.get(backend)
         if counter is None:
-            counter = self._remote[asked] = BackendCounter(
-                self._open_asker(asked), deadline_s=self._deadline_s
+            counter = self._remote[backend] = BackendCounter(
+                self._open_asker(backend), deadline_s=self._deadline_s
             )
-        return await counter.count(chat, asked.served_name(route))
+        return counter
 
     def close(self) -> None:
         """Drop the connections to backends; a count that is under way comes to its end."""

@@ -198,6 +198,13 @@ class LocalCounter:
 class Asker(Protocol):
     """Puts questions to one backend."""
 
+    async def get(self, path: str, *, timeout_s: float) -> bytes:
+        """Return the body of a 200 reply.
+
+        Raises:
+            OSError: there was none within `timeout_s`.
+        """
+
     async def post(self, path: str, body: bytes, *, timeout_s: float) -> tuple[int, bytes]:
         """Return the status and body of the reply to a JSON body.
 

@@ -1,7 +1,7 @@
 """The public routes that are not inference: the model list, liveness, readiness, and an honest 404.
 
-Everything here is answered from memory. Paths are compared raw: an escaped or doubled slash is no
-path of ours.
+Everything but `/tokenizer_info`, which a backend is asked for, is answered from memory. Paths are
+compared raw: an escaped or doubled slash is no path of ours.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+from msgspec import Raw
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -19,15 +21,17 @@ from starlette.routing import Route
 from gateway.access.context import window_of
 from gateway.core.aio import Clock
 from gateway.core.errors import (
+    EndpointNotServed,
     GatewayError,
     ModelNotFound,
 )
-from gateway.core.types import Caller
+from gateway.core.types import Caller, Phase
 from gateway.ingress.handler import Handler
 from gateway.ingress.server import Ingress
 from gateway.ingress.unserved import Unserved
 from gateway.pools.table import PoolTable
 from gateway.routing.catalog import Entry, status
+from gateway.wire.objects import fields_of
 from gateway.wire.replies import model_entry, model_list
 
 _SHOWN_CHARS: Final = 128  # of a path in an error
@@ -93,6 +97,22 @@ def public_app(
                                 "GET /v1/models lists what this key can use.", param="model")  # fmt: skip
         return JSONResponse(told(name, entry, asking))
 
+    async def tokenizer_info(request: Request) -> Response:
+        named = request.query_params.get("model", "")
+        route = handler.catalog().admit(named, caller(request)).route
+        backends = [each for each in table.backends(route.pool) if each.phase is Phase.READY]
+        try:
+            told = await handler.settings.counters.tokenizer_info(backends[0])
+            fields = fields_of(told)
+        except (OSError, LookupError, msgspec.DecodeError):
+            raise EndpointNotServed(
+                "No backend of this model tells its tokenizer: vLLM does with "
+                "`--enable-tokenizer-info-endpoint`."
+            ) from None
+        if "name_or_path" in fields:  # a path on the backend's host
+            fields["name_or_path"] = Raw(msgspec.json.encode(route.requested))
+        return Response(msgspec.json.encode(fields), media_type="application/json")
+
     async def livez(request: Request) -> Response:
         return PlainTextResponse("ok\n")
 
@@ -110,6 +130,7 @@ def public_app(
         routes=[
             Route("/v1/models", models, methods=["GET"]),
             Route("/v1/models/{name:path}", model, methods=["GET"]),
+            Route("/tokenizer_info", tokenizer_info, methods=["GET"]),
             Route("/livez", livez, methods=["GET"]),
             Route("/readyz", readyz, methods=["GET"]),
         ],

@@ -292,7 +292,7 @@ def told(url, path, body):
 
 def call_of(path, body):
     call = parse_call(ENDPOINTS[path.encode()], json.dumps(body).encode())
-    return countable(call) if path == RESPONSES else call
+    return countable(call) if path in (RESPONSES, MESSAGES) else call
 
 
 def counted(folder, path, body):
@@ -358,14 +358,36 @@ def kinds(items):
             "messages": [USER],
             "tools": [{"name": "clock", "description": "time", "input_schema": {"type": "object"}}],
         },
+        {
+            "messages": [
+                USER,
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "thinking", "thinking": "hm", "signature": "s"},
+                        {"type": "text", "text": "let me see"},
+                        {"type": "tool_use", "id": "c1", "name": "clock", "input": {"at": [1, 2]}},
+                    ],
+                },
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "tool_result", "tool_use_id": "c1", "content": "7"},
+                        {"type": "text", "text": "so?"},
+                    ],
+                },
+            ],
+            "tools": [{"name": "clock", "input_schema": {"properties": {}}}],
+        },
     ],
-    ids=["plain", "system", "tools"],
+    ids=["plain", "system", "tools", "a result"],
 )
-def test_a_backend_counts_anthropics_dialect(engine, body):
-    url, _ = engine
+def test_anthropics_dialect_is_counted_as_its_chat(engine, body):
+    url, folder = engine
     body = {"model": "tiny", "max_tokens": 1, **body}
-    count = counted_at(url, MESSAGES, body)
-    assert count == told(url, MESSAGES, body)
+    own = told(url, MESSAGES, body)
+    assert counted_at(url, MESSAGES, body) == own
+    assert counted(folder, MESSAGES, body) == own
 
 
 def test_the_longest_of_several_prompts_counts(engine):

@@ -101,3 +101,20 @@ async def test_raw_vectors_come_with_the_header_that_says_what_they_are():
             assert reply.content == direct.content
             assert "metadata" not in reply.headers
         await world.settled()
+
+
+@story
+async def test_the_tokenizer_is_told_without_the_path_of_its_folder():
+    async with gateway() as world:
+        direct = (await world.http.get(world.sims[0].url + "/tokenizer_info")).json()
+        for query in ("", "?model=m"):
+            reply = await world.http.get("/tokenizer_info" + query)
+            assert reply.status_code == 200, reply.text
+            assert reply.json() == direct | {"name_or_path": "m"}
+        headers = {"authorization": "Bearer x"}
+        assert (await world.http.get("/tokenizer_info", headers=headers)).status_code == 401
+        assert (await world.http.get("/tokenizer_info?model=none")).status_code == 404
+        assert (await world.http.post("/tokenizer_info", json={})).status_code == 405
+    async with gateway(SimConfig(model="m", speed=0, paths=())) as world:
+        reply = await world.http.get("/tokenizer_info")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (404, "endpoint_not_supported")
