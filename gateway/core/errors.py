@@ -3,6 +3,7 @@
     GatewayError                          status  OpenAI type              code
     |-- RequestError        the caller's  400     invalid_request_error    (per raise)
     |   |-- ContextLengthExceeded         400     invalid_request_error    context_length_exceeded
+    |   |-- MissingModel                  400     invalid_request_error    missing_required_parameter
     |   |-- ModelNotFound                 404     invalid_request_error    model_not_found
     |   |-- UnknownUrl                    404     invalid_request_error    unknown_url
     |   |-- EndpointNotServed             404     invalid_request_error    endpoint_not_supported
@@ -44,9 +45,11 @@ Anything that is not a GatewayError is a bug: 500, logged with a traceback, Outc
 from __future__ import annotations
 
 import random
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from gateway.core.types import Outcome, ShedReason
+
+NO_MODEL: Final = "You must provide a `model`. GET /v1/models lists what this key can use."
 
 
 class GatewayError(Exception):
@@ -87,15 +90,9 @@ class ContextLengthExceeded(RequestError):
 
 
 class MissingModel(RequestError):
-    """No model is named where that does not tell which one is meant: 400."""
+    """No model is named, and the key sees several: 400."""
 
     default_code = "missing_required_parameter"
-
-    def __init__(self) -> None:
-        super().__init__(
-            "You must provide a `model`. GET /v1/models lists what this key can use.",
-            param="model",
-        )
 
 
 class ModelNotFound(RequestError):

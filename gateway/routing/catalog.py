@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gateway.config.models import PoolConfig, PrefixCache
 from gateway.core.aio import Clock
-from gateway.core.errors import EndpointNotServed, MissingModel, ModelNotFound
+from gateway.core.errors import NO_MODEL, EndpointNotServed, MissingModel, ModelNotFound
 from gateway.core.types import Call, Caller, Endpoint, Phase, Route
 from gateway.pools.table import Backend, PoolTable
 from gateway.routing.near import NearNames
@@ -107,7 +107,7 @@ class Catalog:
             clear = len(pools) == 1 and (bases or len(seen) == 1)
             known = self._defaults[caller.models] = next(iter(seen)) if clear else ""
         if not known:
-            raise MissingModel
+            raise MissingModel(NO_MODEL, param="model")
         return known
 
     def visible(self, caller: Caller) -> dict[str, Entry]:

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw, structs
 
-from gateway.core.errors import MissingModel, RequestError, UnsupportedMediaType
+from gateway.core.errors import NO_MODEL, MissingModel, RequestError, UnsupportedMediaType
 from gateway.core.types import Call, Dialect, Endpoint, Route
 from gateway.wire.forms import FormReader
 from gateway.wire.frames import is_given
@@ -102,7 +102,7 @@ def parse_call(spec: EndpointSpec, body: bytes, content_type: bytes = b"applicat
     seen = peek(body, fields)
     check_depth(body)
     if not seen.model and spec.dialect is Dialect.MESSAGES:
-        raise MissingModel
+        raise MissingModel(NO_MODEL, param="model")
     endpoint = spec.endpoint
     limit, limit_field = _limit(spec, seen)
     measure = Measure(endpoint, fields)
@@ -136,7 +136,7 @@ def form_call(spec: EndpointSpec, form: FormReader, body: bytes, content_type: b
         RequestError: 400; there is no model.
     """
     if not form.fields.get("model"):
-        raise MissingModel
+        raise MissingModel(NO_MODEL, param="model")
     return Call(
         endpoint=spec.endpoint,
         dialect=spec.dialect,
