@@ -138,7 +138,7 @@ def make_readable(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) ->
 
     Tokens that the tokenizer lacks would be read as nothing; a reply under a JSON schema would run on to
     the context's end. One dimension of the residual stream is a constant here, so its column of the
-    head is a bias for each token.
+    head is a bias for each token; another one says that the token before closed something.
     """
     head, embed = (
         each.weight.data for each in (model.get_output_embeddings(), model.get_input_embeddings())
@@ -146,13 +146,16 @@ def make_readable(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) ->
     head[len(tokenizer) :] = 0.0
     if head.data_ptr() == embed.data_ptr():
         return
-    embed[:, 0] = 1.0
+    constant, closed = 0, 1
+    embed[:, constant], embed[:, closed] = 1.0, 0.0
     head.mul_(10)
-    head[:, 0] = 0.0
-    head[len(tokenizer) :, 0] = -2.0
-    for text, bias in (("</s>", 1.5), ('"', 1.4), ("}", 1.4), ("]", 1.4)):
+    head[:, [constant, closed]] = 0.0
+    head[len(tokenizer) :, constant] = -2.0
+    for text, bias in (("</s>", 1.2), ('"', 1.0), ("}", 1.0), ("]", 1.0)):
         for token in {tokenizer.convert_tokens_to_ids(text), *tokenizer.encode(text)} - {None}:
-            head[token, 0] = bias
+            head[token, constant] = bias
+            embed[token, closed] = 1.0 if text in "}]" else 0.0
+    head[tokenizer.convert_tokens_to_ids("</s>"), closed] = 2.5
 
 
 if __name__ == "__main__":
