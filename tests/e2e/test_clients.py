@@ -39,6 +39,7 @@ LOGGED = {
     "no_model": [("chat", 404, "rejected", "model_not_found")],
     "message_no_model": [("messages", 404, "rejected", "model_not_found")],
     "bad_key": [("embeddings", 401, "unauthenticated", "invalid_api_key")],
+    "message_too_long": [("messages", 400, "rejected", "context_length_exceeded")],
     "bad_key_of_chat": [("chat", 401, "unauthenticated", "invalid_api_key")],
     "message_bad_key": [("messages", 401, "unauthenticated", "invalid_api_key")],
     "too_long": [("chat", 400, "rejected", "context_length_exceeded")],
@@ -181,6 +182,7 @@ def _of_anthropic(found) -> bool:
         "count": True,
         "message_no_model": ["NotFoundError", 404, "not_found_error"],
         "message_bad_key": ["AuthenticationError", 401, "authentication_error"],
+        "message_too_long": ["BadRequestError", 400, "invalid_request_error"],
         "message_down": ["ServiceUnavailableError", 503, "overloaded_error"],
         "message_left": "message_start",
     }

@@ -9,7 +9,7 @@ from typing import NamedTuple
 class Decision(NamedTuple):
     """Tests that pass against vLLM and not through the gateway, and why."""
 
-    file: str  # below tests/entrypoints
+    file: str  # below tests/entrypoints; a pattern too
     tests: str  # a pattern of their names
     why: str
 
@@ -17,14 +17,23 @@ class Decision(NamedTuple):
 OPERATOR = "Adapters are loaded by the operator of a server, never by a client."
 PATHS = "Clients do not learn where an adapter lies on a server's disk."
 TYPES = "`type` of an error is OpenAI's, which its SDKs and other clients compare; vLLM's is a class name."
+PATH_FORM = "A path that a model does not serve is refused in OpenAI's form, where vLLM says `{'detail': 'Not Found'}`."
+INVOCATIONS = (
+    "The door of one cloud's platform, behind which a body alone says which endpoint it means."
+)
 EMBEDS = "A tensor that a client made is refused by name, unless the pool allows it."
 
 _LORA = "serve/lora/test_lora_adapters.py"
+_CLASSIFY = "pooling/classify/test_online.py"
 DECISIONS = [
     Decision(_LORA, "test_dynamic_lora_*", OPERATOR),
     Decision(_LORA, "test_loading_invalid_adapters_does_not_break_others*", OPERATOR),
     Decision(_LORA, "test_static_lora_lineage*", PATHS),
     Decision("openai/models/test_models.py", "test_check_models", PATHS),
     Decision("pooling/basic/test_truncation.py", "test_bigger_truncation_size", TYPES),
+    Decision(_CLASSIFY, "test_pooling_not_supported*", TYPES),
+    Decision(_CLASSIFY, "test_score*", PATH_FORM),
+    Decision(_CLASSIFY, "test_rerank*", PATH_FORM),
+    Decision("pooling/*", "test_invocations*", INVOCATIONS),
     Decision("openai/completion/test_prompt_validation.py", "test_empty_prompt", EMBEDS),
 ]

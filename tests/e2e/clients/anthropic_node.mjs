@@ -28,6 +28,8 @@ found.count = (await client.messages.countTokens({ model, messages })).input_tok
 found.message_no_model = await failure(() => client.messages.create({ ...asked, model: "none" }));
 const wrong = new Anthropic({ baseURL: url, apiKey: "gw_wrong", maxRetries: 0 });
 found.message_bad_key = await failure(() => wrong.messages.create(asked));
+const long = [{ role: "user", content: "word ".repeat(200000) }];
+found.message_too_long = await failure(() => client.messages.create({ ...asked, messages: long }));
 
 const started = performance.now();
 found.message_down = await failure(() => client.messages.create({ ...asked, model: "down" }, { maxRetries: 1 }));

@@ -37,6 +37,8 @@ found["count"] = client.messages.count_tokens(model=model, messages=messages).in
 found["message_no_model"] = failure(lambda: client.messages.create(**{**asked, "model": "none"}))
 wrong = anthropic.Anthropic(base_url=url, api_key="gw_wrong", max_retries=0)
 found["message_bad_key"] = failure(lambda: wrong.messages.create(**asked))
+long = [{"role": "user", "content": "word " * 200_000}]
+found["message_too_long"] = failure(lambda: client.messages.create(**{**asked, "messages": long}))
 
 started = time.monotonic()
 patient = client.with_options(max_retries=1)
