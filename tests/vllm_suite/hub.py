@@ -30,7 +30,6 @@ from transformers import (
     Qwen3ForCausalLM,
     XLMRobertaConfig,
     XLMRobertaForSequenceClassification,
-    XLMRobertaModel,
 )
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "e2e"))
@@ -85,13 +84,14 @@ MODELS: dict[str, tuple[type[PreTrainedModel], object]] = {
         Qwen2Config(**DECODER, vocab_size=151936, num_labels=2),
     ),
     "intfloat/multilingual-e5-small": (
-        XLMRobertaModel,
-        XLMRobertaConfig(**ENCODER, vocab_size=250037, max_position_embeddings=514, type_vocab_size=1),
+        BertModel,
+        BertConfig(**ENCODER, vocab_size=250037, max_position_embeddings=512),
     ),
     "BAAI/bge-reranker-base": (
         XLMRobertaForSequenceClassification,
         XLMRobertaConfig(
-            **ENCODER, vocab_size=250037, max_position_embeddings=514, type_vocab_size=1, num_labels=1
+            **ENCODER, vocab_size=250037, max_position_embeddings=514, type_vocab_size=1, num_labels=1,
+            position_embedding_type="absolute",
         ),
     ),
     **{
