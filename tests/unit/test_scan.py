@@ -200,3 +200,23 @@ def test_white_space_between_two_values_still_divides_them():
 )
 def test_a_small_body_has_few_bytes_and_few_values(body, small):
     assert is_small(body) is small
+
+
+@pytest.mark.parametrize("field", ["tools", "response_format", "structured_outputs", "stop"])
+@pytest.mark.parametrize("gap", [b"", b" " * 70_000])
+def test_what_the_policy_judges_by_its_size_is_not_cut(field, gap):
+    text = b"x" * 100_000
+    body = b'{"model": "m", "' + field.encode() + b'"' + gap + b': [{"a": "' + text + b'"}]}'
+    assert json.loads(scanned(body).skim())[field] == [{"a": text.decode()}]
+
+
+def test_what_is_not_cut_has_a_bound_of_its_own():
+    error = refused(b'{"model": "m", "tools": ["' + b"x" * (5 << 20) + b'"]}')
+    assert (error.status, error.param, error.code) == (400, "tools", "string_above_max_length")
+
+
+def test_integers_that_are_no_token_ids_are_values_and_stay():
+    ids = list(range(5000))
+    found = scanned(json.dumps({"model": "m", "stop_token_ids": ids}).encode())
+    assert json.loads(found.skim())["stop_token_ids"] == ids
+    assert found.values > 5000
