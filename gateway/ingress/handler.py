@@ -215,7 +215,7 @@ class Handler:
     async def _attempt(
         self, settings: Settings, down: Downstream, record: RequestRecord, ask: Ask, slot: Slot
     ) -> bool:
-        """Have one backend answer; False when it did not, did nothing, and another has room."""
+        """Have one backend answer; False when it did nothing, and another has room or will have."""
         backend = self.table.get(slot.backend_id)
         if backend is None:
             return False  # a reload took it away while this request waited for its turn

@@ -57,7 +57,7 @@ class AccessLine(msgspec.Struct, frozen=True, gc=False):
     cached_tokens: int | None
     usage_source: str | None
     attempts: int
-    engine_request_id: str | None
+    engine_request_id: str | None  # of the last attempt; vLLM logs `chatcmpl-<it>`, `cmpl-<it>` ...
     bytes_out: int
     client_retry: int
 
