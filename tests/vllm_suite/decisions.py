@@ -31,7 +31,7 @@ DECISIONS = [
     Decision(_LORA, "test_static_lora_lineage*", PATHS),
     Decision("openai/models/test_models.py", "test_check_models", PATHS),
     Decision("pooling/basic/test_truncation.py", "test_bigger_truncation_size", TYPES),
-    Decision(_CLASSIFY, "test_pooling_not_supported*", TYPES),
+    Decision("pooling/*", "test_pooling_not_supported*", TYPES),
     Decision(_CLASSIFY, "test_score*", PATH_FORM),
     Decision(_CLASSIFY, "test_rerank*", PATH_FORM),
     Decision("pooling/*", "test_invocations*", INVOCATIONS),

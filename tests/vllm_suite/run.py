@@ -89,8 +89,9 @@ def describe(file: str, found: dict[str, dict], seconds: float) -> None:
     for mark, tests in (("differs", differ), ("unlike", unlike)):
         for test in tests:
             one, two = (found[arm].get(test, {}) for arm in ("direct", "gateway"))
-            mark = "decided" if decided(test) else mark
-            print(f"  {mark} {test}: {one.get('outcome')} -> {two.get('outcome')}")
+            print(
+                f"  {'decided' if decided(test) else mark} {test}: {one.get('outcome')} -> {two.get('outcome')}"
+            )
             print(f"    direct:  {_line(one)}\n    gateway: {_line(two)}")
     wire = table(*(found.get(each, {}) for each in EXCHANGES))
     for line, tests in sorted(wire.items()):
