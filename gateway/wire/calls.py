@@ -100,7 +100,7 @@ def parse_call(spec: EndpointSpec, body: bytes, content_type: bytes = b"applicat
         _check_json_type(content_type)
     fields = take_apart(body)
     seen = peek(body, fields)
-    check_depth(body)
+    check_depth(body, fields)
     if not seen.model and spec.dialect is Dialect.MESSAGES:
         raise MissingModel(NO_MODEL, param="model")
     endpoint = spec.endpoint

@@ -151,6 +151,10 @@ def test_token_ids_are_read_as_laxly_as_vllm_reads_them(prompt, ids):
     assert parse_call(EMBEDDINGS, data).prompt_token_ids == ids
 
 
+def test_an_integer_of_any_size_is_read_beside_a_lax_field():
+    assert chat(max_tokens=2**63, stream=0).max_new_tokens == 2**63
+
+
 def test_a_long_list_of_what_is_no_plain_number_is_not_looked_through():
     assert completions(prompt=[1.0] * 65_536).prompt_token_ids == 65_536
     assert refused(COMPLETIONS, {"model": "m", "prompt": [1.0] * 65_537}).param == "prompt[0]"
