@@ -17,7 +17,7 @@ MAX_ITEMS: Final = (
 )
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+(?:_[0-9]+)*(?:\.0+)?")
 _MAX_DIGITS: Final = 64
-_MOST: Final = 2**63 - 1
+MOST: Final = 2**63 - 1  # of an integer, above and below 0
 _ON: Final = frozenset({"1", "t", "true", "y", "yes", "on"})
 _OFF: Final = frozenset({"0", "f", "false", "n", "no", "off"})
 
@@ -37,7 +37,7 @@ def lax_int(value: object) -> int:
         if len(value) > _MAX_DIGITS or not _INTEGER.fullmatch(value):
             raise NotReadable
         value = int(value.partition(".")[0])
-    if not isinstance(value, int | float) or not -_MOST <= value <= _MOST or value != int(value):
+    if not isinstance(value, int | float) or not -MOST <= value <= MOST or value != int(value):
         raise NotReadable
     return int(value)
 

@@ -10,7 +10,7 @@ field and never repeats a value that could be prompt text.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Raw
@@ -18,8 +18,11 @@ from msgspec import Raw
 from gateway.core.errors import RequestError
 from gateway.wire.frames import decode as decode_or_none
 from gateway.wire.frames import is_given
-from gateway.wire.lax import MAX_ITEMS, NotReadable, lax_bool, lax_ids, lax_int
+from gateway.wire.lax import MAX_ITEMS, MOST, NotReadable, lax_bool, lax_ids, lax_int
 from gateway.wire.objects import fields_once
+
+# Larger ones mean nothing, and some fit no float. The lax readers take the same.
+_Integer = Annotated[int, msgspec.Meta(ge=-MOST, le=MOST)]
 
 
 class StreamOptions(msgspec.Struct):
@@ -37,11 +40,11 @@ class Peek(msgspec.Struct):
     tools: Raw = Raw()
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    max_output_tokens: int | None = None
-    truncate_prompt_tokens: int | None = None
+    n: _Integer | None = None
+    max_tokens: _Integer | None = None
+    max_completion_tokens: _Integer | None = None
+    max_output_tokens: _Integer | None = None
+    truncate_prompt_tokens: _Integer | None = None
     truncation: Raw = Raw()
     truncate: Raw = Raw()
 
@@ -108,8 +111,8 @@ def _peek_laxly(fields: dict[str, Raw]) -> Peek:
 def _read_laxly(read: Callable[[Any], Any], raw: Raw, name: str) -> Any:
     try:
         return read(msgspec.json.decode(raw))
-    except NotReadable:
-        # The strict decoder has the last word: it says what is wrong, or reads a larger integer.
+    except (NotReadable, msgspec.DecodeError):
+        # The strict decoder has the last word: it says what is wrong.
         one = b'{"%b":%b}' % (name.encode(), raw)
         try:
             return getattr(_PEEK.decode(one), name)

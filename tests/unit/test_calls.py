@@ -151,8 +151,9 @@ def test_token_ids_are_read_as_laxly_as_vllm_reads_them(prompt, ids):
     assert parse_call(EMBEDDINGS, data).prompt_token_ids == ids
 
 
-def test_an_integer_of_any_size_is_read_beside_a_lax_field():
-    assert chat(max_tokens=2**63, stream=0).max_new_tokens == 2**63
+def test_the_largest_integer_is_read_beside_a_lax_field_and_without():
+    assert chat(max_tokens=2**63 - 1, stream=0).max_new_tokens == 2**63 - 1
+    assert chat(max_tokens=2**63 - 1).max_new_tokens == 2**63 - 1
 
 
 def test_a_long_list_of_what_is_no_plain_number_is_not_looked_through():
@@ -172,6 +173,20 @@ def test_fields_are_read_as_laxly_as_vllm_reads_them():
     assert responses(max_output_tokens="9").max_new_tokens == 9
     sent = upstream_body(chat(max_tokens="9"), served_model="m", inject_usage=False, max_new_tokens=5)  # fmt: skip
     assert json.loads(sent)["max_tokens"] == 5
+
+
+@pytest.mark.parametrize("more", [b"", b',"stream":1', b',"x":"%b"' % (b"y" * 3000)])
+@pytest.mark.parametrize(
+    "number", [b"1" * 400, b"-%d" % 2**63, b"%d" % 2**63, b"1e999", b'"1e999"']
+)
+@pytest.mark.parametrize("field", ["n", "max_tokens", "truncate_prompt_tokens"])
+def test_a_number_that_no_engine_can_mean_is_refused_whatever_else_the_body_holds(
+    field, number, more
+):
+    body = b'{"model":"m","messages":[],"%b":%b%b}' % (field.encode(), number, more)
+    with pytest.raises(RequestError) as caught:
+        parse_call(CHAT, body)
+    assert caught.value.param == field
 
 
 def test_a_missing_prompt_is_left_to_the_backend():
