@@ -182,7 +182,7 @@ class LoadSample:
     running: int
     waiting: int
     kv_usage_ratio: float | None
-    kv_capacity_tokens: int | None = None
+    kv_capacity_tokens: int | None = None  # 0: the model uses no KV cache; None: not known
     progress: float = 0.0  # generation + prompt tokens + iterations, growing within an incarnation
     preemptions: float = 0.0
     asleep: bool = False

@@ -52,7 +52,7 @@ _QUEUE_SHARE: Final = 0.5  # of running: less is for the concurrency limit to se
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """What the KV cache is thought to hold, for people; None where the capacity is unknown."""
+    """What the KV cache is thought to hold, for people; None where it is unknown or there is none."""
 
     tokens: int | None
     ratio: float | None
@@ -71,7 +71,7 @@ class Room:
     max_waiting: int = 4  # in the engine's queue, about what one step takes in; or half its batch
     open: bool = True
     changed_at: float = -math.inf
-    capacity_tokens: int | None = None  # the last one told
+    capacity_tokens: int | None = None  # the last one known; None too where the model uses no cache
     _reserve_tokens: float = 0.0
     in_flight: int = 0
     _sample: LoadSample | None = None
@@ -153,7 +153,8 @@ class Room:
         """Take in a scrape; returns whether that opened or closed the backend."""
         self._sample = sample
         self._scrapes += 1
-        self.capacity_tokens = sample.kv_capacity_tokens or self.capacity_tokens
+        if sample.kv_capacity_tokens is not None:
+            self.capacity_tokens = sample.kv_capacity_tokens or None
         self._reserve_tokens = _RESERVE * (self.capacity_tokens or 0)
         self._fresh_tokens -= self._read_prompt + self._read_output
         self._old_prompt += self._read_prompt

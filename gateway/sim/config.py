@@ -51,6 +51,7 @@ class SimConfig:
     max_num_seqs: int = 64
     num_blocks: int = 0  # 0: enough for two requests of the longest length, at least 4096
     block_size: int = 16
+    encoder_only: bool = False  # its metrics show no KV cache: the one block that is never used
     max_loras: int = 4
     prefill_tokens_per_s: float = 20_000.0
     decode_step_s: float = 0.010

@@ -153,7 +153,7 @@ def _lora(page: _Page, state: SimState) -> None:
 
 def _cache_config(page: _Page, state: SimState) -> None:
     config = state.config
-    blocks = config.blocks * config.dp  # vLLM sums over the data-parallel engines
+    blocks = (1 if config.encoder_only else config.blocks) * config.dp  # summed over the engines
     labels = {
         "block_size": str(config.block_size),
         "cache_dtype": "auto",
@@ -163,8 +163,9 @@ def _cache_config(page: _Page, state: SimState) -> None:
     }
     if not config.old_metrics:
         tokens = blocks * config.block_size
-        labels["kv_cache_size_tokens"] = str(tokens)
-        labels["kv_cache_max_concurrency"] = str(tokens / config.max_model_len)
+        most = None if config.encoder_only else tokens / config.max_model_len
+        labels["kv_cache_size_tokens"] = str(tokens if most else None)
+        labels["kv_cache_max_concurrency"] = str(most)
     samples: list[Sample] = [
         ("", labels | {"engine": str(i)}, 1.0) for i in range(len(_each(state)))
     ]

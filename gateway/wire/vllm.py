@@ -64,7 +64,7 @@ def parse_metrics(body: bytes, now: float) -> LoadSample | None:
         return None
     sums: dict[str, float] = {}
     kv_usage: float | None = None
-    capacity: int | None = None
+    caches: list[bytes] = []
     asleep = False
     adapters, adapters_at = b"", -math.inf
     for name, labels, value in _samples(body):
@@ -74,7 +74,7 @@ def parse_metrics(body: bytes, now: float) -> LoadSample | None:
             case "engine_sleep_state":
                 asleep = asleep or (value > 0 and b'sleep_state="awake"' not in labels)
             case "cache_config_info":
-                capacity = _larger(capacity, _capacity(labels))
+                caches.append(labels)
             case "lora_requests_info":
                 # Every combination ever seen stays; its value is when it was last true.
                 if value > adapters_at:
@@ -88,7 +88,7 @@ def parse_metrics(body: bytes, now: float) -> LoadSample | None:
         running=int(sums["num_requests_running"]),
         waiting=int(sums.get("num_requests_waiting", 0)),
         kv_usage_ratio=kv_usage,
-        kv_capacity_tokens=capacity,
+        kv_capacity_tokens=_capacity(caches),
         progress=sum(sums.get(name, 0.0) for name in _PROGRESS),
         preemptions=sums.get("num_preemptions_total", 0.0),
         asleep=asleep,
@@ -110,21 +110,26 @@ def _labels(labels: bytes) -> dict[bytes, bytes]:
     return dict(_LABEL.findall(labels))
 
 
-def _capacity(labels: bytes) -> int | None:
-    told = _labels(labels)
-    tokens = _count(told.get(b"kv_cache_size_tokens"))
-    blocks, size = _count(told.get(b"num_gpu_blocks")), _count(told.get(b"block_size"))
-    if tokens is None and blocks is not None and size is not None:
-        tokens = blocks * size
-    return tokens
+def _capacity(caches: list[bytes]) -> int | None:
+    """Return how many tokens the largest cache holds: 0 for a model that uses none, None if unknown.
+
+    A block of each engine is never used. An encoder has no other, and `num_gpu_blocks` is the sum over
+    all engines.
+    """
+    found: list[int] = []
+    for labels in caches:
+        told = _labels(labels)
+        tokens = _count(told.get(b"kv_cache_size_tokens"))
+        blocks, size = _count(told.get(b"num_gpu_blocks")), _count(told.get(b"block_size"))
+        if tokens is None and blocks is not None and size is not None:
+            tokens = blocks * size if blocks > len(caches) else 0
+        if tokens is not None:
+            found.append(tokens)
+    return max(found, default=None)
 
 
 def _count(text: bytes | None) -> int | None:
     return int(text) if text is not None and text.isdigit() and len(text) <= 15 else None
-
-
-def _larger(one: int | None, other: int | None) -> int | None:
-    return other if one is None else max(one, other or 0)
 
 
 def _names(text: bytes) -> tuple[str, ...]:

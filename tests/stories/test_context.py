@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -287,3 +288,27 @@ async def test_messages_longer_than_the_engines_window_are_refused_here_with_the
         assert sent_on(world, "/v1/messages") == []
         del body["tools"], body["system"]
         assert (await world.http.post("/v1/messages", json=body)).status_code == 200
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+@pytest.mark.parametrize(
+    ("path", "field", "text"),
+    [
+        ("/v1/embeddings", "input", LONG),
+        ("/v2/embed", "texts", [LONG]),
+        ("/rerank", "documents", [LONG]),
+        ("/classify", "input", LONG),
+    ],
+)
+def test_an_encoder_without_kv_cache_serves_what_fills_its_window(path, field, text, dp):
+    @story
+    async def check():
+        async with gateway(replace(ENGINE, encoder_only=True, dp=dp)) as world:
+            backend = world.process.table.backends("m")[0]
+            await world.until(lambda: backend.sample is not None)
+            body = {"model": "m", "query": "q", field: text}
+            reply = await world.http.post(path, json=body)
+            assert reply.status_code == 200, reply.text
+            assert backend.in_flight == 0
+
+    check()

@@ -207,6 +207,22 @@ def test_what_can_never_fit_is_told_even_while_it_is_closed():
     assert room(0.95).verdict(CAPACITY + 1, 0.0) is Exclusion.TOO_LARGE
 
 
+def test_without_a_kv_cache_nothing_is_too_large_for_it():
+    busy = room(0.0, capacity=0)
+    busy.take(CAPACITY, 0)
+    assert admits(busy, CAPACITY)
+    assert busy.enough(50_000) == 50_000
+    assert busy.projection(0.0).tokens is None
+
+
+def test_a_cache_of_which_a_scrape_says_nothing_is_as_large_as_before_and_one_that_is_gone_is_none():
+    busy = room(0.1)
+    busy.observe(scrape(1.0, 0.1, capacity=None))
+    assert busy.capacity_tokens == CAPACITY
+    busy.observe(scrape(2.0, 0.0, capacity=0))
+    assert busy.capacity_tokens is None
+
+
 @pytest.mark.parametrize(("tokens", "asked"), [(5000, 5000), (6000, 6000), (50_000, 6000)])
 def test_a_batch_asks_for_no_more_than_a_nearly_idle_backend_has(tokens, asked):
     assert room(0.2).enough(tokens) == asked

@@ -105,6 +105,19 @@ def test_the_capacity_of_several_engines_is_told_once():
     assert sample.kv_capacity_tokens == 1500
 
 
+@pytest.mark.parametrize("engines", [1, 2])
+@pytest.mark.parametrize("more", ['kv_cache_size_tokens="None",', ""])
+def test_an_engine_with_only_the_block_that_is_never_used_has_no_kv_cache(engines, more):
+    info = 'vllm:cache_config_info{{block_size="16",engine="{}",{}num_gpu_blocks="{}"}} 1.0'
+    each = [info.format(number, more, engines) for number in range(engines)]  # the sum, in each
+    assert read("vllm:num_requests_running 1", *each).kv_capacity_tokens == 0
+
+
+def test_two_blocks_of_one_engine_are_a_cache():
+    info = 'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="2"} 1.0'
+    assert read("vllm:num_requests_running 1", info).kv_capacity_tokens == 32
+
+
 @pytest.mark.parametrize(
     ("awake", "offloaded", "asleep"), [(1.0, 0.0, False), (0.0, 1.0, True), (0.0, 0.0, False)]
 )
