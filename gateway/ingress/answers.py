@@ -39,11 +39,12 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     usage: Usage | None = None
 
 
-_USUAL: Final = frozenset({b"", b"application/json", b"text/event-stream"})
-# What a body that is no event stream may be: vLLM's replies, transcripts, and bytes of embeddings or sound.
+# Headers as vLLM sends them nearly always.
+_USUAL: Final = frozenset({b"", b"application/json", b"text/event-stream; charset=utf-8"})
+# What a body may be: vLLM's replies, transcripts, and bytes of embeddings or sound.
 _MEDIA: Final = re.compile(
-    rb"application/(?:[\w.-]+\+)?json|application/(?:octet-stream|x-subrip)|text/(?:plain|vtt|srt)"
-    rb"|audio/[\w.+-]+|multipart/[\w.+-]+"
+    rb"application/(?:[\w.-]+\+)?json|application/(?:octet-stream|x-subrip)"
+    rb"|text/(?:event-stream|plain|vtt|srt)|audio/[\w.+-]+|multipart/[\w.+-]+"
 )
 
 
@@ -52,10 +53,11 @@ def unfit(reply: Reply, engine_id: str, most_bytes: int, beginning: bytes) -> Up
 
     Only what can be read is: compressed bodies and pages of HTML come from something in between.
     """
-    headers, kind = reply.headers, reply.content_type
+    headers = reply.headers
     if b"content-encoding" in headers and is_encoded(headers):
         return BackendBroke("The backend compressed its reply, which it was not asked for.")
-    if kind not in _USUAL and not _MEDIA.fullmatch(kind):
+    usual = headers.get(b"content-type", b"") in _USUAL
+    if not usual and not _MEDIA.fullmatch(reply.content_type):
         return BackendBroke("The backend answered with something else than a model's reply.")
     length = 0 if reply.body is not None else int(headers.get(b"content-length", b"0"))
     if length > most_bytes:
@@ -103,7 +105,7 @@ def answer(
     if aborted:
         raise BackendBroke("the backend did not finish the request")
     headers = reply.passed_headers
-    if not reply.content_type:
+    if b"content-type" not in reply.headers:
         headers.append((b"content-type", b"application/json"))
     return Answer(200, headers, veiled(body) if veil else body, Outcome.OK, usage)
 

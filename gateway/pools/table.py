@@ -264,10 +264,6 @@ class PoolTable:
         """Return the backend's requests, see `Backend.load`."""
         return backend.load(now)
 
-    def works(self, backend: Backend, since: float) -> bool:
-        """Whether a backend's engine has made progress after `since`, see `Backend.works`."""
-        return backend.works(since, self._clock.now())
-
     def _scraped(self, backend: Backend, sample: LoadSample) -> None:
         before, backend.sample = backend.sample, sample
         backend.note_work(before, sample)

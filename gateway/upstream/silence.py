@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from gateway.core.errors import BackendTimeout
 
 
@@ -25,32 +27,32 @@ ENDLESS: Final = Patience(
 )  # who waits has a deadline of its own
 
 
-def _never(since: float) -> bool:
+def _never(since: float, now: float) -> bool:
     return False
 
 
-class Silence:
+class Silence(msgspec.Struct, gc=False):
     """The silence of one backend in one request, from the sending of its request to the end of its reply.
 
     Silence alone does not prove that a request is dead: a tool parser may withhold its text for
-    minutes, and a long prompt takes as long to read. So when the limit has passed, `works` is asked
-    whether the engine made progress since the time it is given (monotonic seconds). If so, the same
-    limit starts again. `timeouts.total` bounds all of it.
+    minutes, and a long prompt takes as long to read. So when the limit has passed, `works(since, now)`
+    is asked whether the engine made progress meanwhile. If so, the same limit starts again.
+    `timeouts.total` bounds all of it. Times are monotonic seconds.
     """
 
-    __slots__ = ("_limit_s", "_works", "patience", "since")
+    patience: Patience
+    since: float
+    works: Callable[[float, float], bool] = _never
+    was_broken: bool = False
 
-    def __init__(
-        self, patience: Patience, now: float, works: Callable[[float], bool] = _never
-    ) -> None:
-        self.patience = patience
-        self._works = works
-        self._limit_s = patience.first_byte_s
-        self.since = now
+    @property
+    def limit_s(self) -> float:
+        """How long it may last now."""
+        return self.patience.stall_s if self.was_broken else self.patience.first_byte_s
 
     def broken(self, now: float) -> None:
         """Note that the backend said something."""
-        self._limit_s = self.patience.stall_s
+        self.was_broken = True
         self.since = now
 
     def restart(self, now: float) -> None:
@@ -63,9 +65,9 @@ class Silence:
 
     def too_long(self, now: float) -> bool:
         """Whether the limit has passed, and nothing proves that the engine works."""
-        if now - self.since < self._limit_s:
+        if now - self.since < self.limit_s:
             return False
-        if self._works(self.since):
+        if self.works(self.since, now):
             self.since = now
             return False
         return True
@@ -73,6 +75,6 @@ class Silence:
     def error(self) -> BackendTimeout:
         """Return the error for a silence that is too long (504)."""
         return BackendTimeout(
-            f"The backend sent nothing for {self._limit_s:.0f} s, and nothing shows that it still works on "
+            f"The backend sent nothing for {self.limit_s:.0f} s, and nothing shows that it still works on "
             "this request. Please retry later."
         )

@@ -8,10 +8,11 @@ import select
 import socket
 import sys
 import termios
+from array import array
 from typing import Any, Final
 
 _LINUX: Final = sys.platform == "linux"
-_count: Final = bytearray(4)
+_count: Final = array("i", [0])  # twice as fast as an answer made for each question
 _TIMED_OUT: Final = b"HTTP/1.1 408"
 _INET: Final = (socket.AF_INET, socket.AF_INET6)
 
@@ -45,18 +46,15 @@ class Socket:
                 return b""
 
     def has_acknowledged_any_of(self, sent_bytes: int) -> bool:
-        """Whether the other side's system may have any of the bytes that were sent last; 0.9 us.
+        """Whether the other side's system may have any of the bytes that were sent last; 0.4 us.
 
         Every TCP segment acknowledges what its sender has received until then. So what arrived while
         nothing was acknowledged was sent before. Other sockets and systems tell nothing: True.
         """
         if not (_LINUX and self._is_tcp):
             return True
-        fcntl.ioctl(
-            self._fd, termios.TIOCOUTQ, _count
-        )  # twice as fast as with an answer of its own
-        unacknowledged = int.from_bytes(_count, sys.byteorder)
-        return unacknowledged + self._transport.get_write_buffer_size() < sent_bytes
+        fcntl.ioctl(self._fd, termios.TIOCOUTQ, _count)
+        return _count[0] + self._transport.get_write_buffer_size() < sent_bytes
 
 
 def says_timed_out(data: bytes) -> bool:

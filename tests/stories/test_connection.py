@@ -76,7 +76,7 @@ class Sink:
         pass
 
 
-def later(seconds=5.0, works=lambda since: False):
+def later(seconds=5.0, works=lambda since, now: False):
     """Return the silence of a backend that may last so long."""
     patience = Patience(seconds, seconds, math.inf, math.inf)
     return Silence(patience, asyncio.get_running_loop().time(), works)

@@ -83,7 +83,7 @@ class Client:
         self.cuts += 1
 
 
-async def start(patience, works=lambda since: False):
+async def start(patience, works=lambda since, now: False):
     wire, client = Wire(), Client()
     connection = Connection(lambda _: None, lambda _: None)
     connection.connection_made(wire)
@@ -160,7 +160,7 @@ def test_a_silent_stream_goes_on_as_long_as_its_engine_works_and_is_cut_when_tha
     async def main():
         asked = []
 
-        def works(since):
+        def works(since, now):
             asked.append(since)
             return since < 100
 

@@ -317,25 +317,25 @@ def test_an_engine_works_as_long_as_fresh_metrics_show_progress_with_our_request
     def seen(at, progress, running=1, waiting=0):
         clock.at = at
         table.observe("m/b1", Scraped(LoadSample(at, running, waiting, 0.1, progress=progress)))
-        return table.works(backend, since=100.0)
+        return backend.works(100.0, clock.at)
 
     table.take("m/b1", 100.0)
     assert not seen(100.0, 5)  # what was before is not known
     assert not seen(101.0, 5)  # nothing moved
     assert seen(102.0, 6)
-    assert not table.works(backend, since=102.0)
+    assert not backend.works(102.0, clock.at)
     assert seen(103.0, 6)  # still after 100
     clock.at = 107.0
-    assert not table.works(backend, since=100.0)  # too old to tell
+    assert not backend.works(100.0, clock.at)  # too old to tell
     for _ in range(2):
         table.take("m/b1", 107.0)
     assert seen(108.0, 7, running=1)  # two were just sent
     seen(109.0, 8, running=1)
-    assert not table.works(backend, since=108.5)  # two are missing
+    assert not backend.works(108.5, clock.at)  # two are missing
     seen(110.0, 9, running=2, waiting=1)
-    assert table.works(backend, since=109.5)
+    assert backend.works(109.5, clock.at)
     seen(111.0, 10, running=0)
-    assert not table.works(backend, since=110.5)
+    assert not backend.works(110.5, clock.at)
 
 
 def test_a_saturated_backend_stays_ready(table):
