@@ -136,8 +136,9 @@ class BackendConnections:
         """Return the connection that was used last, if it may be used again; None when there is none."""
         now = time.monotonic()
         self._wake_rested(now)
-        while self._idle:
-            connection = self._idle.pop()
+        idle = self._idle
+        while idle:
+            connection = idle.pop()
             fit = connection.usable and now - connection.idle_since < self._keep_alive_s
             if fit and connection.is_quiet():
                 return connection

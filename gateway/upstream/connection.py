@@ -159,10 +159,11 @@ class Connection(Reading, asyncio.Protocol):
             self._unasked(data)
             self.abort()
             return
-        if not self._answered and self._came_before_the_request():
-            self._fail(self._unasked(data))
-            return
-        self._answered = True
+        if not self._answered:
+            if self._used and self._came_before_the_request():
+                self._fail(self._unasked(data))
+                return
+            self._answered = True
         self._framing_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -270,9 +271,8 @@ class Connection(Reading, asyncio.Protocol):
 
         What is not proven may be so, too: the request may be acknowledged before we read the reply.
         """
-        early = self._used and self._loop.time() - self._sent_at < _IN_FLIGHT_S
         return (
-            early
+            self._loop.time() - self._sent_at < _IN_FLIGHT_S
             and self._socket is not None
             and not self._socket.has_acknowledged_any_of(self._sent_bytes)
         )

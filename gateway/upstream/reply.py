@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 # `metadata` says what raw bytes of vectors are. Source: vLLM 0.32, entrypoints/pooling/utils.py; of
 # its other headers `endpoint-load-metrics` is sent only to who asks for it, which nobody can through us.
 PASSED_HEADERS: Final = (b"content-type", b"content-disposition", b"content-language", b"metadata")
+_RARE: Final = frozenset(PASSED_HEADERS[1:])
 
 
 class Sink(Protocol):
@@ -61,4 +62,6 @@ class Reply:
     def passed_headers(self) -> list[tuple[bytes, bytes]]:
         """The headers that go on to the client."""
         headers = self.headers
+        if b"content-type" in headers and _RARE.isdisjoint(headers):  # as nearly always
+            return [(b"content-type", headers[b"content-type"])]
         return [(name, headers[name]) for name in PASSED_HEADERS if name in headers]
