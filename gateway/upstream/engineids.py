@@ -31,6 +31,6 @@ def engine_id() -> str:
 
 def is_of_another(reply: bytes, own_id: str) -> bool:
     """Whether the beginning of a reply, or of its first frame, names another attempt."""
-    if reply.find(own_id.encode(), 0, _NAMED_BYTES) >= 0:  # as nearly always
+    if reply.find(own_id.encode(), 0, _NAMED_BYTES) >= 0:  # as nearly always; nobody can guess it
         return False
     return _NAMED.match(reply) is not None
