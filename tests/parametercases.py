@@ -19,6 +19,7 @@ BASE = {
     EMBEDDINGS: {"input": "hi"},
     RERANK: {"query": "q", "documents": ["d"]},
     SCORE: {"text_1": "a", "text_2": "b"},
+    "/v2/embed": {},
 }
 TEXT = {"type": "text", "text": "see"}
 

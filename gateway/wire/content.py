@@ -66,6 +66,7 @@ _MAX_NESTING: Final = (
 _CHECKED_BYTES: Final = 2048
 _QUOTE, _LIST, _OBJECT, _NULL = b'"[{n'
 _TEXT: Final = msgspec.json.Decoder(str)
+_TEXTS: Final = msgspec.json.Decoder(list[str])
 
 
 class _Message(msgspec.Struct):
@@ -93,6 +94,9 @@ def scan(field: str, raw: Raw, facts: list[Fact]) -> bool:
     if field == "system":  # blocks, without a message around them
         return _content(raw, field, facts, 0)
     if first == _LIST:
+        if field == "images":
+            _addresses(raw, field, facts)
+            return False
         return _messages(field, raw, facts)
     if first == _OBJECT:
         return _message(fields_once(raw, field), field, facts)
@@ -129,14 +133,11 @@ def _check_names(raw: Raw, path: str) -> None:
 def _mixed(path: str, raw: Raw, facts: list[Fact], depth: int) -> bool:
     """Go through a list of texts, token ids, or lists of those or of messages."""
     plain = True
-    if b"{" not in bytes(raw) and path not in ("images", "messages"):
+    if b"{" not in bytes(raw) and path != "messages":
         return plain
     for index, item in enumerate(items_of(raw)):
         place, first = f"{path}[{index}]", begins(item)
-        if path == "images":
-            _address(item, place, facts)
-            plain = False
-        elif first == _LIST and depth < 2:
+        if first == _LIST and depth < 2:
             plain = _messages(place, item, facts, depth + 1) and plain
         elif first == _OBJECT:
             plain = _message(fields_once(item, place), place, facts) and plain
@@ -172,7 +173,9 @@ def _content(raw: Raw, path: str, facts: list[Fact], depth: int) -> bool:
         return _mixed_parts(raw, path, facts, depth)
     plain = True
     for index, part in enumerate(parts):
-        if bytes(part.get("type", b"")) not in _TEXT_TYPES or not _SPECIAL.isdisjoint(part):
+        if _SPECIAL.isdisjoint(part) and "type" not in part:
+            plain = False  # neither text nor anything that is judged
+        elif bytes(part.get("type", b"")) not in _TEXT_TYPES or not _SPECIAL.isdisjoint(part):
             plain = _part(part, f"{path}[{index}]", facts, depth) and plain
     return plain
 
@@ -227,6 +230,26 @@ def _inner(name: str, raw: Raw, path: str, facts: list[Fact], depth: int) -> boo
     if first not in (_QUOTE, _LIST, _OBJECT):
         raise _unclear(path)
     return _content(raw, path, facts, depth + 1)
+
+
+def _addresses(raw: Raw, path: str, facts: list[Fact]) -> None:
+    """Note which kinds of address a list has. It may hold thousands: each costs only what tells its kind."""
+    try:
+        addresses = _TEXTS.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        raise RequestError(
+            f"`{path}` has the wrong type: expected a list of addresses.",
+            param=path,
+            code="invalid_type",
+        ) from None
+    kinds: list[Media] = []
+    for address in dict.fromkeys(addresses):
+        kind = kind_of_address(address)
+        if kind not in kinds:
+            kinds.append(kind)
+            _note(facts, media_fact(kind, f"{path}[{addresses.index(address)}]"))
+            if kind is Media.ANY:
+                return  # no other address needs more than that
 
 
 def _address(raw: Raw, path: str, facts: list[Fact]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Set
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Raw
@@ -28,6 +28,7 @@ from gateway.wire.table import REFUSED_IN_FORMS, TABLE
 
 _QUOTE, _LIST, _OBJECT, _NULL = b'"[{n'
 _TEXT: Final = msgspec.json.Decoder(str)
+_PLAIN_IDS: Final = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]])
 _FEW_TOOLS_BYTES: Final = 16_384  # too small to hold more tools than any limit: one has 44 bytes
 # Source: vLLM 0.32's SamplingParams; the highest temperature is ours, far above what makes sense.
 _RANGES: Final[Mapping[str, tuple[float, float]]] = {
@@ -143,9 +144,13 @@ class Measure:
     def _ids(self, name: str, raw: Raw) -> None:
         if begins(raw) != _LIST:
             return
-        items = items_of(raw)
+        try:
+            self.note(name, float(len(_PLAIN_IDS.decode(raw))), name)
+            return  # all of them are as they should be
+        except msgspec.ValidationError:
+            items = items_of(raw)
         self.note(name, float(len(items)), name)
-        for item in items:
+        for item in map(Raw, set(map(bytes, items))):
             if (value := number_of(item)) is not None and not 0 <= value < 2**31:
                 raise RequestError(
                     f"`{name}` contains an invalid token id.", param=name, code="invalid_token_id"

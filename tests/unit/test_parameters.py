@@ -1,6 +1,7 @@
 """The parameter policy: every row lets an ordinary request pass and refuses the one it is there for."""
 
 import json
+import sys
 
 import pytest
 from pydantic import ValidationError
@@ -211,3 +212,62 @@ def test_known_fields_are_those_of_each_endpoint():
     assert asked(COMPLETIONS, {"messages": HI}).unknown == 1
     assert {row.rule for row in TABLE.values()} == set(Rule)
     assert all(isinstance(each, Endpoint) for row in TABLE.values() for each in row.endpoints)
+
+
+# --- the cost of long lists -----------------------------------------------------------------------
+
+
+def python_calls(path, fields):
+    """Return how often parsing calls a Python function: a count of its work that no load changes."""
+    body = json.dumps({"model": "m", **BASE[path], **fields}).encode()
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        parse_call(ENDPOINTS[path.encode()], body)
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@pytest.mark.parametrize("address", ["", "data:", "http://a.example", "http://10.0.0.1"])
+def test_a_list_of_equal_addresses_costs_what_one_costs(address):
+    fields = ({"images": [address] * count} for count in (1, 20_000))
+    one, many = (python_calls("/v2/embed", each) for each in fields)
+    assert many == one
+
+
+def test_distinct_addresses_cost_no_more_than_telling_their_kind():
+    addresses = [f"http://a.example/{number}" for number in range(4000)]
+    assert python_calls("/v2/embed", {"images": addresses}) < 5 * 4000
+
+
+def test_after_an_address_of_the_worst_kind_the_others_are_not_looked_at():
+    addresses = [f"ftp://{number}" for number in range(4000)]
+    assert python_calls("/v2/embed", {"images": addresses}) < 400
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_the_worst_of_several_addresses_is_found_wherever_it_stands(place):
+    images = ["data:a", "https://a.example/b"]
+    images.insert(place, "http://10.0.0.1/")
+    error = refused("/v2/embed", {"images": images})
+    assert (error.param, error.code) == (f"images[{place}]", "unsupported_media_address")
+
+
+@pytest.mark.parametrize("images", [[5], [None], [{"url": "http://10.0.0.1/"}], [["data:a"]]])
+def test_images_that_are_no_addresses_are_refused_as_they_cannot_be_checked(images):
+    assert refused("/v2/embed", {"images": ["data:a", *images]}).param == "images"
+
+
+@pytest.mark.parametrize("ids", [[1] * 20_000, [1, *["2"] * 20_000]])
+def test_a_list_of_token_ids_costs_what_one_costs_and_is_refused_for_its_length(ids):
+    one, many = (python_calls("/v1/completions", {"stop_token_ids": each}) for each in ([1], ids))
+    assert many < one + 10
+    assert refused("/v1/completions", {"stop_token_ids": ids}).param == "stop_token_ids"
+    assert refused("/v1/completions", {"stop_token_ids": [*ids, -1]}).code == "invalid_token_id"
+    assert refused("/v1/completions", {"stop_token_ids": [*ids, "-1"]}).code == "invalid_token_id"
