@@ -22,7 +22,8 @@ from gateway.config.models import Config
 from gateway.config.units import format_size
 from gateway.core.aio import beside
 from gateway.core.errors import GatewayError, Overloaded, TooManyWaiting
-from gateway.core.types import Call, ShedReason
+from gateway.core.types import Call, Caller, ShedReason
+from gateway.routing.catalog import Catalog
 from gateway.wire.calls import EndpointSpec, form_call, parse_call
 from gateway.wire.large import completed
 from gateway.wire.scan import BodyScan
@@ -63,6 +64,16 @@ class Hold:
             bodies.give_back(self, self.size)
 
 
+def call_at_hand(down: Downstream, limit_bytes: int) -> Call | None:
+    """Return what a small JSON body asks for that came with its head; None when it must be waited for.
+
+    Raises:
+        RequestError, UnsupportedMediaType: see `parse_call`.
+    """
+    small = None if down.spec.multipart else down.body_at_hand(limit_bytes)
+    return None if small is None else parse_call(down.spec, small, down.content_type)
+
+
 class Bodies:
     """What all large bodies hold. One for the process."""
 
@@ -74,11 +85,11 @@ class Bodies:
         self._turn = asyncio.Lock()  # of the one body that is scanned in a turn of the loop
 
     async def read_call(
-        self, down: Downstream, key: str, config: Config, admit: Callable[[str], object]
+        self, down: Downstream, caller: Caller, config: Config, catalog: Callable[[], Catalog]
     ) -> Call:
         """Read what is asked: a JSON body, or as much of a form as names its model.
 
-        `admit` judges the model of a large JSON body as soon as it is known.
+        The catalog judges the model of a large JSON body as soon as that is known.
 
         A large one waits for room; its client's time stands still meanwhile. `Downstream.drop_body`
         gives the room back.
@@ -86,7 +97,7 @@ class Bodies:
         Raises:
             UnsupportedMediaType, BodyTooLarge, BodyTimeout: see `Downstream.read_body`, `open_upload`.
             Overloaded, TooManyWaiting: there was no room in time (503, 429).
-            RequestError: see `BodyScan` and `parse_call`, and what `admit` raises.
+            RequestError: see `BodyScan`, `parse_call` and `Catalog.admit`.
         Cancel: what is being parsed is parsed to its end.
         """
         limits, body = config.limits, down.body
@@ -100,7 +111,7 @@ class Bodies:
         down.pause_reading()
         try:
             size = body.came_bytes if body.complete else body.told_bytes
-            hold = await self.take(key, size or limits.max_body, limits, body.left_s)
+            hold = await self.take(caller.key_id, size or limits.max_body, limits, body.left_s)
         finally:
             down.resume_reading()
         down.hold = hold
@@ -110,7 +121,7 @@ class Bodies:
             scan.feed(part)
             await self._scan(scan)
             if (model := scan.text("model")) is not None:
-                admit(model)
+                catalog().admit(model, caller)
         scan.end()
         await self._scan(scan)
         hold.shrink(len(scan.body))

@@ -55,7 +55,11 @@ class Body:
             raise too_large(limit_bytes)
         if (told_bytes or 0) <= SMALL_BODY_BYTES:
             await self._reaches(min(SMALL_BODY_BYTES, limit_bytes) + 1)
-        if not self.complete or self.came_bytes > SMALL_BODY_BYTES:
+        return self.at_hand()
+
+    def at_hand(self) -> bytes | None:
+        """Return the body if it is whole and small; None, and nothing taken, if it is not."""
+        if not self.complete or self.came_bytes > SMALL_BODY_BYTES or self.error is not None:
             return None
         parts = self._parts
         body = bytes(parts[0]) if len(parts) == 1 else b"".join(parts)

@@ -140,6 +140,13 @@ class Downstream:
         elif name in TRACE:
             self.trace = (*self.trace, (name, value))
 
+    def body_at_hand(self, limit_bytes: int) -> bytes | None:
+        """Return a small body that is whole; None when `read_body` must wait for it, or judge it."""
+        body = self.body
+        if self._encoded or body.came_bytes > limit_bytes:
+            return None
+        return body.at_hand()
+
     async def read_body(self, limit_bytes: int, timeout_s: float) -> bytes | None:
         """Return the whole body; None when it is large and comes by `body.next_part`.
 

@@ -58,7 +58,7 @@ from gateway.ingress.answers import (
     used,
     watch_over,
 )
-from gateway.ingress.bodies import Bodies
+from gateway.ingress.bodies import Bodies, call_at_hand
 from gateway.ingress.downstream import Downstream
 from gateway.ingress.drain import shutting_down
 from gateway.ingress.early import Early
@@ -120,8 +120,9 @@ class Handler:
                 self.clock.wall(),
             )
             config = settings.config
-            admit = partial(self.catalog().admit, caller=caller)
-            call = await self.bodies.read_call(down, caller.key_id, config, admit)
+            call = call_at_hand(down, config.limits.max_body) or await self.bodies.read_call(
+                down, caller, config, self.catalog
+            )
             record.body_at = self.clock.now()
             settings = self.settings  # the catalog below is of the same configuration
             route = self.catalog().resolve(call, caller)
