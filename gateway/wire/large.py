@@ -14,13 +14,13 @@ import msgspec
 from msgspec import Raw, structs
 
 from gateway.core.errors import RequestError
-from gateway.core.types import Call, Places
+from gateway.core.types import Call, Endpoint, Places
 from gateway.wire.objects import fields_of
 from gateway.wire.prompts import TOOLS_GROWTH
 from gateway.wire.scan import BodyScan
 from gateway.wire.small import SMALL_BODY_BYTES
+from gateway.wire.tally import Ids
 
-_ID_FIELDS: Final = ("prompt", "input", "texts")
 _NO_INTEGER: Final = (b".", b'"', b"t", b"f", b"e", b"E")
 
 
@@ -36,8 +36,9 @@ def completed(call: Call, scan: BodyScan) -> Call:
     left_out = len(scan.body) - len(call.body)
     ids, ratio, text_bytes = call.prompt_token_ids, call.longest_ratio, call.text_bytes
     if ids is not None:
-        _check_ids(scan)
-        ids, ratio = _counted(scan, ids, ratio)
+        field = "prompt" if call.endpoint is Endpoint.COMPLETIONS else "input"
+        _check_ids(scan, field)
+        ids, ratio = _counted(scan.ids.get(field), ids, ratio)
     if text_bytes is not None:
         text_bytes += left_out + TOOLS_GROWTH * min(left_out, scan.size("tools"))
     return structs.replace(
@@ -50,27 +51,25 @@ def completed(call: Call, scan: BodyScan) -> Call:
     )
 
 
-def _check_ids(scan: BodyScan) -> None:
+def _check_ids(scan: BodyScan, field: str) -> None:
     """Refuse token ids in any other form than plain integers."""
-    for field in _ID_FIELDS:
-        start, end = scan.fields.get(field, (0, 0))
-        if any(scan.body.find(sign, start, end) >= 0 for sign in _NO_INTEGER):
-            raise RequestError(
-                f"`{field}` holds token ids that are not integers; in so large a body they must be.",
-                param=field,
-                code="invalid_type",
-            )
+    start, end = scan.fields.get(field, (0, 0))
+    if any(scan.body.find(sign, start, end) >= 0 for sign in _NO_INTEGER):
+        raise RequestError(
+            f"`{field}` holds token ids that are not integers; in so large a body they must be.",
+            param=field,
+            code="invalid_type",
+        )
 
 
-def _counted(scan: BodyScan, ids: int, ratio: float) -> tuple[int, float]:
+def _counted(found: Ids | None, ids: int, ratio: float) -> tuple[int, float]:
     """Return the token ids of the longest prompt, and its share of all."""
-    for found in scan.ids.values():
-        if found.inner:
-            longest = max(found.inner)
-            return longest, longest / (sum(found.inner) or 1)
-        if found.own:
-            return found.own, 1.0
-    return ids, ratio
+    if found is None or not (found.inner or found.own):
+        return ids, ratio
+    if found.own:
+        return found.own, 1.0
+    longest = max(found.inner)
+    return longest, longest / (sum(found.inner) or 1)
 
 
 def fields_at_hand(call: Call) -> dict[str, Raw]:

@@ -57,6 +57,8 @@ _WHOLE_CHARS: Final = re.compile(
     rb"|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))*+" % _PLAIN
 )
 _ESCAPE_BYTES: Final = 6  # the longest escape
+_SPACED: Final = re.compile(_SPACE)
+_SPACES: Final = b" \t\r\n"
 _QUOTE, _LIST = b'"['
 _LONGEST_NAME_BYTES: Final = 256
 
@@ -165,6 +167,8 @@ class BodyScan:
             return False
         if kind is None:
             return self._nothing(position, end)
+        if kind == _TEXT and self._may_be_a_name(end):
+            return False
         kind = _TEXT if kind == _COLON else kind
         start = found.start(kind)
         if start - position > _KEPT_SPACE_BYTES:
@@ -185,6 +189,14 @@ class BodyScan:
         else:
             self._whole_text(start, found.end(_TEXT), is_name=found.group(_COLON) is not None)
         return True
+
+    def _may_be_a_name(self, end: int) -> bool:
+        """Whether only white space has come behind a string, so that a colon may be next."""
+        if self._complete or self.body[end] not in _SPACES:
+            return False
+        found = _SPACED.match(self.body, end, end + _WINDOW)
+        assert found is not None
+        return found.end() == len(self.body)
 
     def _scalar(self, start: int, end: int) -> None:
         """Take a number or a word. Integers of lists are counted by themselves: they may be token ids."""

@@ -258,6 +258,31 @@ async def test_a_body_is_dropped_once_the_first_token_has_come():
 
 
 @story
+async def test_a_body_that_was_dropped_is_never_sent_to_another_backend():
+    """The first token waits here for a hidden chunk, so nothing has gone to the client yet."""
+    chunk = {
+        "id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m",
+        "choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}],
+    }  # fmt: skip
+    full = {"error": {"message": "full", "type": "ServiceUnavailableError", "code": 503}}
+
+    def answer(asked):
+        if asked.path != CHAT:
+            return page(b"{}", "404 Not Found")
+        frames = b"".join(b"data: %b\n\n" % json.dumps(each).encode() for each in (chunk, full))
+        return page(frames, "200 OK\r\ncontent-type: text/event-stream")
+
+    async with scripted(answer) as one, scripted(answer) as two, front_of(one, two) as world:
+        async with raw(world) as client:
+            chat = {"model": "m", "stream": True, "max_tokens": 1, "x": "y" * 300_000}
+            body = json.dumps({**chat, "messages": [{"role": "user", "content": "hi"}]}).encode()
+            reply = await post(client, CHAT, body, world.key)
+        assert reply.status == 503
+        assert [each.path for each in (*one.asked, *two.asked)].count(CHAT) == 1
+        await world.settled()
+
+
+@story
 async def test_a_large_body_is_sent_to_another_backend_when_the_first_cannot_be_reached():
     async with gateway(FAST, FAST) as world:
         world.sims[0].inject("refuse")

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import socket
 import time
 
 import pytest
@@ -9,7 +10,7 @@ import uvloop
 
 from gateway.core.errors import BackendBroke, BackendTimeout, StaleConnection, UpstreamError
 from gateway.pools import table
-from gateway.upstream.client import BackendConnections
+from gateway.upstream.client import BackendConnections, Outgoing
 from gateway.upstream.connection import Connection
 from gateway.upstream.silence import Patience, Silence
 from tests.stories.stubs import page, stub
@@ -322,3 +323,40 @@ def test_a_stop_of_this_process_is_not_taken_for_a_backend_that_does_not_answer(
             connection.abort()
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    ("said", "unasked"),
+    [
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}", True),
+        (b"HTTP/1.1 408 Request Timeout\r\n\r\n", False),
+        (None, False),
+    ],
+)
+def test_what_the_loop_has_not_read_yet_keeps_a_connection_from_being_used(said, unasked, caplog):
+    async def main():
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            connections = BackendConnections(
+                table.Backend("m", "b1", f"http://127.0.0.1:{listener.getsockname()[1]}", None),
+                keep_alive_s=3,
+            )
+            out = Outgoing(b"/v1/chat/completions", b"application/json", "an id", b"{}")
+            loop = asyncio.get_running_loop()
+            asked = loop.create_task(connections.send(out, later(), fresh=False))
+            listener.setblocking(False)
+            peer, _ = await loop.sock_accept(listener)
+            with peer:
+                while not (await loop.sock_recv(peer, 4096)).endswith(b"{}"):
+                    pass
+                peer.send(page(b"{}"))
+                await asked
+                assert connections.idle == 1
+                if said is None:
+                    peer.close()
+                else:
+                    peer.send(said)
+                assert connections.take_idle() is None  # the loop has not run since
+                connections.close()
+
+    run(main())
+    assert bool(caplog.records) is unasked  # its backend is not trusted any more

@@ -35,6 +35,14 @@ def record(*, exact=False):
     return made
 
 
+def test_a_reply_too_large_to_collect_hides_what_was_cached_where_tenants_are_apart():
+    for veil in (False, True):
+        watch = watch_over(reply(), CHAT, "r", 1 << 20, veil=veil)
+        told = watch.feed(b"x" * 300_000) + watch.feed(b'"usage":{"cached_to')
+        told += watch.feed(b'kens":8}}') + watch.close()
+        assert (b'"cached_tokens":0}}' in told, b'"cached_tokens":8}}' in told) == (veil, not veil)
+
+
 @pytest.mark.parametrize(("call", "complete"), [(CHAT, False), (AUDIO, True)])
 def test_a_reply_too_large_to_collect_says_near_its_end_that_it_was_aborted(call, complete):
     watch = watch_over(reply(), call, "r", 1 << 20)

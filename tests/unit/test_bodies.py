@@ -100,6 +100,19 @@ async def test_a_wait_that_is_cancelled_or_too_long_leaves_nothing():
 
 
 @scenario
+async def test_a_wait_that_is_cancelled_just_as_it_is_let_in_gives_its_room_back():
+    bodies = Bodies()
+    held = [await bodies.take(key, 4 * MIB, LIMITS, 1.0) for key in "ab"]
+    waiter = await waits(bodies, "c", 1)
+    held[0].release()  # lets it in, but its task has not run yet
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    held[1].release()
+    assert bodies.held_bytes == 0
+
+
+@scenario
 async def test_a_body_is_emptied_when_its_room_is_given_back():
     bodies = Bodies()
     hold = await bodies.take("a", MIB, LIMITS, 1.0)

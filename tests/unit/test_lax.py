@@ -56,3 +56,17 @@ def test_token_ids_of_a_large_body_are_integers_or_refused_so_that_none_goes_unc
     with pytest.raises(RequestError) as caught:
         completed(call, scan)
     assert (caught.value.param, caught.value.code) == ("prompt", "invalid_type")
+
+
+@pytest.mark.parametrize(
+    ("path", "own", "other"),
+    [("/v1/embeddings", b"input", b"prompt"), ("/v1/completions", b"prompt", b"input")],
+)
+def test_token_ids_of_a_field_that_the_endpoint_does_not_read_do_not_count(path, own, other):
+    scan = BodyScan()
+    scan.feed(b'{"model":"m","%b":[1,2,3],"%b":[%b0]}' % (other, own, b"1," * 50_000))
+    scan.end()
+    while scan.step():
+        pass
+    call = completed(parse_call(ENDPOINTS[path.encode()], scan.skim()), scan)
+    assert call.prompt_token_ids == 50_001

@@ -72,6 +72,7 @@ def test_a_row_refuses_what_it_is_there_for_and_nothing_else(name, path, fine, w
     [
         b'{"model":"m","messages":[],"n":1,"n":2}',
         b'{"model": "m", "messages": [], "n": 1, "\\u006e": 2}',
+        b'{"model":"m","messages":[],"n":1,"n":1}',
         b'{"model":"m","messages":[],\n"n":12,"n":1}',
         b'{"model":"m","messages":[{"role":"user","content":"a","content":"b"}]}',
         b'{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"a","text":"b"}]}]}',

@@ -184,6 +184,14 @@ def test_white_space_is_left_out():
     assert len(found.skim()) < 5000
 
 
+def test_fields_are_found_wherever_one_read_ends_and_the_next_begins():
+    body = b'{"model" : "m" ,\n"cache_salt"\t\n: "s", "messages" :[1 , 2], "stream": true }'
+    whole = scanned(body).fields
+    assert list(whole) == ["model", "cache_salt", "messages", "stream"]
+    for part in range(1, len(body)):
+        assert scanned(body, part).fields == whole
+
+
 def test_white_space_between_two_values_still_divides_them():
     skim = scanned(b'{"a": [1' + b" " * 1000 + b"2]}").skim()
     with pytest.raises(ValueError, match="delimiter"):
