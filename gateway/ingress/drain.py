@@ -20,7 +20,7 @@ def end_late(live: set[Downstream], now: float, total_s: float) -> None:
         if now - down.received_at >= total_s:
             down.stop(
                 TookTooLong(
-                    f"The request took longer than {total_s:.0f} s (`timeouts.total`). Ask for less at "
+                    f"The request took longer than {total_s:g} s (`timeouts.total`). Ask for less at "
                     "a time, or have the limit raised."
                 )
             )

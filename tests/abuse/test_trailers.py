@@ -41,6 +41,24 @@ def test_a_chunk_extension_without_end_is_cut(start):
     check()
 
 
+@pytest.mark.parametrize(
+    "start",
+    [b"GET /", b"GET / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nhost: ", None],
+    ids=["target", "name", "value", "extension"],
+)
+def test_a_line_without_end_is_refused_by_its_length_before_any_deadline(start):
+    @story
+    async def check():
+        extra = "timeouts: {header: 5s, body: 5s}"
+        async with gateway(FAST, extra=extra) as world, ledger(world, most_mib=8):
+            async with raw(world) as client:
+                await client.send(start or head(key=world.key, chunked=True) + b"5;")
+                await client.flood(LONG, 1 << 20)
+                assert (await client.reply()).status == 431
+
+    check()
+
+
 def chat(world, text="hi"):
     return (
         b'{"model":"m","max_tokens":4,"messages":[{"role":"user","content":"%b"}]}' % text.encode()
