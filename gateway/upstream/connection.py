@@ -246,12 +246,18 @@ class Connection(Reading, asyncio.Protocol):
             sink.on_data(data)
 
     def _release(self) -> None:
-        """Give the connection back, or close it when it may not be used again."""
+        """Give the connection back, or close it when it may not be used again.
+
+        A backend that answered before it read the whole request gets no more of it.
+        """
         transport = self._transport
         if transport is None:
             return
         self._used = True
-        if self._keep_alive and not self._ends_with_connection() and not transport.is_closing():
+        if transport.get_write_buffer_size():
+            self.state = State.CLOSED
+            transport.abort()
+        elif self._keep_alive and not self._ends_with_connection() and not transport.is_closing():
             transport.resume_reading()
             self.state = State.IDLE
             self._on_free(self)

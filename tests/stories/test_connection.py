@@ -17,6 +17,8 @@ from tests.stories.stubs import page, stub
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n"
 
+LARGE = 32 << 20  # more than any socket holds
+
 
 class Backend:
     """Answers each request on each connection with the next script: bytes, or None to close."""
@@ -116,6 +118,43 @@ def test_a_chunked_error_is_collected_too():
     )
     assert (reply.status, reply.body) == (503, b"abcde")
     assert len(free) == 1
+
+
+def test_a_backend_that_answers_before_it_has_read_the_request_gets_no_more_of_it():
+    async def main():
+        ended = asyncio.Event()
+
+        async def serve(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\nno")
+            unread = 0
+            try:
+                while data := await reader.read(1 << 16):
+                    unread += len(data)
+            except ConnectionResetError:
+                pass
+            assert unread < LARGE
+            ended.set()
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        free = []
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: Connection(free.append, lambda _: None), "127.0.0.1", port
+        )
+        head = (
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % LARGE
+        )
+        try:
+            reply = await connection.request(head, bytes(LARGE), later())
+            assert (reply.status, free, connection.usable) == (413, [], False)
+            await ended.wait()
+        finally:
+            connection.abort()
+            server.close()
+
+    run(main())
 
 
 def test_interim_replies_are_passed_over():

@@ -53,6 +53,9 @@ class Wire:
     def pause_reading(self):
         self.paused = True
 
+    def get_write_buffer_size(self):
+        return 0
+
     def resume_reading(self):
         self.paused = False
 
