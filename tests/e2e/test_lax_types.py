@@ -13,7 +13,7 @@ from tests.e2e.support import CACHE, need
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-PROGRAM = pathlib.Path(__file__).with_name("vllm_reads.py")
+PROGRAM = pathlib.Path(__file__).with_name("vllm_lax.py")
 SPECS = {spec.endpoint: spec for spec in ENDPOINTS.values()}
 HI = [{"role": "user", "content": "hi"}]
 BODIES = {

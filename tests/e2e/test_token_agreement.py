@@ -160,7 +160,7 @@ CHATS = {
     "empty tool calls": {
         "messages": [USER, {"role": "assistant", "content": "x", "tool_calls": []}, USER]
     },
-    "long": {"messages": [{"role": "user", "content": "the gateway routes " * 300}]},
+    "long": {"messages": [{"role": "user", "content": "the gateway routes " * 120}]},
 }
 COMPLETED = {
     "text": {"prompt": "the gateway routes each request"},

@@ -1,0 +1,69 @@
+"""Run by vLLM's own Python: what its request models make of bodies, one JSON answer for all of them.
+
+Input: a list of [endpoint, body as text]. Output: for each the values read, or {"refused": [...]}.
+"""
+
+import json
+import sys
+
+from pydantic import TypeAdapter, ValidationError
+from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+from vllm.entrypoints.generate.generative_scoring.serving import GenerativeScoringRequest
+from vllm.entrypoints.openai.chat_completion.protocol import (
+    BatchChatCompletionRequest,
+    ChatCompletionRequest,
+)
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.entrypoints.pooling.classify.protocol import ClassificationRequest
+from vllm.entrypoints.pooling.embed.protocol import CohereEmbedRequest, EmbeddingRequest
+from vllm.entrypoints.pooling.pooling.protocol import PoolingRequest
+from vllm.entrypoints.pooling.scoring.protocol import RerankRequest, ScoreRequest
+from vllm.entrypoints.serve.tokenize.protocol import TokenizeRequest
+
+MODELS = {
+    "chat": ChatCompletionRequest,
+    "chat_batch": BatchChatCompletionRequest,
+    "completions": CompletionRequest,
+    "responses": ResponsesRequest,
+    "messages": AnthropicMessagesRequest,
+    "embeddings": EmbeddingRequest,
+    "embed": CohereEmbedRequest,
+    "pooling": PoolingRequest,
+    "classify": ClassificationRequest,
+    "rerank": RerankRequest,
+    "score": ScoreRequest,
+    "generative_scoring": GenerativeScoringRequest,
+    "tokenize": TokenizeRequest,
+}
+READ = (
+    *("model", "stream", "n", "max_tokens", "max_completion_tokens", "max_output_tokens"),
+    "truncate_prompt_tokens",
+)
+
+
+def lengths(prompt):
+    """Return the lengths of token id lists; None of what is text."""
+    if not isinstance(prompt, list) or not prompt:
+        return None
+    if isinstance(prompt[0], int):
+        return [len(prompt)]
+    return [len(each) for each in prompt] if isinstance(prompt[0], list) else None
+
+
+def read(adapter, body):
+    try:
+        made = adapter.validate_python(json.loads(body))
+    except ValidationError as error:
+        return {"refused": [[each["type"], *map(str, each["loc"])] for each in error.errors()]}
+    except Exception as error:  # vLLM's own validators raise their own
+        return {"refused": [[type(error).__name__]]}
+    values = {name: getattr(made, name, None) for name in READ}
+    options = getattr(made, "stream_options", None)
+    values["include_usage"] = getattr(options, "include_usage", None)
+    values["ids"] = lengths(getattr(made, "prompt", None) or getattr(made, "input", None))
+    return values
+
+
+adapters = {name: TypeAdapter(model) for name, model in MODELS.items()}
+print(json.dumps([read(adapters[name], body) for name, body in json.load(sys.stdin)]))
