@@ -6,36 +6,9 @@ Input: a list of [endpoint, body as text]. Output: for each the values read, or 
 import json
 import sys
 
-from pydantic import TypeAdapter, ValidationError
-from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
-from vllm.entrypoints.generate.generative_scoring.serving import GenerativeScoringRequest
-from vllm.entrypoints.openai.chat_completion.protocol import (
-    BatchChatCompletionRequest,
-    ChatCompletionRequest,
-)
-from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
-from vllm.entrypoints.pooling.classify.protocol import ClassificationRequest
-from vllm.entrypoints.pooling.embed.protocol import CohereEmbedRequest, EmbeddingRequest
-from vllm.entrypoints.pooling.pooling.protocol import PoolingRequest
-from vllm.entrypoints.pooling.scoring.protocol import RerankRequest, ScoreRequest
-from vllm.entrypoints.serve.tokenize.protocol import TokenizeRequest
+from pydantic import ValidationError
+from vllm_reads import ADAPTERS
 
-MODELS = {
-    "chat": ChatCompletionRequest,
-    "chat_batch": BatchChatCompletionRequest,
-    "completions": CompletionRequest,
-    "responses": ResponsesRequest,
-    "messages": AnthropicMessagesRequest,
-    "embeddings": EmbeddingRequest,
-    "embed": CohereEmbedRequest,
-    "pooling": PoolingRequest,
-    "classify": ClassificationRequest,
-    "rerank": RerankRequest,
-    "score": ScoreRequest,
-    "generative_scoring": GenerativeScoringRequest,
-    "tokenize": TokenizeRequest,
-}
 READ = (
     *("model", "stream", "n", "max_tokens", "max_completion_tokens", "max_output_tokens"),
     "truncate_prompt_tokens",
@@ -65,5 +38,4 @@ def read(adapter, body):
     return values
 
 
-adapters = {name: TypeAdapter(model) for name, model in MODELS.items()}
-print(json.dumps([read(adapters[name], body) for name, body in json.load(sys.stdin)]))
+print(json.dumps([read(ADAPTERS[name], body) for name, body in json.load(sys.stdin)]))
