@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from gateway.control.diagnosis import Diagnosis, diagnose
+from gateway.vllmlog.diagnosis import Diagnosis, diagnose
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def report(
         if label["needs_restart"] is not None:
             restart_of += 1
             restart += answer.restart_helps == label["needs_restart"]
-        if wanted := names(label["remedy_flags"]):
+        if wanted := names(label.get("remedy_flags", [])):
             flags_of += 1
             flags += bool(wanted & {each.flag for each in answer.remedies})
         if not (hit and found) or options.verbose and answer.when.value != label["phase"]:

@@ -10,7 +10,6 @@ from typing import Final
 from gateway.control import cmdline
 from gateway.control.charge import Charge
 from gateway.control.cure import MAX_MODEL_LEN, Cure, cure
-from gateway.control.diagnosis import Diagnosis, Kind, diagnose
 from gateway.control.launchers.launcher import LaunchError, Seen
 from gateway.control.overrides import Overrides
 from gateway.core.aio import Clock
@@ -18,6 +17,7 @@ from gateway.core.events import Event, EventKind, Events
 from gateway.core.types import Phase
 from gateway.pools.health import Tending
 from gateway.pools.table import PoolTable
+from gateway.vllmlog.diagnosis import Diagnosis, Kind, diagnose
 
 log = logging.getLogger("gateway.supervisor")
 

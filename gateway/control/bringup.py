@@ -20,7 +20,6 @@ from gateway.control import adapters
 from gateway.control.autopsy import Autopsy
 from gateway.control.canary import canary, warm_up
 from gateway.control.charge import Charge, Timing, emptied
-from gateway.control.diagnosis import Kind
 from gateway.control.fetch import FetchError
 from gateway.control.gpus import GpuTurns
 from gateway.control.healing import Cause, Restart, Sign
@@ -40,6 +39,7 @@ from gateway.core.events import Event, EventKind, Events
 from gateway.core.types import ModelsSeen, Phase
 from gateway.pools.health import Tending
 from gateway.pools.table import PoolTable
+from gateway.vllmlog.diagnosis import Kind
 from gateway.wire.vllm import parse_models
 
 log = logging.getLogger("gateway.supervisor")

@@ -9,7 +9,6 @@ from typing import Final
 
 from gateway.config.models import BackendConfig, PoolConfig
 from gateway.control.adapters import held_by
-from gateway.control.diagnosis import Diagnosis
 from gateway.control.fetch import Pages
 from gateway.control.healing import Cause, Facts, Sign, Suspend, Wait
 from gateway.control.launchers.launcher import Incarnation, Launcher, Seen
@@ -17,6 +16,7 @@ from gateway.control.signs import Errors, Memory, Pace
 from gateway.control.startup import StartWatch
 from gateway.core.aio import Clock
 from gateway.pools.table import Backend
+from gateway.vllmlog.diagnosis import Diagnosis
 
 _POLL_S: Final = 0.1
 

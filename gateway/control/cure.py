@@ -15,8 +15,8 @@ from pydantic import JsonValue
 from gateway.config.models import PoolConfig
 from gateway.config.supervision import Remedy
 from gateway.config.units import parse_tokens
-from gateway.control.diagnosis import Diagnosis
 from gateway.control.launchers.launcher import Changes
+from gateway.vllmlog.diagnosis import Diagnosis
 
 MAX_MODEL_LEN: Final = "max-model-len"
 MAX_NUM_SEQS: Final = "max-num-seqs"

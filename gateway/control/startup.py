@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.config.supervision import PatienceConfig
-from gateway.control.milestones import Stage, stage_of
+from gateway.vllmlog.milestones import Stage, stage_of
 
 _WORDS: Final = {
     Stage.LAUNCHED: "launched",

@@ -20,8 +20,8 @@ import msgspec
 
 from gateway.config.models import BackendConfig
 from gateway.control.launchers.launcher import Changes
-from gateway.control.milestones import Stage
 from gateway.control.statefile import read_state, write_state
+from gateway.vllmlog.milestones import Stage
 
 log = logging.getLogger("gateway.supervisor")
 

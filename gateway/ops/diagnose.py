@@ -12,7 +12,7 @@ import typer
 from gateway.ops.console import Exit, VerbError, print_json
 
 if TYPE_CHECKING:
-    from gateway.control.diagnosis import Diagnosis, Remedy
+    from gateway.vllmlog.diagnosis import Diagnosis, Remedy
 
 _CHUNK: Final = 1024 * 1024
 _SURE: Final = {"high": "sure", "medium": "likely", "low": "a guess"}
@@ -34,7 +34,7 @@ def diagnose(
 
     The exit code is 0 for every diagnosis, including healthy and unknown.
     """
-    from gateway.control.diagnosis import diagnose as judge
+    from gateway.vllmlog.diagnosis import diagnose as judge
 
     tail, lines_before = _tail(file)
     found = judge(tail, exit_code=exited)
@@ -97,7 +97,7 @@ def _tail(name: str) -> tuple[bytes, int]:
 
 def _last(file: BinaryIO) -> tuple[bytes, int]:
     """Read a stream to its end, keeping no more than the end of it."""
-    from gateway.control.logs.lines import MAX_CHARS
+    from gateway.vllmlog.lines import MAX_CHARS
 
     kept, lines_before = bytearray(), 0
     while chunk := file.read(_CHUNK):

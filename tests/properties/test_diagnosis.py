@@ -4,9 +4,9 @@ from pathlib import Path
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gateway.control.diagnosis import Kind, diagnose
-from gateway.control.logs.search import RULES
-from gateway.control.milestones import stage_of
+from gateway.vllmlog.diagnosis import Kind, diagnose
+from gateway.vllmlog.milestones import stage_of
+from gateway.vllmlog.search import RULES
 
 LOGS = Path(__file__).parents[1] / "data" / "logs"
 REAL = [

@@ -7,10 +7,10 @@ import pytest
 from gateway.config.models import BackendConfig, Config, PoolConfig
 from gateway.config.supervision import LaunchConfig, Remedy
 from gateway.control.cure import Cure, cure, merged
-from gateway.control.diagnosis import Action, Diagnosis, Kind, When
 from gateway.control.launchers.launcher import Changes
-from gateway.control.logs.rule import Remedy as Offered
 from gateway.control.overrides import FILE, Overrides
+from gateway.vllmlog.diagnosis import Action, Diagnosis, Kind, When
+from gateway.vllmlog.rules.rule import Remedy as Offered
 
 LAUNCH = LaunchConfig(command=("vllm", "serve", "m"), port=8001)
 

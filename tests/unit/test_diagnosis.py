@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.control.diagnosis import Action, Confidence, Kind, When, diagnose
+from gateway.vllmlog.diagnosis import Action, Confidence, Kind, When, diagnose
 
 LOGS = Path(__file__).parents[1] / "data" / "logs"  # of a real vLLM 0.32 on a CPU
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.control.logs.lines import MAX_CHARS
 from gateway.ops.console import Exit, VerbError
 from gateway.ops.diagnose import diagnose
+from gateway.vllmlog.lines import MAX_CHARS
 
 LOGS = Path(__file__).parents[1] / "data" / "logs"
 

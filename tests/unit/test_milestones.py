@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.control.milestones import Milestone, Stage, stage_of
+from gateway.vllmlog.milestones import Milestone, Stage, stage_of
 
 LOGS = Path(__file__).parents[1] / "data" / "logs"
 

@@ -3,8 +3,8 @@
 import pytest
 
 from gateway.config.supervision import PatienceConfig
-from gateway.control.milestones import Stage
 from gateway.control.startup import StartWatch
+from gateway.vllmlog.milestones import Stage
 
 PATIENCE = PatienceConfig(
     config="10s", distributed="20s", weights="100s", profiling="40s", graphs="50s", total="1000s"

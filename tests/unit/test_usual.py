@@ -6,8 +6,8 @@ import pytest
 
 from gateway.config.models import BackendConfig
 from gateway.control.launchers.launcher import Changes
-from gateway.control.milestones import Stage
 from gateway.control.usual import FILE, UsualTimes
+from gateway.vllmlog.milestones import Stage
 
 NONE = Changes()
 TOOK = {Stage.LAUNCHED: 3.004, Stage.LOADING_WEIGHTS: 41.5}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.control.logs.rule import Action, Found, Kind, Remedy, Rule
+from gateway.vllmlog.rules.rule import Action, Found, Kind, Remedy, Rule
 
 
 def _flags(found: Found) -> tuple[Remedy, ...]:

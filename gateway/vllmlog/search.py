@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from gateway.control.logs import arguments, devices, memory, models, runtime
-from gateway.control.logs.lines import Line
-from gateway.control.logs.rule import Found, Rule
-from gateway.control.logs.starts import Start
+from gateway.vllmlog.lines import Line
+from gateway.vllmlog.rules import arguments, devices, memory, models, runtime
+from gateway.vllmlog.rules.rule import Found, Rule
+from gateway.vllmlog.starts import Start
 
 RULES: Final[tuple[Rule, ...]] = (
     *memory.RULES,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from gateway.control.logs.rule import Action, Found, Kind, Remedy, Rule
+from gateway.vllmlog.rules.rule import Action, Found, Kind, Remedy, Rule
 
 _UDS: Final = re.compile(r"""['"]?\buds['"]?[=:] ?['"]([^'"]{1,108})['"]""")
 _DISK: Final = (

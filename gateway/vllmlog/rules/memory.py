@@ -10,7 +10,7 @@ import math
 import re
 from typing import Final
 
-from gateway.control.logs.rule import Action, Found, Kind, Remedy, Rule, as_number
+from gateway.vllmlog.rules.rule import Action, Found, Kind, Remedy, Rule, as_number
 
 BLOCK_TOKENS: Final = 16  # vLLM's default block; lengths are rounded down to it
 _MARGIN_RATIO: Final = 0.02  # of the whole memory, left free because neighbours move

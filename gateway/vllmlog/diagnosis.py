@@ -1,6 +1,6 @@
 """Diagnose a vLLM log: what went wrong, the line that proves it, and what to do, with numbers.
 
-The rules are tables in `control.logs`: one row for each message that vLLM, torch, CUDA, NCCL,
+The rules are tables in `vllmlog.rules`: one row for each message that vLLM, torch, CUDA, NCCL,
 argparse or the hub are known to write. This module judges what they find:
 
 1. The last start counts: log files are appended to.
@@ -19,18 +19,18 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from gateway.control.logs import endings
-from gateway.control.logs.answer import Confidence, Diagnosis, told
-from gateway.control.logs.lines import Line, read
-from gateway.control.logs.rule import HINT, Action, Kind, Remedy, Rule, When
-from gateway.control.logs.search import (
+from gateway.vllmlog import endings
+from gateway.vllmlog.lines import Line, read
+from gateway.vllmlog.rules.rule import HINT, Action, Kind, Remedy, Rule, When
+from gateway.vllmlog.search import (
     Match,
     exceptions,
     is_exception,
     is_quiet,
     matches,
 )
-from gateway.control.logs.starts import DEAD, Start, split
+from gateway.vllmlog.starts import DEAD, Start, split
+from gateway.vllmlog.verdict import Confidence, Diagnosis, told
 
 __all__ = ["Action", "Confidence", "Diagnosis", "Kind", "Remedy", "When", "diagnose"]
 

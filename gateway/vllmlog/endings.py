@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from gateway.control.logs.answer import Confidence, Diagnosis, evidence, without_secrets
-from gateway.control.logs.devices import NCCL
-from gateway.control.logs.rule import Found, Kind, Remedy, When
-from gateway.control.logs.starts import NOT_STARTED, Start
+from gateway.vllmlog.rules.devices import NCCL
+from gateway.vllmlog.rules.rule import Found, Kind, Remedy, When
+from gateway.vllmlog.starts import NOT_STARTED, Start
+from gateway.vllmlog.verdict import Confidence, Diagnosis, evidence, without_secrets
 
 _RESTART: Final = Remedy("", None, "restart the server")
 _GROUP: Final = Remedy("", None, "kill the whole process group and start again")

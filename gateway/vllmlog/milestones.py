@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from gateway.control.logs.lines import parse
-from gateway.control.logs.rule import as_number
+from gateway.vllmlog.lines import parse
+from gateway.vllmlog.rules.rule import as_number
 
 
 class Stage(IntEnum):

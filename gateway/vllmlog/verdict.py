@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypedDict
 
-from gateway.control.logs.lines import Line
-from gateway.control.logs.rule import Found, Kind, Remedy, Rule, When
+from gateway.vllmlog.lines import Line
+from gateway.vllmlog.rules.rule import Found, Kind, Remedy, Rule, When
 
 _EVIDENCE_CHARS: Final = 2_000
 

@@ -9,8 +9,8 @@ from enum import Enum
 from functools import cached_property
 from typing import Final
 
-from gateway.control.logs.lines import Line
-from gateway.control.logs.starts import Start
+from gateway.vllmlog.lines import Line
+from gateway.vllmlog.starts import Start
 
 
 class Kind(Enum):

@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
-from gateway.control.logs.lines import Line
+from gateway.vllmlog.lines import Line
 
 # The first words of a start: up to 0.14 or so a sentence, then a drawing, always the arguments.
 _BANNER: Final = re.compile(r"vLLM API server version |[█▄▀]\s+version \d")

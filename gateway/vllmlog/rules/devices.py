@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.control.logs.rule import Action, Found, Kind, Remedy, Rule
+from gateway.vllmlog.rules.rule import Action, Found, Kind, Remedy, Rule
 
 _BUILD: Final = Remedy("", None, "use a build or image of vLLM (and torch) made for this GPU")
 _BACKEND: Final = Remedy(

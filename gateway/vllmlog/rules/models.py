@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.control.logs.rule import Found, Kind, Remedy, Rule
+from gateway.vllmlog.rules.rule import Found, Kind, Remedy, Rule
 
 _PATH: Final = Remedy(
     "--model", None, "a folder that exists here (check the mount), or the hub's exact name"
