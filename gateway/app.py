@@ -30,13 +30,10 @@ from gateway.admission.gate import Gate
 from gateway.config.load import Loaded, load_config
 from gateway.config.models import Config
 from gateway.config.reload import diff, digest
-from gateway.control.discovery import Watchers
-from gateway.control.fetch import Pages
-from gateway.control.keeper import Keeper
-from gateway.control.orders import Orders
-from gateway.control.supervisor import Supervisor
 from gateway.core.aio import Clock, SystemClock, periodic
 from gateway.core.errors import ConfigError
+from gateway.heal.orders import Orders
+from gateway.heal.supervisor import Supervisor
 from gateway.ingress import descriptors
 from gateway.ingress.drain import drain, end_late
 from gateway.ingress.early import Early
@@ -58,6 +55,9 @@ from gateway.routing.catalog import Catalogs
 from gateway.routing.choice import Chooser
 from gateway.upstream.client import Client
 from gateway.upstream.relay import TICK_S
+from gateway.watch.adapter_loader import AdapterLoader
+from gateway.watch.discovery import Watchers
+from gateway.watch.fetch import Pages
 
 log = logging.getLogger("gateway.app")
 Supervise = Callable[[PoolTable, Clock, SharedStore, Config], Supervisor]
@@ -86,7 +86,7 @@ class Process:
     handler: Handler
     watchers: Watchers
     supervisor: Supervisor
-    keeper: Keeper
+    adapter_loader: AdapterLoader
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
     listening: asyncio.Event = field(default_factory=asyncio.Event)
@@ -196,7 +196,7 @@ def build(
     ledger.on_posted.append(supervisor.ended)
     return Process(
         path, config, loaded, clock, table, client, metrics, outlet, ledger, ingress, admin_ingress(config),
-        handler, watchers, supervisor, Keeper(table, clock, supervisor.events, config.pools),
+        handler, watchers, supervisor, AdapterLoader(table, clock, supervisor.events, config.pools),
     )  # fmt: skip
 
 
@@ -262,7 +262,7 @@ async def run(process: Process, sockets: tuple[socket.socket, socket.socket] | N
             background = [
                 group.create_task(process.watchers.run(), name="watchers"),
                 group.create_task(process.supervisor.run(), name="supervisor"),
-                group.create_task(process.keeper.run(), name="adapters"),
+                group.create_task(process.adapter_loader.run(), name="adapters"),
                 group.create_task(process.ledger.run(), name="ledger"),
                 group.create_task(_ticks(process), name="ticks"),
                 group.create_task(_watch_keys(process), name="keys"),
@@ -427,7 +427,7 @@ def _swap(process: Process, loaded: Loaded, settings: Settings) -> None:
     process.handler.gate.configure(loaded.config.pools, settings.keys.priorities)
     process.watchers.health = loaded.config.health
     process.supervisor.apply(loaded.config)
-    process.keeper.pools = loaded.config.pools
+    process.adapter_loader.pools = loaded.config.pools
     process.metrics.configured(digest(loaded.config))
     process.client.keep_only(process.table.ids())
     process.metrics.reloaded(ok=True)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gateway.config.models import BackendConfig, Config
-from gateway.control.launchers.launcher import Changes, Incarnation, LaunchError, Seen, Superseded
+from gateway.launch.launcher import Changes, Incarnation, LaunchError, Seen, Superseded
 from gateway.pools.table import Backend
 from gateway.sim.server import SimConfig, SimServer
 

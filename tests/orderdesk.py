@@ -1,7 +1,7 @@
 """Operators' orders over a pool table, for tests of the admin app that are about something else."""
 
-from gateway.control.orders import Orders
-from gateway.control.supervisor import Supervisor
+from gateway.heal.orders import Orders
+from gateway.heal.supervisor import Supervisor
 from gateway.pools.store import MemoryStore
 
 

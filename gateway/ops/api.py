@@ -26,8 +26,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.access.failures import FailedKeys
 from gateway.config.load import Loaded
-from gateway.control.orders import Orders
 from gateway.core.aio import Clock
+from gateway.heal.orders import Orders
 from gateway.ingress.early import Early
 from gateway.ingress.routes import Readiness
 from gateway.observe.metrics import Metrics

@@ -21,10 +21,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.control.launchers.launcher import LaunchError
-from gateway.control.orders import OrderRefused, Orders, Touched, Verb
 from gateway.core.aio import Clock
 from gateway.core.events import Event
+from gateway.heal.orders import OrderRefused, Orders, Touched, Verb
+from gateway.launch.launcher import LaunchError
 from gateway.ops.moment import rfc3339
 from gateway.ops.reasons import BadParameter, number
 from gateway.ops.replies import json_reply, problem, reply

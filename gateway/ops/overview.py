@@ -15,8 +15,8 @@ from typing import Final, Literal, TypedDict
 from gateway import __version__
 from gateway.admission.gate import Gate
 from gateway.config.models import Config
-from gateway.control.charge import Charge
 from gateway.core.types import Phase, Transition
+from gateway.heal.charge import Charge
 from gateway.observe.metrics import Metrics
 from gateway.ops.moment import Moment, rfc3339
 from gateway.ops.supervision import SupervisionOverview, supervision

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from gateway.control.charge import Charge
-from gateway.control.healing import Wait
+from gateway.heal.charge import Charge
+from gateway.heal.healing import Wait
 from gateway.ops.moment import Moment
 
 

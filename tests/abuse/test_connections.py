@@ -67,7 +67,7 @@ async def launched(folder, descriptors, *, soft=None):
         )
         key = keys.create(folder / "keys.yaml", name="test", wall_now=time.time()).key
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", "from gateway.cli import main; main()", "serve", "-c", str(path),
+            sys.executable, "-c", "from gateway.cli.main import main; main()", "serve", "-c", str(path),
             stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
             preexec_fn=lambda: resource.setrlimit(
                 resource.RLIMIT_NOFILE, (soft or descriptors, descriptors)

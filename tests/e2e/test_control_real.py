@@ -10,10 +10,10 @@ import httpx2
 import pytest
 
 from gateway.config.models import Config
-from gateway.control.discovery import Watchers
 from gateway.core.aio import SystemClock
 from gateway.core.types import Endpoint, Phase
 from gateway.pools.table import PoolTable
+from gateway.watch.discovery import Watchers
 from tests.e2e.support import CACHE, free_port, need, running
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

@@ -9,13 +9,13 @@ import subprocess
 
 import pytest
 
-from gateway.control.fit import fit, sizing
-from gateway.control.kvcaches import Dtype, Heads, Latent, State
-from gateway.control.kvlayout import lay_out, split_layers
-from gateway.control.modeldefaults import DEFAULTS
-from gateway.control.modelfolder import read_model
-from gateway.control.modelshape import ModelShape
-from gateway.control.serveplan import GIB, Device, KvDtype, Plan
+from gateway.sizing.fit import fit, sizing
+from gateway.sizing.kvcaches import Dtype, Heads, Latent, State
+from gateway.sizing.kvlayout import lay_out, split_layers
+from gateway.sizing.modeldefaults import DEFAULTS
+from gateway.sizing.modelfolder import read_model
+from gateway.sizing.modelshape import ModelShape
+from gateway.sizing.serveplan import GIB, Device, KvDtype, Plan
 from tests import modelconfigs
 from tests.e2e.support import CACHE, free_port, need, running, wait_until
 from tests.e2e.tiny_models import TINY, write

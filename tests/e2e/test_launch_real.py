@@ -14,10 +14,10 @@ import uvloop
 
 from gateway.access.tokens import BackendCounter
 from gateway.config.supervision import LaunchConfig
-from gateway.control.fetch import FetchError, Pages
-from gateway.control.launchers.launcher import Changes, Seen, Superseded
-from gateway.control.launchers.process import ProcessLauncher
+from gateway.launch.launcher import Changes, Seen, Superseded
+from gateway.launch.process import ProcessLauncher
 from gateway.pools.backend import Backend
+from gateway.watch.fetch import FetchError, Pages
 from gateway.wire.calls import ENDPOINTS, parse_call
 from tests.e2e.support import CACHE, free_port, gateway, get, need
 
@@ -32,8 +32,8 @@ PLAIN = Changes()
 GATEWAY = """
 import asyncio, pathlib, sys
 from gateway.config.supervision import LaunchConfig
-from gateway.control.launchers.launcher import Changes
-from gateway.control.launchers.process import ProcessLauncher
+from gateway.launch.launcher import Changes
+from gateway.launch.process import ProcessLauncher
 async def main():
     config = LaunchConfig.model_validate_json(sys.argv[1])
     launcher = ProcessLauncher(config, pool="tiny", backend="b1", state=pathlib.Path(sys.argv[2]))

@@ -12,8 +12,8 @@ import urllib.request
 import pytest
 
 from gateway.access.tokens import BackendCounter, LocalCounter, countable
-from gateway.control.fetch import Pages
 from gateway.pools.table import Backend
+from gateway.watch.fetch import Pages
 from gateway.wire.calls import ENDPOINTS, parse_call
 from tests.e2e.support import free_port, get, need, running, wait_until
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.control.backoff import Policy
-from gateway.control.healing import Cause, Facts, Moment, Restart, Sign, Suspend
-from gateway.control.launchers.launcher import Seen
-from gateway.control.remedy import History, clear, decide, settled, withdrawn
 from gateway.core.types import Phase
+from gateway.heal.backoff import Policy
+from gateway.heal.healing import Cause, Facts, Moment, Restart, Sign, Suspend
+from gateway.heal.remedy import History, clear, decide, settled, withdrawn
+from gateway.launch.launcher import Seen
 from gateway.pools.store import MemoryStore
 
 TICK_S = 4.0

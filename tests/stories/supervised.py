@@ -18,11 +18,11 @@ from gateway.access import keys
 from gateway.app import build, reload, run
 from gateway.config.load import load_config
 from gateway.config.models import Config
-from gateway.control.charge import Charge, Timing
-from gateway.control.supervisor import Maker, Supervisor
 from gateway.core.aio import Clock
 from gateway.core.events import Event, EventKind
 from gateway.core.types import Phase
+from gateway.heal.charge import Charge, Timing
+from gateway.heal.supervisor import Maker, Supervisor
 from gateway.observe.outlet import Outlet
 from gateway.pools.store import SharedStore
 from gateway.pools.table import Backend, PoolTable

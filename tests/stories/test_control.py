@@ -9,11 +9,11 @@ import httpx2
 import pytest
 
 from gateway.config.models import Config
-from gateway.control.discovery import Watchers
 from gateway.core.aio import SystemClock
 from gateway.core.types import Endpoint, Phase
 from gateway.pools.table import PoolTable
 from gateway.sim.server import SimConfig, SimServer
+from gateway.watch.discovery import Watchers
 from tests.stories.stubs import free_url, page, stub
 
 FAST = {

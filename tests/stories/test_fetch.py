@@ -12,11 +12,11 @@ from gateway.access.counters import PromptCounters
 from gateway.access.tokens import BackendCounter
 from gateway.app import reload
 from gateway.config.models import Config, HealthConfig
-from gateway.control.discovery import Watchers
-from gateway.control.fetch import FetchError, Pages
 from gateway.core.aio import SystemClock
 from gateway.pools.table import Backend, PoolTable
 from gateway.sim.server import SimConfig
+from gateway.watch.discovery import Watchers
+from gateway.watch.fetch import FetchError, Pages
 from gateway.wire.calls import ENDPOINTS, parse_call
 from tests.stories.stubs import free_url, page, stub
 from tests.stories.support import gateway, story

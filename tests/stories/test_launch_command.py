@@ -7,9 +7,9 @@ import sys
 import pytest
 import uvloop
 
-from gateway.control.launchers.command import CommandLauncher
-from gateway.control.launchers.launcher import Changes, LaunchError, Superseded
-from gateway.control.launchers.run import run
+from gateway.launch.command import CommandLauncher
+from gateway.launch.launcher import Changes, LaunchError, Superseded
+from gateway.launch.run import run
 from tests.stories.launched import left
 
 PLAIN = Changes()

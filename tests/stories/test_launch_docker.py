@@ -10,8 +10,8 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from gateway.control.launchers.docker import DockerLauncher
-from gateway.control.launchers.launcher import Changes, LaunchError, Seen, Superseded
+from gateway.launch.docker import DockerLauncher
+from gateway.launch.launcher import Changes, LaunchError, Seen, Superseded
 from tests.stories.fakes import DockerEngine, serving
 
 PLAIN = Changes()

@@ -7,8 +7,8 @@ import sys
 import pytest
 import uvloop
 
-from gateway.control.launchers.kubernetes import KubernetesLauncher
-from gateway.control.launchers.launcher import Changes, LaunchError, Seen, Superseded
+from gateway.launch.kubernetes import KubernetesLauncher
+from gateway.launch.launcher import Changes, LaunchError, Seen, Superseded
 from tests.stories.fakes import KubeApi, serving, status
 
 PLAIN = Changes()

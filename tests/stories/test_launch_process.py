@@ -14,10 +14,10 @@ import pytest
 import uvloop
 
 from gateway.config.supervision import LaunchConfig
-from gateway.control.launchers import proc
-from gateway.control.launchers.launcher import Changes, LaunchError, Seen, Superseded
-from gateway.control.launchers.process import ProcessLauncher
-from gateway.control.launchers.record import load, save
+from gateway.launch import proc
+from gateway.launch.launcher import Changes, LaunchError, Seen, Superseded
+from gateway.launch.process import ProcessLauncher
+from gateway.launch.record import load, save
 from tests.stories.launched import SCRIPT, left
 
 GRACE_S = 20.0
@@ -277,8 +277,8 @@ def test_a_state_folder_that_cannot_be_written_is_told(bench):
 GATEWAY = """
 import asyncio, pathlib, sys
 from gateway.config.supervision import LaunchConfig
-from gateway.control.launchers.launcher import Changes
-from gateway.control.launchers.process import ProcessLauncher
+from gateway.launch.launcher import Changes
+from gateway.launch.process import ProcessLauncher
 async def main():
     config = LaunchConfig.model_validate_json(sys.argv[1])
     launcher = ProcessLauncher(config, pool="org/model:7b", backend="b1", state=pathlib.Path(sys.argv[2]))

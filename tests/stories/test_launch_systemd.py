@@ -7,8 +7,8 @@ import signal
 import pytest
 import uvloop
 
-from gateway.control.launchers.launcher import Changes, LaunchError, Seen, Superseded
-from gateway.control.launchers.systemd import SystemdLauncher
+from gateway.launch.launcher import Changes, LaunchError, Seen, Superseded
+from gateway.launch.systemd import SystemdLauncher
 from tests.stories.fakes import install_systemd
 
 UNIT = "vllm@1.service"

@@ -16,15 +16,15 @@ import pytest
 
 from gateway.access.counters import PromptCounters
 from gateway.config.supervision import LaunchConfig
-from gateway.control.fetch import FetchError, Pages
-from gateway.control.launchers.launcher import Changes, LaunchError, Seen
-from gateway.control.launchers.process import ProcessLauncher
 from gateway.core.errors import ConnectFailed
 from gateway.core.types import Phase, Route
+from gateway.launch.launcher import Changes, LaunchError, Seen
+from gateway.launch.process import ProcessLauncher
 from gateway.pools.table import Backend
 from gateway.sim.server import SimConfig, SimServer
 from gateway.upstream.client import Client, Outgoing
 from gateway.upstream.silence import ENDLESS, Silence
+from gateway.watch.fetch import FetchError, Pages
 from gateway.wire.calls import ENDPOINTS, parse_call
 from tests.stories.launched import left
 from tests.stories.support import FAST, frames, gateway, story

@@ -13,10 +13,10 @@ import sys
 import httpx2
 import pytest
 
-from gateway.control.charge import Timing
-from gateway.control.supervisor import launcher_of
 from gateway.core.events import EventKind
 from gateway.core.types import ModelsSeen, Phase, ServedModel
+from gateway.heal.charge import Timing
+from gateway.heal.supervisor import launcher_of
 from tests.fakelaunch import Script
 from tests.stories.supervised import fleet, launched, machine, managed
 from tests.stories.support import story

@@ -10,10 +10,10 @@ import sys
 
 import pytest
 
-from gateway.control.healing import Why
 from gateway.core.aio import SystemClock
 from gateway.core.events import EventKind
 from gateway.core.types import Phase
+from gateway.heal.healing import Why
 from gateway.pools.store import MemoryStore, StoreUnavailable
 from tests.fakelaunch import Script
 from tests.stories.supervised import fleet, launched, machine, managed, pool
@@ -232,7 +232,7 @@ async def cli(world, *words):
     command = [
         sys.executable,
         "-c",
-        "from gateway.cli import main; main()",
+        "from gateway.cli.main import main; main()",
         *words,
         "--server",
         world.admin_url,

@@ -16,11 +16,11 @@ from functools import partial
 import httpx2
 import pytest
 
-from gateway.control.healing import Why
-from gateway.control.supervisor import launcher_of
 from gateway.core.aio import SystemClock
 from gateway.core.events import EventKind
 from gateway.core.types import Phase
+from gateway.heal.healing import Why
+from gateway.heal.supervisor import launcher_of
 from tests.stories.supervised import fleet, launched, machine
 from tests.stories.support import story
 from tests.stories.test_supervision import SERVER

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from gateway.config.flags import flag_name
 from gateway.config.supervision import LaunchConfig
-from gateway.control.cmdline import argv, environment, stated
-from gateway.control.launchers.launcher import Changes
+from gateway.launch.cmdline import argv, environment, stated
+from gateway.launch.launcher import Changes
 
 ADDRESS = ["--host", "127.0.0.1", "--port", "8001"]
 SERVE = ["vllm", "serve", "m"]

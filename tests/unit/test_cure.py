@@ -6,9 +6,9 @@ import pytest
 
 from gateway.config.models import BackendConfig, Config, PoolConfig
 from gateway.config.supervision import LaunchConfig, Remedy
-from gateway.control.cure import Cure, cure, merged
-from gateway.control.launchers.launcher import Changes
-from gateway.control.overrides import FILE, Overrides
+from gateway.heal.cure import Cure, cure, merged
+from gateway.heal.overrides import FILE, Overrides
+from gateway.launch.launcher import Changes
 from gateway.vllmlog.diagnosis import Action, Diagnosis, Kind, When
 from gateway.vllmlog.rules.rule import Remedy as Offered
 

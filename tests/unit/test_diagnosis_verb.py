@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.ops.console import Exit, VerbError
-from gateway.ops.diagnose import diagnose
+from gateway.cli.console import Exit, VerbError
+from gateway.cli.diagnose import diagnose
 from gateway.vllmlog.lines import MAX_CHARS
 
 LOGS = Path(__file__).parents[1] / "data" / "logs"

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.control.fit import Verdict, fit, sizing
-from gateway.control.fitways import command, ways
-from gateway.control.kvcaches import Dtype, Heads, State
-from gateway.control.kvlayout import Sizing, lay_out, split_layers
-from gateway.control.modelconfig import ModelShapeError
-from gateway.control.modelshape import ModelShape, Weights
-from gateway.control.serveplan import (
+from gateway.sizing.fit import Verdict, fit, sizing
+from gateway.sizing.fitways import command, ways
+from gateway.sizing.kvcaches import Dtype, Heads, State
+from gateway.sizing.kvlayout import Sizing, lay_out, split_layers
+from gateway.sizing.modelconfig import ModelShapeError
+from gateway.sizing.modelshape import ModelShape, Weights
+from gateway.sizing.serveplan import (
     AUTO_LEN,
     GIB,
     Device,

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.control.launchers import proc
-from gateway.control.launchers.logfile import LogFile
-from gateway.control.launchers.record import Record, digest, file_name, load, save
-from gateway.control.launchers.spawn import exit_code
+from gateway.launch import proc
+from gateway.launch.logfile import LogFile
+from gateway.launch.record import Record, digest, file_name, load, save
+from gateway.launch.spawn import exit_code
 
 RECORD = Record("n", "boot-id-of-this", 1, 2, "sha", 10, 40, 41)
 

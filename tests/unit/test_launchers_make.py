@@ -6,14 +6,14 @@ import sys
 import pytest
 
 from gateway.config.models import BackendConfig
-from gateway.control.launchers import gpus
-from gateway.control.launchers.command import CommandLauncher
-from gateway.control.launchers.docker import DockerLauncher
-from gateway.control.launchers.kubernetes import KubernetesLauncher
-from gateway.control.launchers.launcher import Launcher
-from gateway.control.launchers.make import make
-from gateway.control.launchers.process import ProcessLauncher
-from gateway.control.launchers.systemd import SystemdLauncher
+from gateway.launch import gpus
+from gateway.launch.command import CommandLauncher
+from gateway.launch.docker import DockerLauncher
+from gateway.launch.kubernetes import KubernetesLauncher
+from gateway.launch.launcher import Launcher
+from gateway.launch.make import make
+from gateway.launch.process import ProcessLauncher
+from gateway.launch.systemd import SystemdLauncher
 
 NVML = """
 import os, pathlib

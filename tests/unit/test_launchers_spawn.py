@@ -8,8 +8,8 @@ import stat
 
 import pytest
 
-from gateway.control.launchers.launcher import LaunchError
-from gateway.control.launchers.spawn import clear_socket
+from gateway.launch.launcher import LaunchError
+from gateway.launch.spawn import clear_socket
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway.control.leases import Leases
+from gateway.heal.leases import Leases
 from gateway.pools.store import LEASE_S, LEFT_S, RENEW_S, MemoryStore, StoreUnavailable
 
 

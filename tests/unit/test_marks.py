@@ -2,8 +2,8 @@
 
 import asyncio
 
-from gateway.control.marks import Mark, Marks
 from gateway.core.aio import SystemClock
+from gateway.heal.marks import Mark, Marks
 from gateway.pools.store import MemoryStore, StoreUnavailable
 
 S, D = Mark.SUSPENDED, Mark.DRAINED

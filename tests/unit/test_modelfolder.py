@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from gateway.control.kvcaches import Dtype
-from gateway.control.modelfolder import ModelFolderError, read_model
+from gateway.sizing.kvcaches import Dtype
+from gateway.sizing.modelfolder import ModelFolderError, read_model
 
 CONFIG = {
     "model_type": "llama",

@@ -9,8 +9,8 @@ import sys
 import pytest
 import typer
 
-from gateway.ops.console import Exit, VerbError, print_failure
-from gateway.ops.plan import plan
+from gateway.cli.console import Exit, VerbError, print_failure
+from gateway.cli.plan import plan
 from tests import modelconfigs as models
 from tests.unit.test_modelfolder import safetensors
 
@@ -180,7 +180,7 @@ def test_what_is_missing_or_wrong_is_said_with_what_to_do(run, words, code, said
 
 def test_looking_does_not_import_the_server():
     ran = subprocess.run(
-        [sys.executable, "-c", "import sys, gateway.ops.plan; print('pydantic' in sys.modules)"],
+        [sys.executable, "-c", "import sys, gateway.cli.plan; print('pydantic' in sys.modules)"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert ran.stdout == "False\n"

@@ -4,11 +4,11 @@ from dataclasses import replace
 import pytest
 
 from gateway.config.supervision import SupervisionConfig
-from gateway.control.backoff import Policy, policy_of, replaced
-from gateway.control.healing import Cause, Facts, Moment, Restart, Sign, Suspend, Wait, Why
-from gateway.control.launchers.launcher import Seen
-from gateway.control.remedy import History, clear, decide, operated, settled, withdrawn
 from gateway.core.types import Phase
+from gateway.heal.backoff import Policy, policy_of, replaced
+from gateway.heal.healing import Cause, Facts, Moment, Restart, Sign, Suspend, Wait, Why
+from gateway.heal.remedy import History, clear, decide, operated, settled, withdrawn
+from gateway.launch.launcher import Seen
 
 
 class Ward:

@@ -1,9 +1,9 @@
 import pytest
 
-from gateway.control.healing import Cause, Facts, Sign
-from gateway.control.launchers.launcher import Seen
-from gateway.control.signs import Errors, Memory, Pace, trouble
 from gateway.core.types import LoadSample, Phase
+from gateway.heal.healing import Cause, Facts, Sign
+from gateway.heal.signs import Errors, Memory, Pace, trouble
+from gateway.launch.launcher import Seen
 
 RUNS = Seen("one", running=True)
 GIB = 1 << 30

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.config.supervision import PatienceConfig
-from gateway.control.startup import StartWatch
+from gateway.heal.startup import StartWatch
 from gateway.vllmlog.milestones import Stage
 
 PATIENCE = PatienceConfig(

@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from gateway.config.models import BackendConfig
-from gateway.control.launchers.launcher import Changes
-from gateway.control.usual import FILE, UsualTimes
+from gateway.heal.usual import FILE, UsualTimes
+from gateway.launch.launcher import Changes
 from gateway.vllmlog.milestones import Stage
 
 NONE = Changes()

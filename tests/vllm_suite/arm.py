@@ -75,7 +75,7 @@ def end(group: int) -> None:
 
 
 @dataclasses.dataclass
-class Keeper:
+class AdapterLoader:
     """The one server that runs now, and the gateway in front of it. Kept in a file between processes."""
 
     state: pathlib.Path
@@ -167,7 +167,7 @@ def _capped(flags: list[str], place: int) -> str:
     return flags[place]
 
 
-def attached(base: type, keeper: Keeper, arm: str) -> type:
+def attached(base: type, keeper: AdapterLoader, arm: str) -> type:
     """Return what vLLM's tests get as `RemoteOpenAIServer`."""
 
     class Attached(base):
@@ -220,7 +220,7 @@ class Outcomes:
 
 
 def main(state: pathlib.Path, files: list[str]) -> None:
-    keeper = Keeper(state, os.environ["SUITE_GATEWAY"])
+    keeper = AdapterLoader(state, os.environ["SUITE_GATEWAY"])
     import tests.utils as theirs
 
     base = theirs.RemoteOpenAIServer

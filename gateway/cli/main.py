@@ -1,0 +1,267 @@
+"""The command line: every verb and its options.
+
+Each verb imports what it runs when it runs: `--help` and the verbs that only read must start fast.
+A failure is one line and a hint; a traceback comes only with -vv or GATEWAY_DEBUG=1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from gateway.cli import keyverbs, operating, verbs
+from gateway.cli.console import Exit, VerbError, print_failure, print_json
+from gateway.cli.diagnose import diagnose
+from gateway.cli.plan import plan
+from gateway.cli.policy import config_policy
+from gateway.cli.settings import DEFAULT_FILE, ConfigFile, usable
+from gateway.cli.streams import open_closed
+from gateway.cli.verbs import group
+
+app = group("An OpenAI-compatible gateway for your vLLM servers.")
+config_app = group("Show the settings in force and their schema.")
+app.add_typer(keyverbs.keys_app, name="keys")
+app.add_typer(config_app, name="config")
+
+AsTable = verbs.AsTable
+AsText = Annotated[Literal["text", "json"], typer.Option("--output", "-o", help="text or json.")]
+
+
+def main() -> None:
+    """Run the command line and exit with the code of `Exit`."""
+    open_closed()
+    debug = "-vv" in sys.argv or bool(os.environ.get("GATEWAY_DEBUG"))
+    try:
+        app(args=[word for word in sys.argv[1:] if word != "-vv"], prog_name="vllm-gateway")
+    except Exception as error:
+        if debug:
+            raise
+        sys.exit(print_failure(error))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from gateway import __version__
+
+        print(f"vllm-gateway {__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog="-vv anywhere, or GATEWAY_DEBUG=1, shows tracebacks.")
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+# --- running --------------------------------------------------------------------------------------
+
+
+@app.command(epilog="Example: vllm-gateway serve -c gateway.yaml")
+def serve(config: ConfigFile = DEFAULT_FILE) -> None:
+    """Run the gateway. SIGHUP reloads the settings; SIGTERM finishes running requests and exits."""
+    usable(config)  # with source lines; the server itself would log one line each
+    from gateway.app import serve as run
+
+    run(config)
+
+
+@app.command(epilog="Example: vllm-gateway demo --traffic --fault stall_after:5")
+def demo(
+    traffic: Annotated[
+        bool, typer.Option("--traffic", help="Send requests to it continuously.")
+    ] = False,
+    fault: Annotated[
+        str | None, typer.Option(help="Inject this fault into one backend, such as stall_after:5.")
+    ] = None,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Public port; 0 picks a free one.")
+    ] = 8080,
+    admin_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Admin port; 0 picks a free one.")
+    ] = 9090,
+) -> None:
+    """Run a gateway with three simulated vLLM backends on loopback. No GPU needed."""
+    if fault is not None:
+        _known_faults([fault])
+    from gateway.cli.demo import demo as run
+
+    run(port=port, admin_port=admin_port, traffic=traffic, fault=fault)
+
+
+@app.command(epilog="Example: vllm-gateway sim --port 8001 --model qwen3-8b --adapter sql")
+def sim(  # noqa: PLR0913 - the options of a verb
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on.")] = None,
+    uds: Annotated[
+        str | None, typer.Option(help="UNIX socket to listen on, instead of a port.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    model: Annotated[str, typer.Option(help="Name of the served model.")] = "sim",
+    adapter: Annotated[
+        list[str] | None, typer.Option(help="Name of a LoRA adapter. Repeatable.")
+    ] = None,
+    max_model_len: Annotated[int, typer.Option(min=1, help="Context window, in tokens.")] = 8192,
+    fault: Annotated[list[str] | None, typer.Option(help="A fault to inject. Repeatable.")] = None,
+    api_key: Annotated[str | None, typer.Option(help="API key that the server requires.")] = None,
+) -> None:
+    """Run one simulated vLLM server."""
+    from gateway.sim.config import SimConfig
+    from gateway.sim.server import run
+
+    if (port is None) == (uds is None):
+        raise VerbError("use exactly one of --port and --uds", code=Exit.USAGE)
+    smallest = SimConfig()
+    config = SimConfig(
+        model=model,
+        adapters=tuple(adapter or ()),
+        max_model_len=max_model_len,
+        host=host,
+        port=port or 0,
+        uds=uds,
+        api_key=api_key,
+        num_blocks=max(smallest.num_blocks, 4 * max_model_len // smallest.block_size),
+    )
+    _known_faults(fault or [])
+    run(config, fault or [])
+
+
+def _known_faults(texts: list[str]) -> None:
+    from gateway.sim.faults import Fault
+
+    try:
+        for text in texts:
+            Fault.parse(text)
+    except ValueError as error:
+        raise VerbError(str(error), code=Exit.USAGE) from error
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+@app.command(epilog="Example: vllm-gateway check gateway.yaml --probe")
+def check(
+    file: Annotated[Path, typer.Argument(help="The settings file.")] = DEFAULT_FILE,
+    probe: Annotated[bool, typer.Option("--probe", help="Also query the backends.")] = False,
+    fit: Annotated[
+        bool, typer.Option("--fit", help="Also check that launched models fit on their GPUs.")
+    ] = False,
+    gpu_memory: Annotated[
+        str | None,
+        typer.Option(help="Memory of one GPU, such as 24GiB. Default: as the driver reports."),
+    ] = None,
+    output: AsText = "text",
+) -> None:
+    """Report every problem in a settings file. Exit code 3 if it cannot be used."""
+    from gateway.config.load import check_file
+
+    checked = check_file(file)
+    findings = list(checked.findings)
+    answers: list[str] = []
+    if checked.loaded is not None:
+        from gateway.cli.files import file_findings
+
+        findings += file_findings(checked.loaded, file)
+    if probe and checked.loaded is not None:
+        from gateway.cli.preflight import preflight
+
+        answers, more = preflight(checked.loaded, file)
+        findings += more
+    if fit and checked.loaded is not None:
+        from gateway.sizing.fitcheck import fit_findings
+
+        judged, more = fit_findings(checked.loaded, file, _size("--gpu-memory", gpu_memory))
+        answers, findings = answers + judged, findings + more
+    findings.sort(key=lambda finding: finding.place.line)
+    errors = sum(finding.severity.value == "error" for finding in findings)
+    if output == "json":
+        print_json([finding.as_json() for finding in findings])
+    else:
+        for finding in findings:
+            print(finding.excerpt())
+        counts = f"{_count(errors, 'error')}, {_count(len(findings) - errors, 'warning')}"
+        print(" · ".join([f"{file}: {counts}", *answers]))
+    raise typer.Exit(Exit.INVALID_CONFIG if errors else Exit.OK)
+
+
+def _size(name: str, text: str | None) -> int | None:
+    from gateway.config.units import parse_size
+
+    try:
+        return None if text is None else parse_size(text)
+    except ValueError as error:
+        raise VerbError(f"{name}: {error}", code=Exit.USAGE) from error
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+@config_app.command("schema", epilog="Example: vllm-gateway config schema > gateway.schema.json")
+def config_schema() -> None:
+    """Print the JSON Schema of the settings file, for use in editors."""
+    from gateway.config.schema import json_schema
+
+    print_json(json_schema())
+
+
+@config_app.command("show", epilog="Example: vllm-gateway config show -c gateway.yaml --origin")
+def config_show(
+    config: ConfigFile = DEFAULT_FILE,
+    origin: Annotated[
+        bool, typer.Option("--origin", help="Show where each value comes from.")
+    ] = False,
+    output: AsTable = "table",
+) -> None:
+    """Print every setting in force, including defaults. Secrets are hidden."""
+    from gateway.config.spell import flat, spell
+    from gateway.heal.overrides import in_force
+
+    loaded = usable(config)
+    if output == "json" and not origin:
+        print_json(spell(loaded.config))
+        return
+    rows = [
+        {"setting": name, "value": value, "origin": loaded.told_in(path)}
+        for path, name, value in flat(loaded.config)
+    ]
+    rows += in_force(loaded.config)
+    if output == "json":
+        print_json(rows)
+        return
+    for row in rows:
+        note = f"  # {row['origin']}" if origin else ""
+        print(f"{row['setting']}: {json.dumps(row['value'], ensure_ascii=False)}{note}")
+
+
+config_app.command("policy", epilog="Example: vllm-gateway config policy --pool qwen3-8b")(
+    config_policy
+)
+
+# --- looking --------------------------------------------------------------------------------------
+
+app.command(epilog="Example: vllm-gateway status --exit-code || page-someone")(verbs.status)
+app.command(epilog="Example: vllm-gateway explain req_5f0c9a1b00000042")(verbs.explain)
+app.command(epilog="Example: vllm-gateway route --model qwen3-8b --tokens 32k")(verbs.route)
+
+# --- operating ------------------------------------------------------------------------------------
+
+app.command(epilog="Example: vllm-gateway drain qwen3-8b/b2 --wait")(operating.drain)
+app.command(epilog="Example: vllm-gateway undrain qwen3-8b/b2")(operating.undrain)
+app.command(epilog="Example: vllm-gateway restart qwen3-8b/b2 --dry-run")(operating.restart)
+app.command(epilog="Example: vllm-gateway logs qwen3-8b/b2 | vllm-gateway diagnose -")(
+    operating.logs
+)
+app.command(epilog="Example: vllm-gateway hold --for 30m --reason 'driver upgrade'")(operating.hold)
+app.command(epilog="Example: vllm-gateway events --limit 5")(operating.events)
+
+# --- before anything runs -------------------------------------------------------------------------
+
+app.command(epilog="Example: docker logs vllm 2>&1 | vllm-gateway diagnose -")(diagnose)
+app.command(epilog="Example: vllm-gateway plan ./Qwen3-8B --gpu-memory 24GiB --tp 2")(plan)

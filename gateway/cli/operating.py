@@ -1,0 +1,183 @@
+"""The verbs that order something of a running gateway, or read what its backends did."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Annotated, Any, Final
+from urllib.parse import quote, urlencode
+
+import typer
+
+from gateway.cli.console import Exit, VerbError, ask, fetch, print_json, print_table
+from gateway.cli.verbs import LOCAL, AsTable, Server, Token
+
+_POLL_S: Final = 1.0
+_SERVES: Final = frozenset({"ready", "degraded"})
+
+Done = Callable[[dict[str, Any]], bool]  # of a backend as the overview tells it
+
+Backend = Annotated[str, typer.Argument(metavar="BACKEND", help="The backend, as POOL/NAME.")]
+Reason = Annotated[str, typer.Option(help="The reason, recorded with the event.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen; change nothing.")]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force",
+        help="Proceed even if it is the last backend that serves, or is already restarting.",
+    ),
+]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until it is done.")]
+Timeout = Annotated[str, typer.Option(help="How long to wait with --wait, such as 10m.")]
+
+
+def drain(  # noqa: PLR0913 - the options of a verb
+    backend: Backend,
+    reason: Reason = "",
+    dry_run: DryRun = False,
+    force: Force = False,
+    wait: Wait = False,
+    timeout: Timeout = "10m",
+    server: Server = LOCAL,
+    token: Token = "",
+    output: AsTable = "table",
+) -> None:
+    """Send a backend no new requests and let running ones finish.
+
+    Exit code 5: it is the last backend that serves its pool.
+    """
+    order = {"reason": reason, "dry_run": dry_run, "force": force}
+    _order(server, token, backend, "drain", order, output)
+    if wait and not dry_run:
+        _until(server, token, backend, timeout, lambda now: bool(now["in_flight"] == 0))
+
+
+def undrain(
+    backend: Backend, server: Server = LOCAL, token: Token = "", output: AsTable = "table"
+) -> None:
+    """Put a drained or suspended backend back into service."""
+    _order(server, token, backend, "undrain", {}, output)
+
+
+def restart(  # noqa: PLR0913 - the options of a verb
+    backend: Backend,
+    reason: Reason = "",
+    dry_run: DryRun = False,
+    force: Force = False,
+    wait: Wait = False,
+    timeout: Timeout = "60m",
+    server: Server = LOCAL,
+    token: Token = "",
+    output: AsTable = "table",
+) -> None:
+    """Drain a backend, restart it and verify that it works.
+
+    Exit code 5: it is the last backend that serves its pool, or the gateway cannot restart it.
+    """
+    order = {"reason": reason, "dry_run": dry_run, "force": force}
+    _order(server, token, backend, "restart", order, output)
+    if wait and not dry_run:
+        time.sleep(_POLL_S)  # the order is taken up within a turn
+        _until(server, token, backend, timeout, _restarted)
+
+
+def logs(
+    backend: Backend,
+    size: Annotated[
+        str, typer.Option("--bytes", help="How many bytes, from the end of the log.")
+    ] = "65536",
+    server: Server = LOCAL,
+    token: Token = "",
+) -> None:
+    """Print the end of a backend's log since it started."""
+    path = f"/admin/v1/backends/{quote(backend)}/logs?{urlencode({'bytes': size})}"
+    sys.stdout.buffer.write(fetch(server, path, token, timeout_s=30.0))
+
+
+def hold(
+    pool: Annotated[str | None, typer.Option(help="Only this pool. Default: all pools.")] = None,
+    for_: Annotated[
+        str | None, typer.Option("--for", help="How long, such as 30m. Default: until lifted.")
+    ] = None,
+    lift: Annotated[bool, typer.Option("--lift", help="End the hold.")] = False,
+    reason: Reason = "",
+    server: Server = LOCAL,
+    token: Token = "",
+) -> None:
+    """Pause automatic restarts. You can still restart backends yourself."""
+    seconds = None if for_ is None else _seconds("--for", for_)
+    order: dict[str, object] = {"pool": pool, "for_s": seconds, "reason": reason}
+    ask(server, f"/admin/v1/restarts:{'lift' if lift else 'hold'}", token, order=order)
+    of = "all pools" if pool is None else pool
+    how_long = "" if seconds is None else f" for {for_}"
+    now = "allowed again" if lift else f"on hold{how_long or ' until lifted'}"
+    sys.stderr.write(f"automatic restarts of {of} are {now}\n")
+
+
+def events(
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many events.")] = 20,
+    server: Server = LOCAL,
+    token: Token = "",
+    output: AsTable = "table",
+) -> None:
+    """List what the gateway did to its backends and why, newest first."""
+    told = ask(server, f"/admin/v1/events?limit={limit}", token)
+    if output == "json":
+        print_json(told)
+        return
+    rows = [{**each, "at": each["at"][:19].replace("T", " ")} for each in told.get("data", [])]
+    print_table(rows, empty="no events yet")
+
+
+def _order(
+    server: str, token: str, backend: str, verb: str, order: dict[str, object], output: str
+) -> None:
+    told = ask(server, f"/admin/v1/backends/{quote(backend)}:{verb}", token, order=order)
+    if output == "json":
+        print_json(told)
+    else:
+        dry = "dry run: " if told.get("dry_run") else ""
+        sys.stdout.write(f"{dry}{told.get('sentence')}\n")
+
+
+def _until(server: str, token: str, backend: str, timeout: str, done: Done) -> None:
+    """Wait until the overview shows what was ordered; its detail goes to standard error meanwhile."""
+    deadline, told = time.monotonic() + _seconds("--timeout", timeout), ""
+    while time.monotonic() < deadline:
+        overview = ask(server, "/admin/v1/overview", token)
+        every = [each for pool in overview["pools"] for each in pool["backends"]]
+        now = next((each for each in every if each["id"] == backend), None)
+        if now is None:
+            raise VerbError(f"{backend} no longer exists", code=Exit.NOT_FOUND)
+        if done(now):
+            return
+        if now["detail"] != told:
+            told = now["detail"]
+            sys.stderr.write(f"{now['phase']}: {told}\n")
+        time.sleep(_POLL_S)
+    raise VerbError(
+        f"not finished after {timeout}; it continues in the background", "see `vllm-gateway status`"
+    )
+
+
+def _restarted(now: dict[str, Any]) -> bool:
+    """Whether it serves.
+
+    Raises:
+        VerbError: it does not, and nothing will be done about it.
+    """
+    told = now.get("supervision") or {}
+    if told.get("suspended") or (told.get("waits") or {}).get("why") == "manual":
+        why = f"{now['id']} is down and will not be restarted automatically: {now['detail']}"
+        raise VerbError(why, f"see `vllm-gateway logs {now['id']}` and `vllm-gateway events`")
+    return now["phase"] in _SERVES
+
+
+def _seconds(name: str, text: str) -> float:
+    from gateway.config.units import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise VerbError(f"{name}: {error}", code=Exit.USAGE) from error

@@ -1,0 +1,181 @@
+"""`check --probe`: does what the file says fit what the backends say?
+
+Every backend is asked at the same time, once, with a deadline. Nothing is changed and no request
+is sent to a model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import uvloop
+
+from gateway.config.check import Remark
+from gateway.config.findings import Finding, KeyPath, Severity
+from gateway.config.load import Loaded, placed
+from gateway.config.models import PoolConfig
+from gateway.pools.backend import Backend, configure, identify
+from gateway.watch.fetch import FetchError, Pages
+from gateway.wire.vllm import parse_models, parse_version
+
+TIMEOUT_S: Final = 2.0
+_OF_SOCKETS: Final = {
+    "refused": "nothing listens on the socket",
+    "unreachable": "cannot connect; may this user write to the socket?",
+}
+_REASONS: Final = {
+    "refused": "connection refused",
+    "dns": "the host name cannot be resolved",
+    "tls": "the TLS handshake failed",
+    "unreachable": "cannot connect",
+    "timeout": f"no answer within {TIMEOUT_S:g} s",
+    "reset": "the connection was closed",
+    "garbage": "the response is not vLLM's",
+    "http_401": "it rejects the gateway's key; set api_key",
+    "http_403": "it rejects the gateway's key; set api_key",
+}
+
+
+@dataclass(slots=True)
+class _Visit:
+    """One backend and what it told; `problem` is the closed word of what failed, and where."""
+
+    path: KeyPath
+    backend: Backend
+    problem: str = ""
+
+    async def make(self) -> None:
+        pages = Pages(self.backend)
+        step = "/health"
+        try:
+            await pages.get(step, timeout_s=TIMEOUT_S)
+            step = "/v1/models"
+            models = parse_models(await pages.get(step, timeout_s=TIMEOUT_S))
+            self.backend.models = {model.name: model for model in models}
+            identify(self.backend)
+            step = "/version"
+            self.backend.version = parse_version(await pages.get(step, timeout_s=TIMEOUT_S))
+        except FetchError as error:
+            if step != "/version":  # some servers do not tell it
+                self.problem = f"{step}: {self._why(error.reason)}"
+        except ValueError:
+            self.problem = f"{step}: {_REASONS['garbage']}"
+        finally:
+            pages.close()
+
+    def _why(self, reason: str) -> str:
+        words = _REASONS if self.backend.socket is None else _REASONS | _OF_SOCKETS
+        return words.get(reason, reason)
+
+    def told(self) -> str:
+        """Return the visit in a few words: `qwen/b1 ok vLLM 0.11.0`."""
+        if self.problem:
+            return f"{self.backend.id} {self.problem}"
+        version = self.backend.version
+        return f"{self.backend.id} ok" + (f" vLLM {version}" if version else "")
+
+
+def preflight(loaded: Loaded, file: Path) -> tuple[list[str], list[Finding]]:
+    """Ask every backend of a configuration.
+
+    Returns:
+        What each one said in a few words, and the findings, at their places in the file.
+    """
+    # asyncio's own loop does not tell why a host of several addresses could not be reached.
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_preflight(loaded, file))
+
+
+async def _preflight(loaded: Loaded, file: Path) -> tuple[list[str], list[Finding]]:
+    visits: dict[str, list[_Visit]] = {
+        name: list(_visits(name, pool)) for name, pool in loaded.config.pools.items()
+    }
+    async with asyncio.TaskGroup() as group:
+        for visit in (each for of_pool in visits.values() for each in of_pool):
+            group.create_task(visit.make(), name=f"preflight {visit.backend.id}")
+    remarks = [
+        remark
+        for name, pool in loaded.config.pools.items()
+        for remark in _compare(name, pool, visits[name])
+    ]
+    words = [visit.told() for of_pool in visits.values() for visit in of_pool]
+    return words, [placed(remark, loaded, file) for remark in remarks]
+
+
+def _visits(name: str, pool: PoolConfig) -> Iterator[_Visit]:
+    for place, config in enumerate(pool.backends):
+        key = config.api_key.get_secret_value() if config.api_key is not None else None
+        backend = Backend(name, config.name, config.url, key)
+        configure(backend, pool, config, None)
+        yield _Visit(("pools", name, "backends", place), backend)
+
+
+def _compare(name: str, pool: PoolConfig, visits: list[_Visit]) -> Iterator[Remark]:
+    """Yield where the file and the backends of one pool, or these among each other, differ."""
+    reached = [visit for visit in visits if not visit.problem]
+    for visit in visits:
+        backend = visit.backend
+        if visit.problem:
+            message = f"{backend.name} ({backend.url}) {visit.problem}"
+            yield Remark(visit.path, "backend-unreachable", message)
+        elif backend.base_model is None:
+            serves = ", ".join(backend.models) or "nothing"
+            yield Remark(
+                visit.path,
+                "model-missing",
+                f"{backend.name} does not serve `{pool.served_model or name}`; it serves {serves}",
+                "set served_model, or start vLLM with --served-model-name",
+            )
+    known = {v.backend.name: v.backend.base_model for v in reached if v.backend.base_model}
+    if len(set(known.values())) > 1:
+        each = ", ".join(f"{backend} serves `{model}`" for backend, model in known.items())
+        yield Remark(
+            ("pools", name, "backends"),
+            "model-mismatch",
+            f"the backends of `{name}` serve different models: {each}",
+            "if it is the same model, give all of them the same --served-model-name",
+            Severity.WARNING,
+        )
+    yield from _windows(name, pool, reached)
+    if pool.adapters != "auto":
+        for place, adapter in enumerate(pool.adapters):
+            without = [v.backend.name for v in reached if adapter.name not in v.backend.models]
+            if without:
+                yield Remark(
+                    ("pools", name, "adapters", place),
+                    "adapter-missing",
+                    f"{', '.join(without)} does not have the adapter `{adapter.name}`",
+                    severity=Severity.WARNING,
+                )
+
+
+def _windows(name: str, pool: PoolConfig, reached: list[_Visit]) -> Iterator[Remark]:
+    windows = {
+        visit.backend.name: visit.backend.window_tokens
+        for visit in reached
+        if visit.backend.window_tokens is not None
+    }
+    if not windows:
+        return
+    smallest = min(windows, key=lambda backend: windows[backend])
+    if len(set(windows.values())) > 1:
+        each = ", ".join(f"{backend} {window}" for backend, window in windows.items())
+        yield Remark(
+            ("pools", name, "backends"),
+            "context-mismatch",
+            f"the context windows of `{name}` differ: {each}",
+            f"the whole pool is limited to {windows[smallest]} tokens",
+            Severity.WARNING,
+        )
+    if pool.max_context is not None and pool.max_context > windows[smallest]:
+        yield Remark(
+            ("pools", name, "max_context"),
+            "context-mismatch",
+            f"max_context {pool.max_context} is more than {smallest} reports ({windows[smallest]})",
+            f"requests above {windows[smallest]} tokens are refused; use `auto`",
+            Severity.WARNING,
+        )

@@ -1,0 +1,31 @@
+"""What the verbs share that read a settings file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from gateway.cli.console import Exit
+
+if TYPE_CHECKING:
+    from gateway.config.load import Loaded
+
+ConfigFile = Annotated[
+    Path, typer.Option("--config", "-c", envvar="GATEWAY_CONFIG", help="The settings file.")
+]
+DEFAULT_FILE: Final = Path("gateway.yaml")
+
+
+def usable(file: Path) -> Loaded:
+    """Return the configuration; print what is wrong with it, and leave when it cannot be used."""
+    from gateway.config.load import check_file
+
+    checked = check_file(file)
+    for finding in checked.findings:
+        sys.stderr.write(finding.excerpt() + "\n")
+    if checked.loaded is None:
+        raise typer.Exit(Exit.INVALID_CONFIG)
+    return checked.loaded

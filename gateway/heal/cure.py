@@ -1,0 +1,116 @@
+"""What may be changed so that a server starts: what policy names first and the diagnosis offers.
+
+Pure. A remedy is taken only with a value that can be computed, never below the pool's floors, and
+never one that is in force already: what did not help once does not help again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic import JsonValue
+
+from gateway.config.models import PoolConfig
+from gateway.config.supervision import Remedy
+from gateway.config.units import parse_tokens
+from gateway.launch.launcher import Changes
+from gateway.vllmlog.diagnosis import Diagnosis
+
+MAX_MODEL_LEN: Final = "max-model-len"
+MAX_NUM_SEQS: Final = "max-num-seqs"
+
+_ENV: Final[Mapping[Remedy, tuple[str, str]]] = {
+    Remedy.SPAWN: ("VLLM_WORKER_MULTIPROC_METHOD", "spawn"),
+    Remedy.NCCL_P2P_OFF: ("NCCL_P2P_DISABLE", "1"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cure:
+    """One remedy that is to be applied: what it changes, and why."""
+
+    remedy: Remedy
+    changes: Changes  # this one alone
+    why: str
+
+
+def cure(
+    diagnosis: Diagnosis,
+    pool: PoolConfig,
+    in_force: Mapping[str, JsonValue],
+    applied: Changes,
+) -> Cure | None:
+    """Return the first remedy in the pool's own order that the diagnosis offers and that changes anything.
+
+    Args:
+        diagnosis: of the start that failed.
+        pool: its settings: `remedies`, and the floors.
+        in_force: the flags that the start had, by name without dashes.
+        applied: what earlier remedies changed.
+    """
+    offers = {
+        Remedy(each.action.value): each for each in reversed(diagnosis.remedies) if each.action
+    }
+    for remedy in pool.remedies:
+        offered = offers.get(remedy)
+        if offered is None:
+            continue
+        changes = _changes(remedy, offered.value, pool, in_force)
+        if changes is None or _in_force(changes, in_force, applied):
+            continue
+        return Cure(remedy, changes, offered.why)
+    return None
+
+
+def merged(before: Changes, after: Changes) -> Changes:
+    """Return both; what `after` says wins."""
+    return Changes({**before.args, **after.args}, {**before.env, **after.env})
+
+
+def _changes(
+    remedy: Remedy, value: str | None, pool: PoolConfig, in_force: Mapping[str, JsonValue]
+) -> Changes | None:
+    """Return what a remedy changes; None when its value is unknown or below a floor."""
+    match remedy:
+        case Remedy.LOWER_MAX_MODEL_LEN:
+            return _lowered(MAX_MODEL_LEN, value, pool.min_context, in_force)
+        case Remedy.LOWER_MAX_NUM_SEQS:
+            return _lowered(MAX_NUM_SEQS, value, pool.min_num_seqs, in_force)
+        case Remedy.ENFORCE_EAGER:
+            return Changes({"enforce-eager": True})
+        case Remedy.FP8_KV_CACHE:
+            return Changes({"kv-cache-dtype": "fp8"})
+        case Remedy.ADJUST_GPU_MEMORY_UTILIZATION:
+            ratio = None if value is None else float(value)
+            good = ratio is not None and 0 < ratio < 1
+            return Changes({"gpu-memory-utilization": ratio}) if good else None
+        case Remedy.SPAWN | Remedy.NCCL_P2P_OFF:
+            name, word = _ENV[remedy]
+            return Changes(env={name: word})
+        case Remedy.SERIAL_START:
+            return Changes()
+
+
+def _lowered(
+    flag: str, value: str | None, floor: int, in_force: Mapping[str, JsonValue]
+) -> Changes | None:
+    wanted, now = _tokens(value), _tokens(in_force.get(flag))
+    if wanted is None or wanted < floor or (now is not None and wanted >= now):
+        return None
+    return Changes({flag: wanted})
+
+
+def _tokens(value: JsonValue) -> int | None:
+    try:
+        return parse_tokens(value)
+    except ValueError:
+        return None  # `auto`, `-1`, or a form of another version
+
+
+def _in_force(changes: Changes, in_force: Mapping[str, JsonValue], applied: Changes) -> bool:
+    flags = {**in_force, **applied.args}
+    return all(flags.get(name) == value for name, value in changes.args.items()) and all(
+        applied.env.get(name) == value for name, value in changes.env.items()
+    )

@@ -1,0 +1,195 @@
+"""What operators order: take a backend out, put it back, restart it, hold restarts.
+
+Every order is idempotent, and can be asked about first (`dry_run`): how many requests it touches,
+and whether it would take out the last backend that serves its pool, which is refused without `force`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from gateway.core.aio import Clock
+from gateway.core.events import Event, EventKind
+from gateway.core.types import Phase
+from gateway.heal.marks import Mark
+from gateway.heal.supervisor import Supervisor
+from gateway.pools.health import Order
+from gateway.pools.store import SharedStore
+from gateway.pools.table import Backend, PoolTable
+
+
+class Verb(Enum):
+    """What can be ordered of one backend."""
+
+    DRAIN = "drain"  # no new work; what it carries finishes
+    UNDRAIN = "undrain"  # back into service; clears a suspension too
+    RESTART = "restart"  # drain, stop, start, verify
+
+
+class OrderRefused(Exception):
+    """An order that is not carried out; the message is for people. `code` is the machine's word."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """What an order does, or would do."""
+
+    backend_id: str
+    verb: Verb
+    changes: bool  # False: it is so already
+    requests: int  # in flight on the backend
+    oldest_s: float | None  # age of the oldest of them
+    last: bool  # no other backend of the pool serves
+    sentence: str
+
+
+@dataclass(slots=True)
+class Orders:
+    """Carries operators' orders out. `oldest_at` tells since when a backend carries its oldest request."""
+
+    table: PoolTable
+    supervisor: Supervisor
+    store: SharedStore
+    clock: Clock
+    oldest_at: Callable[[str], float | None]
+
+    async def give(
+        self,
+        backend_id: str,
+        verb: Verb,
+        *,
+        dry_run: bool = False,
+        force: bool = False,
+        why: str = "",
+    ) -> Touched:
+        """Carry out an order, or with `dry_run` say what it would do.
+
+        Raises:
+            KeyError: no such backend (404).
+            OrderRefused: it takes out the last one, or nobody can restart it (409).
+        """
+        backend = self.table.get(backend_id)
+        if backend is None:
+            raise KeyError(backend_id)
+        touched = self._touched(backend, verb, force=force)
+        if touched.last and touched.changes and not (force or dry_run):
+            raise OrderRefused(
+                "last_backend",
+                f"{backend_id} is the last backend that serves {backend.pool}; without it, requests wait"
+                " or are refused. Use `--force` to proceed.",
+            )
+        if dry_run or not touched.changes:
+            return touched
+        match verb:
+            case Verb.DRAIN:
+                self.table.order(backend_id, Order.DRAIN)
+                self.supervisor.marks.say(Mark.DRAINED, backend_id, on=True)
+            case Verb.UNDRAIN:
+                self.table.order(backend_id, Order.RESUME)
+                self.supervisor.marks.say(Mark.DRAINED, backend_id, on=False)
+                self.supervisor.clear(backend_id)
+            case Verb.RESTART:
+                self.supervisor.restart(backend_id, why)
+        self._tell(backend_id, verb.value, why)
+        return touched
+
+    async def hold(self, pool: str | None, for_s: float | None, why: str = "") -> None:
+        """Stop automatic restarts of a pool, or (None) of all, for a time or (None) until lifted."""
+        await self.store.hold(pool, for_s)
+        how_long = "until lifted" if for_s is None else f"for {for_s:.0f} s"
+        self._tell(pool or "", "hold", f"automatic restarts are on hold {how_long}. {why}".strip())
+
+    async def lift(self, pool: str | None) -> None:
+        """End a hold."""
+        await self.store.lift(pool)
+        self._tell(pool or "", "lift", "automatic restarts are allowed again")
+
+    async def log(self, backend_id: str, max_bytes: int) -> str:
+        """Return the end of a backend's log.
+
+        Raises:
+            KeyError: no such backend.
+            OrderRefused: nobody here can read it.
+        """
+        if self.table.get(backend_id) is None:
+            raise KeyError(backend_id)
+        charge = self.supervisor.charges.get(backend_id)
+        if charge is None:
+            raise OrderRefused(
+                "not_supervised", _not_supervised(backend_id, "its log is not available here")
+            )
+        return await charge.launcher.log(max_bytes)
+
+    def _touched(self, backend: Backend, verb: Verb, *, force: bool) -> Touched:
+        """Return what an order touches; with `force` a restart that is under way begins anew."""
+        now = self.clock.now()
+        if verb is Verb.RESTART and backend.id not in self.supervisor.charges:
+            raise OrderRefused(
+                "not_supervised", _not_supervised(backend.id, "this gateway cannot restart it")
+            )
+        serves = backend.phase in (Phase.READY, Phase.DEGRADED)
+        others = any(
+            each.phase in (Phase.READY, Phase.DEGRADED)
+            for each in self.table.backends(backend.pool)
+            if each is not backend
+        )
+        changes, state = self._state(backend, verb, serves=serves, force=force)
+        last = verb is not Verb.UNDRAIN and serves and not others
+        if last and changes and not force:
+            state += f"; it is the last backend that serves {backend.pool}, so this needs `--force`"
+        oldest_at = self.oldest_at(backend.id)
+        requests = backend.in_flight
+        oldest_s = None if oldest_at is None else now - oldest_at
+        carries = f"{requests} request{'' if requests == 1 else 's'} in flight"
+        age = "" if oldest_s is None else f", the oldest for {oldest_s:.0f} s"
+        sentence = f"{backend.id} {state}; {carries}{age}."
+        return Touched(backend.id, verb, changes, requests, oldest_s, last, sentence)
+
+    def _state(
+        self, backend: Backend, verb: Verb, *, serves: bool, force: bool
+    ) -> tuple[bool, str]:
+        """Return whether an order changes anything, and what it does or why it does not."""
+        charge = self.supervisor.charges.get(backend.id)
+        held = backend.health.held is not None
+        suspended = charge is not None and charge.suspended
+        under_way = charge is not None and (charge.restarting or charge.busy) and not suspended
+        match verb:
+            case Verb.DRAIN:
+                changes, does, already = not held, "takes no new work", "already takes no new work"
+            case Verb.RESTART:
+                changes = force or not under_way
+                does, already = "is drained and restarted", "is already restarting"
+            case Verb.UNDRAIN:
+                changes, does = held or suspended, "goes back into service"
+                already = "is already in service"
+                if under_way:
+                    already = "is restarting, and undrain does not stop that"
+                    does += " when its restart is done"
+                elif not serves:
+                    already = f"is not drained, but {backend.phase.value}: {backend.health.detail}"
+        return changes, does if changes else f"{already}; nothing changes"
+
+    def _tell(self, backend_id: str, label: str, detail: str) -> None:
+        kind = EventKind.HOLD if label in ("hold", "lift") else EventKind.OPERATOR
+        self.supervisor.events.tell(
+            Event(
+                self.clock.wall(),
+                kind,
+                backend_id,
+                label,
+                detail or f"{label} ordered by an operator",
+            )
+        )
+
+
+def _not_supervised(backend_id: str, consequence: str) -> str:
+    return (
+        f"{backend_id} has neither `launch` nor `restart` in its settings, so {consequence}."
+        " Add one of them and reload."
+    )

@@ -1,0 +1,153 @@
+"""What remedies changed of configured command lines: kept in a file, so that a restart keeps them.
+
+    <state>/overrides.json    {"pool/b1": {"base": ..., "args": ..., "env": ..., "applied": [...]}}
+
+A change belongs to the command line that it was made for. When an operator changes the `launch` of a
+backend, what was changed of the old one is dropped, and does not come back with it: what made it
+necessary may be gone by then, and a start that fails again finds its remedy again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gateway.config.models import Config
+from gateway.config.supervision import LaunchConfig
+from gateway.heal.cure import Cure, merged
+from gateway.heal.statefile import read_state, write_state
+from gateway.launch.launcher import Changes
+
+log = logging.getLogger("gateway.supervisor")
+
+FILE: Final = "overrides.json"
+_APPLIED_KEPT: Final = 20
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """One remedy that was applied."""
+
+    remedy: str
+    at: float  # seconds since the epoch
+    why: str
+    cause: str = ""
+
+
+class Override(msgspec.Struct, frozen=True):
+    """What is changed of one backend's command line, and the remedies that changed it."""
+
+    base: str  # digest of the configured command line
+    args: dict[str, object] = {}
+    env: dict[str, str] = {}
+    applied: tuple[Applied, ...] = ()
+
+    @property
+    def changes(self) -> Changes:
+        """The changes, as a launcher takes them."""
+        return Changes(self.args, self.env)  # type: ignore[arg-type]
+
+    def told(self) -> str:
+        """Return for people what is changed, and by which remedies."""
+        flags = [f"--{name} {value}" for name, value in self.args.items()]
+        variables = [f"{name}={value}" for name, value in self.env.items()]
+        remedies = dict.fromkeys(each.remedy for each in self.applied)
+        return f"{' '.join([*flags, *variables]) or 'nothing'} ({', '.join(remedies)})"
+
+
+_FORMAT: Final = msgspec.json.Decoder(dict[str, Override])
+
+
+@dataclass(slots=True)
+class Overrides:
+    """The changes in force. Synchronous; the file is small and written when a remedy is applied.
+
+    A file that cannot be read counts as none, with a warning; one that cannot be written is the
+    caller's to report.
+    """
+
+    folder: Path
+    _kept: dict[str, Override] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._kept = read_state(self.folder / FILE, _FORMAT) or {}
+
+    def of(self, backend_id: str, launch: LaunchConfig | None) -> Override:
+        """Return what is changed of a backend's command line as it is configured now."""
+        base = _digest(launch)
+        kept = self._kept.get(backend_id)
+        return kept if kept is not None and kept.base == base else Override(base)
+
+    def apply(self, backend_id: str, launch: LaunchConfig, cure: Cure, at: float) -> Override:
+        """Add a remedy, and write the file.
+
+        Raises:
+            OSError: the file cannot be written; the change is in force all the same.
+        """
+        before = self.of(backend_id, launch)
+        changes = merged(before.changes, cure.changes)
+        applied = (*before.applied, Applied(cure.remedy.value, at, cure.why))[-_APPLIED_KEPT:]
+        override = Override(before.base, dict(changes.args), dict(changes.env), applied)
+        self._kept[backend_id] = override
+        self._write()
+        return override
+
+    def follow(self, config: Config) -> dict[str, Override]:
+        """Drop what was changed of command lines that are no longer configured, and return that.
+
+        A file that cannot be written is told in the log, and read by the next gateway as it is.
+        """
+        bases = {
+            f"{pool}/{backend.name}": _digest(backend.launch)
+            for pool, settings in config.pools.items()
+            for backend in settings.backends
+        }
+        gone = {
+            backend_id: kept
+            for backend_id, kept in self._kept.items()
+            if kept.base != bases.get(backend_id)
+        }
+        for backend_id in gone:
+            del self._kept[backend_id]
+        if gone:
+            try:
+                self._write()
+            except OSError as error:
+                where = error.filename or self.folder
+                log.warning("cannot remove remedies from the file: %s: %s", where, error.strerror)
+        return gone
+
+    def _write(self) -> None:
+        write_state(self.folder / FILE, self._kept)
+
+
+def in_force(config: Config) -> list[dict[str, object]]:
+    """Return what remedies changed of a configuration's command lines: setting, value, origin."""
+    overrides = Overrides(config.state)
+    rows: list[dict[str, object]] = []
+    for pool, settings in config.pools.items():
+        for backend in settings.backends:
+            found = overrides.of(f"{pool}/{backend.name}", backend.launch)
+            names = ", ".join(each.remedy for each in found.applied)
+            for kind, values in (("args", found.args), ("env", found.env)):
+                rows += [
+                    {
+                        "setting": f"pools.{pool}.backends.{backend.name}.launch.{kind}.{name}",
+                        "value": value,
+                        "origin": f"remedy {names} ({config.state / FILE})",
+                    }
+                    for name, value in values.items()
+                ]
+    return rows
+
+
+def _digest(launch: LaunchConfig | None) -> str:
+    """Return what tells two command lines apart."""
+    if launch is None:
+        return ""
+    told = repr((launch.command, launch.gpus, sorted(launch.args.items(), key=str), launch.env))
+    return hashlib.sha256(told.encode()).hexdigest()[:16]

@@ -1,0 +1,317 @@
+"""What shows that a backend is ill: `trouble` in what is known of it now, three judges over time.
+
+The judges are fed by their one owner, hold a bounded state, and do the same small work at each call.
+Make new ones for each incarnation: what is held against a process ends with it, and a restart that
+did not help is not ordered again for the same reason before there is a new past to compare with.
+
+    Pace     makes far fewer tokens than before and than its peers, at the same load, for minutes
+    Errors   fails most of its requests, and its peers do not
+    Memory   its processes hold more host memory than they may, or ever more
+
+Times are monotonic seconds. A gap in what is seen is no evidence of anything: it is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import Final
+
+from gateway.core.types import LoadSample, Phase
+from gateway.heal.healing import GRAVITY, Cause, Facts, Sign
+from gateway.launch.launcher import Seen
+
+# How long a backend whose process lives has to be DOWN. An engine that says itself that it is dead
+# (503 on /health: EngineDeadError) usually exits within seconds, which is then the better cause.
+# Others may be busy: a blocked event loop answers late.
+DEAD_S: Final = 5.0
+SILENT_S: Final = 30.0
+
+# Failed probes that no restart cures: the address, the key or the certificate is wrong.
+_MISCONFIGURED: Final = frozenset(
+    {"dns", "tls", "unreachable", "garbage", "too_large", "http_401", "http_403", "http_404"}
+)
+
+
+def trouble(facts: Facts, now: float) -> Sign | None:
+    """Return the gravest sign that calls for a restart, None when there is none.
+
+    One that starts is only judged by its exit and by the start-up watch, and one that sleeps only by
+    its exit: neither shows what a serving one would.
+    """
+    if facts.phase is Phase.STOPPED or facts.seen is None:
+        return _unseen(facts, now)
+    if not facts.seen.running:
+        return _exited(facts, facts.seen)
+    if facts.asleep:
+        return None
+    starting = facts.starting or facts.phase is Phase.STARTING
+    signs = [each for each in facts.signs if not starting or each.cause is Cause.START_HUNG]
+    down = None if starting else _down(facts, now)
+    if down is not None:
+        signs.append(down)
+    return min(signs, key=lambda sign: GRAVITY[sign.cause], default=None)
+
+
+def _unseen(facts: Facts, now: float) -> Sign | None:
+    down = facts.phase is Phase.DOWN and not (facts.asleep or facts.starting)
+    return _down(facts, now) if down else None
+
+
+def _exited(facts: Facts, seen: Seen) -> Sign:
+    cause = Cause.EXITED
+    how = "it has no running process"
+    if seen.incarnation is not None:
+        how = "its process ended"
+        if seen.exit_code is not None and seen.exit_code < 0:
+            how = f"its process was killed by signal {-seen.exit_code}"
+        elif seen.exit_code is not None:
+            how = f"its process exited with code {seen.exit_code}"
+        if facts.starting or facts.phase is Phase.STARTING:
+            cause, how = Cause.START_FAILED, f"{how} while it started"
+    return Sign(cause, f"{how} ({seen.detail})" if seen.detail else how)
+
+
+def _down(facts: Facts, now: float) -> Sign | None:
+    if facts.phase is not Phase.DOWN or facts.reason.removeprefix("models_") in _MISCONFIGURED:
+        return None
+    down_s = now - facts.since
+    if facts.reason == "no_progress":
+        return Sign(Cause.FROZEN, f"requests are running without progress; down for {down_s:.0f} s")
+    if down_s < (DEAD_S if facts.reason == "http_503" else SILENT_S):
+        return None
+    why = f"its process runs but does not serve: {facts.reason or 'down'} for {down_s:.0f} s"
+    return Sign(Cause.ENGINE_DEAD, why)
+
+
+# --- throughput -----------------------------------------------------------------------------------
+
+_BUSY: Final = 4  # running requests from which a pace says something about the engine
+_GAP_S: Final = 10.0  # between two scrapes: what happened in between is unknown
+_MINUTE_S: Final = 60.0  # of busy time: one measurement
+_STALE_S: Final = 180.0  # a measurement that took or is longer ago tells nothing about now
+_SLOW_MIN: Final = 5  # slow minutes in a row that make a collapse
+_ALONE_MIN: Final = 10  # where no peer shows whether it is the workload
+_ALONE_PART: Final = 0.5  # of `slow_ratio`, likewise
+_KNOWN_MIN: Final = 10  # minutes at a load until its usual pace there is known
+# The usual pace follows a better one within half an hour, a worse one within hours: else a slow
+# decline would pass for the usual.
+_RISES, _FALLS = 1 / 30, 1 / 240
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Tokens per second, made with so many requests running."""
+
+    running: float
+    tokens_per_s: float
+    at: float = 0.0
+    minutes: int = 1  # measured
+
+    def at_load(self, running: float) -> float:
+        """Return what it makes at least with another load.
+
+        A batch that grows makes no fewer tokens in all and no more for each request: the rate over
+        the load is rising and concave.
+        """
+        return self.tokens_per_s * min(1.0, running / self.running)
+
+
+@dataclass(slots=True)
+class Pace:
+    """How fast one backend works under load, in minutes of busy time."""
+
+    recent: Rate | None = None  # the last minute
+    _last: LoadSample | None = None
+    _began: float = 0.0  # the minute that is measured
+    _busy_s: float = 0.0
+    _tokens: float = 0.0
+    _running_s: float = 0.0
+    _usual: dict[int, Rate] = field(default_factory=dict)  # by bit length of running
+    _expected: float | None = None  # tokens per second in the last minute, by its own past
+    _judged: bool = True  # the last minute was
+    _slow_min: int = 0  # in a row
+    _evidence: str = ""
+
+    def observe(self, sample: LoadSample, *, warm: bool) -> None:
+        """Take in a scrape; `warm`: it is in service and its slow start is over."""
+        last, self._last = self._last, sample
+        if not warm or sample.asleep or last is None:
+            self._busy_s, self._slow_min = 0.0, 0
+            return
+        passed_s, tokens = sample.at - last.at, sample.progress - last.progress
+        if tokens < 0:  # another process: nothing that was learnt holds
+            self._usual, self._expected, self.recent = {}, None, None
+            self._busy_s, self._slow_min = 0.0, 0
+            return
+        running = min(last.running, sample.running)
+        if not 0 < passed_s <= _GAP_S or running < _BUSY:
+            return
+        if self._busy_s == 0.0 or sample.at - self._began > _STALE_S:
+            self._began, self._busy_s, self._tokens, self._running_s = last.at, 0.0, 0.0, 0.0
+        self._busy_s += passed_s
+        self._tokens += tokens
+        self._running_s += running * passed_s
+        if self._busy_s >= _MINUTE_S:
+            self._end_minute(sample.at)
+
+    def _end_minute(self, at: float) -> None:
+        if self.recent is not None and at - self.recent.at > _STALE_S + _MINUTE_S:
+            self._slow_min = 0  # too long ago to be one collapse
+        minute = Rate(self._running_s / self._busy_s, self._tokens / self._busy_s, at)
+        self.recent, self._busy_s, self._judged = minute, 0.0, False
+        bucket = int(minute.running).bit_length()
+        known = [(abs(bucket - each), each) for each in self._usual if self._is_known(each)]
+        self._expected = self._usual[min(known)[1]].at_load(minute.running) if known else None
+        self._usual[bucket] = _learned(self._usual.get(bucket), minute)
+
+    def _is_known(self, bucket: int) -> bool:
+        return self._usual[bucket].minutes >= _KNOWN_MIN
+
+    def judge(self, peers: Sequence[Pace], slow_ratio: float, now: float) -> Sign | None:
+        """Return the sign of a collapse while it lasts. `peers`: the others of its pool, idle or not.
+
+        A minute in which no peer has had work says nothing; a pool of one goes by its past alone.
+        """
+        minute, expected = self.recent, self._expected
+        if minute is None or now - minute.at > _STALE_S:
+            return None
+        if not self._judged and expected is not None:
+            self._judge(minute, expected, peers, slow_ratio)
+        self._judged = True
+        needed = _SLOW_MIN if peers else _ALONE_MIN
+        return Sign(Cause.SLOW, self._evidence) if self._slow_min >= needed else None
+
+    def _judge(
+        self, minute: Rate, expected: float, peers: Sequence[Pace], slow_ratio: float
+    ) -> None:
+        rates = [each.recent for each in peers if each.recent is not None]
+        fresh = [rate for rate in rates if minute.at - rate.at <= _STALE_S]
+        if peers and not fresh:
+            return
+        theirs = median(rate.at_load(minute.running) for rate in fresh) if fresh else math.inf
+        part = slow_ratio if peers else slow_ratio * _ALONE_PART
+        if minute.tokens_per_s >= part * min(expected, theirs):
+            self._slow_min = 0
+            return
+        self._slow_min += 1
+        others = f" and its peers' {theirs:.0f}" if peers else ""
+        self._evidence = (
+            f"{minute.tokens_per_s:.0f} tokens/s with {minute.running:.0f} running, under"
+            f" {part:.2f} of its usual {expected:.0f}{others}, for {self._slow_min} min"
+        )
+
+
+def _learned(usual: Rate | None, minute: Rate) -> Rate:
+    if usual is None:
+        return minute
+    weight = _RISES if minute.tokens_per_s > usual.tokens_per_s else _FALLS
+    minutes = usual.minutes + 1
+    if minutes <= _KNOWN_MIN:
+        weight = 1 / minutes
+    return Rate(
+        usual.running + weight * (minute.running - usual.running),
+        usual.tokens_per_s + weight * (minute.tokens_per_s - usual.tokens_per_s),
+        minute.at,
+        minutes,
+    )
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+_SLOT_S: Final = 10.0
+_SLOTS: Final = 30
+_ENOUGH: Final = 10  # requests: a backend that fails gets few
+_FAILED_RATIO: Final = 0.5
+_LATEST_S: Final = 60.0  # since the last failure: it fails still
+
+
+@dataclass(slots=True)
+class Errors:
+    """The share of one backend's requests that failed by its fault, over five minutes."""
+
+    _slots: deque[list[float]] = field(default_factory=lambda: deque(maxlen=_SLOTS))
+    _failed_at: float = -math.inf
+
+    def observe(self, now: float, *, failed: bool) -> None:
+        """Count one request that ended; neither a client's fault nor a refusal for capacity."""
+        slot = now // _SLOT_S
+        if not self._slots or self._slots[-1][0] < slot:
+            self._slots.append([slot, 0, 0])
+        self._slots[-1][1] += 1
+        if failed:
+            self._slots[-1][2] += 1
+            self._failed_at = now
+
+    def counts(self, now: float) -> tuple[int, int]:
+        """Return how many requests ended in the window, and how many of them failed."""
+        oldest = now // _SLOT_S - _SLOTS
+        slots = [each for each in self._slots if each[0] > oldest]
+        return int(sum(each[1] for each in slots)), int(sum(each[2] for each in slots))
+
+    def judge(self, peers: Sequence[Errors], now: float) -> Sign | None:
+        """Return the sign while most requests fail here, and not half as large a share at its peers."""
+        total, failed = self.counts(now)
+        if total < _ENOUGH or failed < _FAILED_RATIO * total or now - self._failed_at > _LATEST_S:
+            return None
+        others = [each.counts(now) for each in peers]
+        shares = [theirs / all_ for all_, theirs in others if all_ >= _ENOUGH]
+        if shares and median(shares) >= failed / total / 2:
+            return None  # it is what is asked, or the way to all of them
+        return Sign(Cause.ERRORS, f"{failed} of {total} requests failed in the last 5 min")
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+_OVER_S: Final = 30.0  # a peak while a prompt is read is no leak
+_SPAN_S: Final = 600.0
+_SPANS: Final = 6
+_GROWN_RATIO: Final = 0.05
+
+
+@dataclass(slots=True)
+class Memory:
+    """Host memory of one backend's processes."""
+
+    _last_at: float = -math.inf
+    _over_since: float | None = None
+    _held_bytes: int = 0
+    _least: deque[list[float]] = field(default_factory=lambda: deque(maxlen=_SPANS + 1))
+
+    def observe(self, now: float, held_bytes: int, max_bytes: int | None) -> None:
+        """Take in a reading."""
+        over = max_bytes is not None and held_bytes > max_bytes
+        if not over or now - self._last_at > _OVER_S:
+            self._over_since = now if over else None
+        elif self._over_since is None:
+            self._over_since = now
+        self._last_at, self._held_bytes = now, held_bytes
+        span = now // _SPAN_S
+        if not self._least or self._least[-1][0] < span:
+            self._least.append([span, held_bytes])
+        self._least[-1][1] = min(self._least[-1][1], held_bytes)
+
+    def judge(self) -> Sign | None:
+        """Return the sign once it was over its limit at every reading for 30 s."""
+        if self._over_since is None or self._last_at - self._over_since < _OVER_S:
+            return None
+        held = f"{self._held_bytes / (1 << 30):.1f} GiB"
+        return Sign(Cause.MEMORY, f"its processes use {held} of host memory, more than max_memory")
+
+    def growth_bytes_per_hour(self) -> float | None:
+        """Return how fast it grows when it did so for an hour without a break; to be told only.
+
+        By the least of each ten minutes, for what is held for a while comes and goes.
+        """
+        spans = [*self._least][:-1]  # the last one is not over
+        if len(spans) < _SPANS or spans[-1][0] - spans[0][0] != _SPANS - 1:
+            return None
+        least = [each[1] for each in spans]
+        steady = all(after > before for before, after in pairwise(least))
+        if not steady or least[-1] < least[0] * (1 + _GROWN_RATIO):
+            return None
+        return (least[-1] - least[0]) * 3600.0 / ((_SPANS - 1) * _SPAN_S)

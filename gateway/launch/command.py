@@ -1,0 +1,106 @@
+"""A server that a command of the operator's restarts: a fixed argv, and nothing else is known.
+
+Nobody outside can tell what the command started, so there is no true incarnation: it is a count of
+our own orders since the gateway started. It keeps one gateway from restarting twice by one order,
+and cannot know what others did; whether the server runs is for probes to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Final
+
+from gateway.launch.launcher import (
+    Changes,
+    Incarnation,
+    LaunchError,
+    Seen,
+    Superseded,
+)
+from gateway.launch.logfile import LogFile
+from gateway.launch.run import execute
+
+CALL_S: Final = 30.0  # for the command to end, beyond the grace
+_LAST_LINES: Final = (
+    3  # of a failure: both streams share a file, and some programs flush stdout last
+)
+
+
+class CommandLauncher:
+    """Runs one command, which is to start the server and return.
+
+    Its output goes to a file, so what it leaves running can write on when it has returned.
+    """
+
+    launches = False
+
+    def __init__(self, words: tuple[str, ...], log: Path, call_s: float = CALL_S) -> None:
+        self._words = words
+        self._call_s = call_s
+        self._log = LogFile(log)
+        self._begun = 0  # where the output of the last run begins
+        self._orders = 0
+        self._lock = asyncio.Lock()
+
+    async def look(self) -> Seen:
+        """Tell the count of our orders; `running` is True, as nothing is known against it."""
+        await asyncio.to_thread(self._log.poll)
+        return Seen(
+            self._incarnation, running=True, detail="only health checks show whether it runs"
+        )
+
+    async def restart(
+        self, expected: Incarnation | None, *, grace_s: float, changes: Changes
+    ) -> Incarnation | None:
+        """Run the command, which is to return once the server was told to restart.
+
+        Raises:
+            LaunchError: it failed, or did not end within `grace_s` and 30 s; then it was killed.
+        Cancel: it is killed, with its group.
+        """
+        if changes:
+            raise LaunchError(
+                f"`{self._words[0]}` builds the command line, so the gateway cannot change it"
+            )
+        async with self._lock:
+            if expected is not None and expected != self._incarnation:
+                raise Superseded(f"`{self._words[0]}` has run since that order; nothing was done")
+            await self._run(grace_s + self._call_s)
+            self._orders += 1
+            return self._incarnation
+
+    async def stop(self, expected: Incarnation, *, grace_s: float) -> None:
+        """Refuse: the command restarts."""
+        raise LaunchError(
+            "a backend with `restart: {command: ...}` can be restarted but not stopped"
+        )
+
+    async def log(self, max_bytes: int) -> str:
+        """Return the end of what the command wrote since it was last run."""
+        return await asyncio.to_thread(self._log.tail, max_bytes, self._begun)
+
+    async def close(self) -> None:
+        """Nothing is held between calls."""
+
+    @property
+    def _incarnation(self) -> Incarnation:
+        return Incarnation(f"order-{self._orders}")
+
+    async def _run(self, timeout_s: float) -> None:
+        try:
+            self._log.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            output = self._log.open()
+        except OSError as error:
+            raise LaunchError(f"cannot write {self._log.path}: {error.strerror}") from error
+        try:
+            self._begun = self._log.size
+            self._log.begin(self._begun)
+            code = await execute(self._words, (output, output), timeout_s)
+        finally:
+            os.close(output)
+        if code:
+            last = (await self.log(600)).strip().splitlines()[-_LAST_LINES:]
+            said = "; ".join(last) if last else "no output"
+            raise LaunchError(f"`{self._words[0]}` failed with exit code {code}: {said}")

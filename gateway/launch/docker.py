@@ -1,0 +1,290 @@
+"""A server in a container, told by the Docker Engine API over its UNIX socket.
+
+Its incarnation is the container's id and when it was started. Orders go to the id, never the name,
+so a container that was made anew under the same name is not hit by an order for the one before.
+Podman's socket speaks the same API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import re
+import struct
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import httpx2
+
+from gateway.launch.launcher import (
+    Changes,
+    Incarnation,
+    LaunchError,
+    Seen,
+    Superseded,
+)
+
+SOCKET: Final = Path("/var/run/docker.sock")
+_CALL_S: Final = 30.0  # beyond the grace
+_LOG_LINES: Final = 2000
+_ANSWER_BYTES: Final = 4 * 1024 * 1024
+# The newest API version whose answers are known here (Docker 25); older daemons are asked in theirs.
+_VERSION: Final = (1, 44)
+_NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}")
+_FRAME: Final = struct.Struct(">BxxxL")  # stream, three zeros, length: "attach to a container"
+_NEVER: Final = "0001-01-01T00:00:00Z"  # StartedAt of a container that was not started yet
+_SIGNALLED: Final = 128  # exit codes above are signals, as in a shell
+_LAST_SIGNAL: Final = 64
+
+
+class DockerLauncher:
+    """Restarts one container."""
+
+    launches = False
+
+    def __init__(self, name: str, socket: Path | None = None) -> None:
+        if not _NAME.fullmatch(name):  # it stands in a path
+            raise ValueError(f"not a valid container name: {name!r}")
+        self._name = name
+        self.socket = socket or _socket_of(os.environ)
+        self._http = httpx2.AsyncClient(
+            transport=httpx2.AsyncHTTPTransport(uds=str(self.socket)),
+            base_url="http://docker",
+            timeout=None,  # `_talk` sets it
+            trust_env=False,
+        )
+        self._prefix = ""  # /v1.44, once the daemon was asked
+
+    async def look(self) -> Seen:
+        """Tell what Docker says of the container."""
+        return _seen(await self._inspect())
+
+    async def restart(
+        self, expected: Incarnation | None, *, grace_s: float, changes: Changes
+    ) -> Incarnation | None:
+        """Restart the container: its stop signal, SIGKILL after `grace_s`, and start."""
+        if changes:
+            raise LaunchError(
+                f"the container {self._name} has a fixed command line; recreate it to change that"
+            )
+        found = self._check(await self._inspect(), expected)
+        await self._order(found["Id"], "restart", grace_s)
+        return (await self.look()).incarnation
+
+    async def stop(self, expected: Incarnation, *, grace_s: float) -> None:
+        """Stop the container; its restart policy does not start it again after that."""
+        found = self._check(await self._inspect(), expected)
+        await self._order(found["Id"], "stop", grace_s)
+        if (await self.look()).running:
+            raise LaunchError(f"the container {self._name} still runs although Docker stopped it")
+
+    async def log(self, max_bytes: int) -> str:
+        """Return the end of the container's output since it was last started."""
+        found = await self._inspect()
+        if _seen(found).incarnation is None or max_bytes <= 0:
+            return ""
+        # A log driver without reading (such as syslog) answers 500: there is no log to be had.
+        since = found["State"]["StartedAt"]
+        path = f"/containers/{found['Id']}/logs"
+        query = f"?stdout=1&stderr=1&tail={_LOG_LINES}&since={_unix(since)}"
+        text = _Output(framed=not found["Config"].get("Tty"), max_bytes=max_bytes)
+        async with self._talk("GET", path + query, _CALL_S) as reply:
+            if reply.status_code == httpx2.codes.OK:
+                async for chunk in reply.aiter_bytes():
+                    text.feed(chunk)
+        return text.end.decode(errors="ignore")
+
+    async def close(self) -> None:
+        """Close the connections to the daemon."""
+        await self._http.aclose()
+
+    # --- the API ----------------------------------------------------------------------------------
+
+    def _check(self, found: dict[str, Any], expected: Incarnation | None) -> dict[str, Any]:
+        seen = _seen(found)
+        if seen.incarnation != expected and (expected is not None or seen.running):
+            raise Superseded(
+                f"the container {self._name}: the order was for {expected or 'a stopped one'}, but"
+                f" it is now {seen.incarnation or 'none'}; nothing was done"
+            )
+        return found
+
+    async def _inspect(self) -> dict[str, Any]:
+        return await self._answer(f"/containers/{quote(self._name, safe='')}/json")
+
+    async def _answer(self, path: str) -> dict[str, Any]:
+        async with self._talk("GET", path, _CALL_S) as reply:
+            if reply.status_code == httpx2.codes.NOT_FOUND:
+                raise LaunchError(
+                    f"there is no container {self._name}; `docker ps --all` lists all containers"
+                )
+            await self._fail_unless(reply, httpx2.codes.OK)
+            return _mapping(await _body(reply), self.socket)
+
+    async def _order(self, container: str, verb: str, grace_s: float) -> None:
+        path = f"/containers/{quote(container, safe='')}/{verb}?t={math.ceil(grace_s)}"
+        async with self._talk("POST", path, grace_s + _CALL_S) as reply:
+            if reply.status_code == httpx2.codes.NOT_FOUND:
+                raise Superseded(
+                    f"the container {self._name} was removed or recreated in the meantime"
+                )
+            done = (httpx2.codes.NO_CONTENT, httpx2.codes.NOT_MODIFIED)  # 304: stopped already
+            await self._fail_unless(reply, *done)
+
+    async def _fail_unless(self, reply: httpx2.Response, *good: int) -> None:
+        if reply.status_code in good:
+            return
+        try:
+            said = str(_mapping(await _body(reply), self.socket).get("message", ""))
+        except LaunchError:
+            said = ""
+        raise LaunchError(
+            f"Docker refused ({reply.status_code}) the request for the container {self._name}:"
+            f" {said[:300] or 'no reason given'}"
+        )
+
+    @asynccontextmanager
+    async def _talk(
+        self, method: str, path: str, timeout_s: float
+    ) -> AsyncIterator[httpx2.Response]:
+        try:
+            async with asyncio.timeout(timeout_s):
+                if not self._prefix:
+                    self._prefix = await self._negotiate()
+                async with self._http.stream(method, self._prefix + path) as reply:
+                    yield reply
+        except TimeoutError as error:
+            raise LaunchError(
+                f"Docker did not answer {method} {path.partition('?')[0]} within {timeout_s:.0f} s"
+            ) from error
+        except httpx2.HTTPError as error:
+            raise LaunchError(_unreachable(error, self.socket)) from error
+
+    async def _negotiate(self) -> str:
+        reply = await self._http.get("/version")
+        told = _mapping(reply.content, self.socket)
+        newest, oldest = _version(told.get("ApiVersion")), _version(told.get("MinAPIVersion"))
+        if newest is None:
+            raise LaunchError(f"what listens on {self.socket} is not a Docker daemon")
+        major, minor = max(min(_VERSION, newest), oldest or (1, 0))
+        return f"/v{major}.{minor}"
+
+
+def _seen(found: dict[str, Any]) -> Seen:
+    state = found["State"]
+    started = state.get("StartedAt") or _NEVER
+    running = bool(state.get("Running")) and not state.get("Restarting")
+    code = None if running or started == _NEVER else int(state.get("ExitCode") or 0)
+    if code is not None and _SIGNALLED < code <= _SIGNALLED + _LAST_SIGNAL:
+        code = _SIGNALLED - code
+    return Seen(
+        incarnation=None if started == _NEVER else Incarnation(f"{found['Id'][:16]}@{started}"),
+        running=running,
+        exit_code=code,
+        detail=_oddity(state),
+    )
+
+
+def _oddity(state: dict[str, Any]) -> str:
+    if state.get("OOMKilled"):
+        return "the kernel killed it: out of host memory (OOM)"
+    if state.get("Paused"):
+        return "it is paused; resume it with `docker unpause`"
+    if state.get("Restarting"):
+        return "it ended, and Docker is restarting it (its restart policy)"
+    return str(state.get("Error") or "")[:300]
+
+
+class _Output:
+    """The end of a container's output, out of the frames in which Docker mixes its two streams."""
+
+    def __init__(self, *, framed: bool, max_bytes: int) -> None:
+        self.end = bytearray()
+        self._framed = framed
+        self._max_bytes = max_bytes
+        self._rest = b""
+        self._left = 0  # of the frame that is being read
+
+    def feed(self, chunk: bytes) -> None:
+        if not self._framed:
+            self._keep(chunk)
+            return
+        data = self._rest + chunk
+        while self._left or len(data) >= _FRAME.size:
+            if not self._left:
+                _, self._left = _FRAME.unpack_from(data)
+                data = data[_FRAME.size :]
+            part, data = data[: self._left], data[self._left :]
+            self._left -= len(part)
+            self._keep(part)
+            if self._left:
+                break
+        self._rest = data
+
+    def _keep(self, part: bytes) -> None:
+        self.end += part
+        del self.end[: -self._max_bytes]
+
+
+async def _body(reply: httpx2.Response) -> bytes:
+    body = bytearray()
+    async for chunk in reply.aiter_bytes():
+        body += chunk
+        if len(body) > _ANSWER_BYTES:
+            break  # no answer of Docker's about one container; it will not parse
+    return bytes(body)
+
+
+def _mapping(body: bytes, socket: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(body)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise LaunchError(f"what listens on {socket} does not respond like a Docker daemon")
+    return found
+
+
+def _version(text: object) -> tuple[int, int] | None:
+    match = re.fullmatch(r"(\d+)\.(\d+)", text) if isinstance(text, str) else None
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _unix(started: str) -> str:
+    """Return Docker's time as Unix seconds; it has nanoseconds, which Python does not read."""
+    seconds, _, rest = started.partition(".")
+    at = datetime.fromisoformat(seconds.removesuffix("Z") + "+00:00").timestamp()
+    digits = re.match(r"\d+", rest)
+    return f"{at:.0f}.{digits[0] if digits else 0}"
+
+
+def _socket_of(variables: Mapping[str, str]) -> Path:
+    host = variables.get("DOCKER_HOST", "")
+    return Path(host.removeprefix("unix://")) if host.startswith("unix://") else SOCKET
+
+
+def _unreachable(error: httpx2.HTTPError, socket: Path) -> str:
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__ or cause.__context__
+    match cause:
+        case FileNotFoundError():
+            return (
+                f"there is no Docker socket at {socket}; is Docker installed? In a container,"
+                " mount the socket. For another path, set DOCKER_HOST=unix:///path"
+            )
+        case PermissionError():
+            return (
+                f"this user may not use {socket}; add the user to the file's group (`docker`)."
+                " That group has the power of root"
+            )
+        case ConnectionRefusedError():
+            return f"nothing listens on {socket}; start Docker with `systemctl start docker`"
+        case _:
+            return f"Docker did not answer on {socket}: {type(error).__name__}"

@@ -1,0 +1,122 @@
+"""The processes of one launched server: which they are, and how all of them are ended.
+
+They are known by any of: the marker in their environment, their output into the server's log file,
+the session of the server's first process. All three are needed: vLLM's engine overwrites its
+environment with its title, a worker may have a session of its own, a child may close its output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.launch import proc
+from gateway.launch.launcher import LaunchError
+from gateway.launch.proc import Process
+from gateway.launch.record import Record
+
+# Not VLLM_...: vLLM warns of variables of that name which it does not know. Names that begin with
+# GATEWAY_ are never inherited from us, so a gateway inside a gateway's child is told apart.
+MARK_BACKEND: Final = "GATEWAY_BACKEND"
+MARK_START: Final = "GATEWAY_START"
+
+# For what is left when the first process has ended: engines that nobody talks to any more, or the
+# server itself behind a wrapper. vLLM ends within a few seconds.
+_REST_GRACE_S: Final = 5.0
+_KILLED_S: Final = 10.0  # from SIGKILL until a process that still runs is stuck in the kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Kin:
+    """What one backend's processes have in common."""
+
+    backend: str  # the marker's value: the state folder and the backend's id
+    log: tuple[int, int] | None  # device and inode of the log file
+
+    def members(self, record: Record | None) -> list[Process]:
+        """Return the processes that live, of this start and of any before. Blocking: all of /proc."""
+        me = os.getpid()
+        session = _session(record)
+        return [each for each in proc.every() if each.pid != me and self._owns(each, session)]
+
+    def _owns(self, process: Process, session: tuple[int, int] | None) -> bool:
+        if session is not None and process.session == session[0] and process.started >= session[1]:
+            return True
+        if proc.variables(process.pid).get(MARK_BACKEND) == self.backend:
+            return True
+        return self.log is not None and proc.writes_to(process.pid, self.log)
+
+    async def end(self, record: Record | None, grace_s: float) -> frozenset[int]:
+        """End every process, and return the pids once none is left.
+
+        The server's first process gets SIGTERM and `grace_s`: it ends its own children, and one
+        that is told at the same time would count as crashed. Then what is left of them gets
+        SIGTERM and 5 s, then SIGKILL, with the whole group.
+
+        Raises:
+            LaunchError: some do not end, 10 s after SIGKILL.
+            Cancel: what was told so far was told.
+        """
+        members = await asyncio.to_thread(self.members, record)
+        ended = set(members)
+        first = [each for each in members if record is not None and record.is_of(each)]
+        if first:
+            await _ask(first, grace_s)
+            members = await asyncio.to_thread(self.members, record)
+            ended.update(members)
+        await _ask(members, min(grace_s, _REST_GRACE_S))
+        until = asyncio.get_running_loop().time() + _KILLED_S
+        while members := await asyncio.to_thread(self.members, record):
+            ended.update(members)
+            left_s = until - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                raise LaunchError(_stuck(members))
+            _kill(members, record)
+            await _gone(members, left_s)
+        return frozenset(each.pid for each in ended)
+
+
+async def _ask(members: Iterable[Process], patience_s: float) -> None:
+    for each in members:
+        proc.tell(each, signal.SIGTERM)
+        proc.tell(each, signal.SIGCONT)  # one that was stopped could not heed it
+    await _gone(members, patience_s)
+
+
+async def _gone(members: Iterable[Process], patience_s: float) -> None:
+    """Wait until these have ended, or the patience has."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(patience_s):
+            for each in members:
+                await proc.end_of(each)
+
+
+def _kill(members: Iterable[Process], record: Record | None) -> None:
+    if record is not None and any(each.group == record.pid for each in members):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(record.pid, signal.SIGKILL)  # all at once: none can start another
+    for each in members:
+        proc.tell(each, signal.SIGKILL)
+
+
+def _session(record: Record | None) -> tuple[int, int] | None:
+    """Return session and start of the server, unless the number is another process's by now."""
+    if record is None or not record.pid or record.boot != proc.boot_id():
+        return None
+    holder = proc.find(record.pid)
+    if holder is not None and not record.is_of(holder):
+        return None
+    return record.pid, record.started
+
+
+def _stuck(members: Iterable[Process]) -> str:
+    named = ", ".join(str(each) for each in members)
+    return (
+        f"{named} did not end within {_KILLED_S:.0f} s of SIGKILL: it is stuck in the kernel, as"
+        " with a hanging GPU. Check `dmesg` for Xid errors; the machine may need a reboot."
+    )

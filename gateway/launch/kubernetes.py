@@ -1,0 +1,319 @@
+"""A server in Kubernetes: one pod, or the pods of a deployment or a stateful set.
+
+A pod is deleted, and its controller makes it anew; a deployment or stateful set is restarted as
+`kubectl rollout restart` does, by an annotation of its template. The incarnation is the pod's UID,
+or all their UIDs; a `+n` counts what the kubelet restarted inside the pod, which is a new process
+too. Needs the extra `kubernetes`, and a role that may get, list and delete pods, read their log,
+and get and patch the workload.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from gateway.launch.launcher import (
+    Changes,
+    Incarnation,
+    LaunchError,
+    Seen,
+    Superseded,
+)
+
+_CALL_S: Final = 30.0
+_LOG_LINES: Final = 2000
+_TRIES: Final = 3  # a workload's status changes often, and each change refuses a patch made before
+_RESTARTED_AT: Final = "kubectl.kubernetes.io/restartedAt"
+_MAIN_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
+_MERGE: Final = "application/strategic-merge-patch+json"
+_TARGET: Final = re.compile(
+    r"(?P<namespace>[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)/"
+    r"(?:(?P<kind>pod|deployment|statefulset)/)?"
+    r"(?P<name>[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?)"
+)
+_NOT_FOUND, _CONFLICT, _UNAUTHORIZED, _FORBIDDEN = 404, 409, 401, 403
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is restarted."""
+
+    namespace: str
+    kind: str  # pod, deployment, statefulset
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}"
+
+
+class KubernetesLauncher:
+    """Restarts one pod or workload."""
+
+    launches = False
+
+    def __init__(self, target: str) -> None:
+        found = _TARGET.fullmatch(target)
+        if found is None:  # it stands in paths
+            raise ValueError(f"not a valid pod or workload: {target!r}")
+        self.target = Target(found["namespace"], found["kind"] or "pod", found["name"])
+        self._client: Any = None
+        self._library: Any = None
+        self._broken: Any = OSError  # the connection errors of the library's HTTP client
+        self._lock = asyncio.Lock()
+
+    async def look(self) -> Seen:
+        """Tell what runs; a pod that is being deleted does not run any more."""
+        async with self._api() as api:
+            return _seen(await self._pods(api))
+
+    async def restart(
+        self, expected: Incarnation | None, *, grace_s: float, changes: Changes
+    ) -> Incarnation | None:
+        """Have it made anew, and return None: the new pod comes when there is room for it.
+
+        Raises:
+            Superseded: another incarnation runs, or came between looking and acting.
+            LaunchError: the API server refused, or a pod has no controller to make it anew.
+        """
+        if changes:
+            raise LaunchError(
+                f"{self.target}: its command line is in its manifest; change it there"
+            )
+        async with self._api() as api:
+            if self.target.kind == "pod":
+                await self._delete(api, expected, grace_s)
+            else:
+                await self._roll_out(api, expected)
+        return None
+
+    async def stop(self, expected: Incarnation, *, grace_s: float) -> None:
+        """Refuse: a controller would make the pod anew, and how many there are is its owner's."""
+        raise LaunchError(
+            f"{self.target} is kept running by Kubernetes; to stop it, scale its workload down"
+        )
+
+    async def log(self, max_bytes: int) -> str:
+        """Return the end of the newest pod's log; of its main container, where it has several."""
+        async with self._api() as api:
+            pods = await self._pods(api)
+            if not pods or max_bytes <= 0:
+                return ""
+            pod = max(pods, key=lambda each: str(each.metadata.creation_timestamp))
+            text = await self._core(api).read_namespaced_pod_log(
+                pod.metadata.name,
+                self.target.namespace,
+                container=_main_container(pod),
+                tail_lines=_LOG_LINES,
+            )
+        return str(text).encode()[-max_bytes:].decode(errors="ignore")
+
+    async def close(self) -> None:
+        """Close the connections to the API server."""
+        if self._client is not None:
+            client, self._client = self._client, None
+            await client.close()
+
+    # --- what is asked and told -------------------------------------------------------------------
+
+    async def _delete(self, api: Any, expected: Incarnation | None, grace_s: float) -> None:
+        pods = await self._pods(api)
+        self._check(_seen(pods), expected)
+        if not pods:
+            raise LaunchError(f"there is no {self.target}, and no controller has recreated it")
+        (pod,) = pods
+        if not any(owner.controller for owner in pod.metadata.owner_references or ()):
+            raise LaunchError(
+                f"{self.target} has no controller that would recreate it; put it into a"
+                " deployment or stateful set"
+            )
+        options = self._library.V1DeleteOptions(
+            grace_period_seconds=round(grace_s),
+            preconditions=self._library.V1Preconditions(uid=pod.metadata.uid),
+        )
+        await self._core(api).delete_namespaced_pod(
+            self.target.name, self.target.namespace, body=options
+        )
+
+    async def _roll_out(self, api: Any, expected: Incarnation | None) -> None:
+        for tries_left in reversed(range(_TRIES)):
+            workload = await self._workload(api, "read")
+            self._check(_seen(await self._pods(api, workload)), expected)
+            at = datetime.now(UTC).isoformat(timespec="seconds")
+            patch = {
+                "metadata": {"resourceVersion": workload.metadata.resource_version},
+                "spec": {"template": {"metadata": {"annotations": {_RESTARTED_AT: at}}}},
+            }
+            try:
+                await self._workload(api, "patch", body=patch, _content_type=_MERGE)
+                return
+            except self._library.ApiException as error:
+                if error.status != _CONFLICT or not tries_left:
+                    raise
+
+    def _check(self, seen: Seen, expected: Incarnation | None) -> None:
+        if seen.incarnation != expected and (expected is not None or seen.running):
+            raise Superseded(
+                f"{self.target}: the order was for {expected or 'none that runs'}, but it is"
+                f" now {seen.incarnation or 'none'}; nothing was done"
+            )
+
+    async def _pods(self, api: Any, workload: Any = None) -> list[Any]:
+        core, namespace = self._core(api), self.target.namespace
+        if self.target.kind == "pod":
+            try:
+                return [await core.read_namespaced_pod(self.target.name, namespace)]
+            except self._library.ApiException as error:
+                if error.status != _NOT_FOUND:
+                    raise
+                return []  # between a deletion and the controller's next move
+        workload = workload or await self._workload(api, "read")
+        listed = await core.list_namespaced_pod(
+            namespace, label_selector=_selector(workload.spec.selector)
+        )
+        return list(listed.items)
+
+    async def _workload(self, api: Any, verb: str, **more: Any) -> Any:
+        kind = {"deployment": "deployment", "statefulset": "stateful_set"}[self.target.kind]
+        call = getattr(self._library.AppsV1Api(api), f"{verb}_namespaced_{kind}")
+        return await call(self.target.name, self.target.namespace, **more)
+
+    def _core(self, api: Any) -> Any:
+        return self._library.CoreV1Api(api)
+
+    @asynccontextmanager
+    async def _api(self) -> AsyncIterator[Any]:
+        """Give the client, and turn what goes wrong into words for people."""
+        async with self._lock:
+            if self._client is None:
+                await self._open()
+        library = self._library
+        try:
+            async with asyncio.timeout(_CALL_S):
+                yield self._client
+        except TimeoutError as error:
+            raise LaunchError(
+                f"the Kubernetes API did not answer for {self.target} within {_CALL_S:.0f} s"
+            ) from error
+        except library.ApiException as error:
+            if error.status == _CONFLICT:
+                raise Superseded(
+                    f"{self.target} was changed or recreated in the meantime"
+                ) from error
+            raise LaunchError(f"{self.target}: {_refusal(error, self.target)}") from error
+        except (self._broken, OSError) as error:
+            raise LaunchError(
+                f"the Kubernetes API cannot be reached for {self.target}: {error}"
+            ) from error
+
+    async def _open(self) -> None:
+        try:
+            self._library = importlib.import_module("kubernetes_asyncio.client")
+            settings: Any = importlib.import_module("kubernetes_asyncio.config")
+            self._broken = importlib.import_module("aiohttp").ClientError
+        except ImportError as error:
+            raise LaunchError(
+                f"{self.target}: kubernetes-asyncio is not installed;"
+                " `pip install 'vllm-gateway[kubernetes]'`"
+            ) from error
+        configuration = self._library.Configuration()
+        try:
+            if "KUBERNETES_SERVICE_HOST" in os.environ:
+                settings.load_incluster_config(client_configuration=configuration)
+            else:
+                await settings.load_kube_config(
+                    config_file=os.environ.get("KUBECONFIG"), client_configuration=configuration
+                )
+        except (settings.ConfigException, OSError) as error:
+            raise LaunchError(
+                f"{self.target}: cannot find a cluster ({error}). In a pod, mount its service"
+                " account token; elsewhere, set KUBECONFIG to the file that `kubectl` uses"
+            ) from error
+        self._client = self._library.ApiClient(configuration)
+
+
+def _seen(pods: list[Any]) -> Seen:
+    """Return what the pods are together: running while any of them has a container that runs."""
+    living = [pod for pod in pods if pod.metadata.deletion_timestamp is None]
+    named = living or pods
+    if not named:
+        return Seen()
+    running = any(_is_running(pod) for pod in living)
+    return Seen(
+        incarnation=Incarnation(",".join(sorted(_incarnation(pod) for pod in named))),
+        running=running,
+        exit_code=None if running else _exit_code(named[0]),
+        detail=next((said for pod in named if (said := _oddity(pod))), ""),
+    )
+
+
+def _incarnation(pod: Any) -> str:
+    restarts = sum(each.restart_count for each in pod.status.container_statuses or ())
+    return f"{pod.metadata.uid}+{restarts}" if restarts else str(pod.metadata.uid)
+
+
+def _is_running(pod: Any) -> bool:
+    statuses = pod.status.container_statuses or ()
+    return any(each.state is not None and each.state.running is not None for each in statuses)
+
+
+def _exit_code(pod: Any) -> int | None:
+    for each in pod.status.container_statuses or ():
+        for state in (each.state, each.last_state):
+            if state is not None and state.terminated is not None:
+                return int(state.terminated.exit_code)
+    return None
+
+
+def _oddity(pod: Any) -> str:
+    name = pod.metadata.name
+    if pod.metadata.deletion_timestamp is not None:
+        return f"{name} is being deleted"
+    for each in pod.status.container_statuses or ():
+        for state in (each.state, each.last_state):
+            if state is not None and state.terminated and state.terminated.reason == "OOMKilled":
+                return f"{name}: the kernel killed it: out of host memory (OOMKilled)"
+        if each.state is not None and each.state.waiting is not None:
+            return f"{name} waits: {each.state.waiting.reason}"
+    for condition in pod.status.conditions or ():
+        if condition.type == "PodScheduled" and condition.status == "False":
+            return f"{name} has no node: {condition.message or condition.reason}"[:300]
+    return ""
+
+
+def _selector(selector: Any) -> str:
+    terms = [f"{key}={value}" for key, value in (selector.match_labels or {}).items()]
+    for each in selector.match_expressions or ():
+        values = f"({','.join(each.values or ())})"
+        match each.operator:
+            case "In":
+                terms.append(f"{each.key} in {values}")
+            case "NotIn":
+                terms.append(f"{each.key} notin {values}")
+            case "Exists":
+                terms.append(each.key)
+            case _:
+                terms.append(f"!{each.key}")
+    return ",".join(terms)
+
+
+def _main_container(pod: Any) -> str:
+    named = (pod.metadata.annotations or {}).get(_MAIN_CONTAINER)
+    return str(named or pod.spec.containers[0].name)
+
+
+def _refusal(error: Any, target: Target) -> str:
+    if error.status in (_UNAUTHORIZED, _FORBIDDEN):
+        verbs = "get, list and delete pods, read pods/log"
+        if target.kind != "pod":
+            verbs += f", get and patch {target.kind}s"
+        return f"the cluster refuses the gateway's account ({error.status}); it needs a role that may {verbs}"
+    if error.status == _NOT_FOUND:
+        return f"there is no such {target.kind}; `kubectl get {target.kind}s -n {target.namespace}`"
+    return f"the Kubernetes API answered {error.status} {error.reason}"

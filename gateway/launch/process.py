@@ -1,0 +1,341 @@
+"""A server that the gateway starts itself: a process group of its own, on this machine.
+
+It needs nothing of the gateway to live: it writes its log into a file, and outlives us. What is
+known of it is in a record on disk, so any later gateway with the same state folder finds it. One
+that outlived its gateway is adopted or stopped by the first call, as `orphan` says.
+
+    restart:  can it start? -> end what runs -> memory free, address free -> record -> start -> record
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from gateway.config.supervision import LaunchConfig, Orphan
+from gateway.launch import cmdline, gpus, proc
+from gateway.launch.kin import MARK_BACKEND, MARK_START, Kin
+from gateway.launch.launcher import (
+    Changes,
+    Incarnation,
+    LaunchError,
+    Seen,
+    Superseded,
+)
+from gateway.launch.logfile import LogFile
+from gateway.launch.record import Record, digest, file_name, load, save
+from gateway.launch.spawn import Start, check_address, exit_code, prepare, spawn, told
+
+log = logging.getLogger("gateway.launch")
+
+_ORPHAN_GRACE_S: Final = 10.0  # for a server that is to go because it outlived its gateway
+_MEMORY_FREE_S: Final = 30.0  # most that is waited for the driver to free what ended processes held
+_MEMORY_LOOK_S: Final = 0.25
+_TITLE: Final = "VLLM::"  # of engines, workers, API servers: vllm/utils/system_utils.py
+_CATCH_UP_BYTES: Final = 1024 * 1024  # of an adopted server's log that is read again
+
+
+class ProcessLauncher:
+    """Starts, adopts and ends one backend's server, and reads its log.
+
+    Several gateways may share a state folder: a lock file lets one act at a time, and the record
+    tells each what the others did.
+    """
+
+    launches = True
+
+    def __init__(
+        self,
+        launch: LaunchConfig,
+        *,
+        pool: str,
+        backend: str,
+        state: Path,
+        gpu_holders: Callable[[], frozenset[int] | None] = gpus.holders,
+    ) -> None:
+        self.backend_id = f"{pool}/{backend}"
+        self._launch = launch
+        self._folders = (state / "run", state / "logs")
+        name = file_name(pool, backend)
+        self._record_path = state / "run" / f"{name}.json"
+        self._lock_path = state / "run" / f"{name}.lock"
+        self._mark = f"{os.path.realpath(state)}#{self.backend_id}"
+        self.log_file = LogFile(state / "logs" / f"{name}.txt")
+        self._gpu_holders = gpu_holders
+        self._lock = asyncio.Lock()
+        self._settled = False
+        self._exit: tuple[Incarnation, int | None] | None = None
+
+    async def look(self) -> Seen:
+        """Tell what runs; the first look adopts or stops what outlived its gateway."""
+        record = load(self._record_path)
+        if not self._settled or (
+            record is not None and _is_up(record) and not _keeper_lives(record)
+        ):
+            self._settled = False
+            async with self._alone():
+                record = load(self._record_path)
+        await self._poll_log(record)
+        if record is None or record.incarnation is None:
+            return Seen()
+        running = _is_up(record)
+        return Seen(
+            record.incarnation,
+            running,
+            None if running else self._exit_code(record),
+            self._oddity(record) if running else "",
+        )
+
+    async def restart(
+        self, expected: Incarnation | None, *, grace_s: float, changes: Changes
+    ) -> Incarnation | None:
+        """End what runs and start anew; what surely cannot start is refused before anything ends.
+
+        Cancel: what was ended stays so; a start either was made and is recorded, or was not.
+        """
+        async with self._alone():
+            record = load(self._record_path)
+            self._check(record, expected)
+            start = prepare(self._launch, changes, {MARK_BACKEND: self._mark})
+            await self._end(record, grace_s)
+            check_address(self._launch)
+            return self._begin(start, record)
+
+    async def stop(self, expected: Incarnation, *, grace_s: float) -> None:
+        """SIGTERM, then after `grace_s` SIGKILL, for all that belongs to the server."""
+        async with self._alone():
+            record = load(self._record_path)
+            self._check(record, expected)
+            await self._end(record, grace_s)
+
+    async def log(self, max_bytes: int) -> str:
+        """Return the end of what this start wrote."""
+        record = load(self._record_path)
+        if record is None:
+            return ""
+        return await asyncio.to_thread(self.log_file.tail, max_bytes, record.log_offset)
+
+    async def new_lines(self) -> tuple[str, ...]:
+        """Return the lines since the last call; after a start, from its first line on.
+
+        At most the last 2,000. A progress bar's every state is a line.
+        """
+        await self._poll_log(load(self._record_path))
+        return self.log_file.take()
+
+    async def memory_bytes(self) -> int:
+        """Return the host memory that is the server's processes' alone."""
+        members = await self._members(load(self._record_path))
+        return sum(proc.private_bytes(each.pid) for each in members)
+
+    async def vital(self) -> list[proc.Process]:
+        """Return the processes that it cannot serve without: its first one, engines, workers."""
+        record = load(self._record_path)
+        members = await self._members(record)
+        first = {each for each in members if record is not None and record.is_of(each)}
+        return [each for each in members if each in first or each.name.startswith(_TITLE)]
+
+    async def close(self) -> None:
+        """Nothing is held between calls; the server runs on."""
+
+    # --- what runs --------------------------------------------------------------------------------
+
+    async def _members(self, record: Record | None) -> list[proc.Process]:
+        return await asyncio.to_thread(self._kin().members, record)
+
+    def _kin(self) -> Kin:
+        return Kin(self._mark, self.log_file.identity)
+
+    def _check(self, record: Record | None, expected: Incarnation | None) -> None:
+        found = record.incarnation if record is not None else None
+        if expected is None and (record is None or not _is_up(record)):
+            return
+        if found != expected:
+            raise Superseded(
+                f"{self.backend_id}: the order was for {expected or 'a server that does not run'},"
+                f" but it is now {found or 'none'}; nothing was done"
+            )
+
+    def _exit_code(self, record: Record) -> int | None:
+        """Return how our child ended; it stays a zombie until the next start, so that all may ask."""
+        if self._exit is not None and self._exit[0] == record.incarnation:
+            return self._exit[1]
+        return exit_code(record.pid, reap=False) if _is_ours(record) else None
+
+    def _oddity(self, record: Record) -> str:
+        now = digest(cmdline.argv(self._launch, Changes()))
+        if record.command_sha256 and record.command_sha256 != now:
+            return "still runs with its old command line; a restart applies the new one"
+        return ""
+
+    async def _poll_log(self, record: Record | None) -> None:
+        # One gateway at a time reads and rotates: the keeper.
+        if record is None or not _is_ours(record):
+            return
+        if await asyncio.to_thread(self.log_file.poll):
+            kept = load(self._record_path)
+            if kept is not None and kept.nonce == record.nonce:
+                save(self._record_path, replace(kept, log_offset=0))
+
+    # --- acting alone -----------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """Keep other tasks waiting and other gateways out; settle with what was before us, once."""
+        async with self._lock:
+            handle = self._open_lock()
+            try:
+                if not self._settled:
+                    await self._settle()
+                    self._settled = True
+                yield
+            except Superseded:
+                raise
+            except LaunchError as error:
+                raise type(error)(f"{self.backend_id}: {error}") from error
+            except OSError as error:
+                raise LaunchError(f"{self.backend_id}: {told(error)}") from error
+            finally:
+                os.close(handle)
+
+    def _open_lock(self) -> int:
+        try:
+            for folder in self._folders:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            handle = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise LaunchError(
+                f"{self.backend_id}: cannot write to the state folder: {told(error)}."
+                " `state` must be a folder that the gateway may write to."
+            ) from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(handle)
+            raise LaunchError(
+                f"{self.backend_id}: another gateway with the same state folder is starting or"
+                " stopping it now"
+            ) from error
+        return handle
+
+    async def _settle(self) -> None:
+        record = load(self._record_path)
+        if record is not None and _keeper_lives(record):
+            if _is_ours(record):
+                self._catch_up(record)
+            return
+        members = await self._members(record)
+        server = self._survivor(record, members)
+        if server is None or self._launch.orphan is Orphan.STOP:
+            if members:
+                named = ", ".join(map(str, members))
+                log.warning("%s: stopping what outlived its gateway: %s", self.backend_id, named)
+                await self._kin().end(server or record, _ORPHAN_GRACE_S)
+            if server is not None:
+                self._record_path.unlink(missing_ok=True)  # we ended it: that is no failure of its
+            return
+        log.info("%s: adopting the process %d", self.backend_id, server.pid)
+        save(self._record_path, server)
+        self._catch_up(server)
+
+    def _catch_up(self, record: Record) -> None:
+        self.log_file.begin(max(record.log_offset, self.log_file.size - _CATCH_UP_BYTES))
+
+    def _survivor(self, record: Record | None, members: list[proc.Process]) -> Record | None:
+        """Return the record of a server that may be adopted, as ours; None where there is none."""
+        if record is None or record.boot != proc.boot_id():
+            return None
+        if _is_up(record):
+            return _kept_by_us(record)
+        for each in members:
+            # The gateway was killed between the start and its record. A server is its session's first.
+            begun = not record.pid and each.pid == each.session
+            if begun and proc.variables(each.pid).get(MARK_START) == record.nonce:
+                return _kept_by_us(replace(record, pid=each.pid, started=each.started))
+        return None
+
+    # --- ending and starting ----------------------------------------------------------------------
+
+    async def _end(self, record: Record | None, grace_s: float) -> None:
+        ended = await self._kin().end(record, grace_s)
+        if record is not None and record.incarnation is not None:
+            ended |= {record.pid}
+            code = exit_code(record.pid, reap=True) if _is_ours(record) else None
+            if code is not None:
+                self._exit = (record.incarnation, code)
+        await self._memory_free(ended)
+
+    async def _memory_free(self, ended: frozenset[int]) -> None:
+        if not ended:
+            return
+        holding = ended
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_MEMORY_FREE_S):
+                while True:
+                    holders = await asyncio.to_thread(self._gpu_holders)
+                    holding = ended & (holders or frozenset())
+                    if not holding:
+                        return
+                    await asyncio.sleep(_MEMORY_LOOK_S)
+        log.warning(
+            "%s: the driver still reports GPU memory for %s, which ended %.0f s ago; continuing",
+            *(self.backend_id, sorted(holding), _MEMORY_FREE_S),
+        )
+
+    def _begin(self, start: Start, before: Record | None) -> Incarnation:
+        """Start and record it. No await: nothing can come between the two but the end of us."""
+        output = self.log_file.open()
+        try:
+            nonce = secrets.token_hex(8)
+            at = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+            os.write(output, f"--- {self.backend_id}: start {nonce} at {at} ---\n".encode())
+            base = digest(cmdline.argv(self._launch, Changes()))
+            record = _kept_by_us(Record(nonce, proc.boot_id(), 0, 0, base, self.log_file.size))
+            save(self._record_path, record)
+            try:
+                pid = spawn(start, {MARK_START: nonce}, output)
+            except LaunchError:
+                self._restore(before)
+                raise
+            process = proc.find(pid)
+            record = replace(record, pid=pid, started=process.started if process else 0)
+            save(self._record_path, record)
+            self.log_file.begin(record.log_offset)
+            return record.incarnation or Incarnation("")
+        finally:
+            os.close(output)
+
+    def _restore(self, before: Record | None) -> None:
+        if before is not None:
+            save(self._record_path, before)
+        else:
+            self._record_path.unlink(missing_ok=True)
+
+
+def _is_up(record: Record) -> bool:
+    here = record.boot == proc.boot_id()
+    return here and record.pid > 0 and proc.runs(record.pid, record.started)
+
+
+def _keeper_lives(record: Record) -> bool:
+    here = record.boot == proc.boot_id()
+    return here and proc.runs(record.keeper_pid, record.keeper_started)
+
+
+def _is_ours(record: Record) -> bool:
+    return record.keeper_pid == os.getpid() and _keeper_lives(record)
+
+
+def _kept_by_us(record: Record) -> Record:
+    me = proc.find(os.getpid())
+    return replace(record, keeper_pid=os.getpid(), keeper_started=me.started if me else 0)

@@ -1,0 +1,95 @@
+"""Run a program to its end: an argv, a deadline, a bounded answer.
+
+Not by asyncio's subprocesses: when the call that starts one is cancelled, the program alone is
+killed, and what it started by then goes on. Here nothing comes between the start and the `try`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO, Final
+
+from gateway.launch import proc
+from gateway.launch.launcher import LaunchError
+
+_OUTPUT_BYTES: Final = 512 * 1024  # of each stream, its end
+_FILE_BYTES: Final = 64 * 1024 * 1024  # a program that writes more is ended by SIGXFSZ
+_KILLED_S: Final = 1.0  # for a killed program to be gone
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How a program ended, and the end of what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+
+async def run(words: Sequence[str], *, timeout_s: float) -> Ran:
+    """Run a program without a shell and without input, and return its answer.
+
+    Raises:
+        LaunchError: it could not be started, or did not end in time; its group is killed then.
+    Cancel: its group is killed.
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        code = await execute(words, (out.fileno(), err.fileno()), timeout_s, _FILE_BYTES)
+        return Ran(code, _end(out), _end(err))
+
+
+async def execute(
+    words: Sequence[str], output: tuple[int, int], timeout_s: float, most_bytes: int | None = None
+) -> int:
+    """Run a program, in a group of its own, into two open files; return its exit code.
+
+    `most_bytes` limits the files that it may write.
+
+    Raises:
+        LaunchError: it could not be started, or did not end in time; its group is killed then.
+    Cancel: its group is killed.
+    """
+    process = _start(words, output)
+    try:
+        if most_bytes is not None:
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+        async with asyncio.timeout(timeout_s):
+            if (found := proc.find(process.pid)) is not None:
+                await proc.end_of(found)
+    except TimeoutError as error:
+        said = f"`{' '.join(words)}` did not end within {timeout_s:.0f} s and was killed"
+        raise LaunchError(said) from error
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # its number is its own until it is waited for
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_KILLED_S)
+    return process.returncode
+
+
+def _start(words: Sequence[str], output: tuple[int, int]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=output[0],
+            stderr=output[1],
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise LaunchError(f"cannot run {words[0]}: {error.strerror}") from error
+
+
+def _end(file: IO[bytes]) -> str:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _OUTPUT_BYTES))
+    return file.read().decode(errors="replace")

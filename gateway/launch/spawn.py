@@ -1,0 +1,205 @@
+"""Starting one process: what can be known before, the start itself, and how it ended.
+
+Never a shell: the words of the configuration are the words of the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import socket
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gateway.config.supervision import LaunchConfig
+from gateway.launch import cmdline, proc
+from gateway.launch.launcher import Changes, LaunchError, PortTaken
+
+_PROBE_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A start whose program was found."""
+
+    program: str
+    words: list[str]
+    variables: dict[str, str]
+
+
+def prepare(launch: LaunchConfig, changes: Changes, marker: Mapping[str, str]) -> Start:
+    """Return the start that the settings ask for. Nothing has happened yet.
+
+    Raises:
+        LaunchError: there is no such program.
+    """
+    words = cmdline.argv(launch, changes)
+    variables = cmdline.environment(launch, os.environ, changes, marker)
+    program = shutil.which(words[0], path=variables.get("PATH", os.defpath))
+    if program is None:
+        raise LaunchError(_no_program(words[0]))
+    return Start(program, words, variables)
+
+
+def check_address(launch: LaunchConfig) -> None:
+    """Make sure that nobody listens where the server is to listen.
+
+    Raises:
+        LaunchError: somebody does, or something is in the way.
+        OSError: the address may not be used at all.
+    """
+    if launch.port is not None:
+        check_port(launch.port)
+    if launch.socket is not None:
+        clear_socket(launch.socket)
+
+
+def check_port(port: int) -> None:
+    """Make sure that nobody listens where the server is to listen.
+
+    vLLM itself does not notice with --api-server-count above 1: two servers then share the port.
+
+    Raises:
+        PortTaken: somebody does; it says who, where that may be known.
+        OSError: the port may not be used at all.
+    """
+    with contextlib.closing(socket.socket()) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as vLLM does
+        try:
+            probe.bind((cmdline.HOST, port))
+            return
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    found = proc.listeners(port)
+    by = f" by {', '.join(map(str, found))}" if found else ""
+    raise PortTaken(
+        f"port {port} is already in use{by}, not by a server of this gateway. Stop it"
+        f" (`ss -ltnp 'sport = {port}'` shows it), or choose another `launch.port`"
+    )
+
+
+def clear_socket(path: Path) -> None:
+    """Make the folder of a socket, and remove the socket that an ended server left there.
+
+    A server that starts holds its socket long before it listens: vLLM binds it first, and then loads
+    its model. What a link leads to is never removed.
+
+    Raises:
+        LaunchError: somebody holds it, or it is another kind of file.
+        OSError: the system refused.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
+    except FileNotFoundError:
+        return
+    if not is_socket:
+        raise LaunchError(f"{path} is not a socket. Remove it, or choose another `launch.socket`")
+    if (inodes := proc.bound(path)) or _answers(path):
+        found = proc.holders(inodes)
+        by = f" by {', '.join(map(str, found))}" if found else ""
+        raise LaunchError(
+            f"the socket {path} is already in use{by}, not by a server of this gateway. Stop it"
+            f" (`ss -xlp src {path}` shows it), or choose another `launch.socket`"
+        )
+    path.unlink(missing_ok=True)
+
+
+def spawn(start: Start, mark: Mapping[str, str], output: int) -> int:
+    """Start it in a session and group of its own, writing to `output`; return its pid.
+
+    It holds no other file of ours: not the listeners, whose ports it would keep when we have gone.
+    A millisecond; it is our child until `exit_code` reaps it.
+
+    Raises:
+        LaunchError: the system refused.
+    """
+    inherited = [
+        (os.POSIX_SPAWN_CLOSE, number)
+        for number in map(int, os.listdir("/proc/self/fd"))
+        if number > 2 and _is_inherited(number)
+    ]
+    try:
+        return os.posix_spawn(
+            start.program,
+            start.words,
+            {**start.variables, **mark},
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, output, 1),
+                (os.POSIX_SPAWN_DUP2, output, 2),
+                *inherited,
+            ],
+            setsid=True,
+            setsigmask=[],
+            # What we ignore would stay ignored: SIGPIPE and SIGXFSZ by Python, SIGHUP by nohup.
+            setsigdef=[
+                signal.SIGINT,
+                signal.SIGTERM,
+                signal.SIGHUP,
+                signal.SIGPIPE,
+                signal.SIGXFSZ,
+            ],
+        )
+    except OSError as error:
+        raise LaunchError(f"cannot start {start.program}: {told(error)}") from error
+
+
+def exit_code(pid: int, *, reap: bool) -> int | None:
+    """Return how a child of ours ended: its code, or the signal's number below zero.
+
+    None while it runs, and for what is not our child. Until it is reaped, its pid stays its own.
+    """
+    try:
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | (0 if reap else os.WNOWAIT))
+    except ChildProcessError:
+        return None
+    if found is None:
+        return None
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+
+def told(error: OSError) -> str:
+    """Return what the system said, and of which file."""
+    where = f" ({error.filename})" if error.filename else ""
+    return f"{error.strerror or error}{where}"
+
+
+def _answers(path: Path) -> bool:
+    """Whether somebody listens on a socket; also one of another network namespace, say."""
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as probe:
+        probe.settimeout(_PROBE_S)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except (BlockingIOError, TimeoutError):  # its backlog is full
+            return True
+        return True
+
+
+def _is_inherited(number: int) -> bool:
+    try:
+        return os.get_inheritable(number)
+    except OSError:
+        return False
+
+
+def _no_program(name: str) -> str:
+    path = Path(name)
+    if path.exists():
+        why = "is a folder" if path.is_dir() else "is not executable by this user"
+        return f"the program {name} {why}"
+    if "/" in name:
+        return f"the program {name} does not exist; check the first word of `launch.command`"
+    return (
+        f"the program `{name}` is not on the PATH; write its full path as the first word of"
+        " `launch.command`, such as /opt/vllm/bin/vllm"
+    )

@@ -1,0 +1,170 @@
+"""What would make a model fit: each way tried by the same arithmetic, with the value it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gateway.sizing.fit import Fit, Verdict, fit
+from gateway.sizing.kvcaches import Dtype
+from gateway.sizing.modelshape import ModelShape, Weights
+from gateway.sizing.serveplan import Device, KvDtype
+
+MOST_UTILIZATION: Final = 0.95  # beyond it a GPU runs out at peaks that the trial run did not see
+_MOST_GPUS: Final = 16
+_FEW_SEQS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One change, the flags that make it, and what comes of it."""
+
+    change: str
+    flags: tuple[str, ...]
+    result: Fit
+
+
+def ways(short: Fit) -> list[Way]:
+    """Return the changes that would each make it fit, the mildest first; those that do not, not.
+
+    None for a plan that fits, or whose flags vLLM refuses.
+    """
+    if short.verdict is not Verdict.TOO_LARGE:
+        return []
+    found = [way for find in _FINDERS for way in find(short) if way.result.fits]
+    return found or [way for way in _quantized_on_more_gpus(short) if way.result.fits]
+
+
+def _utilization(short: Fit) -> Iterator[Way]:
+    plan = short.plan
+    if plan.kv_cache_memory_bytes is not None or plan.device is Device.CPU:
+        return
+    percent = round(plan.gpu_memory_utilization * 100)
+    for raised in range(percent + 1, round(MOST_UTILIZATION * 100) + 1):
+        tried = fit(short.model, replace(plan, gpu_memory_utilization=raised / 100))
+        if tried.fits:
+            flags = ("--gpu-memory-utilization", f"{raised / 100:g}")
+            yield Way("let vLLM use more of the GPU", flags, tried)
+            return
+
+
+def _shorter(short: Fit) -> Iterator[Way]:
+    for length in sorted({short.surely_longest, short.longest}):
+        if 0 < length < short.max_model_len:
+            tried = fit(short.model, replace(short.plan, max_model_len=length))
+            yield Way("a shorter context window", ("--max-model-len", str(length)), tried)
+
+
+def _fp8_kv(short: Fit) -> Iterator[Way]:
+    if short.plan.kv_dtype is KvDtype.FP8 or short.model.kv_fp8 or not short.model.attentive:
+        return
+    tried = fit(short.model, replace(short.plan, kv_dtype=KvDtype.FP8))
+    yield Way("an 8-bit KV cache", ("--kv-cache-dtype", "fp8"), tried)
+
+
+def _fewer_seqs(short: Fit) -> Iterator[Way]:
+    if short.plan.batch(short.max_model_len).seqs > _FEW_SEQS:
+        tried = fit(short.model, replace(short.plan, max_num_seqs=_FEW_SEQS))
+        yield Way("fewer requests at a time", ("--max-num-seqs", str(_FEW_SEQS)), tried)
+
+
+def _eager(short: Fit) -> Iterator[Way]:
+    if not short.plan.enforce_eager and short.plan.device is Device.GPU:
+        tried = fit(short.model, replace(short.plan, enforce_eager=True))
+        yield Way("no CUDA graphs (slower)", ("--enforce-eager",), tried)
+
+
+def _more_gpus(short: Fit) -> Iterator[Way]:
+    tp = short.plan.tp
+    while (tp := tp * 2) <= _MOST_GPUS:
+        tried = fit(short.model, replace(short.plan, tp=tp))
+        if tried.fits:
+            yield Way(f"{tp * short.plan.pp} GPUs", ("--tensor-parallel-size", str(tp)), tried)
+            return
+
+
+def _quantized(short: Fit) -> Iterator[Way]:
+    if short.model.quantized:
+        return
+    for bits in (8, 4):
+        tried = fit(_at_bits(short.model, bits), short.plan)
+        if tried.fits:
+            flags = ("--quantization", "fp8") if bits == 8 else ()
+            yield Way(f"weights of {bits} bits (another checkpoint, or fp8)", flags, tried)
+            return
+
+
+def _quantized_on_more_gpus(short: Fit) -> Iterator[Way]:
+    if short.model.quantized:
+        return
+    for bits in (8, 4):
+        model = _at_bits(short.model, bits)
+        for way in _more_gpus(replace(short, model=model)):
+            yield replace(way, change=f"weights of {bits} bits, {way.change}")
+
+
+_FINDERS: Final[tuple[Callable[[Fit], Iterator[Way]], ...]] = (
+    _utilization,
+    _shorter,
+    _fp8_kv,
+    _fewer_seqs,
+    _eager,
+    _quantized,
+    _more_gpus,
+)
+
+
+def _at_bits(model: ModelShape, bits: int) -> ModelShape:
+    """Return the model with the linear weights of its layers at so many bits.
+
+    Embedding and head stay as they are, as in checkpoints made with llm-compressor or AutoAWQ.
+    Scales of groups of 128 weights are counted: 16 bits each.
+    """
+    old = model.weights.loaded(Dtype.BFLOAT16)
+    share = (bits + 16 / 128) / 16
+    ends = old.embedding_bytes + old.head_bytes
+    weights = Weights(
+        total_bytes=ends + int((old.total_bytes - ends) * share),
+        embedding_bytes=old.embedding_bytes,
+        head_bytes=old.head_bytes,
+        layer_bytes=tuple(int(each * share) for each in old.layer_bytes),
+    )
+    return replace(model, weights=weights, quantized=True)
+
+
+def command(found: Fit, model: str) -> tuple[str, ...]:
+    """Return the argv that serves a model as planned, or else with the longest window that fits.
+
+    That is the one that fits even if the estimates are too low, where there is one.
+    Flags that are vLLM's own default are left out, save the window and the utilisation: those are
+    what this answer is about. Empty: nothing fits.
+    """
+    plan = found.plan
+    shorter = found.surely_longest or found.longest
+    length = found.max_model_len if found.fits else min(shorter, found.max_model_len)
+    if not length or found.verdict is Verdict.INVALID:
+        return ()
+    words = ["vllm", "serve", model, "--max-model-len", str(length)]
+    if plan.kv_cache_memory_bytes is not None:
+        words += ["--kv-cache-memory-bytes", str(plan.kv_cache_memory_bytes)]
+    else:
+        words += ["--gpu-memory-utilization", f"{plan.gpu_memory_utilization:g}"]
+    told: tuple[tuple[str, object, object], ...] = (
+        ("--tensor-parallel-size", plan.tp, 1),
+        ("--pipeline-parallel-size", plan.pp, 1),
+        ("--dtype", plan.dtype.value if plan.dtype else None, None),
+        ("--kv-cache-dtype", plan.kv_dtype.value, KvDtype.AUTO.value),
+        ("--mamba-ssm-cache-dtype", plan.state_dtype.value if plan.state_dtype else None, None),
+        ("--max-num-seqs", plan.max_num_seqs, None),
+        ("--max-num-batched-tokens", plan.max_num_batched_tokens, None),
+        ("--block-size", plan.block_size, None),
+    )
+    for flag, value, default in told:
+        words += [] if value == default else [flag, str(value)]
+    words += ["--enforce-eager"] if plan.enforce_eager else []
+    words += [] if plan.prefix_caching else ["--no-enable-prefix-caching"]
+    if plan.max_loras:
+        loras, rank = str(plan.max_loras), str(plan.max_lora_rank)
+        words += ["--enable-lora", "--max-loras", loras, "--max-lora-rank", rank]
+    return tuple(words)

@@ -1,0 +1,225 @@
+"""How a model is to be served: the flags of `vllm serve` that decide memory, with its defaults.
+
+Source: vLLM 0.32, engine/arg_utils.py (`get_batch_defaults`), config/cache.py, config/vllm.py
+(`max_concurrent_batches`), utils/argparse_utils.py (`human_readable_int`: `32k` is 32000 and `32K`
+is 32768, unlike in the gateway's own settings).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from gateway.sizing.kvcaches import Dtype
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
+
+GIB: Final = 1 << 30
+UTILIZATION: Final = 0.92
+AUTO_LEN: Final = -1  # as long as the memory allows
+BLOCK_TOKENS: Final = 16
+CPU_BLOCK_TOKENS: Final = 128  # platforms/cpu.py
+MLA_BLOCK_TOKENS: Final = 64  # FlashMLA; others take 32 or 128
+
+_DECIMAL: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY: Final = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_NUMBER: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)")
+
+
+class PlanError(ValueError):
+    """A flag whose value cannot be read, or that vLLM would refuse. The message names both."""
+
+
+class Device(Enum):
+    """What vLLM runs on."""
+
+    GPU = "gpu"
+    CPU = "cpu"
+
+
+class KvDtype(Enum):
+    """The format of the KV cache: that of the model, or 8 bits."""
+
+    AUTO = "auto"
+    FP8 = "fp8"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+
+    def size(self, model: Dtype) -> int:
+        """Bytes of one number, for the format that the model runs in."""
+        if self is KvDtype.AUTO:
+            return model.size
+        return 1 if self is KvDtype.FP8 else Dtype(self.value).size
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The most of one step of the engine."""
+
+    seqs: int  # requests
+    tokens: int
+    in_flight_tokens: int  # scheduled and not yet settled, over all steps under way
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The flags that decide memory. None: vLLM's own default."""
+
+    gpu_memory_bytes: int  # of one GPU, all of it
+    tp: int = 1
+    pp: int = 1
+    dtype: Dtype | None = None
+    kv_dtype: KvDtype = KvDtype.AUTO
+    state_dtype: Dtype | None = None  # of recurrent layers; None: that of the model
+    max_model_len: int | None = None  # tokens; AUTO_LEN: as long as fits
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    gpu_memory_utilization: float = UTILIZATION
+    kv_cache_memory_bytes: int | None = None  # per GPU; then the utilisation does not count
+    block_size: int | None = None
+    enforce_eager: bool = False
+    prefix_caching: bool = True
+    max_loras: int = 0  # 0: LoRA is off
+    max_lora_rank: int = 16
+    device: Device = Device.GPU
+
+    def batch(self, length: int) -> Batch:
+        """Return the most of one step, for a context window. vLLM's defaults go by the GPU's memory.
+
+        An A100 of 80 GiB has the smaller ones; write them out for it.
+        """
+        seqs, tokens = self._default_batch()
+        seqs = self.max_num_seqs or seqs
+        tokens = self.max_num_batched_tokens or min(tokens, seqs * length)
+        seqs = self.max_num_seqs or min(seqs, tokens)
+        # One batch a stage is under way, and on GPUs one ahead (asynchronous scheduling).
+        ahead = 1 if self.device is Device.GPU else 0
+        return Batch(seqs, tokens, (self.pp + ahead) * tokens)
+
+    def _default_batch(self) -> tuple[int, int]:
+        if self.device is Device.CPU:
+            return 128 * self.tp * self.pp, 2048 * self.tp * self.pp
+        if self.gpu_memory_bytes >= 160 * GIB:
+            return 1024, 16384
+        return (1024, 8192) if self.gpu_memory_bytes >= 70 * GIB else (256, 2048)
+
+
+# Flags whose every form vLLM takes: with dashes or underscores, long or short.
+_SHORT: Final = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size"}
+
+
+def plan_of_args(args: Mapping[str, JsonValue], gpus: int = 1, gpu_memory_bytes: int = 0) -> Plan:
+    """Return the plan of `vllm serve` flags, written without dashes as in `launch.args`.
+
+    Args:
+        args: such as {"max-model-len": "32k", "enforce-eager": true}. Others are passed over.
+        gpus: how many GPUs it may see; they are taken by tensor parallelism unless told.
+        gpu_memory_bytes: of one of them.
+
+    Raises:
+        PlanError: a value that vLLM would not read either.
+    """
+    flags = {_flag(name): value for name, value in args.items() if value is not None}
+    pp = _whole(flags, "pipeline-parallel-size") or 1
+    tp = _whole(flags, "tensor-parallel-size")
+    cpu = "cpu" in str(flags.get("device", ""))
+    return Plan(
+        gpu_memory_bytes=gpu_memory_bytes,
+        tp=tp or max(1, gpus // pp),
+        pp=pp,
+        dtype=_dtype(flags, "dtype"),
+        kv_dtype=_kv_dtype(flags),
+        state_dtype=_dtype(flags, "mamba-ssm-cache-dtype"),
+        max_model_len=_length(flags),
+        max_num_seqs=_whole(flags, "max-num-seqs"),
+        max_num_batched_tokens=_whole(flags, "max-num-batched-tokens"),
+        gpu_memory_utilization=_ratio(flags),
+        kv_cache_memory_bytes=_whole(flags, "kv-cache-memory-bytes"),
+        block_size=_whole(flags, "block-size"),
+        enforce_eager=_is_on(flags, "enforce-eager"),
+        prefix_caching=not _is_on(flags, "no-enable-prefix-caching")
+        and flags.get("enable-prefix-caching") is not False,
+        max_loras=(_whole(flags, "max-loras") or 1) if _is_on(flags, "enable-lora") else 0,
+        max_lora_rank=_whole(flags, "max-lora-rank") or 16,
+        device=Device.CPU if cpu else Device.GPU,
+    )
+
+
+def human_int(text: str) -> int:
+    """Return the number of `32768`, `32k` (32000), `32K` (32768) or `25.6k`, as vLLM reads it."""
+    match = _NUMBER.fullmatch(text.strip())
+    number, suffix = match.groups() if match else ("", "")
+    if match is None or ("." in number and suffix not in _DECIMAL):
+        raise PlanError(f"{text} is not a number; write it like 32768, 32k (32000) or 32K (32768)")
+    if suffix in _DECIMAL:
+        return int(float(number) * _DECIMAL[suffix])
+    return int(number) * _BINARY.get(suffix, 1)
+
+
+def _flag(name: str) -> str:
+    plain = name.lstrip("-").replace("_", "-")
+    return _SHORT.get(plain, plain)
+
+
+def _whole(flags: Mapping[str, JsonValue], name: str) -> int | None:
+    value = flags.get(name)
+    if value is None:
+        return None
+    try:
+        number = human_int(value) if isinstance(value, str) else int(str(value))
+    except ValueError as error:
+        raise PlanError(
+            f"{name}: {value} is not a whole number; write it like 8192 or 8K"
+        ) from error
+    if number <= 0:
+        raise PlanError(f"{name}: {value} must be more than 0")
+    return number
+
+
+def _length(flags: Mapping[str, JsonValue]) -> int | None:
+    if str(flags.get("max-model-len")).lower() in ("auto", "-1"):
+        return AUTO_LEN
+    return _whole(flags, "max-model-len")
+
+
+def _ratio(flags: Mapping[str, JsonValue]) -> float:
+    value = flags.get("gpu-memory-utilization", UTILIZATION)
+    try:
+        ratio = float(str(value))
+    except ValueError as error:
+        raise PlanError(
+            f"gpu-memory-utilization: {value} is not a number; write it like 0.9"
+        ) from error
+    if not 0 < ratio <= 1:
+        raise PlanError(f"gpu-memory-utilization: {value} must be above 0 and at most 1")
+    return ratio
+
+
+def _dtype(flags: Mapping[str, JsonValue], name: str) -> Dtype | None:
+    value = str(flags.get(name, "auto"))
+    try:
+        return None if value == "auto" else Dtype.parse(value)
+    except ValueError as error:
+        known = "auto, half, float16, bfloat16, float, float32"
+        raise PlanError(f"{name}: {value} is not one of {known}") from error
+
+
+def _kv_dtype(flags: Mapping[str, JsonValue]) -> KvDtype:
+    value = str(flags.get("kv-cache-dtype", "auto"))
+    if value in ("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla"):
+        return KvDtype.FP8
+    try:
+        return KvDtype(value)
+    except ValueError as error:
+        known = ", ".join(each.value for each in KvDtype)
+        raise PlanError(f"kv-cache-dtype: {value} is not supported; known: {known}") from error
+
+
+def _is_on(flags: Mapping[str, JsonValue], name: str) -> bool:
+    value = flags.get(name, False)
+    return value is True or str(value).lower() in ("", "true", "1", "yes")

@@ -1,0 +1,102 @@
+"""Watch every backend of the pool table, following it across reloads.
+
+    run -- one task per backend -- probe   GET /health     2 s; 0.5 s while starting, down, unsure
+                                |- scrape  GET /metrics    1 s
+                                `- models  GET /v1/models  10 s; the probe reads it on coming up,
+                                                           the scrape when an unknown adapter runs
+
+Each loop waits for its own backend only, so one that is silent delays no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+
+from gateway.config.models import HealthConfig
+from gateway.core.aio import Clock, periodic
+from gateway.core.types import Observation
+from gateway.pools.table import Backend, PoolTable
+from gateway.watch.fetch import Pages
+from gateway.watch.probe import Prober
+from gateway.watch.scrape import scrape
+
+_Turn = Callable[[], Awaitable[None]]
+
+
+class Watchers:
+    """All watch loops of one process. `health` may be replaced at any time; the loops follow."""
+
+    def __init__(self, table: PoolTable, health: HealthConfig, clock: Clock) -> None:
+        self.table = table
+        self.health = health
+        self.clock = clock
+
+    async def run(self) -> None:
+        """Watch until cancelled: backends that come get their loops, those that go lose them.
+
+        Cancel: all loops end, nothing is observed any more.
+        """
+        changed = asyncio.Event()
+        changed.set()
+        watched: dict[Backend, asyncio.Task[None]] = {}
+        self.table.on_members.append(changed.set)
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    await changed.wait()
+                    changed.clear()
+                    members = set(self.table)
+                    for gone in watched.keys() - members:
+                        watched.pop(gone).cancel()
+                    for new in members - watched.keys():
+                        task = group.create_task(self._watch(new), name=f"watch {new.id}")
+                        watched[new] = task
+        finally:
+            self.table.on_members.remove(changed.set)
+
+    async def _watch(self, backend: Backend) -> None:
+        def report(observation: Observation) -> None:
+            # After a reload the id may stand for another server than the one that was asked.
+            if self.table.get(backend.id) is backend:
+                self.table.observe(backend.id, observation)
+
+        with closing(Pages(backend)) as pages:
+            async with asyncio.TaskGroup() as group:
+                prober = Prober(backend, pages, self.clock, report)
+                told: frozenset[str] = frozenset()  # adapters that ran at the last scrape, unlisted
+
+                async def scraped() -> None:
+                    nonlocal told
+                    await scrape(pages, self.clock, report, timeout_s=self.health.timeout)
+                    # Loaded by somebody else just now; until the list is read nobody knows its path.
+                    before, told = told, _unlisted(backend)
+                    if told - before:
+                        await prober.refresh_models(self.health.timeout)
+
+                def loop(kind: str, turn: _Turn, pause_s: Callable[[], float]) -> None:
+                    name = f"{kind} {backend.id}"
+                    group.create_task(periodic(turn, every_s=pause_s, name=name), name=name)
+
+                loop(
+                    "probe",
+                    lambda: prober.probe(self.health.timeout),
+                    lambda: prober.pause_s(self.health.interval),
+                )
+                loop(
+                    "scrape",
+                    scraped,
+                    lambda: self.health.scrape_interval,
+                )
+                loop(
+                    "models",
+                    lambda: prober.refresh_models(self.health.timeout),
+                    lambda: self.health.models_interval,
+                )
+
+
+def _unlisted(backend: Backend) -> frozenset[str]:
+    """Return the adapters that run on a backend and are not in its model list as we know it."""
+    running = backend.sample.running_adapters if backend.sample is not None else ()
+    return frozenset(running) - backend.models.keys()

@@ -1,0 +1,95 @@
+"""Ask a backend whether it is well, and what it serves.
+
+A probe is `GET /health`. A backend that is not up yet must show its model list in the same turn:
+a server that answers but serves nothing we can name is not ready, and the reason says so
+(`models_...`). Its endpoints and version do not change while it runs, so they are read with the
+first list only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.core.aio import Clock
+from gateway.core.types import Endpoint, ModelsSeen, Observation, ProbeFailed, ProbePassed
+from gateway.pools.table import Backend
+from gateway.watch.fetch import FetchError, Pages
+from gateway.wire.vllm import parse_models, parse_openapi_endpoints, parse_version
+
+log = logging.getLogger("gateway.watch")
+
+# How often a backend is probed while it starts, is down, or has just failed a probe.
+FAST_S: Final = 0.5
+
+
+@dataclass(slots=True)
+class Prober:
+    """One backend's probes. What they find goes to `report`."""
+
+    backend: Backend
+    pages: Pages
+    clock: Clock
+    report: Callable[[Observation], None]
+    endpoints: frozenset[Endpoint] | None = None
+    version: str | None = None
+    described: bool = False  # endpoints and version were read from the running server
+
+    def pause_s(self, interval_s: float) -> float:
+        """Return the time to the next probe: shorter while the last ones disagree."""
+        return interval_s if self.backend.health.settled else min(FAST_S, interval_s)
+
+    async def probe(self, timeout_s: float) -> None:
+        """Make one probe and report it."""
+        try:
+            await self.pages.get("/health", timeout_s=timeout_s)
+            if not self.backend.models_known:
+                self.described = False
+                self.report(await self._models(timeout_s))
+        except FetchError as failed:
+            self.report(ProbeFailed(self.clock.now(), failed.reason))
+        else:
+            self.report(ProbePassed(self.clock.now()))
+
+    async def refresh_models(self, timeout_s: float) -> None:
+        """Read the model list of a backend that is up again; a failure keeps what was known."""
+        if not self.backend.models_known:
+            return
+        try:
+            seen = await self._models(timeout_s)
+        except FetchError as failed:
+            log.debug(
+                "the model list has not been read yet",
+                extra={"backend": self.backend.id, "why": str(failed)},
+            )
+            return
+        if self.backend.models_known:  # else it went down meanwhile: that list is its old one
+            self.report(seen)
+
+    async def _models(self, timeout_s: float) -> ModelsSeen:
+        try:
+            models = parse_models(await self.pages.get("/v1/models", timeout_s=timeout_s))
+        except FetchError as failed:
+            raise FetchError(f"models_{failed.reason}") from failed
+        if not models:
+            raise FetchError("models_garbage")
+        if not self.described:
+            await self._describe(timeout_s)
+        return ModelsSeen(self.clock.now(), models, self.endpoints, self.version)
+
+    async def _describe(self, timeout_s: float) -> None:
+        """Read endpoints and version. What a server does not tell stays unknown."""
+        version = await self._page("/version", timeout_s)
+        openapi = await self._page("/openapi.json", timeout_s)
+        self.version = parse_version(version) if version else None
+        self.endpoints = parse_openapi_endpoints(openapi) if openapi else None
+        self.described = version is not None and openapi is not None
+
+    async def _page(self, path: str, timeout_s: float) -> bytes | None:
+        """Return a page, b"" where the server has none, None where it is worth asking again."""
+        try:
+            return await self.pages.get(path, timeout_s=timeout_s)
+        except FetchError as failed:
+            return b"" if failed.reason.startswith("http_4") else None
