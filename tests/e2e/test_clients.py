@@ -10,13 +10,14 @@ import http.server
 import json
 import pathlib
 import queue
+import socket
 import subprocess
 import threading
 import urllib.parse
 
 import pytest
 
-from tests.e2e.support import CACHE, GATEWAY, free_port, gateway, need, running, wait_until
+from tests.e2e.support import CACHE, GATEWAY, free_port, gateway, get, need, running, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 CLIENTS = pathlib.Path(__file__).parent / "clients"
@@ -28,6 +29,10 @@ _MESSAGE = ("messages", 200, "ok", None)
 _RESPONSE = ("responses", 200, "ok", None)
 _RERANK = ("rerank", 200, "ok", None)
 _DOWN = (503, "shed", "model_unavailable")
+_LIMITED = (429, "shed", "too_many_waiting")
+_ENGINE_LIMITED = (429, "upstream_rejected", None)  # by the backend itself
+_LEFT = (499, "client_gone", None)
+_BROKEN = (502, "stream_broken", "backend_error")
 LOGGED = {
     **dict.fromkeys(("chat", "chat_vllm", "stream", "usage", "usage_vllm", "tool"), [_CHAT]),
     **dict.fromkeys(("tool_stream", "request_id", "large"), [_CHAT]),
@@ -48,9 +53,15 @@ LOGGED = {
     "down_once": [("chat", *_DOWN)],
     "message_down": [("messages", *_DOWN), ("messages", *_DOWN)],
     "rerank_down": [("rerank", *_DOWN), ("rerank", *_DOWN)],
-    "broken_stream": [("chat", 502, "stream_broken", "backend_error")],
-    "left": [("chat", 499, "client_gone", None)],
-    "message_left": [("messages", 499, "client_gone", None)],
+    "limited": [("chat", *_LIMITED), ("chat", *_LIMITED)],
+    "message_limited": [("messages", *_LIMITED), ("messages", *_LIMITED)],
+    "rerank_limited": [("rerank", *_LIMITED), ("rerank", *_LIMITED)],
+    "served_later": [("chat", *_ENGINE_LIMITED), _CHAT],
+    "message_served_later": [("messages", *_ENGINE_LIMITED), _MESSAGE],
+    **dict.fromkeys(("broken_stream", "broken_stream_vllm"), [("chat", *_BROKEN)]),
+    "message_broken_stream": [("messages", *_BROKEN)],
+    **dict.fromkeys(("left", "left_vllm"), [("chat", *_LEFT)]),
+    "message_left": [("messages", *_LEFT)],
 }
 for _version in ("_v1", "_v2"):
     LOGGED["rerank_no_model" + _version] = [("rerank", 404, "rejected", "model_not_found")]
@@ -59,22 +70,54 @@ for _version in ("_v1", "_v2"):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    with _site(tmp_path_factory.mktemp("clients")) as made:
+    with _site(tmp_path_factory.mktemp("clients")) as made, _taken(made[0]):
         yield made
 
 
 @contextlib.contextmanager
 def _site(folder: pathlib.Path, extra: str = ""):
-    """A gateway with two models: `m` is served by a simulated backend, the backend of `down` is not there."""
-    port = free_port()
-    command = [GATEWAY, "sim", "--port", str(port), "--model", "m", "--max-model-len", "4096"]
-    pools = (
-        f"pools: {{m: {{backends: [http://127.0.0.1:{port}]}},"
-        f" down: {{backends: [http://127.0.0.1:{free_port()}]}}}}"
+    """A gateway with three models.
+
+    `m` is served by a simulated backend, the backend of `down` is not there, and that of `busy` takes one
+    request and never answers it.
+    """
+    port, hung = free_port(), free_port()
+    command = [GATEWAY, "sim", "--max-model-len", "4096"]
+    pools = {
+        "m": {"backends": [f"http://127.0.0.1:{port}"]},
+        "down": {"backends": [f"http://127.0.0.1:{free_port()}"]},
+        "busy": {
+            "backends": [{"url": f"http://127.0.0.1:{hung}", "max_in_flight": 1}],
+            "queue": {"max_requests": 2, "tenant_share": 0.5, "max_wait": "600s"},
+        },
+    }
+    with (
+        running([*command, "--model", "m", "--port", str(port)], log=folder / "sim.log"),
+        running(
+            [*command, "--model", "busy", "--port", str(hung), "--fault", "hang_before_headers"],
+            log=folder / "hung.log",
+        ),
+        gateway(folder, f"pools: {json.dumps(pools)}", extra) as behind,
+    ):
+        yield behind, f"http://127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def _taken(behind):
+    """Have one request at the backend of `busy` and another one wait: no key may have more than that."""
+    host, _, port = behind.url.removeprefix("http://").partition(":")
+    body = json.dumps({"model": "busy", "prompt": "x", "max_tokens": 5}).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {behind.key}\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     )
-    with running(command, log=folder / "sim.log"):
-        with gateway(folder, pools, extra) as behind:
-            yield behind, f"http://127.0.0.1:{port}"
+    with contextlib.ExitStack() as held:
+        for _ in range(2):
+            client = held.enter_context(socket.create_connection((host, int(port)), 10))
+            client.sendall(head.encode() + body)
+        full = 'gateway_queue_requests{pool="busy"} 1'
+        wait_until(lambda: full in behind.metrics(), 30, full)
+        yield
 
 
 class Access:
@@ -101,7 +144,9 @@ def drive(command, site, **kwargs):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    return found, _as_logged(found, access)
+    lines = _as_logged(found, access)
+    _backend_was_told(sim, [each["engine_request_id"] for each in lines if each["status"] == 499])
+    return found, lines
 
 
 def _as_logged(found, access):
@@ -116,11 +161,43 @@ def _as_logged(found, access):
     return lines
 
 
-def came_again_in_time(found, lines):
-    """It waited as long as it was asked to; the gateway saw that it was the second try."""
-    (first, second) = [each for each in lines if each["code"] == "model_unavailable"]
-    assert found["down_waited"] >= 1.0, "Retry-After is at least a second"
-    return [first["client_retry"], second["client_retry"]]
+def _backend_was_told(sim, left):
+    """The backend saw each of these requests, by their ids at the engine, end before its last token."""
+
+    def told():
+        requests = json.loads(get(f"{sim}/sim/requests", timeout=30)[1])
+        found = [each for each in requests if dict(each["headers"]).get("x-request-id") in left]
+        assert len(found) == len(left)
+        assert all(each["tokens_emitted"] < 3000 for each in found)
+        return all(each["client_disconnected_at"] is not None for each in found)
+
+    wait_until(told, 10, "the backend knows that the client left")
+
+
+# The cases in which a client comes again by itself, and what the log has of its first try.
+AGAIN = {"down": _DOWN, "limited": _LIMITED, "served_later": _ENGINE_LIMITED}
+
+
+def came_again(site, found, lines):
+    """Each client waited as long as it was told to; return which tries the gateway took for a second one."""
+    logged = [(each["status"], each["outcome"], each["code"]) for each in lines]
+    retries = set()
+    for case in [each for each in found if each.endswith("_waited")]:
+        waited_s = found.pop(case)
+        (first_try,) = [row for name, row in AGAIN.items() if case.endswith(f"{name}_waited")]
+        place = logged.index(first_try)
+        assert waited_s >= _told_s(site, lines[place]), case
+        retries.add((lines[place]["client_retry"], lines[place + 1]["client_retry"]))
+    return retries
+
+
+def _told_s(site, refused) -> float:
+    """Return the seconds after which a refused client was told to come again."""
+    if refused["outcome"] == "upstream_rejected":
+        return 1.0  # 1 to 3 s; why the gateway itself refused is kept, with the time
+    status, body = get(f"{site[0].admin_url}/admin/v1/decisions/{refused['id']}")
+    assert status == 200
+    return json.loads(body)["retry_after_s"]
 
 
 @pytest.mark.parametrize("generation", ["openai3", "openai2", "openai1"])
@@ -128,20 +205,19 @@ def test_openai_for_python(site, generation):
     python = need(CACHE / generation / "bin/python", generation)
     found, lines = drive([python, str(CLIENTS / "openai_python.py")], site)
     assert found.pop("version").startswith(generation[-1] + ".")
-    assert came_again_in_time(found, lines) == [0, 1]
+    assert came_again(site, found, lines) == {(0, 1)}
     assert _of_openai(found)
 
 
 def test_openai_for_node(site):
     found, lines = drive(_node("openai_node.mjs", "openai"), site)
-    assert came_again_in_time(found, lines) == [0, 1]
+    assert came_again(site, found, lines) == {(0, 1)}
     assert _of_openai(found)
 
 
 def _of_openai(found) -> bool:
-    found.pop("down_waited")
     assert found == {
-        "models": ["down", "m"],
+        "models": ["busy", "down", "m"],
         "model": "m",
         "chat": LENGTH,
         "stream": ["length", True],
@@ -156,6 +232,8 @@ def _of_openai(found) -> bool:
         "bad_key": ["AuthenticationError", 401, "invalid_api_key", None],
         "too_long": ["BadRequestError", 400, "context_length_exceeded", "messages"],
         "down": ["InternalServerError", 503, "model_unavailable", "model"],
+        "limited": ["RateLimitError", 429, "too_many_waiting", None],
+        "served_later": "length",
         "broken_stream": ["APIError", None, "backend_error", None],
         "left": True,
     }
@@ -172,9 +250,8 @@ def _node(script: str, package: str) -> list[str]:
 
 
 def _of_anthropic(found) -> bool:
-    assert found.pop("down_waited") >= 1.0
     assert found == {
-        "models": ["down", "m"],
+        "models": ["busy", "down", "m"],
         "message": ["max_tokens", 5],
         "knows_its_id": True,
         "message_stream": ["max_tokens", 5],
@@ -184,6 +261,8 @@ def _of_anthropic(found) -> bool:
         "message_bad_key": ["AuthenticationError", 401, "authentication_error"],
         "message_too_long": ["BadRequestError", 400, "invalid_request_error"],
         "message_down": ["ServiceUnavailableError", 503, "overloaded_error"],
+        "message_limited": ["RateLimitError", 429, "rate_limit_error"],
+        "message_served_later": "max_tokens",
         "message_left": "message_start",
     }
     return True
@@ -192,14 +271,16 @@ def _of_anthropic(found) -> bool:
 def test_anthropic_for_python(site):
     python = need(CACHE / "openai3/bin/python", "anthropic")
     found, lines = drive([python, str(CLIENTS / "anthropic_python.py")], site)
-    assert came_again_in_time(found, lines) == [0, 1]
+    assert came_again(site, found, lines) == {(0, 1)}
     assert found.pop("version")
+    assert found.pop("message_broken_stream") == ["APIStatusError", 200, "api_error"]
     assert _of_anthropic(found)
 
 
 def test_anthropic_for_node(site):
     found, lines = drive(_node("anthropic_node.mjs", "@anthropic-ai/sdk"), site)
-    assert came_again_in_time(found, lines) == [0, 1]
+    assert came_again(site, found, lines) == {(0, 1)}
+    assert found.pop("message_broken_stream") == ["APIError", None, "api_error"]
     assert _of_anthropic(found)
 
 
@@ -214,8 +295,7 @@ def test_langchain_knows_a_context_overflow(site):
 def test_litellm_in_both_dialects(site):
     python = need(CACHE / "openai2/bin/litellm", "litellm").replace("bin/litellm", "bin/python")
     found, lines = drive([python, str(CLIENTS / "litellm_python.py")], site)
-    assert came_again_in_time(found, lines)
-    found.pop("down_waited")
+    assert came_again(site, found, lines)
     assert found == {
         "chat": LENGTH,
         "usage": 5,
@@ -228,13 +308,18 @@ def test_litellm_in_both_dialects(site):
         "bad_key": ["AuthenticationError", 401],
         "too_long": ["ContextWindowExceededError", 400],
         "down": ["ServiceUnavailableError", 503],
+        "limited": ["RateLimitError", 429],
+        "served_later": "length",
+        "broken_stream": ["MidStreamFallbackError", 500],
+        "broken_stream_vllm": ["MidStreamFallbackError", 500],
+        "left": True,
+        "left_vllm": True,
     }
 
 
 def test_vercel_ai_sdk(site):
     found, lines = drive(_node("ai_sdk.mjs", "@ai-sdk/openai-compatible"), site)
-    assert came_again_in_time(found, lines)
-    found.pop("down_waited")
+    assert came_again(site, found, lines)
     assert found == {
         "chat": LENGTH,
         "usage": LENGTH,
@@ -244,6 +329,8 @@ def test_vercel_ai_sdk(site):
         "bad_key": ["AI_APICallError", 401],
         "too_long": ["AI_APICallError", 400],
         "down": ["AI_RetryError", 503],
+        "limited": ["AI_RetryError", 429],
+        "served_later": "length",
         "broken_stream": True,
         "left": True,
     }
@@ -252,9 +339,8 @@ def test_vercel_ai_sdk(site):
 def test_cohere_in_both_versions(site):
     python = need(CACHE / "openai3/bin/python", "cohere")
     found, lines = drive([python, str(CLIENTS / "cohere_python.py")], site)
-    assert came_again_in_time(found, lines)
+    assert came_again(site, found, lines)
     assert found.pop("version")
-    found.pop("down_waited")
     assert found == {
         f"{case}_v{version}": seen
         for case, seen in (
@@ -263,7 +349,10 @@ def test_cohere_in_both_versions(site):
             ("rerank_bad_key", ["UnauthorizedError", 401]),
         )
         for version in (1, 2)
-    } | {"rerank_down": ["ServiceUnavailableError", 503]}
+    } | {
+        "rerank_down": ["ServiceUnavailableError", 503],
+        "rerank_limited": ["TooManyRequestsError", 429],
+    }
 
 
 def test_http_client_of_java(site):
@@ -385,7 +474,7 @@ def _browse(folder: pathlib.Path, cors: str):
 def test_a_page_of_an_allowed_origin_sees_all_replies(tmp_path):
     found, access = _browse(tmp_path, "cors: {{origins: [{origin}]}}")
     assert found == {
-        "models": ["down", "m"],
+        "models": ["busy", "down", "m"],
         "chat": [200, *LENGTH],
         "request_id": True,
         "stream": [True, True],

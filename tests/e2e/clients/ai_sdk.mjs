@@ -21,6 +21,12 @@ const read = async (asked) => {
   for await (const part of result.fullStream) if (part.type === "error") throw part.error;
   return [await result.finishReason, (await result.usage).outputTokens];
 };
+const timed = async (name, call) => {
+  const started = performance.now();
+  found[name] = await call();
+  found[`${name}_waited`] = (performance.now() - started) / 1000;
+};
+const inject = (fault) => fetch(`${sim}/sim/faults`, { method: "POST", body: JSON.stringify({ fault }), headers: { "content-type": "application/json" } });
 
 const reply = await generateText(ask());
 found.chat = [reply.finishReason, reply.usage.outputTokens];
@@ -33,11 +39,12 @@ found.no_model = await failure(() => generateText(ask({ model: provider("none") 
 found.bad_key = await failure(() => embed({ model: provide("gw_wrong").textEmbeddingModel(model), value: "x", maxRetries: 0 }));
 found.too_long = await failure(() => generateText(ask({ prompt: "word ".repeat(200000) })));
 
-const started = performance.now();
-found.down = await failure(() => generateText(ask({ model: provider("down"), maxRetries: 1 })));
-found.down_waited = (performance.now() - started) / 1000;
+await timed("down", () => failure(() => generateText(ask({ model: provider("down"), maxRetries: 1 }))));
+await timed("limited", () => failure(() => generateText(ask({ model: provider("busy"), maxRetries: 1 }))));
+await inject("http_500:429@1");
+await timed("served_later", async () => (await generateText(ask({ maxRetries: 1 }))).finishReason);
 
-await fetch(`${sim}/sim/faults`, { method: "POST", body: '{"fault": "reset_after:3@1"}', headers: { "content-type": "application/json" } });
+await inject("reset_after:3@1");
 found.broken_stream = (await failure(() => read(ask({ maxOutputTokens: 20 })))) !== null;
 
 const leaving = new AbortController();

@@ -1,7 +1,7 @@
 // Drive /v1/messages with the Anthropic Node SDK; prints one JSON object of findings.
 import Anthropic from "@anthropic-ai/sdk";
 
-const [url, key, model] = process.argv.slice(2);
+const [url, key, model, sim] = process.argv.slice(2);
 const client = new Anthropic({ baseURL: url, apiKey: key, maxRetries: 0 });
 const messages = [{ role: "user", content: "hello" }];
 const asked = { model, max_tokens: 5, messages };
@@ -11,6 +11,12 @@ const failure = async (call) => {
   try { await call(); return null; }
   catch (error) { return [error.constructor.name, error.status ?? null, error.error?.error?.type ?? null]; }
 };
+const timed = async (name, call) => {
+  const started = performance.now();
+  found[name] = await call();
+  found[`${name}_waited`] = (performance.now() - started) / 1000;
+};
+const inject = (fault) => fetch(`${sim}/sim/faults`, { method: "POST", body: JSON.stringify({ fault }), headers: { "content-type": "application/json" } });
 
 const ids = [];
 for await (const each of client.models.list()) ids.push(each.id);
@@ -31,9 +37,15 @@ found.message_bad_key = await failure(() => wrong.messages.create(asked));
 const long = [{ role: "user", content: "word ".repeat(200000) }];
 found.message_too_long = await failure(() => client.messages.create({ ...asked, messages: long }));
 
-const started = performance.now();
-found.message_down = await failure(() => client.messages.create({ ...asked, model: "down" }, { maxRetries: 1 }));
-found.down_waited = (performance.now() - started) / 1000;
+const patiently = (name) => client.messages.create({ ...asked, model: name }, { maxRetries: 1 });
+await timed("message_down", () => failure(() => patiently("down")));
+await timed("message_limited", () => failure(() => patiently("busy")));
+await inject("http_500:429@1");
+await timed("message_served_later", async () => (await patiently(model)).stop_reason);
 
+await inject("reset_after:3@1");
+found.message_broken_stream = await failure(async () => {
+  for await (const _ of await client.messages.create({ ...asked, max_tokens: 20, stream: true }));
+});
 for await (const event of await client.messages.create({ ...asked, max_tokens: 3000, stream: true })) { found.message_left = event.type; break; }
 console.log(JSON.stringify(found));

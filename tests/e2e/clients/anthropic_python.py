@@ -3,10 +3,11 @@
 import json
 import sys
 import time
+import urllib.request
 
 import anthropic
 
-url, key, model = sys.argv[1:4]
+url, key, model, sim = sys.argv[1:5]
 client = anthropic.Anthropic(base_url=url, api_key=key, max_retries=0)
 found: dict[str, object] = {"version": anthropic.__version__}
 messages = [{"role": "user", "content": "hello"}]
@@ -19,6 +20,19 @@ def failure(call):
     except anthropic.APIStatusError as error:
         return [type(error).__name__, error.status_code, error.body["error"]["type"]]
     return None
+
+
+def timed(case, call):
+    started = time.monotonic()
+    found[case] = call()
+    found[case + "_waited"] = time.monotonic() - started
+
+
+def inject(fault):
+    body = json.dumps({"fault": fault}).encode()
+    urllib.request.urlopen(
+        urllib.request.Request(sim + "/sim/faults", body, {"content-type": "application/json"})
+    )
 
 
 found["models"] = sorted(each.id for each in client.models.list())
@@ -40,11 +54,22 @@ found["message_bad_key"] = failure(lambda: wrong.messages.create(**asked))
 long = [{"role": "user", "content": "word " * 200_000}]
 found["message_too_long"] = failure(lambda: client.messages.create(**{**asked, "messages": long}))
 
-started = time.monotonic()
 patient = client.with_options(max_retries=1)
-found["message_down"] = failure(lambda: patient.messages.create(**{**asked, "model": "down"}))
-found["down_waited"] = time.monotonic() - started
 
+
+def ask(name):
+    return patient.messages.create(**{**asked, "model": name})
+
+
+timed("message_down", lambda: failure(lambda: ask("down")))
+timed("message_limited", lambda: failure(lambda: ask("busy")))
+inject("http_500:429@1")
+timed("message_served_later", lambda: ask(model).stop_reason)
+
+inject("reset_after:3@1")
+found["message_broken_stream"] = failure(
+    lambda: list(client.messages.create(**{**asked, "max_tokens": 20}, stream=True))
+)
 with client.messages.create(**{**asked, "max_tokens": 3000}, stream=True) as stream:
     found["message_left"] = next(iter(stream)).type
 print(json.dumps(found))

@@ -20,6 +20,12 @@ def failure(call):
     return None
 
 
+def timed(case, call):
+    started = time.monotonic()
+    found[case] = call()
+    found[case + "_waited"] = time.monotonic() - started
+
+
 for version, kind in (("1", cohere.Client), ("2", cohere.ClientV2)):
     client = kind(base_url=url, api_key=key)
     reply = client.rerank(model=model, query="x", documents=documents, top_n=1)
@@ -36,11 +42,14 @@ for version, kind in (("1", cohere.Client), ("2", cohere.ClientV2)):
         )
     )
 client = cohere.ClientV2(base_url=url, api_key=key)
-started = time.monotonic()
-found["rerank_down"] = failure(
-    lambda: client.rerank(
-        model="down", query="x", documents=documents, request_options={"max_retries": 1}
+
+
+def ask(name):
+    return client.rerank(
+        model=name, query="x", documents=documents, request_options={"max_retries": 1}
     )
-)
-found["down_waited"] = time.monotonic() - started
+
+
+timed("rerank_down", lambda: failure(lambda: ask("down")))
+timed("rerank_limited", lambda: failure(lambda: ask("busy")))
 print(json.dumps(found))

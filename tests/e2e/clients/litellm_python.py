@@ -1,12 +1,14 @@
 """Drive the gateway with litellm, by both of its dialects; prints one JSON object of findings."""
 
+import asyncio
 import json
 import sys
 import time
+import urllib.request
 
 import litellm
 
-url, key, model = sys.argv[1:4]
+url, key, model, sim = sys.argv[1:5]
 where = {"api_base": url + "/v1", "api_key": key, "max_retries": 0}
 messages = [{"role": "user", "content": "hello"}]
 
@@ -22,6 +24,19 @@ def failure(call):
     except Exception as error:
         return [type(error).__name__, getattr(error, "status_code", None)]
     return None
+
+
+def timed(case, call):
+    started = time.monotonic()
+    found[case] = call()
+    found[case + "_waited"] = time.monotonic() - started
+
+
+def inject(fault):
+    body = json.dumps({"fault": fault}).encode()
+    urllib.request.urlopen(
+        urllib.request.Request(sim + "/sim/faults", body, {"content-type": "application/json"})
+    )
 
 
 found: dict[str, object] = {}
@@ -48,7 +63,26 @@ found["bad_key"] = failure(
     )
 )
 found["too_long"] = failure(lambda: chat(messages=[{"role": "user", "content": "word " * 200_000}]))
-started = time.monotonic()
-found["down"] = failure(lambda: chat(name="down", max_retries=1))
-found["down_waited"] = time.monotonic() - started
+timed("down", lambda: failure(lambda: chat(name="down", max_retries=1)))
+timed("limited", lambda: failure(lambda: chat(name="busy", max_retries=1)))
+inject("http_500:429@1")
+timed("served_later", lambda: chat(max_retries=1).choices[0].finish_reason)
+for dialect in ("openai", "hosted_vllm"):
+    more = "" if dialect == "openai" else "_vllm"
+    inject("reset_after:3@1")
+    found["broken_stream" + more] = failure(
+        lambda dialect=dialect: list(chat(dialect, max_tokens=20, stream=True))
+    )
+
+
+async def leave(dialect):
+    asked = {"messages": messages, "max_tokens": 3000, **where}
+    stream = await litellm.acompletion(model=f"{dialect}/{model}", stream=True, **asked)
+    first = await anext(stream)
+    await stream.aclose()
+    return bool(first.choices)
+
+
+found["left"] = asyncio.run(leave("openai"))
+found["left_vllm"] = asyncio.run(leave("hosted_vllm"))
 print(json.dumps(found))

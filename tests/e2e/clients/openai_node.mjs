@@ -13,6 +13,12 @@ const failure = async (call) => {
   try { await call(); return null; }
   catch (error) { return [error.constructor.name, error.status ?? null, error.code ?? null, error.param ?? null]; }
 };
+const timed = async (name, call) => {
+  const started = performance.now();
+  found[name] = await call();
+  found[`${name}_waited`] = (performance.now() - started) / 1000;
+};
+const inject = (fault) => fetch(`${sim}/sim/faults`, { method: "POST", body: JSON.stringify({ fault }), headers: { "content-type": "application/json" } });
 
 found.models = (await all(client.models.list())).map((each) => each.id).sort();
 found.model = (await client.models.retrieve(model)).id;
@@ -44,11 +50,13 @@ const wrong = new OpenAI({ baseURL: `${url}/v1`, apiKey: "gw_wrong", maxRetries:
 found.bad_key = await failure(() => wrong.embeddings.create({ model, input: "x" }));
 found.too_long = await failure(() => chat({ messages: [{ role: "user", content: "word ".repeat(200000) }] }));
 
-const started = performance.now();
-found.down = await failure(() => chat({ model: "down" }, { maxRetries: 1 }));
-found.down_waited = (performance.now() - started) / 1000;
+const patient = { maxRetries: 1 };
+await timed("down", () => failure(() => chat({ model: "down" }, patient)));
+await timed("limited", () => failure(() => chat({ model: "busy" }, patient)));
+await inject("http_500:429@1");
+await timed("served_later", async () => (await chat({}, patient)).choices[0].finish_reason);
 
-await fetch(`${sim}/sim/faults`, { method: "POST", body: '{"fault": "reset_after:3@1"}', headers: { "content-type": "application/json" } });
+await inject("reset_after:3@1");
 found.broken_stream = await failure(() => all(chat({ max_tokens: 20, stream: true })));
 
 for await (const chunk of await chat({ max_tokens: 3000, stream: true })) { found.left = chunk.choices.length > 0; break; }

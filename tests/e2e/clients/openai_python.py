@@ -32,6 +32,19 @@ def failure(call):
     return None
 
 
+def timed(case, call):
+    started = time.monotonic()
+    found[case] = call()
+    found[case + "_waited"] = time.monotonic() - started
+
+
+def inject(fault):
+    body = json.dumps({"fault": fault}).encode()
+    urllib.request.urlopen(
+        urllib.request.Request(sim + "/sim/faults", body, {"content-type": "application/json"})
+    )
+
+
 found["models"] = sorted(each.id for each in client.models.list())
 found["model"] = client.models.retrieve(model).id
 
@@ -76,18 +89,19 @@ found["bad_key"] = failure(lambda: wrong.embeddings.create(model=model, input="x
 long = [{"role": "user", "content": "word " * 200_000}]
 found["too_long"] = failure(lambda: chat(messages=long))
 
-started = time.monotonic()
 patient = client.with_options(max_retries=1)
-found["down"] = failure(
-    lambda: patient.chat.completions.create(model="down", messages=messages, max_tokens=5)
-)
-found["down_waited"] = time.monotonic() - started
 
-urllib.request.urlopen(
-    urllib.request.Request(
-        sim + "/sim/faults", b'{"fault": "reset_after:3@1"}', {"content-type": "application/json"}
-    )
-)
+
+def ask(name):
+    return patient.chat.completions.create(model=name, messages=messages, max_tokens=5)
+
+
+timed("down", lambda: failure(lambda: ask("down")))
+timed("limited", lambda: failure(lambda: ask("busy")))
+inject("http_500:429@1")
+timed("served_later", lambda: ask(model).choices[0].finish_reason)
+
+inject("reset_after:3@1")
 found["broken_stream"] = failure(lambda: list(chat(max_tokens=20, stream=True)))
 
 with chat(max_tokens=3000, stream=True) as stream:
