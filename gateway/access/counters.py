@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from gateway.access.tokens import Asker, BackendCounter, LocalCounter, prepared
-from gateway.config.flags import in_force, is_flag
+from gateway.config.flags import in_force
+from gateway.config.launched import model_of
 from gateway.config.models import PoolConfig
 from gateway.config.supervision import LaunchConfig
 from gateway.core.errors import ConfigError
@@ -143,8 +144,6 @@ def _model_folder(launch: LaunchConfig) -> Path | None:
     flags = in_force(launch.command, launch.args)
     if not _FOREIGN.isdisjoint(flags):
         return None
-    words = [*launch.command, "--"]
-    first = words[words.index("serve") + 1] if "serve" in launch.command else "--"
-    named = flags.get("model") if is_flag(first) else first  # the one without a flag wins
-    folder = Path(named) if isinstance(named, str) else None
+    named = model_of(launch)
+    folder = Path(named) if named is not None else None
     return folder if folder is not None and (folder / "tokenizer.json").is_file() else None

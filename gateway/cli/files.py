@@ -1,13 +1,17 @@
-"""`check`: the files that the settings name, read as `serve` would read them."""
+"""`check`: the files that the settings name, read or looked for as `serve` would."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from gateway.config.check import Remark
 from gateway.config.findings import Finding, KeyPath, Severity
+from gateway.config.launched import model_of
 from gateway.config.load import Loaded, placed
+from gateway.config.supervision import LaunchConfig
 from gateway.core.errors import ConfigError
 
 
@@ -23,6 +27,10 @@ def file_findings(loaded: Loaded, file: Path) -> list[Finding]:
     for name, pool in loaded.config.pools.items():
         if pool.tokenizer is not None:
             remarks += _tokenizer(("pools", name, "tokenizer"), pool.tokenizer)
+        for place, backend in enumerate(pool.backends):
+            if backend.launch is not None:
+                path: KeyPath = ("pools", name, "backends", place, "launch")
+                remarks += _launched(path, f"{name}/{backend.name}", backend.launch)
     return [placed(remark, loaded, file) for remark in remarks]
 
 
@@ -63,6 +71,27 @@ def _tokenizer(where: KeyPath, folder: Path) -> Iterator[Remark]:
         LocalCounter(folder, deadline_s=0.0)
     except ConfigError as error:
         yield from _unusable(where, "bad-tokenizer", error)
+
+
+def _launched(where: KeyPath, backend_id: str, launch: LaunchConfig) -> Iterator[Remark]:
+    """Say which program or model folder is missing here. Files may be checked on another machine."""
+    program, path = launch.command[0], launch.env.get("PATH", os.environ.get("PATH", os.defpath))
+    if shutil.which(program, path=path) is None:
+        yield Remark(
+            (*where, "command"),
+            "program-missing",
+            f"{backend_id} cannot start on this machine: there is no program `{program}`",
+            "write its absolute path, such as /opt/vllm/bin/vllm",
+            Severity.WARNING,
+        )
+    model = model_of(launch)
+    if model is not None and model.startswith(("/", "./", "../")) and not Path(model).is_dir():
+        yield Remark(
+            (*where, "command"),
+            "model-folder-missing",
+            f"{backend_id} cannot start on this machine: there is no folder {model}",
+            severity=Severity.WARNING,
+        )
 
 
 def _unusable(where: KeyPath, code: str, error: ConfigError) -> Iterator[Remark]:

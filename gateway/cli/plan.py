@@ -291,7 +291,7 @@ def _memory_rows(found: Fit) -> list[dict[str, object]]:
             ("LoRA slots", held.lora_bytes, f"{plan.max_loras} of rank {plan.max_lora_rank}")
         )
     rows += [(f"{e.what} *", e.size_bytes, f"estimated: {e.basis}") for e in held.estimates]
-    fixed = plan.kv_cache_memory_bytes is not None
+    fixed = plan.kv_cache_memory_bytes is not None or plan.num_gpu_blocks is not None
     basis = "as told" if fixed else f"what is left of {_gib(found.budget_bytes)}"
     if not fixed:
         basis += f" ({plan.gpu_memory_utilization:g} of {_gib(plan.gpu_memory_bytes)})"

@@ -27,6 +27,7 @@ _OF_SOCKETS: Final = {
     "refused": "nothing listens on the socket",
     "unreachable": "cannot connect; may this user write to the socket?",
 }
+_NOT_RUNNING: Final = frozenset({"refused", "unreachable"})  # nothing listens there, no socket
 _REASONS: Final = {
     "refused": "connection refused",
     "dns": "the host name cannot be resolved",
@@ -46,7 +47,9 @@ class _Visit:
 
     path: KeyPath
     backend: Backend
+    launched: bool  # the gateway starts it
     problem: str = ""
+    not_running: bool = False  # and need not: `serve` will start it
 
     async def make(self) -> None:
         pages = Pages(self.backend)
@@ -60,6 +63,7 @@ class _Visit:
             step = "/version"
             self.backend.version = parse_version(await pages.get(step, timeout_s=TIMEOUT_S))
         except FetchError as error:
+            self.not_running = self.launched and error.reason in _NOT_RUNNING
             if step != "/version":  # some servers do not tell it
                 self.problem = f"{step}: {self._why(error.reason)}"
         except ValueError:
@@ -73,6 +77,8 @@ class _Visit:
 
     def told(self) -> str:
         """Return the visit in a few words: `qwen/b1 ok vLLM 0.11.0`."""
+        if self.not_running:
+            return f"{self.backend.id} not running, `serve` starts it"
         if self.problem:
             return f"{self.backend.id} {self.problem}"
         version = self.backend.version
@@ -111,7 +117,7 @@ def _visits(name: str, pool: PoolConfig) -> Iterator[_Visit]:
         key = config.api_key.get_secret_value() if config.api_key is not None else None
         backend = Backend(name, config.name, config.url, key)
         configure(backend, pool, config, None)
-        yield _Visit(("pools", name, "backends", place), backend)
+        yield _Visit(("pools", name, "backends", place), backend, config.launch is not None)
 
 
 def _compare(name: str, pool: PoolConfig, visits: list[_Visit]) -> Iterator[Remark]:
@@ -119,6 +125,8 @@ def _compare(name: str, pool: PoolConfig, visits: list[_Visit]) -> Iterator[Rema
     reached = [visit for visit in visits if not visit.problem]
     for visit in visits:
         backend = visit.backend
+        if visit.not_running:
+            continue
         if visit.problem:
             message = f"{backend.name} ({backend.url}) {visit.problem}"
             yield Remark(visit.path, "backend-unreachable", message)

@@ -8,7 +8,8 @@ listens on every interface.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Final
 
 from pydantic import JsonValue
@@ -18,6 +19,9 @@ from gateway.config.supervision import LaunchConfig
 from gateway.launch.launcher import Changes
 
 HOST: Final = "127.0.0.1"
+# What the gateway asks again and again: a line for each would fill the log, and hide its causes.
+POLLED: Final = ("/health", "/metrics", "/v1/models", "/version", "/openapi.json")
+_QUIET: Final = "disable-access-log-for-endpoints"
 
 _SIZES: Final = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
 # Our own settings and secrets, and what a service manager tells the gateway alone.
@@ -31,11 +35,14 @@ def argv(launch: LaunchConfig, changes: Changes) -> list[str]:
     values, a mapping is JSON, and None takes the flag away, out of `command` too.
     `--tensor-parallel-size` follows from `gpus` where no parallel size is stated. `--port`, or
     `--uds` in its place, is always the configured one; `--host` is 127.0.0.1, or left out by
-    `host: null`, for programs that do not know it.
+    `host: null`, for programs that do not know it. `vllm serve` does not log what the gateway polls;
+    `disable-access-log-for-endpoints: null` leaves that flag out, for a vLLM that does not know it.
     """
     overlay = merged(launch.args, changes.args)
     if len(launch.gpus) > 1 and not any(size in stated(launch, changes) for size in _SIZES):
         overlay["tensor-parallel-size"] = len(launch.gpus)
+    if _is_vllm(launch.command) and _QUIET not in in_force(launch.command, overlay):
+        overlay.setdefault(_QUIET, ",".join(POLLED))
     wanted = overlay.pop("host", HOST) is not None
     for name in ("port", "uds"):
         overlay.pop(name, None)
@@ -71,6 +78,12 @@ def environment(
         inherited["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, launch.gpus))
         inherited.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     return {**inherited, **launch.env, **changes.env, **marker}
+
+
+def _is_vllm(command: Sequence[str]) -> bool:
+    """Return whether a command is `vllm serve`, by whatever path or wrapper."""
+    words = [word.rsplit("/", 1)[-1] for word in command]
+    return any(pair == ("vllm", "serve") for pair in pairwise(words))
 
 
 def _written(name: str, value: JsonValue) -> list[str]:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from gateway.config.launched import adapters_of
 from gateway.config.models import PoolConfig, PrefixCache
 from gateway.core.aio import Clock
 from gateway.core.errors import NO_MODEL, EndpointNotServed, MissingModel, ModelNotFound
@@ -187,6 +188,7 @@ def _adapters(pool: str, config: PoolConfig, table: PoolTable) -> dict[str, Entr
     """Return an entry for each adapter that a backend holds or the configuration lists."""
     backends = table.backends(pool)
     listed = [] if config.adapters == "auto" else [adapter.name for adapter in config.adapters]
+    listed += adapters_of(config)  # on the command line of its servers, so meant to be served
     held = [
         name
         for backend in backends

@@ -78,9 +78,10 @@ def fit(model: ModelShape, plan: Plan) -> Fit:
     layout = lay_out(model.layers, sizing(model, plan, cap), stages)
     held = [footprint(model, plan, stage, cap) for stage in stages]
     budget = math.ceil(plan.gpu_memory_bytes * plan.gpu_memory_utilization)
-    memory = [_kv_memory(plan, budget, each) for each in held]
+    fixed = _fixed(plan, layout)
+    memory = fixed or [budget - each.total_bytes for each in held]
     longest = layout.longest(model.longest, memory)
-    surely = layout.longest(model.longest, _pessimistic(plan, memory, held))
+    surely = layout.longest(model.longest, fixed or _pessimistic(memory, held))
     length = max(1, layout.longest(cap, memory)) if wanted == AUTO_LEN else wanted
     fullest = min(range(len(stages)), key=lambda stage: memory[stage])
     near, far, state = _sizes(model, layout, stages[fullest])
@@ -132,32 +133,36 @@ def sizing(model: ModelShape, plan: Plan, length: int) -> Sizing:
     )
 
 
-def _kv_memory(plan: Plan, budget: int, held: Footprint) -> int:
+def _fixed(plan: Plan, layout: KvLayout) -> list[int] | None:
+    """Return what a flag makes of the KV cache on a GPU of each stage; None where vLLM measures it."""
+    stages = range(len(layout.stages))
+    if plan.num_gpu_blocks is not None:
+        return [plan.num_gpu_blocks * layout.block_bytes(stage) for stage in stages]
     if plan.kv_cache_memory_bytes is not None:
-        return plan.kv_cache_memory_bytes
-    return budget - held.total_bytes
+        return [plan.kv_cache_memory_bytes for _ in stages]
+    return None
 
 
-def _pessimistic(plan: Plan, memory: list[int], held: list[Footprint]) -> list[int]:
-    if plan.kv_cache_memory_bytes is not None:
-        return memory
+def _pessimistic(memory: list[int], held: list[Footprint]) -> list[int]:
     return [each - beside.doubt_bytes for each, beside in zip(memory, held, strict=True)]
 
 
 def _verdict(
     plan: Plan, layout: KvLayout, length: int, memory: list[int], held: list[Footprint]
 ) -> Verdict:
-    if plan.kv_cache_memory_bytes is not None and plan.gpu_memory_bytes:
+    fixed = _fixed(plan, layout)
+    if fixed is None:
+        left = [each - layout.needed_bytes(length, stage) for stage, each in enumerate(memory)]
+    elif plan.gpu_memory_bytes:
         # The utilisation does not count then; the GPU itself is the limit.
         left = [
-            plan.gpu_memory_bytes - each.total_bytes - plan.kv_cache_memory_bytes for each in held
+            plan.gpu_memory_bytes - beside.total_bytes - each
+            for each, beside in zip(fixed, held, strict=True)
         ]
         if min(left) < 0:
             return Verdict.TOO_LARGE
-    elif plan.kv_cache_memory_bytes is not None:
-        left = [each.doubt_bytes for each in held]  # nothing is known of the GPU
     else:
-        left = [each - layout.needed_bytes(length, stage) for stage, each in enumerate(memory)]
+        left = [each.doubt_bytes for each in held]  # nothing is known of the GPU
     if not layout.fits(length, memory):
         return Verdict.TOO_LARGE
     sure = all(room >= each.doubt_bytes for room, each in zip(left, held, strict=True))

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from gateway.config.check import Remark
 from gateway.config.findings import Finding, KeyPath, Severity
+from gateway.config.launched import model_of
 from gateway.config.load import Loaded, placed
 from gateway.config.models import BackendConfig
 from gateway.config.supervision import LaunchConfig
@@ -21,7 +23,7 @@ from gateway.launch.launcher import Changes
 from gateway.sizing.fit import Fit, Verdict, fit
 from gateway.sizing.fitways import Way, ways
 from gateway.sizing.modelfolder import ModelFolderError, read_model
-from gateway.sizing.serveplan import PlanError, plan_of_args
+from gateway.sizing.serveplan import Device, Plan, PlanError, plan_of_args
 
 _GIB: Final = 1 << 30
 
@@ -50,20 +52,33 @@ def fit_findings(
 def _judged(
     path: KeyPath, backend: BackendConfig, launch: LaunchConfig, gpu_memory_bytes: int | None
 ) -> tuple[str, list[Remark]]:
-    folder = model_folder(launch)
-    memory_bytes = gpu_memory_bytes or _smallest_gpu(launch.gpus)
-    if folder is None or memory_bytes is None:
-        why = "its model is not a local folder" if folder is None else "the GPU memory is unknown"
-        hint = "" if folder is None else "name it with --gpu-memory, such as --gpu-memory 24GiB"
-        message = f"{backend.name}: cannot tell whether it fits: {why}"
-        return "not judged", [Remark(path, "fit-unknown", message, hint, Severity.WARNING)]
+    folder = _model_folder(launch)
     try:
-        flags = cmdline.stated(launch, Changes())
-        plan = plan_of_args(flags, max(1, len(launch.gpus)), memory_bytes)
+        flags, gpus = cmdline.stated(launch, Changes()), max(1, len(launch.gpus))
+        plan = plan_of_args(flags, gpus, env=launch.env)
+        if plan.device is Device.GPU:
+            memory_bytes = gpu_memory_bytes or _smallest_gpu(launch.gpus) or 0
+            plan = replace(plan, gpu_memory_bytes=memory_bytes)
+        why, hint = _unknown(plan, folder)
+        if why or folder is None:
+            message = f"{backend.name}: cannot tell whether it fits: {why}"
+            return "not judged", [Remark(path, "fit-unknown", message, hint, Severity.WARNING)]
         found = fit(read_model(folder), plan)
     except (ModelFolderError, PlanError) as error:
         return "not judged", [Remark(path, "fit-unknown", f"{backend.name}: {error}")]
     return found.verdict.value, list(_remarks(path, backend.name, found))
+
+
+def _unknown(plan: Plan, folder: Path | None) -> tuple[str, str]:
+    """Return what is not known that the arithmetic needs, and what helps; empty where all is known."""
+    if folder is None:
+        return "its model is not a local folder", ""
+    if plan.device is Device.CPU and plan.kv_cache_memory_bytes is None:
+        hint = "set VLLM_CPU_KVCACHE_SPACE in `env`, in GiB"
+        return "how much host memory vLLM takes for the KV cache is unknown", hint
+    if plan.device is Device.GPU and not plan.gpu_memory_bytes:
+        return "the GPU memory is unknown", "name it with --gpu-memory, such as --gpu-memory 24GiB"
+    return "", ""
 
 
 def _remarks(path: KeyPath, name: str, found: Fit) -> Iterator[Remark]:
@@ -74,9 +89,7 @@ def _remarks(path: KeyPath, name: str, found: Fit) -> Iterator[Remark]:
         yield Remark(
             path,
             "does-not-fit",
-            f"{name}: a request of {found.max_model_len} tokens needs"
-            f" {found.needed_bytes / _GIB:.2f} GiB of KV cache on each GPU, but"
-            f" only {found.kv_memory_bytes / _GIB:.2f} GiB are left",
+            f"{name}: {_too_large(found)}",
             better,
         )
     elif found.verdict is Verdict.TIGHT:
@@ -89,18 +102,35 @@ def _remarks(path: KeyPath, name: str, found: Fit) -> Iterator[Remark]:
         )
 
 
+def _too_large(found: Fit) -> str:
+    plan, memory_bytes = found.plan, found.kv_memory_bytes
+    if found.needed_bytes <= memory_bytes:  # what is fixed does not fit beside the rest
+        return (
+            f"{memory_bytes / _GIB:.2f} GiB of KV cache, as its flags say, do not fit beside"
+            f" {found.held.total_bytes / _GIB:.2f} GiB of weights and the rest on each GPU"
+        )
+    where = "in host memory" if plan.device is Device.CPU else "on each GPU"
+    left = f"only {memory_bytes / _GIB:.2f} GiB are left"
+    if plan.num_gpu_blocks is not None:
+        left = (
+            f"--num-gpu-blocks-override {plan.num_gpu_blocks} makes {memory_bytes / _GIB:.2f} GiB"
+        )
+    elif plan.kv_cache_memory_bytes is not None:
+        left = f"its settings give it {memory_bytes / _GIB:.2f} GiB"
+    return (
+        f"a request of {found.max_model_len} tokens needs {found.needed_bytes / _GIB:.2f} GiB of KV"
+        f" cache {where}, but {left}"
+    )
+
+
 def _way(way: Way) -> str:
     return f"{way.change}: {' '.join(way.flags)}" if way.flags else way.change
 
 
-def model_folder(launch: LaunchConfig) -> Path | None:
+def _model_folder(launch: LaunchConfig) -> Path | None:
     """Return the local folder of a launched backend's model; None where it is a name on a hub."""
-    named = cmdline.stated(launch, Changes()).get("model")
-    if not isinstance(named, str):
-        words = [*launch.command, ""]
-        named = words[words.index("serve") + 1] if "serve" in launch.command else ""
-    folder = Path(named)
-    return folder if named and folder.is_dir() else None
+    named = model_of(launch)
+    return Path(named) if named is not None and Path(named).is_dir() else None
 
 
 def _smallest_gpu(gpus: tuple[int, ...]) -> int | None:

@@ -38,7 +38,8 @@ def ways(short: Fit) -> list[Way]:
 
 def _utilization(short: Fit) -> Iterator[Way]:
     plan = short.plan
-    if plan.kv_cache_memory_bytes is not None or plan.device is Device.CPU:
+    fixed = plan.kv_cache_memory_bytes is not None or plan.num_gpu_blocks is not None
+    if fixed or plan.device is Device.CPU:
         return
     percent = round(plan.gpu_memory_utilization * 100)
     for raised in range(percent + 1, round(MOST_UTILIZATION * 100) + 1):
@@ -47,6 +48,12 @@ def _utilization(short: Fit) -> Iterator[Way]:
             flags = ("--gpu-memory-utilization", f"{raised / 100:g}")
             yield Way("let vLLM use more of the GPU", flags, tried)
             return
+
+
+def _measured(short: Fit) -> Iterator[Way]:
+    if short.plan.num_gpu_blocks is not None:
+        tried = fit(short.model, replace(short.plan, num_gpu_blocks=None))
+        yield Way("as many blocks as vLLM measures, without --num-gpu-blocks-override", (), tried)
 
 
 def _shorter(short: Fit) -> Iterator[Way]:
@@ -105,6 +112,7 @@ def _quantized_on_more_gpus(short: Fit) -> Iterator[Way]:
 
 
 _FINDERS: Final[tuple[Callable[[Fit], Iterator[Way]], ...]] = (
+    _measured,
     _utilization,
     _shorter,
     _fp8_kv,
@@ -151,6 +159,7 @@ def command(found: Fit, model: str) -> tuple[str, ...]:
     else:
         words += ["--gpu-memory-utilization", f"{plan.gpu_memory_utilization:g}"]
     told: tuple[tuple[str, object, object], ...] = (
+        ("--num-gpu-blocks-override", plan.num_gpu_blocks, None),
         ("--tensor-parallel-size", plan.tp, 1),
         ("--pipeline-parallel-size", plan.pp, 1),
         ("--dtype", plan.dtype.value if plan.dtype else None, None),

@@ -81,6 +81,7 @@ class Plan:
     max_num_batched_tokens: int | None = None
     gpu_memory_utilization: float = UTILIZATION
     kv_cache_memory_bytes: int | None = None  # per GPU; then the utilisation does not count
+    num_gpu_blocks: int | None = None  # of the KV cache, by order; then neither of them counts
     block_size: int | None = None
     enforce_eager: bool = False
     prefix_caching: bool = True
@@ -111,15 +112,25 @@ class Plan:
 
 # Flags whose every form vLLM takes: with dashes or underscores, long or short.
 _SHORT: Final = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size"}
+_CPU_VARIABLES: Final = "VLLM_CPU_"  # envs.py: all of them are read by the CPU backend alone
+_CPU_CACHE_GIB: Final = (
+    "VLLM_CPU_KVCACHE_SPACE"  # platforms/cpu.py: wins over --kv-cache-memory-bytes
+)
 
 
-def plan_of_args(args: Mapping[str, JsonValue], gpus: int = 1, gpu_memory_bytes: int = 0) -> Plan:
+def plan_of_args(
+    args: Mapping[str, JsonValue],
+    gpus: int = 1,
+    gpu_memory_bytes: int = 0,
+    env: Mapping[str, str] | None = None,
+) -> Plan:
     """Return the plan of `vllm serve` flags, written without dashes as in `launch.args`.
 
     Args:
         args: such as {"max-model-len": "32k", "enforce-eager": true}. Others are passed over.
         gpus: how many GPUs it may see; they are taken by tensor parallelism unless told.
         gpu_memory_bytes: of one of them.
+        env: its environment. A variable of the CPU backend says that it runs on a CPU.
 
     Raises:
         PlanError: a value that vLLM would not read either.
@@ -127,7 +138,12 @@ def plan_of_args(args: Mapping[str, JsonValue], gpus: int = 1, gpu_memory_bytes:
     flags = {_flag(name): value for name, value in args.items() if value is not None}
     pp = _whole(flags, "pipeline-parallel-size") or 1
     tp = _whole(flags, "tensor-parallel-size")
-    cpu = "cpu" in str(flags.get("device", ""))
+    env = env or {}
+    cpu = "cpu" in str(flags.get("device", "")) or any(
+        name.startswith(_CPU_VARIABLES) for name in env
+    )
+    if env.get(_CPU_CACHE_GIB):
+        flags["kv-cache-memory-bytes"] = GIB * (_whole(env, _CPU_CACHE_GIB) or 0)
     return Plan(
         gpu_memory_bytes=gpu_memory_bytes,
         tp=tp or max(1, gpus // pp),
@@ -140,6 +156,7 @@ def plan_of_args(args: Mapping[str, JsonValue], gpus: int = 1, gpu_memory_bytes:
         max_num_batched_tokens=_whole(flags, "max-num-batched-tokens"),
         gpu_memory_utilization=_ratio(flags),
         kv_cache_memory_bytes=_whole(flags, "kv-cache-memory-bytes"),
+        num_gpu_blocks=_whole(flags, "num-gpu-blocks-override"),
         block_size=_whole(flags, "block-size"),
         enforce_eager=_is_on(flags, "enforce-eager"),
         prefix_caching=not _is_on(flags, "no-enable-prefix-caching")

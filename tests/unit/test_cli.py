@@ -25,6 +25,7 @@ from gateway.config.schema import json_schema
 from gateway.core.errors import ConfigError
 from gateway.ingress.settings import settings_for
 from gateway.watch.fetch import Pages
+from tests import modelconfigs
 
 POOL = "pools: {m: {backends: [http://h:1]}}\n"
 
@@ -741,6 +742,59 @@ def test_probing_names_a_refused_key_and_models_that_differ(run, tmp_path):
     assert "b1 serves `m`, b2 serves `other`" in told["model-mismatch"]
     assert "b1 4096, b2 8192" in told["context-mismatch"]
     assert "/v1/models: it rejects the gateway's key; set api_key" in told["backend-unreachable"]
+
+
+def test_probing_expects_no_answer_of_a_server_that_the_gateway_is_to_start(run, tmp_path):
+    file = tmp_path / "gw.yaml"
+    file.write_text(
+        f"pools: {{m: {{backends: [{{name: b1, launch: {{command: [{sys.executable}], port: 1}}}}]}}}}\n"
+        "keys: none"
+    )
+    told = run("check", file, "--probe")
+    words = f"{file}: 0 errors, 0 warnings · m/b1 not running, `serve` starts it\n"
+    assert told == (0, words, "")
+
+
+def test_a_launched_server_whose_program_or_model_folder_is_missing_is_a_warning(run, tmp_path):
+    file = tmp_path / "gw.yaml"
+    file.write_text(
+        "pools:\n  m:\n    backends:\n      - name: b1\n        launch:\n"
+        f"          command: [{tmp_path}/vllm, serve, {tmp_path}/model]\n          port: 8001\n"
+        "keys: none\n"
+    )
+    code, out, _ = run("check", file, "-o", "json")
+    told = [(each["line"], each["severity"], each["code"]) for each in json.loads(out)]
+    assert code == 0
+    assert told == [(6, "warning", "program-missing"), (6, "warning", "model-folder-missing")]
+    assert f"there is no program `{tmp_path}/vllm`" in out
+    assert f"there is no folder {tmp_path}/model" in out
+
+
+@pytest.mark.parametrize(
+    ("env", "args", "code", "said"),
+    [
+        ("{}", "{}", 0, "the GPU memory is unknown"),
+        ("{VLLM_CPU_OMP_THREADS_BIND: 0-1}", "{}", 0, "set VLLM_CPU_KVCACHE_SPACE"),
+        ("{VLLM_CPU_KVCACHE_SPACE: 1}", "{}", 0, "m/b1 fits"),
+        ("{VLLM_CPU_KVCACHE_SPACE: 1}", "{num-gpu-blocks-override: 2}", 3, "override 2 makes"),
+    ],
+)
+def test_fit_judges_a_server_on_a_cpu(run, tmp_path, env, args, code, said):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    config = modelconfigs.LLAMA_3_8B | {"max_position_embeddings": 512}
+    (folder / "config.json").write_text(json.dumps(config))
+    head = json.dumps({"w": {"dtype": "BF16", "shape": [4], "data_offsets": [0, 8]}}).encode()
+    weights = len(head).to_bytes(8, "little") + head + bytes(8)
+    (folder / "model.safetensors").write_bytes(weights)
+    file = tmp_path / "gw.yaml"
+    file.write_text(
+        f"pools: {{m: {{backends: [{{name: b1, launch: {{command: [{sys.executable}, serve, {folder}],"
+        f" port: 8001, env: {env}, args: {args}}}}}]}}}}\nkeys: none"
+    )
+    ended, out, _ = run("check", file, "--fit")
+    assert said in out
+    assert ended == code
 
 
 def test_probing_needs_a_usable_file(run, file):

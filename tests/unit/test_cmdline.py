@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from gateway.config.flags import flag_name
 from gateway.config.supervision import LaunchConfig
-from gateway.launch.cmdline import argv, environment, stated
+from gateway.launch.cmdline import POLLED, argv, environment, stated
 from gateway.launch.launcher import Changes
 
+QUIET = ["--disable-access-log-for-endpoints", ",".join(POLLED)]
 ADDRESS = ["--host", "127.0.0.1", "--port", "8001"]
 SERVE = ["vllm", "serve", "m"]
 
@@ -26,8 +27,8 @@ def on_socket(*command, **more):
 def flags(config, **changes):
     """Return the words after the command, without the address."""
     words = argv(config, Changes(args={k.replace("_", "-"): v for k, v in changes.items()}))
-    assert words[-4:] == ADDRESS
-    return words[:-4]
+    assert words[-6:] == [*QUIET, *ADDRESS]
+    return words[:-6]
 
 
 @pytest.mark.parametrize(
@@ -55,18 +56,37 @@ def test_values_are_written_as_vllm_reads_them(value, words):
 
 
 def test_nothing_configured_leaves_the_command_and_the_address():
-    assert argv(launch(), Changes()) == [*SERVE, *ADDRESS]
+    assert argv(launch(), Changes()) == [*SERVE, *QUIET, *ADDRESS]
+
+
+@pytest.mark.parametrize(
+    ("command", "args", "said"),
+    [
+        (["/opt/vllm/bin/vllm", "serve", "m"], {}, QUIET),
+        (["python", "-m", "gateway.sim"], {}, []),  # another program may not know the flag
+        (SERVE, {"disable-access-log-for-endpoints": None}, []),
+        ([*SERVE, "--disable_access_log_for_endpoints", "/ping"], {}, None),
+    ],
+)
+def test_what_the_gateway_polls_is_not_logged_by_vllm(command, args, said):
+    words = argv(launch(*command, args=args), Changes())
+    expected = command if said is None else [*command, *said]
+    assert words[:-4] == expected
 
 
 def test_a_socket_takes_the_place_of_host_and_port():
-    expected = [*SERVE, "--uds", "/run/m.sock"]
+    expected = [*SERVE, *QUIET, "--uds", "/run/m.sock"]
     assert argv(on_socket(), Changes()) == expected
     stated_too = on_socket(*SERVE, "--port", "9", "--host=::", args={"uds": "/x", "host": None})
     assert argv(stated_too, Changes(args={"port": 9})) == expected
 
 
 def test_a_socket_stated_beside_the_port_is_left_out():
-    assert argv(launch(*SERVE, "--uds", "/x"), Changes(args={"uds": "/y"})) == [*SERVE, *ADDRESS]
+    assert argv(launch(*SERVE, "--uds", "/x"), Changes(args={"uds": "/y"})) == [
+        *SERVE,
+        *QUIET,
+        *ADDRESS,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +174,7 @@ def test_the_address_is_always_ours():
     config = launch(
         *[*SERVE, "--host", "0.0.0.0", "--port=1"], args={"port": 2, "host": "10.0.0.1"}
     )
-    assert argv(config, Changes(args={"port": 3})) == [*SERVE, *ADDRESS]
+    assert argv(config, Changes(args={"port": 3})) == [*SERVE, *QUIET, *ADDRESS]
     without = launch("vllm-gateway", "sim", args={"host": None})
     assert argv(without, Changes()) == ["vllm-gateway", "sim", "--port", "8001"]
 

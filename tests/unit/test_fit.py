@@ -285,6 +285,25 @@ def test_a_fixed_kv_cache_must_fit_beside_the_weights():
     assert fit(model, Plan(24 * GIB, kv_cache_memory_bytes=9 * GIB)).verdict is Verdict.TOO_LARGE
 
 
+def test_a_number_of_blocks_by_order_decides_whatever_the_memory():
+    """A block of 16 tokens; one is held back, and one request must fit (`get_kv_cache_configs`)."""
+    enough = cached(models.LLAMA_3_8B, max_model_len=8192, num_gpu_blocks=513)
+    short = cached(models.LLAMA_3_8B, max_model_len=8192, num_gpu_blocks=512)
+    assert (enough.verdict, enough.kv_tokens) == (Verdict.FITS, 513 * 16)
+    assert (short.verdict, short.longest) == (Verdict.TOO_LARGE, 8176)
+    assert {way.flags for way in ways(short)} >= {(), ("--max-model-len", "8176")}
+    crowded = Plan(24 * GIB, num_gpu_blocks=5000)  # 10 GB of cache beside 16 GiB of weights
+    assert fit(shape(models.LLAMA_3_8B), crowded).verdict is Verdict.TOO_LARGE
+
+
+def test_the_environment_of_a_cpu_backend_says_how_large_its_cache_is():
+    plan = plan_of_args({"kv-cache-memory-bytes": "1G"}, env={"VLLM_CPU_KVCACHE_SPACE": "2"})
+    assert (plan.device, plan.kv_cache_memory_bytes) == (Device.CPU, 2 * GIB)
+    bound = plan_of_args({}, env={"VLLM_CPU_OMP_THREADS_BIND": "0-3"})
+    assert (bound.device, bound.kv_cache_memory_bytes) == (Device.CPU, None)
+    assert plan_of_args({}, env={"VLLM_LOGGING_LEVEL": "DEBUG"}).device is Device.GPU
+
+
 @pytest.mark.parametrize(
     ("plan", "said"),
     [

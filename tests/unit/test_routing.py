@@ -474,6 +474,22 @@ def test_a_list_of_adapters_is_the_whole_list():
     assert resolve(catalog, "lora-b").adapter == "lora-b"
 
 
+@pytest.mark.parametrize(
+    "modules",
+    [["law=/adapters/law", "tax=/adapters/tax"], ['{"name": "law", "path": "/l"}', "tax=/t"]],
+)
+def test_adapters_on_a_launched_server_s_command_line_are_offered_beside_the_list(modules):
+    command = ["vllm", "serve", "m", "--enable-lora", "--lora-modules", *modules]
+    launched = {"name": "b1", "launch": {"command": command, "port": 8001}}
+    catalog = catalog_of(pools(m={"backends": [launched], "adapters": ["lora-a"]}))
+    assert {resolve(catalog, name).adapter for name in ("lora-a", "law", "tax")} == {
+        "lora-a",
+        "law",
+        "tax",
+    }
+    not_found(catalog, "other")
+
+
 def test_an_empty_list_of_adapters_offers_none():
     config = pools(m={"backends": URLS[:1], "adapters": []})
     assert set(catalog_of(config, {"m/b1": [BASE, LORA]}).entries) == {"m"}
