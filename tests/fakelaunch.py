@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gateway.config.models import BackendConfig, Config
-from gateway.launch.launcher import Changes, Incarnation, LaunchError, Seen, Superseded
+from gateway.launch.launcher import Changes, Incarnation, LaunchError, Runs, Seen, Superseded
 from gateway.pools.table import Backend
 from gateway.sim.server import SimConfig, SimServer
 
@@ -58,6 +58,8 @@ class Slot:
         self.waiting = 0  # looks that waited so
         self.blind = ""  # why it cannot be looked at
         self.running = False
+        self.pending = False  # its service manager is at work on it while it does not run
+        self.own_restarts = 0  # by its service manager
         self.exit_code: int | None = None
         self.starting: asyncio.Task[None] | None = None
         self.speed = 0.0
@@ -120,6 +122,12 @@ class Slot:
         self.running, self.exit_code = False, exit_code
         self.script = Script(exit_code, log)
         await self.end()
+
+    async def restart_itself(self) -> None:
+        """Its service manager starts it again after its end."""
+        self.own_restarts += 1
+        await self.begin()
+        self.pending = False
 
     async def end(self) -> None:
         self.running = False
@@ -192,7 +200,11 @@ class Launching:
 
     def _seen(self) -> Seen:
         slot = self.slot
-        return Seen(slot.incarnation, slot.running, None if slot.running else slot.exit_code)
+        state = Runs.ENDED if slot.number else Runs.ABSENT
+        if slot.running or slot.pending:
+            state = Runs.RUNNING if slot.running else Runs.PENDING
+        code = None if slot.running else slot.exit_code
+        return Seen(slot.incarnation, state, code, own_restarts=slot.own_restarts)
 
     async def restart(
         self, expected: Incarnation | None, *, grace_s: float, changes: Changes

@@ -32,6 +32,7 @@ from gateway.launch.launcher import (
     Incarnation,
     LaunchError,
     PortTaken,
+    Runs,
     Superseded,
 )
 from gateway.pools.health import Tending
@@ -189,6 +190,8 @@ class Bringup:
         while not charge.backend.health.up or (incarnation is None and runs(charge) in old):
             now = self.clock.now()
             self._fail_if_ended(charge, incarnation, before)
+            if charge.seen is not None and charge.seen.state is Runs.PENDING:
+                watch = charge.watch = self._watch(charge)  # its start has not begun
             hung = watch.hung(now)
             if hung is not None:
                 raise StartFailed(hung)
@@ -201,7 +204,7 @@ class Bringup:
         self, charge: Charge, incarnation: Incarnation | None, before: Incarnation | None
     ) -> None:
         seen = charge.seen
-        if seen is None or seen.running or seen.incarnation is None:
+        if seen is None or not seen.gone or seen.incarnation is None:
             return
         if seen.incarnation == incarnation or (incarnation is None and seen.incarnation != before):
             raise Ended

@@ -72,7 +72,7 @@ class Facts:
     @property
     def exited(self) -> bool:
         """Whether nothing of it runs, for certain."""
-        return self.seen is not None and not self.seen.running
+        return self.seen is not None and self.seen.gone
 
     @property
     def serving(self) -> bool:

@@ -13,7 +13,7 @@ from gateway.heal.autopsy import Autopsy
 from gateway.heal.charge import Charge, Timing
 from gateway.heal.healing import Cause, Sign
 from gateway.heal.signs import Errors, Memory, Pace
-from gateway.launch.launcher import Incarnation, LaunchError, Seen
+from gateway.launch.launcher import Incarnation, LaunchError, Runs, Seen
 from gateway.launch.process import ProcessLauncher
 from gateway.pools.health import Tending
 from gateway.pools.table import PoolTable
@@ -59,7 +59,7 @@ class Lookout:
         charge.ran |= seen.running
         if not charge.ran:
             charge.examined = seen.incarnation  # it ended before our time
-        ended = not seen.running and seen.incarnation is not None
+        ended = seen.state is Runs.ENDED and seen.incarnation is not None
         if ended and charge.examined != seen.incarnation and not charge.restarting:
             await self.autopsy.examine(charge, seen)
             if charge.orders != orders:

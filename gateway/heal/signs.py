@@ -23,7 +23,7 @@ from typing import Final
 
 from gateway.core.types import LoadSample, Phase
 from gateway.heal.healing import GRAVITY, Cause, Facts, Sign
-from gateway.launch.launcher import Seen
+from gateway.launch.launcher import Runs, Seen
 
 # How long a backend whose process lives has to be DOWN. An engine that says itself that it is dead
 # (503 on /health: EngineDeadError) usually exits within seconds, which is then the better cause.
@@ -45,7 +45,9 @@ def trouble(facts: Facts, now: float) -> Sign | None:
     """
     if facts.phase is Phase.STOPPED or facts.seen is None:
         return _unseen(facts, now)
-    if not facts.seen.running:
+    if facts.seen.state is Runs.PENDING:
+        return None  # its service manager is at work on it
+    if facts.seen.gone:
         return _exited(facts, facts.seen)
     if facts.asleep:
         return None

@@ -16,6 +16,7 @@ from gateway.launch.launcher import (
     Changes,
     Incarnation,
     LaunchError,
+    Runs,
     Seen,
     Superseded,
 )
@@ -45,10 +46,10 @@ class CommandLauncher:
         self._lock = asyncio.Lock()
 
     async def look(self) -> Seen:
-        """Tell the count of our orders; `running` is True, as nothing is known against it."""
+        """Tell the count of our orders, and RUNNING, as nothing is known against it."""
         await asyncio.to_thread(self._log.poll)
         return Seen(
-            self._incarnation, running=True, detail="only health checks show whether it runs"
+            self._incarnation, Runs.RUNNING, detail="only health checks show whether it runs"
         )
 
     async def restart(

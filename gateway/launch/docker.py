@@ -26,6 +26,7 @@ from gateway.launch.launcher import (
     Changes,
     Incarnation,
     LaunchError,
+    Runs,
     Seen,
     Superseded,
 )
@@ -108,7 +109,7 @@ class DockerLauncher:
 
     def _check(self, found: dict[str, Any], expected: Incarnation | None) -> dict[str, Any]:
         seen = _seen(found)
-        if seen.incarnation != expected and (expected is not None or seen.running):
+        if seen.incarnation != expected and (expected is not None or not seen.gone):
             raise Superseded(
                 f"the container {self._name}: the order was for {expected or 'a stopped one'}, but"
                 f" it is now {seen.incarnation or 'none'}; nothing was done"
@@ -179,16 +180,26 @@ class DockerLauncher:
 def _seen(found: dict[str, Any]) -> Seen:
     state = found["State"]
     started = state.get("StartedAt") or _NEVER
-    running = bool(state.get("Running")) and not state.get("Restarting")
-    code = None if running or started == _NEVER else int(state.get("ExitCode") or 0)
+    runs = _runs(state)
+    ended = runs is Runs.ENDED or state.get("Restarting")
+    code = int(state.get("ExitCode") or 0) if ended else None
     if code is not None and _SIGNALLED < code <= _SIGNALLED + _LAST_SIGNAL:
         code = _SIGNALLED - code
     return Seen(
         incarnation=None if started == _NEVER else Incarnation(f"{found['Id'][:16]}@{started}"),
-        running=running,
+        state=runs,
         exit_code=code,
         detail=_oddity(state),
+        own_restarts=int(found.get("RestartCount") or 0),
     )
+
+
+def _runs(state: dict[str, Any]) -> Runs:
+    if state.get("Restarting") or state.get("Paused"):
+        return Runs.PENDING
+    if state.get("Running"):
+        return Runs.RUNNING
+    return Runs.ENDED if (state.get("StartedAt") or _NEVER) != _NEVER else Runs.ABSENT
 
 
 def _oddity(state: dict[str, Any]) -> str:

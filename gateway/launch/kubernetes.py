@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from gateway.launch.launcher import (
     Changes,
     Incarnation,
     LaunchError,
+    Runs,
     Seen,
     Superseded,
 )
@@ -69,9 +70,9 @@ class KubernetesLauncher:
         self._lock = asyncio.Lock()
 
     async def look(self) -> Seen:
-        """Tell what runs; a pod that is being deleted does not run any more."""
+        """Tell what runs: RUNNING while any pod that is to stay has a container that runs."""
         async with self._api() as api:
-            return _seen(await self._pods(api))
+            return await self._look(api)
 
     async def restart(
         self, expected: Incarnation | None, *, grace_s: float, changes: Changes
@@ -157,8 +158,20 @@ class KubernetesLauncher:
                 if error.status != _CONFLICT or not tries_left:
                     raise
 
+    async def _look(self, api: Any) -> Seen:
+        if self.target.kind == "pod":
+            return _seen(await self._pods(api))
+        workload = await self._workload(api, "read")
+        seen = _seen(await self._pods(api, workload))
+        wanted = workload.spec.replicas
+        if wanted == 0 and not seen.running:
+            return replace(seen, state=Runs.ABSENT, detail="it is scaled to zero")
+        if seen.state is Runs.ABSENT:
+            return Seen(state=Runs.PENDING, detail="its controller has not made a pod yet")
+        return seen
+
     def _check(self, seen: Seen, expected: Incarnation | None) -> None:
-        if seen.incarnation != expected and (expected is not None or seen.running):
+        if seen.incarnation != expected and (expected is not None or not seen.gone):
             raise Superseded(
                 f"{self.target}: the order was for {expected or 'none that runs'}, but it is"
                 f" now {seen.incarnation or 'none'}; nothing was done"
@@ -239,23 +252,38 @@ class KubernetesLauncher:
 
 
 def _seen(pods: list[Any]) -> Seen:
-    """Return what the pods are together: running while any of them has a container that runs."""
+    """Return what the pods are together."""
     living = [pod for pod in pods if pod.metadata.deletion_timestamp is None]
     named = living or pods
     if not named:
         return Seen()
-    running = any(_is_running(pod) for pod in living)
+    states = {_runs(pod) for pod in named}
+    state = next(each for each in (Runs.RUNNING, Runs.PENDING, Runs.ENDED) if each in states)
     return Seen(
         incarnation=Incarnation(",".join(sorted(_incarnation(pod) for pod in named))),
-        running=running,
-        exit_code=None if running else _exit_code(named[0]),
+        state=state,
+        exit_code=None if state is Runs.RUNNING else _exit_code(named[0]),
         detail=next((said for pod in named if (said := _oddity(pod))), ""),
+        own_restarts=sum(map(_restarts, named)),
     )
 
 
+def _runs(pod: Any) -> Runs:
+    """Return the state of one pod. The kubelet restarts its containers, unless it is told not to."""
+    if pod.metadata.deletion_timestamp is not None:
+        return Runs.PENDING
+    if pod.status.phase in ("Failed", "Succeeded"):  # evicted, or not to be restarted
+        return Runs.ENDED
+    return Runs.RUNNING if _is_running(pod) else Runs.PENDING
+
+
 def _incarnation(pod: Any) -> str:
-    restarts = sum(each.restart_count for each in pod.status.container_statuses or ())
+    restarts = _restarts(pod)
     return f"{pod.metadata.uid}+{restarts}" if restarts else str(pod.metadata.uid)
+
+
+def _restarts(pod: Any) -> int:
+    return sum(each.restart_count for each in pod.status.container_statuses or ())
 
 
 def _is_running(pod: Any) -> bool:

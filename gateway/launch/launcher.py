@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import NewType, Protocol
 
 from pydantic import JsonValue
@@ -30,14 +31,46 @@ class PortTaken(LaunchError):
     """Somebody else listens where the server is to listen; nothing was started."""
 
 
+class Runs(Enum):
+    """Whether a backend's server runs, as its launcher or its service manager says. Closed.
+
+    A service manager that is at work on a server is left to finish: only ENDED is a failure.
+    """
+
+    # Nothing runs, and that is nobody's failure. Launched: nothing was started yet. A service
+    # manager's: it does not exist, was never started, or its owner stopped it or scaled it to zero.
+    ABSENT = "absent"
+    # The service manager is at work on it: it makes it, stops it, or waits before it restarts it. A
+    # pod without a node or an image, or in CrashLoopBackOff; a rollout between two pods; a unit
+    # that activates or deactivates; a container that Docker restarts, or that somebody paused.
+    PENDING = "pending"
+    # Its process lives. Whether it serves is for probes to say.
+    RUNNING = "running"
+    # Its process ended, or could not be started, and nobody but us will start it again.
+    ENDED = "ended"
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """What a launcher sees of one backend's server now."""
 
     incarnation: Incarnation | None = None  # the one that runs, or ran last; None: never any
-    running: bool = False
+    state: Runs = Runs.ABSENT
     exit_code: int | None = None  # of one that ended, where it can be known; negative: the signal
     detail: str = ""  # one sentence where something is odd
+    # How often the service manager restarted it by itself. It begins at 0 again when the manager
+    # makes the server anew: only a change says something.
+    own_restarts: int = 0
+
+    @property
+    def running(self) -> bool:
+        """Whether its process lives."""
+        return self.state is Runs.RUNNING
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing of it runs, and no service manager is at work on it."""
+        return self.state is Runs.ABSENT or self.state is Runs.ENDED
 
 
 @dataclass(frozen=True, slots=True)

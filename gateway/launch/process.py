@@ -29,6 +29,7 @@ from gateway.launch.launcher import (
     Changes,
     Incarnation,
     LaunchError,
+    Runs,
     Seen,
     Superseded,
 )
@@ -88,13 +89,9 @@ class ProcessLauncher:
         await self._poll_log(record)
         if record is None or record.incarnation is None:
             return Seen()
-        running = _is_up(record)
-        return Seen(
-            record.incarnation,
-            running,
-            None if running else self._exit_code(record),
-            self._oddity(record) if running else "",
-        )
+        if _is_up(record):
+            return Seen(record.incarnation, Runs.RUNNING, detail=self._oddity(record))
+        return Seen(record.incarnation, Runs.ENDED, self._exit_code(record))
 
     async def restart(
         self, expected: Incarnation | None, *, grace_s: float, changes: Changes

@@ -15,6 +15,7 @@ from gateway.launch.launcher import (
     Changes,
     Incarnation,
     LaunchError,
+    Runs,
     Seen,
     Superseded,
 )
@@ -25,11 +26,16 @@ _CHANGE_S: Final = 30.0  # for a job to show, beyond the grace
 _LOOK_S: Final = 0.25
 _LOG_LINES: Final = 2000
 
-_PROPERTIES: Final = (
-    "LoadState,ActiveState,SubState,Result,InvocationID,MainPID,ExecMainCode,ExecMainStatus"
-)
+_PROPERTIES: Final = "LoadState,ActiveState,SubState,Result,InvocationID,MainPID,ExecMainCode,ExecMainStatus,NRestarts"
 _UNIT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9:_.@-]{0,250}")
-_RUNNING: Final = frozenset({"active", "activating", "reloading", "deactivating", "refreshing"})
+_STATES: Final = {
+    "active": Runs.RUNNING,
+    "reloading": Runs.RUNNING,
+    "refreshing": Runs.RUNNING,
+    "activating": Runs.PENDING,  # also while systemd waits before it restarts: `auto-restart`
+    "deactivating": Runs.PENDING,  # on its way to a restart, or to an end that the next look tells
+    "failed": Runs.ENDED,
+}  # inactive: it ended in good order or was stopped, and systemd has no reason to start it again
 _EXITED: Final = "1"  # CLD_EXITED; CLD_KILLED and CLD_DUMPED give the signal as the status
 
 _REFUSED: Final = re.compile(r"authentication|access denied|not authorized|permission denied", re.I)
@@ -48,7 +54,7 @@ class SystemdLauncher:
         self._unit = unit
 
     async def look(self) -> Seen:
-        """Tell what systemd says of the unit; an `auto-restart` that it waits for is not running."""
+        """Tell what systemd says of the unit."""
         return _seen(await self._show())
 
     async def restart(
@@ -76,7 +82,7 @@ class SystemdLauncher:
             async with asyncio.timeout(grace_s + _CHANGE_S):
                 while True:
                     shown = await self._show()
-                    if shown.get("ActiveState") not in _RUNNING:
+                    if _seen(shown).gone:
                         return
                     await asyncio.sleep(_LOOK_S)
         except TimeoutError as error:
@@ -103,7 +109,7 @@ class SystemdLauncher:
 
     def _check(self, shown: dict[str, str], expected: Incarnation | None) -> Incarnation | None:
         seen = _seen(shown)
-        if expected is None and not seen.running:
+        if expected is None and seen.gone:
             return seen.incarnation
         if seen.incarnation != expected:
             raise Superseded(
@@ -170,26 +176,28 @@ class SystemdLauncher:
 
 def _seen(shown: dict[str, str]) -> Seen:
     """Return what the properties of a unit mean."""
-    state, sub = shown.get("ActiveState", ""), shown.get("SubState", "")
-    running = state in _RUNNING and sub != "auto-restart"
+    state = _STATES.get(shown.get("ActiveState", ""), Runs.ABSENT)
+    ended = state in (Runs.ABSENT, Runs.ENDED) or shown.get("SubState") == "auto-restart"
     code: int | None = None
-    if not running and shown.get("ExecMainCode", "0") != "0":
+    if ended and shown.get("ExecMainCode", "0") != "0":
         status = int(shown.get("ExecMainStatus", "0"))
         code = status if shown["ExecMainCode"] == _EXITED else -status
     invocation = shown.get("InvocationID") or None
     return Seen(
         incarnation=Incarnation(invocation) if invocation else None,
-        running=running,
+        state=state,
         exit_code=code,
-        detail=_oddity(state, sub, shown.get("Result", "")),
+        detail=_oddity(shown),
+        own_restarts=int(shown.get("NRestarts", "0")),
     )
 
 
-def _oddity(state: str, sub: str, result: str) -> str:
-    if sub == "auto-restart":
+def _oddity(shown: dict[str, str]) -> str:
+    state = shown.get("ActiveState")
+    if shown.get("SubState") == "auto-restart":
         return "it ended, and systemd will restart it (Restart=)"
     if state == "failed":
-        return f"systemd reports it as failed: {result}"
+        return f"systemd reports it as failed: {shown.get('Result')}"
     if state == "deactivating":
         return "systemd is stopping it"
     return ""

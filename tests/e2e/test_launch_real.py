@@ -14,7 +14,7 @@ import uvloop
 
 from gateway.access.tokens import BackendCounter
 from gateway.config.supervision import LaunchConfig
-from gateway.launch.launcher import Changes, Seen, Superseded
+from gateway.launch.launcher import Changes, Runs, Seen, Superseded
 from gateway.launch.process import ProcessLauncher
 from gateway.pools.backend import Backend
 from gateway.watch.fetch import FetchError, Pages
@@ -113,14 +113,14 @@ async def story(bench):
     launcher = bench.launcher()
     first = await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
     await bench.serving(launcher)
-    assert await launcher.look() == Seen(first, running=True)
+    assert await launcher.look() == Seen(first, Runs.RUNNING)
     assert "Application startup complete" in await launcher.log(100_000)
     assert await launcher.memory_bytes() > 200e6
 
     # The engine is killed: the server ends by itself, with the exit code 0.
     os.kill(engine_of(first), signal.SIGKILL)
     await bench.ended(launcher)
-    assert await launcher.look() == Seen(first, running=False, exit_code=0)
+    assert await launcher.look() == Seen(first, Runs.ENDED, exit_code=0)
 
     # Anew, with a change; then the server itself is killed, and its engine is left behind.
     changes = Changes(args={"max-model-len": 1024})
@@ -165,7 +165,7 @@ def test_a_server_that_outlived_a_killed_gateway_is_adopted_and_ended(tmp_path):
         gateway.wait()
         gateway.stdout.close()
         engine_of(started)
-        assert await launcher.look() == Seen(started, running=True)
+        assert await launcher.look() == Seen(started, Runs.RUNNING)
         assert get(f"http://127.0.0.1:{bench.port}/health")[0] == 200
         assert "Application startup complete" in await launcher.log(100_000)
         await launcher.stop(started, grace_s=GRACE_S)

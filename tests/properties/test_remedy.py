@@ -15,7 +15,7 @@ from gateway.core.types import Phase
 from gateway.heal.backoff import Policy
 from gateway.heal.healing import Cause, Facts, Moment, Restart, Sign, Suspend
 from gateway.heal.remedy import History, clear, decide, settled, withdrawn
-from gateway.launch.launcher import Seen
+from gateway.launch.launcher import Runs, Seen
 from gateway.pools.store import MemoryStore
 
 TICK_S = 4.0
@@ -94,7 +94,9 @@ class Truth:
             phase,
             reason=reason,
             since=self.since,
-            seen=Seen(self.incarnation, self.runs) if self.seen else None,
+            seen=Seen(self.incarnation, Runs.RUNNING if self.runs else Runs.ENDED)
+            if self.seen
+            else None,
             held=self.held,
             restarting=restarting,
             starting=self.starts_until is not None,

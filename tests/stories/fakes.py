@@ -39,6 +39,7 @@ class Container:
     id: str
     running: bool = True
     starts: int = 1
+    restarts: int = 0  # by its restart policy
     tty: bool = False
     exit_code: int = 0
     logs: list[tuple[int, bytes]] = field(default_factory=list)  # stream, text
@@ -60,7 +61,13 @@ class Container:
             "FinishedAt": "0001-01-01T00:00:00Z",
         }
         config = {"Tty": self.tty, "Image": "vllm/vllm-openai"}
-        return {"Id": self.id, "Name": f"/{name}", "State": state | self.state, "Config": config}
+        return {
+            "Id": self.id,
+            "Name": f"/{name}",
+            "RestartCount": self.restarts,
+            "State": state | self.state,
+            "Config": config,
+        }
 
 
 class DockerEngine:
@@ -328,7 +335,8 @@ if verb == "show":
         found = json.loads(path.read_text())
     else:
         found = {"LoadState": "not-found", "ActiveState": "inactive", "SubState": "dead", "InvocationID": "",
-                 "MainPID": "0", "ExecMainCode": "0", "ExecMainStatus": "0", "Result": "success"}
+                 "MainPID": "0", "ExecMainCode": "0", "ExecMainStatus": "0", "Result": "success",
+                 "NRestarts": "0"}
     for name in wanted:
         print(f"{name}={found[name]}")
     sys.exit(0)

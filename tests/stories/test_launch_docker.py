@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from gateway.launch.docker import DockerLauncher
-from gateway.launch.launcher import Changes, LaunchError, Seen, Superseded
+from gateway.launch.launcher import Changes, LaunchError, Runs, Seen, Superseded
 from tests.stories.fakes import DockerEngine, serving
 
 PLAIN = Changes()
@@ -35,7 +35,7 @@ def test_a_container_is_seen_restarted_once_and_stopped(tmp_path):
         made = engine.make("vllm-1")
         async with docker(tmp_path, engine) as launcher:
             first = await launcher.look()
-            assert first == Seen(f"{made.id[:16]}@2026-01-01T00:00:01.123456789Z", running=True)
+            assert first == Seen(f"{made.id[:16]}@2026-01-01T00:00:01.123456789Z", Runs.RUNNING)
             second = await launcher.restart(first.incarnation, grace_s=GRACE_S, changes=PLAIN)
             assert second == f"{made.id[:16]}@2026-01-01T00:00:02.123456789Z"
             with pytest.raises(Superseded):
@@ -44,7 +44,7 @@ def test_a_container_is_seen_restarted_once_and_stopped(tmp_path):
                 await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
             assert engine.orders == [("restart", made.id, "8")]  # the id, and whole seconds
             await launcher.stop(second, grace_s=GRACE_S)
-            assert await launcher.look() == Seen(second, running=False, exit_code=-15)
+            assert await launcher.look() == Seen(second, Runs.ENDED, exit_code=-15)
             await launcher.stop(second, grace_s=GRACE_S)  # 304
             assert await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN) != second
 
@@ -68,11 +68,14 @@ def test_a_container_made_anew_between_look_and_order_is_not_hit(tmp_path):
 @pytest.mark.parametrize(
     ("state", "expected"),
     [
-        ({"Running": False, "ExitCode": 1}, (False, 1, "")),
-        ({"Running": False, "ExitCode": 137, "OOMKilled": True}, (False, -9, "OOM")),
-        ({"Running": True, "Paused": True}, (True, None, "unpause")),
-        ({"Running": True, "Restarting": True, "ExitCode": 2}, (False, 2, "is restarting it")),
-        ({"Running": False, "ExitCode": 128, "Error": "no GPU"}, (False, 128, "no GPU")),
+        ({"Running": False, "ExitCode": 1}, (Runs.ENDED, 1, "")),
+        ({"Running": False, "ExitCode": 137, "OOMKilled": True}, (Runs.ENDED, -9, "OOM")),
+        ({"Running": True, "Paused": True}, (Runs.PENDING, None, "unpause")),
+        (
+            {"Running": True, "Restarting": True, "ExitCode": 2},
+            (Runs.PENDING, 2, "is restarting it"),
+        ),
+        ({"Running": False, "ExitCode": 128, "Error": "no GPU"}, (Runs.ENDED, 128, "no GPU")),
     ],
 )
 def test_states_are_told_as_they_are(tmp_path, state, expected):
@@ -81,8 +84,18 @@ def test_states_are_told_as_they_are(tmp_path, state, expected):
         engine.make("vllm-1", state=state)
         async with docker(tmp_path, engine) as launcher:
             seen = await launcher.look()
-            assert (seen.running, seen.exit_code) == expected[:2]
+            assert (seen.state, seen.exit_code) == expected[:2]
             assert expected[2] in seen.detail
+
+    uvloop.run(story())
+
+
+def test_restarts_by_its_restart_policy_are_counted(tmp_path):
+    async def story():
+        engine = DockerEngine()
+        engine.make("vllm-1").restarts = 3
+        async with docker(tmp_path, engine) as launcher:
+            assert (await launcher.look()).own_restarts == 3
 
     uvloop.run(story())
 

@@ -8,7 +8,7 @@ import pytest
 import uvloop
 
 from gateway.launch.kubernetes import KubernetesLauncher
-from gateway.launch.launcher import Changes, LaunchError, Seen, Superseded
+from gateway.launch.launcher import Changes, LaunchError, Runs, Seen, Superseded
 from tests.stories.fakes import KubeApi, serving, status
 
 PLAIN = Changes()
@@ -43,12 +43,12 @@ def test_a_pod_is_deleted_once_and_its_controller_makes_it_anew(tmp_path, monkey
         api = KubeApi()
         api.pod("vllm-0")
         async with cluster(tmp_path, monkeypatch, api) as launcher:
-            assert await launcher.look() == Seen("uid-1", running=True)
+            assert await launcher.look() == Seen("uid-1", Runs.RUNNING)
             assert await launcher.restart("uid-1", grace_s=7, changes=PLAIN) is None
             assert api.deleted == [("vllm-0", 7)]
             assert await launcher.look() == Seen()
             api.pod("vllm-0")
-            assert await launcher.look() == Seen("uid-2", running=True)
+            assert await launcher.look() == Seen("uid-2", Runs.RUNNING)
             for stale in ("uid-1", None):
                 with pytest.raises(Superseded):
                     await launcher.restart(stale, grace_s=7, changes=PLAIN)
@@ -80,7 +80,7 @@ def test_a_workload_is_rolled_out_once(tmp_path, monkeypatch, kind):
         api.pod("b")
         api.pod("other", labels={"app": "db"})
         async with cluster(tmp_path, monkeypatch, api, f"ml/{kind}/vllm") as launcher:
-            assert await launcher.look() == Seen("uid-1,uid-2", running=True)
+            assert await launcher.look() == Seen("uid-1,uid-2", Runs.RUNNING)
             # A change of its status in between refuses the first patch; the second one holds.
             api.before_patch = lambda: (
                 api.bump(f"{kind}s", "vllm"),
@@ -129,7 +129,7 @@ def test_a_selector_of_every_form_is_asked_for(tmp_path, monkeypatch):
         selector = {"matchLabels": {"app": "vllm"}, "matchExpressions": terms}
         api.workload("deployments", "vllm", selector)
         async with cluster(tmp_path, monkeypatch, api, "ml/deployment/vllm") as launcher:
-            assert await launcher.look() == Seen()
+            assert (await launcher.look()).state is Runs.PENDING
             assert api.asked[-1] == "app=vllm,tier in (a,b),zone notin (c),gpu,!old"
 
     uvloop.run(story())
@@ -138,16 +138,24 @@ def test_a_selector_of_every_form_is_asked_for(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("statuses", "expected"),
     [
-        ([status(running={}, restarts=2)], ("uid-1+2", True, None, "")),
+        ([status(running={}, restarts=2)], ("uid-1+2", Runs.RUNNING, None, "")),
         (
             [status(waiting={"reason": "CrashLoopBackOff"}, restarts=1, last={"terminated": {"exitCode": 1}})],
-            ("uid-1+1", False, 1, "CrashLoopBackOff"),
+            ("uid-1+1", Runs.PENDING, 1, "CrashLoopBackOff"),
         ),
         (
             [status(terminated={"exitCode": 137, "reason": "OOMKilled"})],
-            ("uid-1", False, 137, "OOMKilled"),
+            ("uid-1", Runs.PENDING, 137, "OOMKilled"),
         ),
-        ([], ("uid-1", False, None, "")),
+        (
+            [status(waiting={"reason": "ContainerCreating"})],
+            ("uid-1", Runs.PENDING, None, "ContainerCreating"),
+        ),
+        (
+            [status(waiting={"reason": "ImagePullBackOff"})],
+            ("uid-1", Runs.PENDING, None, "ImagePullBackOff"),
+        ),
+        ([], ("uid-1", Runs.PENDING, None, "")),
     ],
 )  # fmt: skip
 def test_states_are_told_as_they_are(tmp_path, monkeypatch, statuses, expected):
@@ -156,8 +164,44 @@ def test_states_are_told_as_they_are(tmp_path, monkeypatch, statuses, expected):
         api.pod("vllm-0")["status"]["containerStatuses"] = statuses
         async with cluster(tmp_path, monkeypatch, api) as launcher:
             seen = await launcher.look()
-            assert (seen.incarnation, seen.running, seen.exit_code) == expected[:3]
+            assert (seen.incarnation, seen.state, seen.exit_code) == expected[:3]
             assert expected[3] in seen.detail
+
+    uvloop.run(story())
+
+
+def test_a_pod_that_nobody_restarts_has_ended(tmp_path, monkeypatch):
+    async def story():
+        api = KubeApi()
+        pod = api.pod("vllm-0")
+        pod["status"] = {
+            "phase": "Failed",
+            "containerStatuses": [status(terminated={"exitCode": 1, "reason": "Error"})],
+        }
+        async with cluster(tmp_path, monkeypatch, api) as launcher:
+            assert await launcher.look() == Seen("uid-1", Runs.ENDED, 1)
+
+    uvloop.run(story())
+
+
+def test_a_workload_that_is_scaled_to_zero_is_absent(tmp_path, monkeypatch):
+    async def story():
+        api = KubeApi()
+        api.workload("deployments", "vllm")
+        async with cluster(tmp_path, monkeypatch, api, "ml/deployment/vllm") as launcher:
+            assert (await launcher.look()).state is Runs.PENDING
+            api.workloads["deployments", "vllm"]["spec"]["replicas"] = 0
+            assert (await launcher.look()).state is Runs.ABSENT
+
+    uvloop.run(story())
+
+
+def test_restarts_by_the_kubelet_are_counted(tmp_path, monkeypatch):
+    async def story():
+        api = KubeApi()
+        api.pod("vllm-0")["status"]["containerStatuses"] = [status(running={}, restarts=2)]
+        async with cluster(tmp_path, monkeypatch, api) as launcher:
+            assert (await launcher.look()).own_restarts == 2
 
     uvloop.run(story())
 
@@ -169,7 +213,7 @@ def test_a_pod_that_waits_for_a_node_or_is_being_deleted_says_so(tmp_path, monke
         async with cluster(tmp_path, monkeypatch, api) as launcher:
             pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
             seen = await launcher.look()
-            assert (seen.running, seen.detail) == (False, "vllm-0 is being deleted")
+            assert (seen.state, seen.detail) == (Runs.PENDING, "vllm-0 is being deleted")
             del pod["metadata"]["deletionTimestamp"]
             said = "0/3 nodes: Insufficient nvidia.com/gpu"
             pod["status"] = {

@@ -15,7 +15,7 @@ import uvloop
 
 from gateway.config.supervision import LaunchConfig
 from gateway.launch import proc
-from gateway.launch.launcher import Changes, LaunchError, Seen, Superseded
+from gateway.launch.launcher import Changes, LaunchError, Runs, Seen, Superseded
 from gateway.launch.process import ProcessLauncher
 from gateway.launch.record import load, save
 from tests.stories.launched import SCRIPT, left
@@ -103,7 +103,7 @@ def test_a_server_is_started_seen_restarted_and_stopped(bench):
         assert await launcher.look() == Seen()
         first = await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
         await bench.serving(launcher)
-        assert await launcher.look() == Seen(first, running=True)
+        assert await launcher.look() == Seen(first, Runs.RUNNING)
         with pytest.raises(Superseded):
             await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
 
@@ -119,7 +119,7 @@ def test_a_server_is_started_seen_restarted_and_stopped(bench):
 
         await launcher.stop(second, grace_s=GRACE_S)
         assert bench.left() == []
-        assert await launcher.look() == Seen(second, running=False, exit_code=-signal.SIGTERM)
+        assert await launcher.look() == Seen(second, Runs.ENDED, exit_code=-signal.SIGTERM)
         await launcher.stop(second, grace_s=GRACE_S)  # again: nothing to do, nothing wrong
         await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
         await bench.serving(launcher)
@@ -172,7 +172,7 @@ def test_how_it_ended_and_what_it_said_last_are_told(bench):
     async def story():
         launcher = bench.launcher("--exit", "3", "--lines", "2")
         first = await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
-        assert await ended(bench, launcher) == Seen(first, running=False, exit_code=3)
+        assert await ended(bench, launcher) == Seen(first, Runs.ENDED, exit_code=3)
         assert (await launcher.log(1000)).splitlines() == ["line 0", "line 1", "gives up"]
         assert await launcher.new_lines() == ("line 0", "line 1", "gives up")
         assert await launcher.new_lines() == ()
@@ -311,11 +311,11 @@ def test_a_server_that_outlived_a_killed_gateway_is_adopted(bench):
         with another_gateway(bench, "--child", "titled") as (_, started):
             await bench.processes(2)
         launcher = bench.launcher("--child", "titled")
-        assert await launcher.look() == Seen(started, running=True)
+        assert await launcher.look() == Seen(started, Runs.RUNNING)
         await bench.serving(launcher)  # its log is read from its first line
         # Not our child, so how it ends cannot be known.
         os.kill(int(started.partition("-")[0]), signal.SIGKILL)
-        assert await ended(bench, launcher) == Seen(started, running=False, exit_code=None)
+        assert await ended(bench, launcher) == Seen(started, Runs.ENDED, exit_code=None)
         second = await launcher.restart(started, grace_s=GRACE_S, changes=PLAIN)
         await bench.serving(launcher)
         assert len(bench.left()) == 2
@@ -346,7 +346,7 @@ def test_a_gateway_killed_between_start_and_record_leaves_no_unknown_server(benc
         launcher = bench.launcher("--child", "blank", orphan=orphan)
         seen = await launcher.look()
         if orphan == "adopt":
-            assert seen == Seen(started, running=True)
+            assert seen == Seen(started, Runs.RUNNING)
             await launcher.stop(started, grace_s=GRACE_S)
         else:
             assert not seen.running
@@ -390,7 +390,7 @@ def test_a_living_gateways_server_is_left_to_it_and_taken_over_after_it(bench):
     async def story():
         with another_gateway(bench) as (gateway, started):
             launcher = bench.launcher(orphan="stop")
-            assert await launcher.look() == Seen(started, running=True)
+            assert await launcher.look() == Seen(started, Runs.RUNNING)
             await bench.processes(1)
             with pytest.raises(Superseded):
                 await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
@@ -425,7 +425,7 @@ def test_a_reload_makes_a_launcher_that_keeps_our_own_server(bench):
         started = await first.restart(None, grace_s=GRACE_S, changes=PLAIN)
         await bench.serving(first)
         second = bench.launcher(orphan="stop")
-        assert await second.look() == Seen(started, running=True)
+        assert await second.look() == Seen(started, Runs.RUNNING)
         await bench.serving(second)
         os.kill(int(started.partition("-")[0]), signal.SIGKILL)
         assert (await ended(bench, second)).exit_code == -signal.SIGKILL
@@ -489,7 +489,7 @@ def test_a_cancelled_stop_leaves_a_state_that_look_tells(bench):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.5):
                 await launcher.stop(first, grace_s=60)
-        assert await launcher.look() == Seen(first, running=True)
+        assert await launcher.look() == Seen(first, Runs.RUNNING)
         await launcher.stop(first, grace_s=0)
         assert bench.left() == []
 

@@ -7,7 +7,7 @@ import signal
 import pytest
 import uvloop
 
-from gateway.launch.launcher import Changes, LaunchError, Seen, Superseded
+from gateway.launch.launcher import Changes, LaunchError, Runs, Seen, Superseded
 from gateway.launch.systemd import SystemdLauncher
 from tests.stories.fakes import install_systemd
 
@@ -25,6 +25,7 @@ class Machine:
         found = {
             "LoadState": "loaded", "ActiveState": "active", "SubState": "running", "InvocationID": "a" * 32,
             "MainPID": "7", "ExecMainCode": "0", "ExecMainStatus": "0", "Result": "success",
+            "NRestarts": "0",
         } | more  # fmt: skip
         (self.folder / "units" / UNIT).write_text(json.dumps(found))
 
@@ -48,9 +49,9 @@ def test_a_unit_is_seen_restarted_once_and_stopped(machine):
 
     async def story():
         launcher = SystemdLauncher(UNIT)
-        assert await launcher.look() == Seen("a" * 32, running=True)
+        assert await launcher.look() == Seen("a" * 32, Runs.RUNNING)
         second = await launcher.restart("a" * 32, grace_s=GRACE_S, changes=PLAIN)
-        assert await launcher.look() == Seen(second, running=True)
+        assert await launcher.look() == Seen(second, Runs.RUNNING)
         with pytest.raises(Superseded):
             await launcher.restart("a" * 32, grace_s=GRACE_S, changes=PLAIN)
         with pytest.raises(Superseded):
@@ -59,7 +60,7 @@ def test_a_unit_is_seen_restarted_once_and_stopped(machine):
             await launcher.stop("a" * 32, grace_s=GRACE_S)
         assert len(machine.calls("restart")) == 1
         await launcher.stop(second, grace_s=GRACE_S)
-        assert await launcher.look() == Seen(second, running=False, exit_code=-signal.SIGTERM)
+        assert await launcher.look() == Seen(second, Runs.ABSENT, exit_code=-signal.SIGTERM)
         third = await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
         assert third not in (None, second)
         await launcher.close()
@@ -68,26 +69,31 @@ def test_a_unit_is_seen_restarted_once_and_stopped(machine):
 
 
 @pytest.mark.parametrize(
-    ("properties", "running", "code", "says"),
+    ("properties", "state", "code", "says"),
     [
-        ({"ActiveState": "activating", "SubState": "start"}, True, None, ""),
-        ({"ActiveState": "deactivating", "SubState": "stop-sigterm"}, True, None, "stopping"),
+        ({"ActiveState": "activating", "SubState": "start"}, Runs.PENDING, None, ""),
+        ({"ActiveState": "deactivating", "SubState": "stop-sigterm"}, Runs.PENDING, None, "stopping"),
         (
             {"ActiveState": "failed", "SubState": "failed", "ExecMainCode": "1", "ExecMainStatus": "2", "Result": "exit-code"},
-            *(False, 2, "failed: exit-code"),
+            *(Runs.ENDED, 2, "failed: exit-code"),
         ),
         (
             {"ActiveState": "activating", "SubState": "auto-restart", "ExecMainCode": "3", "ExecMainStatus": "6"},
-            *(False, -6, "will restart it"),
+            *(Runs.PENDING, -6, "will restart it"),
         ),
-        ({"ActiveState": "inactive", "SubState": "dead", "ExecMainCode": "1"}, False, 0, ""),
+        ({"ActiveState": "inactive", "SubState": "dead", "ExecMainCode": "1"}, Runs.ABSENT, 0, ""),
     ],
 )  # fmt: skip
-def test_states_are_told_as_they_are(machine, properties, running, code, says):
+def test_states_are_told_as_they_are(machine, properties, state, code, says):
     machine.unit(**properties)
     seen = uvloop.run(SystemdLauncher(UNIT).look())
-    assert (seen.incarnation, seen.running, seen.exit_code) == ("a" * 32, running, code)
+    assert (seen.incarnation, seen.state, seen.exit_code) == ("a" * 32, state, code)
     assert says in seen.detail
+
+
+def test_restarts_by_systemd_itself_are_counted(machine):
+    machine.unit(NRestarts="2")
+    assert uvloop.run(SystemdLauncher(UNIT).look()) == Seen("a" * 32, Runs.RUNNING, own_restarts=2)
 
 
 def test_a_unit_that_never_ran_has_no_incarnation(machine):

@@ -18,7 +18,7 @@ from gateway.access.counters import PromptCounters
 from gateway.config.supervision import LaunchConfig
 from gateway.core.errors import ConnectFailed
 from gateway.core.types import Phase, Route
-from gateway.launch.launcher import Changes, LaunchError, Seen
+from gateway.launch.launcher import Changes, LaunchError, Runs, Seen
 from gateway.launch.process import ProcessLauncher
 from gateway.pools.table import Backend
 from gateway.sim.server import SimConfig, SimServer
@@ -263,7 +263,7 @@ async def test_a_launched_server_listens_there_again_after_it_was_killed(folder)
         assert where.is_socket()
         second = await launcher.restart(first, grace_s=GRACE_S, changes=Changes())
         assert token.encode() in await serving()
-        assert await launcher.look() == Seen(second, running=True)
+        assert await launcher.look() == Seen(second, Runs.RUNNING)
         await launcher.stop(second, grace_s=GRACE_S)
         assert left(token) == []
 

@@ -646,6 +646,24 @@ async def test_where_only_a_look_tells_the_new_one_the_old_one_is_not_taken_for_
 
 
 @story
+async def test_a_server_that_its_service_manager_restarts_is_left_to_it():
+    async with machine() as on:
+        for name in ("m/b1", "m/b2"):
+            await on[name].begin()
+        slot = on["m/b1"]
+        async with fleet(on, managed(slot), managed(on["m/b2"])) as world:
+            slot.pending = True
+            await slot.die(exit_code=1)
+            await world.until(lambda: world.phase() is not Phase.READY)
+            await world.turns(50)
+            assert slot.starts == []
+            await slot.restart_itself()
+            await world.serves()
+            assert slot.starts == []
+            assert not world.told(EventKind.SUSPENDED)
+
+
+@story
 async def test_a_look_that_fails_once_forgets_nothing():
     async with machine() as on, fleet(on, launched(on["m/b1"])) as world:
         since = world.charge().first_seen_at

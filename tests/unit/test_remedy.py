@@ -8,7 +8,7 @@ from gateway.core.types import Phase
 from gateway.heal.backoff import Policy, policy_of, replaced
 from gateway.heal.healing import Cause, Facts, Moment, Restart, Sign, Suspend, Wait, Why
 from gateway.heal.remedy import History, clear, decide, operated, settled, withdrawn
-from gateway.launch.launcher import Seen
+from gateway.launch.launcher import Runs, Seen
 
 
 class Ward:
@@ -61,11 +61,11 @@ class Ward:
 
 
 def alive(incarnation):
-    return Seen(incarnation, running=True)
+    return Seen(incarnation, Runs.RUNNING)
 
 
 def dead(incarnation="one", code=1):
-    return Seen(incarnation, running=False, exit_code=code)
+    return Seen(incarnation, Runs.ENDED, exit_code=code)
 
 
 DEAD = {"seen": dead()}
@@ -240,7 +240,7 @@ def test_a_launch_that_failed_is_tried_again_as_another_attempt():
 
 def test_the_first_launch_of_all_is_no_restart_so_its_failure_is_the_first():
     ward = Ward()
-    assert ward.see(a={"seen": Seen(None, running=False)})["p/a"].attempt == 1
+    assert ward.see(a={"seen": Seen()})["p/a"].attempt == 1
     ward.see(a={"restarting": True})
     order = ward.see(a={"restarting": False})["p/a"]
     assert (order.incarnation, order.attempt) == (None, 2)

@@ -3,9 +3,9 @@ import pytest
 from gateway.core.types import LoadSample, Phase
 from gateway.heal.healing import Cause, Facts, Sign
 from gateway.heal.signs import Errors, Memory, Pace, trouble
-from gateway.launch.launcher import Seen
+from gateway.launch.launcher import Runs, Seen
 
-RUNS = Seen("one", running=True)
+RUNS = Seen("one", Runs.RUNNING)
 GIB = 1 << 30
 
 
@@ -28,11 +28,11 @@ def test_a_backend_that_is_well_shows_no_trouble():
 @pytest.mark.parametrize(
     ("seen", "said"),
     [
-        (Seen("one", running=False, exit_code=-9), "killed by signal 9"),
-        (Seen("one", running=False, exit_code=1), "exited with code 1"),
-        (Seen("one", running=False), "its process ended"),
-        (Seen(None, running=False), "it has no running process"),
-        (Seen("one", running=False, detail="OOMKilled"), "(OOMKilled)"),
+        (Seen("one", Runs.ENDED, exit_code=-9), "killed by signal 9"),
+        (Seen("one", Runs.ENDED, exit_code=1), "exited with code 1"),
+        (Seen("one", Runs.ENDED), "its process ended"),
+        (Seen(), "it has no running process"),
+        (Seen("one", Runs.ENDED, detail="OOMKilled"), "(OOMKilled)"),
     ],
 )
 def test_an_exit_is_told_with_how_it_ended(seen, said):
@@ -41,9 +41,16 @@ def test_an_exit_is_told_with_how_it_ended(seen, said):
     assert said in sign.evidence
 
 
+@pytest.mark.parametrize("phase", [Phase.DOWN, Phase.READY, Phase.STARTING])
+def test_one_that_its_service_manager_works_on_is_left_to_it(phase):
+    pending = Seen("one", Runs.PENDING, exit_code=1)
+    frozen = Sign(Cause.FROZEN, "")
+    assert cause(facts(phase, seen=pending, reason="refused", signs=(frozen,))) is None
+
+
 @pytest.mark.parametrize("given", [{"starting": True}, {"phase": Phase.STARTING}])
 def test_an_exit_while_it_started_is_another_cause(given):
-    assert cause(facts(seen=Seen("one", running=False, exit_code=1), **given)) is Cause.START_FAILED
+    assert cause(facts(seen=Seen("one", Runs.ENDED, exit_code=1), **given)) is Cause.START_FAILED
 
 
 def test_one_that_starts_is_only_judged_by_its_exit_and_by_the_start_up_watch():
@@ -72,7 +79,7 @@ def test_what_no_restart_cures_calls_for_none(reason):
 def test_one_that_sleeps_is_left_alone_but_not_once_it_has_exited():
     slow = Sign(Cause.SLOW, "")
     assert cause(facts(Phase.DOWN, reason="asleep", asleep=True, signs=(slow,))) is None
-    gone = Seen("one", running=False)
+    gone = Seen("one", Runs.ENDED)
     assert cause(facts(Phase.DOWN, asleep=True, seen=gone)) is Cause.EXITED
 
 
