@@ -17,8 +17,8 @@ import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import Collection
-from typing import Final, TypeVar
+from collections.abc import Collection, Coroutine
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -78,11 +78,13 @@ class BackendConnections:
         self._reuses = True
         self.busy: set[Connection] = set()
         self.connecting = 0
-        self._heads: dict[tuple[bytes, bytes], bytes] = {}
+        self._heads: dict[tuple[bytes, bytes], bytes] = {}  # see `_head`
         self.closed = False
 
-    async def send(self, out: Outgoing, silence: Silence, *, fresh: bool) -> Reply:
+    def send(self, out: Outgoing, silence: Silence, *, fresh: bool) -> Coroutine[Any, Any, Reply]:
         """Send on an idle connection, or a new one; with `fresh`, always a new one.
+
+        An idle one is taken at once, so await what is returned at once.
 
         Raises:
             ConnectFailed: nothing was sent (502 unless another backend takes it).
@@ -91,18 +93,23 @@ class BackendConnections:
         Cancel: the connection is closed.
         """
         if out.rest is not None and out.rest.left_bytes != 0:
-            return await self._upload(out, out.rest, silence)
-        connection = None if fresh else self.take_idle()
-        if connection is None:
-            connection = await self.connect(Connection)
+            return self._upload(out, out.rest, silence)
         head = b"%b%d\r\nx-request-id: %b\r\n%b\r\n" % (
-            self._head(out.path, out.content_type),
+            self._heads.get((out.path, out.content_type)) or self._head(out.path, out.content_type),
             len(out.body),
             out.engine_id.encode(),
             out.trace,
         )
+        connection = None if fresh else self.take_idle()
+        if connection is None:
+            return self._send_anew(head, out.body, silence)
         self.busy.add(connection)
-        return await connection.request(head, out.body, silence)
+        return connection.request(head, out.body, silence)
+
+    async def _send_anew(self, head: bytes, body: bytes, silence: Silence) -> Reply:
+        connection = await self.connect(Connection)
+        self.busy.add(connection)
+        return await connection.request(head, body, silence)
 
     async def _upload(self, out: Outgoing, rest: Rest, silence: Silence) -> Reply:
         connection = await self.connect(UploadConnection)
@@ -139,8 +146,7 @@ class BackendConnections:
         idle = self._idle
         while idle:
             connection = idle.pop()
-            fit = connection.usable and now - connection.idle_since < self._keep_alive_s
-            if fit and connection.is_quiet():
+            if now - connection.idle_since < self._keep_alive_s and connection.is_fit():
                 return connection
             connection.abort()
             if connection.spoke_unasked:
@@ -242,17 +248,15 @@ class BackendConnections:
             self.distrust()
 
     def _head(self, path: bytes, content_type: bytes) -> bytes:
-        """The constant part of a request head, up to the content length's value."""
-        head = self._heads.get((path, content_type))
-        if head is None:
-            head = b"POST %b HTTP/1.1\r\n%bcontent-type: %b\r\naccept: */*\r\n%b" % (
-                path,
-                address_lines(self.backend),
-                content_type,
-                _LENGTH,
-            )
-            if content_type == b"application/json":
-                self._heads[path, content_type] = head
+        """Make the constant part of a request head, up to the content length's value."""
+        head = b"POST %b HTTP/1.1\r\n%bcontent-type: %b\r\naccept: */*\r\n%b" % (
+            path,
+            address_lines(self.backend),
+            content_type,
+            _LENGTH,
+        )
+        if content_type == b"application/json":
+            self._heads[path, content_type] = head
         return head
 
 

@@ -8,7 +8,7 @@
 A connection carries one request at a time, and what a backend says unasked must never become the reply
 to another tenant's request. So these close the connection and set `spoke_unasked`: bytes while IDLE,
 bytes after the end of a reply, and a reply that arrives before the backend's system has acknowledged
-any byte of the request. A connection that has something to read is not `quiet` and not to be used.
+any byte of the request. A connection that has something to read is not fit to carry another request.
 llhttp refuses conflicting lengths, bad chunk sizes and folded headers for us.
 """
 
@@ -66,11 +66,16 @@ class Connection(Reading, asyncio.Protocol):
             and not self._transport.is_closing()
         )
 
-    def is_quiet(self) -> bool:
-        """Whether nothing is there to be read: neither bytes that nobody asked for nor the end."""
-        if self._socket is None or self._socket.is_quiet():
+    def is_fit(self) -> bool:
+        """Whether it may carry another request: nothing is there to be read, neither bytes that
+        nobody asked for nor the end. A system call of 0.3 us.
+        """
+        transport, socket = self._transport, self._socket
+        if self.state is not State.IDLE or transport is None or transport.is_closing():
+            return False
+        if socket is None or not socket.poll(0):
             return True
-        self._unasked(self._socket.peek())
+        self._unasked(socket.peek())
         return False
 
     async def request(self, head: bytes, body: bytes, silence: Silence) -> Reply:
@@ -160,7 +165,8 @@ class Connection(Reading, asyncio.Protocol):
             self.abort()
             return
         if not self._answered:
-            if self._used and self._came_before_the_request():
+            in_flight = self._used and self._loop.time() - self._sent_at < _IN_FLIGHT_S
+            if in_flight and self._came_before_the_request():
                 self._fail(self._unasked(data))
                 return
             self._answered = True
@@ -172,8 +178,10 @@ class Connection(Reading, asyncio.Protocol):
             return
         if self._framing_bytes > MAX_FRAMING_BYTES and not self._complete:
             self._fail(BackendBroke("the backend sent too much between the parts of its reply"))
-        else:
-            self._hand_on()
+        elif self.state is State.STREAM:
+            self._deliver()
+        elif self._complete or self._held_bytes > MAX_ERROR_BYTES:
+            self._finish_collected()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell whoever waits; a reply whose end is the end of the connection is complete now."""
@@ -206,28 +214,15 @@ class Connection(Reading, asyncio.Protocol):
         if waiter is not None and not waiter.done():
             waiter.set_result(reply)
 
-    def _hand_on(self) -> None:
-        """Hand on what a read has brought, or the reply once it is whole, or too much of an error."""
-        if self.state is State.STREAM:
-            self._deliver()
-        elif self._complete:
-            self._finish_collected()
-        elif self._held_bytes > MAX_ERROR_BYTES:
-            self._finish_early()
-
     def _finish_collected(self) -> None:
+        """Answer with a whole reply, or the beginning of an error that has no end in sight."""
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts = []
-        reply = Reply(self._status, self._headers, body, None)
-        self._release()
-        self._answer(reply)
-
-    def _finish_early(self) -> None:
-        """Answer with the beginning of an error that has no end in sight; the rest is not read."""
-        reply = Reply(self._status, self._headers, b"".join(self._parts), None)
-        self._parts = []
-        self.abort()
-        self._answer(reply)
+        if self._complete:
+            self._release()
+        else:
+            self.abort()  # the rest is not read
+        self._answer(Reply(self._status, self._headers, body, None))
 
     def _deliver(self) -> None:
         sink = self._sink
@@ -257,7 +252,7 @@ class Connection(Reading, asyncio.Protocol):
         if transport.get_write_buffer_size():
             self.state = State.CLOSED
             transport.abort()
-        elif self._keep_alive and not self._ends_with_connection() and not transport.is_closing():
+        elif self._keep_alive and not transport.is_closing():
             transport.resume_reading()
             self.state = State.IDLE
             self._on_free(self)
@@ -277,11 +272,8 @@ class Connection(Reading, asyncio.Protocol):
 
         What is not proven may be so, too: the request may be acknowledged before we read the reply.
         """
-        return (
-            self._loop.time() - self._sent_at < _IN_FLIGHT_S
-            and self._socket is not None
-            and not self._socket.has_acknowledged_any_of(self._sent_bytes)
-        )
+        socket = self._socket
+        return socket is not None and not socket.has_acknowledged_any_of(self._sent_bytes)
 
     def _was_stale(self) -> bool:
         """Whether the backend cannot have worked: reused, and gone as soon as we sent."""

@@ -36,11 +36,13 @@ class Reading:
         self.state = State.IDLE
         self.spoke_unasked = False
         self._parser: httptools.HttpResponseParser | None = None
+        self._found: dict[bytes, bytes] = {}  # headers as they came, since the last whole head
+        self.on_header = self._found.__setitem__  # called by the parser, for every header
         self._reset()
 
     def _reset(self) -> None:
-        self._headers: dict[bytes, bytes] = {}
-        self._header_bytes = 0
+        self._headers: dict[bytes, bytes] = {}  # in lower case; one value of a repeated one
+        self._found.clear()
         self._framing_bytes = 0
         self._interim = 0
         self._status = 0
@@ -57,25 +59,22 @@ class Reading:
             self.spoke_unasked = True
             raise httptools.HttpParserError("bytes after the reply")
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Collect one header; a repeated one keeps its last value (none that we pass on repeats)."""
-        self._header_bytes += len(name) + len(value)
-        if self._header_bytes > _MAX_HEADER_BYTES:
-            raise httptools.HttpParserError("headers too large")
-        if self._status < 200:  # else it is a trailer, of which none is passed on
-            self._headers[name.lower()] = value
-
     def on_headers_complete(self) -> None:
         """Judge the head: an event stream is answered now, everything else when it is whole."""
         parser = self._parser
         assert parser is not None
+        found = self._found
+        self._headers = headers = {name.lower(): value for name, value in found.items()}
+        found.clear()  # what comes from now on are trailers, of which none is passed on
+        if self._framing_bytes > MAX_FRAMING_BYTES and _size(headers) > _MAX_HEADER_BYTES:
+            raise httptools.HttpParserError("headers too large")
         self._framing_bytes = 0
         self._status = status = parser.get_status_code()
         if status < 200:
             return
         if self._complete or status > 599:
             raise httptools.HttpParserError("a second reply to one request, or no status at all")
-        if status == 200 and is_event_stream(self._headers):
+        if status == 200 and is_event_stream(headers):
             self._start_stream()
         else:
             self.state = State.COLLECT
@@ -103,7 +102,6 @@ class Reading:
     def on_message_complete(self) -> None:
         """Note the end; a 1xx head only makes room for the real one."""
         if self._status < 200:
-            self._headers = {}
             self._interim += 1
             if self._interim > _MAX_INTERIM_REPLIES:
                 raise httptools.HttpParserError("too many interim replies")
@@ -126,6 +124,10 @@ class Reading:
             and b"content-length" not in headers
             and b"transfer-encoding" not in headers
         )
+
+
+def _size(headers: dict[bytes, bytes]) -> int:
+    return sum(len(name) + len(value) for name, value in headers.items())
 
 
 def is_event_stream(headers: dict[bytes, bytes]) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol
 
+import msgspec
+
 from gateway.core.errors import UpstreamError
 
 if TYPE_CHECKING:
@@ -36,22 +38,13 @@ class Sink(Protocol):
         """Be woken about twice a second, for deadlines and heart-beats."""
 
 
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """A reply's head. `body` is the whole body, or None when it is to be streamed through `connection`."""
 
-    __slots__ = ("body", "connection", "headers", "status")
-
-    def __init__(
-        self,
-        status: int,
-        headers: dict[bytes, bytes],
-        body: bytes | None,
-        connection: Connection | None,
-    ) -> None:
-        self.status = status
-        self.headers = headers
-        self.body = body
-        self.connection = connection
+    status: int
+    headers: dict[bytes, bytes]
+    body: bytes | None
+    connection: Connection | None
 
     @property
     def content_type(self) -> bytes:

@@ -112,6 +112,21 @@ def test_a_whole_json_reply_comes_with_its_body_and_frees_the_connection():
     assert free == [connection]
 
 
+def test_a_trailer_of_one_reply_is_no_header_of_the_next():
+    first = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+        b"2\r\n{}\r\n0\r\nmetadata: of the first\r\nContent-Type: text/event-stream\r\n\r\n"
+    )
+    second = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+    async def after(backend, connection, free, reply):
+        assert reply.headers.keys() == {b"content-type", b"transfer-encoding"}
+        return await connection.request(HEAD, b"{}", later())
+
+    reply = exchange(first, second, after=after)
+    assert (reply.body, reply.headers) == (b"ok", {b"content-length": b"2"})
+
+
 def test_a_chunked_error_is_collected_too():
     reply, _, free = exchange(
         b"HTTP/1.1 503 Busy\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
