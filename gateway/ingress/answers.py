@@ -104,7 +104,7 @@ def answer(
         aborted, usage = whole_event_answer(body, call.dialect)
     if aborted:
         raise BackendBroke("the backend did not finish the request")
-    headers = reply.passed_headers
+    headers = reply.passed_headers()
     if b"content-type" not in reply.headers:
         headers.append((b"content-type", b"application/json"))
     return Answer(200, headers, veiled(body) if veil else body, Outcome.OK, usage)

@@ -70,7 +70,10 @@ def call_at_hand(down: Downstream, limit_bytes: int) -> Call | None:
     Raises:
         RequestError, UnsupportedMediaType: see `parse_call`.
     """
-    small = None if down.spec.multipart else down.body_at_hand(limit_bytes)
+    body = down.body
+    if down.spec.multipart or down.is_encoded or body.came_bytes > limit_bytes:
+        return None
+    small = body.at_hand()
     return None if small is None else parse_call(down.spec, small, down.content_type)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Callable
 from typing import Final
+
+import msgspec
 
 from gateway.core.errors import BodyTimeout, GatewayError
 from gateway.ingress.upload import too_large
@@ -15,25 +16,19 @@ from gateway.wire.small import SMALL_BODY_BYTES, is_small
 _PIECE_BYTES: Final = 4096  # smaller ones are put together
 
 
-class Body:
+class Body(msgspec.Struct, eq=False):
     """One body. Owned by its request; large ones are read by `ingress.bodies`."""
 
-    __slots__ = (
-        "_enough_bytes", "_limit_bytes", "_parts", "_waiter", "came_bytes",
-        "complete", "error", "left_s", "told_bytes", "wanted",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self._parts: deque[bytes | bytearray] = deque()
-        self._limit_bytes: float = math.inf
-        self._enough_bytes: float = math.inf  # whoever waits is woken
-        self.left_s = 0.0  # that the client has
-        self._waiter: asyncio.Future[None] | None = None
-        self.error: GatewayError | None = None
-        self.came_bytes = 0
-        self.complete = False
-        self.told_bytes: int | None = None  # the Content-Length
-        self.wanted: Callable[[], None] | None = None  # called once, when its bytes are awaited
+    _parts: list[bytes | bytearray] = []
+    _limit_bytes: float = math.inf
+    _enough_bytes: float = math.inf  # whoever waits is woken
+    left_s: float = 0.0  # that the client has
+    _waiter: asyncio.Future[None] | None = None
+    error: GatewayError | None = None
+    came_bytes: int = 0
+    complete: bool = False
+    told_bytes: int | None = None  # the Content-Length
+    wanted: Callable[[], None] | None = None  # called once, when its bytes are awaited
 
     # --- the request's side -------------------------------------------------------------------------
 
@@ -76,12 +71,11 @@ class Body:
         Cancel: nothing is held.
         """
         await self._reaches(self.came_bytes + (0 if self._parts else SMALL_BODY_BYTES))
-        return self._parts.popleft() if self._parts else None
+        return self._parts.pop(0) if self._parts else None
 
     def take(self) -> list[bytes | bytearray]:
         """Return what came so far, and hold nothing of it."""
-        parts = list(self._parts)
-        self._parts.clear()
+        parts, self._parts = self._parts, []
         return parts
 
     async def _reaches(self, size: int) -> None:
@@ -133,7 +127,8 @@ class Body:
     def on_end(self) -> None:
         """Note that the body is whole."""
         self.complete = True
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def fail(self, error: GatewayError) -> None:
         """Note that what comes of it cannot be read on."""

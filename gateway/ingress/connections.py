@@ -80,16 +80,15 @@ _LOOPBACK: Final = ("127.0.0.1", client_network("::1"))
 
 
 class Line(OrderedDict[Waiting, float]):
-    """Connections that wait for the same, the oldest first, and until when each does."""
+    """Connections that wait for the same, the oldest first, and until when each does.
+
+    A connection stands in one line only, and joins at its end: until `seconds` from then.
+    """
 
     def __init__(self, waits: Waits, seconds: float) -> None:
         super().__init__()
         self.waits = waits
         self.seconds = seconds
-
-    def join(self, connection: Waiting, now: float) -> None:
-        """Put a connection at the end; it may stand in no other line."""
-        self[connection] = now + self.seconds
 
 
 class Connections:

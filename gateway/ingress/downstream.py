@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gateway.core import aio
@@ -21,7 +22,7 @@ from gateway.core.errors import GatewayError, UnsupportedMediaType
 from gateway.core.types import Dialect, RequestRecord
 from gateway.ingress.bodies import Hold
 from gateway.ingress.body import Body
-from gateway.ingress.heads import CLIENT_ID, TRACE
+from gateway.ingress.heads import CLIENT_ID, TRACE, header_lines
 from gateway.ingress.upload import Upload
 from gateway.upstream.relay import Relay
 from gateway.upstream.reply import Reply
@@ -50,55 +51,44 @@ _WAITING_STREAM: Final = Reply(
 )
 
 
-class Downstream:
+class Downstream(msgspec.Struct, eq=False):
     """One request of one client. Owned by the protocol until its reply is complete."""
 
-    __slots__ = (
-        "_announced_bytes", "_dropped", "_encoded", "_event_stream", "_expects_continue",
-        "_http11", "_protocol", "_transport", "body", "bytes_out", "content_type", "credentials",
-        "cors_lines", "extra_headers", "gone", "hold", "id", "keep_alive", "patience_s", "received_at",
-        "record", "relay", "response_complete", "retry_count", "spec", "started", "started_at", "stopped_by",
-        "takes_chunks", "task",
-        "trace", "upload", "writing_paused",
-    )  # fmt: skip
-
-    def __init__(
-        self, protocol: GatewayProtocol, spec: EndpointSpec, *, new_id: str, now: float
-    ) -> None:
-        self._protocol = protocol
-        self._transport = protocol.transport
-        self.spec = spec
-        self.id = new_id
-        self.received_at = now
-        self.credentials: dict[bytes, bytes] = {}
-        self.content_type = b""
-        self.retry_count = 0
-        self.trace: tuple[tuple[bytes, bytes], ...] = ()  # its trace headers, as they came
-        self.patience_s = math.inf  # how long the client says it waits for bytes
-        self._encoded = False
-        self._expects_continue = False
-        self._http11 = True
-        self.body = Body()
-        self.hold: Hold | None = None  # the room of a large body
-        self._dropped = False
-        self.upload: Upload | None = None
-        self.takes_chunks = False
-        self.extra_headers = b""  # header lines of our own, for whatever reply is written
-        self.cors_lines = b""  # and those for browsers
-        self.bytes_out = 0
-        self.keep_alive = True
-        self.response_complete = False  # read by uvicorn
-        self.started = False
-        self.started_at: float | None = None
-        self.writing_paused = False
-        self._announced_bytes = 0
-        self._event_stream = False
-        self.gone = False
-        # Once the story has begun, so that a cancellation ends in its `finally`; for reading.
-        self.record: RequestRecord | None = None
-        self.relay: Relay | None = None
-        self.stopped_by: GatewayError | None = None  # why it ends early
-        self.task: asyncio.Task[None] | None = None
+    _protocol: GatewayProtocol
+    _transport: asyncio.Transport
+    spec: EndpointSpec
+    id: str
+    received_at: float
+    credentials: dict[bytes, bytes] = {}
+    content_type: bytes = b""
+    retry_count: int = 0
+    trace: tuple[tuple[bytes, bytes], ...] = ()  # its trace headers, as they came
+    patience_s: float = math.inf  # how long the client says it waits for bytes
+    is_encoded: bool = False  # its body is compressed
+    _expects_continue: bool = False
+    _http11: bool = True
+    body: Body = msgspec.field(default_factory=Body)
+    body_complete: bool = False  # all of it was read, so the connection may carry another request
+    hold: Hold | None = None  # the room of a large body
+    _dropped: bool = False
+    upload: Upload | None = None
+    takes_chunks: bool = False
+    extra_headers: bytes = b""  # header lines of our own, for whatever reply is written
+    cors_lines: bytes = b""  # and those for browsers
+    bytes_out: int = 0
+    keep_alive: bool = True
+    response_complete: bool = False  # read by uvicorn
+    started: bool = False
+    started_at: float | None = None
+    writing_paused: bool = False
+    _announced_bytes: int = 0
+    _event_stream: bool = False
+    gone: bool = False
+    # Once the story has begun, so that a cancellation ends in its `finally`; for reading.
+    record: RequestRecord | None = None
+    relay: Relay | None = None
+    stopped_by: GatewayError | None = None  # why it ends early
+    task: asyncio.Task[None] | None = None
 
     # --- the request --------------------------------------------------------------------------------
 
@@ -132,20 +122,13 @@ class Downstream:
     def _read_rare(self, name: bytes, value: bytes) -> None:
         """Take a header that few requests have."""
         if name == b"content-encoding" and value.lower() != b"identity":
-            self._encoded = True
+            self.is_encoded = True
         elif name == b"x-request-id" and CLIENT_ID.fullmatch(value):
             self.id = value.decode()
         elif name == b"expect" and value.lower() == b"100-continue":
             self._expects_continue = True
         elif name in TRACE:
             self.trace = (*self.trace, (name, value))
-
-    def body_at_hand(self, limit_bytes: int) -> bytes | None:
-        """Return a small body that is whole; None when `read_body` must wait for it, or judge it."""
-        body = self.body
-        if self._encoded or body.came_bytes > limit_bytes:
-            return None
-        return body.at_hand()
 
     async def read_body(self, limit_bytes: int, timeout_s: float) -> bytes | None:
         """Return the whole body; None when it is large and comes by `body.next_part`.
@@ -155,7 +138,7 @@ class Downstream:
             BodyTooLarge, BodyTimeout, GatewayError: see `Body.read`.
         Cancel: nothing is held.
         """
-        if self._encoded:
+        if self.is_encoded:
             raise _compressed()
         if self._expects_continue:
             self.body.wanted = self._say_continue
@@ -166,12 +149,12 @@ class Downstream:
 
     def pause_reading(self) -> None:
         """Let no more of the body come."""
-        if not self.body.complete:
+        if not self.body_complete:
             self._protocol.hold()
 
     def resume_reading(self) -> None:
         """Let the body come."""
-        if not self.body.complete:
+        if not self.body_complete:
             self._protocol.read_on()
 
     def drop_body(self) -> None:
@@ -189,7 +172,7 @@ class Downstream:
             UnsupportedMediaType: the body is compressed, or no form (415).
             BodyTooLarge: more than `limit_bytes` are told of (413).
         """
-        if self._encoded:
+        if self.is_encoded:
             raise _compressed()
         self.upload = upload = Upload(
             FormReader(self.content_type),
@@ -203,7 +186,7 @@ class Downstream:
             upload.on_data(bytes(part))
         if self.body.error is not None:
             upload.fail(self.body.error)
-        if self.body.complete:
+        if self.body_complete:
             upload.on_end()
         elif self._expects_continue:
             self._say_continue()
@@ -212,7 +195,7 @@ class Downstream:
     def _told_bytes(self) -> int | None:
         """Return the Content-Length of a body that is not whole; None in chunks, or once it is."""
         # Nothing else can have come on this connection while the body is not whole.
-        told = None if self.body.complete else dict(self._protocol.headers).get(b"content-length")
+        told = None if self.body_complete else dict(self._protocol.headers).get(b"content-length")
         return None if told is None else int(told)
 
     def on_body(self, data: bytes) -> None:
@@ -226,6 +209,7 @@ class Downstream:
 
     def on_message_complete(self) -> None:
         """The body is whole."""
+        self.body_complete = True
         if self.upload is not None:
             self.upload.on_end()
         self.body.on_end()
@@ -243,11 +227,6 @@ class Downstream:
         return client[0] if client else None
 
     @property
-    def body_complete(self) -> bool:
-        """Whether the whole request has been read, so the connection may carry another."""
-        return self.body.complete
-
-    @property
     def answering(self) -> bool:
         """Whether a reply has begun that cannot begin again; a place in the queue is none of it."""
         return (
@@ -262,16 +241,16 @@ class Downstream:
         """Write a whole reply and finish. Does nothing for a client that has gone."""
         if self.gone:
             return
-        if not self.body.complete:
+        if not self.body_complete:
             self.keep_alive = False
-        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+        lines = header_lines(headers)
         length = b"content-length: %d\r\n" % len(body)
         self._write_head(status, lines + length, body)
         self._finish()
 
     def begin(self, reply: Reply, data: bytes = b"") -> None:
         """Write a streamed reply's head and first bytes; in chunks for HTTP/1.1, else closed at its end."""
-        passed = b"".join([b"%b: %b\r\n" % header for header in reply.passed_headers])
+        passed = header_lines(reply.passed_headers())
         self._event_stream = reply.content_type == b"text/event-stream"
         if self._event_stream:
             passed += _EVENT_STREAM_HEADERS

@@ -25,6 +25,7 @@ from gateway.core.errors import (
 )
 from gateway.core.types import Caller, RequestRecord
 from gateway.ingress.connections import Connections, Shed
+from gateway.ingress.heads import header_lines
 from gateway.observe.redact import redact
 from gateway.wire.replies import error_body, error_headers
 
@@ -109,7 +110,7 @@ def last_reply(error: GatewayError, request_id: str, first_lines: bytes) -> byte
         (b"content-length", b"%d" % len(body)),
         (b"connection", b"close"),
     ]
-    lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+    lines = header_lines(headers)
     return b"%b%b%b\r\n%b" % (STATUS_LINE[error.status], first_lines, lines, body)
 
 

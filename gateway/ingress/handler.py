@@ -186,8 +186,35 @@ class Handler:
         while True:
             slot = self.gate.enter(ask) or await self._wait(settings, down, record, ask)
             try:
-                if await self._attempt(settings, down, record, ask, slot):
-                    return
+                backend = self.table.get(slot.backend_id)
+                fresh = False
+                while backend is not None:  # else a reload took it away while this request waited
+                    record.attempts += 1
+                    record.backend_id, record.engine_id = backend.id, engine_id()
+                    record.sent_at = now = self.clock.now()
+                    silence = Silence(settings.patience, now, backend.works)
+                    out = outgoing(down, ask, backend, record.engine_id, settings.salt(ask))
+                    try:
+                        reply = await self.client.connections(backend).send(
+                            out, silence, fresh=fresh
+                        )
+                        if reply.status == ENGINE_FULL and reply.body is not None:
+                            raise engine_full(reply, ask.call)
+                        down.extra_headers = own_headers(record, self.clock.now())
+                        if reply.body is None:
+                            await self._relay(down, record, ask, reply, slot)
+                        else:
+                            self._answer(down, record, ask, backend, reply)
+                        if backend.traffic_failures and reply.status < 500:
+                            self.table.observe(backend.id, TrafficOk(self.clock.now()))
+                        return
+                    except (UpstreamError, EngineFull) as error:
+                        retry = self._failed(down, record, ask, backend, error)
+                        if retry is attempts.Retry.NO:
+                            raise
+                        if retry is attempts.Retry.ELSEWHERE:
+                            break
+                        fresh = True
             finally:
                 slot.release()
 
@@ -212,43 +239,6 @@ class Handler:
             )
         finally:
             record.queue_s += self.clock.now() - began
-
-    async def _attempt(
-        self, settings: Settings, down: Downstream, record: RequestRecord, ask: Ask, slot: Slot
-    ) -> bool:
-        """Have one backend answer; False when it did nothing, and another has room or will have."""
-        backend = self.table.get(slot.backend_id)
-        if backend is None:
-            return False  # a reload took it away while this request waited for its turn
-        fresh = False
-        while True:
-            record.attempts += 1
-            record.backend_id, record.engine_id = backend.id, engine_id()
-            record.sent_at = now = self.clock.now()
-            silence = Silence(settings.patience, now, backend.works)
-            try:
-                reply = await self.client.connections(backend).send(
-                    outgoing(down, ask, backend, record.engine_id, settings.salt(ask)),
-                    silence,
-                    fresh=fresh,
-                )
-                if reply.status == ENGINE_FULL and reply.body is not None:
-                    raise engine_full(reply, ask.call)
-                down.extra_headers = own_headers(record, self.clock.now())
-                if reply.body is None:
-                    await self._relay(down, record, ask, reply, slot)
-                else:
-                    self._answer(down, record, ask, backend, reply)
-                if backend.traffic_failures and reply.status < 500:
-                    self.table.observe(backend.id, TrafficOk(self.clock.now()))
-                return True
-            except (UpstreamError, EngineFull) as error:
-                retry = self._failed(down, record, ask, backend, error)
-                if retry is attempts.Retry.NO:
-                    raise
-                if retry is attempts.Retry.ELSEWHERE:
-                    return False
-                fresh = True
 
     def _failed(
         self, down: Downstream, record: RequestRecord, ask: Ask, backend: Backend, error: UpstreamError | EngineFull

@@ -12,6 +12,14 @@ TRACE: Final = frozenset({b"traceparent", b"tracestate"})
 _ABSOLUTE: Final = re.compile(rb"https?://[^/?#]+([^#]*)", re.IGNORECASE)
 
 
+_as_line: Final = b"%b: %b\r\n".__mod__
+
+
+def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return headers as the lines of a head."""
+    return b"".join(map(_as_line, headers))
+
+
 def origin_form(target: bytes) -> bytes:
     """Return path and query of a request target that is a whole URL (RFC 9112 section 3.2.2).
 
@@ -32,9 +40,8 @@ def without_upgrade(
     A server may ignore the offer (RFC 9110 section 7.8). All other headers stay as they were, so a
     parser frames the body as it would have without the offer.
     """
-    lines = [b"%b %b HTTP/%b\r\n" % (method, target, version.encode())]
-    lines += [b"%b: %b\r\n" % header for header in headers if header[0] != b"upgrade"]
-    return b"".join(lines) + b"\r\n"
+    first = b"%b %b HTTP/%b\r\n" % (method, target, version.encode())
+    return first + header_lines(each for each in headers if each[0] != b"upgrade") + b"\r\n"
 
 
 # --- W3C Trace Context (https://www.w3.org/TR/trace-context/) ---------------------------------------

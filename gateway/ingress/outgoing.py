@@ -25,7 +25,7 @@ def outgoing(
         call,
         # A backend that is not told which model takes its base model.
         served_model=None if call.unnamed and route.adapter is None else backend.served_name(route),
-        inject_usage=call.hides_usage,
+        inject_usage=call.stream and call.hides_usage,
         max_new_tokens=ask.demand.max_new_tokens,
         salt=salt,
     )

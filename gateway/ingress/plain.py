@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gateway.core import aio
-from gateway.ingress.heads import CLIENT_ID
+from gateway.ingress.heads import CLIENT_ID, header_lines
 
 if TYPE_CHECKING:
     from gateway.core.errors import GatewayError
@@ -155,8 +155,7 @@ class PlainRequest:
     def _finish(self) -> None:
         if self.gone or self.response_complete:
             return
-        headers = self._head["headers"]
-        lines = b"".join([b"%b: %b\r\n" % (name, value) for name, value in headers])
+        lines = header_lines((name, value) for name, value in self._head["headers"])
         lines += b"x-request-id: %b\r\n%b" % (self.id.encode(), self.cors_lines)
         if not (self.keep_alive and self.body_complete):
             lines += b"connection: close\r\n"

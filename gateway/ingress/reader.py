@@ -78,7 +78,10 @@ class RequestReader(HttpToolsProtocol):
         self._read_bytes = len(data)
         self.loose_bytes += self._read_bytes
         try:
-            self._parse(data)
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                self._ignore(offer, data)
         except httptools.HttpParserError:
             return self._refusal or RequestError(
                 "The request is not valid HTTP/1.1.", code="invalid_http"
@@ -112,10 +115,14 @@ class RequestReader(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Check the head and hand it on."""
-        self._check_head()
+        if (
+            len(self.headers) > self._max_headers
+            or self._head_bytes + self.loose_bytes > self._max_bytes
+        ):
+            self._check_head()
         if self.parser.should_upgrade():
             self._refuse_tunnel()
-            return  # `_parse` has this head parsed once more
+            return  # `_ignore` has this head parsed once more
         version = self.parser.get_http_version()
         self.http11 = version == "1.1"
         if not self.http11 and version != "1.0":
@@ -155,8 +162,8 @@ class RequestReader(HttpToolsProtocol):
 
     # --- inside -------------------------------------------------------------------------------------
 
-    def _parse(self, data: bytes | memoryview) -> None:
-        """Have bytes parsed, and every offer to change the protocol ignored.
+    def _ignore(self, offer: httptools.HttpParserUpgrade, data: bytes | memoryview) -> None:
+        """Have what follows an offer to change the protocol parsed, and all further offers ignored.
 
         The parser stops behind a head with such an offer and takes what follows for another protocol.
         So it gets the head again without the offer, then what follows.
@@ -165,16 +172,17 @@ class RequestReader(HttpToolsProtocol):
             httptools.HttpParserError: this is not a request that can be served.
         """
         while True:
-            try:
-                self.parser.feed_data(data)
-                return
-            except httptools.HttpParserUpgrade as offer:
-                data = memoryview(data)[offer.args[0] :]
+            data = memoryview(data)[offer.args[0] :]
             method, version = self.parser.get_method(), self.parser.get_http_version()
             head = without_upgrade(method, self.url, version, self.headers)
             self.parser = httptools.HttpRequestParser(self)  # the other may be done after `close`
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
             self.parser.feed_data(head)
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as another:
+                offer = another
 
     def _refuse_tunnel(self) -> None:
         """Refuse CONNECT, which has no path; the parser takes it for an offer, too."""
@@ -193,11 +201,8 @@ class RequestReader(HttpToolsProtocol):
     def _check_head(self) -> None:
         """Refuse a whole head that is too large; it may have come in one read, with other bytes."""
         headers = self.headers
-        may_be_large = self._head_bytes + self.loose_bytes > self._max_bytes
-        if len(headers) > self._max_headers or (
-            may_be_large
-            and sum(len(name) + len(value) for name, value in headers) > self._max_bytes
-        ):
+        size = sum(len(name) + len(value) for name, value in headers)
+        if len(headers) > self._max_headers or size > self._max_bytes:
             self._refusal = self._too_large()
             raise httptools.HttpParserError("the request head is too large")
 

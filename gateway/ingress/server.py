@@ -163,7 +163,8 @@ class GatewayProtocol(RequestReader):
             request = PlainRequest(self, self._ingress.new_id(), http11, keep_alive)
             request.takes = self._ingress.takes
         else:
-            request = Downstream(self, spec, new_id=self._ingress.new_id(), now=time.monotonic())
+            new_id = self._ingress.new_id()
+            request = Downstream(self, self.transport, spec, new_id, time.monotonic())
             request.read_head(self.headers, http11=http11, keep_alive=keep_alive)
         if self._ingress.cors is not None:
             request.cors_lines = self._ingress.cors.lines(self.headers)
@@ -284,7 +285,7 @@ class GatewayProtocol(RequestReader):
         if self._line is not None:
             del self._line[self]
         self._line = line
-        line.join(self, self.loop.time())
+        line[self] = self.loop.time() + line.seconds
 
     def _stop_waiting(self) -> None:
         line, self._line = self._line, None

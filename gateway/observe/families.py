@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 
+import msgspec
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -32,6 +33,21 @@ class Histogram:
             cell = self.cells[labels] = [0] * (len(self.bounds) + 2)
         cell[bisect_left(self.bounds, value)] += 1
         cell[-1] += value
+
+
+class Sums(msgspec.Struct, gc=False):
+    """What requests with the same labels add up to."""
+
+    names: tuple[str, str]  # pool and model
+    endpoint: tuple[str]
+    ending: tuple[str, str]  # outcome and code
+    source: str | None  # of their usage
+    rare: bool  # their outcome has a counter of its own
+    requests: int = 0
+    attempts: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
 
 
 def family(each: Instrument, values: Mapping[Labels, float]) -> Metric:

@@ -77,8 +77,8 @@ class AccessLog:
         """Queue the lines of settled requests."""
         if self.enabled:
             ahead_s = self._clock.wall() - self._clock.now()
-            for record in settled:
-                self._outlet.put(self._encode(self._line(record, ahead_s)) + b"\n")
+            encode, line = self._encode, self._line
+            self._outlet.put(*[encode(line(each, ahead_s)) + b"\n" for each in settled])
 
     def wake(self) -> None:
         """Have the queued lines written now."""
@@ -103,7 +103,7 @@ class AccessLog:
             record.outcome._value_ if record.outcome is not None else None,
             record.status,
             record.error_code,
-            _micros(record.queue_s),
+            _micros(record.queue_s) if record.queue_s else 0.0,
             _micros(first_at - received_at) if record.stream and first_at is not None else None,
             _micros(ended_at - received_at),
             usage.prompt_tokens if usage is not None else None,

@@ -29,11 +29,10 @@ from gateway.core.types import (
     RequestRecord,
     ShedReason,
     Transition,
-    Usage,
 )
 from gateway.observe import instruments as table
 from gateway.observe.exposition import pieces
-from gateway.observe.families import Histogram, Labels, family, histogram_family
+from gateway.observe.families import Histogram, Labels, Sums, family, histogram_family
 from gateway.observe.instruments import INSTRUMENTS, OTHER, UNKNOWN, Kind
 
 # Beyond this many (pool, model) pairs new ones share one series: adapters may come and go for ever.
@@ -113,6 +112,7 @@ class Metrics(Collector):
         self._overhead = self._histograms[table.OVERHEAD.name]
         self._lag = self._histograms[table.LOOP_LAG.name]
         self._names: dict[tuple[str | None, str | None], tuple[str, str]] = {}
+        self._sums: dict[tuple[object, ...], Sums] = {}  # since the values were read last
         self._values[table.BUILD_INFO.name][__version__, platform.python_version()] = 1
         for result in ("success", "failure"):
             self._values[table.CONFIG_RELOADS.name][(result,)] = 0
@@ -124,18 +124,38 @@ class Metrics(Collector):
 
     def settle(self, record: RequestRecord) -> None:
         """Count one request that ended. `ended_at` and `outcome` are set."""
-        names = self._names.get((record.pool, record.model)) or self._name(record)
-        pool, model = names
-        outcome = record.outcome or Outcome.BUG
-        # `_value_` is the enum's documented plain attribute; `.value` costs five times as much.
-        endpoint = UNKNOWN if record.endpoint is None else record.endpoint._value_
-        code = _CODES.get(record.status, OTHER)
-        self._requests[pool, model, endpoint, outcome._value_, code] += 1
-        if record.sent_at is not None:
-            self._time(record, names, endpoint, record.sent_at)
         usage = record.usage
+        kind = (
+            *(record.pool, record.model, record.endpoint, record.outcome, record.status),
+            None if usage is None else usage.source,
+        )
+        sums = self._sums.get(kind) or self._begin(kind, record)
+        sums.requests += 1
         if usage is not None:
-            self._count_tokens(names, usage)
+            sums.prompt_tokens += usage.prompt_tokens
+            sums.completion_tokens += usage.completion_tokens
+            sums.cached_tokens += usage.cached_tokens or 0
+        if record.sent_at is not None:
+            sums.attempts += record.attempts
+            self._time(record, sums, record.sent_at)
+        if sums.rare or record.queue_s or record.client_retry or record.unknown_fields:
+            self._count_rare(record, sums)
+
+    def _time(self, record: RequestRecord, sums: Sums, sent_at: float) -> None:
+        received_at = record.received_at
+        self._duration.observe(sums.names, (record.ended_at or sent_at) - received_at)
+        if record.attempts == 1:  # later attempts include the failed ones' time, which is not ours
+            own_s = sent_at - (record.body_at or received_at) - record.queue_s
+            self._overhead.observe(sums.endpoint, max(0.0, own_s))
+        first_at = record.first_byte_at
+        if record.stream and first_at is not None:
+            self._ttft.observe(sums.names, first_at - received_at)
+            if (gap_s := record.token_gap_s) is not None:
+                self._inter_token.observe(sums.names, gap_s)
+
+    def _count_rare(self, record: RequestRecord, sums: Sums) -> None:
+        """Count what an ordinary request has not."""
+        pool, outcome = sums.names[0], record.outcome
         if outcome is Outcome.SHED:
             reason = record.shed_reason or ShedReason.ENGINE
             self._values[table.SHED.name][pool, reason.value] += 1
@@ -146,28 +166,39 @@ class Metrics(Collector):
         if record.client_retry:
             self._values[table.CLIENT_RETRIES.name][(pool,)] += 1
         if record.unknown_fields:
-            self._values[table.UNKNOWN_FIELDS.name][pool, endpoint] += record.unknown_fields
+            labels = (pool, *sums.endpoint)
+            self._values[table.UNKNOWN_FIELDS.name][labels] += record.unknown_fields
 
-    def _time(self, record: RequestRecord, names: Labels, endpoint: str, sent_at: float) -> None:
-        ended_at = record.ended_at or sent_at
-        self._attempts[names[:1]] += record.attempts
-        self._duration.observe(names, ended_at - record.received_at)
-        if record.attempts == 1:  # later attempts include the failed ones' time, which is not ours
-            own_s = sent_at - (record.body_at or record.received_at) - record.queue_s
-            self._overhead.observe((endpoint,), max(0.0, own_s))
-        first_at = record.first_byte_at
-        if record.stream and first_at is not None:
-            self._ttft.observe(names, first_at - record.received_at)
-            if (gap_s := record.token_gap_s) is not None:
-                self._inter_token.observe(names, gap_s)
+    def _begin(self, kind: tuple[object, ...], record: RequestRecord) -> Sums:
+        """Begin to sum up requests that are alike."""
+        if len(self._sums) >= MAX_NAMES:
+            self._sum_up()
+        names = self._names.get((record.pool, record.model)) or self._name(record)
+        endpoint = UNKNOWN if record.endpoint is None else record.endpoint.value
+        outcome = record.outcome or Outcome.BUG
+        sums = self._sums[kind] = Sums(
+            names=names,
+            endpoint=(endpoint,),
+            ending=(outcome.value, _CODES.get(record.status, OTHER)),
+            source=None if record.usage is None else record.usage.source.value,
+            rare=outcome in (Outcome.SHED, Outcome.CLIENT_GONE),
+        )
+        return sums
 
-    def _count_tokens(self, names: tuple[str, str], usage: Usage) -> None:
-        (pool, model), tokens = names, self._tokens
-        tokens[pool, model, "prompt"] += usage.prompt_tokens
-        tokens[pool, model, "completion"] += usage.completion_tokens
-        if usage.cached_tokens:
-            tokens[pool, model, "cached"] += usage.cached_tokens
-        self._usage_source[(usage.source._value_,)] += 1
+    def _sum_up(self) -> None:
+        """Add to the values what was counted since the last time."""
+        for sums in self._sums.values():
+            names, tokens = sums.names, self._tokens
+            self._requests[*names, *sums.endpoint, *sums.ending] += sums.requests
+            if sums.attempts:
+                self._attempts[names[:1]] += sums.attempts
+            if sums.source is not None:
+                self._usage_source[(sums.source,)] += sums.requests
+                tokens[*names, "prompt"] += sums.prompt_tokens
+                tokens[*names, "completion"] += sums.completion_tokens
+            if sums.cached_tokens:
+                tokens[*names, "cached"] += sums.cached_tokens
+        self._sums.clear()
 
     def _name(self, record: RequestRecord) -> tuple[str, str]:
         """Return the labels for a pair of names seen for the first time, within the cap."""
@@ -228,6 +259,7 @@ class Metrics(Collector):
     def total_requests(self) -> dict[str, int]:
         """Return how many requests ended since the start, by outcome."""
         self.before_reading()
+        self._sum_up()
         totals: dict[str, int] = {}
         for labels, count in self._requests.items():
             totals[labels[3]] = totals.get(labels[3], 0) + int(count)
@@ -251,6 +283,7 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield every instrument of the table, in its order."""
         self.before_reading()
+        self._sum_up()
         self._read_gauges()
         for each in INSTRUMENTS:
             if each.kind is Kind.HISTOGRAM:

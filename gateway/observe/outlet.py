@@ -39,12 +39,11 @@ class Outlet:
         """How many lines are not being written yet."""
         return len(self._lines)
 
-    def put(self, line: bytes) -> None:
-        """Take one line, its newline included; it is written at the next `wake` or `flush`."""
-        if len(self._lines) >= self._max_lines:
-            self.dropped += 1
-        else:
-            self._lines.append(line)
+    def put(self, *lines: bytes) -> None:
+        """Take lines, their newlines included; they are written at the next `wake` or `flush`."""
+        room = max(0, self._max_lines - len(self._lines))
+        self._lines.extend(lines[:room])
+        self.dropped += max(0, len(lines) - room)
 
     def wake(self) -> None:
         """Have the lines written now."""

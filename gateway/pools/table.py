@@ -206,7 +206,7 @@ class PoolTable:
     def ended(self, settled: Sequence[RequestRecord]) -> None:
         """Learn from requests that ended how fast their backends write a stream."""
         for record in settled:
-            gap_s = record.token_gap_s
+            gap_s = record.token_gap_s if record.stream else None
             backend = self._backends.get(record.backend_id or "") if gap_s is not None else None
             if backend is not None and gap_s is not None:
                 backend.limit.token_gap(record.ended_at or 0.0, record.sent_at or 0.0, gap_s)

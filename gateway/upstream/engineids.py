@@ -15,7 +15,8 @@ import re
 from typing import Final
 
 _PROCESS: Final = os.urandom(4).hex()  # tells our ids from those of other gateways
-_NAMED: Final = re.compile(rb'(?:data: )?\{"id":"[a-z]{1,24}-' + _PROCESS.encode())
+_OURS: Final = _PROCESS.encode()
+_NAMED: Final = re.compile(rb'(?:data: )?\{"id":"[a-z]{1,24}-' + _OURS)
 _NAMED_BYTES: Final = 80  # an id that is named has ended by then
 _DRAWN: Final = 64  # ids drawn at a time: one system call for all of them
 _drawn: list[str] = []
@@ -31,6 +32,8 @@ def engine_id() -> str:
 
 def is_of_another(reply: bytes, own_id: str) -> bool:
     """Whether the beginning of a reply, or of its first frame, names another attempt."""
-    if reply.find(own_id.encode(), 0, _NAMED_BYTES) >= 0:  # as nearly always; nobody can guess it
-        return False
-    return _NAMED.match(reply) is not None
+    return (
+        reply.find(_OURS, 0, _NAMED_BYTES) >= 0
+        and reply.find(own_id.encode(), 0, _NAMED_BYTES) < 0  # nobody can guess it
+        and _NAMED.match(reply) is not None
+    )

@@ -51,9 +51,8 @@ class Reply(msgspec.Struct, frozen=True):
         """The media type without parameters, in lower case."""
         return self.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
 
-    @property
     def passed_headers(self) -> list[tuple[bytes, bytes]]:
-        """The headers that go on to the client."""
+        """Return the headers that go on to the client."""
         headers = self.headers
         if b"content-type" in headers and _RARE.isdisjoint(headers):  # as nearly always
             return [(b"content-type", headers[b"content-type"])]

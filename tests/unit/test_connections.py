@@ -25,7 +25,7 @@ class One:
         book = self.book
         lines = (book.heads, book.idle, book.lingering, book.closing)
         self.line = next(line for line in lines if line.waits is waits)
-        self.line.join(self, now)
+        self.line[self] = now + self.line.seconds
         return self
 
     def expire(self, waits):
