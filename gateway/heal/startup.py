@@ -9,22 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 from gateway.config.supervision import PatienceConfig
 from gateway.vllmlog.milestones import Stage, stage_of
-
-_WORDS: Final = {
-    Stage.LAUNCHED: "launched",
-    Stage.CONFIG: "reading its configuration",
-    Stage.DISTRIBUTED_INIT: "connecting its workers (NCCL)",
-    Stage.LOADING_WEIGHTS: "loading weights",
-    Stage.PROFILING: "measuring memory",
-    Stage.KV_CACHE: "making the KV cache",
-    Stage.GRAPHS: "compiling and capturing graphs",
-    Stage.WARM_UP: "warming up",
-    Stage.SERVING: "serving",
-}
 
 
 @dataclass(slots=True)
@@ -60,13 +47,13 @@ class StartWatch:
         silent_s, whole_s = now - self.spoke_at, now - self.began_at
         if whole_s >= self.patience.total:
             return (
-                f"not ready {whole_s:.0f} s after its launch, still {_WORDS[self.stage]}"
+                f"not ready {whole_s:.0f} s after its launch, still {self.stage.words}"
                 " (supervision.patience.total)"
             )
         name, patience_s = self._patience()
         if self.speaks and silent_s >= patience_s:
             return (
-                f"silent for {silent_s:.0f} s while {_WORDS[self.stage]}"
+                f"silent for {silent_s:.0f} s while {self.stage.words}"
                 f" (supervision.patience.{name})"
             )
         return None
@@ -77,7 +64,7 @@ class StartWatch:
         usually = f", usually {usual_s:.0f} s" if usual_s is not None else ""
         total_s = sum(self.usual_s.values())
         whole = f"{now - self.began_at:.0f} s of about {total_s:.0f} s in all" if total_s else ""
-        words = f"{_WORDS[self.stage]} for {now - self.stage_at:.0f} s{usually}"
+        words = f"{self.stage.words} for {now - self.stage_at:.0f} s{usually}"
         return f"{words}; {whole}" if whole else words
 
     def ended(self, now: float) -> dict[Stage, float]:

@@ -17,27 +17,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from gateway.vllmlog import endings
+from gateway.vllmlog.errors import is_quiet
 from gateway.vllmlog.lines import Line, read
-from gateway.vllmlog.rules.rule import HINT, Action, Kind, Remedy, Rule, When
-from gateway.vllmlog.search import (
-    Match,
-    exceptions,
-    is_exception,
-    is_quiet,
-    matches,
-)
-from gateway.vllmlog.starts import DEAD, Start, split
-from gateway.vllmlog.verdict import Confidence, Diagnosis, told
+from gateway.vllmlog.places import place_of
+from gateway.vllmlog.rules.rule import HINT, Rule, told
+from gateway.vllmlog.search import Match, errors, matches
+from gateway.vllmlog.starts import DEAD, WORKS, Start, split
+from gateway.vllmlog.verdict import Action, Confidence, Diagnosis, Kind, Remedy, When
 
 __all__ = ["Action", "Confidence", "Diagnosis", "Kind", "Remedy", "When", "diagnose"]
 
 _SAYS_LITTLE: Final = frozenset({Kind.UNKNOWN, Kind.ENGINE_INIT})
 _INTERRUPT: Final = re.compile(r"^(?:KeyboardInterrupt|asyncio\.exceptions\.CancelledError)\b")
 _GOING: Final = re.compile(r"[Ss]hut|[Tt]erminat|exit|destroy|leaked")  # what a process says last
-_WORKS: Final = re.compile(r"Avg prompt throughput: |HTTP/[\d.]+\" 200")
+_LIVES: Final = re.compile(r"Avg prompt throughput: |HTTP/[\d.]+\" 200")
+_NATIVE: Final = re.compile(r"RuntimeError|AcceleratorError|Import|ModuleNotFound")
+_LONG: Final = 4  # signs of work after an error that did not end it: throughput is told each 10 s
 
 
 def diagnose(
@@ -85,7 +84,7 @@ def _after_stop(start: Start, stopped: int) -> Diagnosis:
     if late:
         return told(*late[0], When.SERVING, late)
     if start.served is None and start.progress >= 0 and start.engine_up is None:
-        return endings.interrupted(start, stopped)
+        return _interrupted(start, stopped)
     return endings.no_failure(start)
 
 
@@ -93,8 +92,12 @@ def _failure(start: Start, end: int) -> Diagnosis | None:
     """Return what failed in the lines before `end`; None if nothing did."""
     served = start.served if start.served is not None and start.served < end else None
     died = start.died if start.died is not None and start.died < end else None
-    if died is not None and start.failed is None and (served is None or died < served):
-        served = 0  # an excerpt: only an engine that served dies with these words
+    first = served if served is not None else end
+    if start.failed is None and (died is not None and died < first or served is None):
+        # An excerpt: its frames tell what it did; without them, only what served dies so.
+        by_frames = start.when(end)
+        if by_frames is When.SERVING or (by_frames is None and died is not None and died < first):
+            served = 0
     if served is None:
         return _while_starting(start, end)
     if start.came_up is None and died is None:
@@ -111,31 +114,72 @@ def _while_starting(start: Start, end: int) -> Diagnosis | None:
     causes = [each for each in found if proven or each[0].rank < HINT or not _survived(each, end)]
     interrupt = start.first(_INTERRUPT)
     if interrupt is not None and interrupt < end and not (causes and causes[0][0].rank < HINT):
-        return endings.interrupted(start, interrupt)
-    if causes:
+        return _interrupted(start, interrupt)
+    raised = errors(start, 0, end)
+    late = [at for at in raised if at > start.progress]
+    ended = bool(raised) and (proven or _ends_with(start, late, end))
+    placed = next(filter(partial(_placed, start), late or raised), None) if ended else None
+    if causes and not (placed is not None and _better_placed(start, placed, causes[0])):
         return told(*causes[0], When.STARTUP, found)
-    errors = exceptions(start, 0, end)
-    late = [at for at in errors if at > start.progress]
-    if errors and (proven or _ends_with(start, late, end)):
-        return endings.unknown_error(start, (late or errors)[0], When.STARTUP)
+    if ended:
+        cause = (late or raised)[0] if placed is None else placed
+        return endings.unknown_error(start, cause, When.STARTUP)
     if proven:
         return endings.no_cause(start)
-    return endings.wait_at_start(start) if end == len(start.lines) else None
+    return endings.wait_at_start(start) if end == len(start.lines) and not raised else None
+
+
+def _placed(start: Start, at: int) -> bool:
+    return place_of(start.raised[at]) is not None
+
+
+def _better_placed(start: Start, at: int, match: Match) -> bool:
+    """Whether the place of an exception tells more than the words of a rule.
+
+    Words that mean one thing come first. What native code raises comes through any frame, so its
+    frames are asked only when its words tell nothing.
+    """
+    rule, found = match
+    place = place_of(start.raised[at])
+    if rule.rank == 0 or place is None or rule.kind is place.kind:
+        return False
+    return rule.rank >= HINT or not _NATIVE.search(start.raised[at].name) and at <= found.place
+
+
+def _interrupted(start: Start, place: int) -> Diagnosis:
+    """Tell of a start that somebody ended; what it said that it waited for is the cause of that."""
+    begin = max(start.progress, 0)
+    waited = matches(start, begin, place, lambda rule: rule.rank < HINT, warnings=True)
+    if waited:
+        found = told(*waited[0], When.STARTUP, waited)
+        hint = "it was told to stop while it waited for this"
+        return replace(found, confidence=Confidence.MEDIUM, look_at=found.look_at or hint)
+    return endings.interrupted(start, place)
 
 
 def _while_serving(start: Start, served: int, end: int) -> Diagnosis | None:
     died = start.first(DEAD, served)
     if died is not None and died >= end:
         died = None
-    found = matches(start, served, end, lambda rule: rule.serving, serious=died is None)
+    recent = _survivors(start, served, end if died is None else died)
+    found = matches(start, recent, end, lambda rule: rule.serving, serious=died is None)
     if found and found[0][0].rank < HINT:
         return told(*found[0], When.SERVING, found)
     if died is not None:
         return _death(start, _last_work(start, served, died), died, end, found)
+    raised = errors(start, served, end) if start.served is None else []
+    if raised and _ends_with(start, raised, end):
+        return endings.unknown_error(start, raised[0], When.SERVING)
     refused = matches(start, 0, end, lambda rule: rule.request)
     return endings.hang(start, served, end) or (
         told(*refused[0], When.SERVING, refused) if refused else None
     )
+
+
+def _survivors(start: Start, served: int, end: int) -> int:
+    """Return the place from which on errors count: it worked on for long after what came before."""
+    worked = [at for at in range(served, end) if WORKS.search(start.lines[at].text)]
+    return worked[-_LONG] if len(worked) >= _LONG else served
 
 
 def _death(start: Start, begin: int, died: int, end: int, hints: list[Match]) -> Diagnosis:
@@ -143,20 +187,16 @@ def _death(start: Start, begin: int, died: int, end: int, hints: list[Match]) ->
 
     What the API server says after the first word of the death is a consequence.
     """
-    errors = exceptions(start, begin, end)
-    causes = [at for at in errors if not _by_server(start.lines[at])] or [
-        at for at in errors if at < died and "VLLMValidationError" not in start.lines[at].text
+    raised = errors(start, begin, end)
+    causes = [at for at in raised if not _by_server(start.lines[at])] or [
+        at for at in raised if at < died and "VLLMValidationError" not in start.lines[at].text
     ]
     if causes:
         return endings.unknown_error(start, causes[0], When.SERVING)
     if hints:
         return told(*hints[0], When.SERVING, hints)
-    worded = next((at for at in range(died, end) if _tells_death(start.lines[at])), died)
-    return endings.unknown_error(start, worded, When.SERVING)
-
-
-def _tells_death(line: Line) -> bool:
-    return is_exception(line) and DEAD.search(line.text) is not None
+    worded = (at for at in start.raised if died <= at < end and DEAD.search(start.lines[at].text))
+    return endings.unknown_error(start, next(worded, died), When.SERVING)
 
 
 def _by_server(line: Line) -> bool:
@@ -164,18 +204,18 @@ def _by_server(line: Line) -> bool:
 
 
 def _last_work(start: Start, served: int, died: int) -> int:
-    """Return the place of the last sign of work before a death."""
+    """Return the place of the last sign of life before a death."""
     for at in range(died, served, -1):
-        if _WORKS.search(start.lines[at].text):
+        if _LIVES.search(start.lines[at].text):
             return at
     return served
 
 
-def _ends_with(start: Start, errors: list[int], end: int) -> bool:
+def _ends_with(start: Start, raised: list[int], end: int) -> bool:
     """Whether nothing goes on after the last error: else it may have been survived."""
-    if not errors:
+    if not raised:
         return False
-    after = start.lines[errors[-1] + 1 : end]
+    after = start.lines[raised[-1] + 1 : end]
     return not any(is_quiet(line) and not _GOING.search(line.text) for line in after)
 
 
@@ -195,6 +235,6 @@ def _survived(match: Match, end: int) -> bool:
 def _ends_process(match: Match, end: int) -> bool:
     """Whether an error was raised out of the process: printed by Python itself, nothing after it."""
     rule, found = match
-    raised = not found.line.level and is_exception(found.line)
+    raised = not found.line.level and found.place in found.start.raised
     in_request = "starlette/" in found.before or "in run_asgi" in found.before
     return raised and rule.rank < HINT and not in_request and not _survived(match, end)

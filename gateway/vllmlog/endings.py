@@ -5,10 +5,18 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from gateway.vllmlog.places import innermost, place_of
 from gateway.vllmlog.rules.devices import NCCL
-from gateway.vllmlog.rules.rule import Found, Kind, Remedy, When
-from gateway.vllmlog.starts import NOT_STARTED, Start
-from gateway.vllmlog.verdict import Confidence, Diagnosis, evidence, without_secrets
+from gateway.vllmlog.starts import NOT_STARTED, WORKS, Start
+from gateway.vllmlog.verdict import (
+    Confidence,
+    Diagnosis,
+    Kind,
+    Remedy,
+    When,
+    shown,
+    without_secrets,
+)
 
 _RESTART: Final = Remedy("", None, "restart the server")
 _GROUP: Final = Remedy("", None, "kill the whole process group and start again")
@@ -24,12 +32,12 @@ _ATTENTION: Final = re.compile(
     r"flashinfer|flash_attn|attention/backends|BatchPrefill|BatchDecode|paged_attention"
 )
 _STALL: Final = re.compile(r"No available shared memory broadcast block found in \d+ s")
-_WORKS: Final = re.compile(r"generation throughput: (?!0\.0 )|HTTP/[\d.]+\" 2\d\d")
 _LOAD: Final = re.compile(r"Running: (\d{1,9}) reqs, .{0,40}?(?:Waiting|Pending): (\d{1,9}) reqs")
 _STALLS: Final = 3  # each of 60 s: fewer happen while kernels are compiled
 _LOCK: Final = re.compile(
     r"[Ww]aiting for baton release at (\S{1,300})|[Ww]aiting for (?:file )?lock (\S{1,300})"
 )
+_WAITS: Final = re.compile(r"\b[Ww]ait(?:ing|s|ed)? (?:for|on|until)\b|[Rr]etrying|\bnot ready yet")
 # What workers write on the way to each other; one that is alone connects to nobody.
 _CONNECTS: Final = re.compile(
     r"^world_size=(?!1\b)\d|^rank \d{1,6} in world size (?!1\b)\d|^vLLM is using nccl"
@@ -38,23 +46,6 @@ _UNSUPPORTED: Final = re.compile(
     r"[Uu]nsupported|not (?:yet )?supported|not implemented|NotImplemented"
 )
 
-# What an unknown error at start is about, told by the innermost frames above it.
-_PLACES: Final = (
-    (Kind.BAD_ARGUMENT, "while checking the settings", re.compile(
-        r"vllm/engine/arg_utils\.py|vllm/config/\w+\.py|cli_args\.py|in check_and_update_config\b")),
-    (Kind.WEIGHTS, "while loading the weights", re.compile(
-        r"in (?:safetensors_weights_iterator|load_weights|\w*weight_loader\w*|load_state_dict)\b")),
-    (Kind.TOKENIZER, "while loading the tokenizer", re.compile(
-        r"in (?:get_tokenizer|cached_get_tokenizer|init_tokenizer\w*)\b|tokenization_\w+\.py")),
-    (Kind.LORA, "while loading an adapter", re.compile(r"vllm/lora/")),
-    (Kind.QUANTIZATION, "while setting up the quantisation", re.compile(
-        r"quantization/\S+\.py\", line \d+, in (?:__init__|from_config|get_\w+|create_weights|process_weights\w+)")),
-    (Kind.NCCL, "while connecting its processes", re.compile(
-        r"torch/distributed/\w+\.py|device_communicators/py(?:nccl|hccl)")),
-)  # fmt: skip
-_REFUSED: Final = re.compile(
-    r"^(?:\w+\.)*(?:Value|NotImplemented|Assertion|Type|ArgumentType|VLLMValidation)Error\b"
-)
 _WORDS_CHARS: Final = 200
 _INNERMOST: Final = 12  # lines above the error
 
@@ -76,52 +67,44 @@ _UP: Final = tuple(
 
 
 def unknown_error(start: Start, place: int, when: When) -> Diagnosis:
-    """Tell of an error that no rule knows."""
-    line = start.lines[place]
-    words = _words(start, place)
+    """Tell of an error that no rule knows: by its type and its place in the engine."""
+    line, error = start.lines[place], start.raised.get(place)
+    where = "" if error is None else innermost(error)
+    words = f"{_words(start, place)}{f' ({where})' if where else ''}"
+    near = [] if error is None else [*error.frames[-_INNERMOST:], line.text]
+    helps = (_BACKEND,) if any(map(_ATTENTION.search, near)) else ()
+    look_at = "the traceback above the evidence"
     if when is When.SERVING:
         return Diagnosis(
             Kind.ENGINE_DEAD,
             when,
             f"The engine died while serving: {words}",
-            evidence(line),
+            shown(line.raw),
             line.number,
-            (*_around(start, place), _RESTART, _KEEP_AWAY, _REPORT),
+            (*helps, _RESTART, _KEEP_AWAY, _REPORT),
             restart_helps=not _UNSUPPORTED.search(line.text),
-            look_at="the traceback above the evidence",
-        )  # fmt: skip
-    frames = Found(start, place).before.splitlines()[-_INNERMOST:]
-    known = (each for each in _PLACES if any(map(each[2].search, frames)) and (
-        each[0] is not Kind.BAD_ARGUMENT or _REFUSED.search(line.text)))  # fmt: skip
-    kind, doing, _ = next(known, (Kind.OTHER, "with an unknown error", None))
+            look_at=look_at,
+        )
+    told = None if error is None else place_of(error)
     return Diagnosis(
-        kind,
+        Kind.OTHER if told is None else told.kind,
         when,
-        f"The start failed {doing}: {words}",
-        evidence(line),
+        f"The start failed {'with an unknown error' if told is None else told.doing}: {words}",
+        shown(line.raw),
         line.number,
-        (*_around(start, place), _REPORT),
+        (*(() if told is None else told.helps), *helps, _REPORT),
         restart_helps=False,
         secondary=() if start.failed is None else (Kind.ENGINE_INIT,),
-        look_at="the traceback above the evidence",
+        look_at=look_at,
     )
-
-
-def _around(start: Start, place: int) -> tuple[Remedy, ...]:
-    """Return what the place of an unknown error suggests."""
-    frames = Found(start, place).before.splitlines()[-_INNERMOST:]
-    near = "\n".join([*frames, start.lines[place].text])
-    return (_BACKEND,) if _ATTENTION.search(near) else ()
 
 
 def _words(start: Start, place: int) -> str:
     """Return what an error says; for one without words, the line of code that raised it as well."""
     said = start.lines[place].text.removeprefix("ERROR: ").strip()
-    if ":" not in said:
-        code = [
-            each for each in Found(start, place).before.splitlines() if re.match(r" {4}\w", each)
-        ]
-        said += f" at `{code[-1].strip()}`" if code else ""
+    error = start.raised.get(place)
+    if ":" not in said and error is not None and error.code:
+        said += f" at `{error.code}`"
     return without_secrets(said[:_WORDS_CHARS])
 
 
@@ -134,7 +117,7 @@ def no_cause(start: Start) -> Diagnosis:
         Kind.ENGINE_INIT,
         When.STARTUP,
         "The engine did not start; this part of the log does not say why.",
-        evidence(line),
+        shown(line.raw),
         line.number,
         (_MORE_LOG,),
         confidence=Confidence.LOW,
@@ -143,18 +126,26 @@ def no_cause(start: Start) -> Diagnosis:
 
 
 def interrupted(start: Start, place: int) -> Diagnosis:
-    """Tell of a start that somebody ended."""
+    """Tell of a start that somebody ended, and what it did or waited for."""
     line = start.lines[place]
+    waits = (start.lines[at].text for at in range(place, max(start.progress, -1), -1))
+    wait = next((text for text in waits if _WAITS.search(text)), None)
+    milestone = start.milestones.get(start.progress)
+    doing = "" if milestone is None else f", while {milestone.stage.words}"
     return Diagnosis(
         Kind.OTHER,
         When.STARTUP,
-        "It was told to stop during its start.",
-        evidence(line),
+        f"It was told to stop during its start{doing if wait is None else f'; it waited: {_short(wait)}'}.",
+        shown(line.raw),
         line.number,
         rule="interrupted",
         secondary=() if start.failed is None else (Kind.ENGINE_INIT,),
         look_at="who sent the signal: a person, a liveness probe, a job's time limit",
     )
+
+
+def _short(text: str) -> str:
+    return without_secrets(text.strip()[:_WORDS_CHARS].rstrip("."))
 
 
 # --- hangs -----------------------------------------------------------------------------------------
@@ -163,47 +154,67 @@ def interrupted(start: Start, place: int) -> Diagnosis:
 def hang(start: Start, served: int, end: int) -> Diagnosis | None:
     """Tell of a serving engine that says again and again, to the end, that nobody answers."""
     worked = next(
-        (at for at in range(end - 1, served, -1) if _WORKS.search(start.lines[at].text)), served
+        (at for at in range(end - 1, served, -1) if WORKS.search(start.lines[at].text)), served
     )
     stalls = [at for at in range(worked, end) if _STALL.search(start.lines[at].text)]
-    if len(stalls) < _STALLS or _idle(start, end):
+    load = _load(start, end)
+    last = bool(stalls) and _last_words(start, end) == stalls[-1]
+    if len(stalls) < _STALLS and not (last and load) or load == 0:
         return None
     line = start.lines[stalls[-1]]
     return Diagnosis(
         Kind.HANG,
         When.SERVING,
         f"The workers do not answer: said {len(stalls)} times, once a minute, and no progress since.",
-        evidence(line),
+        shown(line.raw),
         line.number,
         (_GROUP,),
         restart_helps=True,
+        confidence=Confidence.MEDIUM if len(stalls) >= _STALLS else Confidence.LOW,
         rule="stall",
         look_at="whether vllm:generation_tokens_total moves; py-spy dump of a worker",
     )
 
 
-def _idle(start: Start, end: int) -> bool:
-    """Whether the last that is known of the load is that there was none: then nobody waits."""
+def _load(start: Start, end: int) -> int | None:
+    """Return how many requests it last said that it has; None if it never did."""
     told = (_LOAD.search(start.lines[at].text) for at in range(end - 1, -1, -1))
     last = next((found for found in told if found), None)
-    return last is not None and last[1] == last[2] == "0"
+    return None if last is None else int(last[1]) + int(last[2])
+
+
+def _last_words(start: Start, end: int) -> int:
+    """Return the place of the last line that says anything; -1 if none does."""
+    return next((at for at in range(end - 1, -1, -1) if start.lines[at].text.strip()), -1)
 
 
 def wait_at_start(start: Start) -> Diagnosis | None:
-    """Tell of a start that only waits at its end: for minutes, or for a lock that nobody frees."""
-    after = start.lines[start.progress + 1 :]
-    stalls = [each for each in after if _STALL.search(each.text)]
-    last = reversed(after[-_INNERMOST:])
-    lock = next((found for each in last if (found := _LOCK.search(each.text))), None)
-    if len(stalls) < (_STALLS if lock is None else 1):
+    """Tell of a start whose last words are that it waits: for its workers, a peer, or a lock."""
+    end = len(start.lines)
+    after = range(start.progress + 1, end)
+    stalls = [at for at in after if _STALL.search(start.lines[at].text)]
+    last = _last_words(start, end)
+    lock = next(
+        (at for at in reversed(after[-_INNERMOST:]) if _LOCK.search(start.lines[at].text)), None
+    )
+    waits = [at for at in after if start.lines[at].text == start.lines[last].text]
+    again = last >= 0 and _WAITS.search(start.lines[last].text) is not None and len(waits) > 1
+    if lock is not None and stalls:
+        told = _LOCK.search(start.lines[lock].text)
+        why = f" for the lock {(told[1] or told[2])[-120:]}" if told else ""
+    elif len(stalls) >= _STALLS or last in stalls:
+        why = " for its workers"
+    elif again:
+        why, stalls = f": {_short(start.lines[last].text)}", [last]
+    else:
         return None
-    held = f" for the lock {(lock[1] or lock[2])[-120:]}" if lock else ""
+    line = start.lines[stalls[-1]]
     return Diagnosis(
         Kind.HANG,
         When.STARTUP,
-        f"The start waits{held} and does not go on.",
-        evidence(stalls[-1]),
-        stalls[-1].number,
+        f"The start waits{why} and may hang.",
+        shown(line.raw),
+        line.number,
         (_GROUP, Remedy("", None, "before that, remove lock files that a killed compiler left")),
         restart_helps=True,
         confidence=Confidence.LOW,
@@ -225,7 +236,7 @@ def hung_at_start(start: Start) -> Diagnosis | None:
         Kind.NCCL,
         When.STARTUP,
         "The workers do not finish connecting to each other (NCCL).",
-        evidence(line),
+        shown(line.raw),
         line.number,
         (NCCL[1], NCCL[2], NCCL[0], _GROUP),
         restart_helps=True,
@@ -278,27 +289,37 @@ def no_failure(start: Start, exit_code: int | None = None) -> Diagnosis:
     """Tell that it serves or served; or that the log does not say."""
     if start.served is None and start.stopped is None and start.engine_up is None:
         return _nothing(start, exit_code)
-    proofs = (*(start.first(each) for each in _UP), start.served, start.engine_up, start.stopped)
-    line = start.lines[next(at for at in proofs if at is not None)]
     serving = start.served is not None or start.stopped is not None
-    how = "It served, and stopped when it was asked to." if start.stopped is not None else (
-        "It serves; nothing fatal is in the log." if serving else "The engine is up; nothing fatal is in the log."
-    )  # fmt: skip
+    how = "It serves; nothing fatal is in the log." if serving else (
+        "The engine is up; nothing fatal is in the log.")  # fmt: skip
+    proofs = (*map(start.first, _UP), start.served, start.engine_up, start.stopped)
+    if start.stopped is not None:
+        how = "It served, and stopped when it was asked to."
+    last = _last_words(start, len(start.lines))
+    waits = start.stopped is None and _STALL.search(start.lines[last].text) is not None
+    if waits:
+        how = f"{how} Its last words are that its workers do not answer: it may hang."
+    line = start.lines[next(at for at in proofs if at is not None)]
     return Diagnosis(
         Kind.HEALTHY,
         When.SERVING if serving else When.STARTUP,
         how,
-        evidence(line),
+        shown(line.raw),
         line.number,
         restart_helps=False,
-        confidence=Confidence.HIGH,
+        confidence=Confidence.LOW if waits else Confidence.HIGH,
+        look_at="whether vllm:generation_tokens_total moves" if waits else "",
     )
 
 
 def _nothing(start: Start, exit_code: int | None) -> Diagnosis:
-    if start.progress >= 0:
+    last = _last_words(start, len(start.lines))
+    said = start.lines[last].text if last >= 0 else ""
+    if _WAITS.search(said):
+        why = f"The log ends while the start waits, and may hang: {_short(said)}."
+    elif start.progress >= 0:
         why = "It is still starting, or was ended without a word: the log stops without an error."
-    elif any(line.text for line in start.lines):
+    elif last >= 0:
         why = "Nothing in this log says what happened."
     else:
         why = "The log is empty."

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-from gateway.vllmlog.lines import parse
-from gateway.vllmlog.rules.rule import as_number
+from gateway.vllmlog.lines import Line, parse
+from gateway.vllmlog.verdict import as_number
 
 
 class Stage(IntEnum):
@@ -34,6 +34,24 @@ class Stage(IntEnum):
     GRAPHS = 6
     WARM_UP = 7
     SERVING = 8
+
+    @property
+    def words(self) -> str:
+        """What is done in it, for people."""
+        return _WORDS[self]
+
+
+_WORDS: Final = {
+    Stage.LAUNCHED: "launched",
+    Stage.CONFIG: "reading its configuration",
+    Stage.DISTRIBUTED_INIT: "connecting its workers (NCCL)",
+    Stage.LOADING_WEIGHTS: "loading weights",
+    Stage.PROFILING: "measuring memory",
+    Stage.KV_CACHE: "making the KV cache",
+    Stage.GRAPHS: "compiling and capturing graphs",
+    Stage.WARM_UP: "warming up",
+    Stage.SERVING: "serving",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +93,14 @@ _PATTERNS: Final = tuple(
         (Stage.LOADING_WEIGHTS, r"^Starting to load model "),
         (Stage.PROFILING, rf"^torch\.compile (?:takes|took) (?P<compile_s>{_N}) s"),
         (Stage.PROFILING, r"^(?:Dynamo bytecode transform|Compiling a graph|Encoder cache will be|Memory profiling "
-                          r"|Initial profiling|Profiling CUDA graph memory|Warming up model for the compilation)"),
+                          r"|Initial profiling|Profiling CUDA graph memory|Warming up model for the comp|saved AOT)"),
         (Stage.KV_CACHE, rf"^Available KV cache memory: (?P<kv_cache_gib>{_N}) GiB"),
         (Stage.KV_CACHE, rf"^\w+ KV cache size: (?P<kv_cache_tokens>{_N}) tokens"
                          rf"(?:, Maximum concurrency for {_N} tokens per request: (?P<max_concurrency>{_N})x)?"),
         (Stage.KV_CACHE, rf"^Maximum concurrency for {_N} tokens per request: (?P<max_concurrency>{_N})x"),
         (Stage.KV_CACHE, rf"^(?:# \w+ blocks: |Explicitly set \((?P<kv_cache_gib>{_N})/{_N}\) GiB for KV cache)"),
         (Stage.GRAPHS, rf"^Graph capturing finished in (?P<graphs_s>{_N}) secs(?:, took (?P<graphs_gib>{_N}) GiB)?"),
-        (Stage.GRAPHS, r"^Capturing (?:CUDA graph|the model for CUDA graphs|cudagraphs)"),
+        (Stage.GRAPHS, r"^Capturing "),
         (Stage.WARM_UP, rf"^init engine \(profile.{{0,80}} took (?P<engine_s>{_N})"),
         (Stage.WARM_UP, r"^Supported[_ ]tasks: |^Starting vLLM (?:API )?server (?:\d+ )?on "
             r"|^Started server process "),
@@ -92,13 +110,22 @@ _WHOLE: Final = frozenset({"kv_cache_tokens", "max_model_len"})
 _TOLD_AT: Final = frozenset({"INFO", "WARNING", ""})  # the levels of milestones
 
 
+_ANY: Final = re.compile("|".join(
+    re.sub(r"\(\?P<\w+>", "(?:", pattern.pattern) for _, pattern in _PATTERNS
+))  # fmt: skip
+
+
 def stage_of(line: str) -> Milestone | None:
     """Return the milestone that a line of a log is, whatever its prefixes; None for most lines.
 
     Pure, and bounded in the length of the line. Nothing raises.
     """
-    said = parse(line)
-    if said.level not in _TOLD_AT:
+    return milestone_of(parse(line))
+
+
+def milestone_of(said: Line) -> Milestone | None:
+    """Return the milestone that a line is; None for most lines."""
+    if said.level not in _TOLD_AT or _ANY.search(said.text) is None:
         return None
     for stage, pattern in _PATTERNS:
         found = pattern.search(said.text)

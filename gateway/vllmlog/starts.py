@@ -6,13 +6,17 @@ Logs are appended to: one file holds several starts, and only the last is of int
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
+from gateway.vllmlog.errors import Raised, raised_in
 from gateway.vllmlog.lines import Line
+from gateway.vllmlog.milestones import Milestone, Stage, milestone_of
+from gateway.vllmlog.places import when_of
+from gateway.vllmlog.verdict import When
 
 # The first words of a start: up to 0.14 or so a sentence, then a drawing, always the arguments.
 _BANNER: Final = re.compile(r"vLLM API server version |[█▄▀]\s+version \d")
@@ -31,21 +35,7 @@ _READY: Final = re.compile(
     r"|\"(?:GET|POST) /\S{0,200} HTTP/[\d.]+\" [234]\d\d\b"
     r"|^Uvicorn running on "
 )
-_CAME_UP: Final = re.compile(r"Application startup complete|^Uvicorn running on ")
-_ENGINE_UP: Final = re.compile(
-    r"^init engine \(profile|^Supported[_ ]tasks: |^Starting vLLM (?:API )?server (?:\d+ )?on "
-)
-_LOADED: Final = re.compile(
-    r"^(?:Model loading took|Loading model weights took|Loading weights took) "
-)
-_PROGRESS: Final = re.compile(
-    r"^(?:Starting to load model |Loading weights took |Model loading took |Available KV cache memory"
-    r"|\w+ KV cache size: |# \w+ blocks: |Graph capturing finished|Capturing |torch\.compile t"
-    r"|Compiling a graph|Dynamo bytecode|Initial profiling|saved AOT"
-    r"|Using max model len |Resolved architecture: |Initializing a V\d LLM engine"
-    r"|Initializing an LLM engine|Chunked prefill is enabled|rank \d+ in world size )"
-)
-
+_UNDER_WAY: Final = range(Stage.CONFIG, Stage.WARM_UP)  # what only a start says
 # Someone asked it to stop. uvicorn's own words come after an engine's death too: see `Start.stopped`.
 _ASKED_TO_STOP: Final = re.compile(
     r"\[shutdown\] API server: |\[shutdown\] EngineCore: trigger received signal"
@@ -78,6 +68,9 @@ NOT_STARTED: Final = re.compile(
     r"|EngineCore_?\S* hit an exception|Timed out waiting for engine"
 )
 
+# That it computes: a throughput above zero, or a request that was answered.
+WORKS: Final = re.compile(r"generation throughput: (?!0\.0 )|\"POST \S{1,200} HTTP/[\d.]+\" 2\d\d")
+
 # What is not said before a start: an excerpt that begins with it is of an earlier one.
 _SUBSTANCE: Final = re.compile(f"{_READY.pattern}|{DEAD.pattern}|{NOT_STARTED.pattern}")
 
@@ -99,6 +92,11 @@ class Start:
         return None
 
     @cached_property
+    def raised(self) -> Mapping[int, Raised]:
+        """The exceptions in it, by their places."""
+        return raised_in(self.lines)
+
+    @cached_property
     def served(self) -> int | None:
         """Where it began to serve. A script that drives the engine itself serves once it is up."""
         ready = self.first(_READY)
@@ -108,6 +106,10 @@ class Start:
             ready = self.engine_up
         return ready
 
+    def when(self, end: int) -> When | None:
+        """Tell by the frames before `end` what it was doing; None where they do not tell."""
+        return when_of([each.text.strip() for each in self.lines[:end] if each.is_frame])
+
     def _by_another(self, line: Line) -> bool:
         """Whether another server wrote it, that logs into the same file."""
         return bool(self.server_pid and line.pid and line.process.startswith("APIServer")) and (
@@ -115,25 +117,35 @@ class Start:
         )
 
     @cached_property
+    def milestones(self) -> Mapping[int, Milestone]:
+        """What its lines tell of how far it came, by their places."""
+        told = ((at, milestone_of(line)) for at, line in enumerate(self.lines))
+        return {at: milestone for at, milestone in told if milestone is not None}
+
+    def _at(self, wanted: Callable[[Milestone], bool]) -> int | None:
+        return next((at for at, each in self.milestones.items() if wanted(each)), None)
+
+    @cached_property
     def came_up(self) -> int | None:
         """Where its own HTTP server said that it is up; requests may be of another server."""
-        return self.first(_CAME_UP)
+        return self._at(lambda each: each.stage is Stage.SERVING)
 
     @cached_property
     def engine_up(self) -> int | None:
         """Where the engine was initialised."""
-        return self.first(_ENGINE_UP)
+        up = (at for at, each in self.milestones.items() if each.stage is Stage.WARM_UP)
+        return next((at for at in up if not _ANEW.search(self.lines[at].text)), None)
 
     @cached_property
     def loaded(self) -> int | None:
         """Where the weights were in memory."""
-        return self.first(_LOADED)
+        return self._at(lambda each: each.weights_gib is not None or each.weights_s is not None)
 
     @cached_property
     def progress(self) -> int:
         """The place of the last milestone of starting up; -1 if there is none."""
-        places = range(len(self.lines) - 1, -1, -1)
-        return next((at for at in places if _PROGRESS.search(self.lines[at].text)), -1)
+        under_way = (at for at, each in self.milestones.items() if each.stage in _UNDER_WAY)
+        return max(under_way, default=-1)
 
     @cached_property
     def died(self) -> int | None:

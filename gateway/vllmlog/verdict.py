@@ -1,4 +1,4 @@
-"""The answer of a diagnosis, and its JSON form, which scripts rely on."""
+"""The verdict on a log, and its JSON form, which scripts rely on."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypedDict
-
-from gateway.vllmlog.lines import Line
-from gateway.vllmlog.rules.rule import Found, Kind, Remedy, Rule, When
 
 _EVIDENCE_CHARS: Final = 2_000
 
@@ -26,6 +23,81 @@ _SECRETS: Final = tuple(
         (r"(://)[^/\s@]{1,200}@", r"\1***@"),
     )
 )
+
+
+class Kind(Enum):
+    """What is wrong. The values are part of the JSON that scripts read."""
+
+    HEALTHY = "healthy"
+    UNKNOWN = "unknown"
+    KV_CACHE_TOO_SMALL = "kv_cache_too_small_for_max_model_len"
+    NO_CACHE_MEMORY = "no_memory_for_cache_blocks"
+    FREE_MEMORY_LOW = "insufficient_free_memory_at_start"
+    OOM_LOAD = "cuda_oom_load"
+    OOM_RUNTIME = "cuda_oom_runtime"
+    HOST_MEMORY = "out_of_host_memory"
+    DRIVER_TOO_OLD = "driver_too_old"
+    NOT_ENOUGH_GPUS = "not_enough_gpus"
+    NO_KERNEL = "cuda_no_kernel_image_unsupported_arch"
+    CUDA_FAULT = "illegal_memory_access_or_device_assert"
+    NCCL = "nccl_error_or_watchdog_timeout"
+    TP_NOT_DIVISIBLE = "tp_not_divisible"
+    MODEL_NOT_FOUND = "model_not_found"
+    MODEL_GATED = "model_gated_auth"
+    TRUST_REMOTE_CODE = "trust_remote_code_required"
+    UNSUPPORTED_ARCHITECTURE = "unsupported_architecture"
+    WEIGHTS = "weights_corrupt_or_shape_mismatch"
+    TOKENIZER = "tokenizer_mismatch_or_load_error"
+    CHAT_TEMPLATE = "chat_template_missing"
+    QUANTIZATION = "quantization_unsupported_or_mismatch"
+    DTYPE = "dtype_unsupported"
+    LORA = "lora_misconfigured"
+    NETWORK = "model_download_failed"
+    DISK = "disk_full_or_hf_cache_corrupt"
+    BAD_ARGUMENT = "bad_cli_argument"
+    CONTEXT_LENGTH = "context_length_exceeded"
+    PORT = "port_in_use"
+    HANG = "engine_hang"
+    EXECUTE_TIMEOUT = "execute_model_timeout"
+    ENGINE_DEAD = "engine_dead_runtime"
+    ENGINE_INIT = "engine_core_init_failed"
+    OTHER = "other"
+
+
+class When(Enum):
+    """When it went wrong."""
+
+    STARTUP = "startup"
+    SERVING = "serving"
+
+
+class Action(Enum):
+    """The remedies that a supervisor may be allowed to apply by itself; the names of the policy."""
+
+    LOWER_MAX_MODEL_LEN = "lower_max_model_len"
+    LOWER_MAX_NUM_SEQS = "lower_max_num_seqs"
+    ENFORCE_EAGER = "enforce_eager"
+    FP8_KV_CACHE = "fp8_kv_cache"
+    ADJUST_GPU_MEMORY_UTILIZATION = "adjust_gpu_memory_utilization"
+    SPAWN = "spawn"
+    NCCL_P2P_OFF = "nccl_p2p_off"
+    SERIAL_START = "serial_start"
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """One thing to do about it.
+
+    `flag` is an option of vLLM (`--max-model-len`), an environment variable (`HF_TOKEN`), or empty
+    for what no option does. `value` is None for an option without one, or when the log has no
+    number to compute it from; `why` says what it is for, in the second case also how to choose it.
+    """
+
+    flag: str
+    value: str | None
+    why: str
+    action: Action | None = None
+    remove: bool = False  # the flag is to be taken away, not added
 
 
 class Confidence(Enum):
@@ -118,46 +190,14 @@ def without_secrets(text: str) -> str:
     return text
 
 
-def evidence(line: Line) -> str:
+def shown(raw: str) -> str:
     """Return a line as it may be shown: as it stands in the log, credentials blotted out."""
-    return without_secrets(line.raw[:_EVIDENCE_CHARS])
+    return without_secrets(raw[:_EVIDENCE_CHARS])
 
 
-def told(rule: Rule, found: Found, when: When, matches: list[tuple[Rule, Found]]) -> Diagnosis:
-    """Return the answer of a rule; the other matches become what else the log shows."""
-    kind = rule.refine(found) if rule.refine else rule.kind
-    if kind is Kind.OOM_LOAD and when is When.SERVING:
-        kind = Kind.OOM_RUNTIME
-    others = [each.kind for each, _ in matches if each.kind not in (kind, rule.kind)]
-    if when is When.STARTUP and found.start.failed is not None:
-        others.append(Kind.ENGINE_INIT)
-    if when is When.SERVING and found.start.died is not None and kind is not Kind.ENGINE_DEAD:
-        others.append(Kind.ENGINE_DEAD)
-    return Diagnosis(
-        kind,
-        when,
-        without_secrets(_sentence(rule, found)),
-        evidence(found.line),
-        found.line.number,
-        remedies=rule.remedies(found) if callable(rule.remedies) else rule.remedies,
-        restart_helps=when is When.SERVING if rule.restart is None else rule.restart,
-        confidence=Confidence.HIGH if rule.rank == 0 else Confidence.MEDIUM,
-        rule=rule.name,
-        secondary=tuple(dict.fromkeys(others)),
-        look_at=rule.look_at,
-    )
-
-
-def _sentence(rule: Rule, found: Found) -> str:
-    if callable(rule.cause):
-        return rule.cause(found)
-    names = re.findall(r"\{(\w+)\}", rule.cause)
-    return rule.cause.format_map({name: _group(found, name) for name in names})
-
-
-def _group(found: Found, name: str) -> str:
-    """Return a group, or the one of another alternative of the pattern: `model2` for `model`."""
-    for key, text in found.groups.items():
-        if key.rstrip("0123456789") == name:
-            return text
-    return "?"
+def as_number(text: str | None) -> float | None:
+    """Read a number as logs write them; None if it is none."""
+    try:
+        return float((text or "").replace(",", "").rstrip("."))
+    except ValueError:
+        return None

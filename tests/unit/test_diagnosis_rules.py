@@ -2,12 +2,11 @@ import re
 
 import pytest
 
-from gateway.vllmlog.diagnosis import Kind, diagnose
+from gateway.vllmlog.diagnosis import Kind, When, diagnose
 from gateway.vllmlog.lines import parse
-from gateway.vllmlog.rules.rule import Found, When
+from gateway.vllmlog.rules.rule import Found, told
 from gateway.vllmlog.search import RULES
 from gateway.vllmlog.starts import Start
-from gateway.vllmlog.verdict import told
 
 START = "INFO 11-21 10:09:36 [api_server.py:1896] vLLM API server version 0.10.2\n"
 UP = "INFO:     Application startup complete.\n"

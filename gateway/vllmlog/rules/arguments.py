@@ -5,9 +5,15 @@ Source: argparse; vLLM's config/*.py, engine/arg_utils.py, entrypoints (messages
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
-from gateway.vllmlog.rules.rule import Action, Found, Kind, Remedy, Rule
+from gateway.vllmlog.rules.rule import Found, Rule
+from gateway.vllmlog.verdict import Action, Kind, Remedy
+
+_QUANTIZED: Final = re.compile(
+    r"^(?:\w{0,30}\.)*(?:\w{0,30}(?:scale|zp|quant|num_bits)\w{0,30}|group_size)\b"
+)
 
 
 def _flags(found: Found) -> tuple[Remedy, ...]:
@@ -50,6 +56,13 @@ def _agreeing(found: Found) -> tuple[Remedy, ...]:
     other = (found.groups.get("other") or "").replace("_", "-")
     flag = f"--{other}" if other else ""
     return (Remedy(flag, found.groups.get("given"), "so that both are compatible"),)
+
+
+def _of_fields(found: Found) -> Kind:
+    """Tell by the fields that the lines below name: those of a checkpoint's quantisation are no flags."""
+    below = found.start.lines[found.place + 1 : found.place + 4]
+    named = any(_QUANTIZED.search(line.text) for line in below)
+    return Kind.QUANTIZATION if named else Kind.BAD_ARGUMENT
 
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -121,6 +134,13 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("pipeline", Kind.BAD_ARGUMENT, r"Pipeline parallelism is not supported for this model",
          "This model cannot be split into pipeline stages.",
          remedies=(Remedy("--pipeline-parallel-size", "1", "use tensor parallelism"),)),
+    Rule("setting_refused", Kind.BAD_ARGUMENT,
+         r"(?:Error: |^).{0,40}?\b(?P<other>(?!head_|hidden_|vocab_|group_|intermediate_|quant_)[a-z]\w{2,40}_"
+         r"(?:backend|dtype|size|mode|parser|format|impl|count|len|seqs|tokens|layout|type|config|method|ratio|utilization))"
+         r" ?= ?(?P<given>'[^']{1,80}'|\"[^\"]{1,80}\"|[\w.-]{1,40}) (?:is|must|does|cannot|requires|for)\b"
+         r".{0,20}(?:not |in|be |only |requires)",
+         "The setting {other}={given} was refused.", remedies=lambda found: (
+             Remedy(f"--{found.groups['other'].replace('_', '-')}", None, "what the message allows"),)),
     Rule("requires_flag", Kind.BAD_ARGUMENT,
          r"(?:Error|error): .{0,120}(?:--[a-z][\w-]{3,40}).{0,60}(?:requires?|cannot be used|is not supported"
          r"|must be (?:set|used|specified)|incompatible)"
@@ -134,6 +154,6 @@ RULES: Final[tuple[Rule, ...]] = (
          r"|KVTransfer|KVEvents|Attention|Offload|Structured\w{0,20}|Multi\w{0,20}|Pooler|Device|Vllm|EPLB"
          r"|Profiler|Kernel)"
          r"\w{0,20}Config)(?: (?P<detail>.{1,300}?)(?: \[type=|$))?",
-         "A setting of {what} is not valid: {detail}.", rank=3,
+         "A setting of {what} is not valid: {detail}.", rank=3, refine=_of_fields,
          remedies=(Remedy("", None, "correct the setting that the lines below the evidence name"),)),
 )  # fmt: skip

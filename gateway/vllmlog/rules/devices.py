@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.vllmlog.rules.rule import Action, Found, Kind, Remedy, Rule
+from gateway.vllmlog.rules.rule import HINT, Found, Rule
+from gateway.vllmlog.verdict import Action, Kind, Remedy
 
 _BUILD: Final = Remedy("", None, "use a build or image of vLLM (and torch) made for this GPU")
 _BACKEND: Final = Remedy(
@@ -84,6 +85,11 @@ def _split_cause(found: Found) -> str:
 
 
 RULES: Final[tuple[Rule, ...]] = (
+    Rule("driver_ptx", Kind.DRIVER_TOO_OLD,
+         r"PTX was compiled with an unsupported toolchain|(?:cudaErrorUnsupportedPtxVersion|CUDA_ERROR_UNSUPPORTED_PTX)"
+         r"|unsupported display driver|is not supported in the installed (?:CUDA )?driver|Unsupported \.version \d",
+         "The kernels are newer than what this driver can translate.", restart=False,
+         remedies=(Remedy("", None, "upgrade the driver, or use a build for the driver's CUDA version"),)),
     Rule("driver_too_old", Kind.DRIVER_TOO_OLD,
          r"NVIDIA driver on your system is too old(?: \(found version (?P<found>\d+)\))?"
          r"|CUDA driver version is insufficient|forward compatibility was attempted on non supported HW\b"
@@ -94,17 +100,20 @@ RULES: Final[tuple[Rule, ...]] = (
          r"World size \((?P<world>\d+)\) is larger than the number of available GPUs \((?P<gpus>\d+)\)",
          _world_cause, remedies=_fewer_gpus),
     Rule("ray_gpus", Kind.NOT_ENOUGH_GPUS,
-         r"The number of required \w+ exceeds the total number of available \w+|Current node has no GPU available"
+         r"number of required \w+ exceeds the total number of available \w+|Current node has no \w+ available"
          r"|Cannot provide a placement group|placement group .{0,60}(?:timed? ?out|infeasible|cannot)"
-         r"|Every node should have a unique IP|No available node types can fulfill",
+         r"|Every node should have a unique IP|No available node types can fulfill|not enough resources in the cluster",
          "The Ray cluster has fewer GPUs than the parallel sizes need.",
          remedies=(Remedy("--tensor-parallel-size", None, "no more than the cluster's GPUs"),
                    Remedy("--pipeline-parallel-size", None, "the same"),
                    Remedy("", None, "`ray status` shows what the cluster has"))),
     Rule("no_gpu", Kind.NOT_ENOUGH_GPUS,
-         r"No CUDA GPUs are available|Found no NVIDIA driver|Failed to infer device type"
+         r"No (?:CUDA|HIP|ROCm|XPU|NPU|TPU|HPU)\w{0,2}(?: GPU| device)?s? (?:is|are|were) (?:available|found|visible)"
+         r"|Found no NVIDIA driver|Failed to infer device type|no (?:ROCm|HIP)-capable device|hipErrorNoDevice"
+         r"|Unable to initialize backend '(?:tpu|cuda|rocm|xpu)'|Can't initialize NPU|CUDA unknown error"
+         r"|devices? \(?s?\)? ?(?:is|are) busy or unavailable|local rank \d+ is out of bounds"
          r"|Device string must not be empty|invalid device ordinal|no CUDA-capable device is detected"
-         r"|CUDA_ERROR_NO_DEVICE|No HIP GPUs are available|--device-ids index \d+ is out of range"
+         r"|CUDA_ERROR_NO_DEVICE|--device-ids index \d+ is out of range"
          r"|NVMLError_LibraryNotFound|NVML Shared Library Not Found",
          "No GPU, or not the one that was named, is visible to this process.",
          remedies=(_VISIBLE, Remedy("VLLM_LOGGING_LEVEL", "DEBUG", "says why no platform was found")),
@@ -119,9 +128,11 @@ RULES: Final[tuple[Rule, ...]] = (
          "A dimension of the model cannot be divided by the tensor parallel size.", rank=1,
          remedies=(Remedy("--tensor-parallel-size", None, "a size that divides the model's dimensions"),)),
     Rule("no_kernel", Kind.NO_KERNEL,
-         r"no kernel image is available|device kernel image is invalid"
+         r"no kernel image is available|device kernel image is invalid|invalid device function|hipErrorNoBinaryForGpu"
+         r"|HSA_STATUS_ERROR_INVALID_ISA|TensileLibrary|Torch not compiled with \w+ enabled"
+         r"|(?:unsupported|not supported|no \w+ for).{0,60}\bgfx\d\w+|\bgfx\d\w+.{0,40}(?:is not|isn't) supported"
          r"|named symbol not found|cudaErrorNoKernelImageForDevice|no kernel found for|is not compiled for"
-         r"|not compatible with the current PyTorch installation|unsupported toolchain",
+         r"|not compatible with the current PyTorch installation",
          "This build has no kernels for this GPU's architecture.",
          remedies=(_BUILD, _OTHER_QUANT)),
     Rule("no_backend", Kind.NO_KERNEL,
@@ -152,16 +163,23 @@ RULES: Final[tuple[Rule, ...]] = (
          remedies=(_BUILD, _OTHER_QUANT, _BACKEND)),
     Rule("memory_fault", Kind.CUDA_FAULT,
          r"illegal memory access|device-side assert|misaligned address|unspecified launch failure"
-         r"|uncorrectable (?:NVLink|ECC)|illegal instruction was encountered|HSA_STATUS_ERROR"
+         r"|uncorrectable (?:NVLink|ECC)|illegal instruction was encountered|HSA_STATUS_ERROR(?!_INVALID_ISA)"
+         r"|UR_RESULT_ERROR_DEVICE_LOST|aicore exception|vector core exception|error code:? ?(?:is )?5070\d\d"
          r"|Memory access fault by GPU|an illegal .{1,40} was encountered|hardware stack error",
          "A kernel on the GPU faulted; the CUDA context is lost.",
          remedies=_FAULT, serving=True, restart=True, look_at="dmesg for Xid messages of the GPU"),
     Rule("cublas", Kind.CUDA_FAULT,
-         r"CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED)|CUDNN_STATUS_\w+|CUDA error: (?!out of)",
+         r"(?:CUBLAS|CUSOLVER|CUSPARSE|HIPBLAS|ROCBLAS)_STATUS_(?!ALLOC)\w+|CUDNN_STATUS_\w+"
+         r"|\b(?:CUDA|HIP|XPU|NPU) error: (?!out of)|UR_RESULT_ERROR_(?!OUT_OF)\w+",
          "A call into CUDA failed.", remedies=_FAULT, serving=True, restart=True, rank=1),
+    Rule("device_runtime", Kind.OTHER,
+         r"\bERR\d{5}\b|\bE[EZ]\d{4}[:!]|call acl api failed|(?:[Ll]evel_?[Zz]ero|UR|ZE) (?:backend )?(?:failed|error)",
+         "A call into the accelerator's runtime failed.", serving=True, rank=1,
+         remedies=(Remedy("", None, "look for the error code in the accelerator's own log"), _BUILD)),
     Rule("nccl", Kind.NCCL,
          r"NCCL (?:error|Error)[: ]|nccl(?:UnhandledCuda|System|Internal|Remote|InvalidUsage|InvalidArgument)Error"
-         r"|ncclCommInitRank failed|RCCL error",
+         r"|ncclCommInitRank failed|RCCL error|HCCL (?:function )?error|hccl\w{0,40}(?: failed|.{0,20}error code)"
+         r"|call hccl api failed|CCL_ERROR|oneCCL.{0,80}(?:error|fail)",
          "NCCL could not connect the GPUs, or lost one.", remedies=NCCL, serving=True, restart=True,
          look_at="NCCL_DEBUG=INFO; a GPU that is full fails here too"),
     Rule("nccl_watchdog", Kind.NCCL,
@@ -171,6 +189,10 @@ RULES: Final[tuple[Rule, ...]] = (
          even_stopped=True,
          remedies=(NCCL[3], NCCL[1], NCCL[2],
                    Remedy("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000", "to see which collective hangs"))),
+    Rule("peers_gone", Kind.NCCL,
+         r"TCPStore server has shut down too early|(?:recvValue|recvBytes|sendBytes) failed on SocketImpl",
+         "The process that all others meet at is gone.", serving=True, restart=True, rank=HINT + 1, any_level=True,
+         remedies=(Remedy("", None, "look at the log of rank 0, on the head node: it ended first"), NCCL[3])),
     Rule("rendezvous", Kind.NCCL,
          r"DistNetworkError|The client socket has (?:failed|timed out)|Connection closed by peer"
          r"|Gloo connectFullMesh failed"

@@ -10,7 +10,8 @@ import math
 import re
 from typing import Final
 
-from gateway.vllmlog.rules.rule import Action, Found, Kind, Remedy, Rule, as_number
+from gateway.vllmlog.rules.rule import Found, Rule
+from gateway.vllmlog.verdict import Action, Kind, Remedy, as_number
 
 BLOCK_TOKENS: Final = 16  # vLLM's default block; lengths are rounded down to it
 _MARGIN_RATIO: Final = 0.02  # of the whole memory, left free because neighbours move
@@ -42,7 +43,10 @@ def when_out_of_memory(found: Found) -> Kind:
             return Kind.OOM_RUNTIME
         if _LOADING.search(frame):
             return Kind.OOM_LOAD
+    error = found.start.raised.get(found.place)
     start = found.start
+    if error is not None and any("vllm" in frame for frame in error.frames):
+        return Kind.OOM_RUNTIME  # not below what loads
     loaded = start.loaded is not None and start.loaded < found.place
     running = loaded or start.engine_up is not None or start.served is not None
     return Kind.OOM_RUNTIME if running or start.died is not None else Kind.OOM_LOAD
@@ -302,8 +306,10 @@ RULES: Final[tuple[Rule, ...]] = (
          "The GPU's memory ran out while warming up with {seqs} requests.",
          remedies=lambda found: (_fewer_sequences(found), _less_utilization(found), _EAGER)),
     Rule("oom", Kind.OOM_RUNTIME,
-         r"(?:CUDA|HIP|XPU|NPU) out of memory|torch\.(?:cuda\.)?OutOfMemoryError"
-         r"|(?:CUDA|HIP) [Ee]rror: out of memory|cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED",
+         r"(?:CUDA|HIP|XPU|NPU|TPU|HPU) out of memory|torch\.(?:\w{1,8}\.)?OutOfMemoryError|RESOURCE_EXHAUSTED"
+         r"|(?:CUDA|HIP|XPU|NPU) [Ee]rror: out of memory|cudaErrorMemoryAllocation|hipErrorOutOfMemory"
+         r"|\w+_STATUS_ALLOC_FAILED|(?:UR|ZE)_RESULT_ERROR_OUT_OF_DEVICE_MEMORY|[Rr]an out of memory in memory space"
+         r"|[Ff]ailed to allocate (?:device|GPU|HBM) memory|(?:malloc|alloc)\w* device memory failed",
          _oom_cause, remedies=_oom, refine=when_out_of_memory, serving=True),
     Rule("oom_load", Kind.OOM_LOAD, r"Failed to load model - not enough GPU memory",
          "The weights do not fit into the GPU's memory.", remedies=_oom, rank=1),

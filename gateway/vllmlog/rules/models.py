@@ -6,14 +6,19 @@ config/model.py, lora), transformers, huggingface_hub and safetensors.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
-from gateway.vllmlog.rules.rule import Found, Kind, Remedy, Rule
+from gateway.vllmlog.rules.rule import Found, Rule
+from gateway.vllmlog.verdict import Kind, Remedy
 
 _PATH: Final = Remedy(
     "--model", None, "a folder that exists here (check the mount), or the hub's exact name"
 )
 _UPGRADE: Final = Remedy("", None, "upgrade vLLM and transformers")
+_QUANTIZED: Final = re.compile(
+    r"\.\w*(?:scales?|scale_inv|scale_2|zeros?|zero_point|qweight|absmax|quant_\w+|g_idx|deq_\w+)['\"]"
+)
 _AGAIN: Final = Remedy("", None, "download the checkpoint again and compare its checksums")
 
 
@@ -32,6 +37,11 @@ def _no_model(found: Found) -> str:
     named = next((text for key, text in found.groups.items() if key.startswith("model")), "")
     what = named.strip("'\". ")
     return f"{what or 'The model'} is neither a complete model folder here nor a model on the hub."
+
+
+def _of_weight(found: Found) -> Kind:
+    """Tell by a weight's name whether it belongs to the quantisation."""
+    return Kind.QUANTIZATION if _QUANTIZED.search(found.line.text) else Kind.WEIGHTS
 
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -103,7 +113,8 @@ RULES: Final[tuple[Rule, ...]] = (
          r"^(?:KeyError: )['\"](?:\w+\.)*(?:layers|model|lm_head|embed|visual|vision|language_model"
          r"|blocks)\.[\w.]+['\"]",
          "The checkpoint has a weight that this implementation of the model does not know.",
-         remedies=(Remedy("", None, "a checkpoint, or a version of vLLM, in which they match"), _UPGRADE), rank=1),
+         remedies=(Remedy("", None, "a checkpoint, or a version of vLLM, in which they match"), _UPGRADE), rank=1,
+         refine=_of_weight),
     Rule("tiktoken", Kind.TOKENIZER, r"invalid tiktoken vocab|HarmonyError",
          "The vocabulary file of the tokenizer is damaged, or could not be downloaded.",
          remedies=(Remedy("TIKTOKEN_ENCODINGS_BASE", None, "a folder with good copies of the .tiktoken files"),
@@ -111,7 +122,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("tokenizer", Kind.TOKENIZER,
          r"(?:Failed to load the|Can't load|Cannot load|Couldn't instantiate the backend|Error (?:loading"
          r"|initializing)) "
-         r"(?:slow |fast )?tokenizer|Tokenizer class \S+ does not exist"
+         r"(?:slow |fast |image |video |feature )?(?:tokenizer|processor|extractor)|Tokenizer class \S+ does not exist"
          r"|has no attribute '?(?:all_special_tokens\w*|added_tokens\w*|is_fast|vocab_size|get_vocab\w*)"
          r"|TokenizersBackend has no attribute|data did not match any variant of untagged enum"
          r"|tokenizer\.(?:json|model|tiktoken).{0,80}(?:not found|missing|No such file)|Error parsing line b"

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from gateway.vllmlog.rules.rule import Action, Found, Kind, Remedy, Rule
+from gateway.vllmlog.rules.rule import Found, Rule
+from gateway.vllmlog.verdict import Action, Kind, Remedy
 
 _UDS: Final = re.compile(r"""['"]?\buds['"]?[=:] ?['"]([^'"]{1,108})['"]""")
 _DISK: Final = (

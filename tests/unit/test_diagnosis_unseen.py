@@ -1,0 +1,273 @@
+"""Logs that no rule was made for: what the form of a log, and of an error in it, tells by itself."""
+
+import pytest
+
+from gateway.vllmlog.diagnosis import Confidence, Kind, When, diagnose
+from gateway.vllmlog.errors import raised_in
+from gateway.vllmlog.lines import read
+
+BANNER = "(APIServer pid=7) INFO 11-21 10:09:36 [utils.py:297] vLLM API server version 0.32.0\n"
+LOADED = (
+    "(EngineCore pid=8) INFO 11-21 10:09:50 [gpu.py:1] Model loading took 7.3 GiB and 4.1 seconds\n"
+)
+UP = "(APIServer pid=7) INFO:     Application startup complete.\n"
+WORKS = (
+    "(APIServer pid=7) INFO 11-21 10:10:36 [loggers.py:1] Engine 000: Avg prompt throughput: 9.0 "
+    "tokens/s, Avg generation throughput: 40.0 tokens/s, Running: 2 reqs, Waiting: 0 reqs\n"
+)
+IDLE = WORKS.replace("40.0", "0.0").replace("Running: 2", "Running: 0")
+STALL = (
+    "(EngineCore pid=8) INFO 11-21 10:12:00 [shm_broadcast.py:1] No available shared memory "
+    "broadcast block found in 60 seconds. This typically happens when\n"
+)
+DEAD = "(APIServer pid=7) ERROR 11-21 10:30:00 [async_llm.py:1] vllm.v1.engine.exceptions.EngineDeadError: x\n"
+FAILED = (
+    "(APIServer pid=7) RuntimeError: Engine core initialization failed. See root cause above.\n"
+)
+
+
+def core(words, level="ERROR"):
+    return f"(EngineCore pid=8) {level} 11-21 10:09:55 [core.py:1108] {words}\n"
+
+
+def traceback(error, *frames):
+    """An exception that the engine logs, raised through these frames, the innermost last."""
+    told = [f'  File "/opt/venv/lib/python3.12/site-packages/{frame}' for frame in frames]
+    lines = ["Traceback (most recent call last):", *told, "    do()", "    ^^^^", error]
+    return "".join(map(core, lines))
+
+
+def failing(error, *frames):
+    return BANNER + traceback(error, *frames) + FAILED
+
+
+# --- the lines -------------------------------------------------------------------------------------
+
+SMALL = failing(
+    "ValueError: To serve at least one request with the model's max seq len (100000), (4.26 GiB KV cache is "
+    "needed, which is larger than the available KV cache memory (4.25 GiB).",
+    'vllm/v1/core/kv_cache_utils.py", line 758, in _check_enough_kv_cache_memory',
+)
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "> ",
+        "    ",
+        "2026-05-01 18:57:24.9 | ",
+        "gpu-7/llm-0 (stderr) 00:12:44 >> ",
+        "<14>1 2026-05-01T18:57:24Z gpu7 vllm 4711 - - ",
+        "[worker 3] ",
+        "| ",
+    ],
+)
+def test_a_prefix_of_no_known_form_is_stripped(prefix):
+    found = diagnose("".join(f"{prefix}{line}\n" for line in SMALL.splitlines()))
+    assert (found.kind, found.rule) == (Kind.KV_CACHE_TOO_SMALL, "kv_small")
+
+
+@pytest.mark.parametrize("columns", [80, 107, 132])
+def test_lines_that_a_terminal_cut_are_put_together(columns):
+    cut = [
+        line[at : at + columns]
+        for line in SMALL.splitlines()
+        for at in range(0, len(line), columns)
+    ]
+    found = diagnose("\n".join(cut))
+    assert (found.kind, found.rule) == (Kind.KV_CACHE_TOO_SMALL, "kv_small")
+    assert "4.26 GiB" in found.cause
+
+
+def test_lines_that_are_merely_long_are_left_alone():
+    rows = [
+        "INFO 11-21 10:09:36 [a.py:1] " + "x" * 100,
+        "ERROR 11-21 10:09:36 [a.py:1] " + "y" * 99,
+    ] * 3
+    assert [line.raw for line in read("\n".join(rows))] == rows
+
+
+# --- exceptions ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["triton.runtime.errors.OutOfResources", "queue.Empty", "KaboomWarning"]
+)
+def test_an_exception_is_known_by_its_place_not_by_its_name(name):
+    found = diagnose(failing(f"{name}: new words", 'vllm/v1/worker/gpu_worker.py", line 1, in f'))
+    assert found.evidence.endswith(f"{name}: new words")
+    assert f"{name}: new words" in found.cause
+    assert "vllm/v1/worker/gpu_worker.py:1 in f" in found.cause
+
+
+def test_tracebacks_of_processes_that_write_at_once_are_told_apart():
+    first = traceback("ValueError: one", 'vllm/a.py", line 1, in one').splitlines()
+    other = [
+        line.replace("EngineCore pid=8", "Worker_TP1 pid=9").replace("one", "two") for line in first
+    ]
+    mixed = [line for pair in zip(first, other, strict=True) for line in pair]
+    raised = raised_in(read("\n".join(mixed)))
+    assert [(each.name, each.frames[0][-6:]) for each in raised.values()] == [
+        ("ValueError", "in one"),
+        ("ValueError", "in two"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "frame", "kind"),
+    [
+        ("json.decoder.JSONDecodeError: Expecting value", "transformers/tokenization_utils_base.py", Kind.TOKENIZER),
+        ("json.decoder.JSONDecodeError: Expecting value", "transformers/image_processing_base.py", Kind.TOKENIZER),
+        ("KeyError: 'w13'", "vllm/model_executor/layers/quantization/modelopt.py", Kind.QUANTIZATION),
+        ("ValueError: no such scheme", "vllm/model_executor/layers/fused_moe/oracle/mxfp4.py", Kind.QUANTIZATION),
+        ("IndexError: 3", "vllm/model_executor/model_loader/weight_utils.py", Kind.WEIGHTS),
+        ("ValueError: rank 3 is odd", "vllm/config/parallel.py", Kind.BAD_ARGUMENT),
+        ("AssertionError: both were given", "vllm/engine/arg_utils.py", Kind.BAD_ARGUMENT),
+        ("httpx.ReadTimeout: timed out", "huggingface_hub/utils/_http.py", Kind.NETWORK),
+        ("OSError: [Errno 2] gone", "transformers/utils/hub.py", Kind.MODEL_NOT_FOUND),
+        ("KeyError: 'brand_new'", "transformers/models/auto/configuration_auto.py", Kind.UNSUPPORTED_ARCHITECTURE),
+        ("RuntimeError: odd", "torch/distributed/rendezvous.py", Kind.NCCL),
+        ("ValueError: odd", "peft/config.py", Kind.LORA),
+        ("AttributeError: 'x' has no attribute 'y'", "vllm/v1/worker/gpu_model_runner.py", Kind.OTHER),
+    ],
+)  # fmt: skip
+def test_words_that_no_rule_knows_are_told_by_the_innermost_frame_that_tells(error, frame, kind):
+    through = 'vllm/v1/engine/core.py", line 1, in __init__', f'{frame}", line 9, in helper'
+    inner = 'json/decoder.py", line 355, in raw_decode'
+    found = diagnose(failing(error, *through, inner))
+    assert (found.kind, found.when) == (kind, When.STARTUP)
+    assert found.confidence is not Confidence.HIGH
+    assert found.evidence.endswith(error)
+    assert found.remedies
+
+
+def test_what_fails_as_it_is_imported_is_about_the_package_not_about_its_topic():
+    frames = (
+        'vllm/model_executor/layers/quantization/__init__.py", line 128, in get_quantization_config',
+        'vllm/model_executor/layers/quantization/new.py", line 4, in <module>',
+        'cutlass/gemm.py", line 7, in Gemm',
+    )
+    found = diagnose(failing("AttributeError: module 'cutlass' has no attribute 'odd'", *frames))
+    assert (found.kind, "importing" in found.cause) == (Kind.OTHER, True)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ("RuntimeError: HIP error: invalid device function", Kind.NO_KERNEL),
+        ("torch.AcceleratorError: CUDA error: the provided PTX was compiled with an unsupported toolchain.", Kind.DRIVER_TOO_OLD),
+        ("RuntimeError: No XPU devices are available", Kind.NOT_ENOUGH_GPUS),
+        ("RuntimeError: Unable to initialize backend 'tpu': no device", Kind.NOT_ENOUGH_GPUS),
+        ("RuntimeError: NPU error: odd", Kind.CUDA_FAULT),
+        ("torch.OutOfMemoryError: XPU out of memory. Tried to allocate 2.00 GiB", Kind.OOM_RUNTIME),
+        ("jaxlib.XlaRuntimeError: RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm", Kind.OOM_RUNTIME),
+        ("RuntimeError: HCCL function error: HcclCommInitRootInfo", Kind.NCCL),
+        ("ValueError: moe_backend='triton' is not supported for NvFP4 MoE. Expected one of ['cutlass']", Kind.BAD_ARGUMENT),
+        ("KeyError: 'layers.0.mlp.down_proj.weight_scale'", Kind.QUANTIZATION),
+        ("KeyError: 'layers.0.mlp.down_proj.weight'", Kind.WEIGHTS),
+    ],
+)  # fmt: skip
+def test_every_accelerator_has_its_spelling(error, kind):
+    assert diagnose(failing(error, 'vllm/a/b.py", line 1, in run')).kind is kind
+
+
+# --- what is no proof ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "advice",
+    [
+        "Compile with `TORCH_USE_HIP_DSA` to enable device-side assertions.",
+        "For debugging consider passing CUDA_LAUNCH_BLOCKING=1, an illegal memory access is async",
+        "CUDA kernel errors might be asynchronously reported: illegal memory access",
+    ],
+)
+def test_advice_below_an_error_is_no_proof(advice):
+    found = diagnose(
+        BANNER
+        + traceback("ZeroDivisionError: odd", 'vllm/a.py", line 1, in f')
+        + core(advice)
+        + FAILED
+    )
+    assert found.kind is Kind.OTHER
+    assert "ZeroDivisionError" in found.evidence
+
+
+@pytest.mark.parametrize(
+    "quiet",
+    [
+        "gpu7:46:46 [0] NCCL INFO dlopen(libnccl-env.so) failed: cannot open shared object file\n",
+        "[rank0]:[W1121 10:11:00.1 socket.cpp:1] NCCL error: it will be tried again\n",
+        core("CUDA out of memory in a trial, smaller batch is used", "INFO"),
+    ],
+)
+def test_a_line_that_is_told_quietly_never_beats_an_exception(quiet):
+    found = diagnose(
+        BANNER + quiet + traceback("ValueError: odd", 'vllm/config/odd.py", line 1, in f') + FAILED
+    )
+    assert found.kind is Kind.BAD_ARGUMENT
+
+
+def test_what_the_server_survived_for_long_is_no_cause_of_its_death():
+    oom = traceback(
+        "torch.OutOfMemoryError: CUDA out of memory.", 'vllm/a.py", line 1, in execute_model'
+    )
+    later = traceback("KeyError: 'odd'", 'vllm/v1/core/sched/scheduler.py", line 1, in schedule')
+    started = BANNER + LOADED + UP + WORKS + oom
+    assert diagnose(started + later + DEAD).kind is Kind.OOM_RUNTIME
+    found = diagnose(started + WORKS * 9 + later + DEAD)
+    assert (found.kind, "KeyError" in found.evidence) == (Kind.ENGINE_DEAD, True)
+    assert diagnose(started + WORKS * 9).healthy
+
+
+# --- what it waits for -----------------------------------------------------------------------------
+
+
+def test_an_interrupted_start_says_what_it_waited_for():
+    waits = core("Waiting for 2 remote engine processes to connect.", "INFO")
+    stop = "(EngineCore pid=8) KeyboardInterrupt\n"
+    found = diagnose(BANNER + LOADED + waits + stop)
+    assert (found.kind, found.rule) == (Kind.OTHER, "interrupted")
+    assert "Waiting for 2 remote engine processes to connect" in found.cause
+    assert "while loading weights" in diagnose(BANNER + LOADED + stop).cause
+
+
+def test_a_warning_that_a_rule_knows_is_why_an_interrupted_start_waited():
+    gpus = "WARNING 11-21 10:10:00 [ray_utils.py:1] The number of required GPUs exceeds the total number of available GPUs in the placement group.\n"
+    found = diagnose(BANNER + gpus + "(EngineCore pid=8) KeyboardInterrupt\n")
+    assert (found.kind, found.confidence) == (Kind.NOT_ENOUGH_GPUS, Confidence.MEDIUM)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (BANNER + LOADED + UP + WORKS + STALL, Kind.HANG),
+        (BANNER + LOADED + UP + WORKS + STALL + WORKS, Kind.HEALTHY),
+        (BANNER + LOADED + UP + IDLE + STALL, Kind.HEALTHY),
+        (BANNER + LOADED + STALL, Kind.HANG),
+        (BANNER + LOADED + core("Waiting for the peer for 30 s", "INFO") * 2, Kind.HANG),
+        (BANNER + LOADED + core("Waiting for the peer", "INFO"), Kind.UNKNOWN),
+    ],
+    ids=["busy", "went on", "idle", "starting", "twice", "once"],
+)
+def test_a_log_whose_last_word_is_a_wait_may_hang(text, kind):
+    found = diagnose(text)
+    assert found.kind is kind
+    ends_waiting = not text.endswith(WORKS)
+    assert (found.confidence is Confidence.LOW) == ends_waiting
+    assert not ends_waiting or "hang" in found.cause or "do not answer" in found.cause
+
+
+# --- excerpts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("frame", "when"),
+    [
+        ('vllm/v1/engine/core.py", line 1, in _initialize_kv_caches', When.STARTUP),
+        ('vllm/v1/engine/core.py", line 1, in step_with_batch_queue', When.SERVING),
+    ],
+)
+def test_an_excerpt_without_a_start_is_told_by_its_frames(frame, when):
+    found = diagnose(traceback("ZeroDivisionError: odd", frame, 'vllm/a.py", line 1, in f'))
+    assert found.when is when
