@@ -27,6 +27,7 @@ app = group("An OpenAI-compatible gateway for your vLLM servers.")
 config_app = group("Show the settings in force and their schema.")
 app.add_typer(keyverbs.keys_app, name="keys")
 app.add_typer(config_app, name="config")
+app.add_typer(operating.remedies_app, name="remedies")
 
 AsTable = verbs.AsTable
 AsText = Annotated[Literal["text", "json"], typer.Option("--output", "-o", help="text or json.")]

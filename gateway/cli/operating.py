@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 import typer
 
 from gateway.cli.console import Exit, VerbError, ask, fetch, print_json, print_table
-from gateway.cli.verbs import LOCAL, AsTable, Server, Token
+from gateway.cli.verbs import LOCAL, AsTable, Server, Token, group
 
 _POLL_S: Final = 1.0
 _SERVES: Final = frozenset({"ready", "degraded"})
@@ -113,6 +113,41 @@ def hold(
     how_long = "" if seconds is None else f" for {for_}"
     now = "allowed again" if lift else f"on hold{how_long or ' until lifted'}"
     sys.stderr.write(f"automatic restarts of {of} are {now}\n")
+
+
+remedies_app = group("List or drop what remedies changed of the command lines of launched servers.")
+
+
+@remedies_app.command("list", epilog="Example: vllm-gateway remedies list -o json")
+def remedies_list(server: Server = LOCAL, token: Token = "", output: AsTable = "table") -> None:
+    """List the remedies in force, and why each was applied."""
+    told = ask(server, "/admin/v1/remedies", token)
+    if output == "json":
+        print_json(told)
+        return
+    rows = [
+        {
+            "backend": each["backend"],
+            "at": applied["at"][:19].replace("T", " "),
+            "remedy": applied["remedy"],
+            "why": applied["why"],
+        }
+        for each in told.get("data", [])
+        for applied in each["applied"]
+    ]
+    print_table(rows, empty="no remedies are in force: all servers start as configured")
+
+
+@remedies_app.command("drop", epilog="Example: vllm-gateway remedies drop qwen3-8b/b2")
+def remedies_drop(
+    backend: Backend, server: Server = LOCAL, token: Token = "", output: AsTable = "table"
+) -> None:
+    """Start a backend as configured again, from its next start on. Nothing is restarted."""
+    told = ask(server, f"/admin/v1/backends/{quote(backend)}/remedies:drop", token, order={})
+    if output == "json":
+        print_json(told)
+    else:
+        sys.stdout.write(f"{told.get('sentence')}\n")
 
 
 def events(

@@ -128,8 +128,8 @@ def _of_numbers(
     hidden: int | None,
     rest: tuple[str, int],
 ) -> ModelShape:
+    from gateway.config.flags import whole_number
     from gateway.sizing.modelshape import ModelShape
-    from gateway.sizing.serveplan import PlanError, human_int
 
     missing = [f"--{name.replace('_', '-')}" for name, value in numbers.items() if value is None]
     missing = ([] if parameters else ["--parameters"]) + missing
@@ -142,8 +142,8 @@ def _of_numbers(
         raise VerbError(message, code=Exit.USAGE)
     context, bits = rest
     try:
-        longest = human_int(context)
-    except PlanError as error:
+        longest = whole_number(context)
+    except ValueError as error:
         raise VerbError(f"--context: {error}", code=Exit.USAGE) from error
     heads = heads or numbers["kv_heads"] or 1
     config = {

@@ -15,6 +15,15 @@ from pydantic import JsonValue
 
 Flags = Mapping[str, JsonValue]
 
+UTILIZATION_FLAG: Final = "gpu-memory-utilization"
+DEFAULT_UTILIZATION: Final = (
+    0.92  # the part of a GPU's memory that an engine takes: config/cache.py
+)
+# utils/argparse_utils.py, `human_readable_int`: `32k` is 32000, `32K` is 32768.
+_DECIMAL: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY: Final = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_NUMBER: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)")
+
 # vllm/engine/arg_utils.py, vLLM 0.32: the short names of flags that decide how many GPUs it takes,
 # and of those that a remedy or the address may replace.
 _SHORT: Final = {
@@ -78,6 +87,23 @@ def in_force(command: Sequence[str], *overlays: Flags) -> dict[str, JsonValue]:
                 found[flag.name] = list(flag.values)
     found |= merged(*overlays)
     return {name: value for name, value in found.items() if value is not None}
+
+
+def whole_number(text: str) -> int:
+    """Return the number of `32768`, `32k` (32000), `32K` (32768) or `25.6k`, as vLLM reads it.
+
+    Unlike the gateway's own settings, where `32k` is 32768.
+
+    Raises:
+        ValueError: vLLM would not read it either.
+    """
+    match = _NUMBER.fullmatch(text.strip())
+    number, suffix = match.groups() if match else ("", "")
+    if match is None or ("." in number and suffix not in _DECIMAL):
+        raise ValueError(f"{text} is not a number; write it like 32768, 32k (32000) or 32K (32768)")
+    if suffix in _DECIMAL:
+        return int(float(number) * _DECIMAL[suffix])
+    return int(number) * _BINARY.get(suffix, 1)
 
 
 def merged(*overlays: Flags) -> dict[str, JsonValue]:

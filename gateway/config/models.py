@@ -26,6 +26,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from gateway.config.limits import CorsConfig, LimitsConfig, TimeoutsConfig
+from gateway.config.log import LogConfig, LogFormat, LogLevel
 from gateway.config.parameters import ParametersConfig, PrefixCache
 from gateway.config.supervision import LaunchConfig, Remedy, RestartConfig, SupervisionConfig
 from gateway.config.units import (
@@ -220,6 +221,12 @@ class PoolConfig(Section):
     )
     min_context: Tokens = setting(4096, "No remedy lowers the context window below this.")
     min_num_seqs: int = setting(8, "No remedy lowers max-num-seqs below this.", ge=1)
+    min_gpu_memory: float = setting(
+        0.8,
+        "No remedy lowers gpu-memory-utilization below this part of the configured value (0..1].",
+        gt=0,
+        le=1,
+    )
 
 
 class AdminConfig(Section):
@@ -250,30 +257,6 @@ class HealthConfig(Section):
     progress: Duration = setting(
         "30s", "With requests running, no progress for this long means that the engine hangs."
     )
-
-
-class LogFormat(Enum):
-    """How log lines are written."""
-
-    JSON = "json"
-    TEXT = "text"
-
-
-class LogLevel(Enum):
-    """The lowest level that is logged."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-class LogConfig(Section):
-    """What is logged about requests and events. Prompt text and keys are never logged."""
-
-    access: bool = setting(True, "One line per request on standard output.")
-    format: LogFormat = setting("json", "Format of all lines except the access log: json or text.")
-    level: LogLevel = setting("info", "Lowest level that is logged: debug, info, warning or error.")
 
 
 class ShutdownConfig(Section):

@@ -14,13 +14,11 @@ from pydantic import JsonValue
 
 from gateway.config.check import Remark
 from gateway.config.findings import KeyPath, Severity
-from gateway.config.flags import in_force
+from gateway.config.flags import DEFAULT_UTILIZATION, UTILIZATION_FLAG, in_force
 from gateway.config.models import BackendConfig, Config, PoolConfig
 from gateway.config.supervision import LaunchConfig, Remedy, RestartConfig
 from gateway.config.units import Listen
 
-# vllm/config/cache.py, vLLM 0.32: the part of a GPU's memory that an engine takes unless told.
-DEFAULT_UTILIZATION: Final = 0.92
 # Above this, what CUDA itself holds for each process leaves the last engine too little.
 MOST_UTILIZATION: Final = 0.97
 _HOST: Final = "127.0.0.1"
@@ -173,7 +171,7 @@ def _crowded(gpu: int, sharing: list[_Launched]) -> Remark | None:
 
 
 def _share(flags: Mapping[str, JsonValue]) -> float | None:
-    value = flags.get("gpu-memory-utilization", DEFAULT_UTILIZATION)
+    value = flags.get(UTILIZATION_FLAG, DEFAULT_UTILIZATION)
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:

@@ -13,7 +13,6 @@ from gateway.core.types import Phase
 from gateway.heal.charge import Charge
 from gateway.heal.cure import MAX_MODEL_LEN, Cure, cure
 from gateway.heal.overrides import Overrides
-from gateway.launch import cmdline
 from gateway.launch.launcher import LaunchError, Seen
 from gateway.pools.health import Tending
 from gateway.pools.table import PoolTable
@@ -92,7 +91,7 @@ class Autopsy:
         launch = charge.config.launch
         assert launch is not None
         applied = self.overrides.of(charge.id, launch).changes
-        found = cure(diagnosis, charge.pool, cmdline.stated(launch, applied), applied)
+        found = cure(diagnosis, charge.pool, launch, applied)
         if found is None:
             return
         try:

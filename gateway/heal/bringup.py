@@ -118,13 +118,15 @@ class Bringup:
         await emptied(charge.backend, self.clock, charge.pool.supervision.drain)
 
     async def _launch(self, charge: Charge, order: Restart) -> Incarnation | None:
+        served_s = 0.0
         if charge.verified is not None:  # its last list is of the server that goes, whole
             charge.adapters = charge.known_adapters()
+            served_s = self.clock.now() - (charge.first_seen_at or self.clock.now())
         charge.starting, charge.verified = True, None
         charge.signs.clear()
         charge.trouble, charge.diagnosis = "", None  # of the server that goes
         self._tend(charge, Phase.STARTING, _why(order))
-        changes = self._changes(charge)
+        changes = self.overrides.starting(charge.id, charge.config.launch, served_s)
         grace_s = charge.pool.supervision.stop_grace
         charge.watch = self._watch(charge)
         restart = charge.launcher.restart
@@ -170,6 +172,10 @@ class Bringup:
         if from_its_launch:
             changes = self._changes(charge)
             self.usual.learn(charge.id, charge.config, changes, watch.ended(now))
+            gone = self.overrides.served(charge.id, charge.config.launch)
+            if gone is not None:
+                told = f"it serves without {gone.told()}, so that was dropped"
+                self._tell(charge, EventKind.REMEDY, "dropped", told)
         charge.starting, charge.progress_at = False, now
         charge.verified = incarnation or runs(charge)
         self.table.tend(charge.id, None)

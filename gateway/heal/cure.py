@@ -12,9 +12,10 @@ from typing import Final
 
 from pydantic import JsonValue
 
+from gateway.config.flags import DEFAULT_UTILIZATION, UTILIZATION_FLAG, Flags, whole_number
 from gateway.config.models import PoolConfig
-from gateway.config.supervision import Remedy
-from gateway.config.units import parse_tokens
+from gateway.config.supervision import LaunchConfig, Remedy
+from gateway.launch import cmdline
 from gateway.launch.launcher import Changes
 from gateway.vllmlog.diagnosis import Diagnosis
 
@@ -37,19 +38,17 @@ class Cure:
 
 
 def cure(
-    diagnosis: Diagnosis,
-    pool: PoolConfig,
-    in_force: Mapping[str, JsonValue],
-    applied: Changes,
+    diagnosis: Diagnosis, pool: PoolConfig, launch: LaunchConfig, applied: Changes
 ) -> Cure | None:
     """Return the first remedy in the pool's own order that the diagnosis offers and that changes anything.
 
     Args:
         diagnosis: of the start that failed.
         pool: its settings: `remedies`, and the floors.
-        in_force: the flags that the start had, by name without dashes.
-        applied: what earlier remedies changed.
+        launch: the command line as it is configured.
+        applied: what earlier remedies changed of it.
     """
+    configured, in_force = cmdline.stated(launch, Changes()), cmdline.stated(launch, applied)
     offers = {
         Remedy(each.action.value): each for each in reversed(diagnosis.remedies) if each.action
     }
@@ -57,7 +56,7 @@ def cure(
         offered = offers.get(remedy)
         if offered is None:
             continue
-        changes = _changes(remedy, offered.value, pool, in_force)
+        changes = _changes(remedy, offered.value, pool, configured, in_force)
         if changes is None or _in_force(changes, in_force, applied):
             continue
         return Cure(remedy, changes, offered.why)
@@ -70,7 +69,7 @@ def merged(before: Changes, after: Changes) -> Changes:
 
 
 def _changes(
-    remedy: Remedy, value: str | None, pool: PoolConfig, in_force: Mapping[str, JsonValue]
+    remedy: Remedy, value: str | None, pool: PoolConfig, configured: Flags, in_force: Flags
 ) -> Changes | None:
     """Return what a remedy changes; None when its value is unknown or below a floor."""
     match remedy:
@@ -83,9 +82,7 @@ def _changes(
         case Remedy.FP8_KV_CACHE:
             return Changes({"kv-cache-dtype": "fp8"})
         case Remedy.ADJUST_GPU_MEMORY_UTILIZATION:
-            ratio = None if value is None else float(value)
-            good = ratio is not None and 0 < ratio < 1
-            return Changes({"gpu-memory-utilization": ratio}) if good else None
+            return _utilization(value, pool.min_gpu_memory, configured)
         case Remedy.SPAWN | Remedy.NCCL_P2P_OFF:
             name, word = _ENV[remedy]
             return Changes(env={name: word})
@@ -93,9 +90,28 @@ def _changes(
             return Changes()
 
 
-def _lowered(
-    flag: str, value: str | None, floor: int, in_force: Mapping[str, JsonValue]
-) -> Changes | None:
+def _utilization(value: str | None, floor_part: float, configured: Flags) -> Changes | None:
+    """Return the utilization that the diagnosis offers, unless too little of the configured one is left.
+
+    What the diagnosis offers follows from the memory that is free at this moment. The floor counts
+    from the configured value, so that remedies in a row do not go lower and lower.
+    """
+    wanted = _ratio(value)
+    before = _ratio(configured.get(UTILIZATION_FLAG, DEFAULT_UTILIZATION))
+    if wanted is None or before is None or wanted < round(floor_part * before, 4):
+        return None
+    return Changes({UTILIZATION_FLAG: wanted})
+
+
+def _ratio(value: JsonValue) -> float | None:
+    try:
+        ratio = float(str(value))
+    except ValueError:
+        return None
+    return ratio if 0 < ratio < 1 else None
+
+
+def _lowered(flag: str, value: str | None, floor: int, in_force: Flags) -> Changes | None:
     wanted, now = _tokens(value), _tokens(in_force.get(flag))
     if wanted is None or wanted < floor or (now is not None and wanted >= now):
         return None
@@ -104,13 +120,12 @@ def _lowered(
 
 def _tokens(value: JsonValue) -> int | None:
     try:
-        return parse_tokens(value)
+        return whole_number(str(value))
     except ValueError:
         return None  # `auto`, `-1`, or a form of another version
 
 
-def _in_force(changes: Changes, in_force: Mapping[str, JsonValue], applied: Changes) -> bool:
-    flags = {**in_force, **applied.args}
-    return all(flags.get(name) == value for name, value in changes.args.items()) and all(
+def _in_force(changes: Changes, in_force: Flags, applied: Changes) -> bool:
+    return all(in_force.get(name) == value for name, value in changes.args.items()) and all(
         applied.env.get(name) == value for name, value in changes.env.items()
     )

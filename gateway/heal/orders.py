@@ -6,7 +6,7 @@ and whether it would take out the last backend that serves its pool, which is re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -14,6 +14,7 @@ from gateway.core.aio import Clock
 from gateway.core.events import Event, EventKind
 from gateway.core.types import Phase
 from gateway.heal.marks import Mark
+from gateway.heal.overrides import Override
 from gateway.heal.supervisor import Supervisor
 from gateway.pools.health import Order
 from gateway.pools.store import SharedStore
@@ -125,6 +126,28 @@ class Orders:
                 "not_supervised", _not_supervised(backend_id, "its log is not available here")
             )
         return await charge.launcher.log(max_bytes)
+
+    def remedies(self) -> Mapping[str, Override]:
+        """Return what remedies changed of configured command lines, by backend."""
+        return self.supervisor.overrides.kept
+
+    def drop_remedies(self, backend_id: str) -> Override | None:
+        """Take back what remedies changed of a backend's command line, from its next start on.
+
+        Returns what was dropped; None: nothing was changed.
+
+        Raises:
+            KeyError: no such backend.
+        """
+        if self.table.get(backend_id) is None:
+            raise KeyError(backend_id)
+        gone = self.supervisor.overrides.drop(backend_id)
+        if gone is not None:
+            detail = f"{gone.told()} was dropped by an operator; its next start is as configured"
+            self.supervisor.events.tell(
+                Event(self.clock.wall(), EventKind.REMEDY, backend_id, "dropped", detail)
+            )
+        return gone
 
     def _touched(self, backend: Backend, verb: Verb, *, force: bool) -> Touched:
         """Return what an order touches; with `force` a restart that is under way begins anew."""

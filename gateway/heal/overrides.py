@@ -2,6 +2,11 @@
 
     <state>/overrides.json    {"pool/b1": {"base": ..., "args": ..., "env": ..., "applied": [...]}}
 
+A remedy may outlive what made it necessary: another process held the memory, a driver was old. So
+once a server has served for a day with its remedies, its next start tries the configured command
+line again. If that start fails, the one after it has the remedies back, and the next trial waits
+twice as long.
+
 A change belongs to the command line that it was made for. When an operator changes the `launch` of a
 backend, what was changed of the old one is dropped, and does not come back with it: what made it
 necessary may be gone by then, and a start that fails again finds its remedy again.
@@ -11,11 +16,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.config.models import Config
 from gateway.config.supervision import LaunchConfig
@@ -26,6 +33,8 @@ from gateway.launch.launcher import Changes
 log = logging.getLogger("gateway.supervisor")
 
 FILE: Final = "overrides.json"
+TRIAL_S: Final = 86_400.0  # of service with remedies; doubles with each trial that failed
+_MOST_DOUBLINGS: Final = 5  # 32 days
 _APPLIED_KEPT: Final = 20
 
 
@@ -45,11 +54,19 @@ class Override(msgspec.Struct, frozen=True):
     args: dict[str, object] = {}
     env: dict[str, str] = {}
     applied: tuple[Applied, ...] = ()
+    failed_trials: int = 0
+    on_trial: bool = False  # the configured command line is tried; the changes wait for its outcome
 
     @property
     def changes(self) -> Changes:
-        """The changes, as a launcher takes them."""
-        return Changes(self.args, self.env)  # type: ignore[arg-type]
+        """The changes, as a launcher takes them; none while the configured command line is tried."""
+        return Changes() if self.on_trial else Changes(self.args, self.env)  # type: ignore[arg-type]
+
+    def back(self) -> Override:
+        """Return it with its changes in force again, if a trial without them has failed."""
+        if not self.on_trial:
+            return self
+        return replace(self, on_trial=False, failed_trials=self.failed_trials + 1)
 
     def told(self) -> str:
         """Return for people what is changed, and by which remedies."""
@@ -76,6 +93,11 @@ class Overrides:
     def __post_init__(self) -> None:
         self._kept = read_state(self.folder / FILE, _FORMAT) or {}
 
+    @property
+    def kept(self) -> Mapping[str, Override]:
+        """What is changed, by backend."""
+        return self._kept
+
     def of(self, backend_id: str, launch: LaunchConfig | None) -> Override:
         """Return what is changed of a backend's command line as it is configured now."""
         base = _digest(launch)
@@ -88,13 +110,44 @@ class Overrides:
         Raises:
             OSError: the file cannot be written; the change is in force all the same.
         """
-        before = self.of(backend_id, launch)
+        before = self.of(backend_id, launch).back()
         changes = merged(before.changes, cure.changes)
         applied = (*before.applied, Applied(cure.remedy.value, at, cure.why))[-_APPLIED_KEPT:]
-        override = Override(before.base, dict(changes.args), dict(changes.env), applied)
+        override = replace(before, args=dict(changes.args), env=dict(changes.env), applied=applied)
         self._kept[backend_id] = override
         self._write()
         return override
+
+    def starting(self, backend_id: str, launch: LaunchConfig | None, served_s: float) -> Changes:
+        """Return what is changed for the start that comes.
+
+        Args:
+            backend_id: whose server is to start.
+            launch: its command line as it is configured.
+            served_s: how long the server before it served without a break.
+        """
+        kept = self.of(backend_id, launch)
+        due_s = TRIAL_S * 2 ** min(kept.failed_trials, _MOST_DOUBLINGS)
+        if kept.on_trial:
+            now = kept.back()
+        elif kept.applied and served_s >= due_s:
+            now = replace(kept, on_trial=True)
+        else:
+            return kept.changes
+        self._kept[backend_id] = now
+        self._save()
+        return now.changes
+
+    def served(self, backend_id: str, launch: LaunchConfig | None) -> Override | None:
+        """A start has come to its good end. Return what was dropped, if it did so without its remedies."""
+        return self.drop(backend_id) if self.of(backend_id, launch).on_trial else None
+
+    def drop(self, backend_id: str) -> Override | None:
+        """Take all changes of a backend back, for its next start; return what they were."""
+        gone = self._kept.pop(backend_id, None)
+        if gone is not None:
+            self._save()
+        return gone
 
     def follow(self, config: Config) -> dict[str, Override]:
         """Drop what was changed of command lines that are no longer configured, and return that.
@@ -114,12 +167,16 @@ class Overrides:
         for backend_id in gone:
             del self._kept[backend_id]
         if gone:
-            try:
-                self._write()
-            except OSError as error:
-                where = error.filename or self.folder
-                log.warning("cannot remove remedies from the file: %s: %s", where, error.strerror)
+            self._save()
         return gone
+
+    def _save(self) -> None:
+        """Write the file; if that fails it is told in the log, and the next gateway reads the old one."""
+        try:
+            self._write()
+        except OSError as error:
+            where = error.filename or self.folder
+            log.warning("cannot save the remedies in force: %s: %s", where, error.strerror)
 
     def _write(self) -> None:
         write_state(self.folder / FILE, self._kept)

@@ -6,6 +6,8 @@ POST /admin/v1/backends/{pool}/{name}:restart
 GET  /admin/v1/backends/{pool}/{name}/logs?bytes=N
 POST /admin/v1/restarts:hold                      {"pool": null, "for_s": 1800, "reason": ""}
 POST /admin/v1/restarts:lift                      {"pool": null}
+GET  /admin/v1/remedies                           what remedies changed of configured command lines
+POST /admin/v1/backends/{pool}/{name}/remedies:drop
 GET  /admin/v1/events?limit=N                     what supervision did and why, the newest first
 """
 
@@ -24,6 +26,7 @@ from starlette.routing import Route
 from gateway.core.aio import Clock
 from gateway.core.events import Event
 from gateway.heal.orders import OrderRefused, Orders, Touched, Verb
+from gateway.heal.overrides import Override
 from gateway.launch.launcher import LaunchError
 from gateway.ops.moment import rfc3339
 from gateway.ops.reasons import BadParameter, number
@@ -70,6 +73,12 @@ class Operate:
             Route("/admin/v1/backends/{backend:path}/logs", self.get_logs),
             Route("/admin/v1/restarts:hold", self.post_hold, methods=["POST"]),
             Route("/admin/v1/restarts:lift", self.post_lift, methods=["POST"]),
+            Route("/admin/v1/remedies", self.get_remedies),
+            Route(
+                "/admin/v1/backends/{backend:path}/remedies:drop",
+                self.post_drop_remedies,
+                methods=["POST"],
+            ),
             Route("/admin/v1/events", self.get_events),
         ]
 
@@ -128,6 +137,27 @@ class Operate:
             return _no_store()
         return json_reply({"pool": body.pool, "held": False, "for_s": None})
 
+    async def get_remedies(self, request: Request) -> Response:
+        """Answer which remedies are in force."""
+        rows = [_remedies(each, kept) for each, kept in sorted(self.orders.remedies().items())]
+        return json_reply({"object": "list", "data": rows})
+
+    async def post_drop_remedies(self, request: Request) -> Response:
+        """Take a backend's remedies back, from its next start on."""
+        backend_id = request.path_params["backend"]
+        try:
+            gone = self.orders.drop_remedies(backend_id)
+        except KeyError:
+            return self._unknown(backend_id)
+        if gone is None:
+            told = f"{backend_id} runs as configured: no remedy changed its command line."
+        else:
+            told = (
+                f"Dropped {gone.told()}. The running server keeps it until its next start"
+                f" (`vllm-gateway restart {backend_id}`)."
+            )
+        return json_reply({"backend": backend_id, "changed": gone is not None, "sentence": told})
+
     async def get_events(self, request: Request) -> Response:
         """Answer the newest events."""
         limit = number(request, "limit", _EVENTS, most=_MOST_EVENTS)
@@ -171,6 +201,20 @@ def _told(touched: Touched, *, dry_run: bool) -> Mapping[str, Any]:
         "oldest_s": None if touched.oldest_s is None else round(touched.oldest_s, 1),
         "last": touched.last,
         "sentence": touched.sentence,
+    }
+
+
+def _remedies(backend_id: str, kept: Override) -> Mapping[str, Any]:
+    return {
+        "backend": backend_id,
+        "args": kept.args,
+        "env": kept.env,
+        "on_trial": kept.on_trial,
+        "failed_trials": kept.failed_trials,
+        "applied": [
+            {"remedy": each.remedy, "at": rfc3339(each.at), "why": each.why}
+            for each in kept.applied
+        ],
     }
 
 

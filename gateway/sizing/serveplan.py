@@ -1,33 +1,27 @@
 """How a model is to be served: the flags of `vllm serve` that decide memory, with its defaults.
 
 Source: vLLM 0.32, engine/arg_utils.py (`get_batch_defaults`), config/cache.py, config/vllm.py
-(`max_concurrent_batches`), utils/argparse_utils.py (`human_readable_int`: `32k` is 32000 and `32K`
-is 32768, unlike in the gateway's own settings).
+(`max_concurrent_batches`).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from gateway.config.flags import DEFAULT_UTILIZATION, UTILIZATION_FLAG, whole_number
 from gateway.sizing.kvcaches import Dtype
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
 GIB: Final = 1 << 30
-UTILIZATION: Final = 0.92
 AUTO_LEN: Final = -1  # as long as the memory allows
 BLOCK_TOKENS: Final = 16
 CPU_BLOCK_TOKENS: Final = 128  # platforms/cpu.py
 MLA_BLOCK_TOKENS: Final = 64  # FlashMLA; others take 32 or 128
-
-_DECIMAL: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_BINARY: Final = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_NUMBER: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)")
 
 
 class PlanError(ValueError):
@@ -79,7 +73,7 @@ class Plan:
     max_model_len: int | None = None  # tokens; AUTO_LEN: as long as fits
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
-    gpu_memory_utilization: float = UTILIZATION
+    gpu_memory_utilization: float = DEFAULT_UTILIZATION
     kv_cache_memory_bytes: int | None = None  # per GPU; then the utilisation does not count
     num_gpu_blocks: int | None = None  # of the KV cache, by order; then neither of them counts
     block_size: int | None = None
@@ -167,17 +161,6 @@ def plan_of_args(
     )
 
 
-def human_int(text: str) -> int:
-    """Return the number of `32768`, `32k` (32000), `32K` (32768) or `25.6k`, as vLLM reads it."""
-    match = _NUMBER.fullmatch(text.strip())
-    number, suffix = match.groups() if match else ("", "")
-    if match is None or ("." in number and suffix not in _DECIMAL):
-        raise PlanError(f"{text} is not a number; write it like 32768, 32k (32000) or 32K (32768)")
-    if suffix in _DECIMAL:
-        return int(float(number) * _DECIMAL[suffix])
-    return int(number) * _BINARY.get(suffix, 1)
-
-
 def _flag(name: str) -> str:
     plain = name.lstrip("-").replace("_", "-")
     return _SHORT.get(plain, plain)
@@ -188,7 +171,7 @@ def _whole(flags: Mapping[str, JsonValue], name: str) -> int | None:
     if value is None:
         return None
     try:
-        number = human_int(value) if isinstance(value, str) else int(str(value))
+        number = whole_number(value) if isinstance(value, str) else int(str(value))
     except ValueError as error:
         raise PlanError(
             f"{name}: {value} is not a whole number; write it like 8192 or 8K"
@@ -205,7 +188,7 @@ def _length(flags: Mapping[str, JsonValue]) -> int | None:
 
 
 def _ratio(flags: Mapping[str, JsonValue]) -> float:
-    value = flags.get("gpu-memory-utilization", UTILIZATION)
+    value = flags.get(UTILIZATION_FLAG, DEFAULT_UTILIZATION)
     try:
         ratio = float(str(value))
     except ValueError as error:

@@ -7,7 +7,7 @@ import pytest
 from gateway.config.models import BackendConfig, Config, PoolConfig
 from gateway.config.supervision import LaunchConfig, Remedy
 from gateway.heal.cure import Cure, cure, merged
-from gateway.heal.overrides import FILE, Overrides
+from gateway.heal.overrides import FILE, TRIAL_S, Overrides
 from gateway.launch.launcher import Changes
 from gateway.vllmlog.diagnosis import Action, Diagnosis, Kind, When
 from gateway.vllmlog.rules.rule import Remedy as Offered
@@ -33,8 +33,9 @@ FP8 = ("--kv-cache-dtype", "fp8", Action.FP8_KV_CACHE)
 RATIO = ("--gpu-memory-utilization", "0.95", Action.ADJUST_GPU_MEMORY_UTILIZATION)
 
 
-def changes(diagnosis, settings, in_force=None, applied=Changes()):  # noqa: B008 - frozen
-    found = cure(diagnosis, settings, in_force or {}, applied)
+def changes(diagnosis, settings, args=None, applied=Changes()):  # noqa: B008 - frozen
+    launch = LAUNCH.model_copy(update={"args": args or {}})
+    found = cure(diagnosis, settings, launch, applied)
     return None if found is None else (dict(found.changes.args), dict(found.changes.env))
 
 
@@ -94,6 +95,40 @@ def test_a_ratio_that_makes_no_sense_is_not_applied(value):
     settings = pool(Remedy.ADJUST_GPU_MEMORY_UTILIZATION)
     assert changes(offering((RATIO[0], value, RATIO[2])), settings) is None
     assert changes(offering(RATIO), settings)[0] == {"gpu-memory-utilization": 0.95}
+
+
+@pytest.mark.parametrize(
+    ("configured", "offered", "applies"),
+    [
+        ({}, "0.74", True),
+        ({}, "0.73", False),  # under 0.8 of 0.92, the default
+        ({"gpu-memory-utilization": 0.45}, "0.36", True),  # it shares its GPU
+        ({"gpu-memory-utilization": "0.45"}, "0.35", False),
+    ],
+)
+def test_a_utilization_has_a_floor_that_counts_from_the_configured_one(
+    configured, offered, applies
+):
+    settings = pool(Remedy.ADJUST_GPU_MEMORY_UTILIZATION)
+    offer = offering((RATIO[0], offered, RATIO[2]))
+    expected = ({"gpu-memory-utilization": float(offered)}, {}) if applies else None
+    assert changes(offer, settings, configured) == expected
+
+
+def test_remedies_in_a_row_do_not_follow_the_free_memory_down():
+    settings, applied = pool(Remedy.ADJUST_GPU_MEMORY_UTILIZATION), Changes()
+    for offered in ("0.85", "0.78", "0.71", "0.64", "0.23"):
+        offer = offering((RATIO[0], offered, RATIO[2]))
+        found = cure(offer, settings, LAUNCH, applied)
+        applied = applied if found is None else merged(applied, found.changes)
+    assert applied.args == {"gpu-memory-utilization": 0.78}
+
+
+def test_flags_are_compared_as_vllm_reads_them():
+    """`8k` is 8000 to vLLM, so 8192 is no lower window."""
+    settings = pool(Remedy.LOWER_MAX_MODEL_LEN)
+    assert changes(offering(LENGTH), settings, {"max-model-len": "8k"}) is None
+    assert changes(offering(LENGTH), settings, {"max-model-len": "8.5k"}) is not None
 
 
 def test_what_is_set_by_environment_is_applied_once():
@@ -183,7 +218,7 @@ def test_they_are_out_of_force_although_the_file_cannot_be_written(tmp_path, cap
     (tmp_path / "state").write_text("a file where the folder should be")
     assert list(overrides.follow(configured(tmp_path))) == ["m/b1"]
     assert not overrides.of("m/b1", LAUNCH).changes
-    assert "cannot remove remedies from the file" in caplog.text
+    assert "cannot save the remedies in force" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"m/b1": 1}', '{"m/b1": {"args": 3}}', "\x00"])
@@ -203,3 +238,59 @@ def test_a_change_is_in_force_although_it_cannot_be_written(tmp_path):
 def test_the_later_change_wins():
     both = merged(Changes({"a": 1, "b": 1}, {"X": "1"}), Changes({"b": 2}, {"X": "2"}))
     assert (dict(both.args), dict(both.env)) == ({"a": 1, "b": 2}, {"X": "2"})
+
+
+# --- the configured command line is tried again ---------------------------------------------------
+
+
+def started(overrides, served_s):
+    return dict(overrides.starting("m/b1", LAUNCH, served_s).args)
+
+
+@pytest.fixture
+def overrides(tmp_path):
+    overrides = Overrides(tmp_path)
+    overrides.apply("m/b1", LAUNCH, lowered(8192), 1.0)
+    return overrides
+
+
+LOWERED = {"max-model-len": 8192}
+
+
+def test_after_a_healthy_day_the_next_start_is_as_configured(overrides, tmp_path):
+    assert started(overrides, TRIAL_S - 1) == LOWERED
+    assert started(overrides, TRIAL_S) == {}
+    assert Overrides(tmp_path).of("m/b1", LAUNCH).on_trial
+    gone = overrides.served("m/b1", LAUNCH)
+    assert gone is not None
+    assert gone.told() == "--max-model-len 8192 (lower_max_model_len)"
+    assert Overrides(tmp_path).kept == {}
+
+
+def test_a_trial_that_fails_brings_the_remedies_back_and_the_next_one_waits_longer(overrides):
+    assert started(overrides, TRIAL_S) == {}
+    assert started(overrides, 0.0) == LOWERED  # the trial did not serve
+    assert overrides.served("m/b1", LAUNCH) is None
+    assert started(overrides, TRIAL_S) == LOWERED
+    assert started(overrides, 2 * TRIAL_S) == {}
+
+
+def test_a_remedy_found_in_a_trial_is_added_to_those_before(overrides):
+    assert started(overrides, TRIAL_S) == {}
+    eager = Cure(Remedy.ENFORCE_EAGER, Changes({"enforce-eager": True}), "graphs")
+    after = overrides.apply("m/b1", LAUNCH, eager, 2.0)
+    assert dict(after.changes.args) == {**LOWERED, "enforce-eager": True}
+    assert after.failed_trials == 1
+
+
+def test_an_operator_drops_them(overrides, tmp_path):
+    assert overrides.drop("m/b1") is not None
+    assert overrides.drop("m/b1") is None
+    assert started(overrides, 0.0) == {}
+    assert Overrides(tmp_path).kept == {}
+
+
+def test_a_server_without_remedies_has_no_trials(tmp_path):
+    overrides = Overrides(tmp_path)
+    assert started(overrides, 100 * TRIAL_S) == {}
+    assert not overrides.of("m/b1", LAUNCH).on_trial

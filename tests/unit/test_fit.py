@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.config.flags import whole_number
 from gateway.sizing.fit import Verdict, fit, sizing
 from gateway.sizing.fitways import command, ways
 from gateway.sizing.kvcaches import Dtype, Heads, State
@@ -19,7 +20,6 @@ from gateway.sizing.serveplan import (
     KvDtype,
     Plan,
     PlanError,
-    human_int,
     plan_of_args,
 )
 from tests import modelconfigs as models
@@ -461,7 +461,7 @@ def test_an_automatic_window_is_known(value):
     ("text", "number"), [("32768", 32768), ("1k", 1000), ("1K", 1024), ("25.6k", 25600)]
 )
 def test_numbers_have_vllms_suffixes(text, number):
-    assert human_int(text) == number
+    assert whole_number(text) == number
 
 
 @pytest.mark.parametrize(

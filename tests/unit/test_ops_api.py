@@ -5,8 +5,11 @@ from gateway.access.keys import OpenRing
 from gateway.admission.gate import Gate
 from gateway.config.load import Loaded
 from gateway.config.models import Config
+from gateway.config.supervision import LaunchConfig, Remedy
+from gateway.heal.cure import Cure
 from gateway.ingress.early import Early
 from gateway.ingress.routes import Readiness
+from gateway.launch.launcher import Changes
 from gateway.observe.metrics import Metrics, Readings
 from gateway.ops.api import admin_app
 from gateway.ops.dryrun import Deciding
@@ -33,13 +36,15 @@ class HeldClock:
 class Desk:
     """The admin app over an empty fleet; what it depends on may be changed under way."""
 
-    def __init__(self, **admin):
+    def __init__(self, state="state", **admin):
+        self.state = state
         self.configure(**admin)
         self.readiness = Readiness(True, (("accepting", True, "ok"), ("backends", True, "1 of 1")))
         clock = self.clock = HeldClock()
         table = PoolTable(clock)
         table.apply(self.loaded.config.pools)
         self.metrics = Metrics(Readings(), clock)
+        self.orders = orders(table, clock, self.loaded.config)
         self.table, self.gate = table, Gate(table, Chooser(), clock)
         self.gate.configure(self.loaded.config.pools, {0})
         self.app = admin_app(
@@ -50,13 +55,15 @@ class Desk:
             ready=lambda: self.readiness,
             deciding=Deciding(self.gate, Catalogs(table, clock), OpenRing),
             early=Early(lambda record: None, clock),
-            orders=orders(table, clock, self.loaded.config),
+            orders=self.orders,
         )
         self.client = TestClient(self.app, base_url="http://127.0.0.1:9090")
 
     def configure(self, **admin):
         pools = {"m": {"backends": ["http://127.0.0.1:8001"]}}
-        self.loaded = Loaded(Config.model_validate({"pools": pools, "admin": admin}))
+        self.loaded = Loaded(
+            Config.model_validate({"pools": pools, "admin": admin, "state": str(self.state)})
+        )
 
     def get(self, path, host=None, **headers):
         if host is not None:
@@ -72,6 +79,36 @@ def desk():
 @pytest.fixture
 def guarded():
     return Desk(token=TOKEN)
+
+
+def test_remedies_are_listed_and_dropped(tmp_path):
+    desk = Desk(tmp_path)
+    launch = LaunchConfig(command=("vllm", "serve", "m"), port=8001)
+    cure = Cure(Remedy.LOWER_MAX_MODEL_LEN, Changes({"max-model-len": 8192}), "KV cache too small")
+    desk.orders.supervisor.overrides.apply("m/b1", launch, cure, desk.clock.wall())
+    (told,) = desk.get("/admin/v1/remedies").json()["data"]
+    assert (told["backend"], told["args"], told["on_trial"]) == (
+        "m/b1",
+        {"max-model-len": 8192},
+        False,
+    )
+    assert told["applied"] == [
+        {
+            "remedy": "lower_max_model_len",
+            "at": "2023-11-14T22:13:20.000Z",
+            "why": "KV cache too small",
+        }
+    ]
+    dropped = desk.client.post("/admin/v1/backends/m/b1/remedies:drop", json={}).json()
+    assert dropped["changed"]
+    assert "Dropped --max-model-len 8192" in dropped["sentence"]
+    assert desk.get("/admin/v1/remedies").json()["data"] == []
+    again = desk.client.post("/admin/v1/backends/m/b1/remedies:drop", json={}).json()
+    assert not again["changed"]
+    unknown = desk.client.post("/admin/v1/backends/m/b9/remedies:drop", json={})
+    assert unknown.status_code == 404
+    (event,) = desk.get("/admin/v1/events").json()["data"]
+    assert (event["kind"], event["label"]) == ("remedy", "dropped")
 
 
 def test_metrics_are_told(desk):
@@ -237,5 +274,6 @@ def test_no_route_is_shared_with_the_public_side(desk):
         *("/admin/v1/decisions/{request_id}", "/admin/v1/route", "/admin/v1/events"),
         *(f"{backend}:{verb}" for verb in ("drain", "undrain", "restart")),
         *(f"{backend}/logs", "/admin/v1/restarts:hold", "/admin/v1/restarts:lift"),
+        *("/admin/v1/remedies", f"{backend}/remedies:drop"),
     }
     assert {route.path for route in desk.app.routes} == {*PATHS, *more}
