@@ -11,6 +11,7 @@ from gateway.wire.calls import ENDPOINTS
 
 _SERVED: Final = frozenset(path.decode() for path in ENDPOINTS) | {
     "/v1/models",
+    "/tokenizer_info",
     "/livez",
     "/readyz",
 }
@@ -71,7 +72,7 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     **dict.fromkeys(("/health", "/ping", "/load", "/ready", "/version"), _HEALTH),
     **dict.fromkeys(
         (
-            "/cohere", "/inference/v1", "/invocations", "/tokenizer_info",
+            "/cohere", "/inference/v1", "/invocations",
             "/v1/chat/completions/derender", "/v1/chat/completions/render",
             "/v1/completions/derender", "/v1/completions/render", "/v1/messages/render",
             "/v1/realtime", "/v1/responses/render", "/v1/systemone",

@@ -29,6 +29,8 @@ from gateway.wire.calls import ENDPOINTS
         ),
         ("/foo/models", "Remove `/foo`.", "/v1/models"),
         ("/v1/tokenize", "Remove `/v1`.", "/tokenize"),
+        ("/v1/tokenizer_info", "Remove `/v1`.", "/tokenizer_info"),
+        ("/tokenizer_info/", "slash at the end", "/tokenizer_info"),
     ],
 )
 def test_one_mistake_is_named_with_the_url_to_use(path, words, use):
