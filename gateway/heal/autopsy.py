@@ -44,7 +44,9 @@ class Autopsy:
         starting, orders = charge.starting, charge.orders
         if charge.backend.health.tended is None:
             self.table.tend(charge.id, Tending(Phase.DOWN, "exited", "its process has ended"))
-        diagnosis = await self._diagnose(charge, exit_code=seen.exit_code)
+        diagnosis = await self._diagnose(
+            charge, exit_code=seen.exit_code, oom_killed=seen.oom_killed
+        )
         if charge.gone:
             return  # reloaded meanwhile
         kind = EventKind.START_FAILED if starting else EventKind.EXITED
@@ -78,14 +80,21 @@ class Autopsy:
             self._apply(charge, diagnosis)
 
     async def _diagnose(
-        self, charge: Charge, *, exit_code: int | None = None, hung: bool = False
+        self,
+        charge: Charge,
+        *,
+        exit_code: int | None = None,
+        oom_killed: bool | None = None,
+        hung: bool = False,
     ) -> Diagnosis:
         text = ""
         try:
             text = await charge.launcher.log(_LOG_BYTES)
         except LaunchError as error:
             log.warning("%s: cannot read its log: %s", charge.id, error)
-        return await asyncio.to_thread(diagnose, text, exit_code=exit_code, hung=hung)
+        return await asyncio.to_thread(
+            diagnose, text, exit_code=exit_code, oom_killed=oom_killed, hung=hung
+        )
 
     def _apply(self, charge: Charge, diagnosis: Diagnosis) -> None:
         launch = charge.config.launch

@@ -31,7 +31,7 @@ from gateway.launch.launcher import (
     Changes,
     Incarnation,
     LaunchError,
-    PortTaken,
+    Obstacle,
     Runs,
     Superseded,
 )
@@ -92,7 +92,7 @@ class Bringup:
             superseded = isinstance(error, Superseded)
             failed = Tending(Phase.STARTING, "restart", str(error))
             self.table.tend(charge.id, None if superseded else failed)
-            kind = Kind.PORT if isinstance(error, PortTaken) else order.cause
+            kind = Kind.PORT if error.obstacle is Obstacle.PORT else order.cause
             self._tell(charge, EventKind.LAUNCH_FAILED, kind.value, str(error))
             return False
         else:

@@ -16,9 +16,11 @@ from gateway.launch.launcher import (
     Changes,
     Incarnation,
     LaunchError,
+    Obstacle,
     Runs,
     Seen,
     Superseded,
+    obstacle_of,
 )
 from gateway.launch.logfile import LogFile
 from gateway.launch.run import execute
@@ -63,7 +65,8 @@ class CommandLauncher:
         """
         if changes:
             raise LaunchError(
-                f"`{self._words[0]}` builds the command line, so the gateway cannot change it"
+                f"`{self._words[0]}` builds the command line, so the gateway cannot change it",
+                Obstacle.CANNOT_HELP,
             )
         async with self._lock:
             if expected is not None and expected != self._incarnation:
@@ -75,7 +78,8 @@ class CommandLauncher:
     async def stop(self, expected: Incarnation, *, grace_s: float) -> None:
         """Refuse: the command restarts."""
         raise LaunchError(
-            "a backend with `restart: {command: ...}` can be restarted but not stopped"
+            "a backend with `restart: {command: ...}` can be restarted but not stopped",
+            Obstacle.CANNOT_HELP,
         )
 
     async def log(self, max_bytes: int) -> str:
@@ -94,7 +98,9 @@ class CommandLauncher:
             self._log.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             output = self._log.open()
         except OSError as error:
-            raise LaunchError(f"cannot write {self._log.path}: {error.strerror}") from error
+            raise LaunchError(
+                f"cannot write {self._log.path}: {error.strerror}", obstacle_of(error)
+            ) from error
         try:
             self._begun = self._log.size
             self._log.begin(self._begun)

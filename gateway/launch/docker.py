@@ -26,6 +26,7 @@ from gateway.launch.launcher import (
     Changes,
     Incarnation,
     LaunchError,
+    Obstacle,
     Runs,
     Seen,
     Superseded,
@@ -72,7 +73,8 @@ class DockerLauncher:
         """Restart the container: its stop signal, SIGKILL after `grace_s`, and start."""
         if changes:
             raise LaunchError(
-                f"the container {self._name} has a fixed command line; recreate it to change that"
+                f"the container {self._name} has a fixed command line; recreate it to change that",
+                Obstacle.CANNOT_HELP,
             )
         found = self._check(await self._inspect(), expected)
         await self._order(found["Id"], "restart", grace_s)
@@ -123,7 +125,8 @@ class DockerLauncher:
         async with self._talk("GET", path, _CALL_S) as reply:
             if reply.status_code == httpx2.codes.NOT_FOUND:
                 raise LaunchError(
-                    f"there is no container {self._name}; `docker ps --all` lists all containers"
+                    f"there is no container {self._name}; `docker ps --all` lists all containers",
+                    Obstacle.CANNOT_HELP,
                 )
             await self._fail_unless(reply, httpx2.codes.OK)
             return _mapping(await _body(reply), self.socket)
@@ -145,9 +148,11 @@ class DockerLauncher:
             said = str(_mapping(await _body(reply), self.socket).get("message", ""))
         except LaunchError:
             said = ""
+        hopeless = reply.status_code in (httpx2.codes.BAD_REQUEST, httpx2.codes.NOT_FOUND)
         raise LaunchError(
             f"Docker refused ({reply.status_code}) the request for the container {self._name}:"
-            f" {said[:300] or 'no reason given'}"
+            f" {said[:300] or 'no reason given'}",
+            Obstacle.CANNOT_HELP if hopeless else Obstacle.TRANSIENT,
         )
 
     @asynccontextmanager
@@ -165,7 +170,7 @@ class DockerLauncher:
                 f"Docker did not answer {method} {path.partition('?')[0]} within {timeout_s:.0f} s"
             ) from error
         except httpx2.HTTPError as error:
-            raise LaunchError(_unreachable(error, self.socket)) from error
+            raise _unreachable(error, self.socket) from error
 
     async def _negotiate(self) -> str:
         reply = await self._http.get("/version")
@@ -190,6 +195,7 @@ def _seen(found: dict[str, Any]) -> Seen:
         state=runs,
         exit_code=code,
         detail=_oddity(state),
+        oom_killed=bool(state.get("OOMKilled")) if ended else None,
         own_restarts=int(found.get("RestartCount") or 0),
     )
 
@@ -280,22 +286,25 @@ def _socket_of(variables: Mapping[str, str]) -> Path:
     return Path(host.removeprefix("unix://")) if host.startswith("unix://") else SOCKET
 
 
-def _unreachable(error: httpx2.HTTPError, socket: Path) -> str:
+def _unreachable(error: httpx2.HTTPError, socket: Path) -> LaunchError:
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__ or cause.__context__
     match cause:
         case FileNotFoundError():
-            return (
+            return LaunchError(
                 f"there is no Docker socket at {socket}; is Docker installed? In a container,"
                 " mount the socket. For another path, set DOCKER_HOST=unix:///path"
             )
         case PermissionError():
-            return (
+            return LaunchError(
                 f"this user may not use {socket}; add the user to the file's group (`docker`)."
-                " That group has the power of root"
+                " That group has the power of root",
+                Obstacle.CANNOT_HELP,
             )
         case ConnectionRefusedError():
-            return f"nothing listens on {socket}; start Docker with `systemctl start docker`"
+            return LaunchError(
+                f"nothing listens on {socket}; start Docker with `systemctl start docker`"
+            )
         case _:
-            return f"Docker did not answer on {socket}: {type(error).__name__}"
+            return LaunchError(f"Docker did not answer on {socket}: {type(error).__name__}")

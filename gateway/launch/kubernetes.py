@@ -23,6 +23,7 @@ from gateway.launch.launcher import (
     Changes,
     Incarnation,
     LaunchError,
+    Obstacle,
     Runs,
     Seen,
     Superseded,
@@ -39,7 +40,8 @@ _TARGET: Final = re.compile(
     r"(?:(?P<kind>pod|deployment|statefulset)/)?"
     r"(?P<name>[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?)"
 )
-_NOT_FOUND, _CONFLICT, _UNAUTHORIZED, _FORBIDDEN = 404, 409, 401, 403
+_NOT_FOUND, _CONFLICT, _INVALID = 404, 409, 422
+_NO_ROLE: Final = (401, 403)  # unauthorized, forbidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,8 @@ class KubernetesLauncher:
         """
         if changes:
             raise LaunchError(
-                f"{self.target}: its command line is in its manifest; change it there"
+                f"{self.target}: its command line is in its manifest; change it there",
+                Obstacle.CANNOT_HELP,
             )
         async with self._api() as api:
             if self.target.kind == "pod":
@@ -97,7 +100,8 @@ class KubernetesLauncher:
     async def stop(self, expected: Incarnation, *, grace_s: float) -> None:
         """Refuse: a controller would make the pod anew, and how many there are is its owner's."""
         raise LaunchError(
-            f"{self.target} is kept running by Kubernetes; to stop it, scale its workload down"
+            f"{self.target} is kept running by Kubernetes; to stop it, scale its workload down",
+            Obstacle.CANNOT_HELP,
         )
 
     async def log(self, max_bytes: int) -> str:
@@ -132,7 +136,8 @@ class KubernetesLauncher:
         if not any(owner.controller for owner in pod.metadata.owner_references or ()):
             raise LaunchError(
                 f"{self.target} has no controller that would recreate it; put it into a"
-                " deployment or stateful set"
+                " deployment or stateful set",
+                Obstacle.CANNOT_HELP,
             )
         options = self._library.V1DeleteOptions(
             grace_period_seconds=round(grace_s),
@@ -219,7 +224,11 @@ class KubernetesLauncher:
                 raise Superseded(
                     f"{self.target} was changed or recreated in the meantime"
                 ) from error
-            raise LaunchError(f"{self.target}: {_refusal(error, self.target)}") from error
+            hopeless = error.status in (*_NO_ROLE, _NOT_FOUND, _INVALID)
+            raise LaunchError(
+                f"{self.target}: {_refusal(error, self.target)}",
+                Obstacle.CANNOT_HELP if hopeless else Obstacle.TRANSIENT,
+            ) from error
         except (self._broken, OSError) as error:
             raise LaunchError(
                 f"the Kubernetes API cannot be reached for {self.target}: {error}"
@@ -233,7 +242,8 @@ class KubernetesLauncher:
         except ImportError as error:
             raise LaunchError(
                 f"{self.target}: kubernetes-asyncio is not installed;"
-                " `pip install 'vllm-gateway[kubernetes]'`"
+                " `pip install 'vllm-gateway[kubernetes]'`",
+                Obstacle.CANNOT_HELP,
             ) from error
         configuration = self._library.Configuration()
         try:
@@ -246,7 +256,8 @@ class KubernetesLauncher:
         except (settings.ConfigException, OSError) as error:
             raise LaunchError(
                 f"{self.target}: cannot find a cluster ({error}). In a pod, mount its service"
-                " account token; elsewhere, set KUBECONFIG to the file that `kubectl` uses"
+                " account token; elsewhere, set KUBECONFIG to the file that `kubectl` uses",
+                Obstacle.CANNOT_HELP,
             ) from error
         self._client = self._library.ApiClient(configuration)
 
@@ -264,6 +275,7 @@ def _seen(pods: list[Any]) -> Seen:
         state=state,
         exit_code=None if state is Runs.RUNNING else _exit_code(named[0]),
         detail=next((said for pod in named if (said := _oddity(pod))), ""),
+        oom_killed=True if any(map(_oom_killed, named)) else None,
         own_restarts=sum(map(_restarts, named)),
     )
 
@@ -299,14 +311,24 @@ def _exit_code(pod: Any) -> int | None:
     return None
 
 
+def _oom_killed(pod: Any) -> bool:
+    """Return whether the kernel ended one of its containers that does not run now."""
+    for each in pod.status.container_statuses or ():
+        for state in (each.state, each.last_state):
+            if each.state is not None and each.state.running is not None:
+                break
+            if state is not None and state.terminated and state.terminated.reason == "OOMKilled":
+                return True
+    return False
+
+
 def _oddity(pod: Any) -> str:
     name = pod.metadata.name
     if pod.metadata.deletion_timestamp is not None:
         return f"{name} is being deleted"
+    if _oom_killed(pod):
+        return f"{name}: the kernel killed it: out of host memory (OOMKilled)"
     for each in pod.status.container_statuses or ():
-        for state in (each.state, each.last_state):
-            if state is not None and state.terminated and state.terminated.reason == "OOMKilled":
-                return f"{name}: the kernel killed it: out of host memory (OOMKilled)"
         if each.state is not None and each.state.waiting is not None:
             return f"{name} waits: {each.state.waiting.reason}"
     for condition in pod.status.conditions or ():
@@ -337,7 +359,7 @@ def _main_container(pod: Any) -> str:
 
 
 def _refusal(error: Any, target: Target) -> str:
-    if error.status in (_UNAUTHORIZED, _FORBIDDEN):
+    if error.status in _NO_ROLE:
         verbs = "get, list and delete pods, read pods/log"
         if target.kind != "pod":
             verbs += f", get and patch {target.kind}s"

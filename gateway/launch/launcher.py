@@ -7,10 +7,11 @@ two supervisors, or a late order, never restart a server twice.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NewType, Protocol
+from typing import Final, NewType, Protocol
 
 from pydantic import JsonValue
 
@@ -19,16 +20,53 @@ from pydantic import JsonValue
 Incarnation = NewType("Incarnation", str)
 
 
+class Obstacle(Enum):
+    """What kept a launcher from doing what it was told. Closed.
+
+    Nothing of this is a failure of the server.
+    """
+
+    # The service manager did not answer in time, is away, or refused for now: try again, with pauses.
+    TRANSIENT = "transient"
+    # A program, folder, unit or permission is missing or wrong: only a person can change that.
+    CANNOT_HELP = "cannot_help"
+    # No space is left on a disk, or a quota is used up; the message has the path.
+    DISK = "disk"
+    # Somebody else listens where the server is to listen; nothing was started.
+    PORT = "port"
+
+
 class LaunchError(Exception):
     """A launcher could not do what it was told. The message is for people: what, why, what to do."""
+
+    def __init__(self, message: str, obstacle: Obstacle = Obstacle.TRANSIENT) -> None:
+        super().__init__(message)
+        self.obstacle = obstacle
 
 
 class Superseded(LaunchError):
     """Another incarnation runs than the one the order was for; nothing was done."""
 
 
-class PortTaken(LaunchError):
-    """Somebody else listens where the server is to listen; nothing was started."""
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_SCARCE: Final = frozenset(
+    {
+        errno.EAGAIN,
+        errno.ENOMEM,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.EINTR,
+        errno.EBUSY,
+        errno.ETXTBSY,
+    }
+)
+
+
+def obstacle_of(error: OSError) -> Obstacle:
+    """Return what an error of the system's means for the next try."""
+    if error.errno in _FULL:
+        return Obstacle.DISK
+    return Obstacle.TRANSIENT if error.errno in _SCARCE else Obstacle.CANNOT_HELP
 
 
 class Runs(Enum):
@@ -58,6 +96,9 @@ class Seen:
     state: Runs = Runs.ABSENT
     exit_code: int | None = None  # of one that ended, where it can be known; negative: the signal
     detail: str = ""  # one sentence where something is odd
+    # Whether the kernel killed it, or a process of it, for lack of host memory: True only with proof
+    # (a counter of the kernel's, or the service manager's word); None: that cannot be known.
+    oom_killed: bool | None = None
     # How often the service manager restarted it by itself. It begins at 0 again when the manager
     # makes the server anew: only a change says something.
     own_restarts: int = 0

@@ -32,9 +32,11 @@ from gateway.launch.launcher import (
     Runs,
     Seen,
     Superseded,
+    obstacle_of,
 )
 from gateway.launch.logfile import LogFile
-from gateway.launch.record import Record, digest, file_name, load, save
+from gateway.launch.oom import OomKills
+from gateway.launch.record import Record, digest, file_name, load, naming, save
 from gateway.launch.spawn import Start, check_address, exit_code, prepare, spawn, told
 
 log = logging.getLogger("gateway.launch")
@@ -63,6 +65,7 @@ class ProcessLauncher:
         backend: str,
         state: Path,
         gpu_holders: Callable[[], frozenset[int] | None] = gpus.holders,
+        oom_kills: OomKills | None = None,
     ) -> None:
         self.backend_id = f"{pool}/{backend}"
         self._launch = launch
@@ -75,7 +78,8 @@ class ProcessLauncher:
         self._gpu_holders = gpu_holders
         self._lock = asyncio.Lock()
         self._settled = False
-        self._exit: tuple[Incarnation, int | None] | None = None
+        self._oom_kills = oom_kills or OomKills()
+        self._ends: tuple[Incarnation | None, int | None, bool | None] = (None, None, None)
 
     async def look(self) -> Seen:
         """Tell what runs; the first look adopts or stops what outlived its gateway."""
@@ -90,8 +94,10 @@ class ProcessLauncher:
         if record is None or record.incarnation is None:
             return Seen()
         if _is_up(record):
+            self._oom_kills.watch(record.pid)
             return Seen(record.incarnation, Runs.RUNNING, detail=self._oddity(record))
-        return Seen(record.incarnation, Runs.ENDED, self._exit_code(record))
+        code, oom_killed = self._end_of(record)
+        return Seen(record.incarnation, Runs.ENDED, code, oom_killed=oom_killed)
 
     async def restart(
         self, expected: Incarnation | None, *, grace_s: float, changes: Changes
@@ -163,11 +169,17 @@ class ProcessLauncher:
                 f" but it is now {found or 'none'}; nothing was done"
             )
 
-    def _exit_code(self, record: Record) -> int | None:
-        """Return how our child ended; it stays a zombie until the next start, so that all may ask."""
-        if self._exit is not None and self._exit[0] == record.incarnation:
-            return self._exit[1]
-        return exit_code(record.pid, reap=False) if _is_ours(record) else None
+    def _end_of(self, record: Record) -> tuple[int | None, bool | None]:
+        """Return how our child ended: its exit code, and whether the kernel killed it for memory.
+
+        It stays a zombie until the next start, so that all gateways may ask.
+        """
+        incarnation, code, oom_killed = self._ends
+        if incarnation != record.incarnation:
+            code = exit_code(record.pid, reap=False) if _is_ours(record) else None
+            oom_killed = self._oom_kills.killed(record.pid, code)
+            self._ends = record.incarnation, code, oom_killed
+        return code, oom_killed
 
     def _oddity(self, record: Record) -> str:
         now = digest(cmdline.argv(self._launch, Changes()))
@@ -199,9 +211,11 @@ class ProcessLauncher:
             except Superseded:
                 raise
             except LaunchError as error:
-                raise type(error)(f"{self.backend_id}: {error}") from error
+                raise LaunchError(f"{self.backend_id}: {error}", error.obstacle) from error
             except OSError as error:
-                raise LaunchError(f"{self.backend_id}: {told(error)}") from error
+                raise LaunchError(
+                    f"{self.backend_id}: {told(error)}", obstacle_of(error)
+                ) from error
             finally:
                 os.close(handle)
 
@@ -213,7 +227,8 @@ class ProcessLauncher:
         except OSError as error:
             raise LaunchError(
                 f"{self.backend_id}: cannot write to the state folder: {told(error)}."
-                " `state` must be a folder that the gateway may write to."
+                " `state` must be a folder that the gateway may write to.",
+                obstacle_of(error),
             ) from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -267,9 +282,9 @@ class ProcessLauncher:
         ended = await self._kin().end(record, grace_s)
         if record is not None and record.incarnation is not None:
             ended |= {record.pid}
-            code = exit_code(record.pid, reap=True) if _is_ours(record) else None
-            if code is not None:
-                self._exit = (record.incarnation, code)
+            if _is_ours(record):
+                self._end_of(record)  # so that it can still be told
+                exit_code(record.pid, reap=True)
         await self._memory_free(ended)
 
     async def _memory_free(self, ended: frozenset[int]) -> None:
@@ -295,7 +310,8 @@ class ProcessLauncher:
         try:
             nonce = secrets.token_hex(8)
             at = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-            os.write(output, f"--- {self.backend_id}: start {nonce} at {at} ---\n".encode())
+            with naming(self.log_file.path):
+                os.write(output, f"--- {self.backend_id}: start {nonce} at {at} ---\n".encode())
             base = digest(cmdline.argv(self._launch, Changes()))
             record = _kept_by_us(Record(nonce, proc.boot_id(), 0, 0, base, self.log_file.size))
             save(self._record_path, record)

@@ -7,10 +7,12 @@ carries in its environment.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -62,9 +64,20 @@ def save(path: Path, record: Record) -> None:
     """
     fresh = path.with_name(path.name + ".new")
     handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(handle, "w") as file:
+    with naming(fresh), open(handle, "w") as file:
         json.dump(asdict(record), file)
     fresh.replace(path)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have an error of the system's name the file, as a failed write does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
 
 
 def digest(words: list[str]) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import IO, Final
 
 from gateway.launch import proc
-from gateway.launch.launcher import LaunchError
+from gateway.launch.launcher import LaunchError, obstacle_of
 
 _OUTPUT_BYTES: Final = 512 * 1024  # of each stream, its end
 _FILE_BYTES: Final = 64 * 1024 * 1024  # a program that writes more is ended by SIGXFSZ
@@ -86,7 +86,7 @@ def _start(words: Sequence[str], output: tuple[int, int]) -> subprocess.Popen[by
             start_new_session=True,
         )
     except OSError as error:
-        raise LaunchError(f"cannot run {words[0]}: {error.strerror}") from error
+        raise LaunchError(f"cannot run {words[0]}: {error.strerror}", obstacle_of(error)) from error
 
 
 def _end(file: IO[bytes]) -> str:

@@ -19,7 +19,7 @@ from typing import Final
 
 from gateway.config.supervision import LaunchConfig
 from gateway.launch import cmdline, proc
-from gateway.launch.launcher import Changes, LaunchError, PortTaken
+from gateway.launch.launcher import Changes, LaunchError, Obstacle, obstacle_of
 
 _PROBE_S: Final = 0.5
 
@@ -43,7 +43,7 @@ def prepare(launch: LaunchConfig, changes: Changes, marker: Mapping[str, str]) -
     variables = cmdline.environment(launch, os.environ, changes, marker)
     program = shutil.which(words[0], path=variables.get("PATH", os.defpath))
     if program is None:
-        raise LaunchError(_no_program(words[0]))
+        raise LaunchError(_no_program(words[0]), Obstacle.CANNOT_HELP)
     return Start(program, words, variables)
 
 
@@ -66,7 +66,7 @@ def check_port(port: int) -> None:
     vLLM itself does not notice with --api-server-count above 1: two servers then share the port.
 
     Raises:
-        PortTaken: somebody does; it says who, where that may be known.
+        LaunchError: somebody does; it says who, where that may be known.
         OSError: the port may not be used at all.
     """
     with contextlib.closing(socket.socket()) as probe:
@@ -79,9 +79,10 @@ def check_port(port: int) -> None:
                 raise
     found = proc.listeners(port)
     by = f" by {', '.join(map(str, found))}" if found else ""
-    raise PortTaken(
+    raise LaunchError(
         f"port {port} is already in use{by}, not by a server of this gateway. Stop it"
-        f" (`ss -ltnp 'sport = {port}'` shows it), or choose another `launch.port`"
+        f" (`ss -ltnp 'sport = {port}'` shows it), or choose another `launch.port`",
+        Obstacle.PORT,
     )
 
 
@@ -101,13 +102,17 @@ def clear_socket(path: Path) -> None:
     except FileNotFoundError:
         return
     if not is_socket:
-        raise LaunchError(f"{path} is not a socket. Remove it, or choose another `launch.socket`")
+        raise LaunchError(
+            f"{path} is not a socket. Remove it, or choose another `launch.socket`",
+            Obstacle.CANNOT_HELP,
+        )
     if (inodes := proc.bound(path)) or _answers(path):
         found = proc.holders(inodes)
         by = f" by {', '.join(map(str, found))}" if found else ""
         raise LaunchError(
             f"the socket {path} is already in use{by}, not by a server of this gateway. Stop it"
-            f" (`ss -xlp src {path}` shows it), or choose another `launch.socket`"
+            f" (`ss -xlp src {path}` shows it), or choose another `launch.socket`",
+            Obstacle.PORT,
         )
     path.unlink(missing_ok=True)
 
@@ -149,7 +154,9 @@ def spawn(start: Start, mark: Mapping[str, str], output: int) -> int:
             ],
         )
     except OSError as error:
-        raise LaunchError(f"cannot start {start.program}: {told(error)}") from error
+        raise LaunchError(
+            f"cannot start {start.program}: {told(error)}", obstacle_of(error)
+        ) from error
 
 
 def exit_code(pid: int, *, reap: bool) -> int | None:

@@ -15,6 +15,7 @@ from gateway.launch.launcher import (
     Changes,
     Incarnation,
     LaunchError,
+    Obstacle,
     Runs,
     Seen,
     Superseded,
@@ -64,7 +65,8 @@ class SystemdLauncher:
         if changes:
             raise LaunchError(
                 f"{self._unit}: its command line is in the unit; change it there"
-                f" (`systemctl edit {self._unit}`), then `systemctl daemon-reload`"
+                f" (`systemctl edit {self._unit}`), then `systemctl daemon-reload`",
+                Obstacle.CANNOT_HELP,
             )
         before = await self._show()
         if before.get("ActiveState") == "failed":
@@ -135,10 +137,11 @@ class SystemdLauncher:
         shown = {name: value for name, equals, value in pairs if equals}
         match shown.get("LoadState"):
             case "not-found":
-                raise LaunchError(_no_unit(self._unit))
+                raise _no_unit(self._unit)
             case "masked" | "bad-setting" | "error" as state:
                 raise LaunchError(
-                    f"systemd cannot use {self._unit}: {state}; see `systemctl status {self._unit}`"
+                    f"systemd cannot use {self._unit}: {state}; see `systemctl status {self._unit}`",
+                    Obstacle.CANNOT_HELP,
                 )
             case None:
                 raise LaunchError(f"unexpected output of systemctl for {self._unit}: {_said(ran)}")
@@ -149,7 +152,8 @@ class SystemdLauncher:
         if program is None:
             raise LaunchError(
                 "this machine has no systemctl; in a container, use"
-                " `restart: {docker: ...}` or `restart: {command: [...]}`"
+                " `restart: {docker: ...}` or `restart: {command: [...]}`",
+                Obstacle.CANNOT_HELP,
             )
         ran = await run(
             (program, "--no-ask-password", "--no-pager", *words[:-1], "--", words[-1]),
@@ -157,21 +161,22 @@ class SystemdLauncher:
         )
         if ran.code == 0:
             return ran
-        raise LaunchError(self._refusal(ran))
+        raise self._refusal(ran)
 
-    def _refusal(self, ran: Ran) -> str:
+    def _refusal(self, ran: Ran) -> LaunchError:
         said = _said(ran)
         if _REFUSED.search(said):
-            return (
+            return LaunchError(
                 f"systemd does not let this user restart {self._unit} ({said}). Copy"
                 " deploy/systemd/49-vllm-gateway.rules to /etc/polkit-1/rules.d/, which allows the"
-                " user vllm-gateway to restart the units vllm@*"
+                " user vllm-gateway to restart the units vllm@*",
+                Obstacle.CANNOT_HELP,
             )
         if _NO_BUS.search(said):
-            return f"cannot reach systemd ({said}); is this a container?"
+            return LaunchError(f"cannot reach systemd ({said}); is this a container?")
         if _UNKNOWN.search(said):
             return _no_unit(self._unit)
-        return f"systemctl failed for {self._unit} with code {ran.code}: {said}"
+        return LaunchError(f"systemctl failed for {self._unit} with code {ran.code}: {said}")
 
 
 def _seen(shown: dict[str, str]) -> Seen:
@@ -188,6 +193,7 @@ def _seen(shown: dict[str, str]) -> Seen:
         state=state,
         exit_code=code,
         detail=_oddity(shown),
+        oom_killed=True if ended and shown.get("Result") == "oom-kill" else None,
         own_restarts=int(shown.get("NRestarts", "0")),
     )
 
@@ -203,9 +209,10 @@ def _oddity(shown: dict[str, str]) -> str:
     return ""
 
 
-def _no_unit(unit: str) -> str:
-    return (
-        f"systemd has no unit {unit}; `systemctl list-units 'vllm*' --all` lists the existing ones"
+def _no_unit(unit: str) -> LaunchError:
+    return LaunchError(
+        f"systemd has no unit {unit}; `systemctl list-units 'vllm*' --all` lists the existing ones",
+        Obstacle.CANNOT_HELP,
     )
 
 

@@ -32,6 +32,7 @@ from gateway.vllmlog.verdict import Action, Confidence, Diagnosis, Kind, Remedy,
 __all__ = ["Action", "Confidence", "Diagnosis", "Kind", "Remedy", "When", "diagnose"]
 
 _SAYS_LITTLE: Final = frozenset({Kind.UNKNOWN, Kind.ENGINE_INIT})
+_SAYS_NO_CAUSE: Final = _SAYS_LITTLE | {Kind.ENGINE_DEAD}
 _INTERRUPT: Final = re.compile(r"^(?:KeyboardInterrupt|asyncio\.exceptions\.CancelledError)\b")
 _GOING: Final = re.compile(r"[Ss]hut|[Tt]erminat|exit|destroy|leaked")  # what a process says last
 _LIVES: Final = re.compile(r"Avg prompt throughput: |HTTP/[\d.]+\" 200")
@@ -40,7 +41,11 @@ _LONG: Final = 4  # signs of work after an error that did not end it: throughput
 
 
 def diagnose(
-    log: str | bytes | Iterable[str | bytes], *, exit_code: int | None = None, hung: bool = False
+    log: str | bytes | Iterable[str | bytes],
+    *,
+    exit_code: int | None = None,
+    oom_killed: bool | None = None,
+    hung: bool = False,
 ) -> Diagnosis:
     """Return what the end of a log (at most 8 MiB of it) says. Nothing raises, whatever the text.
 
@@ -48,10 +53,11 @@ def diagnose(
         log: the text, or its lines.
         exit_code: of the server's process, if known; negative or above 128 when a signal ended it.
             vLLM exits with 0 after its engine died, so 0 proves nothing.
+        oom_killed: whether the kernel killed it for lack of host memory: True only with proof.
         hung: the last start is known to hang. Where it stands then counts, and no other start does.
     """
     starts = split(read(log))
-    found = _judge(starts[-1], exit_code)
+    found = _judge(starts[-1], exit_code, oom_killed)
     if hung and found.kind in _SAYS_LITTLE:
         return endings.hung_at_start(starts[-1]) or found
     if found.kind not in _SAYS_LITTLE or len(starts) == 1:
@@ -64,13 +70,16 @@ def diagnose(
     return replace(before, confidence=Confidence.MEDIUM, look_at=before.look_at or hint)
 
 
-def _judge(start: Start, exit_code: int | None) -> Diagnosis:
+def _judge(start: Start, exit_code: int | None, oom_killed: bool | None = None) -> Diagnosis:
     stopped = start.stopped
     if stopped is not None and (start.failed is None or stopped < start.failed):
         return _after_stop(start, stopped)
+    failure = _failure(start, len(start.lines))
+    if oom_killed and (failure is None or failure.kind in _SAYS_NO_CAUSE):
+        return endings.out_of_memory(start)
     return (
-        _failure(start, len(start.lines))
-        or endings.by_exit_code(start, exit_code)
+        failure
+        or endings.by_exit_code(start, exit_code, oom_killed)
         or endings.no_failure(start, exit_code)
     )
 

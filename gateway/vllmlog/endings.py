@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Final
 
 from gateway.vllmlog.places import innermost, place_of
@@ -249,13 +250,20 @@ def hung_at_start(start: Start) -> Diagnosis | None:
 # --- the process ended without a word --------------------------------------------------------------
 
 
-def by_exit_code(start: Start, exit_code: int | None) -> Diagnosis | None:
+def by_exit_code(
+    start: Start, exit_code: int | None, oom_killed: bool | None = None
+) -> Diagnosis | None:
     """Judge a process by how it ended; None if that says nothing."""
     when = When.STARTUP if start.served is None else When.SERVING
     if exit_code in _SIGKILL:
-        more = Remedy("", None, "give the host or the container more memory")
-        why = "It was killed (SIGKILL) and wrote nothing: most often by the kernel, out of host memory."
-        return _silent(Kind.HOST_MEMORY, when, why, (more,), None)
+        why = (
+            "It was killed (signal 9) and wrote nothing. The kernel counts no kill for lack of memory:"
+            " a person, a service manager or another program sent the signal."
+            if oom_killed is False
+            else "It was killed (signal 9) and wrote nothing. Possible causes: the kernel (out of host"
+            " memory), a container's memory limit, a person or a service manager."
+        )
+        return _silent(Kind.OTHER, when, why, (_RESTART,), True)
     if exit_code in _CRASHED:
         why = f"It crashed (exit code {exit_code}) and wrote nothing."
         return _silent(Kind.ENGINE_DEAD, when, why, (_RESTART,), True)
@@ -265,6 +273,15 @@ def by_exit_code(start: Start, exit_code: int | None) -> Diagnosis | None:
         why = "It refused its command line (exit code 2), but not in this log."
         return _silent(Kind.BAD_ARGUMENT, when, why, (), False)
     return None
+
+
+def out_of_memory(start: Start) -> Diagnosis:
+    """Judge a server that the kernel killed, as its counters prove."""
+    when = When.STARTUP if start.served is None else When.SERVING
+    more = Remedy("", None, "give the host or the container more memory")
+    why = "The kernel killed it, or a process of it: out of host memory."
+    found = _silent(Kind.HOST_MEMORY, when, why, (more,), None)
+    return replace(found, confidence=Confidence.HIGH, rule="oom_killed")
 
 
 def _silent(

@@ -44,7 +44,7 @@ def test_a_container_is_seen_restarted_once_and_stopped(tmp_path):
                 await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
             assert engine.orders == [("restart", made.id, "8")]  # the id, and whole seconds
             await launcher.stop(second, grace_s=GRACE_S)
-            assert await launcher.look() == Seen(second, Runs.ENDED, exit_code=-15)
+            assert await launcher.look() == Seen(second, Runs.ENDED, -15, oom_killed=False)
             await launcher.stop(second, grace_s=GRACE_S)  # 304
             assert await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN) != second
 
@@ -86,6 +86,8 @@ def test_states_are_told_as_they_are(tmp_path, state, expected):
             seen = await launcher.look()
             assert (seen.state, seen.exit_code) == expected[:2]
             assert expected[2] in seen.detail
+            ended = expected[1] is not None
+            assert seen.oom_killed == (state.get("OOMKilled", False) if ended else None)
 
     uvloop.run(story())
 

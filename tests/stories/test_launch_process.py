@@ -15,7 +15,8 @@ import uvloop
 
 from gateway.config.supervision import LaunchConfig
 from gateway.launch import proc
-from gateway.launch.launcher import Changes, LaunchError, Runs, Seen, Superseded
+from gateway.launch.launcher import Changes, LaunchError, Obstacle, Runs, Seen, Superseded
+from gateway.launch.oom import Counter, OomKills
 from gateway.launch.process import ProcessLauncher
 from gateway.launch.record import load, save
 from tests.stories.launched import SCRIPT, left
@@ -44,13 +45,14 @@ class Bench:
         command = [sys.executable, str(self.script), "--token", self.token, *words]
         return LaunchConfig.model_validate({"command": command, "port": self.port, **more})
 
-    def launcher(self, *words, gpu_holders=lambda: None, **more):
+    def launcher(self, *words, gpu_holders=lambda: None, oom_counter=None, **more):
         return ProcessLauncher(
             self.config(*words, **more),
             pool="org/model:7b",
             backend="b1",
             state=self.state,
             gpu_holders=gpu_holders,
+            oom_kills=OomKills(lambda pid: oom_counter),
         )
 
     @property
@@ -95,6 +97,78 @@ def ended(bench, launcher):
         return None if seen.running else seen
 
     return bench.until(check, "the end")
+
+
+def test_a_kill_for_lack_of_memory_is_told_for_this_end_only(bench, tmp_path):
+    counts = tmp_path / "vmstat"
+    counts.write_text("oom_kill 2\n")
+
+    async def story():
+        launcher = bench.launcher(oom_counter=Counter(counts, of_machine=True))
+        for rises in (True, False):
+            first = await launcher.restart(
+                (await launcher.look()).incarnation, grace_s=GRACE_S, changes=PLAIN
+            )
+            await bench.serving(launcher)
+            assert (await launcher.look()).oom_killed is None
+            if rises:
+                counts.write_text("oom_kill 3\n")
+            os.kill(int(first.partition("-")[0]), signal.SIGKILL)
+            seen = await ended(bench, launcher)
+            assert seen == Seen(first, Runs.ENDED, -signal.SIGKILL, oom_killed=rises)
+            assert await launcher.look() == seen
+
+    uvloop.run(story())
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    folder = tmp_path / "full"
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if subprocess.run(words, capture_output=True).returncode:
+        pytest.skip("this user may not mount a small file system")
+    with contextlib.suppress(OSError):
+        (folder / "filler").write_bytes(b"x" * 65536)
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_is_named_with_its_path_and_starts_nothing(bench, full_disk):
+    async def story():
+        (bench.state / "logs").mkdir(parents=True)
+        (bench.state / "run").symlink_to(full_disk)
+        launcher = bench.launcher()
+        with pytest.raises(LaunchError, match=r"No space left on device \(.*run/") as caught:
+            await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        assert caught.value.obstacle is Obstacle.DISK
+        assert bench.left() == []
+        assert await launcher.look() == Seen()
+        (full_disk / "filler").unlink()
+        await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        await bench.serving(launcher)
+        await launcher.stop((await launcher.look()).incarnation, grace_s=GRACE_S)
+
+    uvloop.run(story())
+
+
+@pytest.mark.parametrize(
+    ("command", "obstacle"),
+    [
+        (["no-such-program"], Obstacle.CANNOT_HELP),
+        (["/etc"], Obstacle.CANNOT_HELP),
+        (["/nowhere/vllm"], Obstacle.CANNOT_HELP),
+    ],
+)
+def test_what_no_further_try_can_cure_is_told_as_such(bench, command, obstacle):
+    async def story():
+        launch = LaunchConfig.model_validate({"command": command, "port": bench.port})
+        launcher = ProcessLauncher(launch, pool="p", backend="b", state=bench.state)
+        with pytest.raises(LaunchError) as caught:
+            await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        assert caught.value.obstacle is obstacle
+
+    uvloop.run(story())
 
 
 def test_a_server_is_started_seen_restarted_and_stopped(bench):

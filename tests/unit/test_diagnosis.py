@@ -392,8 +392,8 @@ def test_memory_that_runs_out_is_told_by_where_it_did():
 @pytest.mark.parametrize(
     ("exit_code", "kind"),
     [
-        (-9, Kind.HOST_MEMORY),
-        (137, Kind.HOST_MEMORY),
+        (-9, Kind.OTHER),
+        (137, Kind.OTHER),
         (-11, Kind.ENGINE_DEAD),
         (143, Kind.OTHER),
         (2, Kind.UNKNOWN),
@@ -406,6 +406,25 @@ def test_the_exit_code_answers_when_the_log_does_not(exit_code, kind):
     found = diagnose(BANNER + ARGUMENTS + LOADED, exit_code=exit_code)
     assert (found.kind, found.evidence) == (kind, "")
     assert found.confidence is Confidence.LOW
+
+
+def test_a_killed_server_is_out_of_host_memory_only_with_proof():
+    text = BANNER + ARGUMENTS + LOADED
+    proven = diagnose(text, exit_code=-9, oom_killed=True)
+    assert (proven.kind, proven.confidence) == (Kind.HOST_MEMORY, Confidence.HIGH)
+    unknown = diagnose(text, exit_code=-9)
+    assert "Possible causes: the kernel (out of host memory)" in unknown.cause
+    refuted = diagnose(text, exit_code=-9, oom_killed=False)
+    assert refuted.kind is Kind.OTHER
+    assert "counts no kill for lack of memory" in refuted.cause
+
+
+def test_proof_of_a_kill_says_more_than_a_dead_engine_and_less_than_a_cause():
+    dead = (
+        BANNER + LOADED + "ERROR 11-21 10:10:03 [x.py:1] EngineDeadError: EngineCore encountered\n"
+    )
+    assert diagnose(dead, oom_killed=True).kind is Kind.HOST_MEMORY
+    assert diagnose(log("kv_small"), oom_killed=True).kind is Kind.KV_CACHE_TOO_SMALL
 
 
 def test_a_message_says_more_than_the_exit_code():

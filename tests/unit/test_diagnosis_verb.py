@@ -40,8 +40,8 @@ def test_a_log_is_read_from_standard_input(monkeypatch, capsys):
 
 def test_the_exit_code_helps_when_the_log_says_nothing(tmp_path, capsys):
     (tmp_path / "x").write_text("")
-    diagnose(str(tmp_path / "x"), output="json", exited=-9)
-    assert json.loads(capsys.readouterr().out)["class"] == "out_of_host_memory"
+    diagnose(str(tmp_path / "x"), output="json", exited=-11)
+    assert json.loads(capsys.readouterr().out)["class"] == "engine_dead_runtime"
 
 
 def test_of_a_long_log_the_end_is_read_and_its_lines_are_numbered_from_the_beginning(
