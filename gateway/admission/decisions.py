@@ -76,6 +76,9 @@ class Decision:
     impatient: bool  # its client waits less long than `queue.max_wait`
     state: State = State.WAITING
     setting: KeyPath | None = None  # that made it wait, or refused it
+    starts_too_late: bool = (
+        False  # no backend serves, and the one that starts will be too late for it
+    )
     position: int | None = None  # when it was queued; 1 is next. None: not queued, or not counted
     eta_s: float | None = None  # of its turn, as estimated when it came; None: nobody knew
     ended_at: float | None = None  # its wait
@@ -120,7 +123,7 @@ class Decision:
     @property
     def timed_out(self) -> bool:
         """Whether it was refused for the time it may wait: there is none, or it was or would be over."""
-        return self.shed_reason in _DEADLINE
+        return self.shed_reason in _DEADLINE or self.starts_too_late
 
 
 def decide(  # noqa: PLR0913 - all that a decision is made of

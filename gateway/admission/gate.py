@@ -23,7 +23,7 @@ from gateway.admission.decisions import Decision, Decisions, State, decide
 from gateway.admission.forecast import Outputs
 from gateway.admission.line import Line
 from gateway.admission.queue import Limits
-from gateway.admission.refusals import no_backend, no_room, queue_full, too_late
+from gateway.admission.refusals import no_backend, no_room, queue_full, starting, too_late
 from gateway.admission.turns import Ticket
 from gateway.admission.waiting import Announce, Finder, Waiting
 from gateway.config.models import PoolConfig, QueueConfig
@@ -266,13 +266,18 @@ class Gate:
         decision, why = self._decide(ask, request_id, now, wait_s)
         full, refusal = None, None
         eta_s, room_s = line.ahead_s(ticket), 0.0 if decision.has_room else line.room_s(ask)
-        decision.eta_s = None if eta_s is None or room_s is None else eta_s + room_s
         lost = len(why) >= len(decision.said) and not any(reason.passes for reason in why.values())
-        if lost and not line.awaits(ask):
+        if (awaits := line.awaits(ask)) and eta_s is None:
+            eta_s = 0.0  # nothing is known of the drain; its start is what it waits for
+        decision.eta_s = None if eta_s is None or room_s is None else eta_s + room_s
+        if lost and not awaits:
             refusal = no_backend(ask, why, self._rng)
+        elif awaits and room_s is not None and room_s > wait_s:
+            decision.starts_too_late = True
+            refusal = starting(ask, room_s, wait_s, self._rng)
         elif wait_s <= 0:
             refusal = no_room(ask, why, line.retry_after_s(ask))
-        elif eta_s is not None and eta_s > line.patience(ticket) * wait_s:
+        elif not awaits and eta_s is not None and eta_s > line.patience(ticket) * wait_s:
             refusal = too_late(ask, why, eta_s, wait_s, line.retry_after_s(ask))
         elif (full := queue.full(ticket)) is not None:
             body_bytes, again_s = ticket.body_bytes, line.retry_after_s(ask)

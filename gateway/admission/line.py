@@ -11,9 +11,9 @@ from typing import Final
 
 from gateway.admission.forecast import Drain, Promises
 from gateway.admission.queue import Blocked, Claims, FairQueue, Limits, Placed
-from gateway.admission.refusals import no_backend, too_late, waited_too_long
+from gateway.admission.refusals import no_backend, starting, too_late, waited_too_long
 from gateway.admission.turns import Ticket
-from gateway.admission.waiting import Finder, Waiting, coming
+from gateway.admission.waiting import Finder, Waiting, coming, starts_in_s
 from gateway.core.aio import Clock
 from gateway.core.types import Ask, Exclusion, Phase, Slot
 from gateway.pools.table import Backend, PoolTable
@@ -108,7 +108,9 @@ class Line:
         given_back = sum(each.room.given_back_tokens for each in backends)
         tokens, self._given_back_tokens = given_back - self._given_back_tokens, given_back
         pressed, self._pressed = self._pressed or bool(self.queue), False
-        if seconds > 0 and pressed and (tokens > 0 or any(each.in_flight for each in backends)):
+        serving = any(each.phase in _SERVING for each in backends)  # an outage drains nothing
+        works = tokens > 0 or any(each.in_flight for each in backends)
+        if seconds > 0 and pressed and serving and works:
             self.drain.passed(seconds, max(0, tokens))
         self.promises.passed(seconds)
         if self.queue:
@@ -146,6 +148,10 @@ class Line:
             coming(each) and each.id not in ask.tried for each in backends
         )
 
+    def starts_in_s(self, ask: Ask) -> float | None:
+        """Estimate when the first backend that starts will serve a request; None when nobody knows."""
+        return starts_in_s(self._backends, ask, self._clock.now())
+
     def ahead_s(self, ticket: Ticket[Waiting]) -> float | None:
         """Estimate how long what goes before a ticket takes; None when nobody knows."""
         eta_s = self.drain.eta_s(self.queue.held.tokens)  # a bound, and quick
@@ -159,7 +165,7 @@ class Line:
         What it needs has to drain, and nothing does before one of those that run has ended.
         """
         if self.awaits(ask):
-            return None
+            return self.starts_in_s(ask)
         in_flight = sum(each.in_flight for each in self._backends)
         held_tokens = sum(sum(each.room.tenants.values()) for each in self._backends)
         usual_tokens = held_tokens // max(1, in_flight)
@@ -254,6 +260,9 @@ class Line:
 
         Whoever is soon told by its deadline is left to that.
         """
+        if not any(each.phase in _SERVING for each in self._backends):
+            self._refuse_unserved(now)
+            return
         rate = self.drain.tokens_per_s
         if rate is None:
             return
@@ -269,6 +278,15 @@ class Line:
                 why = self._finder.why_not(self._backends, ask, now)
                 ticket.item.refuse(too_late(ask, why, eta_s, left_s, self.retry_after_s(ask)))
                 self.told(ask)
+
+    def _refuse_unserved(self, now: float) -> None:
+        """Refuse those whose time will surely be over before a backend has started."""
+        for ticket in [*self.queue]:
+            starts_s, left_s = self.starts_in_s(ticket.item.ask), ticket.deadline - now
+            if starts_s is None or not starts_s > _HOPELESS * left_s > _HOPELESS * _SOON_S:
+                continue
+            if self.queue.remove(ticket):
+                ticket.item.refuse(starting(ticket.item.ask, starts_s, left_s, self._rng))
 
     def _announce(self, now: float) -> None:
         """Tell those who asked for it where they are; a few at a time, because to know is not free."""
@@ -311,10 +329,14 @@ class Line:
         for ticket in self.queue.expired(now):
             ask = ticket.item.ask
             why = self._finder.why_not(self._backends, ask, now)
-            if self.awaits(ask):
-                ticket.item.refuse(no_backend(ask, why, self._rng))
-                continue
             waited_s = now - ticket.offered_at
+            if self.awaits(ask):
+                starts_s = self.starts_in_s(ask)
+                if starts_s is None:
+                    ticket.item.refuse(no_backend(ask, why, self._rng))
+                else:
+                    ticket.item.refuse(starting(ask, starts_s, waited_s, self._rng))
+                continue
             ticket.item.refuse(waited_too_long(ask, why, waited_s, self.retry_after_s(ask)))
             self.told(ask)
         self.let_in()  # others may have stood back for them

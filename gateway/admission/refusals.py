@@ -25,6 +25,8 @@ from gateway.core.types import Ask, Exclusion, ShedReason
 
 _ON_ITS_WAY_S: Final = 0.25  # at least, for a refusal to reach a client that still listens
 _ON_ITS_WAY_RATIO: Final = 0.1  # of its patience, where that is longer
+_RETRY_MOST_S: Final = 45.0  # jittered, still under the minute over which SDKs ignore it
+_JITTER: Final = 0.3  # spreads those who were refused together
 # What each reason says of one backend, and of several.
 _WORDS: Final[Mapping[Exclusion, tuple[str, str]]] = {
     Exclusion.NOT_SERVING: ("is down", "are down"),
@@ -68,6 +70,18 @@ def no_backend(ask: Ask, why: Mapping[str, Exclusion], rng: random.Random) -> Ga
     retry_after_s = rng.uniform(2.0, 5.0)
     return Unavailable(
         f"Model `{name}` is temporarily unavailable: {_tally(why)}. {_retry(retry_after_s)}",
+        param="model",
+        retry_after_s=retry_after_s,
+    )
+
+
+def starting(ask: Ask, starts_in_s: float, wait_s: float, rng: random.Random) -> Unavailable:
+    """Refuse a request that cannot, or could not, wait until a backend of its model has started."""
+    retry_after_s = min(starts_in_s, _RETRY_MOST_S) * rng.uniform(1.0, 1 + _JITTER)
+    return Unavailable(
+        f"Model `{ask.route.requested}` is temporarily unavailable: it is starting, and is expected to "
+        f"serve in about {starts_in_s:.0f} s, but this request can wait at most {wait_s:.0f} s. "
+        f"{_retry(retry_after_s)}",
         param="model",
         retry_after_s=retry_after_s,
     )

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from gateway.admission.decisions import Weighed
 from gateway.core.errors import GatewayError
 from gateway.core.types import Ask, Exclusion, Phase, Slot
 from gateway.pools.table import Backend
+
+_SOON_S: Final = 1.0
 
 Announce = Callable[[int, float | None], None]  # position from 1, and seconds if they are known
 
@@ -53,13 +55,33 @@ class Waiting:
             self.turn.set_exception(error)
 
 
+def ready_at(backend: Backend) -> float | None:
+    """Return when a backend that starts is expected to serve; None: it serves, is held, or nobody knows."""
+    health = backend.health
+    if health.tended is None or health.held is not None:
+        return None
+    return health.tended.ready_at
+
+
+def starts_in_s(backends: Sequence[Backend], ask: Ask, now: float) -> float | None:
+    """Estimate in how many seconds the first backend that starts will serve; None when nobody knows.
+
+    At least one: a start that takes longer than the one before may be over at any moment.
+    """
+    times = (ready_at(each) for each in backends if each.id not in ask.tried)
+    first_at = min((at for at in times if at is not None), default=None)
+    return None if first_at is None else max(first_at - now, _SOON_S)
+
+
 def coming(backend: Backend) -> bool:
     """Whether a backend that does not serve is expected to, soon.
 
-    It is restarted, was only just added, or has answered. One that never did, and that nobody here
-    starts, is not: it may be a wrong address.
+    It starts, as long as the one before took; or it is restarted, was only just added, or has answered.
+    One that never did, and that nobody here starts, is not: it may be a wrong address.
     """
     health = backend.health
+    if ready_at(backend) is not None:
+        return True
     if backend.phase is Phase.STARTING:
         return health.tended is not None or not health.probe_failures
     if backend.phase is Phase.DRAINING:

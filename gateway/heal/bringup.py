@@ -286,7 +286,10 @@ class Bringup:
     # --- telling ------------------------------------------------------------------------------------
 
     def _tend(self, charge: Charge, phase: Phase, detail: str) -> None:
-        self.table.tend(charge.id, Tending(phase, "restart", detail))
+        now, watch = self.clock.now(), charge.watch
+        left_s = None if watch is None or phase is not Phase.STARTING else watch.left_s(now)
+        ready_at = None if left_s is None else now + left_s
+        self.table.tend(charge.id, Tending(phase, "restart", detail, ready_at=ready_at))
 
     def _tell(self, charge: Charge, kind: EventKind, label: str, detail: str) -> None:
         self.events.tell(Event(self.clock.wall(), kind, charge.id, label, detail))

@@ -67,6 +67,14 @@ class StartWatch:
         words = f"{self.stage.words} for {now - self.stage_at:.0f} s{usually}"
         return f"{words}; {whole}" if whole else words
 
+    def left_s(self, now: float) -> float | None:
+        """Return how long the rest of the start takes, if it goes as the last one; None: unknown."""
+        if not self.usual_s:
+            return None
+        here_s = self.usual_s.get(self.stage, 0.0) - (now - self.stage_at)
+        later = (each for stage, each in self.usual_s.items() if stage.value > self.stage.value)
+        return max(here_s, 0.0) + sum(later)
+
     def ended(self, now: float) -> dict[Stage, float]:
         """Return how long each stage took, for the next start to be compared with."""
         return self.took_s | {self.stage: now - self.stage_at}

@@ -100,6 +100,9 @@ class Tending:
     reason: str  # short closed word
     detail: str  # one sentence
     fresh: bool = False
+    ready_at: float | None = (
+        None  # when it is expected to serve, as its last start went; None: unknown
+    )
 
 
 @dataclass(frozen=True, slots=True)

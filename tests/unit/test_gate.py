@@ -968,6 +968,80 @@ async def test_who_waits_for_a_start_is_refused_at_its_deadline_because_none_ser
     assert "its only backend is down" in guest.refusal.message
 
 
+def starts_at(at):
+    return Tending(Phase.STARTING, "restart", "it starts", ready_at=at)
+
+
+@held
+async def test_who_cannot_wait_until_the_start_is_over_hears_it_at_once():
+    """The start's own forecast decides and is told; what drained before the outage does not."""
+    world = house(queue={"max_wait": "30s"})
+    world.table.tend("m/b1", starts_at(148.0))
+    patient, hasty = await world.guests(1, wait_s=60.0) + await world.guests(1, wait_s=30.0)
+    assert patient.waits
+    refused_at_once(hasty, Unavailable)
+    assert "expected to serve in about 48 s, but this request can wait at most 30 s" in (
+        hasty.refusal.message
+    )
+    assert 45.0 <= hasty.refusal.retry_after_s <= 60.0
+    decision = world.gate.decisions.get("r")
+    assert decision.eta_s == 48.0
+    assert decision.setting == ("pools", "m", "queue", "max_wait")
+    world.table.tend("m/b1", None)
+    world.up("m/b1")
+    await turns()
+    assert patient.inside
+
+
+@held
+async def test_who_waits_is_told_as_soon_as_the_start_will_surely_take_too_long():
+    world = house()
+    world.table.tend("m/b1", starts_at(110.0))
+    (guest,) = await world.guests(1, wait_s=20.0)
+    assert guest.waits
+    world.table.tend("m/b1", starts_at(128.0))  # a bit late is still possible
+    await passes(1.0)
+    assert guest.waits
+    world.table.tend("m/b1", starts_at(150.0))
+    await passes(1.0)
+    assert isinstance(guest.refusal, Unavailable)
+    assert "in about 48 s" in guest.refusal.message
+
+
+@held
+async def test_an_outage_is_not_measured_as_a_slow_drain():
+    world = house(backends=[single(ONE, 2)])
+    first, *_ = await world.guests(4, tokens=1000, wait_s=60.0)
+    await passes(2.0)
+    first.end()
+    await passes(2.0)
+
+    def estimate():
+        return world.gate.foresee(world.ask(tokens=1000), body_bytes=1).eta_s
+
+    before = estimate()
+    world.table.tend("m/b1", starts_at(125.0))  # two requests hang on it, and one waits
+    await passes(20.0)
+    world.table.tend("m/b1", None)
+    world.up("m/b1")
+    await passes(0.5)
+    assert estimate() == pytest.approx(before, rel=0.2)
+
+
+@held
+async def test_one_that_will_be_started_again_at_a_known_time_is_waited_for():
+    world = house()
+    down = Tending(Phase.DOWN, "exited", "its process ended", ready_at=104.0)
+    world.table.tend("m/b1", down)
+    (guest,) = await world.guests(1, wait_s=5.0)
+    assert guest.waits
+    await passes(4.0)
+    world.table.tend("m/b1", None)
+    world.up("m/b1")
+    await turns()
+    assert guest.inside
+
+
 @held
 @pytest.mark.parametrize("max_requests", [0, 2])
 async def test_no_more_wait_for_a_start_than_the_queue_takes(max_requests):

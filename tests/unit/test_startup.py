@@ -73,3 +73,13 @@ def test_it_tells_where_it_is_beside_what_is_usual():
     second = StartWatch(PATIENCE, 100.0, usual_s=usual)
     second.heard(WEIGHTS, 112.0)
     assert second.told(120.0) == "loading weights for 8 s, usually 40 s; 20 s of about 52 s in all"
+
+
+def test_the_rest_of_a_start_is_reckoned_by_the_last_one():
+    usual = {Stage.LAUNCHED: 10.0, Stage.LOADING_WEIGHTS: 60.0, Stage.GRAPHS: 20.0}
+    watch = StartWatch(PatienceConfig(), 100.0, True, usual)
+    assert watch.left_s(104.0) == 86.0
+    assert watch.left_s(130.0) == 80.0  # its first stage takes longer than usual
+    watch.stage, watch.stage_at = Stage.LOADING_WEIGHTS, 130.0
+    assert watch.left_s(150.0) == 60.0
+    assert StartWatch(PatienceConfig(), 100.0).left_s(104.0) is None
