@@ -89,11 +89,10 @@ class Lookout:
         charge.pace.observe(sample, warm=warm and backend.phase is Phase.READY)
 
     async def _weigh(self, charge: Charge, launcher: ProcessLauncher) -> None:
-        now = self.clock.now()
-        if charge.starting or now - charge.weighed_at < _MEMORY_EVERY_S:
+        now, most = self.clock.now(), charge.pool.supervision.max_memory
+        if most is None or charge.starting or now - charge.weighed_at < _MEMORY_EVERY_S:
             return
         charge.weighed_at = now
-        most = charge.pool.supervision.max_memory
         charge.memory.observe(now, await launcher.memory_bytes(), most)
 
     def ended(self, charges: Mapping[str, Charge], settled: Sequence[RequestRecord]) -> None:

@@ -7,8 +7,14 @@ container, where the driver tells the host's pids, that the processes have gone 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import importlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
+
+FREED_S: Final = 30.0  # most that is waited for the driver to free what ended processes held
+_LOOK_S: Final = 0.25
 
 
 def holders() -> frozenset[int] | None:
@@ -34,3 +40,18 @@ def holders() -> frozenset[int] | None:
         return None
     finally:
         nvml.nvmlShutdown()
+
+
+async def freed(
+    ended: frozenset[int], holders: Callable[[], frozenset[int] | None] = holders
+) -> frozenset[int]:
+    """Wait until processes that ended hold no GPU memory; return those that do after 30 s."""
+    holding = ended
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(FREED_S):
+            while holding:
+                held = await asyncio.to_thread(holders)
+                holding = ended & (held or frozenset())
+                if holding:
+                    await asyncio.sleep(_LOOK_S)
+    return holding

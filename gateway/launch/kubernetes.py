@@ -1,10 +1,10 @@
 """A server in Kubernetes: one pod, or the pods of a deployment or a stateful set.
 
 A pod is deleted, and its controller makes it anew; a deployment or stateful set is restarted as
-`kubectl rollout restart` does, by an annotation of its template. The incarnation is the pod's UID,
-or all their UIDs; a `+n` counts what the kubelet restarted inside the pod, which is a new process
-too. Needs the extra `kubernetes`, and a role that may get, list and delete pods, read their log,
-and get and patch the workload.
+`kubectl rollout restart` does, by an annotation of its template. The incarnation is the pod's UID;
+a `+n` counts what the kubelet restarted inside the pod, which is a new process too. A workload of
+several replicas is named by its revision. Needs the extra `kubernetes`, and a role that may get, list
+and delete pods, read their log, and get and patch the workload.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -24,16 +24,23 @@ from gateway.launch.launcher import (
     Incarnation,
     LaunchError,
     Obstacle,
-    Runs,
     Seen,
     Superseded,
+)
+from gateway.launch.pods import (
+    is_rolling_out,
+    main_container,
+    newest,
+    replicas,
+    seen_pod,
+    seen_workload,
+    selector_text,
 )
 
 _CALL_S: Final = 30.0
 _LOG_LINES: Final = 2000
 _TRIES: Final = 3  # a workload's status changes often, and each change refuses a patch made before
 _RESTARTED_AT: Final = "kubectl.kubernetes.io/restartedAt"
-_MAIN_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
 _MERGE: Final = "application/strategic-merge-patch+json"
 _TARGET: Final = re.compile(
     r"(?P<namespace>[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)/"
@@ -72,7 +79,7 @@ class KubernetesLauncher:
         self._lock = asyncio.Lock()
 
     async def look(self) -> Seen:
-        """Tell what runs: RUNNING while any pod that is to stay has a container that runs."""
+        """Tell what runs: of a workload, RUNNING while any pod that is to stay runs."""
         async with self._api() as api:
             return await self._look(api)
 
@@ -110,11 +117,11 @@ class KubernetesLauncher:
             pods = await self._pods(api)
             if not pods or max_bytes <= 0:
                 return ""
-            pod = max(pods, key=lambda each: str(each.metadata.creation_timestamp))
+            pod = newest(pods)
             text = await self._core(api).read_namespaced_pod_log(
                 pod.metadata.name,
                 self.target.namespace,
-                container=_main_container(pod),
+                container=main_container(pod),
                 tail_lines=_LOG_LINES,
             )
         return str(text).encode()[-max_bytes:].decode(errors="ignore")
@@ -129,7 +136,7 @@ class KubernetesLauncher:
 
     async def _delete(self, api: Any, expected: Incarnation | None, grace_s: float) -> None:
         pods = await self._pods(api)
-        self._check(_seen(pods), expected)
+        self._check(seen_pod(pods[0]) if pods else Seen(), expected)
         if not pods:
             raise LaunchError(f"there is no {self.target}, and no controller has recreated it")
         (pod,) = pods
@@ -150,7 +157,9 @@ class KubernetesLauncher:
     async def _roll_out(self, api: Any, expected: Incarnation | None) -> None:
         for tries_left in reversed(range(_TRIES)):
             workload = await self._workload(api, "read")
-            self._check(_seen(await self._pods(api, workload)), expected)
+            self._check(await self._look_at(api, workload), expected)
+            if is_rolling_out(workload):
+                raise Superseded(f"{self.target}: a rollout goes on; nothing was done")
             at = datetime.now(UTC).isoformat(timespec="seconds")
             patch = {
                 "metadata": {"resourceVersion": workload.metadata.resource_version},
@@ -164,16 +173,13 @@ class KubernetesLauncher:
                     raise
 
     async def _look(self, api: Any) -> Seen:
-        if self.target.kind == "pod":
-            return _seen(await self._pods(api))
-        workload = await self._workload(api, "read")
-        seen = _seen(await self._pods(api, workload))
-        wanted = workload.spec.replicas
-        if wanted == 0 and not seen.running:
-            return replace(seen, state=Runs.ABSENT, detail="it is scaled to zero")
-        if seen.state is Runs.ABSENT:
-            return Seen(state=Runs.PENDING, detail="its controller has not made a pod yet")
-        return seen
+        if self.target.kind != "pod":
+            return await self._look_at(api, await self._workload(api, "read"))
+        pods = await self._pods(api)
+        return seen_pod(pods[0]) if pods else Seen()
+
+    async def _look_at(self, api: Any, workload: Any) -> Seen:
+        return seen_workload(await self._pods(api, workload), replicas(workload))
 
     def _check(self, seen: Seen, expected: Incarnation | None) -> None:
         if seen.incarnation != expected and (expected is not None or not seen.gone):
@@ -193,7 +199,7 @@ class KubernetesLauncher:
                 return []  # between a deletion and the controller's next move
         workload = workload or await self._workload(api, "read")
         listed = await core.list_namespaced_pod(
-            namespace, label_selector=_selector(workload.spec.selector)
+            namespace, label_selector=selector_text(workload.spec.selector)
         )
         return list(listed.items)
 
@@ -260,102 +266,6 @@ class KubernetesLauncher:
                 Obstacle.CANNOT_HELP,
             ) from error
         self._client = self._library.ApiClient(configuration)
-
-
-def _seen(pods: list[Any]) -> Seen:
-    """Return what the pods are together."""
-    living = [pod for pod in pods if pod.metadata.deletion_timestamp is None]
-    named = living or pods
-    if not named:
-        return Seen()
-    states = {_runs(pod) for pod in named}
-    state = next(each for each in (Runs.RUNNING, Runs.PENDING, Runs.ENDED) if each in states)
-    return Seen(
-        incarnation=Incarnation(",".join(sorted(_incarnation(pod) for pod in named))),
-        state=state,
-        exit_code=None if state is Runs.RUNNING else _exit_code(named[0]),
-        detail=next((said for pod in named if (said := _oddity(pod))), ""),
-        oom_killed=True if any(map(_oom_killed, named)) else None,
-        own_restarts=sum(map(_restarts, named)),
-    )
-
-
-def _runs(pod: Any) -> Runs:
-    """Return the state of one pod. The kubelet restarts its containers, unless it is told not to."""
-    if pod.metadata.deletion_timestamp is not None:
-        return Runs.PENDING
-    if pod.status.phase in ("Failed", "Succeeded"):  # evicted, or not to be restarted
-        return Runs.ENDED
-    return Runs.RUNNING if _is_running(pod) else Runs.PENDING
-
-
-def _incarnation(pod: Any) -> str:
-    restarts = _restarts(pod)
-    return f"{pod.metadata.uid}+{restarts}" if restarts else str(pod.metadata.uid)
-
-
-def _restarts(pod: Any) -> int:
-    return sum(each.restart_count for each in pod.status.container_statuses or ())
-
-
-def _is_running(pod: Any) -> bool:
-    statuses = pod.status.container_statuses or ()
-    return any(each.state is not None and each.state.running is not None for each in statuses)
-
-
-def _exit_code(pod: Any) -> int | None:
-    for each in pod.status.container_statuses or ():
-        for state in (each.state, each.last_state):
-            if state is not None and state.terminated is not None:
-                return int(state.terminated.exit_code)
-    return None
-
-
-def _oom_killed(pod: Any) -> bool:
-    """Return whether the kernel ended one of its containers that does not run now."""
-    for each in pod.status.container_statuses or ():
-        for state in (each.state, each.last_state):
-            if each.state is not None and each.state.running is not None:
-                break
-            if state is not None and state.terminated and state.terminated.reason == "OOMKilled":
-                return True
-    return False
-
-
-def _oddity(pod: Any) -> str:
-    name = pod.metadata.name
-    if pod.metadata.deletion_timestamp is not None:
-        return f"{name} is being deleted"
-    if _oom_killed(pod):
-        return f"{name}: the kernel killed it: out of host memory (OOMKilled)"
-    for each in pod.status.container_statuses or ():
-        if each.state is not None and each.state.waiting is not None:
-            return f"{name} waits: {each.state.waiting.reason}"
-    for condition in pod.status.conditions or ():
-        if condition.type == "PodScheduled" and condition.status == "False":
-            return f"{name} has no node: {condition.message or condition.reason}"[:300]
-    return ""
-
-
-def _selector(selector: Any) -> str:
-    terms = [f"{key}={value}" for key, value in (selector.match_labels or {}).items()]
-    for each in selector.match_expressions or ():
-        values = f"({','.join(each.values or ())})"
-        match each.operator:
-            case "In":
-                terms.append(f"{each.key} in {values}")
-            case "NotIn":
-                terms.append(f"{each.key} notin {values}")
-            case "Exists":
-                terms.append(each.key)
-            case _:
-                terms.append(f"!{each.key}")
-    return ",".join(terms)
-
-
-def _main_container(pod: Any) -> str:
-    named = (pod.metadata.annotations or {}).get(_MAIN_CONTAINER)
-    return str(named or pod.spec.containers[0].name)
 
 
 def _refusal(error: Any, target: Target) -> str:

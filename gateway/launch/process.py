@@ -10,8 +10,6 @@ that outlived its gateway is adopted or stopped by the first call, as `orphan` s
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import logging
 import os
 import secrets
@@ -24,7 +22,6 @@ from typing import Final
 
 from gateway.config.supervision import LaunchConfig, Orphan
 from gateway.launch import cmdline, gpus, proc
-from gateway.launch.kin import MARK_BACKEND, MARK_START, Kin
 from gateway.launch.launcher import (
     Changes,
     Incarnation,
@@ -35,15 +32,14 @@ from gateway.launch.launcher import (
     obstacle_of,
 )
 from gateway.launch.logfile import LogFile
+from gateway.launch.members import MARK_BACKEND, MARK_START, Members
 from gateway.launch.oom import OomKills
-from gateway.launch.record import Record, digest, file_name, load, naming, save
-from gateway.launch.spawn import Start, check_address, exit_code, prepare, spawn, told
+from gateway.launch.record import Record, digest, file_name, load, locked, naming, save, told
+from gateway.launch.spawn import Start, check_address, exit_code, prepare, spawn
 
 log = logging.getLogger("gateway.launch")
 
 _ORPHAN_GRACE_S: Final = 10.0  # for a server that is to go because it outlived its gateway
-_MEMORY_FREE_S: Final = 30.0  # most that is waited for the driver to free what ended processes held
-_MEMORY_LOOK_S: Final = 0.25
 _TITLE: Final = "VLLM::"  # of engines, workers, API servers: vllm/utils/system_utils.py
 _CATCH_UP_BYTES: Final = 1024 * 1024  # of an adopted server's log that is read again
 
@@ -69,7 +65,6 @@ class ProcessLauncher:
     ) -> None:
         self.backend_id = f"{pool}/{backend}"
         self._launch = launch
-        self._folders = (state / "run", state / "logs")
         name = file_name(pool, backend)
         self._record_path = state / "run" / f"{name}.json"
         self._lock_path = state / "run" / f"{name}.lock"
@@ -84,16 +79,14 @@ class ProcessLauncher:
     async def look(self) -> Seen:
         """Tell what runs; the first look adopts or stops what outlived its gateway."""
         record = load(self._record_path)
-        if not self._settled or (
-            record is not None and _is_up(record) and not _keeper_lives(record)
-        ):
+        if not self._settled or (record is not None and record.runs and not record.gateway_lives):
             self._settled = False
             async with self._alone():
                 record = load(self._record_path)
         await self._poll_log(record)
         if record is None or record.incarnation is None:
             return Seen()
-        if _is_up(record):
+        if record.runs:
             self._oom_kills.watch(record.pid)
             return Seen(record.incarnation, Runs.RUNNING, detail=self._oddity(record))
         code, oom_killed = self._end_of(record)
@@ -137,14 +130,14 @@ class ProcessLauncher:
         return self.log_file.take()
 
     async def memory_bytes(self) -> int:
-        """Return the host memory that is the server's processes' alone."""
-        members = await self._members(load(self._record_path))
+        """Return the host memory that is the server's processes' alone. A thread walks through /proc."""
+        members = await self._find(load(self._record_path))
         return sum(proc.private_bytes(each.pid) for each in members)
 
     async def vital(self) -> list[proc.Process]:
         """Return the processes that it cannot serve without: its first one, engines, workers."""
         record = load(self._record_path)
-        members = await self._members(record)
+        members = await self._find(record)
         first = {each for each in members if record is not None and record.is_of(each)}
         return [each for each in members if each in first or each.name.startswith(_TITLE)]
 
@@ -153,15 +146,15 @@ class ProcessLauncher:
 
     # --- what runs --------------------------------------------------------------------------------
 
-    async def _members(self, record: Record | None) -> list[proc.Process]:
-        return await asyncio.to_thread(self._kin().members, record)
+    async def _find(self, record: Record | None) -> list[proc.Process]:
+        return await asyncio.to_thread(self._members().find, record)
 
-    def _kin(self) -> Kin:
-        return Kin(self._mark, self.log_file.identity)
+    def _members(self) -> Members:
+        return Members(self._mark, self.log_file.identity)
 
     def _check(self, record: Record | None, expected: Incarnation | None) -> None:
         found = record.incarnation if record is not None else None
-        if expected is None and (record is None or not _is_up(record)):
+        if expected is None and (record is None or not record.runs):
             return
         if found != expected:
             raise Superseded(
@@ -176,7 +169,7 @@ class ProcessLauncher:
         """
         incarnation, code, oom_killed = self._ends
         if incarnation != record.incarnation:
-            code = exit_code(record.pid, reap=False) if _is_ours(record) else None
+            code = exit_code(record.pid, reap=False) if record.is_ours else None
             oom_killed = self._oom_kills.killed(record.pid, code)
             self._ends = record.incarnation, code, oom_killed
         return code, oom_killed
@@ -188,8 +181,8 @@ class ProcessLauncher:
         return ""
 
     async def _poll_log(self, record: Record | None) -> None:
-        # One gateway at a time reads and rotates: the keeper.
-        if record is None or not _is_ours(record):
+        # One gateway at a time reads and rotates: the one in charge.
+        if record is None or not record.is_ours:
             return
         if await asyncio.to_thread(self.log_file.poll):
             kept = load(self._record_path)
@@ -202,12 +195,13 @@ class ProcessLauncher:
     async def _alone(self) -> AsyncIterator[None]:
         """Keep other tasks waiting and other gateways out; settle with what was before us, once."""
         async with self._lock:
-            handle = self._open_lock()
             try:
-                if not self._settled:
-                    await self._settle()
-                    self._settled = True
-                yield
+                with locked(self._lock_path):
+                    self.log_file.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    if not self._settled:
+                        await self._settle()
+                        self._settled = True
+                    yield
             except Superseded:
                 raise
             except LaunchError as error:
@@ -216,43 +210,20 @@ class ProcessLauncher:
                 raise LaunchError(
                     f"{self.backend_id}: {told(error)}", obstacle_of(error)
                 ) from error
-            finally:
-                os.close(handle)
-
-    def _open_lock(self) -> int:
-        try:
-            for folder in self._folders:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise LaunchError(
-                f"{self.backend_id}: cannot write to the state folder: {told(error)}."
-                " `state` must be a folder that the gateway may write to.",
-                obstacle_of(error),
-            ) from error
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(handle)
-            raise LaunchError(
-                f"{self.backend_id}: another gateway with the same state folder is starting or"
-                " stopping it now"
-            ) from error
-        return handle
 
     async def _settle(self) -> None:
         record = load(self._record_path)
-        if record is not None and _keeper_lives(record):
-            if _is_ours(record):
+        if record is not None and record.gateway_lives:
+            if record.is_ours:
                 self._catch_up(record)
             return
-        members = await self._members(record)
+        members = await self._find(record)
         server = self._survivor(record, members)
         if server is None or self._launch.orphan is Orphan.STOP:
             if members:
                 named = ", ".join(map(str, members))
                 log.warning("%s: stopping what outlived its gateway: %s", self.backend_id, named)
-                await self._kin().end(server or record, _ORPHAN_GRACE_S)
+                await self._members().end(server or record, _ORPHAN_GRACE_S)
             if server is not None:
                 self._record_path.unlink(missing_ok=True)  # we ended it: that is no failure of its
             return
@@ -267,42 +238,29 @@ class ProcessLauncher:
         """Return the record of a server that may be adopted, as ours; None where there is none."""
         if record is None or record.boot != proc.boot_id():
             return None
-        if _is_up(record):
-            return _kept_by_us(record)
+        if record.runs:
+            return record.taken_over()
         for each in members:
             # The gateway was killed between the start and its record. A server is its session's first.
             begun = not record.pid and each.pid == each.session
             if begun and proc.variables(each.pid).get(MARK_START) == record.nonce:
-                return _kept_by_us(replace(record, pid=each.pid, started=each.started))
+                return replace(record, pid=each.pid, started=each.started).taken_over()
         return None
 
     # --- ending and starting ----------------------------------------------------------------------
 
     async def _end(self, record: Record | None, grace_s: float) -> None:
-        ended = await self._kin().end(record, grace_s)
+        ended = await self._members().end(record, grace_s)
         if record is not None and record.incarnation is not None:
             ended |= {record.pid}
-            if _is_ours(record):
+            if record.is_ours:
                 self._end_of(record)  # so that it can still be told
                 exit_code(record.pid, reap=True)
-        await self._memory_free(ended)
-
-    async def _memory_free(self, ended: frozenset[int]) -> None:
-        if not ended:
-            return
-        holding = ended
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_MEMORY_FREE_S):
-                while True:
-                    holders = await asyncio.to_thread(self._gpu_holders)
-                    holding = ended & (holders or frozenset())
-                    if not holding:
-                        return
-                    await asyncio.sleep(_MEMORY_LOOK_S)
-        log.warning(
-            "%s: the driver still reports GPU memory for %s, which ended %.0f s ago; continuing",
-            *(self.backend_id, sorted(holding), _MEMORY_FREE_S),
-        )
+        if holding := await gpus.freed(ended, self._gpu_holders):
+            log.warning(
+                "%s: the driver still reports GPU memory for %s, which ended %.0f s ago; continuing",
+                *(self.backend_id, sorted(holding), gpus.FREED_S),
+            )
 
     def _begin(self, start: Start, before: Record | None) -> Incarnation:
         """Start and record it. No await: nothing can come between the two but the end of us."""
@@ -313,7 +271,7 @@ class ProcessLauncher:
             with naming(self.log_file.path):
                 os.write(output, f"--- {self.backend_id}: start {nonce} at {at} ---\n".encode())
             base = digest(cmdline.argv(self._launch, Changes()))
-            record = _kept_by_us(Record(nonce, proc.boot_id(), 0, 0, base, self.log_file.size))
+            record = Record(nonce, proc.boot_id(), 0, 0, base, self.log_file.size).taken_over()
             save(self._record_path, record)
             try:
                 pid = spawn(start, {MARK_START: nonce}, output)
@@ -333,22 +291,3 @@ class ProcessLauncher:
             save(self._record_path, before)
         else:
             self._record_path.unlink(missing_ok=True)
-
-
-def _is_up(record: Record) -> bool:
-    here = record.boot == proc.boot_id()
-    return here and record.pid > 0 and proc.runs(record.pid, record.started)
-
-
-def _keeper_lives(record: Record) -> bool:
-    here = record.boot == proc.boot_id()
-    return here and proc.runs(record.keeper_pid, record.keeper_started)
-
-
-def _is_ours(record: Record) -> bool:
-    return record.keeper_pid == os.getpid() and _keeper_lives(record)
-
-
-def _kept_by_us(record: Record) -> Record:
-    me = proc.find(os.getpid())
-    return replace(record, keeper_pid=os.getpid(), keeper_started=me.started if me else 0)

@@ -8,16 +8,18 @@ carries in its environment.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from gateway.launch.launcher import Incarnation
+from gateway.launch import proc
+from gateway.launch.launcher import Incarnation, LaunchError, obstacle_of
 from gateway.launch.proc import Process
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9.-]{1,100}")
@@ -29,8 +31,8 @@ class Record:
 
     nonce: str
     boot: str
-    keeper_pid: int  # the gateway that started or adopted it
-    keeper_started: int
+    gateway_pid: int  # of the gateway that started or adopted it
+    gateway_started: int
     command_sha256: str = ""  # of the configured command line, without what the start changed
     log_offset: int = 0  # where this start's output begins in the log file
     pid: int = 0
@@ -42,6 +44,30 @@ class Record:
         if not self.pid:
             return None
         return Incarnation(f"{self.pid}-{self.started}-{self.boot[:8]}")
+
+    @property
+    def runs(self) -> bool:
+        """Whether its process lives."""
+        return self.pid > 0 and self._is_of_this_boot and proc.runs(self.pid, self.started)
+
+    @property
+    def gateway_lives(self) -> bool:
+        """Whether the gateway that is in charge of it lives."""
+        return self._is_of_this_boot and proc.runs(self.gateway_pid, self.gateway_started)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process is the gateway in charge of it: its child, where we started it."""
+        return self.gateway_pid == os.getpid() and self.gateway_lives
+
+    def taken_over(self) -> Record:
+        """Return it with this process as the gateway in charge."""
+        me = proc.find(os.getpid())
+        return replace(self, gateway_pid=os.getpid(), gateway_started=me.started if me else 0)
+
+    @property
+    def _is_of_this_boot(self) -> bool:
+        return self.boot == proc.boot_id()
 
     def is_of(self, process: Process) -> bool:
         """Return whether this is the process that the record is about."""
@@ -67,6 +93,41 @@ def save(path: Path, record: Record) -> None:
     with naming(fresh), open(handle, "w") as file:
         json.dump(asdict(record), file)
     fresh.replace(path)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other gateways out with a lock file, whose folder is made if need be.
+
+    Raises:
+        LaunchError: another gateway has it, or it cannot be made.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise LaunchError(
+            f"cannot write to the state folder: {told(error)}."
+            " `state` must be a folder that the gateway may write to.",
+            obstacle_of(error),
+        ) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        raise LaunchError(
+            "another gateway with the same state folder is starting or stopping it now"
+        ) from error
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def told(error: OSError) -> str:
+    """Return what the system said, and of which file."""
+    where = f" ({error.filename})" if error.filename else ""
+    return f"{error.strerror or error}{where}"
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from typing import Final
 from gateway.config.supervision import LaunchConfig
 from gateway.launch import cmdline, proc
 from gateway.launch.launcher import Changes, LaunchError, Obstacle, obstacle_of
+from gateway.launch.record import told
 
 _PROBE_S: Final = 0.5
 
@@ -171,12 +172,6 @@ def exit_code(pid: int, *, reap: bool) -> int | None:
     if found is None:
         return None
     return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-
-
-def told(error: OSError) -> str:
-    """Return what the system said, and of which file."""
-    where = f" ({error.filename})" if error.filename else ""
-    return f"{error.strerror or error}{where}"
 
 
 def _answers(path: Path) -> bool:

@@ -164,6 +164,8 @@ class DockerEngine:
 
 # --- Kubernetes -----------------------------------------------------------------------------------
 
+STARTED = "2026-01-01T00:00:00Z"
+
 
 class KubeApi:
     """An API server with pods, deployments and stateful sets of one namespace."""
@@ -177,6 +179,7 @@ class KubeApi:
         self.asked: list[str] = []
         self.refusal: tuple[int, str] | None = None
         self.before_patch: Any = None
+        self.revision = 1
         self._uids = itertools.count(1)
         core, apps = "/api/v1/namespaces/{ns}/pods", "/apis/apps/v1/namespaces/{ns}/{kind}/{name}"
         self.app = Starlette(
@@ -190,7 +193,10 @@ class KubeApi:
             ]
         )
 
-    def pod(self, name: str, *, owned: bool = True, labels: Any = None) -> dict[str, Any]:
+    def pod(
+        self, name: str, *, owned: bool = True, labels: Any = None, waits: str = ""
+    ) -> dict[str, Any]:
+        """Make a pod of the newest revision: it runs, or its container waits for this reason."""
         owner = {
             "apiVersion": "apps/v1", "kind": "StatefulSet", "name": "vllm", "uid": "o", "controller": True,
         }  # fmt: skip
@@ -202,21 +208,58 @@ class KubeApi:
                 "name": name,
                 "namespace": "ml",
                 "uid": uid,
-                "labels": labels or {"app": "vllm"},
+                "labels": (labels or {"app": "vllm"}) | {"pod-template-hash": f"r{self.revision}"},
                 "creationTimestamp": f"2026-01-01T00:00:{int(uid[4:]):02}Z",
                 "ownerReferences": [owner] if owned else [],
             },
             "spec": {"containers": [{"name": "vllm"}, {"name": "sidecar"}]},
-            "status": {
-                "containerStatuses": [status(running={"startedAt": "2026-01-01T00:00:00Z"})]
-            },
         }
+        self.kubelet(name, waits=waits)
         return self.pods[name]
 
-    def workload(self, kind: str, name: str, selector: Any = None) -> None:
+    def kubelet(self, name: str, *, waits: str = "", ended: int | None = None) -> None:
+        """Have the kubelet run a pod's container, or wait; `ended`: how it ended just now."""
+        pod = self.pods[name]
+        before = pod.get("status", {}).get("containerStatuses", [{}])[0]
+        last, restarts = before.get("lastState", {}), before.get("restartCount", 0)
+        if ended is not None:
+            reason = "OOMKilled" if ended == 137 else "Error"
+            last = {"terminated": {"exitCode": ended, "reason": reason}}
+        elif last and before["state"].get("waiting") and not waits:
+            restarts += 1
+        state = {"waiting": {"reason": waits}} if waits else {"running": {"startedAt": STARTED}}
+        shown = status(restarts=restarts, last=last, **state)
+        phase = "Running" if last or not waits else "Pending"
+        pod["status"] = {"phase": phase, "containerStatuses": [shown]}
+
+    def finish_rollout(self, kind: str, name: str) -> None:
+        """Have the newest pods run and the older ones go, as a controller does one by one."""
+        newest = f"r{self.revision}"
+        for each in [*self.pods]:
+            if self.pods[each]["metadata"]["labels"]["pod-template-hash"] == newest:
+                self.kubelet(each)
+            else:
+                del self.pods[each]
+        count = len(self.pods)
+        self.workloads[kind, name]["status"] = {
+            "observedGeneration": self.revision, "replicas": count, "updatedReplicas": count,
+        }  # fmt: skip
+
+    def workload(self, kind: str, name: str, selector: Any = None, replicas: int = 1) -> None:
         self.workloads[kind, name] = {
-            "metadata": {"name": name, "namespace": "ml", "resourceVersion": "1"},
+            "metadata": {
+                "name": name,
+                "namespace": "ml",
+                "resourceVersion": "1",
+                "generation": self.revision,
+            },
+            "status": {
+                "observedGeneration": self.revision,
+                "replicas": replicas,
+                "updatedReplicas": replicas,
+            },
             "spec": {
+                "replicas": replicas,
                 "selector": selector or {"matchLabels": {"app": "vllm"}},
                 "serviceName": "vllm",
                 "template": {"metadata": {}, "spec": {"containers": [{"name": "vllm"}]}},
@@ -286,9 +329,19 @@ class KubeApi:
             return failure(409, "Conflict")
         self.patched.append(body["spec"]["template"]["metadata"]["annotations"])
         self.bump(*key)
-        for name in [name for name, pod in self.pods.items() if pod["metadata"]["labels"]["app"]]:
-            labels = self.pods.pop(name)["metadata"]["labels"]
-            self.pod(f"{name}x", labels=labels)
+        self.revision += 1
+        found["metadata"]["generation"] = self.revision
+        wanted = found["spec"]["selector"].get("matchLabels", {})
+        mine = [
+            name for name, pod in self.pods.items()
+            if wanted.items() <= pod["metadata"]["labels"].items()
+        ]  # fmt: skip
+        for name in mine:  # the older ones go once these run
+            self.pod(f"{name}x", labels=dict(wanted), waits="ContainerCreating")
+        found["status"] = {
+            "observedGeneration": self.revision, "replicas": 2 * len(mine),
+            "updatedReplicas": len(mine),
+        }  # fmt: skip
         return JSONResponse(found)
 
 

@@ -77,20 +77,25 @@ def test_a_workload_is_rolled_out_once(tmp_path, monkeypatch, kind):
         api = KubeApi()
         api.workload(f"{kind}s", "vllm")
         api.pod("a")
-        api.pod("b")
         api.pod("other", labels={"app": "db"})
         async with cluster(tmp_path, monkeypatch, api, f"ml/{kind}/vllm") as launcher:
-            assert await launcher.look() == Seen("uid-1,uid-2", Runs.RUNNING)
+            assert await launcher.look() == Seen("uid-1", Runs.RUNNING)
             # A change of its status in between refuses the first patch; the second one holds.
             api.before_patch = lambda: (
                 api.bump(f"{kind}s", "vllm"),
                 setattr(api, "before_patch", None),
             )
-            assert await launcher.restart("uid-1,uid-2", grace_s=7, changes=PLAIN) is None
+            assert await launcher.restart("uid-1", grace_s=7, changes=PLAIN) is None
             assert [set(each) for each in api.patched] == [{"kubectl.kubernetes.io/restartedAt"}]
-            assert (await launcher.look()).incarnation not in ("uid-1,uid-2", None)
+            # The old pod serves until the new one does.
+            assert (await launcher.look()).incarnation == "uid-1"
+            with pytest.raises(Superseded, match="rollout"):
+                await launcher.restart("uid-1", grace_s=7, changes=PLAIN)
+            del api.pods["other"]
+            api.finish_rollout(f"{kind}s", "vllm")
+            assert await launcher.look() == Seen("uid-3", Runs.RUNNING)
             with pytest.raises(Superseded):
-                await launcher.restart("uid-1,uid-2", grace_s=7, changes=PLAIN)
+                await launcher.restart("uid-1", grace_s=7, changes=PLAIN)
             assert len(api.patched) == 1
 
     uvloop.run(story())
@@ -192,6 +197,89 @@ def test_a_workload_that_is_scaled_to_zero_is_absent(tmp_path, monkeypatch):
             assert (await launcher.look()).state is Runs.PENDING
             api.workloads["deployments", "vllm"]["spec"]["replicas"] = 0
             assert (await launcher.look()).state is Runs.ABSENT
+
+    uvloop.run(story())
+
+
+def test_a_slow_image_then_a_crash_that_the_kubelet_restarts_are_its_own_business(
+    tmp_path, monkeypatch
+):
+    async def story():
+        api = KubeApi()
+        api.pod("vllm-0", waits="ContainerCreating")
+        async with cluster(tmp_path, monkeypatch, api) as launcher:
+            shown = []
+
+            async def look():
+                seen = await launcher.look()
+                shown.append((seen.incarnation, seen.state, seen.exit_code, seen.own_restarts))
+
+            await look()
+            api.kubelet("vllm-0", waits="ImagePullBackOff")
+            await look()
+            api.kubelet("vllm-0")
+            await look()
+            api.kubelet("vllm-0", ended=1, waits="CrashLoopBackOff")
+            await look()
+            api.kubelet("vllm-0")
+            await look()
+            assert shown == [
+                ("uid-1", Runs.PENDING, None, 0),
+                ("uid-1", Runs.PENDING, None, 0),
+                ("uid-1", Runs.RUNNING, None, 0),
+                ("uid-1", Runs.PENDING, 1, 0),
+                ("uid-1+1", Runs.RUNNING, None, 1),
+            ]
+
+    uvloop.run(story())
+
+
+def test_a_sidecar_is_not_the_server(tmp_path, monkeypatch):
+    async def story():
+        api = KubeApi()
+        pod = api.pod("vllm-0")
+        pod["status"]["containerStatuses"] = [
+            status(name="sidecar", running={}, restarts=4),
+            status(waiting={"reason": "CrashLoopBackOff"}),
+        ]
+        async with cluster(tmp_path, monkeypatch, api) as launcher:
+            seen = await launcher.look()
+            assert (seen.incarnation, seen.state) == ("uid-1", Runs.PENDING)
+
+    uvloop.run(story())
+
+
+def test_scaling_a_workload_makes_no_other_server_of_it(tmp_path, monkeypatch):
+    async def story():
+        api = KubeApi()
+        api.workload("deployments", "vllm", replicas=2)
+        api.pod("a")
+        api.pod("b")
+        async with cluster(tmp_path, monkeypatch, api, "ml/deployment/vllm") as launcher:
+            assert await launcher.look() == Seen("r1", Runs.RUNNING)
+            api.workload("deployments", "vllm", replicas=3)
+            api.pod("c", waits="ContainerCreating")
+            seen = await launcher.look()
+            assert (seen.incarnation, seen.state) == ("r1", Runs.RUNNING)
+            api.workload("deployments", "vllm", replicas=2)
+            del api.pods["a"], api.pods["c"]
+            api.pod("d")
+            api.kubelet("b", ended=1, waits="CrashLoopBackOff")
+            seen = await launcher.look()
+            assert (seen.incarnation, seen.state) == ("r1", Runs.RUNNING)
+
+    uvloop.run(story())
+
+
+def test_a_pod_that_was_evicted_is_not_what_its_workload_is(tmp_path, monkeypatch):
+    async def story():
+        api = KubeApi()
+        api.workload("deployments", "vllm")
+        api.pod("a")["status"] = {"phase": "Failed", "reason": "Evicted"}
+        async with cluster(tmp_path, monkeypatch, api, "ml/deployment/vllm") as launcher:
+            assert (await launcher.look()).state is Runs.PENDING
+            api.pod("b", waits="ContainerCreating")
+            assert (await launcher.look()).incarnation == "uid-2"
 
     uvloop.run(story())
 

@@ -32,13 +32,13 @@ _KILLED_S: Final = 10.0  # from SIGKILL until a process that still runs is stuck
 
 
 @dataclass(frozen=True, slots=True)
-class Kin:
-    """What one backend's processes have in common."""
+class Members:
+    """The processes of one backend, by what they have in common."""
 
     backend: str  # the marker's value: the state folder and the backend's id
     log: tuple[int, int] | None  # device and inode of the log file
 
-    def members(self, record: Record | None) -> list[Process]:
+    def find(self, record: Record | None) -> list[Process]:
         """Return the processes that live, of this start and of any before. Blocking: all of /proc."""
         me = os.getpid()
         session = _session(record)
@@ -62,16 +62,16 @@ class Kin:
             LaunchError: some do not end, 10 s after SIGKILL.
             Cancel: what was told so far was told.
         """
-        members = await asyncio.to_thread(self.members, record)
+        members = await asyncio.to_thread(self.find, record)
         ended = set(members)
         first = [each for each in members if record is not None and record.is_of(each)]
         if first:
             await _ask(first, grace_s)
-            members = await asyncio.to_thread(self.members, record)
+            members = await asyncio.to_thread(self.find, record)
             ended.update(members)
         await _ask(members, min(grace_s, _REST_GRACE_S))
         until = asyncio.get_running_loop().time() + _KILLED_S
-        while members := await asyncio.to_thread(self.members, record):
+        while members := await asyncio.to_thread(self.find, record):
             ended.update(members)
             left_s = until - asyncio.get_running_loop().time()
             if left_s <= 0:
