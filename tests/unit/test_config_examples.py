@@ -52,7 +52,7 @@ def test_every_setting_has_help_and_every_default_fits_the_schema():
             assert setting.get("description") or "$ref" in setting, name
             if "default" in setting:
                 whole = {"$defs": schema["$defs"], **setting}
-                jsonschema.validate(setting["default"], whole)
+                jsonschema.Draft202012Validator(whole).validate(setting["default"])
 
 
 @pytest.mark.parametrize(

@@ -163,8 +163,11 @@ def test_a_new_hold_replaces_the_old_one_and_lifting_ends_it(store):
 
 
 def test_the_memory_form_forgets_the_oldest_claims_first(clock):
-    store = MemoryStore(clock)
-    for number in range(4097):
-        assert run(store.claim_restart("p/a", str(number)))
-    assert not run(store.claim_restart("p/a", "1"))
-    assert run(store.claim_restart("p/a", "0"))
+    async def claims():
+        store = MemoryStore(clock)
+        for number in range(4097):
+            assert await store.claim_restart("p/a", str(number))
+        assert not await store.claim_restart("p/a", "1")
+        assert await store.claim_restart("p/a", "0")
+
+    run(claims())
