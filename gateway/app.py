@@ -163,12 +163,6 @@ def build(
     )
     access_log = AccessLog(outlet, clock, enabled=config.log.access)
     ledger = Ledger(metrics, access_log, clock)
-    ingress = Ingress(
-        story=lambda down: handler.handle(down),
-        refused=lambda *refusal: handler.early.settle(*refusal),
-        limits=ClientLimits.of(config.limits),
-        connections=connections_for(config),
-    )
     handler = Handler(
         settings=settings_for(config, Pages),
         table=table,
@@ -177,11 +171,18 @@ def build(
         clock=clock,
         gate=Gate(table, Chooser(), clock),
         catalogs=Catalogs(table, clock),
-        live=ingress.live,
+        live=set(),
         early=Early(ledger.settle, clock),
         failed_keys=FailedKeys(
             config.limits.failed_keys, clock.now, partial(metrics.failed_key, "public")
         ),
+    )
+    ingress = Ingress(
+        story=handler.handle,
+        refused=handler.early.settle,
+        live=handler.live,
+        limits=ClientLimits.of(config.limits),
+        connections=connections_for(config),
     )
     table.on_transition.append(ledger.transition)
     table.on_cut.append(ledger.limit_cut)

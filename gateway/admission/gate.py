@@ -112,7 +112,7 @@ class Gate:
                 output = min(output, max(window_tokens - prompt, 1))
         several = together or call.longest_ratio < 1.0
         return Need(
-            round(prompt / call.longest_ratio),
+            round(prompt / call.longest_ratio) if several else prompt,
             output * call.choices,
             streams=call.stream and not several,  # the first of several tells little of the others
             batch=several or call.choices > 1,
@@ -140,10 +140,10 @@ class Gate:
         no engine works on waits for nobody and takes no place: any backend that suits has room for it.
         """
         line = self._lines.get(ask.route.pool)
-        if line is None or _waits_its_turn(line, ask):
+        if line is None or (line.queue.held.requests and _waits_its_turn(line, ask)):
             return None
         now = self._clock.now()
-        backend = self._finder.find(self._backends(ask), ask, now)
+        backend = self._finder.find(self._table.backends(ask.route.pool), ask, now)
         if backend is None:
             return None
         if ask.call.endpoint in NO_ENGINE:
@@ -307,7 +307,7 @@ class Gate:
 
     def _let_in(self, pool: str) -> None:
         line = self._lines.get(pool)
-        if line is not None and line.queue:
+        if line is not None and line.queue.held.requests:
             line.let_in()
 
 

@@ -16,6 +16,7 @@ from gateway.core.errors import (
     UpstreamError,
 )
 from gateway.core.types import Call, Dialect, Outcome, RequestRecord, Usage, UsageSource
+from gateway.ingress.heads import header_lines
 from gateway.upstream.engineids import is_of_another
 from gateway.upstream.reading import is_encoded
 from gateway.upstream.reply import Reply
@@ -33,7 +34,7 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
     """One whole reply to a client."""
 
     status: int
-    headers: list[tuple[bytes, bytes]]
+    lines: bytes  # of its head
     body: bytes
     outcome: Outcome
     usage: Usage | None = None
@@ -93,7 +94,7 @@ def answer(
             reply.status, body, call.dialect, request_id
         )
         outcome = Outcome.UPSTREAM_REJECTED if status < 500 else Outcome.BACKEND_ERROR
-        return Answer(status, headers, body, outcome)
+        return Answer(status, header_lines(headers), body, outcome)
     if (error := unfit(reply, engine_id, most_bytes, body)) is not None:
         raise error
     if call.dialect in GENERATES:
@@ -104,10 +105,10 @@ def answer(
         aborted, usage = whole_event_answer(body, call.dialect)
     if aborted:
         raise BackendBroke("the backend did not finish the request")
-    headers = reply.passed_headers()
+    lines = reply.passed_lines()
     if b"content-type" not in reply.headers:
-        headers.append((b"content-type", b"application/json"))
-    return Answer(200, headers, veiled(body) if veil else body, Outcome.OK, usage)
+        lines += b"content-type: application/json\r\n"
+    return Answer(200, lines, veiled(body) if veil else body, Outcome.OK, usage)
 
 
 def _plain_usage(reply: Reply, body: bytes) -> Usage | None:

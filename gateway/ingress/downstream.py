@@ -22,7 +22,7 @@ from gateway.core.errors import GatewayError, UnsupportedMediaType
 from gateway.core.types import Dialect, RequestRecord
 from gateway.ingress.bodies import Hold
 from gateway.ingress.body import Body
-from gateway.ingress.heads import CLIENT_ID, TRACE, header_lines
+from gateway.ingress.heads import CLIENT_ID, TRACE
 from gateway.ingress.upload import Upload
 from gateway.upstream.relay import Relay
 from gateway.upstream.reply import Reply
@@ -237,20 +237,21 @@ class Downstream(msgspec.Struct, eq=False):
 
     # --- the reply ------------------------------------------------------------------------------------
 
-    def respond(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
-        """Write a whole reply and finish. Does nothing for a client that has gone."""
+    def respond(self, status: int, lines: bytes, body: bytes) -> None:
+        """Write a whole reply and finish. `lines` belong to its head.
+
+        Does nothing for a client that has gone.
+        """
         if self.gone:
             return
         if not self.body_complete:
             self.keep_alive = False
-        lines = header_lines(headers)
-        length = b"content-length: %d\r\n" % len(body)
-        self._write_head(status, lines + length, body)
+        self._write_head(status, b"%bcontent-length: %d\r\n" % (lines, len(body)), body)
         self._finish()
 
     def begin(self, reply: Reply, data: bytes = b"") -> None:
         """Write a streamed reply's head and first bytes; in chunks for HTTP/1.1, else closed at its end."""
-        passed = header_lines(reply.passed_headers())
+        passed = reply.passed_lines()
         self._event_stream = reply.content_type == b"text/event-stream"
         if self._event_stream:
             passed += _EVENT_STREAM_HEADERS

@@ -62,6 +62,7 @@ from gateway.ingress.bodies import Bodies, call_at_hand
 from gateway.ingress.downstream import Downstream
 from gateway.ingress.drain import shutting_down
 from gateway.ingress.early import Early
+from gateway.ingress.heads import header_lines
 from gateway.ingress.outgoing import outgoing
 from gateway.ingress.settings import Settings
 from gateway.observe.ledger import Ledger
@@ -155,7 +156,8 @@ class Handler:
             bug = GatewayError("Internal error in the gateway. It has been logged.")
             self._refuse(down, record, bug)
         finally:
-            down.drop_body()
+            if down.hold is not None:
+                down.drop_body()
             if down.upload is not None:
                 record.stream = down.upload.form.stream  # the field may come after the file
                 down.upload.close()
@@ -304,7 +306,7 @@ class Handler:
         if said.outcome is Outcome.BACKEND_ERROR:
             self.table.observe(backend.id, TrafficFailed(self.clock.now(), "http_5xx"))
             self.ledger.upstream_failed(backend.id, "http_5xx")
-        down.respond(said.status, said.headers, said.body)
+        down.respond(said.status, said.lines, said.body)
         record.first_byte_at = down.started_at
 
     def _refuse(
@@ -326,8 +328,8 @@ class Handler:
         elif not down.started and not down.gone:
             if record.attempts:
                 down.extra_headers = own_headers(record, self.clock.now())
-            headers = error_headers(error, retried=down.retry_count > 0)
-            down.respond(error.status, headers, error_body(error, down.id, down.spec.dialect))
+            lines = header_lines(error_headers(error, retried=down.retry_count > 0))
+            down.respond(error.status, lines, error_body(error, down.id, down.spec.dialect))
 
     def catalog(self) -> Catalog:
         """Return the names in force."""

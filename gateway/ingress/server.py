@@ -53,11 +53,11 @@ class Ingress:
     live: set[Downstream] = field(default_factory=set)
     held: set[GatewayProtocol] = field(default_factory=set)  # are not read from: see `hold`
     _ids: Iterator[int] = field(default_factory=itertools.count)
-    _process: str = field(default_factory=lambda: os.urandom(8).hex())
+    _id_prefix: str = field(default_factory=lambda: f"req_{os.urandom(8).hex()}")
 
     def new_id(self) -> str:
         """Return a request id: unguessable per process, then counted."""
-        return f"req_{self._process}{next(self._ids):08x}"
+        return self._id_prefix + next(self._ids).to_bytes(5).hex()
 
     def allow(self, config: CorsConfig) -> None:
         """Let web pages of these origins read replies from now on."""

@@ -106,14 +106,16 @@ class Room:
         if capacity is not None and need_tokens > capacity:
             prompt_tokens = min(prompt_tokens, capacity)
             output_tokens = capacity - prompt_tokens
-        credit = Credit(prompt_tokens, output_tokens, need_tokens, tenant=tenant)
+        tokens = prompt_tokens + output_tokens
         self.in_flight += 1
-        self.tenants[tenant] = self.tenants.get(tenant, 0) + prompt_tokens + output_tokens
-        self._fresh_tokens += prompt_tokens + output_tokens
-        self.unread_tokens += prompt_tokens
-        if not streams:
-            self.first_token(credit)
-        return credit
+        self.tenants[tenant] = self.tenants.get(tenant, 0) + tokens
+        self._fresh_tokens += tokens
+        if streams:
+            self.unread_tokens += prompt_tokens
+            return Credit(prompt_tokens, output_tokens, need_tokens, tenant=tenant)
+        self._read_prompt += prompt_tokens
+        self._read_output += output_tokens
+        return Credit(prompt_tokens, output_tokens, need_tokens, self._scrapes, tenant=tenant)
 
     def first_token(self, credit: Credit) -> None:
         """Note that the prompt has been read: from the next scrape on, usage shows it."""
@@ -131,7 +133,9 @@ class Room:
         self.in_flight -= 1
         prompt, output = credit.prompt_tokens, credit.output_tokens
         self.given_back_tokens += credit.need_tokens
-        self._leave(credit.tenant, prompt + output)
+        left = self.tenants.pop(credit.tenant, 0) - prompt - output
+        if left > 0:
+            self.tenants[credit.tenant] = left
         if credit.read_at is None:
             self.unread_tokens -= prompt
         if credit.read_at is not None and credit.read_at < self._scrapes:
@@ -143,11 +147,6 @@ class Room:
         if credit.read_at is not None:
             self._read_prompt -= prompt
             self._read_output -= output
-
-    def _leave(self, tenant: str, tokens: int) -> None:
-        left = self.tenants.pop(tenant, 0) - tokens
-        if left > 0:
-            self.tenants[tenant] = left
 
     def observe(self, sample: LoadSample) -> bool:
         """Take in a scrape; returns whether that opened or closed the backend."""

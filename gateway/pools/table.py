@@ -232,8 +232,8 @@ class PoolTable:
         backend.room.give_back(slot.credit)
         if slot.scrape_count == backend.scrape_count:
             backend.since_scrape -= 1
-        if self.on_capacity:
-            self._tell_capacity(backend.pool)
+        for listener in self.on_capacity:
+            listener(backend.pool)
         if self._leaving and backend.in_flight == 0 and backend in self._leaving:
             self._leaving.remove(backend)
             now = self._clock.now()

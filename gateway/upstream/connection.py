@@ -165,8 +165,7 @@ class Connection(Reading, asyncio.Protocol):
             self.abort()
             return
         if not self._answered:
-            in_flight = self._used and self._loop.time() - self._sent_at < _IN_FLIGHT_S
-            if in_flight and self._came_before_the_request():
+            if self._used and self._came_before_the_request():
                 self._fail(self._unasked(data))
                 return
             self._answered = True
@@ -273,7 +272,11 @@ class Connection(Reading, asyncio.Protocol):
         What is not proven may be so, too: the request may be acknowledged before we read the reply.
         """
         socket = self._socket
-        return socket is not None and not socket.has_acknowledged_any_of(self._sent_bytes)
+        return (
+            self._loop.time() - self._sent_at < _IN_FLIGHT_S
+            and socket is not None
+            and not socket.has_acknowledged_any_of(self._sent_bytes)
+        )
 
     def _was_stale(self) -> bool:
         """Whether the backend cannot have worked: reused, and gone as soon as we sent."""

@@ -51,9 +51,10 @@ class Reply(msgspec.Struct, frozen=True):
         """The media type without parameters, in lower case."""
         return self.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
 
-    def passed_headers(self) -> list[tuple[bytes, bytes]]:
-        """Return the headers that go on to the client."""
+    def passed_lines(self) -> bytes:
+        """Return the lines of the client's head: those headers that go on to it."""
         headers = self.headers
         if b"content-type" in headers and _RARE.isdisjoint(headers):  # as nearly always
-            return [(b"content-type", headers[b"content-type"])]
-        return [(name, headers[name]) for name in PASSED_HEADERS if name in headers]
+            return b"content-type: %b\r\n" % headers[b"content-type"]
+        passed = [name for name in PASSED_HEADERS if name in headers]
+        return b"".join([b"%b: %b\r\n" % (name, headers[name]) for name in passed])
