@@ -115,9 +115,11 @@ class Relay:
         self._pass_on(self.watch.feed(data))
 
     def on_chunk(self, chunk: bytes) -> bool:
-        """Pass on a read as it is framed when it is just one more token; False: it is to be parsed."""
-        if self._shape.fits(chunk) and self._client.takes_chunks:
-            self.watch.events += 1
+        """Pass on a read as it is framed when it is just more tokens; False: it is to be parsed."""
+        shape = self._shape
+        events = 1 if shape.fits(chunk) else shape.count(chunk)
+        if events and self._client.takes_chunks:
+            self.watch.events += events
             self._client.write_chunk(chunk)
             return True
         return False

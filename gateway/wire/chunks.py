@@ -3,7 +3,7 @@
 An engine writes one frame per chunk of the chunked transfer coding (RFC 9112 section 7.1), and the
 frames of one stream differ in one string only. So a read that is exactly one chunk with the head and
 the tail of a frame that was judged before, and nothing but the inside of a string between them, says
-nothing new.
+nothing new. Nor does a read of several such chunks.
 
     d2\\r\\n   data: {"id":"x",...,"delta":{"content":"   some text   "},"finish_reason":null}]}\\n\\n   \\r\\n
     size     head, as before                         no end of it   tail, as before
@@ -65,6 +65,20 @@ class Shape:
             and chunk.endswith(self._tail)
             and (chunk.find(b'"', begin, end) < 0 or _is_inside(chunk[begin:end]))
         )
+
+    def count(self, data: bytes) -> int:
+        """Return how many chunks `data` is when each is a frame of this shape; 0 for all else.
+
+        An engine that is faster than we read leaves several in one read.
+        """
+        count = begin = 0
+        while begin < len(data):
+            end = data.find(self._tail, begin) + self._tail_bytes
+            if not self.fits(data[begin:end]):
+                return 0
+            count += 1
+            begin = end
+        return count
 
 
 def _is_inside(text: bytes) -> bool:

@@ -85,6 +85,41 @@ def test_anything_else_is_left_to_the_parser(data):
     assert not learnt().fits(data)
 
 
+@pytest.mark.parametrize(
+    "texts", [["a"], ["a", "b"], [""] * 3, ["é", 'a "quoted" word', "long" * 500]]
+)
+def test_several_tokens_in_one_read_are_counted(texts):
+    assert learnt().count(b"".join(chunk(frame(text)) for text in texts)) == len(texts)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        chunk(frame("a")) + chunk(frame("b"))[:-1],
+        chunk(frame("a")) + chunk(frame("b", finish_reason="stop")),
+        chunk(frame("a")) + b"0\r\n\r\n",
+        chunk(frame("a") * 2),
+        chunk(frame("a")) + b"\r\n" + chunk(frame("b")),
+        chunk(frame("a")) + frame("b"),
+    ],
+)
+def test_several_of_which_one_is_no_token_are_left_to_the_parser(data):
+    assert learnt().count(data) == 0
+    assert Shape().count(data) == 0
+
+
+@given(st.lists(st.text(max_size=20), min_size=1, max_size=4), st.data())
+def test_what_is_counted_is_what_the_parser_would_find(texts, data):
+    whole = b"".join(chunk(frame(text)) for text in texts)
+    at = data.draw(st.integers(0, len(whole)))
+    cut = data.draw(st.integers(at, min(len(whole), at + 3)))
+    candidate = whole[:at] + data.draw(st.binary(max_size=4)) + whole[cut:]
+    if count := learnt().count(candidate):
+        body = parsed(candidate)
+        assert body.chunks == count == body.data.count(b'"finish_reason":null')
+
+
 def test_a_frame_without_a_string_value_is_not_learnt():
     shape = Shape()
     shape.learn(b'data: {"choices":[{"index":0,"delta":{},"finish_reason":null}]}\n\n')
