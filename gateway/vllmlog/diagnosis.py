@@ -23,7 +23,7 @@ from typing import Final
 from gateway.vllmlog import endings
 from gateway.vllmlog.errors import is_quiet
 from gateway.vllmlog.lines import Line, read
-from gateway.vllmlog.places import place_of
+from gateway.vllmlog.places import place_of, when_of
 from gateway.vllmlog.rules.rule import HINT, Rule, told
 from gateway.vllmlog.search import Match, errors, matches
 from gateway.vllmlog.starts import DEAD, WORKS, Start, split
@@ -31,9 +31,12 @@ from gateway.vllmlog.verdict import Action, Confidence, Diagnosis, Kind, Remedy,
 
 __all__ = ["Action", "Confidence", "Diagnosis", "Kind", "Remedy", "When", "diagnose"]
 
+_SAID_ERROR: Final = frozenset({"ERROR", "CRITICAL"})
 _SAYS_LITTLE: Final = frozenset({Kind.UNKNOWN, Kind.ENGINE_INIT})
 _SAYS_NO_CAUSE: Final = _SAYS_LITTLE | {Kind.ENGINE_DEAD}
-_INTERRUPT: Final = re.compile(r"^(?:KeyboardInterrupt|asyncio\.exceptions\.CancelledError)\b")
+_INTERRUPT: Final = re.compile(
+    r"^(?:KeyboardInterrupt|asyncio\.exceptions\.CancelledError)\b(?!: Cancelled by)"
+)
 _GOING: Final = re.compile(r"[Ss]hut|[Tt]erminat|exit|destroy|leaked")  # what a process says last
 _LIVES: Final = re.compile(r"Avg prompt throughput: |HTTP/[\d.]+\" 200")
 _NATIVE: Final = re.compile(r"RuntimeError|AcceleratorError|Import|ModuleNotFound")
@@ -135,6 +138,9 @@ def _while_starting(start: Start, end: int) -> Diagnosis | None:
         return endings.unknown_error(start, cause, When.STARTUP)
     if proven:
         return endings.no_cause(start)
+    logged = [at for at in range(start.progress + 1, end) if start.lines[at].level in _SAID_ERROR]
+    if logged and _ends_with(start, logged[-1:], end):
+        return endings.unknown_error(start, logged[0], When.STARTUP)
     return endings.wait_at_start(start) if end == len(start.lines) and not raised else None
 
 
@@ -167,7 +173,7 @@ def _interrupted(start: Start, place: int) -> Diagnosis:
 
 
 def _while_serving(start: Start, served: int, end: int) -> Diagnosis | None:
-    died = start.first(DEAD, served)
+    died = start.died_after(served)
     if died is not None and died >= end:
         died = None
     recent = _survivors(start, served, end if died is None else died)
@@ -176,9 +182,11 @@ def _while_serving(start: Start, served: int, end: int) -> Diagnosis | None:
         return told(*found[0], When.SERVING, found)
     if died is not None:
         return _death(start, _last_work(start, served, died), died, end, found)
-    raised = errors(start, served, end) if start.served is None else []
-    if raised and _ends_with(start, raised, end):
-        return endings.unknown_error(start, raised[0], When.SERVING)
+    last = [at for at in errors(start, recent, end) if _of_engine(start, at)]
+    if last and (
+        _ends_with(start, last, end) if start.served is None else start.idle_after(last[-1])
+    ):
+        return endings.unknown_error(start, last[0], When.SERVING)
     refused = matches(start, 0, end, lambda rule: rule.request)
     return endings.hang(start, served, end) or (
         told(*refused[0], When.SERVING, refused) if refused else None
@@ -206,6 +214,11 @@ def _death(start: Start, begin: int, died: int, end: int, hints: list[Match]) ->
         return told(*hints[0], When.SERVING, hints)
     worded = (at for at in start.raised if died <= at < end and DEAD.search(start.lines[at].text))
     return endings.unknown_error(start, next(worded, died), When.SERVING)
+
+
+def _of_engine(start: Start, at: int) -> bool:
+    """Whether an exception went through the engine's loop, or is all that an excerpt shows."""
+    return start.served is None or when_of(list(start.raised[at].frames)) is When.SERVING
 
 
 def _by_server(line: Line) -> bool:

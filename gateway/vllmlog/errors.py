@@ -20,8 +20,10 @@ _NAMED: Final = re.compile(
     r"^(?:ERROR: +)?(?:[A-Za-z_]\w{0,60}\.){0,8}"
     r"[A-Z]\w{0,60}(?:Error|Exception|Interrupt|Exit|Timeout|Failed)(?:\(\w{1,60}\))?(?::|$)"
 )
+# Below the frames of a traceback: any name of a module, or one that begins as a class does.
 _ENDS_TRACEBACK: Final = re.compile(
-    r"^(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Za-z_]\w{0,60}(?:\(\w{1,60}\))?(?:: |:?$)"
+    r"^(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:\(\w{1,60}\)(?=:))?(?:: |:?$)"
+    r"|^(?:[A-Za-z_]\w{0,60}\.){1,8}[a-z_]\w{0,60}: "
 )
 _FILE: Final = re.compile(r'^ {0,4}File "')
 # Exceptions that only pass on that something else failed, or that mean nothing.
@@ -30,7 +32,8 @@ _WRAPPER: Final = re.compile(
     r"|See stack trace|Worker failed with error|RuntimeError: cancelled|Operation not supported"
     r"|CancelledError|SystemExit|GeneratorExit|ensure_kv_transfer_shutdown|HandlerFileNotFoundError"
     r"|BrokenPipeError|EOFError|^RuntimeError: Engine |ProcessExited|ChildFailedError"
-    r"|CalledProcessError|MessageFactory|ZMQError: (?:Operation|Socket)|RayTaskError\(|ExceptionGroup: "
+    r"|CalledProcessError|MessageFactory|Error raised in subprocess|ZMQError: (?:Operation|Socket)"
+    r"|RayTaskError\(|ExceptionGroup: "
 )
 # What native code and schedulers print, without a logger and without an exception.
 _NATIVE: Final = re.compile(
@@ -44,6 +47,8 @@ _ADVICE: Final = re.compile(
     r"|For further information visit|Note: |Since the operator is called asynchronously)"
 )
 
+_SETTINGS: Final = re.compile(r"(?:\b\w{1,60}=[^,=]{0,80}, ){4}")  # a dump of arguments
+
 
 @dataclass(frozen=True, slots=True)
 class Raised:
@@ -51,6 +56,7 @@ class Raised:
 
     place: int
     name: str  # with its module, such as torch.OutOfMemoryError
+    said: str = ""  # the whole line, without its prefixes
     frames: tuple[str, ...] = ()  # `File "...", line 1, in function`, the innermost last
     code: str = ""  # the source line that raised it
 
@@ -63,6 +69,11 @@ def is_quiet(line: Line) -> bool:
 def is_advice(line: Line) -> bool:
     """Whether it only says what to do or where to read about an error: proof of nothing."""
     return _ADVICE.match(line.text) is not None
+
+
+def is_listing(line: Line) -> bool:
+    """Whether it lists settings, as a server does before it starts."""
+    return _SETTINGS.search(line.text) is not None
 
 
 def passes_on(line: Line) -> bool:
@@ -96,6 +107,13 @@ def raised_in(lines: Sequence[Line]) -> dict[int, Raised]:
         if ends.match(text) or _NAMED.match(text):
             name = text.removeprefix("ERROR: ").strip().partition(":")[0]
             found[place] = Raised(
-                place, name, tuple(frames.pop(who, ())[-_KEPT_FRAMES:]), code.pop(who, "")
+                place, name, text, tuple(frames.pop(who, ())[-_KEPT_FRAMES:]), code.pop(who, "")
             )
+    for who, cut in frames.items():  # the log ends before it says which exception it was
+        if code[who].startswith(("assert ", "raise ")) and len(cut) > 1:
+            name = "AssertionError" if code[who].startswith("assert") else "Exception"
+            place = max(
+                at for at, line in enumerate(lines) if line.process == who and line.is_frame
+            )
+            found[place] = Raised(place, name, "", tuple(cut[-_KEPT_FRAMES:]), code[who])
     return found

@@ -36,12 +36,13 @@ _PREFIX: Final = re.compile(
   | \[(?P<boxed>DEBUG|INFO|WARNING|ERROR|CRITICAL)\]\ ?
   | (?P<plain>DEBUG|INFO|WARNING|ERROR|CRITICAL)\ [\w./-]{1,80}:\d{1,6}:[ ]
   | \[(?P<native>[IWEF])\d{3,4}\ \d\d:\d\d:\d\d[.\d]{0,12}\ [\w.-]{1,80}:\d{1,6}\]\ ?   # torch's own
+  | (?P<glog>[IWEF])\d{4}\ \d\d:\d\d:\d\d\.\d{1,9}\ {1,8}\d{1,9}\ [\w.-]{1,80}:\d{1,6}\]\ ?
   | [\w.-]{1,80}:\d{1,9}:\d{1,9}\ (?:\[[^]\s]{1,20}\]\ )?NCCL\ (?P<nccl>INFO|WARN|TRACE|VERSION)\ ?
   | \[(?:rank|default)\d{1,4}\]:\ ?
   | \[pod/[^\]\s]{1,200}\]\ ?
   | [\w.-]{1,80}[ ]{1,40}\|\ ?                                        # docker compose
   | [ +]{1,16}\|\ (?=\ |Traceback|[A-Za-z_.]{1,80}:\ )                # groups of exceptions
-  | \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d)\ (?:std(?:out|err)\ [FP]\ )?
+  | \[?\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d)\]?\ (?:std(?:out|err)\ [FP]\ )?
   | \[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?\ +
   | [A-Z][a-z][a-z]\ [ \d]\d\ \d\d:\d\d:\d\d(?:\.\d{1,9})?\ [\w.-]{1,80}\ [\w@./\\-]{1,80}(?:\[\d{1,9}\])?:\ ?
   | \d{1,4}:\ (?=[\[(A-Z])                                            # srun --label
@@ -49,7 +50,7 @@ _PREFIX: Final = re.compile(
     re.VERBOSE,
 )
 
-_LEVELS: Final = ("level", "short", "std", "boxed", "plain", "native", "nccl")
+_LEVELS: Final = ("level", "short", "std", "boxed", "plain", "native", "glog", "nccl")
 _SPELT: Final = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL", "FATAL": "CRITICAL",
                  "WARN": "WARNING", "TRACE": "DEBUG", "VERSION": "INFO"}  # fmt: skip
 
@@ -57,7 +58,7 @@ _SPELT: Final = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL", "FA
 _HEAD: Final = re.compile(
     r"\((?:APIServer|ApiServer|EngineCore|Worker|VllmWorker)\w{0,30}(?: pid=\d|\))"
     r"|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: \d\d-\d\d \d\d:\d\d:\d\d |:     \S)"
-    r"|Traceback \(most recent call last\):"
+    r"|Traceback \(most recent call last\):|  File \""
 )
 _PREFIX_CHARS: Final = 120
 _FORMS: Final = 4  # of unknown prefixes in one log, at most: stdout and stderr, two servers
@@ -145,16 +146,20 @@ def _parsed(raw: str, number: int, forms: Sequence[re.Pattern[str]]) -> Line:
 def _unknown_prefixes(rows: Sequence[str]) -> list[re.Pattern[str]]:
     """Return the forms of what stands before vLLM's own head in several lines, digits aside."""
     seen: Counter[str] = Counter()
+    indent = min((len(row) - len(row.lstrip(" ")) for row in rows if row.strip()), default=0)
+    if indent:
+        seen[" " * indent] = len(rows) + 1
     for row in rows:
         head = _HEAD.search(row, 0, _PREFIX_CHARS + 40)
         if head is not None and 0 < head.start() <= _PREFIX_CHARS:
             before = row[: head.start()]
-            if parse(before).text.strip() or not before.strip():
+            rest = parse(before).text
+            if not before.strip() or rest.strip() and not _FRESH.match(rest.strip()):
                 seen[re.sub(r"\d+", "0", before)] += 1
+    forms = [form for form, count in seen.most_common(_FORMS) if count > 1]
     return [
         re.compile(r"\d+".join(map(re.escape, form.split("0"))))
-        for form, count in seen.most_common(_FORMS)
-        if count > 1
+        for form in sorted(forms, key=len, reverse=True)
     ]
 
 

@@ -13,6 +13,18 @@ from gateway.vllmlog.errors import Raised
 from gateway.vllmlog.verdict import Kind, Remedy, When
 
 _INNERMOST: Final = 25  # frames that are asked
+# A mistake in a program, or versions that do not fit: where it happens says nothing about why.
+_MISTAKES: Final = frozenset(
+    {
+        "AttributeError",
+        "NameError",
+        "TypeError",
+        "UnboundLocalError",
+        "ZeroDivisionError",
+        "RecursionError",
+    }
+)
+_FLAG: Final = re.compile(r"--[a-z][\w-]+")  # but vLLM refuses flags with a TypeError as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +37,7 @@ class Place:
     frames: str = "(?!)"  # searched in `File "...", line 1, in function`
     types: str = ""  # of the exception, whose last name is matched as a whole; empty: any
     alone: str = "(?!)"  # types that tell it wherever they are raised
+    words: str = "(?!)"  # of any exception, wherever it is raised
 
 
 def _helps(why: str, flag: str = "") -> tuple[Remedy, ...]:
@@ -52,6 +65,8 @@ PLACES: Final = (
     Place(Kind.OTHER, "while importing a package",
           _helps("install the package, in the version that the line names"), _IMPORTING,
           alone="ImportError|ModuleNotFoundError|DistributionNotFound|VersionConflict|PackageNotFoundError"),
+    Place(Kind.OTHER, "because two packages do not fit together", _helps("the versions that vLLM pins"),
+          words=r"unexpected keyword argument|required positional argument|takes \d+ positional arguments?"),
     Place(Kind.MODEL_NOT_FOUND, "because the model was not found",
           _helps("the folder or the hub's exact name", "--model"),
           r"transformers_utils/(?:config|repo_utils|utils)\.py|configuration_utils\.py|utils/hub\.py"
@@ -67,6 +82,8 @@ PLACES: Final = (
     Place(Kind.CHAT_TEMPLATE, "while reading the chat template",
           _helps("a .jinja file for this model", "--chat-template"),
           r"/jinja2/|chat_template", alone=r"Template\w{0,20}Error|TemplateNotFound|UndefinedError"),
+    Place(Kind.NO_KERNEL, "because a kernel does not run on this GPU", _helps("a build for this GPU"),
+          r"in (?:cutlass|deep_gemm|fp8_gemm)\w*$", "RuntimeError"),
     Place(Kind.QUANTIZATION, "while setting up the quantisation",
           _helps("another checkpoint, or a version of vLLM that knows this one", "--quantization"),
           r"/quantization/|fused_moe/(?:oracle|experts)|/compressed_tensors/|/bitsandbytes/|/quantizers/"
@@ -94,15 +111,21 @@ PLACES: Final = (
           alone="OutOfResources|PTXASError|NoTritonConfigsError"),
     Place(Kind.UNSUPPORTED_ARCHITECTURE, "while looking for the model's code",
           _helps("upgrade vLLM and transformers"),
-          r"models/registry\.py|model_loader/utils\.py|/transformers/models/auto/|dynamic_module_utils\.py"
+          r"models/registry\.py|in get_model_architecture$|/transformers/models/auto/|dynamic_module_utils\.py"
           r"|config/model_arch|transformers_utils/config\.py", _UNFIT),
     Place(Kind.BAD_ARGUMENT, "while checking the settings",
           _helps("change or remove the setting that the error names"),
-          r"engine/arg_utils\.py|vllm/config(?:/\w+)?\.py|cli_args\.py|argparse(?:_utils)?\.py|/platforms/\w+\.py"
+          r"engine/arg_utils\.py|vllm/config(?:/\w+)?\.py|cli_args\.py|argparse(?:_utils)?\.py"
           r"|in (?:check_and_update_config|validate_\w*args\w*|create_engine_config)$", _REFUSES),
 )  # fmt: skip
 _ROWS: Final = tuple(
-    (row, re.compile(row.frames), re.compile(row.types or ".*"), re.compile(row.alone))
+    (
+        row,
+        re.compile(row.frames),
+        re.compile(row.types or ".*"),
+        re.compile(row.alone),
+        re.compile(row.words),
+    )
     for row in PLACES
 )
 
@@ -124,11 +147,13 @@ _STEPPING: Final = re.compile(
 def place_of(error: Raised) -> Place | None:
     """Return what an exception is about; None where neither its type nor its frames tell."""
     name = error.name.rpartition(".")[2]
-    for row, _, _, alone in _ROWS:
-        if alone.fullmatch(name):
+    for row, _, _, alone, words in _ROWS:
+        if alone.fullmatch(name) or words.search(error.said):
             return row
+    if name in _MISTAKES and not _FLAG.search(error.said):
+        return None
     for frame in reversed(error.frames[-_INNERMOST:]):
-        for row, frames, types, _ in _ROWS:
+        for row, frames, types, _, _ in _ROWS:
             if frames.search(frame) and types.fullmatch(name):
                 return row
     return None

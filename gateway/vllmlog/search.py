@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from gateway.vllmlog.errors import is_advice, is_native, is_quiet, passes_on
+from gateway.vllmlog.errors import is_advice, is_listing, is_quiet, passes_on
 from gateway.vllmlog.rules import arguments, devices, memory, models, runtime
 from gateway.vllmlog.rules.rule import Found, Rule
 from gateway.vllmlog.starts import Start
@@ -59,21 +59,18 @@ def matches(
         if line.is_frame or (line.text, quiet) in read or is_advice(line):
             continue
         read.add((line.text, quiet))
-        if serious and not quiet and not _is_serious(start, place):
+        if (serious and not quiet or is_listing(line)) and not Found(start, place).is_error:
             continue
+        error = start.raised.get(place)
+        text = line.text if error is None or ":" in line.text else f"{line.text} {error.code}"
         for rule, pattern in loud if quiet else all_rules:
             before = found.get(rule.name)
             if before is not None and not _proves_more(before[1], start, place):
                 continue
-            match = pattern.search(line.text)
+            match = pattern.search(text)
             if match is not None:
                 found[rule.name] = rule, Found(start, place, _groups(start, place, pattern, match))
     return sorted(found.values(), key=lambda each: (each[0].rank, each[1].place))
-
-
-def _is_serious(start: Start, place: int) -> bool:
-    line = start.lines[place]
-    return line.level in ("ERROR", "CRITICAL") or place in start.raised or is_native(line)
 
 
 def _proves_more(before: Found, start: Start, place: int) -> bool:

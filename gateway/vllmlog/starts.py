@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Final
 
 from gateway.vllmlog.errors import Raised, raised_in
@@ -31,17 +31,17 @@ _ANEW: Final = re.compile(r"^Automatically detected platform |^Started server pr
 
 _READY: Final = re.compile(
     r"Application (?:startup|shutdown) complete"
-    r"|Avg prompt throughput: |\[shutdown\] API server: "
+    r"|Avg prompt throughput: |\[shutdown\] API server: |^(?:Received|Finished|Added) request "
     r"|\"(?:GET|POST) /\S{0,200} HTTP/[\d.]+\" [234]\d\d\b"
     r"|^Uvicorn running on "
 )
+_BAR: Final = re.compile(r"it/s\]|s/it\]")  # a progress bar is drawn once more when all is over
 _UNDER_WAY: Final = range(Stage.CONFIG, Stage.WARM_UP)  # what only a start says
 # Someone asked it to stop. uvicorn's own words come after an engine's death too: see `Start.stopped`.
 _ASKED_TO_STOP: Final = re.compile(
     r"\[shutdown\] API server: |\[shutdown\] EngineCore: trigger received signal"
     r"|^Shutting down FastAPI HTTP server"
     r"|^Engine is gracefully shutting down"
-    r"|^vLLM ZMQ RPC Server was interrupted"
     r"|MQLLMEngine terminated|^Received signal \d+"
     r"|port \d+ is used by process "
 )
@@ -65,10 +65,12 @@ NOT_STARTED: Final = re.compile(
     r"Engine core initialization failed|EngineCore failed to start|WorkerProc failed to start"
     r"|WorkerProc initialization failed|Engine process failed to start"
     r"|Application startup failed|Frontend process failed during engine core"
-    r"|EngineCore_?\S* hit an exception|Timed out waiting for engine"
+    r"|Timed out waiting for engine"
 )
+_HIT: Final = re.compile(r"EngineCore_?\S* hit an exception")  # older: while it started or served
 
 # That it computes: a throughput above zero, or a request that was answered.
+_SIGNS: Final = 2
 WORKS: Final = re.compile(r"generation throughput: (?!0\.0 )|\"POST \S{1,200} HTTP/[\d.]+\" 2\d\d")
 
 # What is not said before a start: an excerpt that begins with it is of an earlier one.
@@ -105,6 +107,11 @@ class Start:
         if ready is None and not self.has_server:
             ready = self.engine_up
         return ready
+
+    def idle_after(self, place: int) -> bool:
+        """Whether it did not work on after an error; the throughput is told one interval late."""
+        signs = (at for at in range(place, len(self.lines)) if WORKS.search(self.lines[at].text))
+        return len(list(islice(signs, _SIGNS))) < _SIGNS
 
     def when(self, end: int) -> When | None:
         """Tell by the frames before `end` what it was doing; None where they do not tell."""
@@ -144,18 +151,36 @@ class Start:
     @cached_property
     def progress(self) -> int:
         """The place of the last milestone of starting up; -1 if there is none."""
-        under_way = (at for at, each in self.milestones.items() if each.stage in _UNDER_WAY)
+        under_way = (
+            at
+            for at, each in self.milestones.items()
+            if each.stage in _UNDER_WAY and not _BAR.search(self.lines[at].text)
+        )
         return max(under_way, default=-1)
 
     @cached_property
     def died(self) -> int | None:
         """Where the engine's death was first told."""
-        return self.first(DEAD)
+        return self.died_after(0)
+
+    def died_after(self, place: int) -> int | None:
+        """Return where the engine's death is first told from a place on."""
+        told = (self.first(DEAD, place), self._hit(When.SERVING, place))
+        return min((at for at in told if at is not None), default=None)
 
     @cached_property
     def failed(self) -> int | None:
         """Where it was first told that it cannot start."""
-        return self.first(NOT_STARTED)
+        told = (self.first(NOT_STARTED), self._hit(When.STARTUP))
+        return min((at for at in told if at is not None), default=None)
+
+    def _hit(self, when: When, place: int = 0) -> int | None:
+        at = self.first(_HIT, place)
+        if at is None:
+            return None
+        error = next((each for place, each in self.raised.items() if place >= at), None)
+        stepped = error is not None and when_of(list(error.frames)) is When.SERVING
+        return at if stepped == (when is When.SERVING) else None
 
     @cached_property
     def stopped(self) -> int | None:

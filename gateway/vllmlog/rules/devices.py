@@ -113,7 +113,7 @@ RULES: Final[tuple[Rule, ...]] = (
          r"|Unable to initialize backend '(?:tpu|cuda|rocm|xpu)'|Can't initialize NPU|CUDA unknown error"
          r"|devices? \(?s?\)? ?(?:is|are) busy or unavailable|local rank \d+ is out of bounds"
          r"|Device string must not be empty|invalid device ordinal|no CUDA-capable device is detected"
-         r"|CUDA_ERROR_NO_DEVICE|--device-ids index \d+ is out of range"
+         r"|CUDA_ERROR_NO_DEVICE|device < num_gpus|TPU initialization failed|--device-ids index \d+ is out of range"
          r"|NVMLError_LibraryNotFound|NVML Shared Library Not Found",
          "No GPU, or not the one that was named, is visible to this process.",
          remedies=(_VISIBLE, Remedy("VLLM_LOGGING_LEVEL", "DEBUG", "says why no platform was found")),
@@ -124,7 +124,7 @@ RULES: Final[tuple[Rule, ...]] = (
          _split_cause, remedies=_split),
     Rule("divisible", Kind.TP_NOT_DIVISIBLE,
          r"\b(?P<heads>\d{1,9}) is not divisible by (?P<size>\d{1,9})$|must be divisible by (?:the )?(?:tensor|tp)[ _]"
-         r"|is not divisible by (?:weight quantization|tensor parallel|tp_size)",
+         r"|is not divisible by (?:weight quantization|tensor parallel|tp_size)|% \w{0,20}(?:tp|world)_size == 0",
          "A dimension of the model cannot be divided by the tensor parallel size.", rank=1,
          remedies=(Remedy("--tensor-parallel-size", None, "a size that divides the model's dimensions"),)),
     Rule("no_kernel", Kind.NO_KERNEL,
@@ -196,8 +196,8 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("rendezvous", Kind.NCCL,
          r"DistNetworkError|The client socket has (?:failed|timed out)|Connection closed by peer"
          r"|Gloo connectFullMesh failed"
-         r"|DistStoreError|wait timeout after \d+ms",
-         "The processes of the engine could not connect to each other.", restart=True, rank=1,
+         r"|DistStoreError|wait timeout after \d+ms|gloo/transport/",
+         "The processes of the engine lost the connection to each other.", restart=True, rank=1, serving=True,
          remedies=(Remedy("VLLM_HOST_IP", None, "the address that the other processes reach"),
                    Remedy("NCCL_SOCKET_IFNAME", None, "the network interface between them"),
                    Remedy("GLOO_SOCKET_IFNAME", None, "the same for gloo"))),

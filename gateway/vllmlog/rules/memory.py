@@ -43,10 +43,13 @@ def when_out_of_memory(found: Found) -> Kind:
             return Kind.OOM_RUNTIME
         if _LOADING.search(frame):
             return Kind.OOM_LOAD
-    error = found.start.raised.get(found.place)
     start = found.start
+    error = start.raised.get(found.place)
     if error is not None and any("vllm" in frame for frame in error.frames):
         return Kind.OOM_RUNTIME  # not below what loads
+    below = [line.text for line in start.lines[found.place :] if line.is_frame]
+    if any(_RUNNING.search(frame) for frame in below):
+        return Kind.OOM_RUNTIME
     loaded = start.loaded is not None and start.loaded < found.place
     running = loaded or start.engine_up is not None or start.served is not None
     return Kind.OOM_RUNTIME if running or start.died is not None else Kind.OOM_LOAD
@@ -308,14 +311,15 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("oom", Kind.OOM_RUNTIME,
          r"(?:CUDA|HIP|XPU|NPU|TPU|HPU) out of memory|torch\.(?:\w{1,8}\.)?OutOfMemoryError|RESOURCE_EXHAUSTED"
          r"|(?:CUDA|HIP|XPU|NPU) [Ee]rror: out of memory|cudaErrorMemoryAllocation|hipErrorOutOfMemory"
-         r"|\w+_STATUS_ALLOC_FAILED|(?:UR|ZE)_RESULT_ERROR_OUT_OF_DEVICE_MEMORY|[Rr]an out of memory in memory space"
+         r"|\w+_STATUS_ALLOC_FAILED|exceeded scoped vmem limit|(?:UR|ZE)_RESULT_ERROR_OUT_OF_DEVICE_MEMORY"
+         r"|[Rr]an out of memory in memory space|nrt_tensor_allocate"
          r"|[Ff]ailed to allocate (?:device|GPU|HBM) memory|(?:malloc|alloc)\w* device memory failed",
-         _oom_cause, remedies=_oom, refine=when_out_of_memory, serving=True),
+         _oom_cause, remedies=_oom, refine=when_out_of_memory, serving=True, place_tells=True),
     Rule("oom_load", Kind.OOM_LOAD, r"Failed to load model - not enough GPU memory",
          "The weights do not fit into the GPU's memory.", remedies=_oom, rank=1),
     Rule("shared_memory", Kind.HOST_MEMORY,
          r"No space left on device.{0,80}(?:/dev/shm|psm_)|(?:/dev/shm|psm_).{0,80}No space left on device"
-         r"|insufficient shared memory|Bus error",
+         r"|[Ii]nsufficient (?:shared memory|space in /dev/shm)|Bus error",
          "Shared memory (/dev/shm) is too small.", remedies=_shm, serving=True),
     Rule("host_memory", Kind.HOST_MEMORY,
          r"Cannot allocate memory|can't allocate memory|^MemoryError\b|std::bad_alloc"

@@ -17,7 +17,7 @@ _PATH: Final = Remedy(
 )
 _UPGRADE: Final = Remedy("", None, "upgrade vLLM and transformers")
 _QUANTIZED: Final = re.compile(
-    r"\.\w*(?:scales?|scale_inv|scale_2|zeros?|zero_point|qweight|absmax|quant_\w+|g_idx|deq_\w+)['\"]"
+    r"\.\w*(?:scales?|scale_inv|scale_2|zeros?|zero_point|qweight|absmax|quant_\w+|g_idx|deq_\w+|qweight_type)['\"]"
 )
 _AGAIN: Final = Remedy("", None, "download the checkpoint again and compare its checksums")
 
@@ -108,10 +108,11 @@ RULES: Final[tuple[Rule, ...]] = (
          r"|There is no module or parameter named|weight .{1,200} not found in|Missing key\(s\) in state_dict"
          r"|Unexpected key\(s\) in state_dict|loaded_weight",
          "The checkpoint's weights do not fit the model that its config describes.",
-         remedies=(Remedy("", None, "a checkpoint that matches config.json (and the draft model its target)"), _AGAIN)),
+         remedies=(Remedy("", None, "a checkpoint that matches config.json (and the draft model its target)"), _AGAIN),
+         refine=_of_weight),
     Rule("weights_key", Kind.WEIGHTS,
-         r"^(?:KeyError: )['\"](?:\w+\.)*(?:layers|model|lm_head|embed|visual|vision|language_model"
-         r"|blocks)\.[\w.]+['\"]",
+         r"^KeyError: ['\"](?:(?:\w+\.)*(?:layers|model|lm_head|embed|visual|vision|language_model|blocks)\.[\w.]+"
+         r"|(?:\w+\.)+(?:weight|bias|\w*scales?|q?zeros|qweight|absmax))['\"]",
          "The checkpoint has a weight that this implementation of the model does not know.",
          remedies=(Remedy("", None, "a checkpoint, or a version of vLLM, in which they match"), _UPGRADE), rank=1,
          refine=_of_weight),
@@ -124,10 +125,10 @@ RULES: Final[tuple[Rule, ...]] = (
          r"|initializing)) "
          r"(?:slow |fast |image |video |feature )?(?:tokenizer|processor|extractor)|Tokenizer class \S+ does not exist"
          r"|has no attribute '?(?:all_special_tokens\w*|added_tokens\w*|is_fast|vocab_size|get_vocab\w*)"
-         r"|TokenizersBackend has no attribute|data did not match any variant of untagged enum"
+         r"|Tokenizers?\w*'? (?:object )?has no attribute|data did not match any variant of untagged enum"
          r"|tokenizer\.(?:json|model|tiktoken).{0,80}(?:not found|missing|No such file)|Error parsing line b"
          r"|Converting from (?:SentencePiece|Tiktoken)|vocab_file.{0,40}None"
-         r"|argument of type 'NoneType' is not iterable"
+         r"|argument of type 'NoneType' is not iterable|Received an? \w{0,60}Tokenizer\w* for argument"
          r"|^TypeError: not a string$",
          "The tokenizer's files and the installed tokenizer libraries are not compatible.",
          remedies=(Remedy("--tokenizer", None, "the base model's tokenizer"),
@@ -186,7 +187,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("lora_missing", Kind.LORA,
          r"Loading lora .{1,200} failed|No adapter found for|Call to add_lora method failed"
          r"|does not support LoRA|Unsupported LoRA weight|is expected target modules|max_cpu_loras",
-         "An adapter given at start cannot be loaded.", rank=1,
+         "An adapter cannot be loaded.", rank=1, serving=True,
          remedies=(Remedy("--lora-modules", None, "adapters whose folder exists and that fit the model"),
                    Remedy("--max-lora-rank", None, "at least the adapter's rank"))),
     Rule("context_length", Kind.CONTEXT_LENGTH,

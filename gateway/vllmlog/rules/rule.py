@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
+from gateway.vllmlog.errors import is_native
 from gateway.vllmlog.lines import Line
 from gateway.vllmlog.starts import Start
 from gateway.vllmlog.verdict import (
@@ -34,6 +35,13 @@ class Found:
     def line(self) -> Line:
         """The line itself."""
         return self.start.lines[self.place]
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the line is an error by its form, not only by words that may stand anywhere."""
+        line = self.line
+        raised = line.level in ("ERROR", "CRITICAL") or self.place in self.start.raised
+        return raised or is_native(line) or "error: " in line.text
 
     @cached_property
     def before(self) -> str:
@@ -76,6 +84,7 @@ class Rule:
     any_level: bool = False  # vLLM logs it at INFO or WARNING
     restart: bool | None = None  # whether a restart alone can help; None: as the stage says
     refine: Callable[[Found], Kind] | None = None  # the class, when it depends on the place
+    place_tells: bool = False  # the class is sure only where frames or milestones are told
     look_at: str = ""
 
 
@@ -84,6 +93,10 @@ def told(rule: Rule, found: Found, when: When, matches: Sequence[tuple[Rule, Fou
     kind = rule.refine(found) if rule.refine else rule.kind
     if kind is Kind.OOM_LOAD and when is When.SERVING:
         kind = Kind.OOM_RUNTIME
+    # What depends on the place is a guess in an excerpt that shows none.
+    start = found.start
+    guessed = rule.place_tells and not (start.milestones or found.before or start.served)
+    guessed = guessed or not found.is_error
     others = [each.kind for each, _ in matches if each.kind not in (kind, rule.kind)]
     if when is When.STARTUP and found.start.failed is not None:
         others.append(Kind.ENGINE_INIT)
@@ -97,7 +110,7 @@ def told(rule: Rule, found: Found, when: When, matches: Sequence[tuple[Rule, Fou
         found.line.number,
         remedies=rule.remedies(found) if callable(rule.remedies) else rule.remedies,
         restart_helps=when is When.SERVING if rule.restart is None else rule.restart,
-        confidence=Confidence.HIGH if rule.rank == 0 else Confidence.MEDIUM,
+        confidence=Confidence.HIGH if rule.rank == 0 and not guessed else Confidence.MEDIUM,
         rule=rule.name,
         secondary=tuple(dict.fromkeys(others)),
         look_at=rule.look_at,

@@ -114,7 +114,7 @@ RULES: Final[tuple[Rule, ...]] = (
          "The job was ended from outside, by its scheduler.", serving=True, restart=None, rank=1,
          remedies=(Remedy("", None, "a longer time limit, if it was that"),)),
     Rule("rpc_timeout", Kind.EXECUTE_TIMEOUT,
-         r"RPC call to (?P<call>\w+) timed out|(?:execute_model|sample_tokens).{0,60}timed out",
+         r"RPC call to (?P<call>\w+) timed out|(?:execute_model|sample_tokens).{0,60}timed out|RayChannelTimeoutError",
          "A worker did not answer {call} in time: a GPU or a collective hangs.", serving=True, restart=True,
          remedies=(_RESTART, Remedy("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "600", "if steps may really take that "
              "long"),
