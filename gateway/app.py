@@ -260,19 +260,17 @@ async def run(process: Process, sockets: tuple[socket.socket, socket.socket] | N
     )
     try:
         async with asyncio.TaskGroup() as group:
+            supervised = group.create_task(process.supervisor.run(), name="supervisor")
             background = [
                 group.create_task(process.watchers.run(), name="watchers"),
-                group.create_task(process.supervisor.run(), name="supervisor"),
                 group.create_task(process.adapter_loader.run(), name="adapters"),
                 group.create_task(process.ledger.run(), name="ledger"),
                 group.create_task(_ticks(process), name="ticks"),
                 group.create_task(_watch_keys(process), name="keys"),
                 group.create_task(_reloads(process), name="reloads"),
             ]
-            servers = [
-                group.create_task(public.serve(sockets=[public_socket]), name="public listener"),
-                group.create_task(admin.serve(sockets=[admin_socket]), name="admin listener"),
-            ]
+            served = group.create_task(public.serve(sockets=[public_socket]), name="public")
+            operated = group.create_task(admin.serve(sockets=[admin_socket]), name="admin")
             gc.collect()
             gc.freeze()
             gc.set_threshold(*_GC_THRESHOLDS)
@@ -289,8 +287,11 @@ async def run(process: Process, sockets: tuple[socket.socket, socket.socket] | N
             process.handler.draining = True
             await drain(process.ingress.live, process.config.shutdown.grace, process.hurry)
             public.leave()
+            supervised.cancel()
+            await asyncio.wait([served, supervised])
+            await process.supervisor.close()  # operators can still see what holds it up
             admin.leave()
-            await asyncio.wait(servers)
+            await asyncio.wait([operated])
             for task in background:
                 task.cancel()
     finally:

@@ -56,6 +56,9 @@ class Slot:
         self.logs: asyncio.Event | None = None  # the log is read once this is set
         self.reading = False
         self.waiting = 0  # looks that waited so
+        self.lasts: asyncio.Event | None = (
+            None  # a server that is told to stop has stopped once this is set
+        )
         self.blind = ""  # why it cannot be looked at
         self.running = False
         self.pending = False  # its service manager is at work on it while it does not run
@@ -225,6 +228,8 @@ class Launching:
     async def stop(self, expected: Incarnation, *, grace_s: float) -> None:
         self._check(expected)
         self.slot.stops.append(grace_s)
+        if self.slot.lasts is not None:
+            await self.slot.lasts.wait()
         await self.slot.end()
         self.slot.exit_code = 0
 

@@ -80,6 +80,7 @@ class Supervisor:
         self._deathwatch = DeathWatch(table, self._lookout, timing)
         self._deathwatched: dict[str, Incarnation | None] = {}
         self._group: asyncio.TaskGroup | None = None
+        self._closed = False
         self._leases = Leases(store, clock)
         self._looks: dict[str, asyncio.Task[None]] = {}
         self._canaries: dict[str, asyncio.Task[None]] = {}
@@ -330,7 +331,10 @@ class Supervisor:
     # --- the end ------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Stop what was launched with `on_exit: stop`; what nobody stops runs on. Call it after `run`."""
+        """Stop, once, what was launched with `on_exit: stop`; the rest runs on. Call it after `run`."""
+        if self._closed:
+            return
+        self._closed = True
         await self.fleet.close()
         await self._leases.release()
 

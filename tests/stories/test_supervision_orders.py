@@ -489,6 +489,19 @@ async def test_at_the_end_what_was_launched_is_stopped_or_left_as_configured():
 
 
 @story
+async def test_operators_see_the_end_until_the_last_server_has_stopped():
+    async with machine() as on:
+        on["m/b1"].lasts = asyncio.Event()
+        async with fleet(on, *two(on)) as world:
+            world.process.stopping.set()
+            await world.until(lambda: on["m/b1"].stops)
+            assert (await world.admin("GET", "/livez")).status_code == 200
+            assert (await world.admin("GET", "/readyz")).status_code == 503
+            on["m/b1"].lasts.set()
+        assert not on["m/b1"].running
+
+
+@story
 async def test_at_the_end_what_was_being_drained_to_go_is_stopped_too():
     async with machine() as on:
         on["m/b1"].speed = on["m/b2"].speed = 1.0
