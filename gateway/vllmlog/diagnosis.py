@@ -129,7 +129,8 @@ def _while_starting(start: Start, end: int) -> Diagnosis | None:
         return _interrupted(start, interrupt)
     raised = errors(start, 0, end)
     late = [at for at in raised if at > start.progress]
-    ended = bool(raised) and (proven or _ends_with(start, late, end))
+    uncaught = [at for at in late if start.raised[at].uncaught]
+    ended = bool(raised) and (proven or bool(uncaught) or _ends_with(start, late, end))
     placed = next(filter(partial(_placed, start), late or raised), None) if ended else None
     if causes and not (placed is not None and _better_placed(start, placed, causes[0])):
         return told(*causes[0], When.STARTUP, found)

@@ -25,6 +25,7 @@ _ENDS_TRACEBACK: Final = re.compile(
     r"^(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:\(\w{1,60}\)(?=:))?(?:: |:?$)"
     r"|^(?:[A-Za-z_]\w{0,60}\.){1,8}[a-z_]\w{0,60}: "
 )
+_ENTRY: Final = re.compile(r"in (?:<module>|_run_module_as_main|_bootstrap)$")
 _FILE: Final = re.compile(r'^ {0,4}File "')
 # Exceptions that only pass on that something else failed, or that mean nothing.
 _WRAPPER: Final = re.compile(
@@ -59,6 +60,7 @@ class Raised:
     said: str = ""  # the whole line, without its prefixes
     frames: tuple[str, ...] = ()  # `File "...", line 1, in function`, the innermost last
     code: str = ""  # the source line that raised it
+    uncaught: bool = False  # it went out of a process, and Python printed it
 
 
 def is_quiet(line: Line) -> bool:
@@ -79,6 +81,11 @@ def is_listing(line: Line) -> bool:
 def passes_on(line: Line) -> bool:
     """Whether an exception only says that another one ended something."""
     return _WRAPPER.search(line.text) is not None
+
+
+def repeats(line: Line) -> bool:
+    """Whether it passes on the words of the other one as well."""
+    return "Worker failed with error" in line.text
 
 
 def is_native(line: Line) -> bool:
@@ -106,9 +113,10 @@ def raised_in(lines: Sequence[Line]) -> dict[int, Raised]:
         ends = _ENDS_TRACEBACK if frames.get(who) else _NAMED
         if ends.match(text) or _NAMED.match(text):
             name = text.removeprefix("ERROR: ").strip().partition(":")[0]
-            found[place] = Raised(
-                place, name, text, tuple(frames.pop(who, ())[-_KEPT_FRAMES:]), code.pop(who, "")
-            )
+            told = frames.pop(who, [])
+            uncaught = not line.level and bool(told) and _ENTRY.search(told[0]) is not None
+            inner = tuple(told[-_KEPT_FRAMES:])
+            found[place] = Raised(place, name, text, inner, code.pop(who, ""), uncaught)
     for who, cut in frames.items():  # the log ends before it says which exception it was
         if code[who].startswith(("assert ", "raise ")) and len(cut) > 1:
             name = "AssertionError" if code[who].startswith("assert") else "Exception"

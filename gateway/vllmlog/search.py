@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from gateway.vllmlog.errors import is_advice, is_listing, is_quiet, passes_on
+from gateway.vllmlog.errors import is_advice, is_listing, is_quiet, passes_on, repeats
 from gateway.vllmlog.rules import arguments, devices, memory, models, runtime
 from gateway.vllmlog.rules.rule import Found, Rule
 from gateway.vllmlog.starts import Start
@@ -27,8 +27,10 @@ _BURST: Final = 150  # lines between a log line about an error and the error its
 
 
 def errors(start: Start, begin: int, end: int) -> list[int]:
-    """Return the places of exceptions that say something themselves."""
-    return [at for at in start.raised if begin <= at < end and not passes_on(start.lines[at])]
+    """Return the places of exceptions that say something themselves, or else repeat what others said."""
+    raised = [at for at in start.raised if begin <= at < end]
+    own = [at for at in raised if not passes_on(start.lines[at])]
+    return own or [at for at in raised if repeats(start.lines[at])]
 
 
 def matches(

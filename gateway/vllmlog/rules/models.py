@@ -103,7 +103,7 @@ RULES: Final[tuple[Rule, ...]] = (
          "The checkpoint's files are missing, cut off or damaged.", restart=False,
          remedies=(_AGAIN, Remedy("--load-format", None, "if the weights are of another format"))),
     Rule("weights_shape", Kind.WEIGHTS,
-         r"(?:Attempted|Tried) to load weight.{0,120}size|size mismatch for |shape mismatch|does not match the shape"
+         r"(?:Attempted|Tried) to load weight.{0,120}size|size mismatch for "
          r"|Following weights were not initialized|weights were not initialized from checkpoint"
          r"|There is no module or parameter named|weight .{1,200} not found in|Missing key\(s\) in state_dict"
          r"|Unexpected key\(s\) in state_dict|loaded_weight",
@@ -112,7 +112,7 @@ RULES: Final[tuple[Rule, ...]] = (
          refine=_of_weight),
     Rule("weights_key", Kind.WEIGHTS,
          r"^KeyError: ['\"](?:(?:\w+\.)*(?:layers|model|lm_head|embed|visual|vision|language_model|blocks)\.[\w.]+"
-         r"|(?:\w+\.)+(?:weight|bias|\w*scales?|q?zeros|qweight|absmax))['\"]",
+         r"|(?:\w+\.)+(?:weight|bias|\w*scales?|q?zeros|qweight|absmax))['\"]|shape mismatch|does not match the shape",
          "The checkpoint has a weight that this implementation of the model does not know.",
          remedies=(Remedy("", None, "a checkpoint, or a version of vLLM, in which they match"), _UPGRADE), rank=1,
          refine=_of_weight),
