@@ -324,6 +324,8 @@ async def _ticks(process: Process) -> None:
         if now - due > _STOOD_STILL_S:
             process.table.forgive(process.clock.now())
         process.client.tick(now)
+        for backend, waits in process.client.waits():
+            process.table.listen(backend, waits, process.clock.now())
         process.ingress.tick(now)
         process.admin.tick(now)
         end_late(process.ingress.live, now, process.config.timeouts.total)

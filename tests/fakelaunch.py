@@ -67,6 +67,7 @@ class Slot:
         self.starting: asyncio.Task[None] | None = None
         self.speed = 0.0
         self.decode_step_s = 0.01
+        self.max_num_seqs = 64
         self.number = 0
 
     @property
@@ -115,6 +116,7 @@ class Slot:
             max_model_len=window,
             speed=self.speed,
             decode_step_s=self.decode_step_s,
+            max_num_seqs=self.max_num_seqs,
         )
         sim = SimServer(settings, script.faults)
         await sim.start()

@@ -187,6 +187,8 @@ class LoadSample:
     preemptions: float = 0.0
     asleep: bool = False
     running_adapters: tuple[str, ...] = ()
+    steps: float = 0.0  # sum of what every step may move, of those that make no token too
+    generation_tokens: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

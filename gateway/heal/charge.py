@@ -64,8 +64,7 @@ class Charge:
     memory: Memory = field(default_factory=Memory)
     weighed_at: float = -math.inf
     sampled_at: float = -math.inf
-    progress: float = -1.0
-    progress_at: float = 0.0  # when its counters last moved, or a canary came back
+    progress_at: float = 0.0  # when it last gave a sign of life, or a canary came back
     decision: Wait | Suspend | None = None  # why nothing is done about what ails it
     gone: bool = False  # it is no longer configured so: what is found out about it is nobody's
     suspended: bool = False  # it is left alone until an operator clears it

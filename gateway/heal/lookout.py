@@ -78,12 +78,11 @@ class Lookout:
             for line in lines:
                 charge.watch.heard(line, now)
         backend = charge.backend
+        charge.progress_at = max(charge.progress_at, backend.moved_at)
         sample = backend.sample
         if sample is None or sample.at == charge.sampled_at:
             return
         charge.sampled_at = sample.at
-        if sample.progress != charge.progress:
-            charge.progress, charge.progress_at = sample.progress, now
         limit = backend.limit
         warm = limit.ready_at is None or now - limit.ready_at >= limit.slow_start_s
         charge.pace.observe(sample, warm=warm and backend.phase is Phase.READY)
@@ -136,7 +135,7 @@ class Lookout:
         of, failed = runs(charge), ""
         for _ in range(_CANARIES):
             try:
-                await canary(charge.pages, charge.backend, timeout_s=self.timing.token_s)
+                await self._ask(charge)
             except FetchError as error:
                 failed = error.reason
             else:
@@ -154,6 +153,16 @@ class Lookout:
         if not _left(charge, of):
             charge.signs[Cause.FROZEN] = Sign(Cause.FROZEN, told)
         return False
+
+    async def _ask(self, charge: Charge) -> None:
+        """Ask for one token, with a deadline that fits its load; a sign of life meanwhile is as good."""
+        backend, now = charge.backend, self.clock.now()
+        timeout_s = backend.canary_s(self.timing.token_s, now)
+        try:
+            await canary(charge.pages, backend, timeout_s=timeout_s)
+        except FetchError as error:
+            if error.reason != "timeout" or backend.moved_at <= now:
+                raise
 
 
 def _left(charge: Charge, of: Incarnation) -> bool:

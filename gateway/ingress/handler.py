@@ -194,7 +194,7 @@ class Handler:
                     record.attempts += 1
                     record.backend_id, record.engine_id = backend.id, engine_id()
                     record.sent_at = now = self.clock.now()
-                    silence = Silence(settings.patience, now, backend.works)
+                    silence = Silence(settings.patience, now, backend.works, ask.need)
                     out = outgoing(down, ask, backend, record.engine_id, settings.salt(ask))
                     try:
                         reply = await self.client.connections(backend).send(

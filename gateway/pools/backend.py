@@ -13,6 +13,8 @@ from gateway.config.sockets import PREFIX
 from gateway.core.types import Endpoint, Exclusion, LoadSample, Phase, Route, ServedModel, Slot
 from gateway.pools.health import HealthState
 from gateway.pools.limit import Limit
+from gateway.pools.progress import moved
+from gateway.pools.pulse import Pulse
 from gateway.pools.room import Room
 
 # So long after its last request a reserve is kept for the highest class: whoever pauses to read or to
@@ -63,6 +65,7 @@ class Backend:
     highest_came_at: float = -math.inf  # to its pool, of the highest of several classes
     limit: Limit = field(default_factory=Limit)
     room: Room = field(default_factory=Room)
+    pulse: Pulse = field(default_factory=Pulse)
 
     # What it serves.
     models: dict[str, ServedModel] = field(default_factory=dict)
@@ -99,9 +102,28 @@ class Backend:
         A tenth of them may be on its way in or out. With fewer in the engine one may be lost.
         """
         ours = self.in_flight - self.since_scrape
-        moved = before is not None and sample.progress != before.progress
-        if moved and sample.running and sample.running + sample.waiting >= ours - ours // 10:
+        has_moved = before is not None and moved(before, sample)
+        if has_moved:
+            self.pulse.stepped(sample.at)
+        if has_moved and sample.running and sample.running + sample.waiting >= ours - ours // 10:
             self.worked_at = sample.at
+
+    @property
+    def moved_at(self) -> float:
+        """When a byte of a reply, or a step that a scrape shows, last told that its engine works."""
+        return self.pulse.moved_at
+
+    def starts(self, now: float) -> bool:
+        """Whether it starts slowly: it came up a short while ago."""
+        ready_at = self.limit.ready_at
+        return ready_at is not None and now < ready_at + self.limit.slow_start_s
+
+    def canary_s(self, token_s: float, now: float) -> float:
+        """Return the deadline of a test request that fits its load, see `Pulse.canary_s`."""
+        sample = self.sample
+        admits = sample is not None and not self.stale(now) and sample.waiting == 0
+        queues = self.in_flight > 0 and not admits
+        return self.pulse.canary_s(token_s, self.limit.prefill.at(now), queues=queues)
 
     def load(self, now: float) -> float:
         """Return its requests: scraped ones plus ours since then, and no fewer than ours.

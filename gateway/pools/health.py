@@ -10,12 +10,14 @@ facts add up to. The first line that applies wins:
     `fall` failed probes, or one that answered 503,
       or `burst` refused connects                         DOWN      its last failure
     the engine sleeps                                     DOWN      asleep
-    work runs, no progress for `progress_s`               DOWN      no_progress
+    work runs, no progress for `progress_s`, nor for as
+      long as the prompt that is read may take            DOWN      no_progress
     `burst` requests in a row failed                      DEGRADED  traffic
+    our requests hear nothing for longer than is usual    DEGRADED  silent
     metrics were seen, then none for `metrics_stale_s`    DEGRADED  metrics_stale
     otherwise                                             READY
 
-               one pass + models                 burst, metrics_stale
+               one pass + models             burst, silent, metrics_stale
     STARTING ---------------------> READY <------------------------------> DEGRADED
                                       ^ |  ok, or `ejection_s` over           |
           `rise` passes + models read | | fall, burst, asleep, no_progress    |
@@ -29,10 +31,12 @@ facts add up to. The first line that applies wins:
 Forbidden: out of STOPPED; back to STARTING, save by a restart or by resuming a backend that never
 started; into or out of CORDONED and DRAINING by observation. `ALLOWED` is the table.
 
-Why it is so: `/health` 200 proves only that the API process lives, so progress is judged apart. A
-full backend is busy, not sick: KV usage and queue length appear nowhere in this module. What a
-client did wrong (4xx, leaving) is never observed at all. A server that went down has to show its
-model list anew before it serves: a restarted one has lost the adapters loaded at run time.
+Why it is so: `/health` 200 proves only that the API process lives, so progress is judged apart
+(`pools.progress`). Silence alone takes only new requests elsewhere, where another backend can take
+them: a suspicion, which the next sign of life ends. A full backend is busy, not sick: how high its KV
+usage is, or how long its queue, decides nothing here. What a client did wrong (4xx, leaving) is never
+observed at all. A server that went down has to show its model list anew before it serves: a restarted
+one has lost the adapters loaded at run time.
 """
 
 from __future__ import annotations
@@ -54,6 +58,7 @@ from gateway.core.types import (
     TrafficFailed,
     TrafficOk,
 )
+from gateway.pools.progress import Listened, Progress, listened, scraped
 
 _BY_OBSERVATION: Final = {
     Phase.STARTING: frozenset({Phase.READY, Phase.DEGRADED, Phase.DOWN}),
@@ -138,9 +143,7 @@ class HealthState:
     traffic_reason: str = ""
     retry_at: float = 0.0  # when a backend that is DEGRADED by traffic is tried again
     asleep: bool = False
-    progress: float = 0.0
-    stuck_since: float | None = None  # work runs and progress has not moved since
-    stuck_s: float = 0.0  # how long, once that is too long
+    progress: Progress = Progress()
     metrics_at: float | None = None
     metrics_lost: bool = False
 
@@ -173,6 +176,13 @@ def advance(state: HealthState, observation: Observation, policy: Policy) -> Hea
         case _:
             assert_never(observation)
     return _judged(state, at, policy)
+
+
+def listen(state: HealthState, said: Listened, at: float, policy: Policy) -> HealthState:
+    """Return the state after our requests told what they heard."""
+    if state.phase is Phase.STOPPED:
+        return state
+    return _judged(replace(state, progress=listened(state.progress, said)), at, policy)
 
 
 def obey(state: HealthState, order: Order, at: float, policy: Policy) -> HealthState:
@@ -238,8 +248,7 @@ def _fall(state: HealthState, reason: str) -> HealthState:
         probe_passes=0,
         models_known=False,
         asleep=False,
-        stuck_since=None,
-        stuck_s=0.0,
+        progress=Progress(),
         metrics_at=None,
         metrics_lost=False,
     )
@@ -253,19 +262,9 @@ def _rise(state: HealthState, policy: Policy) -> HealthState:
 
 
 def _scraped(state: HealthState, sample: LoadSample, policy: Policy) -> HealthState:
-    """Judge progress. Engine steps write the gauges, so a fall to no running work is one too."""
-    stuck_since, stuck_s = state.stuck_since, state.stuck_s
-    if sample.running == 0:
-        stuck_since, stuck_s = None, 0.0
-    elif stuck_since is None or sample.progress != state.progress:
-        stuck_since, stuck_s = sample.at, 0.0
-    elif sample.at - stuck_since >= policy.progress_s:
-        stuck_s = sample.at - stuck_since
     return replace(
         state,
-        progress=sample.progress,
-        stuck_since=stuck_since,
-        stuck_s=stuck_s,
+        progress=scraped(state.progress, sample, policy.progress_s),
         asleep=sample.asleep,
         metrics_at=sample.at,
         metrics_lost=False,
@@ -313,15 +312,16 @@ def _verdict(state: HealthState, policy: Policy) -> tuple[Phase, str, str]:
         return _not_up(state, policy)
     if state.asleep:
         return Phase.DOWN, "asleep", "the engine is asleep"
-    if state.stuck_s:
-        return (
-            Phase.DOWN,
-            "no_progress",
-            f"requests are running, but the engine made no progress for {state.stuck_s:.0f} s",
-        )
+    stuck_s, silent_s = state.progress.stuck_s, state.progress.silent_s
+    if stuck_s:
+        why = f"requests are running, but the engine made no progress for {stuck_s:.0f} s"
+        return Phase.DOWN, "no_progress", why
     if state.traffic_failures >= policy.burst:
         why = f"{policy.burst} or more requests failed in a row, most recently: {state.traffic_reason}"
         return Phase.DEGRADED, "traffic", why
+    if silent_s:
+        why = f"requests wait, and nothing came from it for {silent_s:.0f} s: longer than usual"
+        return Phase.DEGRADED, "silent", why
     if state.metrics_lost:
         why = (
             f"health checks pass, but there have been no metrics for {policy.metrics_stale_s:.0f} s"

@@ -32,7 +32,9 @@ from gateway.core.types import (
     Transition,
 )
 from gateway.pools.backend import Backend, configure, identify
-from gateway.pools.health import HealthState, Order, Policy, Tending, advance, obey, tend
+from gateway.pools.health import HealthState, Order, Policy, Tending, advance, listen, obey, tend
+from gateway.pools.progress import Listened
+from gateway.pools.pulse import Pulse, Waits
 
 __all__ = ["Backend", "PoolTable"]
 
@@ -145,6 +147,7 @@ class PoolTable:
         before = backend.health.tended
         if tending is None and before is not None and before.phase is Phase.STARTING:
             backend.limit.restarted(now)
+            backend.pulse = Pulse()
         return self._adopt(backend, tend(backend.health, tending, now, self._policy), now)
 
     def narrow(self, backend_id: str, window_tokens: int) -> None:
@@ -220,6 +223,7 @@ class PoolTable:
         """Hold nothing of the time before against a backend: this process itself stood still."""
         for backend in self._backends.values():
             backend.limit.forgive(now)
+            backend.pulse.forgive(now)
 
     def refused(self, backend_id: str) -> None:
         """Note that the engine's own admission control refused a request: it is not sick, but full."""
@@ -259,6 +263,15 @@ class PoolTable:
         state = advance(backend.health, observation, self._policy)
         at = observation.sample.at if isinstance(observation, Scraped) else observation.at
         return self._adopt(backend, state, at)
+
+    def listen(self, backend: Backend, waits: Waits, now: float) -> None:
+        """Note what the requests at a backend have heard of it; called about twice a second."""
+        pulse, rate = backend.pulse, backend.limit.prefill.at(now)
+        pulse.sees_steps, pulse.starts = not backend.stale(now), backend.starts(now)
+        pulse.listen(waits, now)
+        patience_s, reading_s = pulse.patience_s(rate), pulse.reading_s(rate)
+        said = Listened(pulse.heard_at, pulse.quiet_s(now), patience_s, reading_s)
+        self._adopt(backend, listen(backend.health, said, now, self._policy), now)
 
     def load(self, backend: Backend, now: float) -> float:
         """Return the backend's requests, see `Backend.load`."""

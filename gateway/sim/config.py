@@ -49,6 +49,7 @@ class SimConfig:
     uds: str | None = None  # path of a UNIX socket to listen on, in place of host and port
     api_key: str | None = None
     max_num_seqs: int = 64
+    max_batched_tokens: int = 2048  # of one step; a longer prompt is read in chunks
     num_blocks: int = 0  # 0: enough for two requests of the longest length, at least 4096
     block_size: int = 16
     encoder_only: bool = False  # its metrics show no KV cache: the one block that is never used
@@ -84,6 +85,7 @@ class SimConfig:
         """The same, for one engine core."""
         return EngineConfig(
             max_num_seqs=self.max_num_seqs,
+            max_batched_tokens=self.max_batched_tokens,
             num_blocks=self.blocks,
             block_size=self.block_size,
             max_loras=self.max_loras,

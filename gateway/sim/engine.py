@@ -14,22 +14,26 @@ batch is stepped over; nothing is admitted in a step that preempted, nor while w
 far, the prompt and what it wrote before a preemption, does not fit into the free blocks as a whole.
 Only the blocks of its first chunk are taken then: several long prompts that are read at a time may
 still not all fit.
-Source: vLLM 0.32 v1/core/sched/scheduler.py (order of the rules), kv_cache_manager.py (what is to
-fit), block_pool.py (eviction order).
+
+What a scrape sees is written at the end of a step: the gauges by every step, the counters of tokens
+and iterations only by one from which a token came out. So while a lone long prompt is read in chunks
+those counters stand still, and only the usage of the KV cache tells that the engine works.
+Source: vLLM 0.32 v1/core/sched/scheduler.py (order of the rules; `make_stats`), kv_cache_manager.py
+(what is to fit), block_pool.py (eviction order), v1/engine/async_llm.py (`iteration_stats`).
 """
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections import Counter, deque
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass
 from typing import Final
 
 from gateway.sim.blocks import BlockPool
 from gateway.sim.sequence import Emitted, Event, Preempted, Sequence
+from gateway.sim.shown import Gauges, Totals
 
-FINISH_REASONS: Final = ("stop", "length", "abort", "error", "repetition")
 _EPSILON_S: Final = 1e-9  # a step that ends "now" has ended, whatever the rounding
 
 
@@ -57,23 +61,6 @@ class EngineConfig:
 
 
 @dataclass(slots=True)
-class Totals:
-    """Counters since the start; none ever falls."""
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generation_tokens: int = 0
-    preemptions: int = 0
-    iterations: int = 0
-    iteration_tokens: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    finished: Counter[str] = field(default_factory=Counter)
-    first_tokens: int = 0
-    ttft_s: float = 0.0
-
-
-@dataclass(slots=True)
 class _Step:
     """The forward pass in progress: tokens per sequence, and when it ends."""
 
@@ -87,6 +74,7 @@ class Engine:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.totals = Totals()
+        self.gauges = Gauges()
         self.blocks = BlockPool(config.num_blocks)
         self.running_queue: list[Sequence] = []
         self.waiting_queue: deque[Sequence] = deque()
@@ -94,7 +82,7 @@ class Engine:
         self._step: _Step | None = None
         self._wake_at: float | None = None
 
-    # --- what a scrape sees ---
+    # --- what is in it now ---
 
     @property
     def running(self) -> int:
@@ -144,7 +132,7 @@ class Engine:
             return False
         self._leave(sequence)
         self.totals.finished["abort"] += 1
-        self._wake_at = -math.inf if self._sequences else None
+        self._wake_at = -math.inf
         return True
 
     def next_event_time(self) -> float | None:
@@ -163,6 +151,8 @@ class Engine:
                 tokens = self._schedule(now, events)  # the last running one was just preempted
             if tokens:
                 self._step = _Step(tokens, now + self._duration(tokens))
+            else:
+                self._write_gauges()
             # Nothing to compute: whoever runs waits for its pace, and so does everybody behind it.
             self._wake_at = min((s.due_at for s in self.running_queue), default=None)
         return events
@@ -297,9 +287,16 @@ class Engine:
 
     # --- results ---
 
+    def _write_gauges(self) -> None:
+        self.gauges = Gauges(
+            *(self.running, self.waiting, self.kv_usage_ratio),
+            tuple(self.running_adapters),
+            tuple(self.waiting_adapters),
+            self.gauges.steps + 1,
+        )
+
     def _complete(self, step: _Step, now: float, events: list[Event]) -> None:
-        self.totals.iterations += 1
-        self.totals.iteration_tokens += sum(step.tokens.values())
+        computed_before = self.totals.prompt_tokens - self.totals.cached_tokens
         for sequence, count in step.tokens.items():
             sequence.computed += count
             if self.config.prefix_caching:
@@ -310,6 +307,12 @@ class Engine:
                     self.blocks.remember(sequence.blocks[index], sequence.hashes[index])
             if sequence.computed == sequence.length:
                 events.append(self._emit(sequence, now))
+        emitted = sum(isinstance(event, Emitted) for event in events)
+        if emitted:
+            computed = self.totals.prompt_tokens - self.totals.cached_tokens - computed_before
+            self.totals.iterations += 1
+            self.totals.iteration_tokens += computed + emitted
+        self._write_gauges()
 
     def _emit(self, sequence: Sequence, now: float) -> Emitted:
         totals = self.totals

@@ -8,7 +8,8 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from gateway.sim.engine import FINISH_REASONS, Engine
+from gateway.sim.engine import Engine
+from gateway.sim.shown import FINISH_REASONS
 from gateway.sim.state import SimState
 
 CONTENT_TYPE: Final = "text/plain; version=1.0.0; charset=utf-8"
@@ -61,9 +62,9 @@ def _each(state: SimState) -> list[tuple[Engine, Labels]]:
 
 def _gauges(page: _Page, state: SimState) -> None:
     each = _each(state)
-    running: list[Sample] = [("", labels, e.running) for e, labels in each]
-    waiting: list[Sample] = [("", labels, e.waiting) for e, labels in each]
-    usage: list[Sample] = [("", labels, e.kv_usage_ratio) for e, labels in each]
+    running: list[Sample] = [("", labels, e.gauges.running) for e, labels in each]
+    waiting: list[Sample] = [("", labels, e.gauges.waiting) for e, labels in each]
+    usage: list[Sample] = [("", labels, e.gauges.kv_usage_ratio) for e, labels in each]
     page.family("vllm:num_requests_running", "gauge", "Requests in the batch.", running)
     page.family("vllm:num_requests_waiting", "gauge", "Requests in the queue.", waiting)
     if state.config.old_metrics:
@@ -71,7 +72,7 @@ def _gauges(page: _Page, state: SimState) -> None:
         return
     page.family("vllm:kv_cache_usage_perc", "gauge", "KV cache in use, 0 to 1.", usage)
     reasons: list[Sample] = [
-        ("", labels | {"reason": reason}, e.waiting if reason == "capacity" else 0)
+        ("", labels | {"reason": reason}, e.gauges.waiting if reason == "capacity" else 0)
         for e, labels in each
         for reason in ("capacity", "deferred")
     ]
@@ -132,9 +133,14 @@ def _histograms(page: _Page, state: SimState) -> None:
 def _lora(page: _Page, state: SimState) -> None:
     if not state.loaded:
         return
-    running = sorted({a for e in state.engines for a in e.running_adapters})
-    waiting = sorted({a for e in state.engines for a in e.waiting_adapters})
-    state.lora_seen[(",".join(running), ",".join(waiting))] = time.time()
+    running = sorted({a for e in state.engines for a in e.gauges.running_adapters})
+    waiting = sorted({a for e in state.engines for a in e.gauges.waiting_adapters})
+    shown, steps = (
+        (",".join(running), ",".join(waiting)),
+        sum(e.gauges.steps for e in state.engines),
+    )
+    if shown not in state.lora_seen or steps != state.lora_steps:
+        state.lora_seen[shown], state.lora_steps = time.time(), steps
     samples: list[Sample] = [
         (
             "",

@@ -22,6 +22,7 @@ class SimState:
         self.on_death: Callable[[], None] = lambda: None
         self.admission_rejections = 0
         self.lora_seen: dict[tuple[str, str], float] = {}  # every combination stays a series
+        self.lora_steps = 0  # of all engines, when the present one was last seen
         digest = zlib.crc32(repr((config.model, config.max_model_len, config.dp)).encode())
         self.fingerprint = f"vllm-{config.version}-{digest:08x}"
 

@@ -13,20 +13,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection, Coroutine, Iterator
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from gateway.core.errors import ConnectFailed
+from gateway.pools.pulse import Waits
 from gateway.pools.table import Backend
 from gateway.upstream.connection import Connection
 from gateway.upstream.reply import Reply
-from gateway.upstream.silence import Silence
+from gateway.upstream.silence import Silence, waits_of
 from gateway.upstream.upload import Rest, UploadConnection
 
 log = logging.getLogger("gateway.client")
@@ -77,6 +79,7 @@ class BackendConnections:
         self._idle: list[Connection] = []
         self._reuses = True
         self.busy: set[Connection] = set()
+        self._freed_at = -math.inf  # when a reply last came to its end
         self.connecting = 0
         self._heads: dict[tuple[bytes, bytes], bytes] = {}  # see `_head`
         self.closed = False
@@ -128,6 +131,10 @@ class BackendConnections:
                 connection.abort()
         for connection in tuple(self.busy):
             connection.tick(now)
+
+    def waits(self) -> Waits:
+        """Return what the requests here wait for; right after `tick`, which sees what has come."""
+        return waits_of((each.silence for each in self.busy), self._freed_at)
 
     def close(self) -> None:
         """Drop the idle connections; busy ones end with their request."""
@@ -239,7 +246,7 @@ class BackendConnections:
         if self.closed or not self._reuses:
             connection.abort()
             return
-        connection.idle_since = time.monotonic()
+        connection.idle_since = self._freed_at = time.monotonic()
         self._resting.append(connection)
 
     def _on_closed(self, connection: Connection) -> None:
@@ -308,6 +315,11 @@ class Client:
         for connections in self._all():
             connections.tick(now)
         self._leaving = [each for each in self._leaving if each.busy or each.connecting]
+
+    def waits(self) -> Iterator[tuple[Backend, Waits]]:
+        """Tell of each backend what its requests wait for; after `tick`."""
+        for connections in self._all():
+            yield connections.backend, connections.waits()
 
     def close(self) -> None:
         """Close everything, busy connections too: the backends stop working for them."""

@@ -190,6 +190,7 @@ class Relay:
         """The client's buffer is full: stop reading from the backend."""
         if self._blocked_since is None:
             self._blocked_since = asyncio.get_running_loop().time()
+            self._silence.suspend()
             if self._connection is not None:
                 self._connection.pause()
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from gateway.core.errors import BackendTimeout
+from gateway.core.types import Need
+from gateway.pools.pulse import Waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,9 @@ class Silence(msgspec.Struct, gc=False):
     patience: Patience
     since: float
     works: Callable[[float, float], bool] = _never
+    need: Need | None = None  # of the request; None: it is none of a client's
     was_broken: bool = False
+    heard_at: float = -math.inf  # the last byte, to half a second
 
     @property
     def limit_s(self) -> float:
@@ -53,14 +57,14 @@ class Silence(msgspec.Struct, gc=False):
     def broken(self, now: float) -> None:
         """Note that the backend said something."""
         self.was_broken = True
-        self.since = now
+        self.since = self.heard_at = now
 
     def restart(self, now: float) -> None:
         """Count from now: until now the backend had nothing to say, or nobody listened."""
         self.since = now
 
     def suspend(self) -> None:
-        """Count nothing until `restart`: the backend waits for us."""
+        """Count nothing until `restart`: the backend waits for us, or nobody listens."""
         self.since = math.inf
 
     def too_long(self, now: float) -> bool:
@@ -78,3 +82,20 @@ class Silence(msgspec.Struct, gc=False):
             f"The backend sent nothing for {self.limit_s:.0f} s, and nothing shows that it still works on "
             "this request. Please retry later."
         )
+
+
+def waits_of(silences: Iterable[Silence], heard_at: float) -> Waits:
+    """Return what the requests at one backend wait for; `heard_at` is when a reply last ended."""
+    oldest_at = oldest_stream_at = math.inf
+    unread: list[tuple[float, int]] = []
+    for silence in silences:
+        since, need = silence.since, silence.need
+        heard_at = max(heard_at, silence.heard_at)
+        if since == math.inf or need is None:
+            continue  # the backend waits for us, or the client does not read
+        oldest_at = min(oldest_at, since)
+        if need.streams:
+            oldest_stream_at = min(oldest_stream_at, since)
+        if not silence.was_broken:
+            unread.append((since, need.prompt_tokens))
+    return Waits(heard_at, oldest_at, oldest_stream_at, tuple(unread))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from gateway.core.aio import Clock
 from gateway.core.types import Observation, Scraped, ScrapeFailed
 from gateway.watch.fetch import FetchError, Pages
-from gateway.wire.vllm import parse_metrics
+from gateway.wire.metricspage import parse_metrics
 
 
 async def scrape(

@@ -103,6 +103,7 @@ async def gateway(
     pool: dict[str, object] | None = None,
     access: bool = False,
     admin_token: str = "",
+    health: str = "",
 ) -> AsyncIterator[World]:
     """Run simulated backends and a gateway; `pools` is YAML with {0}, {1}, ... for the backends' ports.
 
@@ -120,7 +121,7 @@ async def gateway(
             f"admin: {{listen: 127.0.0.1:0, token: '{admin_token}'}}\n"
             "keys: {file: keys.yaml}\n"
             f"log: {{access: {json.dumps(access)}}}\n"
-            "health: {interval: 200ms, scrape_interval: 100ms, models_interval: 500ms}\n"
+            f"health: {{interval: 200ms, scrape_interval: 100ms, models_interval: 500ms, {health}}}\n"
             f"shutdown: {{grace: 0s}}\n{extra}\n{listed}\n"
         )
         created = keys.create(folder / "keys.yaml", name="test", wall_now=time.time())

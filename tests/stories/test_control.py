@@ -255,6 +255,24 @@ async def test_a_frozen_engine_is_down_though_health_is_200_and_ready_when_it_mo
 
 
 @story
+async def test_a_lone_prompt_that_takes_longer_to_read_than_the_patience_is_progress():
+    slow = SimConfig(model="m", prefill_tokens_per_s=2000.0, max_batched_tokens=64)
+    async with (
+        SimServer(slow) as sim,
+        watching([sim.url]) as watched,
+        httpx2.AsyncClient(trust_env=False) as http,
+    ):
+        await watched.ready()
+        body = {"model": "m", "prompt": [7] * 3000, "max_tokens": 2}
+        reply = await http.post(f"{sim.url}/v1/completions", json=body, timeout=30)
+        assert reply.json()["usage"]["prompt_tokens"] == 3000
+        assert all(each.after is not Phase.DOWN for each in watched.table.transitions)
+        shown = watched.table.get("m/b1").sample
+        assert shown is not None
+        assert sim.engine.totals.iterations == 2  # none for the other 46 chunks
+
+
+@story
 async def test_garbage_metrics_leave_the_load_unknown_and_the_backend_in_service():
     async with SimServer(SimConfig(model="m")) as sim, watching([sim.url]) as watched:
         await watched.ready()

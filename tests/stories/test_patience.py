@@ -35,6 +35,19 @@ async def test_an_engine_that_stands_still_is_given_up():
         assert world.process.table.backends("m")[0].traffic_failures == 1
 
 
+@story
+async def test_one_large_step_that_reads_a_prompt_has_the_time_it_needs_beside_a_stream():
+    reads = SimConfig(model="m", prefill_tokens_per_s=1500.0, max_batched_tokens=8192)
+    async with gateway(reads, health="progress: 800ms") as world:
+        async with asyncio.TaskGroup() as group:
+            writes = group.create_task(world.chat(max_tokens=60, stream=True))
+            await world.until(lambda: world.sims[0].engine.gauges.running == 1)
+            long = await world.chat("word " * 4000, max_tokens=1, stream=True)
+        assert (long.status_code, writes.result().status_code) == (200, 200)
+        assert "error" not in long.text + writes.result().text
+        assert all(each.after is not Phase.DOWN for each in world.process.table.transitions)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_whole_request_is_bounded_and_that_is_not_held_against_its_backend(stream):
     @story

@@ -509,18 +509,20 @@ async def test_only_comments_come_for_ever(sim, http):
 
 
 @story
-async def test_a_frozen_engine_answers_health_and_shows_the_load_of_before_whoever_left(sim, http):
+async def test_a_frozen_engine_answers_health_and_shows_the_load_of_its_last_step(sim, http):
+    writes = asyncio.create_task(http.post(CHAT, json=ask("[[sim:tokens=400]]")))  # noqa: TID251
+    await until(lambda: sim.engine.gauges.running == 1)
     sim.inject("frozen")
     got, end = await raw(sim, ask(stream=True), stays_open=True)
     assert got.startswith(b"HTTP/1.1 200")
     assert (b"data" not in got, end) == (True, "open")
-    slow = asyncio.create_task(http.post(CHAT, json=ask()))  # noqa: TID251
-    await until(lambda: sim.engine.waiting + sim.engine.running == 2)
     assert (await http.get("/health")).status_code == 200
     page = (await http.get("/metrics")).text
-    assert 'vllm:num_requests_waiting{engine="0",model_name="m"} 2.0' in page
+    assert sim.engine.running + sim.engine.waiting == 2
+    assert 'vllm:num_requests_running{engine="0",model_name="m"} 1.0' in page
+    assert 'vllm:num_requests_waiting{engine="0",model_name="m"} 0.0' in page
     sim.clear()
-    assert (await slow).status_code == 200
+    assert (await writes).status_code == 200
     await until(lambda: sim.engine.waiting + sim.engine.running == 0)
 
 

@@ -14,7 +14,18 @@ from gateway.core.types import (
     TrafficFailed,
     TrafficOk,
 )
-from gateway.pools.health import ALLOWED, HealthState, Order, Policy, Tending, advance, obey, tend
+from gateway.pools.health import (
+    ALLOWED,
+    HealthState,
+    Order,
+    Policy,
+    Tending,
+    advance,
+    listen,
+    obey,
+    tend,
+)
+from gateway.pools.progress import Listened
 
 POLICY = Policy()
 MODELS = (ServedModel("m", None, 4096),)
@@ -161,6 +172,61 @@ FROZEN = after(READY, scraped(0.0, running=1, progress=5.0), scraped(60.0, runni
 def test_a_frozen_engine_that_moves_again_is_ready(sign_of_life):
     assert FROZEN.phase is Phase.DOWN
     assert after(FROZEN, sign_of_life).phase is Phase.READY
+
+
+def chunk(at, *, running=1, waiting=0, kv=0.1, steps=0.0):
+    return Scraped(LoadSample(at, running, waiting, kv, progress=5.0, steps=steps))
+
+
+@pytest.mark.parametrize(
+    "moves",
+    [
+        lambda at: chunk(at, kv=at / 1000),
+        lambda at: chunk(at, steps=at),
+        lambda at: chunk(at, waiting=int(at) % 2),
+    ],
+    ids=["the usage of the cache", "a counter of every step", "the queue"],
+)
+def test_what_a_step_without_a_token_moves_is_progress(moves):
+    state = after(READY, chunk(0.0), *[moves(float(at)) for at in range(1, 200)])
+    assert state.phase is Phase.READY
+
+
+def said(heard_at=-1.0, quiet=0.0, patience=4.0, reading=0.0):
+    return Listened(heard_at, quiet, patience, reading)
+
+
+def heard(state, at, **more):
+    return listen(state, said(**more), at, POLICY)
+
+
+def test_a_byte_on_one_of_our_streams_is_progress():
+    state = after(READY, chunk(0.0))
+    for at in range(1, 200):
+        state = after(heard(state, at, heard_at=float(at)), chunk(float(at)))
+        assert state.phase is Phase.READY
+    assert after(state, chunk(228.0)).phase is Phase.READY
+    assert after(state, chunk(229.0)).reason == "no_progress"
+    assert heard(FROZEN, 61.0, heard_at=61.0).phase is Phase.READY
+
+
+def test_a_prompt_that_is_read_has_the_time_that_its_size_needs():
+    state = heard(after(READY, chunk(0.0)), 0.0, reading=90.0)
+    assert after(state, chunk(89.0)).phase is Phase.READY
+    assert after(state, chunk(90.0)).reason == "no_progress"
+
+
+def test_a_silence_longer_than_usual_is_a_suspicion_and_the_next_sign_of_life_ends_it():
+    assert heard(READY, 1.0, quiet=3.9).phase is Phase.READY
+    state = heard(READY, 1.0, quiet=4.0)
+    assert (state.phase, state.reason) == (Phase.DEGRADED, "silent")
+    assert "4 s" in state.detail
+    assert heard(state, 2.0).phase is Phase.READY
+    state = heard(after(READY, chunk(0.0)), 1.0, quiet=4.0)
+    assert after(state, chunk(2.0)).phase is Phase.DEGRADED
+    assert after(state, chunk(2.0, steps=1.0)).phase is Phase.READY
+    stopped = obey(READY, Order.STOP, 1.0, POLICY)
+    assert heard(stopped, 2.0, quiet=9.0) is stopped
 
 
 def test_an_idle_engine_makes_no_progress_and_is_well():

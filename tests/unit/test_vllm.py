@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.core.types import Call, Endpoint, LoadSample, ServedModel
+from gateway.pools.progress import moved
 from gateway.wire.calls import ENDPOINTS, parse_call
+from gateway.wire.metricspage import MAX_METRICS_BYTES, parse_metrics
 from gateway.wire.vllm import (
-    MAX_METRICS_BYTES,
     cut_tokens,
-    parse_metrics,
     parse_models,
     parse_openapi_endpoints,
     parse_tokenize,
@@ -55,6 +55,20 @@ def test_engines_are_summed_and_the_fullest_cache_counts():
     assert sample.progress == 2 * 1011
     assert sample.preemptions == 4
     assert not sample.asleep
+
+
+def test_what_steps_move_that_make_no_token_is_seen():
+    lines = ("vllm:num_requests_running 1", "vllm:prefix_cache_queries_total 30")
+    before = parse_metrics(page(*lines), 1.0)
+    assert not moved(before, parse_metrics(page(*lines), 2.0))
+    for more in (
+        "vllm:num_preemptions_total 1",
+        "vllm:kv_cache_usage_perc 0.25",
+        "vllm:estimated_flops_per_gpu_total 1e15",
+        'vllm:lora_requests_info{running_lora_adapters="a"} 1.7e9',
+        "vllm:num_requests_waiting 1",
+    ):
+        assert moved(before, parse_metrics(page(*lines, more), 2.0)), more
 
 
 def test_other_metrics_of_similar_names_are_not_taken():

@@ -1,0 +1,75 @@
+"""Whether an engine gets on, by what its metrics and our own requests show. Pure.
+
+`/health` 200 says nothing of the engine, so two things are told from what moves:
+
+    stuck    work runs, and no step ended for the patience, nor for as long as a prompt may be read
+    silent   our requests wait, and have heard nothing for longer than is usual there: a suspicion
+
+A step shows in the metrics (`moved`). One that only reads a part of a prompt counts
+no token; it shows in the usage of the KV cache, and not even there while one large step lasts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gateway.core.types import LoadSample
+
+
+@dataclass(frozen=True, slots=True)
+class Listened:
+    """What the requests that wait for a backend have heard of it; told about twice a second."""
+
+    heard_at: float  # a byte of a reply
+    quiet_s: float  # neither a byte nor a step since then, with a request that waits; 0: none waits
+    patience_s: float  # so long it may be quiet, by what is usual there
+    reading_s: float  # that the largest prompt which may be read now may take
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What moved, and what has not for too long. Times are seconds."""
+
+    sample: LoadSample | None = None  # the last one
+    reading_s: float = 0.0  # that the largest prompt which may be read now may take
+    stuck_since: float | None = None  # work runs, and nothing has moved since
+    stuck_s: float = 0.0  # how long, once that is too long; else 0
+    silent_s: float = 0.0  # how long our requests have heard nothing, once that is unusual; else 0
+
+
+def moved(before: LoadSample, sample: LoadSample) -> bool:
+    """Whether the engine ended a step between two scrapes: it writes all of this at the end of one."""
+    return (
+        (before.progress, before.steps) != (sample.progress, sample.steps)
+        or (before.running, before.waiting) != (sample.running, sample.waiting)
+        or before.kv_usage_ratio != sample.kv_usage_ratio
+    )
+
+
+def scraped(progress: Progress, sample: LoadSample, patience_s: float) -> Progress:
+    """Take in a scrape. Steps write the gauges, so a fall to no running work is one too."""
+    before, since, stuck_s = progress.sample, progress.stuck_since, progress.stuck_s
+    has_moved = before is None or moved(before, sample)
+    if sample.running == 0:
+        since, stuck_s = None, 0.0
+    elif since is None or has_moved:
+        since, stuck_s = sample.at, 0.0
+    elif sample.at - since >= max(patience_s, progress.reading_s):
+        stuck_s = sample.at - since
+    silent_s = 0.0 if has_moved else progress.silent_s
+    return replace(progress, sample=sample, stuck_since=since, stuck_s=stuck_s, silent_s=silent_s)
+
+
+def listened(progress: Progress, said: Listened) -> Progress:
+    """Take in what our requests heard: a byte is progress."""
+    since, stuck_s = progress.stuck_since, progress.stuck_s
+    if since is not None and said.heard_at > since:
+        since, stuck_s = said.heard_at, 0.0
+    silent_s = said.quiet_s if said.quiet_s >= said.patience_s else 0.0
+    return replace(
+        progress,
+        reading_s=said.reading_s,
+        silent_s=silent_s,
+        stuck_since=since,
+        stuck_s=stuck_s,
+    )
