@@ -11,6 +11,7 @@ from typing import Final
 
 from gateway.config.findings import KeyPath, Severity
 from gateway.config.models import Config, PoolConfig
+from gateway.config.parameters import PrefixCache
 from gateway.config.units import Listen, format_duration
 
 # vLLM (uvicorn) closes idle connections after 5 s; below 4 s we close first.
@@ -39,6 +40,7 @@ def check_meaning(config: Config) -> Iterator[Remark]:
     yield from _addresses(config)
     for name, pool in config.pools.items():
         yield from _pool(("pools", name), pool)
+    yield from _tenants(config)
     yield from _times(config)
     yield from _not_yet(config)
 
@@ -155,6 +157,20 @@ def _pool(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
             f"nginx waits 60s by default; stay below {format_duration(LONG_WAIT_S)}",
             Severity.WARNING,
         )
+
+
+def _tenants(config: Config) -> Iterator[Remark]:
+    if config.keys is not None:
+        return
+    for name, pool in config.pools.items():
+        if pool.prefix_cache is PrefixCache.PER_TENANT:
+            yield Remark(
+                ("pools", name, "prefix_cache"),
+                "no-tenants",
+                "per_tenant has no effect with `keys: none`: without keys all clients are one tenant",
+                "create keys (vllm-gateway keys create), or remove this setting",
+                Severity.WARNING,
+            )
 
 
 def _times(config: Config) -> Iterator[Remark]:

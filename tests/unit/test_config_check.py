@@ -122,6 +122,15 @@ def test_a_wait_that_outlives_the_clients_is_a_warning():
     assert warnings(text) == ["long-wait"]
 
 
+def test_a_prefix_cache_of_each_tenant_without_tenants_is_a_warning():
+    pool = "pools: {m: {backends: [http://h:1], prefix_cache: per_tenant}}\n"
+    assert warnings(pool) == []
+    found = findings(pool + "keys: none")
+    assert [each.code for each in found] == ["no-tenants"]
+    assert found[0].severity is Severity.WARNING
+    assert found[0].path == ("pools", "m", "prefix_cache")
+
+
 def test_metrics_that_are_always_stale_are_an_error():
     assert codes(POOL + "health: {scrape_interval: 10s}") == ["deadline-order"]
 
