@@ -157,6 +157,7 @@ def build(
             shed=lambda: ingress.connections.counts,
             queues=lambda: handler.gate.queues(),
             held=lambda: supervisor.held(),
+            bodies=lambda: handler.bodies.filled(handler.settings.config.limits),
             log_dropped=lambda: outlet.dropped,
         ),
         clock,

@@ -52,6 +52,8 @@ def print_overview(overview: dict[str, Any]) -> None:
     _line(f"{head}  up {up}\n  {overview.get('verdict', '')}")
     for hold in overview.get("holds", []):
         _line(f"  {_hold(hold)}")
+    if told := _bodies(overview.get("totals", {})):
+        _line(f"  {told}")
     _line()
     pools = overview.get("pools", [])
     print_table([_pool_row(pool) for pool in pools], empty="no pools")
@@ -73,6 +75,14 @@ def _hold(hold: dict[str, Any]) -> str:
     of = "all pools" if hold.get("pool") is None else hold["pool"]
     until = f"until {_clock(hold['until'])} UTC" if hold.get("until") else "until lifted"
     return f"Automatic restarts of {of} are on hold {until}."
+
+
+def _bodies(totals: dict[str, Any]) -> str:
+    """Return what large request bodies hold; nothing when there are none."""
+    held, most = totals.get("body_bytes", 0), totals.get("body_bytes_limit", 0)
+    if not held:
+        return ""
+    return f"Request bodies hold {held / 2**20:.1f} of {most / 2**20:.0f} MiB (`limits.bodies`)."
 
 
 def _pool_row(pool: dict[str, Any]) -> Row:

@@ -58,6 +58,11 @@ class LimitsConfig(Section):
     stream_buffer: Size = setting("256KiB", "Most unsent bytes held for one slow reader.")
 
     @property
+    def all_bodies(self) -> int:
+        """Most bytes that bodies hold together: `bodies`, and never less than one body needs."""
+        return max(self.bodies, self.max_body)
+
+    @property
     def buffer_bytes(self) -> int:
         """What each buffer of a stream may hold.
 

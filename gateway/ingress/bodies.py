@@ -87,6 +87,10 @@ class Bodies:
         self._waiting: list[tuple[Hold, asyncio.Future[None]]] = []
         self._turn = asyncio.Lock()  # of the one body that is scanned in a turn of the loop
 
+    def filled(self, limits: LimitsConfig) -> tuple[int, int]:
+        """Return how many bytes are held, and the most that may be."""
+        return self.held_bytes, limits.all_bodies
+
     async def read_call(
         self, down: Downstream, caller: Caller, config: Config, catalog: Callable[[], Catalog]
     ) -> Call:
@@ -145,7 +149,7 @@ class Bodies:
             Overloaded: those of all keys do not (503).
         Cancel: nothing is held.
         """
-        self._limit_bytes = max(limits.bodies, limits.max_body)
+        self._limit_bytes = limits.all_bodies
         hold, waiter = Hold(self, key, size), asyncio.get_running_loop().create_future()
         entry = (hold, waiter)
         self._waiting.append(entry)

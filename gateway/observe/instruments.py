@@ -226,6 +226,13 @@ CONNECTIONS_SHED: Final = _counter(
     "Client connections closed or refused to stay within `limits.connections`, by reason.",
     "reason",
 )
+BODY_BYTES: Final = _gauge(
+    "gateway_request_body_bytes",
+    "Bytes that request bodies hold of `limits.bodies`; those below 64 KiB do not count.",
+)
+BODY_BYTES_LIMIT: Final = _gauge(
+    "gateway_request_body_limit_bytes", "Most bytes that request bodies may hold together."
+)
 LOOP_LAG: Final = _histogram(
     "gateway_event_loop_lag_seconds", LAG_BUCKETS, "How late the event loop runs its timers."
 )

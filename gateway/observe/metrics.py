@@ -83,6 +83,7 @@ class Readings:
     shed: Callable[[], Mapping[str, int]] = dict  # connections, by reason
     queues: Callable[[], Mapping[str, tuple[int, int]]] = dict  # by pool: requests and tokens
     held: Callable[[], Mapping[str, bool]] = dict  # by pool: its restarts are on hold
+    bodies: Callable[[], tuple[int, int]] = lambda: (0, 0)  # bytes held, and most that may be
     log_dropped: Callable[[], int] = int
 
 
@@ -91,7 +92,7 @@ class Metrics(Collector):
 
     def __init__(self, readings: Readings, clock: Clock) -> None:
         self.before_reading: Callable[[], None] = lambda: None
-        self._readings = readings
+        self.readings = readings
         self._clock = clock
         self._values: dict[str, dict[Labels, float]] = {
             each.name: defaultdict(int) for each in INSTRUMENTS if each.kind is not Kind.HISTOGRAM
@@ -296,7 +297,7 @@ class Metrics(Collector):
         for each in _READ_WHEN_SCRAPED:
             values[each.name].clear()
         now = self._clock.now()
-        for backend in self._readings.backends():
+        for backend in self.readings.backends():
             labels = (backend.pool, backend.name)
             replaced = labels in values[table.IN_FLIGHT.name]
             values[table.IN_FLIGHT.name][labels] += backend.in_flight
@@ -314,16 +315,18 @@ class Metrics(Collector):
                 values[table.WAITING.name][labels] = sample.waiting
                 if sample.kv_usage_ratio is not None:
                     values[table.KV_USAGE.name][labels] = sample.kv_usage_ratio
-        for pool, (requests, tokens) in self._readings.queues().items():
+        for pool, (requests, tokens) in self.readings.queues().items():
             values[table.QUEUED.name][(pool,)] = requests
             values[table.QUEUED_TOKENS.name][(pool,)] = tokens
-        held = self._readings.held()
+        held = self.readings.held()
         values[table.RESTARTS_HELD.name].update({(pool,): held[pool] for pool in held})
-        for side, count in self._readings.connections().items():
+        for side, count in self.readings.connections().items():
             values[table.OPEN_CONNECTIONS.name][(side,)] = count
-        shed = self._readings.shed()
+        shed = self.readings.shed()
         values[table.CONNECTIONS_SHED.name].update({(reason,): shed[reason] for reason in shed})
-        values[table.ACCESS_LOG_DROPPED.name][()] = self._readings.log_dropped()
+        bodies, most = values[table.BODY_BYTES.name], values[table.BODY_BYTES_LIMIT.name]
+        bodies[()], most[()] = self.readings.bodies()
+        values[table.ACCESS_LOG_DROPPED.name][()] = self.readings.log_dropped()
 
 
 _READ_WHEN_SCRAPED: Final = (

@@ -123,6 +123,8 @@ class Totals(TypedDict):
     backends_ready: int
     in_flight: int
     requests: dict[str, int]
+    body_bytes: int  # what request bodies hold of `limits.bodies`
+    body_bytes_limit: int
 
 
 class Overview(TypedDict):
@@ -162,6 +164,7 @@ def overview(facts: Facts, moment: Moment) -> Overview:
     pools = pool_overviews(facts, moment)
     backends = [backend for pool in pools for backend in pool["backends"]]
     recent = list(facts.table.transitions)[: -_TRANSITIONS_TOLD - 1 : -1]
+    body_bytes, body_bytes_limit = facts.metrics.readings.bodies()
     return Overview(
         schema_version=SCHEMA_VERSION,
         at=rfc3339(moment.wall),
@@ -185,6 +188,8 @@ def overview(facts: Facts, moment: Moment) -> Overview:
             backends_ready=sum(each["phase"] == Phase.READY.value for each in backends),
             in_flight=sum(each["in_flight"] for each in backends),
             requests=facts.metrics.total_requests(),
+            body_bytes=body_bytes,
+            body_bytes_limit=body_bytes_limit,
         ),
     )
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 
+import httpx2
 import pytest
 
 from gateway.access import keys
@@ -166,6 +167,11 @@ async def test_one_key_cannot_hold_what_others_need():
             theirs = await stack.enter_async_context(raw(world))
             assert (await post(theirs, CHAT, padded(500_000), other)).status == 200
             assert not holds()
+            assert "gateway_request_body_bytes 900000.0" in await world.metrics()
+            assert "gateway_request_body_limit_bytes 2.097152e+06" in await world.metrics()
+            async with httpx2.AsyncClient(base_url=world.admin_url, trust_env=False) as admin:
+                totals = (await admin.get("/admin/v1/overview")).json()["totals"]
+            assert (totals["body_bytes"], totals["body_bytes_limit"]) == (900_000, 2 * 2**20)
         await world.settled()
         assert world.process.handler.bodies.held_bytes == 0
 

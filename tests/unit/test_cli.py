@@ -485,6 +485,16 @@ def test_what_is_stale_or_saturated_is_not_shown_as_fine(run):
     assert "saturated" in out
 
 
+def test_status_says_what_request_bodies_hold_when_they_hold_something(run):
+    totals = {"body_bytes": 96 * 2**20, "body_bytes_limit": 512 * 2**20}
+    with admin({**OVERVIEW, "totals": totals}) as (url, _):
+        _, out, _ = run("status", "--server", url)
+    assert out.splitlines()[2] == "  Request bodies hold 96.0 of 512 MiB (`limits.bodies`)."
+    with admin({**OVERVIEW, "totals": {**totals, "body_bytes": 0}}) as (url, _):
+        _, out, _ = run("status", "--server", url)
+    assert "bodies" not in out
+
+
 def test_status_for_programs_is_the_answer_itself(run):
     with admin() as (url, _):
         code, out, _ = run("status", "--server", url, "-o", "json")

@@ -364,6 +364,16 @@ def test_readings_of_others_are_told():
     assert seen["gateway_event_loop_lag_seconds_bucket", "0.025"] == 1
 
 
+def test_what_request_bodies_hold_is_told_when_scraped():
+    held = [3 * 2**20, 512 * 2**20]
+    of = metrics(bodies=lambda: tuple(held))
+    seen = samples(of)
+    assert seen["gateway_request_body_bytes",] == 3 * 2**20
+    assert seen["gateway_request_body_limit_bytes",] == 512 * 2**20
+    held[0] = 0
+    assert samples(of)["gateway_request_body_bytes",] == 0
+
+
 def test_totals_are_by_outcome():
     of = metrics()
     of.settle(record())

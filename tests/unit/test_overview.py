@@ -45,7 +45,7 @@ class Fleet:
         self.config = Config.model_validate({"pools": pools})
         self.table = PoolTable(self.clock)
         self.table.apply(self.config.pools)
-        self.metrics = Metrics(Readings(), self.clock)
+        self.metrics = Metrics(Readings(bodies=lambda: (5, 9)), self.clock)
         self.gate = Gate(self.table, Chooser(), self.clock)
         self.gate.configure(self.config.pools, {0})
 
@@ -158,7 +158,14 @@ def test_totals_are_sums(fleet):
     fleet.down("m/b2")
     fleet.table.take("m/b1", 100.0)
     totals = fleet.overview()["totals"]
-    assert totals == {"backends": 2, "backends_ready": 1, "in_flight": 1, "requests": {}}
+    assert totals == {
+        "backends": 2,
+        "backends_ready": 1,
+        "in_flight": 1,
+        "requests": {},
+        "body_bytes": 5,
+        "body_bytes_limit": 9,
+    }
 
 
 def test_the_overview_is_json_of_the_documented_shape(fleet):
