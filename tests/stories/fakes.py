@@ -1,4 +1,4 @@
-"""Service managers that speak the real protocols and hold real state: Docker, Kubernetes, systemd."""
+"""Service managers that speak the real protocols and hold real state: Docker, Kubernetes; a journal."""
 
 from __future__ import annotations
 
@@ -363,54 +363,8 @@ def failure(code: int, reason: str) -> Response:
     return JSONResponse(body, code)
 
 
-# --- systemd --------------------------------------------------------------------------------------
+# --- journald --------------------------------------------------------------------------------------
 
-SYSTEMCTL = '''
-"""systemctl, as far as it is used: units are JSON files in a folder. What refuses, refuses in its words."""
-import json, os, pathlib, sys, time, uuid
-folder = pathlib.Path(__file__).parent.parent / "units"
-(folder.parent / "calls").open("a").write(" ".join(sys.argv[1:]) + "\\n")
-words = sys.argv[1:]
-unit = words[words.index("--") + 1]
-options = [w for w in words[: words.index("--")] if w.startswith("-")]
-verb = [w for w in words[: words.index("--")] if not w.startswith("-")][0]
-path = folder / unit
-said = folder.parent / f"says-{verb}"
-if said.exists():
-    code, _, text = said.read_text().partition(" ")
-    sys.stderr.write(text + "\\n")
-    sys.exit(int(code))
-if (folder.parent / "hangs").exists():
-    time.sleep(3600)
-if verb == "show":
-    (wanted,) = [o.removeprefix("--property=").split(",") for o in options if o.startswith("--property=")]
-    if path.exists():
-        found = json.loads(path.read_text())
-    else:
-        found = {"LoadState": "not-found", "ActiveState": "inactive", "SubState": "dead", "InvocationID": "",
-                 "MainPID": "0", "ExecMainCode": "0", "ExecMainStatus": "0", "Result": "success",
-                 "NRestarts": "0"}
-    for name in wanted:
-        print(f"{name}={found[name]}")
-    sys.exit(0)
-if not path.exists():
-    sys.stderr.write(f"Failed to {verb} {unit}: Unit {unit} not found.\\n")
-    sys.exit(5)
-assert "--no-ask-password" in options
-found = json.loads(path.read_text())
-if verb == "restart" and not found.get("stuck"):
-    assert "--no-block" in options
-    if found["ActiveState"] == "failed" and found.get("limited"):
-        sys.exit(0)  # the job fails later, which --no-block does not tell
-    found |= {"ActiveState": "active", "SubState": "running", "InvocationID": uuid.uuid4().hex,
-              "MainPID": str(os.getpid()), "ExecMainCode": "0", "ExecMainStatus": "0"}
-elif verb == "stop" and not found.get("stuck"):
-    found |= {"ActiveState": "inactive", "SubState": "dead", "MainPID": "0", "ExecMainCode": "2",
-              "ExecMainStatus": "15"}
-elif verb == "reset-failed":
-    found |= {"ActiveState": "inactive", "SubState": "dead", "limited": False}
-path.write_text(json.dumps(found))
-'''
 JOURNALCTL = """
 import pathlib, sys
 folder = pathlib.Path(__file__).parent.parent
@@ -422,12 +376,10 @@ print("".join(path.read_text().splitlines(keepends=True)[-count:]) if path.exist
 """
 
 
-def install_systemd(folder: pathlib.Path) -> pathlib.Path:
-    """Write stubs of systemctl and journalctl; return the folder to put on PATH."""
+def install_journalctl(folder: pathlib.Path) -> pathlib.Path:
+    """Write a stub of journalctl; return the folder to put on PATH."""
     programs = folder / "bin"
     programs.mkdir()
-    (folder / "units").mkdir()
-    for name, text in (("systemctl", SYSTEMCTL), ("journalctl", JOURNALCTL)):
-        (programs / name).write_text(f"#!{sys.executable}\n{text}")
-        (programs / name).chmod(0o755)
+    (programs / "journalctl").write_text(f"#!{sys.executable}\n{JOURNALCTL}")
+    (programs / "journalctl").chmod(0o755)
     return programs

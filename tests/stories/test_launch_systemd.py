@@ -1,69 +1,74 @@
-"""The launcher of units, with a systemctl that keeps state and speaks as the real one does."""
+"""The launcher of units, with a systemd on a bus that keeps state and speaks as the real one does."""
 
 import asyncio
-import json
+import contextlib
 import signal
 
 import pytest
 import uvloop
 
-from gateway.launch.launcher import Changes, LaunchError, Runs, Seen, Superseded
+from gateway.launch.launcher import Changes, LaunchError, Obstacle, Runs, Seen, Superseded
 from gateway.launch.systemd import SystemdLauncher
-from tests.stories.fakes import install_systemd
+from tests.stories.fakebus import Systemd
+from tests.stories.fakes import install_journalctl
 
 UNIT = "vllm@1.service"
+FIRST = "aa" * 16
 GRACE_S = 5.0
 PLAIN = Changes()
 
 
-class Machine:
-    def __init__(self, folder):
-        self.folder = folder
-        self.programs = install_systemd(folder)
-
-    def unit(self, **more):
-        found = {
-            "LoadState": "loaded", "ActiveState": "active", "SubState": "running", "InvocationID": "a" * 32,
-            "MainPID": "7", "ExecMainCode": "0", "ExecMainStatus": "0", "Result": "success",
-            "NRestarts": "0",
-        } | more  # fmt: skip
-        (self.folder / "units" / UNIT).write_text(json.dumps(found))
-
-    def says(self, verb, text, code=1):
-        (self.folder / f"says-{verb}").write_text(f"{code} {text}")
-
-    def calls(self, verb):
-        lines = (self.folder / "calls").read_text().splitlines()
-        return [line for line in lines if f" {verb} " in line]
-
-
-@pytest.fixture
-def machine(tmp_path, monkeypatch):
-    made = Machine(tmp_path)
-    monkeypatch.setenv("PATH", str(made.programs))
-    return made
-
-
-def test_a_unit_is_seen_restarted_once_and_stopped(machine):
-    machine.unit()
-
-    async def story():
+@contextlib.asynccontextmanager
+async def machine(folder, monkeypatch, **properties):
+    """A systemd with the unit, and the unit's launcher."""
+    monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={folder}/bus")
+    systemd = Systemd(folder)
+    systemd.unit(UNIT, **properties)
+    async with systemd.running():
         launcher = SystemdLauncher(UNIT)
-        assert await launcher.look() == Seen("a" * 32, Runs.RUNNING)
-        second = await launcher.restart("a" * 32, grace_s=GRACE_S, changes=PLAIN)
-        assert await launcher.look() == Seen(second, Runs.RUNNING)
-        with pytest.raises(Superseded):
-            await launcher.restart("a" * 32, grace_s=GRACE_S, changes=PLAIN)
-        with pytest.raises(Superseded):
-            await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
-        with pytest.raises(Superseded):
-            await launcher.stop("a" * 32, grace_s=GRACE_S)
-        assert len(machine.calls("restart")) == 1
-        await launcher.stop(second, grace_s=GRACE_S)
-        assert await launcher.look() == Seen(second, Runs.ABSENT, exit_code=-signal.SIGTERM)
-        third = await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
-        assert third not in (None, second)
-        await launcher.close()
+        try:
+            yield systemd, launcher
+        finally:
+            await launcher.close()
+
+
+async def gone(launcher):
+    """Wait until the launcher has heard of the end."""
+    async with asyncio.timeout(5):
+        while not (seen := await launcher.look()).gone:
+            await asyncio.sleep(0.01)
+        return seen
+
+
+def test_a_unit_is_restarted_once_and_stopped(tmp_path, monkeypatch):
+    async def story():
+        async with machine(tmp_path, monkeypatch) as (systemd, launcher):
+            assert await launcher.look() == Seen(FIRST, Runs.RUNNING)
+            second = await launcher.restart(FIRST, grace_s=GRACE_S, changes=PLAIN)
+            assert await launcher.look() == Seen(second, Runs.RUNNING)
+            for stale in (FIRST, None):
+                with pytest.raises(Superseded):
+                    await launcher.restart(stale, grace_s=GRACE_S, changes=PLAIN)
+            with pytest.raises(Superseded):
+                await launcher.stop(FIRST, grace_s=GRACE_S)
+            assert len(systemd.asked("RestartUnit")) == 1
+            await launcher.stop(second, grace_s=GRACE_S)
+            assert await launcher.look() == Seen(second, Runs.ABSENT, exit_code=-signal.SIGTERM)
+            third = await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+            assert third not in (None, second)
+
+    uvloop.run(story())
+
+
+def test_what_did_not_change_is_not_asked_for_again(tmp_path, monkeypatch):
+    async def story():
+        async with machine(tmp_path, monkeypatch) as (systemd, launcher):
+            for _ in range(20):
+                assert (await launcher.look()).running
+            assert len(systemd.asked("GetAll")) == 2  # of the unit, and of its service
+            systemd.ends(UNIT, how=2, status=9)
+            said = "systemd reports it as failed: signal"
+            assert await gone(launcher) == Seen(FIRST, Runs.ENDED, -9, said)
 
     uvloop.run(story())
 
@@ -74,124 +79,218 @@ def test_a_unit_is_seen_restarted_once_and_stopped(machine):
         ({"ActiveState": "activating", "SubState": "start"}, Runs.PENDING, None, ""),
         ({"ActiveState": "deactivating", "SubState": "stop-sigterm"}, Runs.PENDING, None, "stopping"),
         (
-            {"ActiveState": "failed", "SubState": "failed", "ExecMainCode": "1", "ExecMainStatus": "2", "Result": "exit-code"},
-            *(Runs.ENDED, 2, "failed: exit-code"),
-        ),
-        (
-            {"ActiveState": "activating", "SubState": "auto-restart", "ExecMainCode": "3", "ExecMainStatus": "6"},
+            {"ActiveState": "activating", "SubState": "auto-restart", "ExecMainCode": 3, "ExecMainStatus": 6},
             *(Runs.PENDING, -6, "will restart it"),
         ),
-        ({"ActiveState": "inactive", "SubState": "dead", "ExecMainCode": "1"}, Runs.ABSENT, 0, ""),
+        ({"ActiveState": "reloading", "SubState": "reload"}, Runs.RUNNING, None, ""),
     ],
 )  # fmt: skip
-def test_states_are_told_as_they_are(machine, properties, state, code, says):
-    machine.unit(**properties)
-    seen = uvloop.run(SystemdLauncher(UNIT).look())
-    assert (seen.incarnation, seen.state, seen.exit_code) == ("a" * 32, state, code)
-    assert says in seen.detail
-
-
-def test_restarts_by_systemd_itself_are_counted(machine):
-    machine.unit(NRestarts="2")
-    assert uvloop.run(SystemdLauncher(UNIT).look()) == Seen("a" * 32, Runs.RUNNING, own_restarts=2)
-
-
-def test_a_unit_that_never_ran_has_no_incarnation(machine):
-    machine.unit(ActiveState="inactive", SubState="dead", InvocationID="")
-
+def test_states_are_told_as_they_are(tmp_path, monkeypatch, properties, state, code, says):
     async def story():
-        launcher = SystemdLauncher(UNIT)
-        assert await launcher.look() == Seen()
-        assert await launcher.log(100) == ""
-        assert await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        async with machine(tmp_path, monkeypatch, **properties) as (_, launcher):
+            seen = await launcher.look()
+            assert (seen.incarnation, seen.state, seen.exit_code) == (FIRST, state, code)
+            assert says in seen.detail
 
     uvloop.run(story())
-
-
-def test_a_failed_unit_is_reset_first_as_its_start_limit_would_refuse(machine):
-    machine.unit(ActiveState="failed", SubState="failed", limited=True)
-
-    async def story():
-        launcher = SystemdLauncher(UNIT)
-        assert await launcher.restart("a" * 32, grace_s=GRACE_S, changes=PLAIN) != "a" * 32
-
-    uvloop.run(story())
-    assert len(machine.calls("reset-failed")) == 1
 
 
 @pytest.mark.parametrize(
-    ("text", "code", "says"),
+    ("ends", "state", "code", "says"),
     [
-        ("Failed to restart vllm@1.service: Interactive authentication required.", 1, "polkit"),
-        ("Failed to restart vllm@1.service: Access denied", 4, "polkit"),
-        ("Failed to restart vllm@1.service: Unit vllm@1.service not found.", 5, "has no unit"),
-        ("Failed to connect to bus: Host is down", 1, "is this a container"),
-        ("something\nelse", 3, "with code 3: something else"),
+        ({"status": 0}, Runs.ENDED, 0, ""),  # as vLLM does when its engine dies
+        ({"status": 0, "by_job": True}, Runs.ABSENT, 0, ""),  # `systemctl stop`
+        ({"how": 2, "status": 15}, Runs.ENDED, -15, ""),  # `kill PID`
+        ({"how": 2, "status": 15, "by_job": True}, Runs.ABSENT, -15, ""),
+        ({"status": 2}, Runs.ENDED, 2, "failed: exit-code"),
+        ({"status": 203}, Runs.ENDED, 203, "cannot run its program"),
+        ({"status": 200}, Runs.ENDED, 200, "cannot enter its folder"),
     ],
 )
-def test_refusals_say_what_to_do(machine, text, code, says):
-    machine.unit()
-    machine.says("restart", text, code)
+def test_a_unit_that_a_person_stopped_has_not_failed(
+    tmp_path, monkeypatch, ends, state, code, says
+):
+    async def story():
+        async with machine(tmp_path, monkeypatch) as (systemd, launcher):
+            systemd.ends(UNIT, **ends)
+            seen = await launcher.look()
+            assert (seen.incarnation, seen.state, seen.exit_code) == (FIRST, state, code)
+            assert says in seen.detail
+
+    uvloop.run(story())
+
+
+def test_the_exit_code_of_an_earlier_process_is_not_told(tmp_path, monkeypatch):
+    async def story():
+        async with machine(tmp_path, monkeypatch) as (systemd, launcher):
+            systemd.ends(UNIT, how=2, status=9)
+            # The next start fails in its ExecStartPre: its main process never ran.
+            systemd.unit(UNIT, InvocationID=b"\xbb" * 16, InactiveExitTimestampMonotonic=10**9)
+            seen = await launcher.look()
+            assert (seen.incarnation, seen.state, seen.exit_code) == ("bb" * 16, Runs.ENDED, None)
+
+    uvloop.run(story())
+
+
+def test_a_kill_for_lack_of_memory_and_its_own_restarts_are_told(tmp_path, monkeypatch):
+    async def story():
+        async with machine(tmp_path, monkeypatch, NRestarts=2) as (systemd, launcher):
+            assert await launcher.look() == Seen(FIRST, Runs.RUNNING, own_restarts=2)
+            systemd.ends(UNIT, how=2, status=9)
+            systemd.unit(UNIT, Result="oom-kill")
+            assert (await gone(launcher)).oom_killed is True
+
+    uvloop.run(story())
+
+
+def test_a_unit_that_never_ran_has_no_incarnation(tmp_path, monkeypatch):
+    never = {"ActiveState": "inactive", "SubState": "dead", "InvocationID": b""}
 
     async def story():
-        with pytest.raises(LaunchError, match=says):
-            await SystemdLauncher(UNIT).restart("a" * 32, grace_s=GRACE_S, changes=PLAIN)
+        async with machine(tmp_path, monkeypatch, **never) as (_, launcher):
+            assert await launcher.look() == Seen()
+            assert await launcher.log(100) == ""
+            assert await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+
+    uvloop.run(story())
+
+
+def test_a_failed_unit_is_reset_first_as_its_start_limit_would_refuse(tmp_path, monkeypatch):
+    async def story():
+        async with machine(tmp_path, monkeypatch) as (systemd, launcher):
+            systemd.ends(UNIT, status=1)
+            assert await launcher.restart(FIRST, grace_s=GRACE_S, changes=PLAIN) != FIRST
+            members = [call[0] for call in systemd.calls]
+            assert members.index("ResetFailedUnit") < members.index("RestartUnit")
 
     uvloop.run(story())
 
 
 @pytest.mark.parametrize(
-    ("properties", "says"),
-    [(None, "list-units"), ({"LoadState": "masked"}, "masked"), ({"LoadState": "error"}, "error")],
+    ("result", "says", "obstacle"),
+    [
+        ("canceled", "another job took its place", Obstacle.TRANSIENT),
+        ("dependency", "depends on", Obstacle.CANNOT_HELP),
+        ("skipped", "Condition", Obstacle.CANNOT_HELP),
+    ],
 )
-def test_a_unit_that_is_not_usable_is_told(machine, properties, says):
-    if properties:
-        machine.unit(**properties)
-    with pytest.raises(LaunchError, match=says):
+def test_a_job_that_did_not_start_it_is_told(tmp_path, monkeypatch, result, says, obstacle):
+    async def story():
+        async with machine(tmp_path, monkeypatch) as (systemd, launcher):
+            systemd.results["RestartUnit"] = result
+            with pytest.raises(LaunchError, match=says) as caught:
+                await launcher.restart(FIRST, grace_s=GRACE_S, changes=PLAIN)
+            assert caught.value.obstacle is obstacle
+
+    uvloop.run(story())
+
+
+@pytest.mark.parametrize(
+    ("error", "says", "obstacle"),
+    [
+        ("org.freedesktop.DBus.Error.InteractiveAuthorizationRequired", "polkit", Obstacle.CANNOT_HELP),
+        ("org.freedesktop.DBus.Error.AccessDenied", "polkit", Obstacle.CANNOT_HELP),
+        ("org.freedesktop.systemd1.NoSuchUnit", "has no unit", Obstacle.CANNOT_HELP),
+        ("org.freedesktop.systemd1.UnitMasked", "said so", Obstacle.CANNOT_HELP),
+        ("org.freedesktop.DBus.Error.NoReply", "said so", Obstacle.TRANSIENT),
+    ],
+)  # fmt: skip
+def test_refusals_say_what_to_do(tmp_path, monkeypatch, error, says, obstacle):
+    async def story():
+        async with machine(tmp_path, monkeypatch) as (systemd, launcher):
+            systemd.refusals["RestartUnit"] = (error, "said so")
+            with pytest.raises(LaunchError, match=says) as caught:
+                await launcher.restart(FIRST, grace_s=GRACE_S, changes=PLAIN)
+            assert caught.value.obstacle is obstacle
+
+    uvloop.run(story())
+
+
+@pytest.mark.parametrize(
+    ("load", "says"), [("not-found", "list-units"), ("masked", "masked"), ("error", "error")]
+)
+def test_a_unit_that_is_not_usable_is_told(tmp_path, monkeypatch, load, says):
+    async def story():
+        async with machine(tmp_path, monkeypatch, LoadState=load) as (_, launcher):
+            with pytest.raises(LaunchError, match=says) as caught:
+                await launcher.look()
+            assert caught.value.obstacle is Obstacle.CANNOT_HELP
+
+    uvloop.run(story())
+
+
+def test_a_permission_to_hold_the_unit_is_not_needed(tmp_path, monkeypatch):
+    async def story():
+        async with machine(tmp_path, monkeypatch) as (systemd, launcher):
+            systemd.refusals["RefUnit"] = ("org.freedesktop.DBus.Error.AccessDenied", "no")
+            assert (await launcher.look()).running
+
+    uvloop.run(story())
+
+
+def test_a_bus_that_went_away_is_told_and_found_again(tmp_path, monkeypatch):
+    async def story():
+        async with machine(tmp_path, monkeypatch) as (systemd, launcher):
+            assert (await launcher.look()).running
+            systemd.ends(UNIT, status=1)
+            systemd.cut()
+            async with asyncio.timeout(5):
+                while True:
+                    with contextlib.suppress(LaunchError):
+                        if (await launcher.look()).state is Runs.ENDED:
+                            break
+                    await asyncio.sleep(0.01)
+
+    uvloop.run(story())
+
+
+def test_no_system_bus_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={tmp_path}/none")
+    with pytest.raises(LaunchError, match="cannot reach systemd") as caught:
         uvloop.run(SystemdLauncher(UNIT).look())
+    assert caught.value.obstacle is Obstacle.TRANSIENT
 
 
-def test_no_systemctl_is_told(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LaunchError, match="this machine has no systemctl"):
-        uvloop.run(SystemdLauncher(UNIT).look())
+def test_a_cancelled_call_leaves_the_launcher_usable(tmp_path, monkeypatch):
+    async def story():
+        async with machine(tmp_path, monkeypatch) as (systemd, launcher):
+            await launcher.look()
+            systemd.hangs = True
+            systemd.unit(UNIT)  # something changed, so the next look asks
+            await asyncio.sleep(0.05)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await launcher.look()
+            systemd.hangs = False
+            assert (await launcher.look()).running
+
+    uvloop.run(story())
 
 
-def test_its_journal_is_that_of_the_invocation(machine):
-    machine.unit()
-    lines = "".join(f"line {number}\n" for number in range(3000))
-    (machine.folder / ("journal-" + "a" * 32)).write_text(lines)
-    text = uvloop.run(SystemdLauncher(UNIT).log(10**6))
-    assert text.startswith("line 1000\n")
-    assert text.endswith("line 2999\n")
-    assert uvloop.run(SystemdLauncher(UNIT).log(5)) == "2999\n"
+def test_its_journal_is_that_of_the_invocation(tmp_path, monkeypatch):
+    async def story():
+        monkeypatch.setenv("PATH", str(install_journalctl(tmp_path)))
+        lines = "".join(f"line {number}\n" for number in range(3000))
+        (tmp_path / f"journal-{FIRST}").write_text(lines)
+        async with machine(tmp_path, monkeypatch) as (_, launcher):
+            text = await launcher.log(10**6)
+            assert text.startswith("line 1000\n")
+            assert text.endswith("line 2999\n")
+            assert await launcher.log(5) == "2999\n"
+
+    uvloop.run(story())
 
 
-def test_a_command_line_cannot_be_changed_from_here(machine):
-    machine.unit()
-    with pytest.raises(LaunchError, match="systemctl edit"):
-        uvloop.run(SystemdLauncher(UNIT).restart(None, grace_s=0, changes=Changes({"seed": 1})))
+def test_a_command_line_cannot_be_changed_from_here(tmp_path, monkeypatch):
+    async def story():
+        async with machine(tmp_path, monkeypatch) as (_, launcher):
+            with pytest.raises(LaunchError, match="systemctl edit"):
+                await launcher.restart(None, grace_s=0, changes=Changes({"seed": 1}))
+
+    uvloop.run(story())
 
 
 @pytest.mark.parametrize("unit", ["--version", "a b", "a/b", "", "a\nb", "-u"])
-def test_only_names_of_units_reach_the_command_line(unit):
+def test_only_names_of_units_reach_a_command_line_or_a_bus(unit):
     with pytest.raises(ValueError, match="not a valid unit"):
         SystemdLauncher(unit)
-
-
-def test_a_cancelled_call_leaves_no_systemctl_behind(machine):
-    machine.unit()
-    (machine.folder / "hangs").touch()
-
-    async def story():
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(SystemdLauncher(UNIT).look())
-            async with asyncio.timeout(10):
-                while not (machine.folder / "calls").exists():
-                    await asyncio.sleep(0.01)
-            task.cancel()
-
-    uvloop.run(story())
-    from tests.stories.launched import left
-
-    assert left(str(machine.programs / "systemctl")) == []
