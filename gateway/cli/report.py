@@ -107,7 +107,7 @@ def _backend_row(backend: dict[str, Any]) -> Row:
     ready = backend.get("phase") == "ready"
     return {
         "backend": backend.get("id"),
-        "state": backend.get("phase"),
+        "state": backend.get("state", backend.get("phase")),
         "since": _age(backend.get("phase_age_s")),
         "run": backend.get("running"),
         "wait": backend.get("waiting"),

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, TypedDict
+from typing import Final, TypedDict
 
 from gateway import __version__
 from gateway.admission.gate import Gate
@@ -19,29 +19,21 @@ from gateway.core.types import Phase, Transition
 from gateway.heal.charge import Charge
 from gateway.observe.metrics import Metrics
 from gateway.ops.moment import Moment, rfc3339
+from gateway.ops.states import (
+    BACKENDS_WORST_FIRST,
+    POOLS_WORST_FIRST,
+    BackendState,
+    PoolState,
+    backend_state,
+    pool_state,
+)
 from gateway.ops.supervision import SupervisionOverview, supervision
 from gateway.pools.table import Backend, PoolTable
 from gateway.routing.catalog import Catalog
 
 SCHEMA_VERSION: Final = 1
 _TRANSITIONS_TOLD: Final = 50
-_SERVING: Final = frozenset({Phase.READY.value, Phase.DEGRADED.value})
 _NAMED: Final = 3  # pools and backends that a sentence names; the rest are counted
-
-# The state of a pool, the worst first:
-#   down       no backend serves
-#   saturated  those that serve can take no more: requests wait, or are shed
-#   starting   no backend serves yet, but some are on their way
-#   degraded   it serves, but not every backend is ready
-#   ready      every backend is ready
-PoolState = Literal["down", "saturated", "starting", "degraded", "ready"]
-_WORST_FIRST: Final[tuple[PoolState, ...]] = (
-    "down",
-    "saturated",
-    "starting",
-    "degraded",
-    "ready",
-)
 
 
 class BackendOverview(TypedDict):
@@ -49,7 +41,8 @@ class BackendOverview(TypedDict):
 
     id: str  # pool/name
     name: str
-    phase: str  # core.types.Phase
+    state: BackendState  # what is the matter with it, for people
+    phase: str  # core.types.Phase: what may be sent to it
     reason: str  # short closed word
     since: str
     phase_age_s: float
@@ -169,7 +162,7 @@ def overview(facts: Facts, moment: Moment) -> Overview:
         schema_version=SCHEMA_VERSION,
         at=rfc3339(moment.wall),
         verdict=verdict(pools, draining=facts.draining),
-        state=min((pool["state"] for pool in pools), key=_WORST_FIRST.index, default="ready"),
+        state=min((pool["state"] for pool in pools), key=POOLS_WORST_FIRST.index, default="ready"),
         draining=facts.draining,
         version=__version__,
         uptime_s=round(moment.now - facts.started_at, 3),
@@ -210,7 +203,10 @@ def pool_overviews(facts: Facts, moment: Moment) -> list[PoolOverview]:
             PoolOverview(
                 name=name,
                 aliases=list(config.aliases),
-                state=_state(backends),
+                state=pool_state(
+                    [each["state"] for each in backends],
+                    saturated=[each["saturated"] for each in backends],
+                ),
                 window_tokens=entry.route.window_tokens,
                 adapters=sorted(each for each, of in entries.items() if of.parent == name),
                 endpoints=sorted(each.value for each in endpoints) if endpoints else None,
@@ -233,6 +229,12 @@ def _backend(backend: Backend, charge: Charge | None, moment: Moment) -> Backend
     return BackendOverview(
         id=backend.id,
         name=backend.name,
+        state=backend_state(
+            backend.phase,
+            backend.reason,
+            suspended=charge is not None and charge.suspended,
+            starting=charge is not None and charge.starting,
+        ),
         phase=backend.phase.value,
         reason=backend.reason,
         since=moment.told(backend.since),
@@ -265,17 +267,6 @@ def _transition(seen: Transition, moment: Moment) -> TransitionOverview:
     )
 
 
-def _state(backends: Sequence[BackendOverview]) -> PoolState:
-    serving = [each for each in backends if each["phase"] in _SERVING]
-    if serving and all(each["saturated"] for each in serving):
-        return "saturated"
-    if serving:
-        ready = all(each["phase"] == Phase.READY.value for each in backends)
-        return "ready" if ready else "degraded"
-    starting = any(each["phase"] == Phase.STARTING.value for each in backends)
-    return "starting" if starting else "down"
-
-
 # --- the sentence ---------------------------------------------------------------------------------
 
 
@@ -288,7 +279,7 @@ def verdict(pools: Sequence[PoolOverview], *, draining: bool = False) -> str:
         parts.append(f"Shutting down: {left} still in flight; new requests are refused.")
     bad = sorted(
         (pool for pool in pools if pool["state"] != "ready"),
-        key=lambda pool: _WORST_FIRST.index(pool["state"]),
+        key=lambda pool: POOLS_WORST_FIRST.index(pool["state"]),
     )
     parts += [_pool_sentence(pool) for pool in bad[:_NAMED]]
     if len(bad) > _NAMED:
@@ -307,7 +298,10 @@ def verdict(pools: Sequence[PoolOverview], *, draining: bool = False) -> str:
 def _pool_sentence(pool: PoolOverview) -> str:
     name, backends = pool["name"], pool["backends"]
     ready = sum(each["phase"] == Phase.READY.value for each in backends)
-    troubled = [each for each in backends if each["phase"] != Phase.READY.value]
+    troubled = sorted(
+        (each for each in backends if each["state"] != "ready"),
+        key=lambda each: BACKENDS_WORST_FIRST.index(each["state"]),
+    )
     match pool["state"]:
         case "saturated":
             queue = pool["queue"]
@@ -322,7 +316,7 @@ def _pool_sentence(pool: PoolOverview) -> str:
         case _:
             head = f"{name}: {ready} of {_count(len(backends), 'backend')} ready"
     told = [
-        f"{each['name']} {each['phase']} for {_duration(each['phase_age_s'])}: {each['detail']}"
+        f"{each['name']} {each['state']} for {_duration(each['phase_age_s'])}: {each['detail']}"
         for each in troubled[:_NAMED]
     ]
     if len(troubled) > _NAMED:

@@ -10,6 +10,7 @@ from gateway.core.types import (
     LoadSample,
     ModelsSeen,
     Need,
+    Phase,
     ProbeFailed,
     ProbePassed,
     Scraped,
@@ -18,7 +19,8 @@ from gateway.core.types import (
 from gateway.observe.metrics import Metrics, Readings
 from gateway.ops.moment import Moment, rfc3339
 from gateway.ops.overview import Facts, Overview, overview, verdict
-from gateway.pools.health import Order
+from gateway.ops.states import backend_state, pool_state
+from gateway.pools.health import Order, Tending
 from gateway.pools.table import PoolTable
 from gateway.routing.choice import Chooser
 
@@ -83,6 +85,62 @@ def fleet():
     fleet = Fleet(m={"backends": [ONE, TWO], "aliases": ["gpt"]})
     fleet.ready("m/b1", "m/b2")
     return fleet
+
+
+@pytest.mark.parametrize(
+    ("phase", "reason", "supervised", "state"),
+    [
+        (Phase.STARTING, "new", {}, "starting"),
+        (Phase.STARTING, "refused", {}, "unreachable"),  # nobody here starts it
+        (Phase.STARTING, "refused", {"starting": True}, "starting"),
+        (Phase.STARTING, "models_http_401", {}, "unreachable"),
+        (Phase.STARTING, "restart", {"starting": True}, "restarting"),
+        (Phase.STARTING, "start_failed", {}, "failed"),
+        (Phase.STARTING, "start_failed", {"suspended": True}, "suspended"),
+        (Phase.DOWN, "exited", {}, "failed"),
+        (Phase.DOWN, "frozen", {}, "frozen"),
+        (Phase.DOWN, "no_progress", {}, "frozen"),
+        (Phase.DOWN, "asleep", {}, "asleep"),
+        (Phase.DOWN, "timeout", {}, "unreachable"),
+        (Phase.DOWN, "http_503", {}, "down"),
+        (Phase.DRAINING, "draining", {}, "draining"),
+        (Phase.DRAINING, "restart", {}, "restarting"),
+        (Phase.DEGRADED, "traffic", {}, "failing"),
+        (Phase.DEGRADED, "metrics_stale", {}, "degraded"),
+        (Phase.READY, "healthy", {"suspended": True}, "ready"),
+    ],
+)
+def test_a_backend_s_state_says_what_is_the_matter_with_it(phase, reason, supervised, state):
+    assert backend_state(phase, reason, **supervised) == state
+
+
+@pytest.mark.parametrize(
+    ("states", "state"),
+    [
+        (["ready", "suspended"], "degraded"),
+        (["degraded", "unreachable"], "degraded"),
+        (["failing", "starting"], "down"),  # most requests fail
+        (["suspended", "starting"], "starting"),
+        (["restarting", "failed"], "starting"),
+        (["suspended", "failed", "unreachable", "cordoned"], "down"),
+    ],
+)
+def test_a_pool_is_down_unless_a_backend_serves_or_is_on_its_way(states, state):
+    assert pool_state(states, saturated=[False] * len(states)) == state
+
+
+def test_the_worst_pool_is_the_headline_and_the_worst_backend_is_told_first():
+    fleet = Fleet(a={"backends": [ONE]}, m={"backends": [TWO, "http://h:1", "http://h:2"]})
+    fleet.ready("m/b1")
+    fleet.table.tend("m/b2", Tending(Phase.STARTING, "restart", "loading weights"))
+    fleet.table.tend("m/b3", Tending(Phase.DOWN, "suspended", "it failed five times"))
+    told = fleet.overview()
+    assert told["state"] == "starting"  # of pool a, which nobody has looked at yet
+    fleet.table.observe("a/b1", ProbeFailed(fleet.clock.at, "refused"))
+    told = fleet.overview()
+    assert told["state"] == "down"
+    assert told["verdict"].startswith("a is down: its only backend is not serving (b1 unreachable")
+    assert "(b3 suspended for 0 s: it failed five times; b2 restarting" in told["verdict"]
 
 
 def test_a_pool_is_told_with_all_its_names(fleet):
@@ -192,7 +250,7 @@ def test_one_backend_down_is_a_degraded_pool_with_its_evidence(fleet):
     backend = fleet.backend(1)
     assert fleet.pool()["state"] == "degraded"
     assert fleet.verdict() == (
-        f"m: 1 of 2 backends ready (b2 down for 6 min: {backend['detail']})."
+        f"m: 1 of 2 backends ready (b2 unreachable for 6 min: {backend['detail']})."
     )
 
 
@@ -200,7 +258,9 @@ def test_no_backend_is_a_pool_that_is_down(fleet):
     fleet.down("m/b1")
     fleet.down("m/b2")
     assert fleet.pool()["state"] == fleet.overview()["state"] == "down"
-    assert fleet.verdict().startswith("m is down: none of 2 backends is serving (b1 down for 0 s: ")
+    assert fleet.verdict().startswith(
+        "m is down: none of 2 backends is serving (b1 unreachable for 0 s: "
+    )
 
 
 def test_a_pool_out_of_which_all_were_ordered_is_down(fleet):
@@ -290,4 +350,4 @@ def test_a_sentence_needs_nothing_but_the_overview(fleet):
 def test_ages_are_told_in_one_unit(fleet, age_s, told):
     fleet.down("m/b2")
     fleet.clock.at += age_s
-    assert f"b2 down for {told}: " in fleet.verdict()
+    assert f"b2 unreachable for {told}: " in fleet.verdict()
