@@ -17,7 +17,6 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -25,13 +24,11 @@ from typing import Final
 import uvloop
 
 from gateway.access.failures import FailedKeys
-from gateway.access.keys import KeyRing
 from gateway.admission.gate import Gate
 from gateway.config.load import Loaded, load_config
 from gateway.config.models import Config
-from gateway.config.reload import diff, digest
+from gateway.config.reload import digest
 from gateway.core.aio import Clock, SystemClock, periodic
-from gateway.core.errors import ConfigError
 from gateway.heal.orders import Orders
 from gateway.heal.supervisor import Supervisor
 from gateway.ingress import descriptors
@@ -40,9 +37,9 @@ from gateway.ingress.early import Early
 from gateway.ingress.handler import Handler
 from gateway.ingress.listener import Server, bind_both, port_of, server_for
 from gateway.ingress.reader import ClientLimits
-from gateway.ingress.routes import Readiness, public_app
+from gateway.ingress.routes import public_app
 from gateway.ingress.server import Ingress
-from gateway.ingress.settings import Settings, admin_ingress, connections_for, settings_for
+from gateway.ingress.settings import admin_ingress, connections_for, settings_for
 from gateway.observe.ledger import Ledger
 from gateway.observe.log import AccessLog, set_up_logging
 from gateway.observe.metrics import Metrics, Readings
@@ -51,6 +48,7 @@ from gateway.ops.api import admin_app
 from gateway.ops.dryrun import Deciding
 from gateway.pools.store import MemoryStore, SharedStore
 from gateway.pools.table import PoolTable
+from gateway.process import Process, watch_keys, watch_reloads
 from gateway.routing.catalog import Catalogs
 from gateway.routing.choice import Chooser
 from gateway.upstream.client import Client
@@ -65,66 +63,6 @@ Supervise = Callable[[PoolTable, Clock, SharedStore, Config], Supervisor]
 # Young collections are rare: the request path makes no reference cycles, so there is little to find.
 _GC_THRESHOLDS: Final = (50_000, 20, 100)
 _STOOD_STILL_S: Final = 1.0  # a loop that was this late was stopped, or starved
-_KEYS_S: Final = 2.0  # between two looks at the keys file, a stat each
-
-
-@dataclass(slots=True)
-class Process:
-    """Everything one gateway process is made of. Build with `build`, run with `run`."""
-
-    path: Path
-    started: Config  # the configuration it began with
-    loaded: Loaded
-    clock: Clock
-    table: PoolTable
-    client: Client
-    metrics: Metrics
-    outlet: Outlet
-    ledger: Ledger
-    ingress: Ingress
-    admin: Ingress
-    handler: Handler
-    watchers: Watchers
-    supervisor: Supervisor
-    adapter_loader: AdapterLoader
-    stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    hurry: asyncio.Event = field(default_factory=asyncio.Event)
-    listening: asyncio.Event = field(default_factory=asyncio.Event)
-    hangup: asyncio.Event = field(default_factory=asyncio.Event)  # a reload is asked for
-    changing: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while settings are replaced
-    public_port: int = 0
-    admin_port: int = 0
-
-    @property
-    def config(self) -> Config:
-        """The configuration in force."""
-        return self.handler.settings.config
-
-    def oldest_at(self, backend_id: str) -> float | None:
-        """Return when the oldest request came that a backend carries; None when it carries none."""
-        return min(
-            (
-                down.record.received_at
-                for down in self.ingress.live
-                if down.record is not None and down.record.backend_id == backend_id
-            ),
-            default=None,
-        )
-
-    def readiness(self) -> Readiness:
-        """Ready when not draining and any backend serves (a fleet that is all down must not take traffic)."""
-        serving, total = self.table.serving()
-        return Readiness(
-            ready=not self.handler.draining and serving > 0,
-            checks=(
-                (
-                    "accepting",
-                    not self.handler.draining,
-                    "draining" if self.handler.draining else "ok",
-                ),
-                ("backends", serving > 0, f"{serving} of {total} serving"),
-            ),
-        )
 
 
 def build(
@@ -267,8 +205,8 @@ async def run(process: Process, sockets: tuple[socket.socket, socket.socket] | N
                 group.create_task(process.adapter_loader.run(), name="adapters"),
                 group.create_task(process.ledger.run(), name="ledger"),
                 group.create_task(_ticks(process), name="ticks"),
-                group.create_task(_watch_keys(process), name="keys"),
-                group.create_task(_reloads(process), name="reloads"),
+                group.create_task(watch_keys(process), name="keys"),
+                group.create_task(watch_reloads(process), name="reloads"),
             ]
             served = group.create_task(public.serve(sockets=[public_socket]), name="public")
             operated = group.create_task(admin.serve(sockets=[admin_socket]), name="admin")
@@ -336,34 +274,6 @@ async def _ticks(process: Process) -> None:
     await periodic(tick, every_s=TICK_S, name="ticks", jitter_ratio=0.0)
 
 
-async def _watch_keys(process: Process) -> None:
-    """Take over the keys file whenever it changed: a new key works, a revoked one ends, within seconds."""
-    told = False  # of a file that cannot be read; the keys before it stay
-
-    async def look() -> None:
-        nonlocal told
-        settings = process.handler.settings
-        if not isinstance(settings.keys, KeyRing) or not settings.keys.changed():
-            return
-        try:
-            keys = await asyncio.to_thread(KeyRing.load, settings.keys.path)
-        except ConfigError as error:
-            if not told:
-                log.error("; ".join(error.findings), extra={"event": "keys_invalid"})
-            told = True
-            return
-        told = False
-        process.handler.settings = replace(settings, keys=keys)
-        process.handler.gate.configure(settings.config.pools, keys.priorities)
-        log.info("keys reloaded", extra={"event": "keys_reloaded", "keys": len(keys)})
-
-    async def turn() -> None:
-        async with process.changing:
-            await look()
-
-    await periodic(turn, every_s=_KEYS_S, name="keys")
-
-
 # --- signals and reload ---------------------------------------------------------------------------
 
 
@@ -376,64 +286,3 @@ def handle_signals(loop: asyncio.AbstractEventLoop, process: Process) -> None:
     loop.add_signal_handler(signal.SIGTERM, stop)
     loop.add_signal_handler(signal.SIGINT, stop)
     loop.add_signal_handler(signal.SIGHUP, process.hangup.set)
-
-
-async def _reloads(process: Process) -> None:
-    """Reload when asked to; asking again meanwhile leads to one more."""
-
-    async def turn() -> None:
-        await process.hangup.wait()
-        process.hangup.clear()
-        await reload(process)
-
-    await periodic(turn, every_s=0.0, name="reloads")
-
-
-async def reload(process: Process) -> bool:
-    """Read the configuration again and swap it in; True when it is in force.
-
-    Streams are untouched, and go on while a thread reads. A file that is not valid keeps the old
-    configuration and is logged with every finding. Settings that need a restart are named and keep
-    their old value's effect. Cancel: the old configuration stays.
-    """
-    async with process.changing:
-        try:
-            loaded, settings = await asyncio.to_thread(
-                _read, process.path, process.handler.settings
-            )
-        except ConfigError as error:
-            process.metrics.reloaded(ok=False)
-            for finding in error.findings:
-                log.error(finding, extra={"event": "config_invalid"})
-            log.error(
-                "reload refused, the old configuration stays in force",
-                extra={"event": "reload_failed"},
-            )
-            return False
-        _swap(process, loaded, settings)
-        return True
-
-
-def _read(path: Path, before: Settings) -> tuple[Loaded, Settings]:
-    loaded = load_config(path)
-    return loaded, settings_for(loaded.config, Pages, before)
-
-
-def _swap(process: Process, loaded: Loaded, settings: Settings) -> None:
-    """Put a configuration in the place of the one in force."""
-    for warning in loaded.warnings:
-        log.warning(str(warning), extra={"event": "config_warning"})
-    effect = diff(process.config, loaded.config, started=process.started)
-    process.loaded = loaded
-    process.handler.settings.counters.close()
-    process.handler.settings = settings
-    process.ingress.allow(loaded.config.cors)
-    process.table.apply(loaded.config.pools, loaded.config.health)
-    process.handler.gate.configure(loaded.config.pools, settings.keys.priorities)
-    process.watchers.health = loaded.config.health
-    process.supervisor.apply(loaded.config)
-    process.adapter_loader.pools = loaded.config.pools
-    process.metrics.configured(digest(loaded.config))
-    process.client.keep_only(process.table.ids())
-    process.metrics.reloaded(ok=True)
-    log.info("configuration reloaded", extra={"event": "reloaded", "effect": effect.sentences})

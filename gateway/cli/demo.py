@@ -15,11 +15,12 @@ import httpx2
 import uvloop
 
 from gateway.access import keys
-from gateway.app import Process, build, handle_signals, run
+from gateway.app import build, handle_signals, run
 from gateway.cli.console import VerbError
 from gateway.config.load import load_config
 from gateway.ingress.listener import bind_both
 from gateway.observe.outlet import Outlet
+from gateway.process import Process
 from gateway.sim.server import SimConfig, SimServer
 
 MODEL: Final = "qwen3-8b"

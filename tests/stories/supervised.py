@@ -15,7 +15,7 @@ from typing import Any
 import httpx2
 
 from gateway.access import keys
-from gateway.app import build, reload, run
+from gateway.app import build, run
 from gateway.config.load import load_config
 from gateway.config.models import Config
 from gateway.core.aio import Clock
@@ -26,6 +26,7 @@ from gateway.heal.supervisor import Maker, Supervisor
 from gateway.observe.outlet import Outlet
 from gateway.pools.store import SharedStore
 from gateway.pools.table import Backend, PoolTable
+from gateway.process import reload
 from tests.fakelaunch import Machine, Slot, machine
 from tests.stories.support import World
 

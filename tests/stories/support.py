@@ -15,10 +15,11 @@ import httpx2
 import uvloop
 
 from gateway.access import keys
-from gateway.app import Process, build, run
+from gateway.app import build, run
 from gateway.config.load import load_config
 from gateway.core.types import Phase
 from gateway.observe.outlet import Outlet
+from gateway.process import Process
 from gateway.sim.server import SimConfig, SimServer
 
 FAST = SimConfig(model="m", speed=0)

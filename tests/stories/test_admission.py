@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from gateway.app import reload
 from gateway.core.types import Phase
+from gateway.process import reload
 from gateway.sim.server import SimConfig
 from tests.stories.support import FAST, frames, gateway, story
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from gateway.access import keys
-from gateway.app import reload
 from gateway.core.types import Phase, TrafficFailed
+from gateway.process import reload
 from gateway.sim.server import SimConfig
 from tests.stories.support import gateway, story
 

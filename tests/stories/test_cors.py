@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway.app import reload
+from gateway.process import reload
 from tests.stories.support import FAST, gateway, story
 from tests.stories.wire import CHAT, chat_body, connected, request
 

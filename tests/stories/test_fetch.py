@@ -10,10 +10,10 @@ import pytest
 
 from gateway.access.counters import PromptCounters
 from gateway.access.tokens import BackendCounter
-from gateway.app import reload
 from gateway.config.models import Config, HealthConfig
 from gateway.core.aio import SystemClock
 from gateway.pools.table import Backend, PoolTable
+from gateway.process import reload
 from gateway.sim.server import SimConfig
 from gateway.watch.discovery import Watchers
 from gateway.watch.fetch import FetchError, Pages

@@ -8,7 +8,8 @@ import signal
 import pytest
 
 from gateway.access import keys
-from gateway.app import handle_signals, reload
+from gateway.app import handle_signals
+from gateway.process import reload
 from gateway.sim.server import SimConfig
 from tests.stories.support import FAST, frames, gateway, story
 

@@ -74,7 +74,7 @@ async def test_unknown_and_forbidden_models_read_the_same():
         from gateway.access import keys
 
         narrow = keys.create(world.path.parent / "keys.yaml", name="narrow", models=("m",)).key
-        from gateway.app import reload
+        from gateway.process import reload
 
         assert await reload(world.process)
         replies = [

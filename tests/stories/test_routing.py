@@ -5,7 +5,7 @@ import json
 import time
 
 from gateway.access import keys
-from gateway.app import reload
+from gateway.process import reload
 from gateway.sim.server import SimConfig
 from tests.stories.support import FAST, gateway, story
 
