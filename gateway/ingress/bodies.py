@@ -24,7 +24,7 @@ from gateway.core.aio import beside
 from gateway.core.errors import GatewayError, Overloaded, TooManyWaiting
 from gateway.core.types import Call, Caller, ShedReason
 from gateway.routing.catalog import Catalog
-from gateway.wire.calls import EndpointSpec, form_call, parse_call
+from gateway.wire.calls import EndpointSpec, form_call, parse_at_once, parse_call
 from gateway.wire.large import completed
 from gateway.wire.scan import BodyScan
 
@@ -73,8 +73,13 @@ def call_at_hand(down: Downstream, limit_bytes: int) -> Call | None:
     body = down.body
     if down.spec.multipart or down.is_encoded or body.came_bytes > limit_bytes:
         return None
-    small = body.at_hand()
-    return None if small is None else parse_call(down.spec, small, down.content_type)
+    short = body.at_hand()
+    if short is None:
+        return None
+    call = parse_at_once(down.spec, short, down.content_type)
+    if call is None:
+        body.put_back(short)
+    return call
 
 
 class Bodies:
@@ -112,9 +117,12 @@ class Bodies:
             upload = down.open_upload(limits.max_audio_body, config.timeouts.body)
             head = await upload.read_head()
             return form_call(down.spec, upload.form, head, down.content_type)
-        small = await down.read_body(limits.max_body, config.timeouts.body)
-        if small is not None:
-            return parse_call(down.spec, small, down.content_type)
+        short = await down.read_body(limits.max_body, config.timeouts.body)
+        if short is not None:
+            call = parse_at_once(down.spec, short, down.content_type)
+            if call is not None:
+                return call
+            body.put_back(short)
         down.pause_reading()
         try:
             size = body.came_bytes if body.complete else body.told_bytes

@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.core.errors import BodyTimeout, GatewayError
 from gateway.ingress.upload import too_large
-from gateway.wire.small import SMALL_BODY_BYTES, is_small
+from gateway.wire.small import SMALL_BODY_BYTES
 
 _PIECE_BYTES: Final = 4096  # smaller ones are put together
 
@@ -35,9 +35,9 @@ class Body(msgspec.Struct, eq=False):
     async def read(
         self, limit_bytes: int, timeout_s: float, told_bytes: int | None
     ) -> bytes | None:
-        """Return the whole body; None when it is too large to be handled in one piece.
+        """Return the whole body; None when it is not short.
 
-        A large one comes by `next_part`, and all of it must come within `timeout_s`.
+        A longer one comes by `next_part`, and all of it must come within `timeout_s`.
 
         Raises:
             BodyTooLarge: more than `limit_bytes`, told or counted (413).
@@ -53,15 +53,17 @@ class Body(msgspec.Struct, eq=False):
         return self.at_hand()
 
     def at_hand(self) -> bytes | None:
-        """Return the body if it is whole and small; None, and nothing taken, if it is not."""
+        """Take the body if it is whole and short; return None, and take nothing, if it is not."""
         if not self.complete or self.came_bytes > SMALL_BODY_BYTES or self.error is not None:
             return None
         parts = self._parts
         body = bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
-        if not is_small(body):
-            return None
         parts.clear()
         return body
+
+    def put_back(self, body: bytes) -> None:
+        """Have a body that was taken come by `next_part` after all."""
+        self._parts.append(body)
 
     async def next_part(self) -> bytes | bytearray | None:
         """Return what came next of a large body; None at its end.

@@ -131,7 +131,7 @@ class Downstream(msgspec.Struct, eq=False):
             self.trace = (*self.trace, (name, value))
 
     async def read_body(self, limit_bytes: int, timeout_s: float) -> bytes | None:
-        """Return the whole body; None when it is large and comes by `body.next_part`.
+        """Return the whole body; None when it is longer and comes by `body.next_part`.
 
         Raises:
             UnsupportedMediaType: the body is compressed (415).

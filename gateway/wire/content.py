@@ -63,7 +63,7 @@ _MAX_NESTING: Final = (
 )
 # Up to this size, names that come twice in a message of texts are refused too. Gateway and engine read
 # the same value of them, the last, so a longer list is not searched for them.
-_CHECKED_BYTES: Final = 2048
+CHECKED_BYTES: Final = 2048
 _QUOTE, _LIST, _OBJECT, _NULL = b'"[{n'
 _TEXT: Final = msgspec.json.Decoder(str)
 _TEXTS: Final = msgspec.json.Decoder(list[str])
@@ -107,7 +107,7 @@ def scan(field: str, raw: Raw, facts: list[Fact]) -> bool:
 
 def _messages(path: str, raw: Raw, facts: list[Fact], depth: int = 0) -> bool:
     data = bytes(raw)
-    if len(data) <= _CHECKED_BYTES and data.count(b'"content"') > data.count(b"{"):
+    if len(data) <= CHECKED_BYTES and data.count(b'"content"') > data.count(b"{"):
         _check_names(raw, path)
     if path == "messages" and data.find(b"[", 1) < 0 and data.find(b"{") > 0:
         return True  # no list but the first, so no parts: nothing to decode

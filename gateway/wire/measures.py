@@ -29,9 +29,9 @@ from gateway.wire.table import REFUSED_IN_FORMS, TABLE
 _QUOTE, _LIST, _OBJECT, _NULL = b'"[{n'
 _TEXT: Final = msgspec.json.Decoder(str)
 _PLAIN_IDS: Final = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]])
-_FEW_TOOLS_BYTES: Final = 16_384  # too small to hold more tools than any limit: one has 44 bytes
+FEW_TOOLS_BYTES: Final = 16_384  # too small to hold more tools than any limit: one has 44 bytes
 # Source: vLLM 0.32's SamplingParams; the highest temperature is ours, far above what makes sense.
-_RANGES: Final[Mapping[str, tuple[float, float]]] = {
+RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "temperature": (0.0, 100.0),
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
@@ -118,7 +118,7 @@ class Measure:
         value = number_of(raw)
         if value is None:
             return  # of no type that vLLM takes
-        least, most = _RANGES[name]
+        least, most = RANGES[name]
         if not least <= value <= most:  # nor if it is not a number
             raise RequestError(
                 f"`{name}` must be between {least:g} and {most:g}.",
@@ -167,7 +167,7 @@ class Measure:
         structured_facts(raw, name, self._facts)
 
     def _tools(self, name: str, raw: Raw) -> None:
-        if len(raw) > _FEW_TOOLS_BYTES:
+        if len(raw) > FEW_TOOLS_BYTES:
             self.note("tools_bytes", float(len(raw)), name)
             if begins(raw) == _LIST:
                 self.note("tools", float(len(items_of(raw))), name)
@@ -312,7 +312,7 @@ _GIVEN_READERS: Final[dict[str, _Reader]] = {
 _READERS: Final[dict[str, _Reader]] = {
     **{name: _unless_null(reader) for name, reader in _GIVEN_READERS.items()},
     # In most bodies, so without a call in between: they take null for what it is.
-    **dict.fromkeys(_RANGES, Measure._range),
+    **dict.fromkeys(RANGES, Measure._range),
     "tools": Measure._tools,
 }
 SIZED_FIELDS: Final = frozenset(_READERS)  # how long their values are may matter

@@ -47,9 +47,8 @@ def fields_once(raw: bytes | Raw, path: str = "") -> dict[str, Raw]:
         fields = _OBJECT.decode(raw)
     except RecursionError:
         raise _too_deep() from None
-    names = len(fields)
-    spaces = len(raw) - 1 - 4 * names - sum(map(len, fields)) - sum(map(len, fields.values()))
-    if spaces != 0 and spaces != 2 * names - 1:
+    spaces = len(raw) - len(msgspec.json.encode(fields))
+    if spaces != 0 and spaces != 2 * len(fields) - 1:
         _check_names(bytes(raw), fields, path)
     return fields
 

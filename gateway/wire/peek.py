@@ -22,7 +22,7 @@ from gateway.wire.lax import MAX_ITEMS, MOST, NotReadable, lax_bool, lax_ids, la
 from gateway.wire.objects import fields_once
 
 # Larger ones mean nothing, and some fit no float. The lax readers take the same.
-_Integer = Annotated[int, msgspec.Meta(ge=-MOST, le=MOST)]
+Integer = Annotated[int, msgspec.Meta(ge=-MOST, le=MOST)]
 
 
 class StreamOptions(msgspec.Struct):
@@ -40,11 +40,11 @@ class Peek(msgspec.Struct):
     tools: Raw = Raw()
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: _Integer | None = None
-    max_tokens: _Integer | None = None
-    max_completion_tokens: _Integer | None = None
-    max_output_tokens: _Integer | None = None
-    truncate_prompt_tokens: _Integer | None = None
+    n: Integer | None = None
+    max_tokens: Integer | None = None
+    max_completion_tokens: Integer | None = None
+    max_output_tokens: Integer | None = None
+    truncate_prompt_tokens: Integer | None = None
     truncation: Raw = Raw()
     truncate: Raw = Raw()
 

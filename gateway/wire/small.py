@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from msgspec import Raw
 
 from gateway.core.errors import RequestError
+from gateway.wire.objects import begins, items_of
 
 # Below both of these a body is decoded at once, which takes 10 ms at most whatever it holds.
 SMALL_BODY_BYTES: Final = 64 * 1024
@@ -20,8 +21,13 @@ MAX_DEPTH: Final = 64
 _STRING: Final = re.compile(rb'"[^"]*+"')
 _NO_STRUCTURE: Final = bytes(set(range(256)) - set(b'[]{}"'))
 _ALL_ALIKE: Final = bytes.maketrans(b"[]{}", b"()()")
-_SHORT_BYTES: Final = 1024  # counting takes less time than searching
+_NOT_OPENING: Final = bytes(set(range(256)) - set(b"[{"))
+_DIVIDER: Final = b"\0"  # in no JSON
+_NOT_OPENING_NOR_DIVIDER: Final = _NOT_OPENING.replace(_DIVIDER, b"")
+_FEW: Final = 8  # brackets that are searched for; where there are more, counting takes less time
 _CONTAINER_BYTES: Final = 3  # the least that one more object or list takes, with its comma
+_LEVEL_BYTES: Final = 2  # the least that one more level takes
+_LIST: Final = b"["[0]
 
 
 def is_small(body: bytes) -> bool:
@@ -32,10 +38,13 @@ def is_small(body: bytes) -> bool:
     size = len(body)
     if size <= _CONTAINER_BYTES * SMALL_BODY_CONTAINERS:
         return True
-    return size <= SMALL_BODY_BYTES and (
-        _has_few_containers(body, MAX_DEPTH)
-        or body.count(b"{") + body.count(b"[") <= SMALL_BODY_CONTAINERS
-    )
+    return size <= SMALL_BODY_BYTES and containers(body) <= SMALL_BODY_CONTAINERS
+
+
+def most_containers(values: Iterable[Raw]) -> int:
+    """Return how many objects and lists any one of these values has; so many levels at most."""
+    brackets = _DIVIDER.join(values).translate(None, _NOT_OPENING_NOR_DIVIDER)
+    return max(map(len, brackets.split(_DIVIDER)))
 
 
 def check_depth(body: bytes, fields: Mapping[str, Raw]) -> None:
@@ -44,31 +53,36 @@ def check_depth(body: bytes, fields: Mapping[str, Raw]) -> None:
     Raises:
         RequestError: 400; deeper than `MAX_DEPTH`.
     """
-    if len(body) > SMALL_BODY_BYTES or _has_few_containers(body, MAX_DEPTH):
+    if len(body) > SMALL_BODY_BYTES:
         return
     for name, raw in fields.items():
-        value = bytes(raw)
-        if not _has_few_containers(value, MAX_DEPTH - 1) and _is_deeper(value, MAX_DEPTH - 1):
+        if len(raw) > _LEVEL_BYTES * (MAX_DEPTH - 1) and _is_deeper(raw, MAX_DEPTH - 1):
             raise too_deep(name)
 
 
-def _has_few_containers(value: bytes, most: int) -> bool:
-    """Whether a value has at most so many objects and lists; a search ends at the first too many."""
-    if len(value) <= _SHORT_BYTES:
-        return value.count(b"{") + value.count(b"[") <= most
-    left = most
+def containers(value: bytes) -> int:
+    """Return how many objects and lists a value has at most: brackets in its strings count too."""
+    left = _FEW
     for bracket in (b"{", b"["):
         at = value.find(bracket)
         while at >= 0:
             left -= 1
             if left < 0:
-                return False
+                return len(value.translate(None, _NOT_OPENING))
             at = value.find(bracket, at + 1)
-    return True
+    return _FEW - left
 
 
-def _is_deeper(value: bytes, most: int) -> bool:
-    """Whether valid JSON is nested more deeply than so many levels."""
+def _is_deeper(raw: Raw, most: int) -> bool:
+    """Whether a value is nested more deeply than so many levels."""
+    value = bytes(raw)
+    if containers(value) <= most:
+        return False
+    try:
+        if begins(raw) == _LIST and most_containers(items_of(raw)) < most:
+            return False
+    except RequestError:
+        return True  # it is too deep for the decoder even
     if b"\\" in value:  # no quote that is left is within a string
         value = value.replace(b"\\\\", b"").replace(b'\\"', b"")
     nested = value.translate(_ALL_ALIKE, _NO_STRUCTURE)

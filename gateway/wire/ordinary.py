@@ -1,0 +1,169 @@
+"""Ordinary bodies: one typed decoding proves that nothing in them has to be measured.
+
+An ordinary body has usual fields only, of their plain types and within their ranges, and all of its
+content is plain strings. No row of the policy limits any of that. What types cannot say is checked
+beside: names that come twice, and how deep tools are nested.
+
+This is a shortcut, never a judgement: a body that is not ordinary is measured field by field. A test
+holds that both say the same of every ordinary body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta, Raw
+
+from gateway.core.asked import Asked, Fact
+from gateway.core.types import Endpoint
+from gateway.wire.content import CHECKED_BYTES
+from gateway.wire.measures import FEW_TOOLS_BYTES, RANGES
+from gateway.wire.objects import begins
+from gateway.wire.peek import Integer
+from gateway.wire.prompts import TOOLS_GROWTH
+from gateway.wire.small import MAX_DEPTH, containers, most_containers
+
+
+class Ordinary(msgspec.Struct, gc=False):
+    """An ordinary body, read."""
+
+    seen: Any  # its fields as attributes; what is absent is None
+    text_bytes: int  # of its prompt, at most
+    asked: Asked
+
+
+def ordinary(endpoint: Endpoint, body: bytes, fields: Mapping[str, Raw]) -> Ordinary | None:
+    """Read a body of one prompt that asks for nothing out of the ordinary; None for any other.
+
+    `fields` are all that it has, each once.
+    """
+    decoder = _DECODERS.get(endpoint)
+    if decoder is None:
+        return None
+    try:
+        prompt = fields["messages" if endpoint is Endpoint.CHAT else "prompt"]
+        long = len(prompt) > CHECKED_BYTES
+        seen = decoder.decode(_without_text(endpoint, body, fields) if long else body)
+    except (KeyError, msgspec.DecodeError, RecursionError):
+        return None
+    if endpoint is Endpoint.COMPLETIONS:
+        return Ordinary(seen, len(prompt), Asked(tuple(fields)))
+    if not long and body.count(b'"content"') > len(seen.messages):
+        return None  # it may come twice in one of them
+    if seen.tools is None:
+        return Ordinary(seen, len(body), Asked(tuple(fields)))
+    if most_containers(seen.tools) > MAX_DEPTH - 2:  # the body and the list are levels too
+        return None
+    facts: tuple[Fact, ...] = ()
+    tools_bytes = len(fields["tools"])
+    if tools_bytes > FEW_TOOLS_BYTES:
+        facts = (
+            Fact("tools_bytes", float(tools_bytes), "tools"),
+            Fact("tools", float(len(seen.tools)), "tools"),
+        )
+    return Ordinary(seen, len(body) + TOOLS_GROWTH * tools_bytes, Asked(tuple(fields), facts))
+
+
+def _without_text(endpoint: Endpoint, body: bytes, fields: Mapping[str, Raw]) -> bytes:
+    """Return a long body without its prompt, where it is surely text: so that it is not read again."""
+    if endpoint is Endpoint.COMPLETIONS:
+        prompt = fields["prompt"]
+        return msgspec.json.encode({**fields, "prompt": ""}) if begins(prompt) == _QUOTE else body
+    messages = bytes(fields["messages"])
+    # No list but the first, so no parts; and few objects, so not deep.
+    few = messages.find(b"{") > 0 > messages.find(b"[", 1) and containers(messages) < MAX_DEPTH
+    return msgspec.json.encode({**fields, "messages": []}) if few else body
+
+
+# --- what is ordinary -----------------------------------------------------------------------------
+
+
+class _Function(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    name: str
+    arguments: str
+
+
+class _ToolCall(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    id: str
+    function: _Function
+    type: str = ""
+    index: int = 0
+
+
+class _Message(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A message of text; the last fields are those of a reply that is sent back as it came."""
+
+    role: str
+    content: str | None = None
+    name: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    annotations: list[None] | None = None
+    audio: None = None
+    function_call: None = None
+
+
+class _StreamOptions(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+_QUOTE: Final = b'"'[0]
+_Text = str | None
+_Switch = bool | None
+_Limit = Integer | None
+_RANGES: Final = {
+    name: Annotated[float, Meta(ge=least, le=most)] | None for name, (least, most) in RANGES.items()
+}
+# Those that are in most bodies first, in the order of the OpenAI SDK: so the decoder finds them soonest.
+_FIELDS: Final[Mapping[str, Any]] = {
+    "model": _Text,
+    "frequency_penalty": _RANGES["frequency_penalty"],
+    "logit_bias": None,
+    "logprobs": None,
+    "max_tokens": _Limit,
+    "metadata": dict[str, str] | None,
+    "n": Literal[1] | None,
+    "parallel_tool_calls": _Switch,
+    "presence_penalty": _RANGES["presence_penalty"],
+    "response_format": None,
+    "seed": int | None,
+    "service_tier": _Text,
+    "stop": None,
+    "store": _Switch,
+    "stream": _Switch,
+    "stream_options": _StreamOptions | None,
+    "temperature": _RANGES["temperature"],
+    "tool_choice": Literal["auto", "none"] | None,
+    "top_logprobs": None,
+    "top_p": _RANGES["top_p"],
+    "user": _Text,
+    "top_k": _RANGES["top_k"],
+    "min_p": _RANGES["min_p"],
+    "repetition_penalty": _RANGES["repetition_penalty"],
+    "skip_special_tokens": _Switch,
+}
+
+
+def _decoder(required: str, kind: Any, **more: Any) -> msgspec.json.Decoder[Any]:
+    fields: list[Any] = [(required, kind)]
+    fields += [(name, each, None) for name, each in {**_FIELDS, **more}.items()]
+    return msgspec.json.Decoder(
+        msgspec.defstruct("_Body", fields, forbid_unknown_fields=True, gc=False)
+    )
+
+
+_DECODERS: Final = {
+    Endpoint.CHAT: _decoder(
+        *("messages", list[_Message]),
+        max_completion_tokens=_Limit,
+        reasoning_effort=_Text,
+        tools=list[Raw],
+    ),
+    Endpoint.COMPLETIONS: _decoder("prompt", str, echo=_Switch, suffix=None),
+}
