@@ -1,8 +1,11 @@
-"""How good is the diagnosis? `python -m loadtest.diagnosis DIR [-v] [--ids even|odd]`.
+"""How good is the diagnosis? `python -m loadtest.diagnosis DIR [-v] [--ids even|odd] [--blind]`.
 
 DIR holds labelled logs: `manifest.jsonl` (id, class, evidence_line, phase, needs_restart,
-remedy_flags) and `ID.log` files. Prints accuracy per class, evidence found, false alarms, and what
-was confused with what.
+remedy_flags) and `ID.log` files. Prints accuracy per class, evidence found, false alarms, how many
+sure answers are wrong, and what was confused with what.
+
+`--blind` takes all rules of a log's own class away before it is read: what is left is what a class
+gets that has no words yet.
 """
 
 from __future__ import annotations
@@ -14,8 +17,10 @@ import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from gateway.vllmlog.diagnosis import Diagnosis, diagnose
+from gateway.vllmlog import search
+from gateway.vllmlog.diagnosis import Confidence, Diagnosis, diagnose
 
 
 def main() -> None:
@@ -24,6 +29,7 @@ def main() -> None:
     parser.add_argument("-v", "--verbose", action="store_true", help="show each miss")
     parser.add_argument("--ids", choices=("all", "even", "odd"), default="all")
     parser.add_argument("--quiet-misses", action="store_true", help="no list of confusions")
+    parser.add_argument("--blind", action="store_true", help="without the rules of its own class")
     options = parser.parse_args()
     labels = [
         json.loads(line)
@@ -33,19 +39,26 @@ def main() -> None:
     parity = {"even": 0, "odd": 1}.get(options.ids)
     labels = [each for each in labels if parity is None or int(each["id"]) % 2 == parity]
     began = time.perf_counter()
-    answers = {
-        each["id"]: diagnose((options.folder / f"{each['id']}.log").read_bytes()) for each in labels
-    }
+    answers = {each["id"]: answer(each, options) for each in labels}
     took_s = time.perf_counter() - began
     report(labels, answers, options)
     print(f"{len(labels)} logs in {took_s:.2f} s")
+
+
+def answer(label: dict[str, Any], options: argparse.Namespace) -> Diagnosis:
+    """Diagnose one log, blind if that is asked for."""
+    log = (options.folder / f"{label['id']}.log").read_bytes()
+    own = label["class"] if options.blind else ""
+    known = tuple(each for each in search.COMPILED if each[0].kind.value != own)
+    with mock.patch.object(search, "COMPILED", known):
+        return diagnose(log)
 
 
 def report(
     labels: list[dict[str, Any]], answers: dict[str, Diagnosis], options: argparse.Namespace
 ) -> None:
     total, right = Counter(), Counter()
-    evidence = phase = restart = restart_of = flags = flags_of = alarms = 0
+    evidence = phase = restart = restart_of = flags = flags_of = alarms = sure = sure_wrong = 0
     confused = []
     for label in labels:
         answer = answers[label["id"]]
@@ -54,6 +67,8 @@ def report(
         right[label["class"]] += hit
         found = same_line(answer.evidence, label["evidence_line"])
         evidence += found
+        sure += answer.confidence is Confidence.HIGH
+        sure_wrong += answer.confidence is Confidence.HIGH and not hit
         phase += answer.when.value == label["phase"]
         alarms += label["class"] == "healthy" and not answer.healthy
         if label["needs_restart"] is not None:
@@ -80,7 +95,7 @@ def report(
     healthy = total["healthy"]
     print(
         f"class {sum(right.values())}/{n} = {sum(right.values()) / n:.1%}, evidence {evidence}/{n} = "
-        f"{evidence / n:.1%}, false alarms {alarms}/{healthy}"
+        f"{evidence / n:.1%}, false alarms {alarms}/{healthy}, sure but wrong {sure_wrong}/{sure}"
     )
     print(
         f"phase {phase}/{n} = {phase / n:.1%}, restart {restart}/{restart_of}, a remedy flag of the "

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from gateway.config.flags import MOST_UTILIZATION
 from gateway.sizing.fit import Fit, Verdict, fit
 from gateway.sizing.kvcaches import Dtype
 from gateway.sizing.modelshape import ModelShape, Weights
 from gateway.sizing.serveplan import Device, KvDtype
 
-MOST_UTILIZATION: Final = 0.95  # beyond it a GPU runs out at peaks that the trial run did not see
 _MOST_GPUS: Final = 16
 _FEW_SEQS: Final = 64
 

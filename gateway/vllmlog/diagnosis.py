@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Final
 
 from gateway.vllmlog import endings
@@ -196,8 +197,8 @@ def _while_serving(start: Start, served: int, end: int) -> Diagnosis | None:
 
 def _survivors(start: Start, served: int, end: int) -> int:
     """Return the place from which on errors count: it worked on for long after what came before."""
-    worked = [at for at in range(served, end) if WORKS.search(start.lines[at].text)]
-    return worked[-_LONG] if len(worked) >= _LONG else served
+    works = (at for at in range(end - 1, served - 1, -1) if WORKS.search(start.lines[at].text))
+    return next(islice(works, _LONG - 1, None), served)
 
 
 def _death(start: Start, begin: int, died: int, end: int, hints: list[Match]) -> Diagnosis:

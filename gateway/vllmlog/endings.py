@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import Final
 
+from gateway.vllmlog.lines import Line
 from gateway.vllmlog.places import innermost, place_of
 from gateway.vllmlog.rules.devices import NCCL
 from gateway.vllmlog.starts import NOT_STARTED, WORKS, Start
@@ -67,6 +68,10 @@ _UP: Final = tuple(
 )
 
 
+def _proof(line: Line) -> tuple[str, int]:
+    return shown(line.raw), line.number
+
+
 def unknown_error(start: Start, place: int, when: When) -> Diagnosis:
     """Tell of an error that no rule knows: by its type and its place in the engine."""
     line, error = start.lines[place], start.raised.get(place)
@@ -80,8 +85,7 @@ def unknown_error(start: Start, place: int, when: When) -> Diagnosis:
             Kind.ENGINE_DEAD,
             when,
             f"The engine died while serving: {words}",
-            shown(line.raw),
-            line.number,
+            *_proof(line),
             (*helps, _RESTART, _KEEP_AWAY, _REPORT),
             restart_helps=not _UNSUPPORTED.search(line.text),
             look_at=look_at,
@@ -91,8 +95,7 @@ def unknown_error(start: Start, place: int, when: When) -> Diagnosis:
         Kind.OTHER if told is None else told.kind,
         when,
         f"The start failed {'with an unknown error' if told is None else told.doing}: {words}",
-        shown(line.raw),
-        line.number,
+        *_proof(line),
         (*(() if told is None else told.helps), *helps, _REPORT),
         restart_helps=False,
         secondary=() if start.failed is None else (Kind.ENGINE_INIT,),
@@ -118,8 +121,7 @@ def no_cause(start: Start) -> Diagnosis:
         Kind.ENGINE_INIT,
         When.STARTUP,
         "The engine did not start; this part of the log does not say why.",
-        shown(line.raw),
-        line.number,
+        *_proof(line),
         (_MORE_LOG,),
         confidence=Confidence.LOW,
         look_at="the first ERROR of an EngineCore or Worker process, standard error included",
@@ -137,8 +139,7 @@ def interrupted(start: Start, place: int) -> Diagnosis:
         Kind.OTHER,
         When.STARTUP,
         f"It was told to stop during its start{doing if wait is None else f'; it waited: {_short(wait)}'}.",
-        shown(line.raw),
-        line.number,
+        *_proof(line),
         rule="interrupted",
         secondary=() if start.failed is None else (Kind.ENGINE_INIT,),
         look_at="who sent the signal: a person, a liveness probe, a job's time limit",
@@ -167,8 +168,7 @@ def hang(start: Start, served: int, end: int) -> Diagnosis | None:
         Kind.HANG,
         When.SERVING,
         f"The workers do not answer: said {len(stalls)} times, once a minute, and no progress since.",
-        shown(line.raw),
-        line.number,
+        *_proof(line),
         (_GROUP,),
         restart_helps=True,
         confidence=Confidence.MEDIUM if len(stalls) >= _STALLS else Confidence.LOW,
@@ -214,8 +214,7 @@ def wait_at_start(start: Start) -> Diagnosis | None:
         Kind.HANG,
         When.STARTUP,
         f"The start waits{why} and may hang.",
-        shown(line.raw),
-        line.number,
+        *_proof(line),
         (_GROUP, Remedy("", None, "before that, remove lock files that a killed compiler left")),
         restart_helps=True,
         confidence=Confidence.LOW,
@@ -237,8 +236,7 @@ def hung_at_start(start: Start) -> Diagnosis | None:
         Kind.NCCL,
         When.STARTUP,
         "The workers do not finish connecting to each other (NCCL).",
-        shown(line.raw),
-        line.number,
+        *_proof(line),
         (NCCL[1], NCCL[2], NCCL[0], _GROUP),
         restart_helps=True,
         confidence=Confidence.LOW,
@@ -322,8 +320,7 @@ def no_failure(start: Start, exit_code: int | None = None) -> Diagnosis:
         Kind.HEALTHY,
         When.SERVING if serving else When.STARTUP,
         how,
-        shown(line.raw),
-        line.number,
+        *_proof(line),
         restart_helps=False,
         confidence=Confidence.LOW if waits else Confidence.MEDIUM if raised else Confidence.HIGH,
         look_at="whether vllm:generation_tokens_total moves" if waits else "",

@@ -110,9 +110,12 @@ _WHOLE: Final = frozenset({"kv_cache_tokens", "max_model_len"})
 _TOLD_AT: Final = frozenset({"INFO", "WARNING", ""})  # the levels of milestones
 
 
-_ANY: Final = re.compile("|".join(
-    re.sub(r"\(\?P<\w+>", "(?:", pattern.pattern) for _, pattern in _PATTERNS
-))  # fmt: skip
+def _joined(anchored: bool) -> re.Pattern[str]:
+    told = (each.pattern for _, each in _PATTERNS if (each.pattern[0] == "^") is anchored)
+    return re.compile("|".join(re.sub(r"\?P<\w+>", "?:", each) for each in told))
+
+
+_BEGINS, _HOLDS = _joined(True), _joined(False)  # most lines are none: two looks tell
 
 
 def stage_of(line: str) -> Milestone | None:
@@ -125,7 +128,7 @@ def stage_of(line: str) -> Milestone | None:
 
 def milestone_of(said: Line) -> Milestone | None:
     """Return the milestone that a line is; None for most lines."""
-    if said.level not in _TOLD_AT or _ANY.search(said.text) is None:
+    if said.level not in _TOLD_AT or not (_BEGINS.match(said.text) or _HOLDS.search(said.text)):
         return None
     for stage, pattern in _PATTERNS:
         found = pattern.search(said.text)

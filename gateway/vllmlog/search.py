@@ -22,7 +22,7 @@ RULES: Final[tuple[Rule, ...]] = (
 Match = tuple[Rule, Found]
 _Compiled = tuple[tuple[Rule, re.Pattern[str]], ...]
 
-_ALL: Final[_Compiled] = tuple((rule, re.compile(rule.pattern)) for rule in RULES)
+COMPILED: Final[_Compiled] = tuple((rule, re.compile(rule.pattern)) for rule in RULES)
 _BURST: Final = 150  # lines between a log line about an error and the error itself, at most
 
 
@@ -51,7 +51,7 @@ def matches(
     The error that ends a traceback proves more than a log line about it, so it is taken instead
     when it follows within the same burst of lines.
     """
-    all_rules = tuple(each for each in _ALL if wanted(each[0]))
+    all_rules = tuple(each for each in COMPILED if wanted(each[0]))
     loud = tuple(each for each in all_rules if each[0].any_level)
     found: dict[str, Match] = {}
     read: set[tuple[str, bool]] = set()  # what was said before is not searched again

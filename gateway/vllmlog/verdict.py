@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, TypedDict
+from typing import Any, Final
+
+import msgspec
 
 _EVIDENCE_CHARS: Final = 2_000
 
@@ -108,32 +110,8 @@ class Confidence(Enum):
     LOW = "low"  # inferred from what is not in the log
 
 
-class RemedyFields(TypedDict):
-    """One remedy as JSON."""
-
-    flag: str
-    value: str | None
-    why: str
-    action: str | None
-    remove: bool
-
-
-Fields = TypedDict(
-    "Fields",
-    {
-        "class": str,
-        "phase": str,
-        "evidence": str,
-        "cause": str,
-        "remedies": list[RemedyFields],
-        "restart_helps": bool | None,
-        "confidence": str,
-        "rule": str,
-        "line": int,
-        "secondary": list[str],
-        "look_at": str,
-    },
-)
+_KEYS: Final = {"class": "kind", "phase": "when"}  # of the JSON form, where they differ
+_ORDER: Final = ("class", "phase", "evidence", "cause", "remedies", "restart_helps", "confidence")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,30 +135,11 @@ class Diagnosis:
         """Whether nothing is wrong."""
         return self.kind is Kind.HEALTHY
 
-    def fields(self) -> Fields:
+    def fields(self) -> dict[str, Any]:
         """Return the JSON form; keys and values are stable, keys may be added."""
-        return {
-            "class": self.kind.value,
-            "phase": self.when.value,
-            "evidence": self.evidence,
-            "cause": self.cause,
-            "remedies": [
-                {
-                    "flag": each.flag,
-                    "value": each.value,
-                    "why": each.why,
-                    "action": each.action.value if each.action else None,
-                    "remove": each.remove,
-                }
-                for each in self.remedies
-            ],
-            "restart_helps": self.restart_helps,
-            "confidence": self.confidence.value,
-            "rule": self.rule,
-            "line": self.line,
-            "secondary": [each.value for each in self.secondary],
-            "look_at": self.look_at,
-        }
+        told = msgspec.json.decode(msgspec.json.encode(self))
+        first = {key: told.pop(_KEYS.get(key, key)) for key in _ORDER}
+        return first | {key: told[key] for key in ("rule", "line", "secondary", "look_at")}
 
 
 def without_secrets(text: str) -> str:

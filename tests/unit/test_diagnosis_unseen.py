@@ -271,3 +271,105 @@ def test_a_log_whose_last_word_is_a_wait_may_hang(text, kind):
 def test_an_excerpt_without_a_start_is_told_by_its_frames(frame, when):
     found = diagnose(traceback("ZeroDivisionError: odd", frame, 'vllm/a.py", line 1, in f'))
     assert found.when is when
+
+
+def test_a_traceback_that_is_cut_off_still_says_where_it_was():
+    cut = 'Traceback (most recent call last):\n  File "/o/vllm/a.py", line 1, in f\n    g()\n'
+    cut += '  File "/o/vllm/b.py", line 7, in g\n    assert left == right\n'
+    found = diagnose(cut)
+    assert found.kind is Kind.OTHER
+    assert "assert left == right" in found.cause
+    assert "vllm/b.py:7 in g" in found.cause
+
+
+# --- what ended it, and how sure that is ------------------------------------------------------------
+
+STEP = 'vllm/v1/engine/core.py", line 1, in run_busy_loop'
+LOAD = 'vllm/v1/worker/gpu_worker.py", line 1, in load_model'
+
+
+def test_an_error_through_the_engines_loop_with_no_work_after_it_is_a_death():
+    error = traceback("KeyError: 'odd'", STEP)
+    assert diagnose(BANNER + LOADED + UP + WORKS + error + IDLE * 9).kind is Kind.ENGINE_DEAD
+    assert diagnose(BANNER + LOADED + UP + WORKS + error + WORKS * 9).healthy
+    request = traceback(
+        "KeyError: 'odd'", 'vllm/entrypoints/openai/api_server.py", line 1, in chat'
+    )
+    found = diagnose(BANNER + LOADED + UP + WORKS + request + IDLE)
+    assert (found.kind, found.confidence) == (Kind.HEALTHY, Confidence.MEDIUM)
+
+
+@pytest.mark.parametrize(
+    ("frame", "kind", "when"),
+    [(STEP, Kind.ENGINE_DEAD, When.SERVING), (LOAD, Kind.OTHER, When.STARTUP)],
+)
+def test_an_exception_that_older_engines_hit_is_told_by_what_they_did(frame, kind, when):
+    log = core("EngineCore hit an exception: Traceback (most recent call last):")
+    log += traceback("KeyError: 'odd'", frame)
+    found = diagnose(BANNER + log)
+    assert (found.kind, found.when) == (kind, when)
+
+
+def test_a_mistake_in_a_program_is_not_about_the_module_that_it_happens_in():
+    weights = 'vllm/model_executor/model_loader/weight_utils.py", line 1, in load'
+    assert (
+        diagnose(failing("TypeError: f() got an unexpected keyword argument 'x'", weights)).kind
+        is Kind.OTHER
+    )
+    assert diagnose(failing("ValueError: odd", weights)).kind is Kind.WEIGHTS
+    flags = 'vllm/entrypoints/openai/cli_args.py", line 1, in validate_parsed_serve_args'
+    assert (
+        diagnose(failing("TypeError: Error: --enable-x needs --tool-y", flags)).kind
+        is Kind.BAD_ARGUMENT
+    )
+
+
+def test_a_listing_of_settings_proves_nothing():
+    listing = (
+        "model='m', seed=0, trust_remote_code=True, dtype='auto', port=8000, uds=None, lora=False\n"
+    )
+    found = diagnose(BANNER + listing + traceback("ZeroDivisionError: odd", LOAD) + FAILED)
+    assert (found.kind, "ZeroDivisionError" in found.evidence) == (Kind.OTHER, True)
+
+
+def test_what_others_write_after_an_exception_that_left_its_process_does_not_hide_it():
+    python = 'Traceback (most recent call last):\n  File "/o/bin/vllm", line 8, in <module>\n    main()\n'
+    python += '  File "/o/vllm/a.py", line 1, in f\n    g()\nZeroDivisionError: odd\n'
+    after = "INFO 11-21 10:12:00 [supervisor.py:1] the next attempt begins in 10 s\n"
+    assert "ZeroDivisionError" in diagnose(BANNER + python + after).evidence
+
+
+def test_a_bar_that_is_drawn_once_more_is_no_progress_after_an_error():
+    bar = "Loading safetensors checkpoint shards:   0% Completed | 0/4 [00:00<?, ?it/s]\n"
+    found = diagnose(BANNER + bar + traceback("KeyError: 'emb.weight'", LOAD) + bar)
+    assert found.kind is Kind.WEIGHTS
+
+
+def test_a_cause_that_is_only_repeated_is_told_when_the_first_words_are_not_in_the_log():
+    again = core(
+        "RuntimeError: Worker failed with error 'free HBM is below the reserve', please check"
+    )
+    found = diagnose(BANNER + again + FAILED)
+    assert (found.kind, "below the reserve" in found.cause) == (Kind.OTHER, True)
+
+
+def test_a_request_that_is_cancelled_interrupts_nothing():
+    cancelled = 'Traceback (most recent call last):\n  File "/o/starlette/responses.py", line 1, in __call__\n'
+    cancelled += (
+        "    await f()\nasyncio.exceptions.CancelledError: Cancelled by cancel scope 7f20\n"
+    )
+    served = "INFO 11-21 10:11:00 [logger.py:36] Received request cmpl-1: prompt: 'x'\n"
+    assert diagnose(served + cancelled).healthy
+
+
+@pytest.mark.parametrize(
+    ("log", "kind"),
+    [
+        (BANNER + "No CUDA GPUs are available, said somebody\n", Kind.NOT_ENOUGH_GPUS),
+        (core("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"), Kind.OOM_LOAD),
+    ],
+    ids=["words that may stand anywhere", "a class that depends on a place that is not told"],
+)
+def test_an_answer_is_sure_only_with_a_proof_by_its_form(log, kind):
+    found = diagnose(log)
+    assert (found.kind, found.confidence) == (kind, Confidence.MEDIUM)

@@ -10,14 +10,13 @@ import math
 import re
 from typing import Final
 
+from gateway.config.flags import DEFAULT_UTILIZATION, MOST_UTILIZATION
 from gateway.vllmlog.rules.rule import Found, Rule
 from gateway.vllmlog.verdict import Action, Kind, Remedy, as_number
 
 BLOCK_TOKENS: Final = 16  # vLLM's default block; lengths are rounded down to it
 _MARGIN_RATIO: Final = 0.02  # of the whole memory, left free because neighbours move
-_MOST_UTILIZATION: Final = 0.95
 _LEAST_UTILIZATION: Final = 0.05  # below this no model is left to serve
-_DEFAULT_UTILIZATION: Final = 0.9  # 0.92 since about 0.20; the lower is safe for both
 _DEFAULT_MAX_NUM_SEQS: Final = 256
 
 _LOADING: Final = re.compile(
@@ -64,12 +63,12 @@ def _floor_block(tokens: float) -> int:
 
 def _utilization(found: Found) -> float:
     given = found.setting("gpu_memory_utilization")
-    return _DEFAULT_UTILIZATION if given is None else given
+    return DEFAULT_UTILIZATION if given is None else given
 
 
 def _more_utilization(found: Found) -> tuple[Remedy, ...]:
     now = _utilization(found)
-    raised = min(_MOST_UTILIZATION, now + 0.05)
+    raised = min(MOST_UTILIZATION, now + 0.05)
     if raised <= now:
         return ()
     why = f"gives the cache more of the GPU (now {now:.2f}); needs that much free memory"
