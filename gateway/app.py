@@ -29,6 +29,7 @@ from gateway.config.load import Loaded, load_config
 from gateway.config.models import Config
 from gateway.config.reload import digest
 from gateway.core.aio import Clock, SystemClock, periodic
+from gateway.heal.eventlog import EventLog
 from gateway.heal.orders import Orders
 from gateway.heal.supervisor import Supervisor
 from gateway.ingress import descriptors
@@ -150,6 +151,7 @@ def serve(path: Path) -> None:
     loaded = load_config(path)
     descriptors.raise_limit()
     process = build(loaded, path, set_up_logging(loaded.config.log))
+    EventLog(loaded.config.state).follow(process.supervisor.events)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         handle_signals(runner.get_loop(), process)
         runner.run(run(process))

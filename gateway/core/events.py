@@ -53,6 +53,10 @@ class Events:
         for listener in self.on_event:
             listener(event)
 
+    def recall(self, event: Event) -> None:
+        """Keep an event of a gateway before this one; no listener hears of it again."""
+        self._kept.append(event)
+
     def newest(self) -> Iterator[Event]:
         """Go through what is kept, the newest first."""
         return reversed(self._kept)
