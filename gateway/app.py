@@ -41,6 +41,7 @@ from gateway.ingress.reader import ClientLimits
 from gateway.ingress.routes import public_app
 from gateway.ingress.server import Ingress
 from gateway.ingress.settings import admin_ingress, connections_for, settings_for
+from gateway.launch import disk
 from gateway.observe.ledger import Ledger
 from gateway.observe.log import AccessLog, set_up_logging
 from gateway.observe.metrics import Metrics, Readings
@@ -206,6 +207,7 @@ async def run(process: Process, sockets: tuple[socket.socket, socket.socket] | N
                 group.create_task(process.watchers.run(), name="watchers"),
                 group.create_task(process.adapter_loader.run(), name="adapters"),
                 group.create_task(process.ledger.run(), name="ledger"),
+                group.create_task(disk.watch(config.state), name="disk"),
                 group.create_task(_ticks(process), name="ticks"),
                 group.create_task(watch_keys(process), name="keys"),
                 group.create_task(watch_reloads(process), name="reloads"),

@@ -131,7 +131,7 @@ class Changes:
 class Launcher(Protocol):
     """One backend's server under somebody's supervision, ours or a service manager's.
 
-    Every call ends within its own deadline (30 s, plus the grace where one is given).
+    Every call ends within its own deadline (45 s, plus the grace where one is given).
     Errors: `LaunchError`. Cancel: a call that was under way may or may not have taken effect;
     `look` tells.
     """

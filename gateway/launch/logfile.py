@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 ROTATE_BYTES: Final = 32 * 1024 * 1024
-_KEPT: Final = 2  # older files, as NAME.1 and NAME.2
+KEPT: Final = 2  # older files, as NAME.1 and NAME.2
 _FRESH_LINES: Final = 2000
 _LINE_BYTES: Final = 8 * 1024  # longer lines are cut
 _READ_BYTES: Final = 1024 * 1024
@@ -127,7 +127,7 @@ class LogFile:
         return self.path.with_name(f"{self.path.name}.{number}")
 
     def _rotate(self) -> None:
-        older = [self._older(number) for number in range(1, _KEPT + 1)]
+        older = [self._older(number) for number in range(1, KEPT + 1)]
         for source, target in reversed(list(zip(older, older[1:], strict=False))):
             with contextlib.suppress(FileNotFoundError):
                 source.replace(target)

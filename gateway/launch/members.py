@@ -27,8 +27,8 @@ MARK_START: Final = "GATEWAY_START"
 
 # For what is left when the first process has ended: engines that nobody talks to any more, or the
 # server itself behind a wrapper. vLLM ends within a few seconds.
-_REST_GRACE_S: Final = 5.0
-_KILLED_S: Final = 10.0  # from SIGKILL until a process that still runs is stuck in the kernel
+REST_GRACE_S: Final = 5.0
+KILLED_S: Final = 10.0  # from SIGKILL until a process that still runs is stuck in the kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class Members:
             await _ask(first, grace_s)
             members = await asyncio.to_thread(self.find, record)
             ended.update(members)
-        await _ask(members, min(grace_s, _REST_GRACE_S))
-        until = asyncio.get_running_loop().time() + _KILLED_S
+        await _ask(members, min(grace_s, REST_GRACE_S))
+        until = asyncio.get_running_loop().time() + KILLED_S
         while members := await asyncio.to_thread(self.find, record):
             ended.update(members)
             left_s = until - asyncio.get_running_loop().time()
@@ -117,6 +117,6 @@ def _session(record: Record | None) -> tuple[int, int] | None:
 def _stuck(members: Iterable[Process]) -> str:
     named = ", ".join(str(each) for each in members)
     return (
-        f"{named} did not end within {_KILLED_S:.0f} s of SIGKILL: it is stuck in the kernel, as"
+        f"{named} did not end within {KILLED_S:.0f} s of SIGKILL: it is stuck in the kernel, as"
         " with a hanging GPU. Check `dmesg` for Xid errors; the machine may need a reboot."
     )

@@ -1,0 +1,72 @@
+"""Warn before the disk of the state folder is full: then no server can be launched any more."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from gateway.core.aio import periodic
+from gateway.launch.logfile import KEPT, ROTATE_BYTES
+
+log = logging.getLogger("gateway.launch")
+
+# The log of one server: the file, its older ones, and the copy that a rotation makes.
+LOW_BYTES: Final = (KEPT + 2) * ROTATE_BYTES
+_EVERY_S: Final = 60.0
+_MIB: Final = 1024 * 1024
+
+
+async def watch(folder: Path) -> None:
+    """Look at the disk now and each minute, until cancelled; warn once each time it runs low."""
+    space = DiskSpace(folder)
+    await periodic(space.look, every_s=_EVERY_S, name="disk")
+
+
+class DiskSpace:
+    """What is left on the disk of a folder."""
+
+    def __init__(self, folder: Path, free: Callable[[Path], int | None] | None = None) -> None:
+        self._folder = folder
+        self._free = free or free_bytes
+        self._is_low = False
+
+    async def look(self) -> None:
+        """Warn if less is left than a server's log may need, and say when that is over."""
+        left = await asyncio.to_thread(self._free, self._folder)
+        if left is None:
+            return
+        was_low, self._is_low = self._is_low, left < LOW_BYTES
+        if self._is_low and not was_low:
+            log.warning(
+                "the disk of %s is nearly full: %d MiB (%d bytes) are left, and the log of one"
+                " launched server may need %d MiB. When it is full, nothing can be launched. Free"
+                " some space, or set `state` to a folder on another disk",
+                *(self._folder, left // _MIB, left, LOW_BYTES // _MIB),
+                extra={"event": "disk_low", "path": str(self._folder), "free_bytes": left},
+            )
+        elif was_low and not self._is_low:
+            log.info(
+                "the disk of %s has %d MiB free again",
+                *(self._folder, left // _MIB),
+                extra={"event": "disk_free", "path": str(self._folder), "free_bytes": left},
+            )
+
+
+def free_bytes(folder: Path) -> int | None:
+    """Return what this user may still write on the disk of a folder, which need not exist yet.
+
+    Blocking. None where the system does not say.
+    """
+    for each in (folder, *folder.absolute().parents):
+        try:
+            found = os.statvfs(each)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return None
+        return found.f_bavail * found.f_frsize
+    return None
