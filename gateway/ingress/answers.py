@@ -26,6 +26,7 @@ from gateway.wire.replies import normalise_upstream_error, upstream_fault
 from gateway.wire.sse import StreamWatch, VeiledStream
 from gateway.wire.veil import Veil, veiled
 
+_OK: Final = Outcome.OK  # looked up once: 0.15 us before Python 3.12
 GENERATES: Final = (Dialect.CHAT, Dialect.COMPLETIONS)
 ENGINE_FULL: Final = 503  # vLLM's own admission control: back-pressure, not sickness
 
@@ -108,7 +109,7 @@ def answer(
     lines = reply.passed_lines()
     if b"content-type" not in reply.headers:
         lines += b"content-type: application/json\r\n"
-    return Answer(200, lines, veiled(body) if veil else body, Outcome.OK, usage)
+    return Answer(200, lines, veiled(body) if veil else body, _OK, usage)
 
 
 def _plain_usage(reply: Reply, body: bytes) -> Usage | None:

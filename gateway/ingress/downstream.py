@@ -40,6 +40,7 @@ _READ_HEADERS: Final = _CREDENTIALS | {
     b"content-type", b"content-encoding", b"x-request-id", b"x-stainless-retry-count",
     b"x-stainless-read-timeout", b"expect",
 } | TRACE  # fmt: skip
+_MESSAGES: Final = Dialect.MESSAGES  # looked up once: 0.15 us before Python 3.12
 _SECONDS: Final = re.compile(rb"\d{1,6}(?:\.\d{1,9})?")
 # With x-accel-buffering nginx never holds a chunk back, whatever its own setting.
 _EVENT_STREAM_HEADERS: Final = b"cache-control: no-cache, no-transform\r\nx-accel-buffering: no\r\n"
@@ -320,19 +321,23 @@ class Downstream(msgspec.Struct, eq=False):
         self.bytes_out += len(body)
         close = b"" if self.keep_alive else b"connection: close\r\n"
         request_id = self.id.encode()
-        if self.spec.dialect is Dialect.MESSAGES:  # Anthropic's SDKs read this one
+        if self.spec.dialect is _MESSAGES:  # Anthropic's SDKs read this one
             lines += b"request-id: %b\r\n" % request_id
         self._transport.write(
-            b"%b%b%bx-request-id: %b\r\n%b%b%b\r\n%b"
-            % (
-                STATUS_LINE[status],
-                self._protocol.date_header(),
-                lines,
-                request_id,
-                self.extra_headers,
-                self.cors_lines,
-                close,
-                body,
+            b"".join(
+                (
+                    STATUS_LINE[status],
+                    self._protocol.date_header(),
+                    lines,
+                    b"x-request-id: ",
+                    request_id,
+                    b"\r\n",
+                    self.extra_headers,
+                    self.cors_lines,
+                    close,
+                    b"\r\n",
+                    body,
+                )
             )
         )
 

@@ -120,9 +120,8 @@ class Handler:
                 credentials.get(b"api-key"),
                 self.clock.wall(),
             )
-            config = settings.config
-            call = call_at_hand(down, config.limits.max_body) or await self.bodies.read_call(
-                down, caller, config, self.catalog
+            call = call_at_hand(down, settings.max_body) or await self.bodies.read_call(
+                down, caller, settings.config, self.catalog
             )
             record.body_at = self.clock.now()
             settings = self.settings  # the catalog below is of the same configuration
@@ -268,7 +267,7 @@ class Handler:
         self, down: Downstream, record: RequestRecord, ask: Ask, reply: Reply, slot: Slot
     ) -> None:
         """Relay a streamed reply; its usage is the backend's, or counted when it was cut."""
-        most_bytes, veil = self.settings.config.limits.max_reply, ask.route.tenants_apart
+        most_bytes, veil = self.settings.max_reply, ask.route.tenants_apart
         watch = watch_over(reply, ask.call, down.id, most_bytes, veil=veil)
 
         def first_token() -> None:
@@ -300,10 +299,10 @@ class Handler:
         """Answer with a whole reply."""
         if down.started:  # it waited in public; what came is no stream
             raise answered_late(reply, ask.call)
-        most_bytes, veil = self.settings.config.limits.max_reply, ask.route.tenants_apart
+        most_bytes, veil = self.settings.max_reply, ask.route.tenants_apart
         said = answer(reply, ask.call, down.id, record.engine_id, most_bytes, veil=veil)
         record.status, record.outcome, record.usage = said.status, said.outcome, said.usage
-        if said.outcome is Outcome.BACKEND_ERROR:
+        if said.status >= 500:
             self.table.observe(backend.id, TrafficFailed(self.clock.now(), "http_5xx"))
             self.ledger.upstream_failed(backend.id, "http_5xx")
         down.respond(said.status, said.lines, said.body)

@@ -42,6 +42,8 @@ class Settings:
     counters: PromptCounters
     patience: Patience
     policies: Policies
+    max_body: int  # as in `config`, whose attributes cost ten times as much
+    max_reply: int
 
     def salt(self, ask: Ask) -> Callable[[str | None], str] | None:
         """Return what makes the salt of a prefix cache that tenants do not share; None if they do."""
@@ -72,6 +74,8 @@ def settings_for(
         config=config,
         keys=keys,
         policies=Policies(config),
+        max_body=config.limits.max_body,
+        max_reply=config.limits.max_reply,
         counters=PromptCounters(
             config.pools,
             open_asker,

@@ -21,7 +21,16 @@ from typing import Final, cast
 import httptools
 
 from gateway.core.errors import BackendBroke, StaleConnection, UpstreamError
-from gateway.upstream.reading import MAX_ERROR_BYTES, MAX_FRAMING_BYTES, Reading, State
+from gateway.upstream.reading import (
+    CLOSED,
+    COLLECT,
+    HEAD,
+    IDLE,
+    MAX_ERROR_BYTES,
+    MAX_FRAMING_BYTES,
+    STREAM,
+    Reading,
+)
 from gateway.upstream.reply import Reply, Sink
 from gateway.upstream.silence import ENDLESS, Silence
 from gateway.upstream.sockets import Socket, says_timed_out
@@ -61,9 +70,7 @@ class Connection(Reading, asyncio.Protocol):
     def usable(self) -> bool:
         """Whether a request may be sent now."""
         return (
-            self.state is State.IDLE
-            and self._transport is not None
-            and not self._transport.is_closing()
+            self.state is IDLE and self._transport is not None and not self._transport.is_closing()
         )
 
     def is_fit(self) -> bool:
@@ -71,7 +78,7 @@ class Connection(Reading, asyncio.Protocol):
         nobody asked for nor the end. A system call of 0.3 us.
         """
         transport, socket = self._transport, self._socket
-        if self.state is not State.IDLE or transport is None or transport.is_closing():
+        if self.state is not IDLE or transport is None or transport.is_closing():
             return False
         if socket is None or not socket.poll(0):
             return True
@@ -88,10 +95,10 @@ class Connection(Reading, asyncio.Protocol):
         Cancel: closes the connection, which aborts the work at the backend.
         """
         transport = self._transport
-        if transport is None or self.state is not State.IDLE:
+        if transport is None or self.state is not IDLE:
             raise StaleConnection("the connection was closed before the request was sent")
         self._reset()
-        self.state = State.HEAD
+        self.state = HEAD
         self.silence = silence
         waiter: asyncio.Future[Reply] = self._loop.create_future()
         self._waiter = waiter
@@ -118,18 +125,18 @@ class Connection(Reading, asyncio.Protocol):
 
     def pause(self) -> None:
         """Stop reading: the client is slower than the backend."""
-        if self._transport is not None and self.state is State.STREAM:
+        if self._transport is not None and self.state is STREAM:
             self._transport.pause_reading()
 
     def _resume(self) -> None:
-        if self._transport is not None and self.state is State.STREAM:
+        if self._transport is not None and self.state is STREAM:
             self._transport.resume_reading()
 
     resume = _resume
 
     def abort(self) -> None:
         """Close at once; the backend sees the connection go and stops working for it."""
-        self.state = State.CLOSED
+        self.state = CLOSED
         self._between_chunks = False
         self._sink = None
         if self._transport is not None:
@@ -139,7 +146,7 @@ class Connection(Reading, asyncio.Protocol):
         """Check for how long a reply that is collected has not grown, or pass the tick on to the sink."""
         if self._sink is not None:
             self._sink.on_tick(now)
-        elif self.state in (State.HEAD, State.COLLECT):
+        elif self.state in (HEAD, COLLECT):
             if self._held_bytes != self._ticked_bytes:
                 self._ticked_bytes = self._held_bytes
                 self.silence.broken(now)
@@ -160,7 +167,7 @@ class Connection(Reading, asyncio.Protocol):
             sink = self._sink
             if sink is not None and sink.on_chunk(data):
                 return
-        if self.state is State.IDLE or self._parser is None:
+        if self.state is IDLE or self._parser is None:
             self._unasked(data)
             self.abort()
             return
@@ -177,35 +184,31 @@ class Connection(Reading, asyncio.Protocol):
             return
         if self._framing_bytes > MAX_FRAMING_BYTES and not self._complete:
             self._fail(BackendBroke("the backend sent too much between the parts of its reply"))
-        elif self.state is State.STREAM:
+        elif self.state is STREAM:
             self._deliver()
         elif self._complete or self._held_bytes > MAX_ERROR_BYTES:
             self._finish_collected()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell whoever waits; a reply whose end is the end of the connection is complete now."""
-        if (
-            self._ends_with_connection()
-            and exc is None
-            and self.state in (State.COLLECT, State.STREAM)
-        ):
+        if self._ends_with_connection() and exc is None and self.state in (COLLECT, STREAM):
             self._complete = True
-            if self.state is State.COLLECT:
+            if self.state is COLLECT:
                 self._finish_collected()
             else:
                 self._deliver()
-        elif self.state is State.HEAD and not self._answered and self._was_stale():
+        elif self.state is HEAD and not self._answered and self._was_stale():
             self._fail(StaleConnection("the backend had closed the idle connection"))
-        elif self.state is not State.IDLE:
+        elif self.state is not IDLE:
             self._fail(BackendBroke("the backend closed the connection"))
-        self.state = State.CLOSED
+        self.state = CLOSED
         self._transport = self._socket = self._parser = None
         self._on_closed(self)
 
     # --- inside -----------------------------------------------------------------------------------
 
     def _start_stream(self) -> None:
-        self.state = State.STREAM
+        self.state = STREAM
         self._answer(Reply(self._status, self._headers, None, self))
 
     def _answer(self, reply: Reply) -> None:
@@ -249,14 +252,14 @@ class Connection(Reading, asyncio.Protocol):
             return
         self._used = True
         if transport.get_write_buffer_size():
-            self.state = State.CLOSED
+            self.state = CLOSED
             transport.abort()
         elif self._keep_alive and not transport.is_closing():
             transport.resume_reading()
-            self.state = State.IDLE
+            self.state = IDLE
             self._on_free(self)
         else:
-            self.state = State.CLOSED
+            self.state = CLOSED
             transport.close()
 
     def _unasked(self, data: bytes) -> UpstreamError:

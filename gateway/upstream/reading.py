@@ -29,11 +29,15 @@ class State(Enum):
     CLOSED = "closed"
 
 
+# Before Python 3.12 a member that is looked up in its enum costs 0.15 us.
+IDLE, HEAD, COLLECT, STREAM, CLOSED = State
+
+
 class Reading:
     """What is known of a reply so far. The callbacks of httptools fill it in; `Connection` acts on it."""
 
     def __init__(self) -> None:
-        self.state = State.IDLE
+        self.state = IDLE
         self.spoke_unasked = False
         self._parser: httptools.HttpResponseParser | None = None
         self._found: dict[bytes, bytes] = {}  # headers as they came, since the last whole head
@@ -77,18 +81,14 @@ class Reading:
         if status == 200 and is_event_stream(headers):
             self._start_stream()
         else:
-            self.state = State.COLLECT
+            self.state = COLLECT
 
     def on_body(self, data: bytes) -> None:
         """Hold the bytes until the read is parsed; too much for a whole reply turns it into a stream."""
         self._framing_bytes = 0
         self._parts.append(data)
         self._held_bytes += len(data)
-        if (
-            self._held_bytes > WHOLE_REPLY_BYTES
-            and self.state is State.COLLECT
-            and self._status == 200
-        ):
+        if self._held_bytes > WHOLE_REPLY_BYTES and self.state is COLLECT and self._status == 200:
             self._start_stream()
 
     def on_chunk_header(self) -> None:
@@ -97,7 +97,7 @@ class Reading:
 
     def on_chunk_complete(self) -> None:
         """Note that a chunk has ended."""
-        self._between_chunks = self.state is State.STREAM
+        self._between_chunks = self.state is STREAM
 
     def on_message_complete(self) -> None:
         """Note the end; a 1xx head only makes room for the real one."""

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from gateway.core.errors import GatewayError
 from gateway.upstream.connection import Connection
-from gateway.upstream.reading import State
+from gateway.upstream.reading import CLOSED
 from gateway.upstream.reply import Reply
 from gateway.upstream.silence import Silence
 
@@ -81,7 +81,7 @@ class UploadConnection(Connection):
 
     def send(self, data: bytes) -> None:
         """Send more of the body; a backend that has refused it gets no more."""
-        if self._transport is not None and self.state is not State.CLOSED and self._status < 400:
+        if self._transport is not None and self.state is not CLOSED and self._status < 400:
             self._transport.write(_chunk(data) if self._chunked else data)
 
     def finish(self) -> None:
@@ -94,7 +94,7 @@ class UploadConnection(Connection):
 
     def refuse(self, error: GatewayError) -> bool:
         """Close, since the upload failed; False when a reply is being streamed that cannot tell it."""
-        if self.state is State.CLOSED:
+        if self.state is CLOSED:
             return True  # it was answered, or broke, in the same turn
         waiter, self._waiter = self._waiter, None
         self.abort()

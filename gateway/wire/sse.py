@@ -79,6 +79,7 @@ class StreamWatch:
         *(
             "_carry",
             "_held",
+            "_learns",
             "_lines",
             "_long",
             "_mark",
@@ -104,6 +105,8 @@ class StreamWatch:
         self._mark, self._lines = _ORDINARY[dialect]
         self._choices = choices
         self._single = self._openai and choices == 1 and dialect is not Dialect.PLAIN
+        # A Responses event has a sequence number: no two are alike.
+        self._learns = dialect is not Dialect.RESPONSES
         self._hide_usage = hide_usage
         self._request_id = request_id
         self._carry = b""
@@ -145,9 +148,9 @@ class StreamWatch:
                 frames = self._ordinary_frames(data, lines)
             if frames and data.endswith(b"\n\n"):
                 self.events += frames
-                if frames == 1 and self._dialect is not Dialect.RESPONSES:
+                if frames == 1 and self._learns:
                     self.shape.learn(data)
-                self._recent = data  # a Responses event has a sequence number: no two are alike
+                self._recent = data
                 return data
         self.shape.forget()
         return self._feed_slowly(data)

@@ -7,7 +7,7 @@ import pytest
 import uvloop
 
 from gateway.core.errors import BackendBroke, BackendTimeout, BodyTooLarge
-from gateway.upstream.connection import State
+from gateway.upstream.reading import State
 from gateway.upstream.silence import Patience, Silence
 from gateway.upstream.upload import UploadConnection
 
