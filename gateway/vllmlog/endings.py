@@ -198,7 +198,8 @@ def wait_at_start(start: Start) -> Diagnosis | None:
     lock = next(
         (at for at in reversed(after[-_INNERMOST:]) if _LOCK.search(start.lines[at].text)), None
     )
-    waits = [at for at in after if start.lines[at].text == start.lines[last].text]
+    same = [re.sub(r"\d+", "", start.lines[at].text) for at in (*after, last)]
+    waits = [each for each in same[:-1] if each == same[-1]]
     again = last >= 0 and _WAITS.search(start.lines[last].text) is not None and len(waits) > 1
     if lock is not None and stalls:
         told = _LOCK.search(start.lines[lock].text)

@@ -19,6 +19,7 @@ _KEPT_FRAMES: Final = 80  # of one traceback: its innermost ones
 _NAMED: Final = re.compile(
     r"^(?:ERROR: +)?(?:[A-Za-z_]\w{0,60}\.){0,8}"
     r"[A-Z]\w{0,60}(?:Error|Exception|Interrupt|Exit|Timeout|Failed)(?:\(\w{1,60}\))?(?::|$)"
+    r"|^(?:[a-z_]\w{0,60}\.){2,8}[A-Z]\w{1,60}: "
 )
 # Below the frames of a traceback: any name of a module, or one that begins as a class does.
 _ENDS_TRACEBACK: Final = re.compile(
@@ -85,7 +86,7 @@ def passes_on(line: Line) -> bool:
 
 def repeats(line: Line) -> bool:
     """Whether it passes on the words of the other one as well."""
-    return "Worker failed with error" in line.text
+    return "Worker failed with error" in line.text or "CalledProcessError" in line.text
 
 
 def is_native(line: Line) -> bool:

@@ -27,7 +27,7 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 # One layer each; tried in turn until none fits. Every repetition is bounded.
 _PREFIX: Final = re.compile(
     r"""
-    \((?P<process>[A-Za-z][\w.:-]{0,40})(?:\ [^()\n]{0,60})?\bpid=(?P<pid>\d{1,9})(?:,[^()\n]{0,60})?\)\ ?
+    [(\[](?P<process>[A-Za-z][\w.:-]{0,40})(?:\ [^()\n]{0,60})?\bpid=(?P<pid>\d{1,9})(?:,[^()\n]{0,60})?[)\]]\ ?
   | \((?P<bare>(?:APIServer|ApiServer|EngineCore|Worker|VllmWorker)\w{0,30})\)\ ?
   | (?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL|FATAL)\ (?:\d{4}-)?\d\d-\d\d\ \d\d:\d\d:\d\d
       (?:[.,]\d{1,9})?\ \[?[\w./<>-]{1,100}:\d{1,6}\]\ ?
@@ -153,8 +153,11 @@ def _unknown_prefixes(rows: Sequence[str]) -> list[re.Pattern[str]]:
         head = _HEAD.search(row, 0, _PREFIX_CHARS + 40)
         if head is not None and 0 < head.start() <= _PREFIX_CHARS:
             before = row[: head.start()]
-            rest = parse(before).text
-            if not before.strip() or rest.strip() and not _FRESH.match(rest.strip()):
+            known = parse(before)
+            rest = known.text.strip()
+            # A program that forwards the log calls all of it the same, frames and errors too.
+            forwards = known.level in ("DEBUG", "INFO") and head[0].startswith((" ", "Traceback"))
+            if not before.strip() or forwards or rest and not _FRESH.match(rest):
                 seen[re.sub(r"\d+", "0", before)] += 1
     forms = [form for form, count in seen.most_common(_FORMS) if count > 1]
     return [

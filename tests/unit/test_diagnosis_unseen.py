@@ -59,6 +59,8 @@ SMALL = failing(
         "gpu-7/llm-0 (stderr) 00:12:44 >> ",
         "<14>1 2026-05-01T18:57:24Z gpu7 vllm 4711 - - ",
         "[worker 3] ",
+        "2026-06-27 12:57:51,690 - __main__ - INFO - ",
+        "2026-05-08 11:47:04.369 [Info] (Process) ",
         "| ",
     ],
 )
@@ -165,9 +167,12 @@ def test_what_fails_as_it_is_imported_is_about_the_package_not_about_its_topic()
         ("ValueError: moe_backend='triton' is not supported for NvFP4 MoE. Expected one of ['cutlass']", Kind.BAD_ARGUMENT),
         ("KeyError: 'layers.0.mlp.down_proj.weight_scale'", Kind.QUANTIZATION),
         ("KeyError: 'layers.0.mlp.down_proj.weight'", Kind.WEIGHTS),
+        ("ValueError: No quantization scheme fits this odd layer", Kind.QUANTIZATION),
+        ("ValueError: num_odd_tokens must be even", Kind.BAD_ARGUMENT),
+        ("RuntimeError: the odd tokenizer gave no tokens", Kind.TOKENIZER),
     ],
 )  # fmt: skip
-def test_every_accelerator_has_its_spelling(error, kind):
+def test_words_decide_where_frames_do_not(error, kind):
     assert diagnose(failing(error, 'vllm/a/b.py", line 1, in run')).kind is kind
 
 
@@ -245,7 +250,13 @@ def test_a_warning_that_a_rule_knows_is_why_an_interrupted_start_waited():
         (BANNER + LOADED + UP + WORKS + STALL + WORKS, Kind.HEALTHY),
         (BANNER + LOADED + UP + IDLE + STALL, Kind.HEALTHY),
         (BANNER + LOADED + STALL, Kind.HANG),
-        (BANNER + LOADED + core("Waiting for the peer for 30 s", "INFO") * 2, Kind.HANG),
+        (
+            BANNER
+            + LOADED
+            + core("Waiting for a peer for 3 s", "INFO")
+            + core("Waiting for a peer for 60 s", "INFO"),
+            Kind.HANG,
+        ),
         (BANNER + LOADED + core("Waiting for the peer", "INFO"), Kind.UNKNOWN),
     ],
     ids=["busy", "went on", "idle", "starting", "twice", "once"],

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from gateway.vllmlog.rules.rule import Found, Rule
+from gateway.vllmlog.rules.rule import HINT, Found, Rule
 from gateway.vllmlog.verdict import Action, Kind, Remedy
 
 _QUANTIZED: Final = re.compile(
@@ -136,9 +136,10 @@ RULES: Final[tuple[Rule, ...]] = (
          remedies=(Remedy("--pipeline-parallel-size", "1", "use tensor parallelism"),)),
     Rule("setting_refused", Kind.BAD_ARGUMENT,
          r"(?:Error: |^).{0,40}?\b(?P<other>(?!head_|hidden_|vocab_|group_|intermediate_|quant_)[a-z]\w{2,40}_"
-         r"(?:backend|dtype|size|mode|parser|format|impl|count|len|seqs|tokens|layout|type|config|method|ratio|utilization))"
-         r" ?= ?(?P<given>'[^']{1,80}'|\"[^\"]{1,80}\"|[\w.-]{1,40}) (?:is|must|does|cannot|requires|for)\b"
-         r".{0,20}(?:not |in|be |only |requires)",
+         r"(?:backend|dtype|size|mode|parser|format|impl|count|len|seqs|tokens|layout|type|config|method|ratio"
+         r"|utilization)) ?= ?(?P<given>'[^']{1,80}'|\"[^\"]{1,80}\"|[\w.-]{1,40}) (?:is|must|does|cannot|requires"
+         r"|for)\b"
+         r"(?! not divisible).{0,20}(?:not |in|be |only |requires)",
          "The setting {other}={given} was refused.", remedies=lambda found: (
              Remedy(f"--{found.groups['other'].replace('_', '-')}", None, "what the message allows"),)),
     Rule("requires_flag", Kind.BAD_ARGUMENT,
@@ -148,6 +149,12 @@ RULES: Final[tuple[Rule, ...]] = (
          r"|specify)) `?(?:--[a-z][\w-]{3,40})",
          "Two flags conflict with each other.", rank=1,
          remedies=(Remedy("", None, "follow the message: change or remove the flag that it names"),)),
+    Rule("topic_setting", Kind.BAD_ARGUMENT,
+         r"^(?:\w+\.)*(?:Value|Assertion|NotImplemented|Type)Error: ['\"`]?(?P<other>--[a-z][\w-]+"
+         r"|[a-z]{2,20}(?:_[a-z\d]+)+|[A-Z]+(?:_[A-Z\d]+)+)\b['\"`]?\S{0,20} (?:was|must|is|cannot|can|requires?"
+         r"|should|needs?|exceeds|only)\b",
+         "The start failed, and the error begins with the setting {other}.", rank=HINT + 2,
+         remedies=(Remedy("", None, "change or remove the setting that the error names"),)),
     Rule("validation", Kind.BAD_ARGUMENT,
          r"validation errors? for (?P<what>(?:Model|Cache|Scheduler|Parallel|Load|LoRA|Speculative|Compilation"
          r"|Observability"

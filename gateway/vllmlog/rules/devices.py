@@ -92,8 +92,7 @@ RULES: Final[tuple[Rule, ...]] = (
          remedies=(Remedy("", None, "upgrade the driver, or use a build for the driver's CUDA version"),)),
     Rule("driver_too_old", Kind.DRIVER_TOO_OLD,
          r"NVIDIA driver on your system is too old(?: \(found version (?P<found>\d+)\))?"
-         r"|CUDA driver version is insufficient|forward compatibility was attempted on non supported HW\b"
-         r"(?=.{0,200}(?:Error|error))",
+         r"|CUDA driver version is insufficient|(?:Error|error)\b.{0,300}forward compatibility was attempted",
          "The NVIDIA driver is older than this build's CUDA needs.", restart=False, rank=1,
          remedies=(Remedy("", None, "upgrade the driver, or use a build for the driver's CUDA version"),)),
     Rule("world_size", Kind.NOT_ENOUGH_GPUS,
@@ -112,6 +111,8 @@ RULES: Final[tuple[Rule, ...]] = (
          r"|Found no NVIDIA driver|Failed to infer device type|no (?:ROCm|HIP)-capable device|hipErrorNoDevice"
          r"|Unable to initialize backend '(?:tpu|cuda|rocm|xpu)'|Can't initialize NPU|CUDA unknown error"
          r"|devices? \(?s?\)? ?(?:is|are) busy or unavailable|local rank \d+ is out of bounds"
+         r"|system not yet initialized|(?:CUDA|ROCm|XPU|NPU|TPU|HPU) is not available"
+         r"|number of devices: \d.{0,80}less than"
          r"|Device string must not be empty|invalid device ordinal|no CUDA-capable device is detected"
          r"|CUDA_ERROR_NO_DEVICE|device < num_gpus|TPU initialization failed|--device-ids index \d+ is out of range"
          r"|NVMLError_LibraryNotFound|NVML Shared Library Not Found",
@@ -124,7 +125,8 @@ RULES: Final[tuple[Rule, ...]] = (
          _split_cause, remedies=_split),
     Rule("divisible", Kind.TP_NOT_DIVISIBLE,
          r"\b(?P<heads>\d{1,9}) is not divisible by (?P<size>\d{1,9})$|must be divisible by (?:the )?(?:tensor|tp)[ _]"
-         r"|is not divisible by (?:weight quantization|tensor parallel|tp_size)|% \w{0,20}(?:tp|world)_size == 0",
+         r"|is not divisible by (?:weight quantization|tensor parallel|tp_size|min_thread)"
+         r"|% \w{0,20}(?:tp|world)_size == 0",
          "A dimension of the model cannot be divided by the tensor parallel size.", rank=1,
          remedies=(Remedy("--tensor-parallel-size", None, "a size that divides the model's dimensions"),)),
     Rule("no_kernel", Kind.NO_KERNEL,
@@ -158,6 +160,7 @@ RULES: Final[tuple[Rule, ...]] = (
          r"|needs) (?:a GPU with )?compute capability"
          r"|(?:is|are) (?:only|not) supported (?:on|by|for) (?:this |the current )?(?:GPU|device|[Hh]opper"
          r"|[Bb]lackwell|sm)"
+         r"|requires? (?:GPUs? with )?(?:SM|sm) ?_?\d\d|only supports? (?:Turing|Ampere|Ada|Hopper|Blackwell)"
          r"|Unsupported (?:GPU|CUDA|compute) (?:arch|capability)|not supported on (?:compute capability|SM ?\d)",
          "A requested feature does not exist for this GPU's compute capability.", rank=1,
          remedies=(_BUILD, _OTHER_QUANT, _BACKEND)),
@@ -196,6 +199,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("rendezvous", Kind.NCCL,
          r"DistNetworkError|The client socket has (?:failed|timed out)|Connection closed by peer"
          r"|Gloo connectFullMesh failed"
+         r"|setting up NCCL communicator|cudaIpc\w+ failed|TCPStore: |[Ff]ailed to connect to (?:master|TCPStore)"
          r"|DistStoreError|wait timeout after \d+ms|gloo/transport/",
          "The processes of the engine lost the connection to each other.", restart=True, rank=1, serving=True,
          remedies=(Remedy("VLLM_HOST_IP", None, "the address that the other processes reach"),

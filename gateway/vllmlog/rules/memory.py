@@ -323,7 +323,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("host_memory", Kind.HOST_MEMORY,
          r"Cannot allocate memory|can't allocate memory|^MemoryError\b|std::bad_alloc"
          r"|Out of memory: Killed process|oom-kill|oom_kill|OOMKilled|Detected \d+ oom"
-         r"|HostOutOfMemory|cudaErrorHostMemory",
+         r"|HostOutOfMemory|cudaErrorHostMemory|killed by signal: Killed",
          "The host ran out of memory.", remedies=_HOST, serving=True),
     Rule("worker_killed", Kind.HOST_MEMORY,
          r"(?:Worker proc|Engine core process|Process|Command) (?P<who>\S{1,80})(?: .{0,200})?(?:exit ?code:? -9\b"

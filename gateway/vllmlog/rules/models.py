@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from gateway.vllmlog.rules.rule import Found, Rule
+from gateway.vllmlog.rules.rule import HINT, Found, Rule
 from gateway.vllmlog.verdict import Kind, Remedy
 
 _PATH: Final = Remedy(
@@ -44,9 +44,17 @@ def _of_weight(found: Found) -> Kind:
     return Kind.QUANTIZATION if _QUANTIZED.search(found.line.text) else Kind.WEIGHTS
 
 
+def _topic(kind: Kind, words: str, remedy: Remedy) -> Rule:
+    """Return the last of the rules for a class: an exception that names its topic."""
+    errors = "Value|Runtime|NotImplemented|Assertion|OS|FileNotFound"
+    pattern = rf"^(?:\w+\.)*(?:{errors})Error: .{{0,300}}(?P<what>{words})"
+    return Rule(f"topic_{kind.name.lower()}", kind, pattern, "The start failed, and the error speaks of {what}.",
+                remedies=(remedy,), rank=HINT + 2)  # fmt: skip
+
+
 RULES: Final[tuple[Rule, ...]] = (
     Rule("gated", Kind.MODEL_GATED,
-         r"GatedRepoError|gated repo|Access to model .{1,200} is restricted|Cannot access gated|401 Client Error"
+         r"GatedRepoError|gated repo|Access to model .{1,200} is restricted|Cannot access gated|40[13] Client Error"
          r"|awaiting a review from the repo authors|Invalid (?:user )?token|Invalid username or password",
          "The hub requires a token of an account that has accepted this model's licence.",
          remedies=(Remedy("HF_TOKEN", None, "a token of an account that may read the model"),
@@ -68,7 +76,8 @@ RULES: Final[tuple[Rule, ...]] = (
          _no_model, remedies=(_PATH,), rank=1),
     Rule("network", Kind.NETWORK,
          r"We couldn't connect to|Max retries exceeded with url|LocalEntryNotFoundError|OfflineModeIsEnabled"
-         r"|NameResolutionError|Temporary failure in name resolution"
+         r"|NameResolutionError|Temporary failure in name resolution|429 Client Error|\b5\d\d Server Error"
+         r"|CAS service error|CERTIFICATE_VERIFY_FAILED"
          r"|Cannot send a request, as the client has been closed"
          r"|(?:Connect|Read)Timeout.{0,60}hugging ?face|hf_xet.{0,80}(?:error|timed out)",
          "The model is not in the local cache, and the hub cannot be reached.", restart=None, rank=1,
@@ -91,7 +100,7 @@ RULES: Final[tuple[Rule, ...]] = (
                    Remedy("--model-impl", "transformers", "runs it with transformers, slower"))),
     Rule("model_type", Kind.UNSUPPORTED_ARCHITECTURE,
          r"model type `(?P<architecture>[^`]{1,80})` but Transformers does not recognize"
-         r"|has no vLLM implementation and"
+         r"|has no vLLM implementation and|GGUF model with architecture \S{1,80} is not supported"
          r"|Unrecognized model in|Unrecognized configuration class"
          r"|Cannot find model module|(?:is|are) not (?:yet )?supported by (?:this version of )?(?:vLLM|transformers)",
          "The installed transformers does not know this model's type.",
@@ -103,7 +112,7 @@ RULES: Final[tuple[Rule, ...]] = (
          "The checkpoint's files are missing, cut off or damaged.", restart=False,
          remedies=(_AGAIN, Remedy("--load-format", None, "if the weights are of another format"))),
     Rule("weights_shape", Kind.WEIGHTS,
-         r"(?:Attempted|Tried) to load weight.{0,120}size|size mismatch for "
+         r"(?:Attempted|Tried) to load weight|size mismatch for |Weight files referenced in index but missing"
          r"|Following weights were not initialized|weights were not initialized from checkpoint"
          r"|There is no module or parameter named|weight .{1,200} not found in|Missing key\(s\) in state_dict"
          r"|Unexpected key\(s\) in state_dict|loaded_weight",
@@ -160,7 +169,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("quant_mismatch", Kind.QUANTIZATION,
          r"Cannot find the config file for (?P<method>\w+)|Unknown quantization method|Invalid quantization method"
          r"|Quantization method specified in the model config|quantization is currently not supported"
-         r"|No quantization config found|Unsupported (?:quantization|quant_|FP8 scheme|NVFP4)"
+         r"|No quantization config found|Unsupported (?:\w{1,30} )?(?:quantization|quant_|scheme|NVFP4)"
          r"|quant_method.{0,40}not supported"
          r"|(?:FP8|NVFP4|MXFP4|AWQ|GPTQ|Marlin|Bitsandbytes|BitsAndBytes)(?!.{0,40}(?:KV|kv)).{0,80}"
          r"(?:is|are) not (?:yet )?supported",
@@ -197,4 +206,9 @@ RULES: Final[tuple[Rule, ...]] = (
          remedies=(Remedy("", None, "the client: shorten the prompt or lower max_tokens"),
                    Remedy("--max-model-len", None, "longer, if the model and the KV cache allow")),
          request=True, restart=False),
+    _topic(Kind.CHAT_TEMPLATE, r"(?i:chat.template)", Remedy("--chat-template", None, "a .jinja file for this model")),
+    _topic(Kind.QUANTIZATION, r"(?i:quanti[sz]\w*|compressed.tensors|nvfp4|mxfp[48]|\bawq\b|gptq\w*|bitsandbytes)",
+           Remedy("--quantization", None, "another checkpoint, or leave it out")),
+    _topic(Kind.TOKENIZER, r"(?i:\w*tokenizer\w*)", Remedy("--tokenizer", None, "the base model's tokenizer")),
+    _topic(Kind.LORA, r"(?i:\w*lora\w*)", Remedy("--lora-modules", None, "adapters that fit the model")),
 )  # fmt: skip

@@ -55,7 +55,7 @@ def _free_address(found: Found) -> tuple[Remedy, ...]:
 
 RULES: Final[tuple[Rule, ...]] = (
     Rule("port", Kind.PORT,
-         r"(?:\[Errno (?:98|48|10048)\]|OSError|ZMQError|RuntimeError|EADDRINUSE|errno: -98"
+         r"\[Errno 99\] Cannot assign|(?:\[Errno (?:98|48|10048)\]|OSError|ZMQError|RuntimeError|EADDRINUSE|errno: -98"
          r"|error while attempting to bind).{0,200}"
          r"[Aa]ddress already in use(?!\. Retrying)(?: \(addr='(?P<address>[^']{1,200})'\))?"
          r"|[Aa]ddress already in use(?!\. Retrying).{0,40}(?:port|bind)|EADDRINUSE",
