@@ -12,7 +12,7 @@ import typer
 from gateway.cli.console import Exit, VerbError, print_json
 
 if TYPE_CHECKING:
-    from gateway.vllmlog.diagnosis import Diagnosis, Remedy
+    from gateway.vllmlog.verdict import Advice, Diagnosis
 
 _CHUNK: Final = 1024 * 1024
 _SURE: Final = {"high": "sure", "medium": "likely", "low": "a guess"}
@@ -70,7 +70,7 @@ def as_text(found: Diagnosis) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _command(remedy: Remedy) -> str:
+def _command(remedy: Advice) -> str:
     flag = " ".join(part for part in (remedy.flag, remedy.value) if part)
     return f"remove {flag}" if remedy.remove else flag
 

@@ -49,9 +49,7 @@ def cure(
         applied: what earlier remedies changed of it.
     """
     configured, in_force = cmdline.stated(launch, Changes()), cmdline.stated(launch, applied)
-    offers = {
-        Remedy(each.action.value): each for each in reversed(diagnosis.remedies) if each.action
-    }
+    offers = {each.action: each for each in reversed(diagnosis.remedies) if each.action}
     for remedy in pool.remedies:
         offered = offers.get(remedy)
         if offered is None:

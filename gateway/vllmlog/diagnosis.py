@@ -28,9 +28,9 @@ from gateway.vllmlog.places import place_of, when_of
 from gateway.vllmlog.rules.rule import HINT, Rule, told
 from gateway.vllmlog.search import Match, errors, matches
 from gateway.vllmlog.starts import DEAD, WORKS, Start, split
-from gateway.vllmlog.verdict import Action, Confidence, Diagnosis, Kind, Remedy, When
+from gateway.vllmlog.verdict import Advice, Confidence, Diagnosis, Kind, When
 
-__all__ = ["Action", "Confidence", "Diagnosis", "Kind", "Remedy", "When", "diagnose"]
+__all__ = ["Advice", "Confidence", "Diagnosis", "Kind", "When", "diagnose"]
 
 _SAID_ERROR: Final = frozenset({"ERROR", "CRITICAL"})
 _SAYS_LITTLE: Final = frozenset({Kind.UNKNOWN, Kind.ENGINE_INIT})

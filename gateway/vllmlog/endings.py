@@ -11,22 +11,22 @@ from gateway.vllmlog.places import innermost, place_of
 from gateway.vllmlog.rules.devices import NCCL
 from gateway.vllmlog.starts import NOT_STARTED, WORKS, Start
 from gateway.vllmlog.verdict import (
+    Advice,
     Confidence,
     Diagnosis,
     Kind,
-    Remedy,
     When,
     shown,
     without_secrets,
 )
 
-_RESTART: Final = Remedy("", None, "restart the server")
-_GROUP: Final = Remedy("", None, "kill the whole process group and start again")
-_REPORT: Final = Remedy("", None, "search vLLM's issues for the evidence; try another version")
-_MORE_LOG: Final = Remedy("", None, "keep more of the log: the cause is the first error, far above")
+_RESTART: Final = Advice("", None, "restart the server")
+_GROUP: Final = Advice("", None, "kill the whole process group and start again")
+_REPORT: Final = Advice("", None, "search vLLM's issues for the evidence; try another version")
+_MORE_LOG: Final = Advice("", None, "keep more of the log: the cause is the first error, far above")
 
-_KEEP_AWAY: Final = Remedy("", None, "if the same request kills it again, block that request")
-_BACKEND: Final = Remedy(
+_KEEP_AWAY: Final = Advice("", None, "if the same request kills it again, block that request")
+_BACKEND: Final = Advice(
     "--attention-backend", None, "another one: it failed in an attention kernel"
 )
 
@@ -216,7 +216,7 @@ def wait_at_start(start: Start) -> Diagnosis | None:
         When.STARTUP,
         f"The start waits{why} and may hang.",
         *_proof(line),
-        (_GROUP, Remedy("", None, "before that, remove lock files that a killed compiler left")),
+        (_GROUP, Advice("", None, "before that, remove lock files that a killed compiler left")),
         restart_helps=True,
         confidence=Confidence.LOW,
         rule="stall_at_start",
@@ -277,14 +277,14 @@ def by_exit_code(
 def out_of_memory(start: Start) -> Diagnosis:
     """Judge a server that the kernel killed, as its counters prove."""
     when = When.STARTUP if start.served is None else When.SERVING
-    more = Remedy("", None, "give the host or the container more memory")
+    more = Advice("", None, "give the host or the container more memory")
     why = "The kernel killed it, or a process of it: out of host memory."
     found = _silent(Kind.HOST_MEMORY, when, why, (more,), None)
     return replace(found, confidence=Confidence.HIGH, rule="oom_killed")
 
 
 def _silent(
-    kind: Kind, when: When, why: str, remedies: tuple[Remedy, ...], restart_helps: bool | None
+    kind: Kind, when: When, why: str, remedies: tuple[Advice, ...], restart_helps: bool | None
 ) -> Diagnosis:
     return Diagnosis(
         kind,

@@ -57,7 +57,7 @@ _SPELT: Final = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL", "FA
 # What a line of vLLM begins with, whoever writes before it.
 _HEAD: Final = re.compile(
     r"\((?:APIServer|ApiServer|EngineCore|Worker|VllmWorker)\w{0,30}(?: pid=\d|\))"
-    r"|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: \d\d-\d\d \d\d:\d\d:\d\d |:     \S)"
+    r"|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: \d\d-\d\d \d\d:\d\d:\d\d[ .,]|:     \S)"
     r"|Traceback \(most recent call last\):|  File \""
 )
 _PREFIX_CHARS: Final = 120

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.vllmlog.errors import Raised
-from gateway.vllmlog.verdict import Kind, Remedy, When
+from gateway.vllmlog.verdict import Advice, Kind, When
 
 _INNERMOST: Final = 25  # frames that are asked
 # A mistake in a program, or versions that do not fit: where it happens says nothing about why.
@@ -33,15 +33,15 @@ class Place:
 
     kind: Kind
     doing: str
-    helps: tuple[Remedy, ...]
+    helps: tuple[Advice, ...]
     frames: str = "(?!)"  # searched in `File "...", line 1, in function`
     types: str = ""  # of the exception, whose last name is matched as a whole; empty: any
     alone: str = "(?!)"  # types that tell it wherever they are raised
     words: str = "(?!)"  # of any exception, wherever it is raised
 
 
-def _helps(why: str, flag: str = "") -> tuple[Remedy, ...]:
-    return (Remedy(flag, None, why),)
+def _helps(why: str, flag: str = "") -> tuple[Advice, ...]:
+    return (Advice(flag, None, why),)
 
 
 _REFUSES: Final = (

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.config.supervision import Remedy
+
 _EVIDENCE_CHARS: Final = 2_000
 
 # Narrower than `observe.redact`: evidence is of use only as it stands, names like hf_overrides too.
@@ -73,21 +75,8 @@ class When(Enum):
     SERVING = "serving"
 
 
-class Action(Enum):
-    """The remedies that a supervisor may be allowed to apply by itself; the names of the policy."""
-
-    LOWER_MAX_MODEL_LEN = "lower_max_model_len"
-    LOWER_MAX_NUM_SEQS = "lower_max_num_seqs"
-    ENFORCE_EAGER = "enforce_eager"
-    FP8_KV_CACHE = "fp8_kv_cache"
-    ADJUST_GPU_MEMORY_UTILIZATION = "adjust_gpu_memory_utilization"
-    SPAWN = "spawn"
-    NCCL_P2P_OFF = "nccl_p2p_off"
-    SERIAL_START = "serial_start"
-
-
 @dataclass(frozen=True, slots=True)
-class Remedy:
+class Advice:
     """One thing to do about it.
 
     `flag` is an option of vLLM (`--max-model-len`), an environment variable (`HF_TOKEN`), or empty
@@ -98,7 +87,7 @@ class Remedy:
     flag: str
     value: str | None
     why: str
-    action: Action | None = None
+    action: Remedy | None = None
     remove: bool = False  # the flag is to be taken away, not added
 
 
@@ -123,7 +112,7 @@ class Diagnosis:
     cause: str  # one sentence, with the numbers
     evidence: str = ""  # the line of the log that proves it; empty when none does
     line: int = 0  # its number, from 1, in what was read; 0: none
-    remedies: tuple[Remedy, ...] = ()  # the best first
+    remedies: tuple[Advice, ...] = ()  # the best first
     restart_helps: bool | None = None  # alone, with nothing changed; None: cannot be told
     confidence: Confidence = Confidence.MEDIUM
     rule: str = ""  # which message it was, finer than the class

@@ -9,8 +9,8 @@ from gateway.config.supervision import LaunchConfig, Remedy
 from gateway.heal.cure import Cure, cure, merged
 from gateway.heal.overrides import FILE, TRIAL_S, Overrides
 from gateway.launch.launcher import Changes
-from gateway.vllmlog.diagnosis import Action, Diagnosis, Kind, When
-from gateway.vllmlog.rules.rule import Remedy as Offered
+from gateway.vllmlog.diagnosis import Diagnosis, Kind, When
+from gateway.vllmlog.verdict import Advice as Offered
 
 LAUNCH = LaunchConfig(command=("vllm", "serve", "m"), port=8001)
 
@@ -27,10 +27,10 @@ def offering(*remedies):
     return Diagnosis(Kind.KV_CACHE_TOO_SMALL, When.STARTUP, "too small", remedies=offered)
 
 
-LENGTH = ("--max-model-len", "8192", Action.LOWER_MAX_MODEL_LEN)
-SEQS = ("--max-num-seqs", "16", Action.LOWER_MAX_NUM_SEQS)
-FP8 = ("--kv-cache-dtype", "fp8", Action.FP8_KV_CACHE)
-RATIO = ("--gpu-memory-utilization", "0.95", Action.ADJUST_GPU_MEMORY_UTILIZATION)
+LENGTH = ("--max-model-len", "8192", Remedy.LOWER_MAX_MODEL_LEN)
+SEQS = ("--max-num-seqs", "16", Remedy.LOWER_MAX_NUM_SEQS)
+FP8 = ("--kv-cache-dtype", "fp8", Remedy.FP8_KV_CACHE)
+RATIO = ("--gpu-memory-utilization", "0.95", Remedy.ADJUST_GPU_MEMORY_UTILIZATION)
 
 
 def changes(diagnosis, settings, args=None, applied=Changes()):  # noqa: B008 - frozen
@@ -132,7 +132,7 @@ def test_flags_are_compared_as_vllm_reads_them():
 
 
 def test_what_is_set_by_environment_is_applied_once():
-    spawn = ("VLLM_WORKER_MULTIPROC_METHOD", "spawn", Action.SPAWN)
+    spawn = ("VLLM_WORKER_MULTIPROC_METHOD", "spawn", Remedy.SPAWN)
     settings = pool(Remedy.SPAWN)
     env = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
     assert changes(offering(spawn), settings) == ({}, env)

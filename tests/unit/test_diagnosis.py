@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.vllmlog.diagnosis import Action, Confidence, Kind, When, diagnose
+from gateway.config.supervision import Remedy
+from gateway.vllmlog.diagnosis import Confidence, Kind, When, diagnose
 
 LOGS = Path(__file__).parents[1] / "data" / "logs"  # of a real vLLM 0.32 on a CPU
 
@@ -317,7 +318,7 @@ def test_utilization_is_what_is_free_with_a_margin_rounded_down():
     )
     assert ("--gpu-memory-utilization", "0.23") in remedies(found)  # 0.256 - 0.02
     assert "20.50 of 80.0 GiB" in found.cause
-    assert found.remedies[1].action is Action.ADJUST_GPU_MEMORY_UTILIZATION
+    assert found.remedies[1].action is Remedy.ADJUST_GPU_MEMORY_UTILIZATION
 
 
 def test_no_utilization_is_offered_when_next_to_nothing_is_free():
@@ -499,7 +500,7 @@ def test_workers_that_hang_while_they_connect_may_do_so_without_peer_to_peer():
     assert (found.kind, found.when, found.restart_helps) == (Kind.NCCL, When.STARTUP, True)
     assert found.confidence is Confidence.LOW
     assert "vLLM is using nccl" in found.evidence
-    assert Action.NCCL_P2P_OFF in {each.action for each in found.remedies}
+    assert Remedy.NCCL_P2P_OFF in {each.action for each in found.remedies}
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ import re
 from typing import Final
 
 from gateway.config.flags import DEFAULT_UTILIZATION, MOST_UTILIZATION
+from gateway.config.supervision import Remedy
 from gateway.vllmlog.rules.rule import Found, Rule
-from gateway.vllmlog.verdict import Action, Kind, Remedy, as_number
+from gateway.vllmlog.verdict import Advice, Kind, as_number
 
 BLOCK_TOKENS: Final = 16  # vLLM's default block; lengths are rounded down to it
 _MARGIN_RATIO: Final = 0.02  # of the whole memory, left free because neighbours move
@@ -66,49 +67,49 @@ def _utilization(found: Found) -> float:
     return DEFAULT_UTILIZATION if given is None else given
 
 
-def _more_utilization(found: Found) -> tuple[Remedy, ...]:
+def _more_utilization(found: Found) -> tuple[Advice, ...]:
     now = _utilization(found)
     raised = min(MOST_UTILIZATION, now + 0.05)
     if raised <= now:
         return ()
     why = f"gives the cache more of the GPU (now {now:.2f}); needs that much free memory"
     return (
-        Remedy(
-            "--gpu-memory-utilization", f"{raised:.2f}", why, Action.ADJUST_GPU_MEMORY_UTILIZATION
+        Advice(
+            "--gpu-memory-utilization", f"{raised:.2f}", why, Remedy.ADJUST_GPU_MEMORY_UTILIZATION
         ),
     )
 
 
-def _less_utilization(found: Found) -> Remedy:
+def _less_utilization(found: Found) -> Advice:
     now = _utilization(found)
     lowered = max(_LEAST_UTILIZATION, now - 0.05)
     why = f"leaves more room outside the KV cache (now {now:.2f})"
-    return Remedy(
-        "--gpu-memory-utilization", f"{lowered:.2f}", why, Action.ADJUST_GPU_MEMORY_UTILIZATION
+    return Advice(
+        "--gpu-memory-utilization", f"{lowered:.2f}", why, Remedy.ADJUST_GPU_MEMORY_UTILIZATION
     )
 
 
-def _fewer_sequences(found: Found) -> Remedy:
+def _fewer_sequences(found: Found) -> Advice:
     now = found.setting("max_num_seqs") or _DEFAULT_MAX_NUM_SEQS
     why = "smaller batches need less memory beside the cache"
-    return Remedy("--max-num-seqs", str(max(1, int(now) // 2)), why, Action.LOWER_MAX_NUM_SEQS)
+    return Advice("--max-num-seqs", str(max(1, int(now) // 2)), why, Remedy.LOWER_MAX_NUM_SEQS)
 
 
-_EAGER: Final = Remedy(
+_EAGER: Final = Advice(
     "--enforce-eager",
     None,
     "no CUDA graphs: saves their memory, slower decode",
-    Action.ENFORCE_EAGER,
+    Remedy.ENFORCE_EAGER,
 )
-_QUANTIZE: Final = Remedy("--quantization", None, "a quantised or smaller model needs less")
-_FREE_GPU: Final = Remedy(
+_QUANTIZE: Final = Advice("--quantization", None, "a quantised or smaller model needs less")
+_FREE_GPU: Final = Advice(
     "", None, "stop the other processes that hold this GPU's memory (nvidia-smi)"
 )
 
 
-def _more_parallel(found: Found) -> Remedy:
+def _more_parallel(found: Found) -> Advice:
     now = int(found.setting("tensor_parallel_size") or 1)
-    return Remedy(
+    return Advice(
         "--tensor-parallel-size", str(now * 2), "spreads weights and cache over more GPUs"
     )
 
@@ -124,22 +125,22 @@ def _longest(found: Found) -> int | None:
     return None
 
 
-def _small_cache(found: Found) -> tuple[Remedy, ...]:
+def _small_cache(found: Found) -> tuple[Advice, ...]:
     longest = _longest(found)
     needed, available = found.number("needed"), found.number("available")
-    given: list[Remedy] = []
+    given: list[Advice] = []
     if longest:
         why = "the longest context that the KV cache can hold"
-        given.append(Remedy("--max-model-len", str(longest), why, Action.LOWER_MAX_MODEL_LEN))
+        given.append(Advice("--max-model-len", str(longest), why, Remedy.LOWER_MAX_MODEL_LEN))
     else:
         why = "a shorter context; the log has no number to compute it from"
-        given.append(Remedy("--max-model-len", None, why, Action.LOWER_MAX_MODEL_LEN))
+        given.append(Advice("--max-model-len", None, why, Remedy.LOWER_MAX_MODEL_LEN))
     if found.setting("num_gpu_blocks_override") is not None:
-        given.append(Remedy("--num-gpu-blocks-override", None, "it caps the KV cache", remove=True))
+        given.append(Advice("--num-gpu-blocks-override", None, "it caps the KV cache", remove=True))
     given += _more_utilization(found)
     fits = bool(needed and available) and (available or 0) * 2 >= (needed or 0)
     why = "halves the cache per token" + (", which is enough" if fits else "")
-    given.append(Remedy("--kv-cache-dtype", "fp8", why, Action.FP8_KV_CACHE))
+    given.append(Advice("--kv-cache-dtype", "fp8", why, Remedy.FP8_KV_CACHE))
     return (*given, _more_parallel(found))
 
 
@@ -153,11 +154,11 @@ def _small_cache_cause(found: Found) -> str:
     return text + (f"; about {longest} tokens fit." if longest else ".")
 
 
-def _no_cache(found: Found) -> tuple[Remedy, ...]:
+def _no_cache(found: Found) -> tuple[Advice, ...]:
     return (
         *_more_utilization(found),
-        Remedy("--max-model-len", None, "profiling needs less for a shorter context",
-               Action.LOWER_MAX_MODEL_LEN),
+        Advice("--max-model-len", None, "profiling needs less for a shorter context",
+               Remedy.LOWER_MAX_MODEL_LEN),
         _fewer_sequences(found),
         _EAGER,
         _QUANTIZE,
@@ -184,7 +185,7 @@ def _told_before(found: Found, pattern: str) -> str | None:
     return None
 
 
-def _start_memory(found: Found) -> tuple[Remedy, ...]:
+def _start_memory(found: Found) -> tuple[Advice, ...]:
     free, total = found.number("free"), found.number("total")
     given = [_FREE_GPU]
     if free is not None and total:
@@ -192,40 +193,40 @@ def _start_memory(found: Found) -> tuple[Remedy, ...]:
         if fits >= _LEAST_UTILIZATION:
             why = f"what {free:g} of {total:g} GiB free allow, with {_MARGIN_RATIO:.0%} to spare"
             given.append(
-                Remedy("--gpu-memory-utilization", f"{fits:.2f}", why,
-                       Action.ADJUST_GPU_MEMORY_UTILIZATION)
+                Advice("--gpu-memory-utilization", f"{fits:.2f}", why,
+                       Remedy.ADJUST_GPU_MEMORY_UTILIZATION)
             )  # fmt: skip
     why = "start backends of one GPU one after the other, once its memory is released"
-    return (*given, Remedy("", None, why, Action.SERIAL_START))
+    return (*given, Advice("", None, why, Remedy.SERIAL_START))
 
 
-def _node_cache(found: Found) -> tuple[Remedy, ...]:
+def _node_cache(found: Found) -> tuple[Advice, ...]:
     free, total = found.number("free") or 0.0, found.number("total") or 0.0
     fits = math.floor(free - total * _MARGIN_RATIO)
     why = "GiB for the KV cache, no more than what is free on the node"
     value = str(fits) if fits >= 1 else None
     return (
-        Remedy("VLLM_CPU_KVCACHE_SPACE", value, why),
-        Remedy("", None, "stop the other processes that hold this node's memory"),
+        Advice("VLLM_CPU_KVCACHE_SPACE", value, why),
+        Advice("", None, "stop the other processes that hold this node's memory"),
     )
 
 
-def _oom(found: Found) -> tuple[Remedy, ...]:
+def _oom(found: Found) -> tuple[Advice, ...]:
     if when_out_of_memory(found) is Kind.OOM_LOAD:
         return (
             _more_parallel(found),
             _QUANTIZE,
             _FREE_GPU,
-            Remedy("CUDA_VISIBLE_DEVICES", None, "another GPU, if this one is taken"),
-            Remedy("--cpu-offload-gb", None, "keeps part of the weights in host memory, slowly"),
+            Advice("CUDA_VISIBLE_DEVICES", None, "another GPU, if this one is taken"),
+            Advice("--cpu-offload-gb", None, "keeps part of the weights in host memory, slowly"),
         )
     override = found.setting("num_gpu_blocks_override") is not None
     return (
         _less_utilization(found),
         _fewer_sequences(found),
-        Remedy("--max-num-batched-tokens", None, "smaller prefill steps need less memory"),
+        Advice("--max-num-batched-tokens", None, "smaller prefill steps need less memory"),
         _EAGER,
-        *((Remedy("--num-gpu-blocks-override", None, "it sizes the cache by hand", remove=True),)
+        *((Advice("--num-gpu-blocks-override", None, "it sizes the cache by hand", remove=True),)
           if override else ()),
     )  # fmt: skip
 
@@ -242,15 +243,15 @@ def _oom_cause(found: Found) -> str:
     return f"The GPU's memory ran out while {doing}{numbers}."
 
 
-def _shm(_: Found) -> tuple[Remedy, ...]:
+def _shm(_: Found) -> tuple[Advice, ...]:
     return (
-        Remedy("", None, "give the container more shared memory: --shm-size=16g or --ipc=host"),
+        Advice("", None, "give the container more shared memory: --shm-size=16g or --ipc=host"),
     )
 
 
 _HOST: Final = (
-    Remedy("", None, "give the host or the container more memory; see dmesg for the OOM killer"),
-    Remedy("--cpu-offload-gb", None, "lower it, if weights are kept in host memory"),
+    Advice("", None, "give the host or the container more memory; see dmesg for the OOM killer"),
+    Advice("--cpu-offload-gb", None, "lower it, if weights are kept in host memory"),
 )
 
 
@@ -295,14 +296,14 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("free_memory_held", Kind.FREE_MEMORY_LOW,
          r"is less than the engine's budget after excluding|Externally held weights on device",
          "Less memory is free than the engine was told to use.", remedies=(
-             Remedy("--gpu-memory-utilization", None, "lower it to what is free",
-                    Action.ADJUST_GPU_MEMORY_UTILIZATION),)),
+             Advice("--gpu-memory-utilization", None, "lower it to what is free",
+                    Remedy.ADJUST_GPU_MEMORY_UTILIZATION),)),
     Rule("memory_profiling_race", Kind.OTHER,
          r"Error in memory profiling\.(?:.{0,40}Initial free memory (?P<before>[\d.]+).{0,40}current free "
          r"memory (?P<after>[\d.]+))?",
          "Another process released GPU memory while this one measured its own.", restart=True,
-         remedies=(Remedy("", None, "restart, with nothing else starting or stopping on this GPU",
-                          Action.SERIAL_START),)),
+         remedies=(Advice("", None, "restart, with nothing else starting or stopping on this GPU",
+                          Remedy.SERIAL_START),)),
     Rule("oom_warmup", Kind.OOM_RUNTIME,
          r"CUDA out of memory occurred when warming up \w+ with (?P<seqs>\d+) dummy requests",
          "The GPU's memory ran out while warming up with {seqs} requests.",

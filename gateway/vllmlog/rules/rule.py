@@ -12,10 +12,10 @@ from gateway.vllmlog.errors import is_native
 from gateway.vllmlog.lines import Line
 from gateway.vllmlog.starts import Start
 from gateway.vllmlog.verdict import (
+    Advice,
     Confidence,
     Diagnosis,
     Kind,
-    Remedy,
     When,
     as_number,
     shown,
@@ -76,7 +76,7 @@ class Rule:
     kind: Kind
     pattern: str
     cause: str | Callable[[Found], str]
-    remedies: tuple[Remedy, ...] | Callable[[Found], tuple[Remedy, ...]] = ()
+    remedies: tuple[Advice, ...] | Callable[[Found], tuple[Advice, ...]] = ()
     rank: int = 0  # the lowest wins, then the earliest: 0 specific, 1 broad, 2 and more a hint
     serving: bool = False  # may also be the cause of what happens while it serves
     request: bool = False  # harms one request only; the server goes on
