@@ -15,8 +15,8 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from gateway.config.units import Section, setting
-from gateway.core.asked import Media, Overrides, UnknownFields
-from gateway.wire.parameters import Policy, effective
+from gateway.core.asked import Asked, Media, Overrides, UnknownFields
+from gateway.wire.parameters import Policy, effective, judge
 from gateway.wire.table import TABLE, Rule
 
 if TYPE_CHECKING:
@@ -118,6 +118,16 @@ class Policies:
             for name, pool in config.pools.items()
         }
         self._made: dict[tuple[str, Overrides | None], Policy] = {}
+
+    def judge(self, asked: Asked, pool: str, key: Overrides | None) -> None:
+        """Let a request to a pool, by a key with these overrides, pass or refuse it.
+
+        Raises:
+            RequestError: see `wire.parameters.judge`.
+        """
+        policy = self._made.get((pool, key)) or self.of(pool, key)
+        if asked.facts or policy.denied_names:
+            judge(asked, policy)
 
     def of(self, pool: str, key: Overrides | None) -> Policy:
         """Return the policy for a pool's requests by a key with these overrides."""

@@ -75,7 +75,6 @@ from gateway.upstream.relay import Relay
 from gateway.upstream.reply import Reply
 from gateway.upstream.silence import Silence
 from gateway.wire.calls import named
-from gateway.wire.parameters import judge
 from gateway.wire.replies import error_body, error_headers, fault_of
 
 log = logging.getLogger("gateway.handler")
@@ -126,10 +125,10 @@ class Handler:
             record.body_at = self.clock.now()
             settings = self.settings  # the catalog below is of the same configuration
             route = self.catalog().resolve(call, caller)
-            call = named(call, route)
+            call = call if call.model else named(call, route)
             record.model, record.pool, record.adapter = route.requested, route.pool, route.adapter
             record.stream, record.unknown_fields = call.stream, call.asked.unknown
-            judge(call.asked, settings.policies.of(route.pool, caller.parameters))
+            settings.policies.judge(call.asked, route.pool, caller.parameters)
             policy = settings.config.pools[route.pool].on_overflow
             demand = bound(call, route=route, caller=caller, policy=policy)
             if demand is None:
@@ -194,7 +193,8 @@ class Handler:
                     record.backend_id, record.engine_id = backend.id, engine_id()
                     record.sent_at = now = self.clock.now()
                     silence = Silence(settings.patience, now, backend.works, ask.need)
-                    out = outgoing(down, ask, backend, record.engine_id, settings.salt(ask))
+                    salt = settings.salt(ask) if ask.route.tenants_apart else None
+                    out = outgoing(down, ask, backend, record.engine_id, salt)
                     try:
                         reply = await self.client.connections(backend).send(
                             out, silence, fresh=fresh

@@ -46,8 +46,8 @@ class Settings:
     max_reply: int
 
     def salt(self, ask: Ask) -> Callable[[str | None], str] | None:
-        """Return what makes the salt of a prefix cache that tenants do not share; None if they do."""
-        if not ask.route.tenants_apart or ask.call.endpoint in NO_ENGINE:
+        """Return what makes the salt of a prefix cache that tenants do not share; None where there is none."""
+        if ask.call.endpoint in NO_ENGINE:
             return None
         return partial(salt_for, self.keys.salting, ask.caller.tenant)
 

@@ -200,8 +200,8 @@ def form_call(spec: EndpointSpec, form: FormReader, body: bytes, content_type: b
 
 
 def named(call: Call, route: Route) -> Call:
-    """Return the call with the model that it leads to, where its body names none."""
-    return call if call.model else structs.replace(call, model=route.requested, unnamed=True)
+    """Return a call whose body names no model with the one that it leads to."""
+    return structs.replace(call, model=route.requested, unnamed=True)
 
 
 def upstream_body(

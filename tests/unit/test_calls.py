@@ -226,11 +226,6 @@ def test_a_model_may_be_left_out_where_vllm_has_a_default(fields):
         assert (error.status, error.param) == (400, "model")
 
 
-def test_a_named_model_is_as_it_was():
-    call = chat()
-    assert named(call, Route("m", "m", "served")) is call
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -187,13 +187,21 @@ def test_a_pool_and_a_key_have_their_own_policy():
     )
     policies = Policies(config)
     request = asked(CHAT, {"n": 3})
-    judge(request, policies.of("b", None))
+    policies.judge(request, "b", None)
     with pytest.raises(RequestError, match=r"pools\.a\.parameters\.max\.n"):
-        judge(request, policies.of("a", None))
+        policies.judge(request, "a", None)
     key = Overrides(max=(("n", 1),))
     with pytest.raises(RequestError, match="the key's parameters"):
-        judge(request, policies.of("b", key))
+        policies.judge(request, "b", key)
     assert policies.of("b", key) is policies.of("b", key)
+
+
+def test_a_field_that_a_key_may_not_send_is_refused_without_any_fact():
+    policies = Policies(Config.model_validate({"pools": {"a": {"backends": ["http://h:1"]}}}))
+    request = asked(CHAT, {"user": "me"})
+    policies.judge(request, "a", None)
+    with pytest.raises(RequestError, match="`user` is not accepted"):
+        policies.judge(request, "a", Overrides(deny=frozenset({"user"})))
 
 
 # --- what clients really send ----------------------------------------------------------------------
