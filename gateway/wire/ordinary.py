@@ -1,7 +1,7 @@
 """Ordinary bodies: one typed decoding proves that nothing in them has to be measured.
 
 An ordinary body has usual fields only, of their plain types and within their ranges, and all of its
-content is plain strings. No row of the policy limits any of that. What types cannot say is checked
+content is text, in strings or in parts. No row of the policy limits any of that. What types cannot say is checked
 beside: names that come twice, and how deep tools are nested.
 
 This is a shortcut, never a judgement: a body that is not ordinary is measured field by field. A test
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Meta, Raw
+from msgspec import UNSET, Meta, Raw, UnsetType
 
 from gateway.core.asked import Asked, Fact
 from gateway.core.types import Endpoint
@@ -48,22 +48,30 @@ def ordinary(endpoint: Endpoint, body: bytes, fields: Mapping[str, Raw]) -> Ordi
         seen = decoder.decode(_without_text(endpoint, body, fields) if long else body)
     except (KeyError, msgspec.DecodeError, RecursionError):
         return None
+    asked = Asked(tuple(fields))
     if endpoint is Endpoint.COMPLETIONS:
-        return Ordinary(seen, len(prompt), Asked(tuple(fields)))
-    if not long and body.count(b'"content"') > len(seen.messages):
-        return None  # it may come twice in one of them
+        return Ordinary(seen, len(prompt), asked)
+    # Messages that take all of their bytes again were all of them: no name in them was dropped.
+    accounted = not long and len(msgspec.json.encode(seen.messages)) == len(prompt)
+    if not accounted and _may_repeat(prompt, seen.messages):
+        return None
     if seen.tools is None:
-        return Ordinary(seen, len(body), Asked(tuple(fields)))
+        return Ordinary(seen, len(body), asked)
     if most_containers(seen.tools) > MAX_DEPTH - 2:  # the body and the list are levels too
         return None
-    facts: tuple[Fact, ...] = ()
     tools_bytes = len(fields["tools"])
     if tools_bytes > FEW_TOOLS_BYTES:
-        facts = (
-            Fact("tools_bytes", float(tools_bytes), "tools"),
-            Fact("tools", float(len(seen.tools)), "tools"),
-        )
-    return Ordinary(seen, len(body) + TOOLS_GROWTH * tools_bytes, Asked(tuple(fields), facts))
+        size = Fact("tools_bytes", float(tools_bytes), "tools")
+        asked = Asked(asked.fields, (size, Fact("tools", float(len(seen.tools)), "tools")))
+    return Ordinary(seen, len(body) + TOOLS_GROWTH * tools_bytes, asked)
+
+
+def _may_repeat(raw: Raw, messages: list[_Message]) -> bool:
+    """Whether a name may come twice where that is refused: in parts, and in a short list of messages."""
+    long = len(raw) > CHECKED_BYTES
+    if list in {type(each.content) for each in messages}:
+        return not long or len(msgspec.json.encode(messages)) != len(raw)
+    return not long and bytes(raw).count(b'"content"') > len(messages)
 
 
 def _without_text(endpoint: Endpoint, body: bytes, fields: Mapping[str, Raw]) -> bytes:
@@ -80,6 +88,16 @@ def _without_text(endpoint: Endpoint, body: bytes, fields: Mapping[str, Raw]) ->
 # --- what is ordinary -----------------------------------------------------------------------------
 
 
+class _CacheControl(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    type: str
+    ttl: str | UnsetType = UNSET
+
+
+class _Text(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True, gc=False):
+    text: str
+    cache_control: _CacheControl | UnsetType = UNSET
+
+
 class _Function(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     name: str
     arguments: str
@@ -88,24 +106,24 @@ class _Function(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 class _ToolCall(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     id: str
     function: _Function
-    type: str = ""
-    index: int = 0
+    type: str | UnsetType = UNSET
+    index: int | UnsetType = UNSET
 
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """A message of text; the last fields are those of a reply that is sent back as it came."""
+    """A message of text, in parts or not; the last fields are those of a reply that is sent back as it came."""
 
     role: str
-    content: str | None = None
-    name: str | None = None
-    tool_calls: list[_ToolCall] | None = None
-    tool_call_id: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    refusal: str | None = None
-    annotations: list[None] | None = None
-    audio: None = None
-    function_call: None = None
+    content: str | list[_Text] | None | UnsetType = UNSET
+    name: str | None | UnsetType = UNSET
+    tool_calls: list[_ToolCall] | None | UnsetType = UNSET
+    tool_call_id: str | None | UnsetType = UNSET
+    reasoning: str | None | UnsetType = UNSET
+    reasoning_content: str | None | UnsetType = UNSET
+    refusal: str | None | UnsetType = UNSET
+    annotations: list[None] | None | UnsetType = UNSET
+    audio: None | UnsetType = UNSET
+    function_call: None | UnsetType = UNSET
 
 
 class _StreamOptions(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -114,7 +132,7 @@ class _StreamOptions(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 _QUOTE: Final = b'"'[0]
-_Text = str | None
+_Name = str | None
 _Switch = bool | None
 _Limit = Integer | None
 _RANGES: Final = {
@@ -122,7 +140,7 @@ _RANGES: Final = {
 }
 # Those that are in most bodies first, in the order of the OpenAI SDK: so the decoder finds them soonest.
 _FIELDS: Final[Mapping[str, Any]] = {
-    "model": _Text,
+    "model": _Name,
     "frequency_penalty": _RANGES["frequency_penalty"],
     "logit_bias": None,
     "logprobs": None,
@@ -133,7 +151,7 @@ _FIELDS: Final[Mapping[str, Any]] = {
     "presence_penalty": _RANGES["presence_penalty"],
     "response_format": None,
     "seed": int | None,
-    "service_tier": _Text,
+    "service_tier": _Name,
     "stop": None,
     "store": _Switch,
     "stream": _Switch,
@@ -142,7 +160,7 @@ _FIELDS: Final[Mapping[str, Any]] = {
     "tool_choice": Literal["auto", "none"] | None,
     "top_logprobs": None,
     "top_p": _RANGES["top_p"],
-    "user": _Text,
+    "user": _Name,
     "top_k": _RANGES["top_k"],
     "min_p": _RANGES["min_p"],
     "repetition_penalty": _RANGES["repetition_penalty"],
@@ -162,7 +180,7 @@ _DECODERS: Final = {
     Endpoint.CHAT: _decoder(
         *("messages", list[_Message]),
         max_completion_tokens=_Limit,
-        reasoning_effort=_Text,
+        reasoning_effort=_Name,
         tools=list[Raw],
     ),
     Endpoint.COMPLETIONS: _decoder("prompt", str, echo=_Switch, suffix=None),

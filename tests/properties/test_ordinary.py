@@ -13,7 +13,7 @@ from gateway.wire.ordinary import ordinary
 from gateway.wire.parameters import effective, judge
 from gateway.wire.peek import take_apart
 from gateway.wire.small import is_small
-from tests.parametercases import BASE, CASES, CHAT, CLIENTS, COMPLETIONS, HI, tool
+from tests.parametercases import BASE, CASES, CHAT, CLIENTS, COMPLETIONS, HI, TEXT, tool
 
 JSON = b"application/json"
 STYLES = [
@@ -88,8 +88,17 @@ PARTS = [
 ]
 ODD, PART = st.sampled_from(ODDITIES), st.sampled_from(PARTS)
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": []}'}}
+TEXT_PARTS = st.fixed_dictionaries(
+    {"type": st.just("text"), "text": TEXTS},
+    optional={
+        "cache_control": st.sampled_from([{"type": "ephemeral"}, {"type": "x", "ttl": "1h"}])
+    },
+)
 MESSAGES = st.fixed_dictionaries(
-    {"role": st.sampled_from(["user", "assistant", "tool"]), "content": TEXTS | st.none()},
+    {
+        "role": st.sampled_from(["user", "assistant", "tool"]),
+        "content": TEXTS | st.none() | st.lists(TEXT_PARTS, max_size=2),
+    },
     optional={
         "name": TEXTS,
         "tool_calls": st.sampled_from([None, [], [CALL], [CALL, CALL]]),
@@ -126,7 +135,16 @@ USUAL = {
 }
 NAMES = sorted(USUAL)
 UNUSUAL = ["priority", "ignore_eos", "echo", "suffix", "input", "truncate_prompt_tokens", "x", "é"]
-PAIRS = [b'"n":1', b'"content":"b"', b'"model": "m"', b'"\\u006e":1', b'"type" : "text"', b'"x":[]']
+PAIRS = [
+    b'"n":1',
+    b'"content":"b"',
+    b'"model": "m"',
+    b'"\\u006e":1',
+    b'"type" : "text"',
+    b'"type":"text"',
+    b'"text":""',
+    b'"x":[]',
+]
 
 
 @st.composite
@@ -212,7 +230,7 @@ def test_an_odd_value_is_told_alike_both_ways(name):
 def test_odd_content_is_told_alike_both_ways(part, text):
     message = {"role": "user", "content": text}
     for odd in (part, [part]):
-        for name in ("content", "output", "tool_calls", "x"):
+        for name in ("content", "output", "tool_calls", "annotations", "refusal", "x"):
             same(CHAT, json.dumps({"messages": [message, {**message, name: odd}]}).encode())
         same(CHAT, json.dumps({"messages": [message, odd]}).encode())
         same(COMPLETIONS, json.dumps({"prompt": [text, odd]}).encode())
@@ -224,11 +242,19 @@ def test_odd_content_is_told_alike_both_ways(part, text):
 def test_a_name_that_comes_twice_is_told_alike_both_ways(pair, length):
     text, space = b'"%b"' % (b"x" * length), b" "
     for gap in (b"", space):
-        message = b'{"content":%b%b,%b%b}' % (gap, text, gap, pair)
+        message = b'{"role":%b"user",%b"content":%b%b,%b%b}' % (gap, gap, gap, text, gap, pair)
         same(CHAT, b'{"n":%b1,%b"messages":%b[%b]}' % (gap, gap, gap, message))
-        same(CHAT, b'{"n":%b1,%b"messages":%b[{"content":""},%b]}' % (gap, gap, gap, message))
-        same(CHAT, b'{"n":%b1,%b"messages":%b[{"content":%b}],%b}' % (gap, gap, gap, text, pair))
+        same(CHAT, b'{"n":%b1,%b"messages":%b[{"role":"user"},%b]}' % (gap, gap, gap, message))
+        same(
+            CHAT,
+            b'{"n":%b1,%b"messages":%b[{"role":"","content":%b}],%b}' % (gap, gap, gap, text, pair),
+        )
         same(COMPLETIONS, b'{"n":%b1,%b"prompt":%b%b,%b}' % (gap, gap, gap, text, pair))
+        part = b'{"type":%b"text",%b"text":%b%b,%b}' % (gap, gap, gap, text, pair)
+        same(
+            CHAT,
+            b'{"n":%b1,%b"messages":%b[{"role":"user","content":[%b]}]}' % (gap, gap, gap, part),
+        )
 
 
 @pytest.mark.parametrize("kind", [dict, list])
@@ -243,7 +269,7 @@ def test_what_is_just_too_deep_is_refused_both_ways(levels, kind, text):
 
 
 def is_ordinary(path, fields):
-    body = json.dumps(fields).encode()
+    body = json.dumps(fields, separators=(",", ":")).encode()
     return ordinary(ENDPOINTS[path.encode()].endpoint, body, take_apart(body)) is not None
 
 
@@ -255,4 +281,8 @@ def test_the_shortcut_is_taken_by_what_most_clients_send():
     agent = {**chat, "messages": [*HI, reply], "tools": [tool()] * 500, "tool_choice": "auto"}
     assert is_ordinary(CHAT, agent)
     assert is_ordinary(COMPLETIONS, {"prompt": "x" * 20_000, "max_tokens": 5, "top_k": -1})
+    parts = [{"role": "user", "content": [TEXT, {**TEXT, "cache_control": {"type": "ephemeral"}}]}]
+    assert is_ordinary(CHAT, {**chat, "messages": parts})
+    assert is_ordinary(CHAT, {**chat, "messages": parts * 50})
+    assert not is_ordinary(CHAT, {**chat, "messages": [{"role": "user", "content": [TEXT, {}]}]})
     assert not is_ordinary(CHAT, {**chat, "logit_bias": {"1": 1}})
