@@ -12,16 +12,24 @@ import json
 import math
 import os
 import re
-import struct
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from datetime import datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import httpx2
 
+from gateway.launch.containers import (
+    Output,
+    has_started,
+    is_a_stop,
+    obstacle,
+    seen_container,
+    unix_seconds,
+)
 from gateway.launch.launcher import (
     Changes,
     Incarnation,
@@ -39,10 +47,6 @@ _ANSWER_BYTES: Final = 4 * 1024 * 1024
 # The newest API version whose answers are known here (Docker 25); older daemons are asked in theirs.
 _VERSION: Final = (1, 44)
 _NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}")
-_FRAME: Final = struct.Struct(">BxxxL")  # stream, three zeros, length: "attach to a container"
-_NEVER: Final = "0001-01-01T00:00:00Z"  # StartedAt of a container that was not started yet
-_SIGNALLED: Final = 128  # exit codes above are signals, as in a shell
-_LAST_SIGNAL: Final = 64
 
 
 class DockerLauncher:
@@ -64,8 +68,12 @@ class DockerLauncher:
         self._prefix = ""  # /v1.44, once the daemon was asked
 
     async def look(self) -> Seen:
-        """Tell what Docker says of the container."""
-        return _seen(await self._inspect())
+        """Tell what Docker says of the container; one that a person stopped is absent."""
+        found = await self._inspect()
+        seen = seen_container(found)
+        if seen.state is Runs.ENDED and await self._was_stopped(found):
+            return replace(seen, state=Runs.ABSENT, detail="it was stopped (`docker stop`)")
+        return seen
 
     async def restart(
         self, expected: Incarnation | None, *, grace_s: float, changes: Changes
@@ -90,13 +98,13 @@ class DockerLauncher:
     async def log(self, max_bytes: int) -> str:
         """Return the end of the container's output since it was last started."""
         found = await self._inspect()
-        if _seen(found).incarnation is None or max_bytes <= 0:
+        if seen_container(found).incarnation is None or max_bytes <= 0:
             return ""
         # A log driver without reading (such as syslog) answers 500: there is no log to be had.
         since = found["State"]["StartedAt"]
         path = f"/containers/{found['Id']}/logs"
-        query = f"?stdout=1&stderr=1&tail={_LOG_LINES}&since={_unix(since)}"
-        text = _Output(framed=not found["Config"].get("Tty"), max_bytes=max_bytes)
+        query = f"?stdout=1&stderr=1&tail={_LOG_LINES}&since={unix_seconds(since)}"
+        text = Output(framed=not found["Config"].get("Tty"), max_bytes=max_bytes)
         async with self._talk("GET", path + query, _CALL_S) as reply:
             if reply.status_code == httpx2.codes.OK:
                 async for chunk in reply.aiter_bytes():
@@ -110,7 +118,7 @@ class DockerLauncher:
     # --- the API ----------------------------------------------------------------------------------
 
     def _check(self, found: dict[str, Any], expected: Incarnation | None) -> dict[str, Any]:
-        seen = _seen(found)
+        seen = seen_container(found)
         if seen.incarnation != expected and (expected is not None or not seen.gone):
             raise Superseded(
                 f"the container {self._name}: the order was for {expected or 'a stopped one'}, but"
@@ -131,6 +139,23 @@ class DockerLauncher:
             await self._fail_unless(reply, httpx2.codes.OK)
             return _mapping(await _body(reply), self.socket)
 
+    async def _was_stopped(self, found: dict[str, Any]) -> bool:
+        """Return whether Docker was told to stop it since its start; the daemon keeps its last events."""
+        if not has_started(found["State"]):
+            return False
+        filters = {"container": [found["Id"]], "event": ["kill", "stop"]}
+        query = {
+            "since": unix_seconds(found["State"]["StartedAt"]),
+            "until": f"{time.time():.9f}",
+            "filters": json.dumps(filters),
+        }
+        async with self._talk("GET", f"/events?{urlencode(query)}", _CALL_S) as reply:
+            if reply.status_code != httpx2.codes.OK:
+                return False
+            lines = (await _body(reply)).splitlines()
+        events = [_mapping(line, self.socket) for line in lines if line.strip()]
+        return any(map(is_a_stop, events))
+
     async def _order(self, container: str, verb: str, grace_s: float) -> None:
         path = f"/containers/{quote(container, safe='')}/{verb}?t={math.ceil(grace_s)}"
         async with self._talk("POST", path, grace_s + _CALL_S) as reply:
@@ -148,11 +173,10 @@ class DockerLauncher:
             said = str(_mapping(await _body(reply), self.socket).get("message", ""))
         except LaunchError:
             said = ""
-        hopeless = reply.status_code in (httpx2.codes.BAD_REQUEST, httpx2.codes.NOT_FOUND)
         raise LaunchError(
             f"Docker refused ({reply.status_code}) the request for the container {self._name}:"
             f" {said[:300] or 'no reason given'}",
-            Obstacle.CANNOT_HELP if hopeless else Obstacle.TRANSIENT,
+            obstacle(said),
         )
 
     @asynccontextmanager
@@ -182,73 +206,6 @@ class DockerLauncher:
         return f"/v{major}.{minor}"
 
 
-def _seen(found: dict[str, Any]) -> Seen:
-    state = found["State"]
-    started = state.get("StartedAt") or _NEVER
-    runs = _runs(state)
-    ended = runs is Runs.ENDED or state.get("Restarting")
-    code = int(state.get("ExitCode") or 0) if ended else None
-    if code is not None and _SIGNALLED < code <= _SIGNALLED + _LAST_SIGNAL:
-        code = _SIGNALLED - code
-    return Seen(
-        incarnation=None if started == _NEVER else Incarnation(f"{found['Id'][:16]}@{started}"),
-        state=runs,
-        exit_code=code,
-        detail=_oddity(state),
-        oom_killed=bool(state.get("OOMKilled")) if ended else None,
-        own_restarts=int(found.get("RestartCount") or 0),
-    )
-
-
-def _runs(state: dict[str, Any]) -> Runs:
-    if state.get("Restarting") or state.get("Paused"):
-        return Runs.PENDING
-    if state.get("Running"):
-        return Runs.RUNNING
-    return Runs.ENDED if (state.get("StartedAt") or _NEVER) != _NEVER else Runs.ABSENT
-
-
-def _oddity(state: dict[str, Any]) -> str:
-    if state.get("OOMKilled"):
-        return "the kernel killed it: out of host memory (OOM)"
-    if state.get("Paused"):
-        return "it is paused; resume it with `docker unpause`"
-    if state.get("Restarting"):
-        return "it ended, and Docker is restarting it (its restart policy)"
-    return str(state.get("Error") or "")[:300]
-
-
-class _Output:
-    """The end of a container's output, out of the frames in which Docker mixes its two streams."""
-
-    def __init__(self, *, framed: bool, max_bytes: int) -> None:
-        self.end = bytearray()
-        self._framed = framed
-        self._max_bytes = max_bytes
-        self._rest = b""
-        self._left = 0  # of the frame that is being read
-
-    def feed(self, chunk: bytes) -> None:
-        if not self._framed:
-            self._keep(chunk)
-            return
-        data = self._rest + chunk
-        while self._left or len(data) >= _FRAME.size:
-            if not self._left:
-                _, self._left = _FRAME.unpack_from(data)
-                data = data[_FRAME.size :]
-            part, data = data[: self._left], data[self._left :]
-            self._left -= len(part)
-            self._keep(part)
-            if self._left:
-                break
-        self._rest = data
-
-    def _keep(self, part: bytes) -> None:
-        self.end += part
-        del self.end[: -self._max_bytes]
-
-
 async def _body(reply: httpx2.Response) -> bytes:
     body = bytearray()
     async for chunk in reply.aiter_bytes():
@@ -271,14 +228,6 @@ def _mapping(body: bytes, socket: Path) -> dict[str, Any]:
 def _version(text: object) -> tuple[int, int] | None:
     match = re.fullmatch(r"(\d+)\.(\d+)", text) if isinstance(text, str) else None
     return (int(match[1]), int(match[2])) if match else None
-
-
-def _unix(started: str) -> str:
-    """Return Docker's time as Unix seconds; it has nanoseconds, which Python does not read."""
-    seconds, _, rest = started.partition(".")
-    at = datetime.fromisoformat(seconds.removesuffix("Z") + "+00:00").timestamp()
-    digits = re.match(r"\d+", rest)
-    return f"{at:.0f}.{digits[0] if digits else 0}"
 
 
 def _socket_of(variables: Mapping[str, str]) -> Path:

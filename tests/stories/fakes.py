@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import pathlib
 import struct
 import sys
@@ -44,6 +45,7 @@ class Container:
     exit_code: int = 0
     logs: list[tuple[int, bytes]] = field(default_factory=list)  # stream, text
     state: dict[str, Any] = field(default_factory=dict)  # what a test adds
+    events: list[dict[str, Any]] = field(default_factory=list)  # since its last start
 
     def inspect(self, name: str) -> dict[str, Any]:
         started = f"2026-01-01T00:00:{self.starts:02}.123456789Z"
@@ -70,6 +72,14 @@ class Container:
         }
 
 
+def stop_events() -> list[dict[str, Any]]:
+    """What `docker stop` leaves in the daemon's events."""
+    return [
+        {"Type": "container", "Action": "kill", "Actor": {"Attributes": {"signal": "15"}}},
+        {"Type": "container", "Action": "stop", "Actor": {"Attributes": {"image": "vllm"}}},
+    ]
+
+
 class DockerEngine:
     """A Docker daemon: https://docs.docker.com/reference/api/engine/"""
 
@@ -83,6 +93,7 @@ class DockerEngine:
             routes=[
                 Route("/version", self._version),
                 Route("/{version}/containers/{name}/json", self._inspect),
+                Route("/{version}/events", self._events),
                 Route("/{version}/containers/{name}/logs", self._logs),
                 Route("/{version}/containers/{name}/{verb}", self._order, methods=["POST"]),
             ]
@@ -132,6 +143,17 @@ class DockerEngine:
             self.on_inspect()
         return JSONResponse(told)
 
+    async def _events(self, request: Request) -> Response:
+        wanted = json.loads(request.query_params["filters"])
+        assert float(request.query_params["since"]) <= float(request.query_params["until"])
+        found = [
+            event
+            for container in self.containers.values()
+            for event in container.events
+            if container.id in wanted["container"] and event["Action"] in wanted["event"]
+        ]
+        return PlainTextResponse("".join(json.dumps(each) + "\n" for each in found))
+
     async def _logs(self, request: Request) -> Response:
         if refused := self._refused(request):
             return refused
@@ -155,6 +177,7 @@ class DockerEngine:
         self.orders.append((verb, request.path_params["name"], request.query_params.get("t", "")))
         if verb == "stop" and not container.running:
             return Response(status_code=304)
+        container.events = [] if verb == "restart" else stop_events()
         if verb == "restart":
             container.starts += 1
         container.running = verb == "restart"

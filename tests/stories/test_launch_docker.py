@@ -11,8 +11,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from gateway.launch.docker import DockerLauncher
-from gateway.launch.launcher import Changes, LaunchError, Runs, Seen, Superseded
-from tests.stories.fakes import DockerEngine, serving
+from gateway.launch.launcher import Changes, LaunchError, Obstacle, Runs, Seen, Superseded
+from tests.stories.fakes import DockerEngine, serving, stop_events
 
 PLAIN = Changes()
 GRACE_S = 7.2
@@ -44,7 +44,9 @@ def test_a_container_is_seen_restarted_once_and_stopped(tmp_path):
                 await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
             assert engine.orders == [("restart", made.id, "8")]  # the id, and whole seconds
             await launcher.stop(second, grace_s=GRACE_S)
-            assert await launcher.look() == Seen(second, Runs.ENDED, -15, oom_killed=False)
+            assert await launcher.look() == Seen(
+                second, Runs.ABSENT, -15, "it was stopped (`docker stop`)", oom_killed=False
+            )
             await launcher.stop(second, grace_s=GRACE_S)  # 304
             assert await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN) != second
 
@@ -88,6 +90,60 @@ def test_states_are_told_as_they_are(tmp_path, state, expected):
             assert expected[2] in seen.detail
             ended = expected[1] is not None
             assert seen.oom_killed == (state.get("OOMKilled", False) if ended else None)
+
+    uvloop.run(story())
+
+
+def test_one_that_a_person_stopped_has_not_failed(tmp_path):
+    async def story():
+        engine = DockerEngine()
+        made = engine.make("vllm-1", running=False, exit_code=137)  # it did not heed SIGTERM
+        async with docker(tmp_path, engine) as launcher:
+            killed = {
+                "Type": "container",
+                "Action": "kill",
+                "Actor": {"Attributes": {"signal": "9"}},
+            }
+            for events, state in (
+                ([], Runs.ENDED),
+                ([killed], Runs.ENDED),
+                (stop_events(), Runs.ABSENT),
+            ):
+                made.events = events
+                assert (await launcher.look()).state is state
+
+    uvloop.run(story())
+
+
+def test_one_whose_start_failed_has_ended(tmp_path):
+    async def story():
+        engine = DockerEngine()
+        engine.make("vllm-1", starts=0, running=False, state={"ExitCode": 127, "Error": "no GPU"})
+        async with docker(tmp_path, engine) as launcher:
+            assert await launcher.look() == Seen(None, Runs.ENDED, None, "no GPU", oom_killed=False)
+
+    uvloop.run(story())
+
+
+@pytest.mark.parametrize(
+    ("says", "obstacle"),
+    [
+        ("failed to create shim task: exec: stat /vllm: no such file or directory", Obstacle.CANNOT_HELP),
+        ("write /var/lib/docker: no space left on device", Obstacle.DISK),
+        ("Bind for 0.0.0.0:8000 failed: port is already allocated", Obstacle.PORT),
+        ("context deadline exceeded", Obstacle.TRANSIENT),
+    ],
+)  # fmt: skip
+def test_a_refusal_says_whether_another_try_may_help(tmp_path, says, obstacle):
+    async def story():
+        engine = DockerEngine()
+        engine.make("vllm-1", running=False)
+        engine.refusal = (500, says)
+        async with docker(tmp_path, engine) as launcher:
+            seen = await launcher.look()
+            with pytest.raises(LaunchError, match="Docker refused") as caught:
+                await launcher.restart(seen.incarnation, grace_s=1, changes=PLAIN)
+            assert caught.value.obstacle is obstacle
 
     uvloop.run(story())
 
