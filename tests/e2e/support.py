@@ -79,30 +79,49 @@ def running(
                 child.wait(patience)
 
 
-@contextlib.contextmanager
-def vllm(folder: pathlib.Path, port: int, *flags: str) -> Iterator[subprocess.Popen]:
-    """Run a real vLLM on the CPU with the tiny model."""
-    python = need(CACHE / "vllm/bin/python", "vLLM")
-    model = need(CACHE / "models/tiny", "the tiny model")
-    command = [
-        python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", "tiny",
+# As on one GPU, the engine's process does the work itself. On the CPU vLLM would start a third process
+# for that, and each imports torch and vLLM, which is what a start takes.
+VLLM_ENV = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
+VLLM = pathlib.Path(os.environ.get("VLLM_GATEWAY_TEST_VLLM", CACHE / "vllm"))
+MODELS = pathlib.Path(os.environ.get("VLLM_GATEWAY_TEST_MODELS", CACHE / "models"))
+
+
+def vllm_command(port: int, *flags: str) -> list[str]:
+    """Return the command of a real vLLM on the CPU with the tiny model; a flag of yours counts."""
+    python, tiny = need(VLLM / "bin/python", "vLLM"), need(MODELS / "tiny", "the tiny model")
+    return [
+        python, "-m", "vllm.entrypoints.openai.api_server", "--model", tiny, "--served-model-name", "tiny",
         "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "2048", "--enforce-eager", "--dtype", "float32",
         *flags,
     ]  # fmt: skip
-    env = {
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-    }
-    log = folder / f"vllm-{port}.log"
-    with running(command, log=log, env=env) as child:
-        deadline = time.monotonic() + 240
-        while get(f"http://127.0.0.1:{port}/health")[0] != 200:
-            assert child.poll() is None, log.read_text(errors="replace")[-3000:]
-            assert time.monotonic() < deadline, "vLLM did not start within 240 s"
-            time.sleep(0.5)
-        yield child
+
+
+@contextlib.contextmanager
+def vllms(folder: pathlib.Path, *flags: Sequence[str]) -> Iterator[list[int]]:
+    """Run a real vLLM with each of these flags; yield their ports. They start at the same time."""
+    ports = [free_port() for _ in flags]
+    with contextlib.ExitStack() as all_of_them:
+        started = []
+        for port, own in zip(ports, flags, strict=True):
+            log = folder / f"vllm-{port}.log"
+            command = vllm_command(port, *own)
+            started.append(
+                (port, log, all_of_them.enter_context(running(command, log=log, env=VLLM_ENV)))
+            )
+        deadline = time.monotonic() + 240 * len(ports)
+        for port, log, child in started:
+            while get(f"http://127.0.0.1:{port}/health")[0] != 200:
+                assert child.poll() is None, log.read_text(errors="replace")[-3000:]
+                assert time.monotonic() < deadline, "vLLM did not start within 240 s"
+                time.sleep(0.1)
+        yield ports
 
 
 @dataclass(frozen=True)

@@ -14,27 +14,19 @@ from gateway.core.aio import SystemClock
 from gateway.core.types import Endpoint, Phase
 from gateway.pools.table import PoolTable
 from gateway.watch.discovery import Watchers
-from tests.e2e.support import CACHE, free_port, need, running
+from tests.e2e.support import MODELS, VLLM_ENV, free_port, need, running, vllm_command
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-VLLM = pathlib.Path(os.environ.get("VLLM_GATEWAY_TEST_VLLM", CACHE / "vllm"))
-MODELS = pathlib.Path(os.environ.get("VLLM_GATEWAY_TEST_MODELS", CACHE / "models"))
 PROGRESS_S = 5.0
 
 
 @contextlib.contextmanager
 def server(folder, port):
-    python = need(VLLM / "bin/python", "vLLM")
-    tiny, lora = need(MODELS / "tiny", "the tiny model"), need(MODELS / "lora-a", "the adapter")
-    command = [
-        *(python, "-m", "vllm.entrypoints.openai.api_server", "--model", tiny),
-        *("--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)),
-        *("--max-model-len", "2048", "--enforce-eager", "--dtype", "float32"),
-        *("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"lora-a={lora}"),
-    ]
-    env = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    with running(command, log=folder / "vllm.log", env=env) as process:
+    lora = need(MODELS / "lora-a", "the adapter")
+    adapter = ("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"lora-a={lora}")
+    command = vllm_command(port, *adapter)
+    with running(command, log=folder / "vllm.log", env=VLLM_ENV) as process:
         yield process
 
 

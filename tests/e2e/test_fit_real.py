@@ -17,24 +17,19 @@ from gateway.sizing.modelfolder import read_model
 from gateway.sizing.modelshape import ModelShape
 from gateway.sizing.serveplan import GIB, Device, KvDtype, Plan
 from tests import modelconfigs
-from tests.e2e.support import CACHE, free_port, need, running, wait_until
+from tests.e2e.support import MODELS, VLLM, VLLM_ENV, need
 from tests.e2e.tiny_models import TINY, write
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 HERE = pathlib.Path(__file__).parent
-ENV = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "PATH": "/usr/bin:/bin",
-}
+ENV = VLLM_ENV | {"PATH": "/usr/bin:/bin"}
 ESTIMATED = re.compile(r"estimated maximum model length is (\d+)")
 
 
 def in_vllm(script, told):
     """Run a script of ours with the Python of the vLLM; return the JSON of its last line."""
-    python = need(CACHE / "vllm/bin/python", "vLLM")
+    python = need(VLLM / "bin/python", "vLLM")
     ran = subprocess.run(
         [python, str(HERE / script)], input=json.dumps(told), capture_output=True, text=True,
         timeout=600, env={**ENV, "HOME": str(pathlib.Path.home())}, check=False,
@@ -201,27 +196,30 @@ START = [
     "512",
     "--mamba-ssm-cache-dtype",
     "float32",
+    "--dtype",
+    "bfloat16",
 ]
 
 
 def capacity_of(log):
-    found = CAPACITY.search(log.read_text(errors="replace"))
+    found = CAPACITY.search(log)
     if found is None:
         return None
     return int(found[1].replace(",", "")), int(found[2].replace(",", "")), found[3]
 
 
-def started(folder, model, *flags):
-    """Start vLLM on the CPU until it has its KV cache; return what it logs of it, and the log."""
-    python = need(CACHE / "vllm/bin/python", "vLLM")
-    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1",
-               "--port", str(free_port()), *START, *flags]  # fmt: skip
-    log = folder / "vllm.log"
-    with running(command, log=log, env={**ENV, "VLLM_CPU_KVCACHE_SPACE": "1"}) as child:
-        wait_until(
-            lambda: capacity_of(log) or child.poll() is not None, 240, "the KV cache is there"
-        )
-    return capacity_of(log), log.read_text(errors="replace")
+@pytest.fixture(scope="module")
+def started(tmp_path_factory):
+    """What vLLM logs of each start on the CPU, by name: the models of every layout, and the tiny one twice."""
+    folder, tiny = tmp_path_factory.mktemp("models"), need(MODELS / "tiny", "the tiny model")
+    asked = {
+        name: ["--model", str(write(folder, name, pathlib.Path(tiny))), "--load-format", "dummy"]
+        for name in TINY
+    }
+    asked["weights"] = ["--model", tiny, "--max-model-len", "1000"]
+    asked["too long"] = ["--model", tiny, "--num-gpu-blocks-override", "8"]
+    logs = in_vllm("vllm_starts.py", [[*each, *START] for each in asked.values()])
+    return dict(zip(asked, logs, strict=True))
 
 
 def cpu_plan(**more):
@@ -230,32 +228,25 @@ def cpu_plan(**more):
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_the_capacity_that_a_start_logs_is_the_planned_one(name, tmp_path):
-    folder = write(tmp_path, name, pathlib.Path(need(CACHE / "models/tiny", "the tiny model")))
-    logged, text = started(tmp_path, folder, "--load-format", "dummy", "--dtype", "bfloat16")
-    assert logged, text[-3000:]
+def test_the_capacity_that_a_start_logs_is_the_planned_one(name, started):
     amx = "amx_tile" in pathlib.Path("/proc/cpuinfo").read_text()  # MLA has larger blocks with it
     block = {"block_size": 128} if name == "deepseek" and amx else {}
     found = fit(ModelShape.of_config(TINY[name], 0), cpu_plan(**block))
-    assert logged == (found.kv_tokens, found.max_model_len, f"{found.concurrency:.2f}")
+    planned = (found.kv_tokens, found.max_model_len, f"{found.concurrency:.2f}")
+    assert capacity_of(started[name]) == planned, started[name][-3000:]
 
 
-def test_a_model_folder_with_weights_starts_as_planned(tmp_path):
-    folder = pathlib.Path(need(CACHE / "models/tiny", "the tiny model"))
-    found = fit(read_model(folder), cpu_plan(max_model_len=1000))
-    logged, text = started(tmp_path, folder, "--dtype", "bfloat16", "--max-model-len", "1000")
-    assert logged == (found.kv_tokens, 1000, f"{found.concurrency:.2f}"), text[-3000:]
+def test_a_model_folder_with_weights_starts_as_planned(started):
+    found = fit(read_model(MODELS / "tiny"), cpu_plan(max_model_len=1000))
+    planned = (found.kv_tokens, 1000, f"{found.concurrency:.2f}")
+    assert capacity_of(started["weights"]) == planned, started["weights"][-3000:]
 
 
-def test_a_start_that_fails_names_the_length_that_was_planned(tmp_path):
-    folder = pathlib.Path(need(CACHE / "models/tiny", "the tiny model"))
-    model = read_model(folder)
+def test_a_start_that_fails_names_the_length_that_was_planned(started):
+    model = read_model(MODELS / "tiny")
     memory = 8 * 128 * fit(model, cpu_plan()).token_bytes
     found = fit(model, Plan(0, device=Device.CPU, kv_cache_memory_bytes=memory, max_num_seqs=8,
                             max_num_batched_tokens=512, dtype=Dtype.BFLOAT16))  # fmt: skip
     assert not found.fits
-    logged, text = started(
-        tmp_path, folder, "--dtype", "bfloat16", "--num-gpu-blocks-override", "8"
-    )
-    assert logged is None
-    assert int(ESTIMATED.search(text)[1]) == found.longest == 896
+    assert capacity_of(started["too long"]) is None
+    assert int(ESTIMATED.search(started["too long"])[1]) == found.longest == 896

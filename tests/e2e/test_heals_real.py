@@ -24,24 +24,26 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.e2e.support import CACHE, Stalls, Supervised, free_port, get, need, process, processes_of
+from tests.e2e.support import (
+    MODELS,
+    VLLM,
+    VLLM_ENV,
+    Stalls,
+    Supervised,
+    free_port,
+    get,
+    need,
+    process,
+    processes_of,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
-VLLM = pathlib.Path(os.environ.get("VLLM_GATEWAY_TEST_VLLM", CACHE / "vllm"))
-MODELS = pathlib.Path(os.environ.get("VLLM_GATEWAY_TEST_MODELS", CACHE / "models"))
 START_S = 300.0  # half a minute when nothing else runs
 PATIENCE_S = 300.0  # for what comes at once where a processor is free; no claim of ours
-CORES = sorted(os.sched_getaffinity(0))
 FOUND_S = 45.0  # most that a frozen engine may go unnoticed
 OUT_S = 1.5  # most that new requests still go to an engine that died
-ENV = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
-}
+ENV = VLLM_ENV | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 SUPERVISION = {"backoff": "1s", "max_backoff": "2s", "stop_grace": "5s", "max_restarts": 20}
 
 
@@ -51,14 +53,12 @@ def launch(gpu, model="tiny", port=None, **more):
     args = {"model": str(MODELS / model), "served-model-name": model, "max-model-len": 2048,
             "enforce-eager": True, "dtype": "float32"}  # fmt: skip
     flags = {name.replace("_", "-"): value for name, value in more.items() if name != "orphan"}
-    # By itself each vLLM would bind its threads to the same first core.
-    core = {"VLLM_CPU_OMP_THREADS_BIND": str(CORES[gpu % len(CORES)])}
     return {
         "command": [python, "-m", "vllm.entrypoints.openai.api_server"],
         "port": port or free_port(),
         "gpus": [gpu],
         "args": args | flags,
-        "env": ENV | core,
+        "env": ENV,
         "orphan": more.get("orphan", "adopt"),
     }
 

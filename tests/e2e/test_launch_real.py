@@ -19,12 +19,10 @@ from gateway.launch.process import ProcessLauncher
 from gateway.pools.backend import Backend
 from gateway.watch.fetch import FetchError, Pages
 from gateway.wire.calls import ENDPOINTS, parse_call
-from tests.e2e.support import CACHE, free_port, gateway, get, need
+from tests.e2e.support import MODELS, VLLM, VLLM_ENV, free_port, gateway, get, need
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
-VLLM = pathlib.Path(os.environ.get("VLLM_GATEWAY_TEST_VLLM", CACHE / "vllm"))
-MODELS = pathlib.Path(os.environ.get("VLLM_GATEWAY_TEST_MODELS", CACHE / "models"))
 GRACE_S = 60.0
 START_S = 240.0
 PLAIN = Changes()
@@ -57,12 +55,7 @@ class Bench:
                 "enforce-eager": True,
                 "dtype": "float32",
             },
-            env={
-                "VLLM_CPU_KVCACHE_SPACE": "1",
-                "HF_HUB_OFFLINE": "1",
-                "VLLM_NO_USAGE_STATS": "1",
-                "DO_NOT_TRACK": "1",
-            },
+            env=VLLM_ENV,
         )
 
     def launcher(self):

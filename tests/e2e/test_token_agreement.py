@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import json
-import os
-import pathlib
 import shutil
 import urllib.error
 import urllib.request
@@ -15,13 +13,9 @@ from gateway.access.tokens import BackendCounter, LocalCounter, countable
 from gateway.pools.table import Backend
 from gateway.watch.fetch import Pages
 from gateway.wire.calls import ENDPOINTS, parse_call
-from tests.e2e.support import free_port, get, need, running, wait_until
+from tests.e2e.support import MODELS, need, vllms
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
-
-HOME = pathlib.Path.home() / ".cache/vllm-gateway-tests"
-VLLM = pathlib.Path(os.environ.get("VLLM_GATEWAY_TEST_VLLM", HOME / "vllm"))
-MODELS = pathlib.Path(os.environ.get("VLLM_GATEWAY_TEST_MODELS", HOME / "models"))
 
 # Everything a template can look at, written as the templates of tool-using models write it.
 TOOL_TEMPLATE = """
@@ -220,61 +214,41 @@ RESPONDED = {
 }
 
 
-@pytest.fixture(scope="module", params=["text", "parts and tools"])
-def engine(request, tmp_path_factory):
-    """A real vLLM, once with a template that takes text and once with one that takes parts."""
-    python = need(VLLM / "bin/python", "vLLM")
+TEMPLATES = ("text", "parts and tools")
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory):
+    """A real vLLM for each template: one that takes text and one that takes parts."""
     need(MODELS / "tiny/tokenizer.json", "the tiny model")
-    folder = tmp_path_factory.mktemp("model") / "tiny"
-    shutil.copytree(MODELS / "tiny", folder)
-    if request.param != "text":
-        (folder / "chat_template.jinja").write_text(TOOL_TEMPLATE)
-        # As Llama does: a begin mark that the tokenizer adds to completions, the template to chats.
-        path = folder / "tokenizer.json"
-        tokenizer = json.loads(path.read_text())
-        mark = {"SpecialToken": {"id": "<|begin|>", "type_id": 0}}
-        tokenizer["post_processor"]["single"].insert(0, mark)
-        tokenizer["post_processor"]["special_tokens"] = {
-            "<|begin|>": {"id": "<|begin|>", "ids": [0], "tokens": ["<|begin|>"]}
-        }
-        path.write_text(json.dumps(tokenizer))
-    port = free_port()
-    command = [
-        python,
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-        str(folder),
-        "--served-model-name",
-        "tiny",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--max-model-len",
-        "2048",
-        "--enforce-eager",
-        "--dtype",
-        "float32",
-        "--enable-auto-tool-choice",
-        "--tool-call-parser",
-        "hermes",
-    ]
-    env = {
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
+    folders = [tmp_path_factory.mktemp("model") / "tiny" for _ in TEMPLATES]
+    for folder in folders:
+        shutil.copytree(MODELS / "tiny", folder)
+    with_parts = folders[TEMPLATES.index("parts and tools")]
+    (with_parts / "chat_template.jinja").write_text(TOOL_TEMPLATE)
+    # As Llama does: a begin mark that the tokenizer adds to completions, the template to chats.
+    path = with_parts / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    mark = {"SpecialToken": {"id": "<|begin|>", "type_id": 0}}
+    tokenizer["post_processor"]["single"].insert(0, mark)
+    tokenizer["post_processor"]["special_tokens"] = {
+        "<|begin|>": {"id": "<|begin|>", "ids": [0], "tokens": ["<|begin|>"]}
     }
-    url = f"http://127.0.0.1:{port}"
-    with running(command, log=folder / "log", env=env) as child:
-        wait_until(
-            lambda: child.poll() is not None or get(url + "/health")[0] == 200, 240, "vLLM serves"
-        )
-        assert child.poll() is None, (folder / "log").read_text(errors="replace")[-3000:]
-        # vllm-cpu 0.32.0 dies of SIGILL when the first prompt it ever gets is very short.
-        told(url, COMPLETIONS, {"model": "tiny", "max_tokens": 1, "prompt": "the gateway " * 20})
-        yield url, folder
+    path.write_text(json.dumps(tokenizer))
+    tools = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    flags = [["--model", str(folder), *tools] for folder in folders]
+    with vllms(tmp_path_factory.mktemp("logs"), *flags) as ports:
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        for url in urls:
+            # vllm-cpu 0.32.0 dies of SIGILL when the first prompt it ever gets is very short.
+            body = {"model": "tiny", "max_tokens": 1, "prompt": "the gateway " * 20}
+            told(url, COMPLETIONS, body)
+        yield dict(zip(TEMPLATES, zip(urls, folders, strict=True), strict=True))
+
+
+@pytest.fixture(scope="module", params=TEMPLATES)
+def engine(request, engines):
+    return engines[request.param]
 
 
 def told(url, path, body):

@@ -8,7 +8,7 @@ import urllib.parse
 
 import pytest
 
-from tests.e2e.support import CACHE, free_port, gateway, get, need, vllm, wait_until
+from tests.e2e.support import MODELS, gateway, get, need, vllms, wait_until
 
 pytestmark = [
     pytest.mark.e2e,
@@ -19,19 +19,10 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vllm")
-    lora = need(CACHE / "models/lora-a", "the LoRA adapter")
-    first, second = free_port(), free_port()
+    lora = need(MODELS / "lora-a", "the LoRA adapter")
+    adapter = ["--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"lora-a={lora}"]
     with (
-        vllm(
-            folder,
-            first,
-            "--enable-lora",
-            "--max-lora-rank",
-            "8",
-            "--lora-modules",
-            f"lora-a={lora}",
-        ),
-        vllm(folder, second),
+        vllms(folder, adapter, []) as (first, second),
         gateway(
             folder,
             # Two engines on the processors of this machine may be slow to answer probes.

@@ -6,6 +6,7 @@ Standard output, last line: what vLLM reads of each folder, and transformers' de
 
 import json
 import math
+import pathlib
 import sys
 
 from transformers import AutoConfig
@@ -40,9 +41,19 @@ def reading(folder):
     }
 
 
+def import_here(folder):
+    """Import the code of a model into this process; by itself vLLM starts one for a look at it."""
+    (name,) = json.loads((pathlib.Path(folder) / "config.json").read_text())["architectures"]
+    ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
+
+
 def state_bytes(folder):
     """Return the bytes of a recurrent layer's state, at the model's own format."""
-    args = EngineArgs(model=folder, skip_tokenizer_init=True, load_format="dummy")
+    import_here(folder)
+    # A state is as large without prefix caching, which a CPU without AMX refuses some of them.
+    args = EngineArgs(
+        model=folder, skip_tokenizer_init=True, load_format="dummy", enable_prefix_caching=False
+    )
     how = args.create_engine_config()
     if how.model_config.hf_config.model_type != "nemotron_h":
         how.cache_config.mamba_ssm_cache_dtype = "auto"  # on some CPUs it is set to float32
