@@ -414,3 +414,54 @@ def test_what_the_loop_has_not_read_yet_keeps_a_connection_from_being_used(said,
 
     run(main())
     assert bool(caplog.records) is unasked  # its backend is not trusted any more
+
+
+@pytest.mark.parametrize("has_the_request", [False, True])
+def test_what_comes_before_the_backend_has_any_of_the_request_is_not_its_reply(has_the_request):
+    """A second reply crosses a request on its way, as far as the system can tell.
+
+    The backend has read nothing yet, and its buffer is full of the first request: so the system
+    keeps the second one here, and nothing of it is acknowledged. No time passes for the loop.
+    """
+    second, said = b"a" * 100, page(b'"a reply"')
+
+    async def main():
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # the least there is
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: Connection(lambda _: None, lambda _: None), *listener.getsockname()
+            )
+            peer, _ = listener.accept()
+            with peer:
+                peer.send(page(b"{}"))
+                body = b"b" * 16384
+                assert (await connection.request(b"", body, later())).body == b"{}"
+                asking = connection.request(b"", second, later())
+                asking.send(None)  # the request is written
+                if has_the_request:
+                    read = b""
+                    while not read.endswith(second):
+                        read += peer.recv(65536)
+                peer.send(said)  # with it goes what its system has received
+                connection.data_received(said)
+                assert connection.spoke_unasked is not has_the_request
+                assert connection.usable is has_the_request
+                connection.abort()
+                return await_of(asking)
+
+    answer = run(main())
+    if has_the_request:
+        assert answer.body == b'"a reply"'
+    else:
+        assert isinstance(answer, BackendBroke)
+
+
+def await_of(coroutine):
+    """Return what a coroutine returns or raises that waits for nothing any more."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    except UpstreamError as error:
+        return error
+    raise AssertionError("it still waits")
