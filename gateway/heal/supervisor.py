@@ -173,7 +173,8 @@ class Supervisor:
     def _watch(self, charge: Charge, group: asyncio.TaskGroup, now: float) -> None:
         """Begin to watch a start that nobody here ordered; ask an idle engine for a token."""
         seen = charge.seen
-        if charge.backend.health.tended is LOOKED_FOR and not (seen is not None and seen.running):
+        looked = seen is not None or charge.trouble  # the first look may stop a server, which lasts
+        if charge.backend.health.tended is LOOKED_FOR and looked and not (seen and seen.running):
             self.table.tend(charge.id, None)
         if charge.busy or seen is None or not seen.running or charge.starting:
             return

@@ -626,6 +626,22 @@ async def test_a_look_that_began_before_a_launch_is_not_taken_for_its_end():
             assert not world.told(EventKind.START_FAILED)
 
 
+@story
+async def test_what_runs_before_the_first_look_has_ended_gets_nothing():
+    async with machine() as on:
+        slot, looked = on["m/b1"], asyncio.Event()
+        await slot.begin()  # it outlived its gateway, and may be about to be stopped
+        slot.looks = looked
+        async with fleet(on, launched(slot), wait=False) as world:
+            await world.turns()  # the first one does not wait for the look any longer
+            await world.until(lambda: world.backend().health.probe_passes > 0)
+            assert world.phase() is Phase.STARTING
+            assert world.backend().health.detail == "looking for its process"
+            slot.looks = None
+            looked.set()
+            await world.serves()
+
+
 @pytest.mark.parametrize("dies", [True, False], ids=["exited", "ordered"])
 @story
 async def test_where_only_a_look_tells_the_new_one_the_old_one_is_not_taken_for_it(dies):
