@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -45,7 +46,7 @@ def free_port() -> int:
 
 def get(url: str) -> bytes | None:
     try:
-        with urllib.request.urlopen(url, timeout=5) as reply:
+        with urllib.request.urlopen(url, timeout=30) as reply:
             return reply.read()
     except OSError:
         return None
@@ -187,8 +188,14 @@ def attached(base: type, keeper: AdapterLoader, arm: str) -> type:
             if "--enforce-eager" not in flags:
                 flags.append("--enforce-eager")
             self.uds, self.host = None, "127.0.0.1"
-            self.port = keeper.attach(arm, model, flags, env_dict or {})
             self.show_hidden_metrics = False
+            self._attach = functools.partial(keeper.attach, arm, model, flags, env_dict or {})
+            self._attach()
+
+        @property
+        def port(self):
+            """Another server of the same file may have taken its place; then it is started again."""
+            return self._attach()
 
         def _shutdown(self):
             """The server lives on for the other arm."""
