@@ -28,7 +28,10 @@ from exchanges import Recorder
 
 DIRECT, GATEWAY = "direct", "gateway"
 START_S = 300.0
-MAX_MODEL_LEN = 4096
+MAX_MODEL_LEN = 4096  # with tens of thousands of tokens noise runs on for minutes
+LONGER = {
+    "openai/test_chunked_prompt.py": 12288
+}  # its prompts are 10,046 of the tiny model's tokens
 QUIET = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -76,7 +79,7 @@ def end(group: int) -> None:
 
 
 @dataclasses.dataclass
-class AdapterLoader:
+class Keeper:
     """The one server that runs now, and the gateway in front of it. Kept in a file between processes."""
 
     state: pathlib.Path
@@ -161,15 +164,15 @@ class AdapterLoader:
         return now
 
 
-def _capped(flags: list[str], place: int) -> str:
-    """Return a flag's value; a context of tens of thousands lets noise run on for minutes."""
+def _capped(flags: list[str], place: int, longer: int | None) -> str:
+    """Return a flag's value; the context is `longer`, or at most MAX_MODEL_LEN."""
     if place and flags[place - 1] == "--max-model-len":
-        return str(min(int(flags[place]), MAX_MODEL_LEN))
+        return str(longer or min(int(flags[place]), MAX_MODEL_LEN))
     return flags[place]
 
 
-def attached(base: type, keeper: AdapterLoader, arm: str) -> type:
-    """Return what vLLM's tests get as `RemoteOpenAIServer`."""
+def attached(base: type, keeper: Keeper, arm: str, longer: int | None = None) -> type:
+    """Return what vLLM's tests get as `RemoteOpenAIServer`; `longer` is a context in tokens."""
 
     class Attached(base):
         def __init__(
@@ -184,7 +187,7 @@ def attached(base: type, keeper: AdapterLoader, arm: str) -> type:
                 flags += ["--seed", str(seed)]
             if override_hf_configs is not None:
                 flags += ["--hf-overrides", json.dumps(override_hf_configs)]
-            flags = [_capped(flags, place) for place in range(len(flags))]
+            flags = [_capped(flags, place, longer) for place in range(len(flags))]
             if "--enforce-eager" not in flags:
                 flags.append("--enforce-eager")
             self.uds, self.host = None, "127.0.0.1"
@@ -227,13 +230,14 @@ class Outcomes:
 
 
 def main(state: pathlib.Path, files: list[str]) -> None:
-    keeper = AdapterLoader(state, os.environ["SUITE_GATEWAY"])
+    keeper = Keeper(state, os.environ["SUITE_GATEWAY"])
     import tests.utils as theirs
 
     base = theirs.RemoteOpenAIServer
     results: dict[str, dict[str, object]] = {}
+    longer = next((LONGER[name] for name in LONGER if files[0].endswith(name)), None)
     for arm in (DIRECT, GATEWAY):
-        kind = attached(base, keeper, arm)
+        kind = attached(base, keeper, arm, longer)
         theirs.RemoteOpenAIServer = kind
         # Modules bind the name when they are imported, which is once for both arms.
         for name, module in list(sys.modules.items()):

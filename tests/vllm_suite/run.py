@@ -155,7 +155,7 @@ def _line(found: dict) -> str:
 
 
 def _end_server(cache: pathlib.Path, state: pathlib.Path) -> None:
-    code = "import arm, pathlib, sys; arm.AdapterLoader(pathlib.Path(sys.argv[1]), '').close()"
+    code = "import arm, pathlib, sys; arm.Keeper(pathlib.Path(sys.argv[1]), '').close()"
     env = {**os.environ, "PYTHONPATH": f"{HERE}:{cache / 'suite/packages'}"}
     subprocess.run(
         [str(cache / "vllm/bin/python"), "-c", code, str(state)], env=env, check=False, timeout=60
