@@ -125,7 +125,7 @@ def build(
         limits=ClientLimits.of(config.limits),
         connections=connections_for(config),
     )
-    table.on_transition.append(ledger.transition)
+    table.on_transition += [ledger.transition, client.end_held]
     table.on_cut.append(ledger.limit_cut)
     ledger.on_posted += [handler.gate.learn, table.ended]
     table.apply(config.pools, config.health)
@@ -267,8 +267,7 @@ async def _ticks(process: Process) -> None:
         if now - due > _STOOD_STILL_S:
             process.table.forgive(process.clock.now())
         process.client.tick(now)
-        for backend, waits in process.client.waits():
-            process.table.listen(backend, waits, process.clock.now())
+        process.table.listen(process.client.waits(), process.clock.now())
         process.ingress.tick(now)
         process.admin.tick(now)
         end_late(process.ingress.live, now, process.config.timeouts.total)

@@ -31,6 +31,7 @@
     |   |-- StaleConnection               502     (reused connection died unanswered: one retry)
     |   |-- BackendBroke                  502     (died or spoke nonsense before the first byte)
     |   |   `-- MisdirectedReply            502     (the reply names another request)
+    |   |-- BackendDown                   502     backend_down             (out of service with it: not retried)
     |   |-- StreamBroke                   502     (after the first byte: an error frame, never a retry)
     |   `-- BackendTimeout                504     server_error             backend_timeout
     |-- ClientGone          nobody's      499     never answered, never held against a backend
@@ -298,6 +299,13 @@ class MisdirectedReply(BackendBroke):
     """The reply names another request: it was meant for another client, and nobody gets it."""
 
     reason = "misdirected"
+
+
+class BackendDown(UpstreamError):
+    """The backend was declared down, or is restarted, with the request in it: 502. Known of it already."""
+
+    default_code = "backend_down"
+    reason = "down"
 
 
 class StreamBroke(UpstreamError):

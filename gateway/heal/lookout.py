@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.core.aio import Clock
+from gateway.core.errors import BackendDown
 from gateway.core.types import Outcome, Phase, RequestRecord
 from gateway.heal.autopsy import Autopsy
 from gateway.heal.charge import Charge, Timing
@@ -98,7 +99,8 @@ class Lookout:
         """Count requests that came to an end on a backend."""
         for record in settled:
             charge = charges.get(record.backend_id or "")
-            if charge is not None and record.outcome in _COUNTED:
+            known = record.error_code == BackendDown.default_code  # told of it already
+            if charge is not None and record.outcome in _COUNTED and not known:
                 at = record.ended_at or self.clock.now()
                 charge.errors.observe(at, failed=record.outcome in _FAILED)
 
@@ -125,7 +127,8 @@ class Lookout:
         every_s, backend = charge.pool.supervision.canary, charge.backend
         patience_s = every_s * _WITH_WORK if backend.in_flight else every_s
         serves = backend.phase is Phase.READY or backend.phase is Phase.DEGRADED
-        return serves and 0 < patience_s <= now - charge.progress_at
+        quiet = backend.reason == "silent" or patience_s <= now - charge.progress_at
+        return serves and patience_s > 0 and quiet
 
     async def prove(self, charge: Charge, why: str = "") -> bool:
         """Ask an engine for one token, twice if need be; returns whether it gave one.

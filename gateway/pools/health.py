@@ -277,8 +277,8 @@ def _metrics_lost(state: HealthState, at: float, policy: Policy) -> bool:
 
 
 def _traffic_failed(state: HealthState, failed: TrafficFailed, policy: Policy) -> HealthState:
-    if failed.reason == "stale":
-        return state  # an idle connection that the server closed in time: nobody's fault
+    if failed.reason in ("stale", "down"):
+        return state  # an idle connection that the server closed in time; or it is known already
     connects = state.connect_failures + 1 if failed.reason == "connect" else 0
     state = replace(
         state,

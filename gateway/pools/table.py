@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -264,8 +264,12 @@ class PoolTable:
         at = observation.sample.at if isinstance(observation, Scraped) else observation.at
         return self._adopt(backend, state, at)
 
-    def listen(self, backend: Backend, waits: Waits, now: float) -> None:
-        """Note what the requests at a backend have heard of it; called about twice a second."""
+    def listen(self, said: Iterable[tuple[Backend, Waits]], now: float) -> None:
+        """Note what the requests at each backend have heard of it; called about twice a second."""
+        for backend, waits in said:
+            self._listen(backend, waits, now)
+
+    def _listen(self, backend: Backend, waits: Waits, now: float) -> None:
         pulse, rate = backend.pulse, backend.limit.prefill.at(now)
         pulse.sees_steps, pulse.starts = not backend.stale(now), backend.starts(now)
         pulse.listen(waits, now)

@@ -81,6 +81,8 @@ class Engine:
         self._sequences: dict[str, Sequence] = {}
         self._step: _Step | None = None
         self._wake_at: float | None = None
+        self._uses_adapters = False
+        self._passed_over = 0  # still waited when the step under way began
 
     # --- what is in it now ---
 
@@ -122,6 +124,7 @@ class Engine:
         sequence.arrived_at = now
         sequence.due_at = now + self._lead(sequence.ttft_s)
         self._sequences[sequence.id] = sequence
+        self._uses_adapters |= sequence.adapter is not None
         self.waiting_queue.append(sequence)
         self._wake_at = -math.inf
 
@@ -149,6 +152,7 @@ class Engine:
             tokens = self._schedule(now, events)
             if not tokens and not self.running_queue and self.waiting_queue:
                 tokens = self._schedule(now, events)  # the last running one was just preempted
+            self._passed_over = self.waiting
             if tokens:
                 self._step = _Step(tokens, now + self._duration(tokens))
             else:
@@ -288,12 +292,15 @@ class Engine:
     # --- results ---
 
     def _write_gauges(self) -> None:
-        self.gauges = Gauges(
-            *(self.running, self.waiting, self.kv_usage_ratio),
-            tuple(self.running_adapters),
-            tuple(self.waiting_adapters),
-            self.gauges.steps + 1,
-        )
+        """Write what a step shows; it has not seen who came while it lasted."""
+        gauges = self.gauges
+        gauges.steps += 1
+        gauges.running = self.running
+        gauges.waiting = min(self.waiting, self._passed_over)
+        gauges.kv_usage_ratio = self.kv_usage_ratio
+        if self._uses_adapters:
+            gauges.running_adapters = self.running_adapters
+            gauges.waiting_adapters = self.waiting_adapters
 
     def _complete(self, step: _Step, now: float, events: list[Event]) -> None:
         computed_before = self.totals.prompt_tokens - self.totals.cached_tokens

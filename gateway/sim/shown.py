@@ -26,13 +26,13 @@ class Totals:
     ttft_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Gauges:
     """The load at the end of the last step; what came since is not in it."""
 
     running: int = 0
     waiting: int = 0
     kv_usage_ratio: float = 0.0
-    running_adapters: tuple[str, ...] = ()
-    waiting_adapters: tuple[str, ...] = ()
+    running_adapters: list[str] = field(default_factory=list)
+    waiting_adapters: list[str] = field(default_factory=list)
     steps: int = 0  # that wrote gauges

@@ -24,9 +24,11 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from gateway.core.errors import ConnectFailed
+from gateway.core.types import Transition
 from gateway.pools.pulse import Waits
 from gateway.pools.table import Backend
 from gateway.upstream.connection import Connection
+from gateway.upstream.held import end_held
 from gateway.upstream.reply import Reply
 from gateway.upstream.silence import Silence, waits_of
 from gateway.upstream.upload import Rest, UploadConnection
@@ -131,6 +133,7 @@ class BackendConnections:
                 connection.abort()
         for connection in tuple(self.busy):
             connection.tick(now)
+        end_held(self.backend, self.busy, now)
 
     def waits(self) -> Waits:
         """Return what the requests here wait for; right after `tick`, which sees what has come."""
@@ -316,10 +319,14 @@ class Client:
             connections.tick(now)
         self._leaving = [each for each in self._leaving if each.busy or each.connecting]
 
+    def end_held(self, seen: Transition) -> None:
+        """End what a backend holds, as far as its new phase says so."""
+        if found := self._backends.get(seen.backend_id):
+            end_held(found.backend, found.busy, time.monotonic())
+
     def waits(self) -> Iterator[tuple[Backend, Waits]]:
         """Tell of each backend what its requests wait for; after `tick`."""
-        for connections in self._all():
-            yield connections.backend, connections.waits()
+        return ((each.backend, each.waits()) for each in self._all())
 
     def close(self) -> None:
         """Close everything, busy connections too: the backends stop working for them."""

@@ -142,6 +142,11 @@ class Connection(Reading, asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def end(self, error: UpstreamError) -> None:
+        """End the request that it carries, if it carries one, with an error of its backend's."""
+        if self.state not in (State.IDLE, State.CLOSED):
+            self._fail(error)
+
     def tick(self, now: float) -> None:
         """Check for how long a reply that is collected has not grown, or pass the tick on to the sink."""
         if self._sink is not None:

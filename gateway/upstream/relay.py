@@ -17,6 +17,7 @@ from typing import Final, Protocol
 
 from gateway.core.errors import (
     BackendBroke,
+    BackendDown,
     BackendTimeout,
     ClientStalled,
     EngineFull,
@@ -222,7 +223,7 @@ class Relay:
         if not self._client.started:
             self._stop(error)
             return
-        if isinstance(error, UpstreamError) and not isinstance(error, BackendTimeout):
+        if isinstance(error, UpstreamError) and not isinstance(error, BackendTimeout | BackendDown):
             error = StreamBroke(error.message)
         ending = self.watch.broken(fault_of(error))
         self._finish(ending, None if self.watch.complete else error)

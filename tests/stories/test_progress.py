@@ -1,12 +1,14 @@
 """An engine that works is left alone, however slow or silent; one that does not loses its requests."""
 
 import asyncio
+import json
 
 from gateway.core.events import EventKind
 from gateway.core.types import Phase
 from gateway.heal.charge import Timing
+from gateway.sim.server import SimConfig
 from tests.stories.supervised import fleet, launched, machine
-from tests.stories.support import story
+from tests.stories.support import frames, gateway, story
 
 
 @story
@@ -30,3 +32,67 @@ async def test_load_is_no_evidence_against_a_server_without_metrics():
             assert not world.told(EventKind.RESTART)
             assert slot.sim is first
             assert all(each.after is not Phase.DOWN for each in world.process.table.transitions)
+
+
+SLOW = SimConfig(model="m", decode_step_s=0.02)
+
+
+@story
+async def test_a_frozen_server_gets_no_new_requests_within_seconds_and_its_own_go_on_if_it_does():
+    async with gateway(SLOW, SLOW) as world, asyncio.TaskGroup() as group:
+        first, other = world.sims
+        streams = [group.create_task(world.chat(max_tokens=250, stream=True)) for _ in range(2)]
+        await world.until(lambda: all(sim.engine.running == 1 for sim in world.sims))
+        backend = world.process.table.get("m/b1")
+        await world.until(lambda: backend.moved_at > 0)
+        first.inject("frozen")
+        await world.until(lambda: backend.reason == "silent", seconds=15.0)
+        assert backend.phase is Phase.DEGRADED
+        taken = len(first.received("/v1/chat/completions"))
+        for _ in range(10):  # the other one is the busier by far
+            reply = await world.chat(max_tokens=1)
+            assert reply.headers["x-gateway-backend"] == "m/b2"
+        assert len(first.received("/v1/chat/completions")) == taken
+        first.clear()
+        await world.until(lambda: backend.phase is Phase.READY)
+        for each in streams:
+            assert (await each).text.endswith("data: [DONE]\n\n")
+        reasons = {
+            each.reason for each in world.process.table.transitions if each.after is not Phase.READY
+        }
+        assert reasons <= {"silent", "new"}
+        assert other.engine.running == 0
+
+
+@story
+async def test_requests_of_a_server_that_is_declared_down_end_at_once_and_are_told_why():
+    async with gateway(SLOW, health="progress: 1s") as world, asyncio.TaskGroup() as group:
+        stream = group.create_task(world.chat(max_tokens=400, stream=True))
+        whole = group.create_task(world.chat(max_tokens=400))
+        await world.until(lambda: world.sims[0].engine.gauges.running == 2)
+        world.sims[0].inject("frozen")
+        told = json.loads(frames((await stream).text)[-2])["error"]
+        assert told["code"] == "backend_down"
+        assert "taken out of service" in told["message"]
+        reply = await whole
+        assert (reply.status_code, reply.json()["error"]["code"]) == (502, "backend_down")
+        await world.settled()
+        world.sims[0].clear()
+        backend = world.process.table.get("m/b1")
+        await world.until(lambda: backend.phase is Phase.READY)  # they are not held against it
+
+
+@story
+async def test_requests_end_with_the_order_to_restart_their_server():
+    async with machine() as on:
+        slot = on["m/b1"]
+        slot.speed, slot.decode_step_s = 1.0, 0.02
+        async with fleet(on, launched(slot), supervision={"drain": "100ms"}) as world:
+            async with asyncio.TaskGroup() as group:
+                stream = group.create_task(world.chat(max_tokens=3000, stream=True))
+                await world.until(lambda: slot.sim.engine.running == 1)
+                assert (await world.order("restart", force=True)).status_code < 300
+            told = json.loads(frames(stream.result().text)[-2])["error"]
+            assert told["code"] == "backend_down"
+            assert "is being restarted" in told["message"]
+            await world.serves()
