@@ -144,7 +144,7 @@ class Connection(Reading, asyncio.Protocol):
 
     def end(self, error: UpstreamError) -> None:
         """End the request that it carries, if it carries one, with an error of its backend's."""
-        if self.state not in (State.IDLE, State.CLOSED):
+        if self.state not in (IDLE, CLOSED):
             self._fail(error)
 
     def tick(self, now: float) -> None:
