@@ -140,7 +140,8 @@ def _while_starting(start: Start, end: int) -> Diagnosis | None:
         return endings.unknown_error(start, cause, When.STARTUP)
     if proven:
         return endings.no_cause(start)
-    logged = [at for at in range(start.progress + 1, end) if start.lines[at].level in _SAID_ERROR]
+    after = enumerate(start.lines[start.progress + 1 : end], start.progress + 1)
+    logged = [at for at, line in after if line.level in _SAID_ERROR and not line.is_frame]
     if logged and _ends_with(start, logged[-1:], end):
         return endings.unknown_error(start, logged[0], When.STARTUP)
     return endings.wait_at_start(start) if end == len(start.lines) and not raised else None

@@ -70,6 +70,15 @@ def test_a_prefix_of_no_known_form_is_stripped(prefix):
     assert (found.kind, found.rule) == (Kind.KV_CACHE_TOO_SMALL, "kv_small")
 
 
+def test_a_log_that_another_program_forwards_as_information_still_has_its_errors():
+    python = 'Traceback (most recent call last):\n  File "/o/vllm/a.py", line 1, in f\n    g()\n'
+    python += '  File "/o/vllm/b.py", line 2, in g\n    h()\nZeroDivisionError: odd\n'
+    forwarded = [
+        f"2026-06-27 12:57:51,690 - __main__ - INFO - {line}" for line in python.splitlines()
+    ]
+    assert "ZeroDivisionError: odd" in diagnose("\n".join(forwarded)).cause
+
+
 @pytest.mark.parametrize("columns", [80, 107, 132])
 def test_lines_that_a_terminal_cut_are_put_together(columns):
     cut = [
@@ -328,6 +337,7 @@ def test_a_mistake_in_a_program_is_not_about_the_module_that_it_happens_in():
         diagnose(failing("TypeError: f() got an unexpected keyword argument 'x'", weights)).kind
         is Kind.OTHER
     )
+    assert diagnose(failing("TypeError: 'NoneType' object is odd", weights)).kind is Kind.OTHER
     assert diagnose(failing("ValueError: odd", weights)).kind is Kind.WEIGHTS
     flags = 'vllm/entrypoints/openai/cli_args.py", line 1, in validate_parsed_serve_args'
     assert (
@@ -353,8 +363,8 @@ def test_what_others_write_after_an_exception_that_left_its_process_does_not_hid
 
 def test_a_bar_that_is_drawn_once_more_is_no_progress_after_an_error():
     bar = "Loading safetensors checkpoint shards:   0% Completed | 0/4 [00:00<?, ?it/s]\n"
-    found = diagnose(BANNER + bar + traceback("KeyError: 'emb.weight'", LOAD) + bar)
-    assert found.kind is Kind.WEIGHTS
+    found = diagnose(BANNER + bar + traceback("ValueError: odd", LOAD) + bar)
+    assert "ValueError: odd" in found.evidence
 
 
 def test_a_cause_that_is_only_repeated_is_told_when_the_first_words_are_not_in_the_log():

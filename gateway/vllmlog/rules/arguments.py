@@ -141,7 +141,7 @@ RULES: Final[tuple[Rule, ...]] = (
          r"|utilization)) ?= ?(?P<given>'[^']{1,80}'|\"[^\"]{1,80}\"|[\w.-]{1,40}) (?:is|must|does|cannot|requires"
          r"|for)\b"
          r"(?! not divisible).{0,20}(?:not |in|be |only |requires)",
-         "The setting {other}={given} was refused.", remedies=lambda found: (
+         "The setting {other}={given} was refused.", sure=False, remedies=lambda found: (
              Advice(f"--{found.groups['other'].replace('_', '-')}", None, "what the message allows"),)),
     Rule("requires_flag", Kind.BAD_ARGUMENT,
          r"(?:Error|error): .{0,120}(?:--[a-z][\w-]{3,40}).{0,60}(?:requires?|cannot be used|is not supported"

@@ -110,15 +110,18 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("no_gpu", Kind.NOT_ENOUGH_GPUS,
          r"No (?:CUDA|HIP|ROCm|XPU|NPU|TPU|HPU)\w{0,2}(?: GPU| device)?s? (?:is|are|were) (?:available|found|visible)"
          r"|Found no NVIDIA driver|Failed to infer device type|no (?:ROCm|HIP)-capable device|hipErrorNoDevice"
-         r"|Unable to initialize backend '(?:tpu|cuda|rocm|xpu)'|Can't initialize NPU|CUDA unknown error"
-         r"|devices? \(?s?\)? ?(?:is|are) busy or unavailable|local rank \d+ is out of bounds"
-         r"|system not yet initialized|(?:CUDA|ROCm|XPU|NPU|TPU|HPU) is not available"
-         r"|number of devices: \d.{0,80}less than"
+         r"|Unable to initialize backend '(?:tpu|cuda|rocm|xpu)'|Can't initialize NPU"
          r"|Device string must not be empty|invalid device ordinal|no CUDA-capable device is detected"
-         r"|CUDA_ERROR_NO_DEVICE|device < num_gpus|TPU initialization failed|--device-ids index \d+ is out of range"
+         r"|CUDA_ERROR_NO_DEVICE|--device-ids index \d+ is out of range"
          r"|NVMLError_LibraryNotFound|NVML Shared Library Not Found",
          "No GPU, or not the one that was named, is visible to this process.",
          remedies=(_VISIBLE, Advice("VLLM_LOGGING_LEVEL", "DEBUG", "says why no platform was found")),
+         look_at="nvidia-smi inside the container or job"),
+    Rule("no_gpu_for_it", Kind.NOT_ENOUGH_GPUS,
+         r"CUDA unknown error|devices? \(?s?\)? ?(?:is|are) busy or unavailable|local rank \d+ is out of bounds"
+         r"|system not yet initialized|(?:CUDA|ROCm|XPU|NPU|TPU|HPU) is not available|device < num_gpus"
+         r"|number of devices: \d.{0,80}less than|TPU initialization failed",
+         "The accelerator cannot be used by this process.", remedies=(_VISIBLE,), sure=False,
          look_at="nvidia-smi inside the container or job"),
     Rule("heads", Kind.TP_NOT_DIVISIBLE,
          r"Total number of attention heads \((?P<heads>\d+)\) must be divisible by"

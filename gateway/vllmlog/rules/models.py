@@ -19,6 +19,11 @@ _UPGRADE: Final = Advice("", None, "upgrade vLLM and transformers")
 _QUANTIZED: Final = re.compile(
     r"\.\w*(?:scales?|scale_inv|scale_2|zeros?|zero_point|qweight|absmax|quant_\w+|g_idx|deq_\w+|qweight_type)['\"]"
 )
+_TOKENIZER: Final = (
+    Advice("--tokenizer", None, "the base model's tokenizer"),
+    Advice("", None, "put the tokenizer's files beside the weights, or download them again"),
+    Advice("", None, "the transformers version that the model was made with"),
+)
 _AGAIN: Final = Advice("", None, "download the checkpoint again and compare its checksums")
 
 
@@ -133,16 +138,16 @@ RULES: Final[tuple[Rule, ...]] = (
          r"(?:Failed to load the|Can't load|Cannot load|Couldn't instantiate the backend|Error (?:loading"
          r"|initializing)) "
          r"(?:slow |fast |image |video |feature )?(?:tokenizer|processor|extractor)|Tokenizer class \S+ does not exist"
-         r"|has no attribute '?(?:all_special_tokens\w*|added_tokens\w*|is_fast|vocab_size|get_vocab\w*)"
-         r"|Tokenizers?\w*'? (?:object )?has no attribute|data did not match any variant of untagged enum"
-         r"|tokenizer\.(?:json|model|tiktoken).{0,80}(?:not found|missing|No such file)|Error parsing line b"
-         r"|Converting from (?:SentencePiece|Tiktoken)|vocab_file.{0,40}None"
-         r"|argument of type 'NoneType' is not iterable|Received an? \w{0,60}Tokenizer\w* for argument"
-         r"|^TypeError: not a string$",
-         "The tokenizer's files and the installed tokenizer libraries are not compatible.",
-         remedies=(Advice("--tokenizer", None, "the base model's tokenizer"),
-                   Advice("", None, "put the tokenizer's files beside the weights, or download them again"),
-                   Advice("", None, "the transformers version that the model was made with"))),
+         r"|data did not match any variant of untagged enum|tokenizer\.(?:json|model|tiktoken).{0,80}(?:not found"
+         r"|missing|No such file)|Error parsing line b"
+         r"|Converting from (?:SentencePiece|Tiktoken)|vocab_file.{0,40}None",
+         "The tokenizer's files and the installed tokenizer libraries are not compatible.", remedies=_TOKENIZER),
+    Rule("tokenizer_mistake", Kind.TOKENIZER,
+         r"has no attribute '?(?:all_special_tokens\w*|added_tokens\w*|is_fast|vocab_size|get_vocab\w*)"
+         r"|Tokenizers?\w*'? (?:object )?has no attribute|Received an? \w{0,60}Tokenizer\w* for argument"
+         r"|argument of type 'NoneType' is not iterable|^TypeError: not a string$",
+         "The tokenizer's files and the installed tokenizer libraries are not compatible.", remedies=_TOKENIZER,
+         sure=False),
     Rule("chat_template_file", Kind.CHAT_TEMPLATE,
          r"The supplied chat template .{0,200}appears path-like, but doesn't exist"
          r"|The supplied chat template .{0,200}(?:not exist|not found)|Failed to (?:load|open) chat template",
@@ -170,10 +175,13 @@ RULES: Final[tuple[Rule, ...]] = (
          r"Cannot find the config file for (?P<method>\w+)|Unknown quantization method|Invalid quantization method"
          r"|Quantization method specified in the model config|quantization is currently not supported"
          r"|No quantization config found|Unsupported (?:\w{1,30} )?(?:quantization|quant_|scheme|NVFP4)"
-         r"|quant_method.{0,40}not supported"
-         r"|(?:FP8|NVFP4|MXFP4|AWQ|GPTQ|Marlin|Bitsandbytes|BitsAndBytes)(?!.{0,40}(?:KV|kv)).{0,80}"
-         r"(?:is|are) not (?:yet )?supported",
+         r"|quant_method.{0,40}not supported",
          "The requested quantisation conflicts with the checkpoint's.",
+         remedies=(Advice("--quantization", None, "leave it out, or use a checkpoint of that quantisation"),)),
+    Rule("quant_unsupported", Kind.QUANTIZATION,
+         r"(?:FP8|NVFP4|MXFP4|AWQ|GPTQ|Marlin|Bitsandbytes|BitsAndBytes)(?!.{0,40}(?:KV|kv)).{0,80}"
+         r"(?:is|are) not (?:yet )?supported",
+         "This quantisation does not work here.", sure=False,
          remedies=(Advice("--quantization", None, "leave it out, or use a checkpoint of that quantisation"),)),
     Rule("dtype_old_gpu", Kind.DTYPE,
          r"Bfloat16 is only supported on GPUs with compute capability of at least [\d.]+"

@@ -84,6 +84,7 @@ class Rule:
     any_level: bool = False  # vLLM logs it at INFO or WARNING
     restart: bool | None = None  # whether a restart alone can help; None: as the stage says
     refine: Callable[[Found], Kind] | None = None  # the class, when it depends on the place
+    sure: bool = True  # at rank 0: its words mean nothing else
     place_tells: bool = False  # the class is sure only where frames or milestones are told
     look_at: str = ""
 
@@ -96,7 +97,7 @@ def told(rule: Rule, found: Found, when: When, matches: Sequence[tuple[Rule, Fou
     # What depends on the place is a guess in an excerpt that shows none.
     start = found.start
     guessed = rule.place_tells and not (start.milestones or found.before or start.served)
-    guessed = guessed or not found.is_error
+    guessed = guessed or not found.is_error or not rule.sure
     others = [each.kind for each, _ in matches if each.kind not in (kind, rule.kind)]
     if when is When.STARTUP and found.start.failed is not None:
         others.append(Kind.ENGINE_INIT)
