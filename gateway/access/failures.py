@@ -3,7 +3,8 @@
 A key has 256 random bits, so this is not what keeps it from being guessed: it keeps one address from
 filling logs, and from learning at full speed why each of its keys was refused. Only failures count,
 and only failures are slowed: a right key is never looked up here. Clients behind one proxy share its
-address, so a flood of one of them costs the others nothing but the reason of their own failures.
+address unless it is one of `trusted_proxies`; so a flood of one of them costs the others nothing but
+the reason of their own failures.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ Sizes are bytes and `64MiB` in the file, durations are float seconds and `30s`.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Annotated, Final
 
@@ -12,6 +13,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from gateway.config.units import Duration, OrWord, Section, Size, setting
+from gateway.core.addresses import UNIX
 
 _BUFFER_PARTS: Final = 8
 
@@ -121,6 +123,22 @@ def _check_origin(value: str) -> str:
 
 
 Origin = Annotated[str, AfterValidator(_check_origin)]
+
+
+def _check_proxy(value: str) -> str:
+    if value != UNIX:
+        try:
+            ipaddress.ip_network(value)
+        except ValueError as error:
+            raise PydanticCustomError(
+                "bad_proxy",
+                "must be an address, a network such as 10.0.0.0/8, or unix: {reason}",
+                {"reason": str(error)},
+            ) from None
+    return value
+
+
+Proxy = Annotated[str, AfterValidator(_check_proxy)]
 
 
 class CorsConfig(Section):

@@ -25,7 +25,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from gateway.config.limits import CorsConfig, LimitsConfig, TimeoutsConfig
+from gateway.config.limits import CorsConfig, LimitsConfig, Proxy, TimeoutsConfig
 from gateway.config.log import LogConfig, LogFormat, LogLevel
 from gateway.config.parameters import ParametersConfig, PrefixCache
 from gateway.config.supervision import LaunchConfig, Remedy, RestartConfig, SupervisionConfig
@@ -294,6 +294,12 @@ class Config(Section):
     )
     limits: LimitsConfig = setting({}, "Limits on what a client may send or leave unread.")
     timeouts: TimeoutsConfig = setting({}, "Deadlines of each step of a request.")
+    trusted_proxies: tuple[Proxy, ...] = setting(
+        (),
+        "Proxies that tell the client's address in X-Forwarded-For: addresses, networks such as"
+        " 10.0.0.0/8, or unix. Wrong keys count against the last address that none of them has."
+        " Each must set or append to the header. Default: none, and the header is not read.",
+    )
     cors: CorsConfig = setting({}, "Which web pages may call from a browser. Default: none.")
     health: HealthConfig = setting({}, "How backends are monitored.")
     log: LogConfig = setting({}, "What is logged.")

@@ -1,8 +1,14 @@
-"""What of a network address tells clients apart."""
+"""What of a network address tells clients apart, and whose address a request has."""
 
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterable
+from typing import Final
+
+UNIX: Final = "unix"  # a peer on a UNIX socket, which has no address
+_FORWARDED: Final = b"x-forwarded-for"
+_MOST_PROXIES: Final = 16  # that a request passes; a longer list is not read on
 
 
 def client_network(host: str | None) -> str | None:
@@ -14,3 +20,58 @@ def client_network(host: str | None) -> str | None:
     except ValueError:
         return host
     return str(address.ipv4_mapped or address.exploded[:19])
+
+
+class Proxies:
+    """The proxies whose word counts on where a request comes from."""
+
+    def __init__(self, trusted: Iterable[str]) -> None:
+        """`trusted` are addresses, networks in CIDR notation, and `unix`."""
+        trusted = tuple(trusted)
+        self._unix = UNIX in trusted
+        self._networks = [ipaddress.ip_network(each) for each in trusted if each != UNIX]
+
+    def client_of(
+        self, peer: str | None, headers: Iterable[tuple[bytes, bytes]] | None
+    ) -> str | None:
+        """Return the client's address; None is a UNIX socket. `peer` is who sent us the request.
+
+        Each proxy appends whom it has the request from to X-Forwarded-For. So the list is read from
+        its end, for as long as it was written by a trusted proxy; what is left of that, any client
+        may have made up.
+        """
+        if not self._trusts(peer):
+            return peer
+        lists = [value for name, value in headers or () if name == _FORWARDED]
+        client = peer
+        for each in b",".join(lists).decode("latin-1").split(",")[: -_MOST_PROXIES - 1 : -1]:
+            if (address := _address(each.strip())) is None:
+                break
+            client = address
+            if not self._trusts(client):
+                break
+        return client
+
+    def _trusts(self, peer: str | None) -> bool:
+        if peer is None:
+            return self._unix
+        if not self._networks or (known := _address(peer)) is None:
+            return False
+        address = ipaddress.ip_address(known)
+        return any(address in network for network in self._networks)
+
+
+def _address(text: str) -> str | None:
+    """Return an address as `ipaddress` writes it, without a port or a zone; None for anything else.
+
+    An IPv4 address in the form of IPv6 is that IPv4 address.
+    """
+    if text.startswith("["):
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:  # some proxies add the port
+        text = text.partition(":")[0]
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    return str(getattr(address, "ipv4_mapped", None) or address)

@@ -18,6 +18,7 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gateway.core import aio
+from gateway.core.addresses import Proxies
 from gateway.core.errors import GatewayError, UnsupportedMediaType
 from gateway.core.types import Dialect, RequestRecord
 from gateway.ingress.bodies import Hold
@@ -221,11 +222,10 @@ class Downstream(msgspec.Struct, eq=False):
             self.upload.fail(error)
         self.body.fail(error)
 
-    @property
-    def host(self) -> str | None:
-        """The client's address; None on a UNIX socket."""
-        client = self._protocol.client
-        return client[0] if client else None
+    def client_of(self, proxies: Proxies) -> str | None:
+        """Return the client's address, as these proxies tell it; None on a UNIX socket."""
+        peer = self._protocol.client
+        return proxies.client_of(peer[0] if peer else None, self._protocol.headers)
 
     @property
     def answering(self) -> bool:

@@ -313,7 +313,7 @@ class Handler:
     ) -> None:
         """Answer with an error; one that came after the first byte was told in the stream already."""
         if isinstance(error, AccessError):
-            error = self.failed_keys.judge(error, down.host)
+            error = self.failed_keys.judge(error, down.client_of(self.settings.proxies))
         record.outcome, record.error_code, record.status = error.outcome, error.code, error.status
         if isinstance(error, Rejected):
             record.shed_reason = error.shed_reason

@@ -14,6 +14,7 @@ from gateway.access.salt import salt_for
 from gateway.access.tokens import Asker
 from gateway.config.models import Config, TimeoutsConfig
 from gateway.config.parameters import Policies
+from gateway.core.addresses import Proxies
 from gateway.core.endpoints import NO_ENGINE
 from gateway.core.types import Ask
 from gateway.ingress import descriptors
@@ -42,6 +43,7 @@ class Settings:
     counters: PromptCounters
     patience: Patience
     policies: Policies
+    proxies: Proxies
     max_body: int  # as in `config`, whose attributes cost ten times as much
     max_reply: int
 
@@ -74,6 +76,7 @@ def settings_for(
         config=config,
         keys=keys,
         policies=Policies(config),
+        proxies=Proxies(config.trusted_proxies),
         max_body=config.limits.max_body,
         max_reply=config.limits.max_reply,
         counters=PromptCounters(

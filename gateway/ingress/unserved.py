@@ -66,7 +66,8 @@ class Unserved:
         """Answer one of our errors; it is counted, logged and kept to be explained."""
         assert isinstance(error, GatewayError)
         if isinstance(error, AccessError):
-            host = request.client.host if request.client else None
+            peer, proxies = request.client, self.handler.settings.proxies
+            host = proxies.client_of(peer.host if peer else None, request.headers.raw)
             error = self.handler.failed_keys.judge(error, host)
         headers = {name.decode(): value.decode() for name, value in error_headers(error)}
         if isinstance(error, MethodNotAllowed):

@@ -1,5 +1,6 @@
 """Real nginx with the shipped configuration in front of the gateway."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -36,7 +37,11 @@ def site(tmp_path_factory):
             ],
             log=folder / "sim.log",
         ),
-        gateway(folder, f"pools: {{m: {{backends: [http://127.0.0.1:{sim_port}]}}}}") as behind,
+        gateway(
+            folder,
+            f"pools: {{m: {{backends: [http://127.0.0.1:{sim_port}]}}}}",
+            "trusted_proxies: [127.0.0.1]\nlimits: {failed_keys: 3}",
+        ) as behind,
     ):
         shipped = SHIPPED.read_text()
         assert "server 127.0.0.1:8080;" in shipped
@@ -108,6 +113,22 @@ def test_errors_stay_json(site):
         reply = post(connection, behind, body)
         assert reply.status == status
         assert set(json.loads(reply.read())["error"]) == {"message", "type", "param", "code"}
+
+
+def test_wrong_keys_are_counted_by_the_clients_of_nginx(site):
+    port, _ = site
+
+    def wrong(address):
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", port, timeout=30, source_address=(address, 0)
+        )
+        made_up = {"authorization": "Bearer gw_wrong", "x-forwarded-for": "198.51.100.1"}
+        connection.request("GET", "/v1/models", headers=made_up)
+        with contextlib.closing(connection):
+            return connection.getresponse().status
+
+    assert [wrong("127.0.0.2") for _ in range(4)] == [401, 401, 401, 429]
+    assert wrong("127.0.0.3") == 401
 
 
 def test_a_client_that_leaves_nginx_leaves_the_gateway_too(site):

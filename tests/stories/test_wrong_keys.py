@@ -52,6 +52,31 @@ async def test_a_flood_of_wrong_keys_is_slowed_and_right_keys_pass():
 
 
 @story
+async def test_behind_a_trusted_proxy_each_client_has_its_own_limit():
+    async def ask(wire, target, line):
+        body = chat_body() if target == CHAT else b""
+        method = "POST" if target == CHAT else "GET"
+        return (await wire.ask(request(method, target, body, key="gw_wrong", lines=(line,)))).status
+
+    trusted = "\ntrusted_proxies: [127.0.0.1]"
+    async with gateway(FAST, extra=FEW + trusted) as world:
+        async with connected(world.process.public_port) as wire:
+            for target in (CHAT, "/v1/models"):
+                client = f"x-forwarded-for: 198.51.100.{len(target)}"
+                told = [await ask(wire, target, client) for _ in range(4)]
+                assert told == [401, 401, 401, 429]
+            assert await ask(wire, CHAT, "x-forwarded-for: 198.51.100.200") == 401
+        # Nobody else can say who it is.
+        made_up = [
+            request(key="gw_wrong", lines=(f"x-forwarded-for: 192.0.2.{number}",))
+            for number in range(4)
+        ]
+        port = world.process.public_port
+        told = [(await from_address("127.0.0.2", port, each)).status for each in made_up]
+        assert told == [401, 401, 401, 429]
+
+
+@story
 async def test_anthropics_form_has_its_own_word_for_it():
     async with gateway(FAST, extra=FEW) as world, connected(world.process.public_port) as wire:
         wrong = request("POST", "/v1/messages", b"{}", key="gw_wrong")

@@ -62,6 +62,7 @@ def test_every_setting_has_help_and_every_default_fits_the_schema():
         ("{listen: 8080}", False),
         ("{keys: none}", True),
         ("{keys: off}", False),
+        ("{trusted_proxies: [127.0.0.1, 10.0.0.0/8, '::1', unix]}", True),
         ("{timeouts: {stall: 30s}}", True),
         ("{timeouts: {stall: 30}}", False),
         ("{timeouts: {stall: '${STALL}'}}", True),

@@ -490,3 +490,11 @@ def test_no_text_makes_the_check_fail(text):
 )
 def test_only_secrets_are_hidden_in_an_excerpt(line, shown):
     assert check(POOL + line).findings[0].excerpt().splitlines()[1] == f"    2 | {shown}"
+
+
+@pytest.mark.parametrize("wrong", ["10.0.0.1/8", "10.0.0.0/33", "nginx", "127.0.0.1:80", "''", "*"])
+def test_a_trusted_proxy_is_an_address_a_network_or_unix(wrong):
+    text = f"trusted_proxies: ['{wrong}']\npools: {{m: {{backends: [http://h:1]}}}}\n"
+    (found,) = check_text(text, file="gw.yaml", folder=pathlib.Path("/"), env={}).findings
+    assert found.path == ("trusted_proxies", 0)
+    assert "must be an address, a network such as 10.0.0.0/8, or unix" in found.message
