@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gateway.core import aio
@@ -53,44 +52,55 @@ _WAITING_STREAM: Final = Reply(
 )
 
 
-class Downstream(msgspec.Struct, eq=False):
+class Downstream:
     """One request of one client. Owned by the protocol until its reply is complete."""
 
-    _protocol: GatewayProtocol
-    _transport: asyncio.Transport
-    spec: EndpointSpec
-    id: str
-    received_at: float
-    credentials: dict[bytes, bytes] = {}
-    content_type: bytes = b""
-    retry_count: int = 0
-    trace: tuple[tuple[bytes, bytes], ...] = ()  # its trace headers, as they came
-    patience_s: float = math.inf  # how long the client says it waits for bytes
-    is_encoded: bool = False  # its body is compressed
-    _expects_continue: bool = False
-    _http11: bool = True
-    body: Body = msgspec.field(default_factory=Body)
-    body_complete: bool = False  # all of it was read, so the connection may carry another request
-    hold: Hold | None = None  # the room of a large body
-    _dropped: bool = False
-    upload: Upload | None = None
-    takes_chunks: bool = False
-    extra_headers: bytes = b""  # header lines of our own, for whatever reply is written
-    cors_lines: bytes = b""  # and those for browsers
-    bytes_out: int = 0
-    keep_alive: bool = True
-    response_complete: bool = False  # read by uvicorn
-    started: bool = False
-    started_at: float | None = None
-    writing_paused: bool = False
-    _announced_bytes: int = 0
-    _event_stream: bool = False
-    gone: bool = False
-    # Once the story has begun, so that a cancellation ends in its `finally`; for reading.
-    record: RequestRecord | None = None
-    relay: Relay | None = None
-    stopped_by: GatewayError | None = None  # why it ends early
-    task: asyncio.Task[None] | None = None
+    __slots__ = (
+        "_announced_bytes", "_dropped", "_event_stream", "_expects_continue", "_http11", "_protocol",
+        "_transport", "body", "body_complete", "bytes_out", "content_type", "cors_lines", "credentials",
+        "extra_headers", "gone", "hold", "id", "is_encoded", "keep_alive", "patience_s", "received_at",
+        "record", "relay", "response_complete", "retry_count", "spec", "started", "started_at", "stopped_by",
+        "takes_chunks", "task", "trace", "upload", "writing_paused",
+    )  # fmt: skip
+
+    def __init__(
+        self, protocol: GatewayProtocol, spec: EndpointSpec, *, new_id: str, now: float
+    ) -> None:
+        self._protocol = protocol
+        self._transport = protocol.transport
+        self.spec = spec
+        self.id = new_id
+        self.received_at = now
+        self.credentials: dict[bytes, bytes] = {}
+        self.content_type = b""
+        self.retry_count = 0
+        self.trace: tuple[tuple[bytes, bytes], ...] = ()  # its trace headers, as they came
+        self.patience_s = math.inf  # how long the client says it waits for bytes
+        self.is_encoded = False  # its body is compressed
+        self._expects_continue = False
+        self._http11 = True
+        self.body = Body()
+        self.body_complete = False  # all was read, so the connection may carry another request
+        self.hold: Hold | None = None  # the room of a large body
+        self._dropped = False
+        self.upload: Upload | None = None
+        self.takes_chunks = False
+        self.extra_headers = b""  # header lines of our own, for whatever reply is written
+        self.cors_lines = b""  # and those for browsers
+        self.bytes_out = 0
+        self.keep_alive = True
+        self.response_complete = False  # read by uvicorn
+        self.started = False
+        self.started_at: float | None = None
+        self.writing_paused = False
+        self._announced_bytes = 0
+        self._event_stream = False
+        self.gone = False
+        # Once the story has begun, so that a cancellation ends in its `finally`; for reading.
+        self.record: RequestRecord | None = None
+        self.relay: Relay | None = None
+        self.stopped_by: GatewayError | None = None  # why it ends early
+        self.task: asyncio.Task[None] | None = None
 
     # --- the request --------------------------------------------------------------------------------
 

@@ -124,7 +124,7 @@ class Handler:
             )
             record.body_at = self.clock.now()
             settings = self.settings  # the catalog below is of the same configuration
-            route = self.catalog().resolve(call, caller)
+            route = self.catalogs.current(settings.config.pools).resolve(call, caller)
             call = call if call.model else named(call, route)
             record.model, record.pool, record.adapter = route.requested, route.pool, route.adapter
             record.stream, record.unknown_fields = call.stream, call.asked.unknown

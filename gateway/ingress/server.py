@@ -163,8 +163,7 @@ class GatewayProtocol(RequestReader):
             request = PlainRequest(self, self._ingress.new_id(), http11, keep_alive)
             request.takes = self._ingress.takes
         else:
-            new_id = self._ingress.new_id()
-            request = Downstream(self, self.transport, spec, new_id, time.monotonic())
+            request = Downstream(self, spec, new_id=self._ingress.new_id(), now=time.monotonic())
             request.read_head(self.headers, http11=http11, keep_alive=keep_alive)
         if self._ingress.cors is not None:
             request.cors_lines = self._ingress.cors.lines(self.headers)

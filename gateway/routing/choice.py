@@ -37,7 +37,9 @@ class Chooser:
     ) -> Backend | None:
         """Return the best of the eligible backends that nobody who waits has claimed, if any."""
         found = eligible(backends, ask, now, claimed)
-        return pick(found, now, self._rng) if found else None
+        if len(found) > 1:
+            return pick(found, now, self._rng)
+        return found[0] if found else None
 
     def why_not(self, backends: Sequence[Backend], ask: Ask, now: float) -> dict[str, Exclusion]:
         """Return why each backend that cannot take the request cannot."""

@@ -41,11 +41,11 @@ class Reading:
         self.spoke_unasked = False
         self._parser: httptools.HttpResponseParser | None = None
         self._found: dict[bytes, bytes] = {}  # headers as they came, since the last whole head
-        self.on_header = self._found.__setitem__  # called by the parser, for every header
+        self.on_header = self._found.setdefault  # called by the parser, for every header
         self._reset()
 
     def _reset(self) -> None:
-        self._headers: dict[bytes, bytes] = {}  # in lower case; one value of a repeated one
+        self._headers: dict[bytes, bytes] = {}  # in lower case; the first value of a repeated one
         self._found.clear()
         self._framing_bytes = 0
         self._interim = 0
@@ -67,14 +67,16 @@ class Reading:
         """Judge the head: an event stream is answered now, everything else when it is whole."""
         parser = self._parser
         assert parser is not None
-        found = self._found
-        self._headers = headers = {name.lower(): value for name, value in found.items()}
+        found, headers = self._found, self._headers
+        for name, value in found.items():
+            headers.setdefault(name.lower(), value)
         found.clear()  # what comes from now on are trailers, of which none is passed on
         if self._framing_bytes > MAX_FRAMING_BYTES and _size(headers) > _MAX_HEADER_BYTES:
             raise httptools.HttpParserError("headers too large")
         self._framing_bytes = 0
         self._status = status = parser.get_status_code()
         if status < 200:
+            self._headers = {}
             return
         if self._complete or status > 599:
             raise httptools.HttpParserError("a second reply to one request, or no status at all")
