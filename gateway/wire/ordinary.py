@@ -1,8 +1,8 @@
 """Ordinary bodies: one typed decoding proves that nothing in them has to be measured.
 
 An ordinary body has usual fields only, of their plain types and within their ranges, and all of its
-content is text, in strings or in parts. No row of the policy limits any of that. What types cannot say is checked
-beside: names that come twice, and how deep tools are nested.
+content is text, in strings or in parts. No row of the policy limits any of that. What types cannot say
+is checked beside: names that come twice, and how deep tools are nested.
 
 This is a shortcut, never a judgement: a body that is not ordinary is measured field by field. A test
 holds that both say the same of every ordinary body.
@@ -80,8 +80,9 @@ def _without_text(endpoint: Endpoint, body: bytes, fields: Mapping[str, Raw]) ->
         prompt = fields["prompt"]
         return msgspec.json.encode({**fields, "prompt": ""}) if begins(prompt) == _QUOTE else body
     messages = bytes(fields["messages"])
-    # No list but the first, so no parts; and few objects, so not deep.
-    few = messages.find(b"{") > 0 > messages.find(b"[", 1) and containers(messages) < MAX_DEPTH
+    # One list of objects, so no parts; and few objects, so not deep.
+    flat = messages.startswith(b"[") and messages.find(b"[", 1) < 0 < messages.find(b"{")
+    few = flat and containers(messages) < MAX_DEPTH
     return msgspec.json.encode({**fields, "messages": []}) if few else body
 
 

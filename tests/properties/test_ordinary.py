@@ -237,6 +237,24 @@ def test_odd_content_is_told_alike_both_ways(part, text):
     same(CHAT, json.dumps({"messages": {"a": text, "b": part}}).encode())
 
 
+@pytest.mark.parametrize("text", ["hi", "x" * 3000])
+@pytest.mark.parametrize("more", [{}, {"tools": []}, {"stream_options": {"include_usage": True}}])
+def test_messages_of_another_shape_are_told_alike_both_ways(text, more):
+    message = {"role": "user", "content": text}
+    for odd in (
+        text,
+        text + "{",
+        [text],
+        [[message]],
+        [text, message],
+        message,
+        [[text]],
+        {"a": message},
+    ):
+        same(CHAT, json.dumps({"messages": odd, **more}).encode())
+        same(CHAT, json.dumps({**more, "messages": odd}).encode())
+
+
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("length", [2, 1900, 2100])
 def test_a_name_that_comes_twice_is_told_alike_both_ways(pair, length):
