@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypedDict
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -40,11 +40,14 @@ _DECIDED_BY: Final[dict[type[GatewayError], KeyPath]] = {
 }
 
 
-class Refused(msgspec.Struct, frozen=True, gc=False):
-    """One refused request. Method and path are empty where they were not read; never a query."""
+class RefusedRequest(TypedDict):
+    """What a request was, and what its client was told.
+
+    Method and path are empty where they were not read; never a query. Key and tenant are null where
+    it had no valid key.
+    """
 
     id: str
-    wall_at: float
     method: str
     path: str
     key_id: str | None
@@ -52,6 +55,13 @@ class Refused(msgspec.Struct, frozen=True, gc=False):
     status: int
     code: str | None
     message: str
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """One refused request, when it came, and the setting that decided."""
+
+    request: RefusedRequest
+    wall_at: float
     setting: KeyPath | None
 
 
@@ -76,9 +86,8 @@ class Early:
         kept = self.strangers if caller is None else self.callers
         method, path = line
         kept.pop(request_id, None)
-        kept[request_id] = Refused(
+        request = RefusedRequest(
             id=request_id,
-            wall_at=self._clock.wall(),
             method=method,
             path=redact(path[:_SHOWN_CHARS]),
             key_id=None if caller is None else caller.key_id,
@@ -86,8 +95,8 @@ class Early:
             status=error.status,
             code=error.code,
             message=error.message,
-            setting=_DECIDED_BY.get(type(error)),
         )
+        kept[request_id] = Refused(request, self._clock.wall(), _DECIDED_BY.get(type(error)))
         if len(kept) > KEPT:
             kept.popitem(last=False)
 
