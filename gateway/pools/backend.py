@@ -16,6 +16,7 @@ from gateway.pools.limit import Limit
 from gateway.pools.progress import moved
 from gateway.pools.pulse import Pulse
 from gateway.pools.room import Room
+from gateway.pools.speed import Speed
 
 # So long after its last request a reserve is kept for the highest class: whoever pauses to read or to
 # think is back before, and who is away for the night does not hold a tenth of every cache.
@@ -66,6 +67,8 @@ class Backend:
     limit: Limit = field(default_factory=Limit)
     room: Room = field(default_factory=Room)
     pulse: Pulse = field(default_factory=Pulse)
+    speed: Speed = field(default_factory=Speed)
+    slowness: float = 1.0  # times that it is slower than its fastest peer
 
     # What it serves.
     models: dict[str, ServedModel] = field(default_factory=dict)

@@ -35,6 +35,7 @@ from gateway.pools.backend import Backend, configure, identify
 from gateway.pools.health import HealthState, Order, Policy, Tending, advance, listen, obey, tend
 from gateway.pools.progress import Listened
 from gateway.pools.pulse import Pulse, Waits
+from gateway.pools.speed import Speed, slownesses
 
 __all__ = ["Backend", "PoolTable"]
 
@@ -147,7 +148,7 @@ class PoolTable:
         before = backend.health.tended
         if tending is None and before is not None and before.phase is Phase.STARTING:
             backend.limit.restarted(now)
-            backend.pulse = Pulse()
+            backend.pulse, backend.speed = Pulse(), Speed()
         return self._adopt(backend, tend(backend.health, tending, now, self._policy), now)
 
     def narrow(self, backend_id: str, window_tokens: int) -> None:
@@ -268,6 +269,10 @@ class PoolTable:
         """Note what the requests at each backend have heard of it; called about twice a second."""
         for backend, waits in said:
             self._listen(backend, waits, now)
+        for members in self._pools.values():
+            found = slownesses([each.speed for each in members], now)
+            for backend, slowness in zip(members, found, strict=True):
+                backend.slowness = slowness
 
     def _listen(self, backend: Backend, waits: Waits, now: float) -> None:
         pulse, rate = backend.pulse, backend.limit.prefill.at(now)
@@ -286,6 +291,8 @@ class PoolTable:
         backend.note_work(before, sample)
         backend.scrape_count += 1
         backend.since_scrape = 0
+        if before is not None:
+            backend.speed.observe(before, sample)
         if before is not None and sample.progress < before.progress:
             backend.limit.restarted(sample.at)
         backend.room.observe(sample)
@@ -317,6 +324,8 @@ class PoolTable:
         backend.traffic_failures = state.traffic_failures
         if state.phase is before:
             return None
+        if before is Phase.DOWN:
+            backend.speed = Speed()  # how slow it was when it stood still says nothing
         transition = Transition(backend.id, before, state.phase, state.reason, state.detail, at)
         self.transitions.append(transition)
         for listener in self.on_transition:

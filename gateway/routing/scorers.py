@@ -15,9 +15,12 @@ class Scorer(Protocol):
         """Return 0..1 for each, larger is better."""
 
 
-def fewest_requests(backends: Sequence[Backend], now: float) -> list[float]:
-    """Prefer the backend with the fewest requests: scraped ones plus our own since that scrape."""
-    return [1.0 / (1.0 + backend.load(now)) for backend in backends]
+def least_work(backends: Sequence[Backend], now: float) -> list[float]:
+    """Prefer the backend that ends its requests soonest: how many they are, and how slow it is.
+
+    They are scraped ones plus our own since that scrape; the pace is measured against its peers'.
+    """
+    return [1.0 / ((1.0 + backend.load(now)) * backend.slowness) for backend in backends]
 
 
 def free_kv_cache(backends: Sequence[Backend], now: float) -> list[float]:
@@ -30,6 +33,6 @@ def free_kv_cache(backends: Sequence[Backend], now: float) -> list[float]:
 
 # Load decides; the KV cache only parts backends whose load is about equal.
 DEFAULT_SCORERS: Final[tuple[tuple[Scorer, float], ...]] = (
-    (fewest_requests, 1.0),
+    (least_work, 1.0),
     (free_kv_cache, 0.1),
 )

@@ -34,7 +34,7 @@ from gateway.routing.catalog import Catalog, Catalogs, status
 from gateway.routing.choice import Chooser
 from gateway.routing.filters import eligible, exclusion, reasons
 from gateway.routing.pick import pick, scores
-from gateway.routing.scorers import fewest_requests, free_kv_cache
+from gateway.routing.scorers import free_kv_cache, least_work
 
 NOW = 100.0
 URLS = [f"http://127.0.0.1:{port}" for port in (8001, 8002, 8003)]
@@ -354,9 +354,9 @@ def test_scorers_can_be_replaced_and_weighted(table):
     scrape(table, "m/b2", running=4, kv=0.1)
     two = table.backends("m")[:2]
     rng = random.Random(0)
-    assert pick(two, NOW, rng, [(fewest_requests, 1.0)]).name == "b1"
+    assert pick(two, NOW, rng, [(least_work, 1.0)]).name == "b1"
     assert pick(two, NOW, rng, [(free_kv_cache, 1.0)]).name == "b2"
-    weights = [(fewest_requests, 2.0), (free_kv_cache, 3.0)]
+    weights = [(least_work, 2.0), (free_kv_cache, 3.0)]
     assert scores(two, NOW, weights)[1] == pytest.approx(2.0 / 5 + 3.0 * 0.9)
 
 
