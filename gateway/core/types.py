@@ -107,6 +107,8 @@ class UsageSource(Enum):
     COUNTED = "counted"  # exact prompt count, stream events counted
     ESTIMATED = "estimated"  # the prompt by its size, stream events counted
 
+    __hash__ = object.__hash__  # as for Endpoint
+
 
 # Where the values of an object's fields stand in its bytes: [start, end).
 Places = Mapping[str, tuple[int, int]]
