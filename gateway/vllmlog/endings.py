@@ -39,7 +39,9 @@ _STALLS: Final = 3  # each of 60 s: fewer happen while kernels are compiled
 _LOCK: Final = re.compile(
     r"[Ww]aiting for baton release at (\S{1,300})|[Ww]aiting for (?:file )?lock (\S{1,300})"
 )
-_WAITS: Final = re.compile(r"\b[Ww]ait(?:ing|s|ed)? (?:for|on|until)\b|[Rr]etrying|\bnot ready yet")
+_WAITS: Final = re.compile(
+    r"\b[Ww]ait(?:ing|s|ed)? (?:for(?! work| application)|on|until)\b|[Rr]etrying|\bnot ready yet"
+)
 # What workers write on the way to each other; one that is alone connects to nobody.
 _CONNECTS: Final = re.compile(
     r"^world_size=(?!1\b)\d|^rank \d{1,6} in world size (?!1\b)\d|^vLLM is using nccl"
@@ -200,7 +202,9 @@ def wait_at_start(start: Start) -> Diagnosis | None:
     )
     same = [re.sub(r"\d+", "", start.lines[at].text) for at in (*after, last)]
     waits = [each for each in same[:-1] if each == same[-1]]
-    again = last >= 0 and _WAITS.search(start.lines[last].text) is not None and len(waits) > 1
+    # Not what idle processes say to developers, nor a script that waits for the server.
+    said = last >= 0 and start.engine_up is None and start.lines[last].level in ("INFO", "WARNING")
+    again = said and _WAITS.search(start.lines[last].text) is not None and len(waits) > 1
     if lock is not None and stalls:
         told = _LOCK.search(start.lines[lock].text)
         why = f" for the lock {(told[1] or told[2])[-120:]}" if told else ""

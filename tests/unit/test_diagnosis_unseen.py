@@ -268,8 +268,12 @@ def test_a_warning_that_a_rule_knows_is_why_an_interrupted_start_waited():
             Kind.HANG,
         ),
         (BANNER + LOADED + core("Waiting for the peer", "INFO"), Kind.UNKNOWN),
+        (
+            BANNER + LOADED + "waiting for the server, 30 s\nwaiting for the server, 60 s\n" * 9,
+            Kind.UNKNOWN,
+        ),
     ],
-    ids=["busy", "went on", "idle", "starting", "twice", "once"],
+    ids=["busy", "went on", "idle", "starting", "twice", "once", "script"],
 )
 def test_a_log_whose_last_word_is_a_wait_may_hang(text, kind):
     found = diagnose(text)
@@ -277,6 +281,13 @@ def test_a_log_whose_last_word_is_a_wait_may_hang(text, kind):
     ends_waiting = not text.endswith(WORKS)
     assert (found.confidence is Confidence.LOW) == ends_waiting
     assert not ends_waiting or "hang" in found.cause or "do not answer" in found.cause
+
+
+def test_an_engine_that_waits_for_work_does_not_hang():
+    up = core("init engine (profile, create kv cache, warmup model) took 47.57 seconds", "INFO")
+    idle = core("EngineCore waiting for work.", "DEBUG") * 9
+    assert diagnose(BANNER + LOADED + up + idle).healthy
+    assert diagnose(BANNER + LOADED + idle).kind is Kind.UNKNOWN
 
 
 # --- excerpts --------------------------------------------------------------------------------------
