@@ -88,14 +88,16 @@ def waits_of(silences: Iterable[Silence], heard_at: float) -> Waits:
     """Return what the requests at one backend wait for; `heard_at` is when a reply last ended."""
     oldest_at = oldest_stream_at = math.inf
     unread: list[tuple[float, int]] = []
-    for silence in silences:
+    for silence in silences:  # 0.1 us each: there may be ten thousand
         since, need = silence.since, silence.need
-        heard_at = max(heard_at, silence.heard_at)
+        if silence.heard_at > heard_at:
+            heard_at = silence.heard_at
         if since == math.inf or need is None:
             continue  # the backend waits for us, or the client does not read
-        oldest_at = min(oldest_at, since)
-        if need.streams:
-            oldest_stream_at = min(oldest_stream_at, since)
+        if since < oldest_at:
+            oldest_at = since
+        if since < oldest_stream_at and need.streams:
+            oldest_stream_at = since
         if not silence.was_broken:
             unread.append((since, need.prompt_tokens))
     return Waits(heard_at, oldest_at, oldest_stream_at, tuple(unread))
