@@ -19,6 +19,10 @@ _UPGRADE: Final = Advice("", None, "upgrade vLLM and transformers")
 _QUANTIZED: Final = re.compile(
     r"\.\w*(?:scales?|scale_inv|scale_2|zeros?|zero_point|qweight|absmax|quant_\w+|g_idx|deq_\w+|qweight_type)['\"]"
 )
+_LICENCE: Final = (
+    Advice("HF_TOKEN", None, "a token of an account that may read the model"),
+    Advice("", None, "accept the licence on the model's page"),
+)
 _TOKENIZER: Final = (
     Advice("--tokenizer", None, "the base model's tokenizer"),
     Advice("", None, "put the tokenizer's files beside the weights, or download them again"),
@@ -59,11 +63,12 @@ def _topic(kind: Kind, words: str, remedy: Advice) -> Rule:
 
 RULES: Final[tuple[Rule, ...]] = (
     Rule("gated", Kind.MODEL_GATED,
-         r"GatedRepoError|gated repo|Access to model .{1,200} is restricted|Cannot access gated|40[13] Client Error"
+         r"GatedRepoError|gated repo|Access to model .{1,200} is restricted|Cannot access gated|401 Client Error"
          r"|awaiting a review from the repo authors|Invalid (?:user )?token|Invalid username or password",
          "The hub requires a token of an account that has accepted this model's licence.",
-         remedies=(Advice("HF_TOKEN", None, "a token of an account that may read the model"),
-                   Advice("", None, "accept the licence on the model's page"))),
+         remedies=_LICENCE),
+    Rule("forbidden", Kind.MODEL_GATED, r"403 (?:Client Error|Forbidden)", "The hub forbids this account the model.",
+         remedies=_LICENCE, rank=1),
     Rule("model_missing", Kind.MODEL_NOT_FOUND,
          r"Invalid repository ID or local directory specified: ?'?(?P<model>[^'\s]{0,300})"
          r"|(?:Can't|Cannot) load the configuration of '?(?P<model2>[^'\s]{1,300})"
