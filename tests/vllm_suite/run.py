@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from decisions import DECISIONS, Decision
+from decisions import CHANCE, DECISIONS, Decision
 from exchanges import table
 
 HERE = pathlib.Path(__file__).parent
@@ -75,7 +75,7 @@ def decides(decision: Decision, test: str) -> bool:
 
 
 def decided(test: str) -> bool:
-    return any(decides(each, test) for each in DECISIONS)
+    return any(decides(each, test) for each in [*DECISIONS, *CHANCE])
 
 
 def describe(file: str, found: dict[str, dict], seconds: float) -> None:
