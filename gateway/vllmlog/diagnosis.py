@@ -21,7 +21,7 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
-from gateway.vllmlog import endings
+from gateway.vllmlog import endings, hangs
 from gateway.vllmlog.errors import is_quiet
 from gateway.vllmlog.lines import Line, read
 from gateway.vllmlog.places import place_of, when_of
@@ -63,7 +63,7 @@ def diagnose(
     starts = split(read(log))
     found = _judge(starts[-1], exit_code, oom_killed)
     if hung and found.kind in _SAYS_LITTLE:
-        return endings.hung_at_start(starts[-1]) or found
+        return hangs.hung_at_start(starts[-1]) or found
     if found.kind not in _SAYS_LITTLE or len(starts) == 1:
         return found
     # It goes on still, or its end is cut off: what ended the start before it is more useful.
@@ -144,7 +144,7 @@ def _while_starting(start: Start, end: int) -> Diagnosis | None:
     logged = [at for at, line in after if line.level in _SAID_ERROR and not line.is_frame]
     if logged and _ends_with(start, logged[-1:], end):
         return endings.unknown_error(start, logged[0], When.STARTUP)
-    return endings.wait_at_start(start) if end == len(start.lines) and not raised else None
+    return hangs.wait_at_start(start) if end == len(start.lines) and not raised else None
 
 
 def _placed(start: Start, at: int) -> bool:
@@ -191,7 +191,7 @@ def _while_serving(start: Start, served: int, end: int) -> Diagnosis | None:
     ):
         return endings.unknown_error(start, last[0], When.SERVING)
     refused = matches(start, 0, end, lambda rule: rule.request)
-    return endings.hang(start, served, end) or (
+    return hangs.hang(start, served, end) or (
         told(*refused[0], When.SERVING, refused) if refused else None
     )
 

@@ -12,6 +12,7 @@ import msgspec
 from gateway.config.supervision import Remedy
 
 _EVIDENCE_CHARS: Final = 2_000
+_WORDS_CHARS: Final = 200
 
 # Narrower than `observe.redact`: evidence is of use only as it stands, names like hf_overrides too.
 _SECRETS: Final = tuple(
@@ -141,6 +142,16 @@ def without_secrets(text: str) -> str:
 def shown(raw: str) -> str:
     """Return a line as it may be shown: as it stands in the log, credentials blotted out."""
     return without_secrets(raw[:_EVIDENCE_CHARS])
+
+
+def proof(raw: str, number: int) -> tuple[str, int]:
+    """Return a line and its number as evidence."""
+    return shown(raw), number
+
+
+def short(text: str) -> str:
+    """Return words of a log for a sentence of ours."""
+    return without_secrets(text.strip()[:_WORDS_CHARS].rstrip("."))
 
 
 def as_number(text: str | None) -> float | None:
