@@ -192,7 +192,6 @@ async def run(process: Process, sockets: tuple[socket.socket, socket.socket] | N
             orders=Orders(
                 process.table,
                 process.supervisor,
-                process.supervisor.store,
                 process.clock,
                 process.oldest_at,
             ),

@@ -18,7 +18,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gateway.config.models import BackendConfig, Config
-from gateway.launch.launcher import Changes, Incarnation, LaunchError, Runs, Seen, Superseded
+from gateway.launch.launcher import (
+    Changes,
+    Incarnation,
+    LaunchError,
+    Obstacle,
+    Runs,
+    Seen,
+    Superseded,
+)
 from gateway.pools.table import Backend
 from gateway.sim.server import SimConfig, SimServer
 
@@ -50,6 +58,7 @@ class Slot:
         self.starts: list[Changes] = []
         self.stops: list[float] = []  # the grace of each
         self.refuses: list[str] = []  # what the next orders fail with
+        self.obstacle = Obstacle.PORT  # of each
         self.late = 0  # so many looks after an order still show what was before; it returns None
         self.shown: list[Seen] = []
         self.looks: asyncio.Event | None = None  # looks come back once this is set
@@ -164,7 +173,7 @@ class Machine:
         return self.slots[backend_id]
 
     def launcher(self, backend: Backend, config: Config) -> Launching | None:
-        """Make the launcher of a backend, as `control.supervisor.launcher_of` does."""
+        """Make the launcher of a backend, as `heal.fleet.launcher_of` does."""
         every = config.pools[backend.pool].backends
         settings = next(each for each in every if each.name == backend.name)
         if settings.launch is None and settings.restart is None:
@@ -179,7 +188,7 @@ class Machine:
 
 @dataclass
 class Launching:
-    """A launcher. It keeps the promises of `control.launchers.launcher.Launcher`."""
+    """A launcher. It keeps the promises of `launch.launcher.Launcher`."""
 
     slot: Slot
     settings: BackendConfig
@@ -216,7 +225,7 @@ class Launching:
     ) -> Incarnation | None:
         slot = self.slot
         if slot.refuses:
-            raise LaunchError(slot.refuses.pop(0))
+            raise LaunchError(slot.refuses.pop(0), slot.obstacle)
         self._check(expected)
         if slot.running:
             slot.stops.append(grace_s)

@@ -8,4 +8,4 @@ from gateway.pools.store import MemoryStore
 def orders(table, clock, config):
     """Return what `admin_app` needs; nothing is supervised unless the configuration says so."""
     store = MemoryStore(clock)
-    return Orders(table, Supervisor(table, clock, store, config), store, clock, lambda _: None)
+    return Orders(table, Supervisor(table, clock, store, config), clock, lambda _: None)

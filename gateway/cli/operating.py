@@ -206,7 +206,7 @@ def _restarted(now: dict[str, Any]) -> bool:
     if told.get("suspended") or (told.get("waits") or {}).get("why") == "manual":
         why = f"{now['id']} is down and will not be restarted automatically: {now['detail']}"
         raise VerbError(why, f"see `vllm-gateway logs {now['id']}` and `vllm-gateway events`")
-    return now["phase"] in _SERVES
+    return now["phase"] in _SERVES and not told.get("restarting")
 
 
 def _seconds(name: str, text: str) -> float:

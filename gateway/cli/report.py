@@ -35,6 +35,7 @@ _WHY_NOT: Final = {
     "turn": "another backend is restarting",
     "budget": "too many backends of the pool are out already",
     "last": "it is the only backend that serves",
+    "gpu": "another start uses its GPUs",
 }
 Row = dict[str, object]
 

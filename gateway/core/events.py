@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from gateway.core.aio import Clock
+
 _KEPT: Final = 1000
 
 
@@ -56,6 +58,10 @@ class Events:
     def recall(self, event: Event) -> None:
         """Keep an event of a gateway before this one; no listener hears of it again."""
         self._kept.append(event)
+
+    def note(self, clock: Clock, kind: EventKind, backend_id: str, label: str, detail: str) -> None:
+        """Tell an event of this moment."""
+        self.tell(Event(clock.wall(), kind, backend_id, label, detail))
 
     def newest(self) -> Iterator[Event]:
         """Go through what is kept, the newest first."""

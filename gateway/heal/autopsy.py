@@ -7,16 +7,14 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.config.models import BackendConfig, PoolConfig
 from gateway.core.aio import Clock
-from gateway.core.events import Event, EventKind, Events
-from gateway.core.types import Phase
-from gateway.heal.charge import Charge
+from gateway.core.events import EventKind, Events
 from gateway.heal.cure import MAX_MODEL_LEN, Cure, cure
 from gateway.heal.overrides import Overrides
-from gateway.launch.launcher import LaunchError, Seen
-from gateway.pools.health import Tending
+from gateway.launch.launcher import Launcher, LaunchError, Seen
 from gateway.pools.table import PoolTable
-from gateway.vllmlog.diagnosis import Diagnosis, Kind, diagnose
+from gateway.vllmlog.diagnosis import Confidence, Diagnosis, Kind, diagnose
 
 log = logging.getLogger("gateway.supervisor")
 
@@ -26,105 +24,94 @@ _LOG_BYTES: Final = 4 * 1024 * 1024
 _UNTOLD: Final = "its log does not say why"
 
 
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Why a server ended or hangs; `diagnosis` is None where its log does not tell of a hang."""
+
+    diagnosis: Diagnosis | None
+    told: str  # for people
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether starting it again as it is will fail again."""
+        found = self.diagnosis
+        return (
+            found is not None
+            and found.restart_helps is False
+            and found.confidence is Confidence.HIGH
+        )
+
+
 @dataclass(slots=True)
 class Autopsy:
-    """Examines servers that ended or hang in their start, and applies remedies."""
+    """Examines servers that ended or hang in their start, tells why as an event, and applies remedies."""
 
     table: PoolTable
     clock: Clock
     overrides: Overrides
     events: Events
 
-    async def examine(self, charge: Charge, seen: Seen) -> None:
-        """Take a backend whose process ended out of rotation, say why, and apply what policy allows.
-
-        Errors: none; a log that cannot be read leaves the cause unknown.
-        """
-        charge.examined = seen.incarnation
-        starting, orders = charge.starting, charge.orders
-        if charge.backend.health.tended is None:
-            self.table.tend(charge.id, Tending(Phase.DOWN, "exited", "its process has ended"))
-        diagnosis = await self._diagnose(
-            charge, exit_code=seen.exit_code, oom_killed=seen.oom_killed
-        )
-        if charge.gone:
-            return  # reloaded meanwhile
-        kind = EventKind.START_FAILED if starting else EventKind.EXITED
+    async def of_end(
+        self, backend_id: str, launcher: Launcher, seen: Seen, *, starting: bool
+    ) -> Finding:
+        """Find out why a process ended. Errors: none; a log that cannot be read tells nothing."""
+        diagnosis = await self._diagnose(backend_id, launcher, seen, hung=False)
         code = "" if seen.exit_code is None else f" with code {seen.exit_code}"
-        told = _cause(diagnosis) or f"its process ended{code}; {_UNTOLD}"
-        self._tell(charge, kind, diagnosis.kind.value, told)
-        if charge.restarting or charge.orders != orders:
-            return  # begun anew meanwhile
-        charge.diagnosis = diagnosis
-        phase = Phase.STARTING if starting else Phase.DOWN
-        reason = "start_failed" if starting else "exited"
-        self.table.tend(charge.id, Tending(phase, reason, told))
-        if starting and charge.config.launch is not None:
-            self._apply(charge, diagnosis)
+        told = cause_of(diagnosis) or f"its process ended{code}; {_UNTOLD}"
+        kind = EventKind.START_FAILED if starting else EventKind.EXITED
+        self.events.note(self.clock, kind, backend_id, diagnosis.kind.value, told)
+        return Finding(diagnosis, told)
 
-    async def examine_hung(self, charge: Charge, stage: str, why: str) -> None:
-        """Say why a start hangs whose process lives, and apply what policy allows.
-
-        `why` it counts as hung is all that is said where its log does not tell. Errors: none.
-        """
-        diagnosis = await self._diagnose(charge, hung=True)
-        if charge.gone:
-            return
-        label, told = stage, why
-        if cause := _cause(diagnosis):
-            charge.diagnosis, charge.examined = diagnosis, charge.incarnation
-            label, told = diagnosis.kind.value, f"{why}: {cause}"
-        self._tell(charge, EventKind.START_FAILED, label, told)
-        self.table.tend(charge.id, Tending(Phase.STARTING, "start_failed", told))
-        if charge.config.launch is not None:
-            self._apply(charge, diagnosis)
+    async def of_hang(self, backend_id: str, launcher: Launcher, stage: str, why: str) -> Finding:
+        """Find out why a start hangs whose process lives; `why` it counts as hung is told in any case."""
+        diagnosis = await self._diagnose(backend_id, launcher, Seen(), hung=True)
+        finding, label = Finding(None, why), stage
+        if cause := cause_of(diagnosis):
+            finding, label = Finding(diagnosis, f"{why}: {cause}"), diagnosis.kind.value
+        self.events.note(self.clock, EventKind.START_FAILED, backend_id, label, finding.told)
+        return finding
 
     async def _diagnose(
-        self,
-        charge: Charge,
-        *,
-        exit_code: int | None = None,
-        oom_killed: bool | None = None,
-        hung: bool = False,
+        self, backend_id: str, launcher: Launcher, seen: Seen, *, hung: bool
     ) -> Diagnosis:
         text = ""
         try:
-            text = await charge.launcher.log(_LOG_BYTES)
+            text = await launcher.log(_LOG_BYTES)
         except LaunchError as error:
-            log.warning("%s: cannot read its log: %s", charge.id, error)
+            log.warning("%s: cannot read its log: %s", backend_id, error)
         return await asyncio.to_thread(
-            diagnose, text, exit_code=exit_code, oom_killed=oom_killed, hung=hung
+            diagnose, text, exit_code=seen.exit_code, oom_killed=seen.oom_killed, hung=hung
         )
 
-    def _apply(self, charge: Charge, diagnosis: Diagnosis) -> None:
-        launch = charge.config.launch
-        assert launch is not None
-        applied = self.overrides.of(charge.id, launch).changes
-        found = cure(diagnosis, charge.pool, launch, applied)
+    def remedy(
+        self, backend_id: str, pool: PoolConfig, config: BackendConfig, finding: Finding
+    ) -> bool:
+        """Apply the first remedy that the pool allows and that changes anything; whether one did."""
+        launch = config.launch
+        if launch is None or finding.diagnosis is None:
+            return False
+        applied = self.overrides.of(backend_id, launch).changes
+        found = cure(finding.diagnosis, pool, launch, applied)
         if found is None:
-            return
+            return False
         try:
-            self.overrides.apply(charge.id, launch, found, self.clock.wall())
+            self.overrides.apply(backend_id, launch, found, self.clock.wall())
         except OSError as error:
             where = error.filename or self.overrides.folder
             log.error("cannot save the remedy: %s: %s", where, error.strerror)
-        self._tell(charge, EventKind.REMEDY, found.remedy.value, _told(found))
+        self.events.note(self.clock, EventKind.REMEDY, backend_id, found.remedy.value, _told(found))
         window = found.changes.args.get(MAX_MODEL_LEN)
         if isinstance(window, int):
-            self.table.narrow(charge.id, window)
-
-    def _tell(self, charge: Charge, kind: EventKind, label: str, detail: str) -> None:
-        self.events.tell(Event(self.clock.wall(), kind, charge.id, label, detail))
+            self.table.narrow(backend_id, window)
+        return True
 
 
-def explained(charge: Charge) -> str:
-    """Return why it does not run or serve, and what helps best, for people; empty if that is unknown."""
-    if charge.diagnosis is None:
-        return charge.trouble
-    return _cause(charge.diagnosis) or _UNTOLD
+def explained(diagnosis: Diagnosis | None) -> str:
+    """Return why it ended or does not serve, and what helps best; empty where nothing was examined."""
+    return "" if diagnosis is None else cause_of(diagnosis) or _UNTOLD
 
 
-def _cause(diagnosis: Diagnosis) -> str:
+def cause_of(diagnosis: Diagnosis) -> str:
     """Return the cause and what helps best; empty where the log does not tell."""
     if diagnosis.kind in (Kind.UNKNOWN, Kind.HEALTHY):
         return ""

@@ -6,25 +6,17 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
 
 from gateway.config.models import BackendConfig, Config, PoolConfig
 from gateway.config.supervision import OnExit
-from gateway.core.aio import Clock, start
-from gateway.core.events import Event, EventKind, Events
-from gateway.core.types import Phase
-from gateway.heal.charge import Charge, emptied
-from gateway.heal.gputurns import GpuTurns
-from gateway.heal.healing import Cause, Sign
+from gateway.core.aio import start
+from gateway.core.events import EventKind
+from gateway.heal.decisions import Cause, Sign
+from gateway.heal.supervised import Shared, emptied
+from gateway.heal.unit import Unit
 from gateway.launch.launcher import Launcher, LaunchError
 from gateway.launch.make import make
-from gateway.pools.health import Tending
-from gateway.pools.table import Backend, PoolTable
-from gateway.watch.fetch import Pages
-
-# Until the first look has told what runs: a server that outlived its gateway may be about to be
-# stopped, and probes would put it into service meanwhile.
-LOOKED_FOR: Final = Tending(Phase.STARTING, "restart", "looking for its process")
+from gateway.pools.table import Backend
 
 Maker = Callable[[Backend, Config], Launcher | None]
 
@@ -36,86 +28,72 @@ def launcher_of(backend: Backend, config: Config) -> Launcher | None:
 
 @dataclass(slots=True)
 class Fleet:
-    """The charges, by the ids of their backends. A charge that goes is stopped, if it was launched."""
+    """The units, by the ids of their backends. What goes is stopped, if it was launched."""
 
-    table: PoolTable
-    clock: Clock
-    events: Events
-    gpus: GpuTurns
+    shared: Shared
     make: Maker
-    charges: dict[str, Charge] = field(default_factory=dict)
-    leaving: dict[asyncio.Task[None], Charge] = field(default_factory=dict)
+    units: dict[str, Unit] = field(default_factory=dict)
+    leaving: dict[asyncio.Task[None], Unit] = field(default_factory=dict)
 
     def apply(self, config: Config) -> None:
-        """Take over a configuration: charges that stay keep all their state, those that go are stopped.
+        """Take over a configuration: units that stay keep all their state, those that go are stopped.
 
         Call it after the pool table has taken the configuration over.
         """
-        before, self.charges = self.charges, {}
-        for backend in self.table:
+        before, self.units = self.units, {}
+        for backend in self.shared.table:
             known = before.get(backend.id)
             if known is not None and self._keep(known, backend, config):
-                self.charges[backend.id] = before.pop(backend.id)
-            elif (charge := self._new(backend, config)) is not None:
-                self.charges[backend.id] = charge
+                self.units[backend.id] = before.pop(backend.id)
+            elif (unit := self._new(backend, config)) is not None:
+                self.units[backend.id] = unit
         for gone in before.values():
-            self._let_go(gone, self.charges.get(gone.id))
+            self._let_go(gone, self.units.get(gone.id))
 
-    def _new(self, backend: Backend, config: Config) -> Charge | None:
+    def _new(self, backend: Backend, config: Config) -> Unit | None:
         pool, settings = _settings(backend, config)
         launcher = self.make(backend, config)
-        if launcher is None:
-            return None
-        if settings.launch is not None:
-            self.gpus.know(settings.launch.gpus)
-            if backend.health.tended is None:
-                self.table.tend(backend.id, LOOKED_FOR)
-        return Charge(backend, pool, settings, launcher, Pages(backend))
+        return None if launcher is None else Unit(backend, pool, settings, launcher, self.shared)
 
-    def _keep(self, charge: Charge, backend: Backend, config: Config) -> bool:
-        """Have a charge follow what is configured now; False when it is another server by now."""
+    def _keep(self, unit: Unit, backend: Backend, config: Config) -> bool:
+        """Have a unit follow what is configured now; False when it is another server by now."""
         pool, settings = _settings(backend, config)
-        same = charge.backend is backend and charge.config.restart == settings.restart
-        if not same or (charge.config.launch is None) is not (settings.launch is None):
+        same = unit.backend is backend and unit.config.restart == settings.restart
+        if not same or (unit.config.launch is None) is not (settings.launch is None):
             return False
-        if settings.launch != charge.config.launch:
+        if settings.launch != unit.config.launch:
             launcher = self.make(backend, config)
             assert launcher is not None  # it has `launch`
-            charge.launcher = launcher
-            if _server(settings) != _server(charge.config):
+            unit.launcher = unit.observed.launcher = launcher
+            if _server(settings) != _server(unit.config):
                 why = "its `launch` settings changed"
-                charge.signs[Cause.OPERATOR] = Sign(Cause.OPERATOR, why)
-        charge.pool, charge.config = pool, settings
+                unit.signs[Cause.OPERATOR] = Sign(Cause.OPERATOR, why)
+        unit.pool, unit.config = pool, settings
         return True
 
-    def _let_go(self, charge: Charge, heir: Charge | None) -> None:
+    def _let_go(self, unit: Unit, heir: Unit | None) -> None:
         """Stop what is no longer configured so, once its requests have ended.
 
-        `heir` is the charge that has its name now. The same command line runs on under it; where
-        another one is configured the heir waits until the old server is gone.
+        `heir` is the unit that has its name now. The same command line runs on under it; where
+        another one is configured the heir waits until the old server is gone, and an order that it
+        gets meanwhile waits with it.
         """
-        charge.gone = True
-        if charge.work is not None:
-            charge.work.cancel()
-        if charge.backend.health.tended is not LOOKED_FOR:  # that is its heir's
-            self.table.tend(charge.id, None)
-        before = charge.config.launch
+        unit.end()
+        if heir is None:
+            self.shared.table.tend(unit.id, None)
+        before = unit.config.launch
         stops = before is not None and (heir is None or heir.config.launch != before)
-        if heir is not None and stops:
-            heir.restarting = True
-        leaving = self._stop_gone(charge, heir) if stops else _closed(charge)
-        task = start(leaving, name=f"let go {charge.id}")
-        self.leaving[task] = charge
+        leaving = self._stop_gone(unit) if stops else _closed(unit)
+        task = start(leaving, name=f"let go {unit.id}")
+        self.leaving[task] = unit
         task.add_done_callback(self.leaving.pop)
+        if heir is not None and stops:
+            heir.after = task
 
-    async def _stop_gone(self, charge: Charge, heir: Charge | None) -> None:
-        try:
-            await emptied(charge.backend, self.clock, charge.pool.supervision.drain)
-            await self._stop(charge)
-            await _closed(charge)
-        finally:
-            if heir is not None:
-                heir.restarting = heir.ran = False
+    async def _stop_gone(self, unit: Unit) -> None:
+        await emptied(unit.backend, self.shared.clock, unit.pool.supervision.drain)
+        await self._stop(unit)
+        await _closed(unit)
 
     async def close(self) -> None:
         """Stop what was launched with `on_exit: stop`; let go of all."""
@@ -124,29 +102,29 @@ class Fleet:
             task.cancel()
         if going:
             await asyncio.wait(going)
-        every = [*self.charges.values(), *going.values()]
+        every = [*self.units.values(), *going.values()]
         async with asyncio.TaskGroup() as group:
-            for charge in every:
-                launch = charge.config.launch
+            for unit in every:
+                launch = unit.config.launch
                 if launch is not None and launch.on_exit is OnExit.STOP:
-                    group.create_task(self._stop(charge), name=f"stop {charge.id}")
-        for charge in every:
-            await _closed(charge)
+                    group.create_task(self._stop(unit), name=f"stop {unit.id}")
+        for unit in every:
+            await _closed(unit)
 
-    async def _stop(self, charge: Charge) -> None:
+    async def _stop(self, unit: Unit) -> None:
         with contextlib.suppress(LaunchError):
-            seen = await charge.launcher.look()
+            seen = await unit.launcher.look()
             if seen.incarnation is not None:
-                grace_s = charge.pool.supervision.stop_grace
-                await charge.launcher.stop(seen.incarnation, grace_s=grace_s)
+                grace_s = unit.pool.supervision.stop_grace
+                await unit.launcher.stop(seen.incarnation, grace_s=grace_s)
                 if seen.running:
-                    at = self.clock.wall()
-                    self.events.tell(Event(at, EventKind.STOPPED, charge.id, "stopped", "stopped"))
+                    events, clock = self.shared.events, self.shared.clock
+                    events.note(clock, EventKind.STOPPED, unit.id, "stopped", "stopped")
 
 
-async def _closed(charge: Charge) -> None:
-    charge.pages.close()
-    await charge.launcher.close()
+async def _closed(unit: Unit) -> None:
+    unit.pages.close()
+    await unit.launcher.close()
 
 
 def _server(config: BackendConfig) -> dict[str, object]:

@@ -7,17 +7,17 @@ and whether it would take out the last backend that serves its pool, which is re
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from gateway.core.aio import Clock
 from gateway.core.events import Event, EventKind
 from gateway.core.types import Phase
-from gateway.heal.marks import Mark
+from gateway.heal.intent import Mark
 from gateway.heal.overrides import Override
+from gateway.heal.states import Suspect
 from gateway.heal.supervisor import Supervisor
 from gateway.pools.health import Order
-from gateway.pools.store import SharedStore
 from gateway.pools.table import Backend, PoolTable
 
 
@@ -56,7 +56,6 @@ class Orders:
 
     table: PoolTable
     supervisor: Supervisor
-    store: SharedStore
     clock: Clock
     oldest_at: Callable[[str], float | None]
 
@@ -87,28 +86,34 @@ class Orders:
             )
         if dry_run or not touched.changes:
             return touched
+        self._carry_out(backend_id, verb, why)
+        if not self.supervisor.intent.saved:
+            warning = "This is not saved, and ends with this gateway: see its log."
+            touched = replace(touched, sentence=f"{touched.sentence} {warning}")
+        return touched
+
+    def _carry_out(self, backend_id: str, verb: Verb, why: str) -> None:
         match verb:
             case Verb.DRAIN:
                 self.table.order(backend_id, Order.DRAIN)
-                self.supervisor.marks.say(Mark.DRAINED, backend_id, on=True)
+                self.supervisor.intent.say(Mark.DRAINED, backend_id, on=True, why=why)
             case Verb.UNDRAIN:
                 self.table.order(backend_id, Order.RESUME)
-                self.supervisor.marks.say(Mark.DRAINED, backend_id, on=False)
-                self.supervisor.clear(backend_id)
+                self.supervisor.intent.say(Mark.DRAINED, backend_id, on=False)
+                self.supervisor.put_back(backend_id)
             case Verb.RESTART:
                 self.supervisor.restart(backend_id, why)
         self._tell(backend_id, verb.value, why)
-        return touched
 
     async def hold(self, pool: str | None, for_s: float | None, why: str = "") -> None:
         """Stop automatic restarts of a pool, or (None) of all, for a time or (None) until lifted."""
-        await self.store.hold(pool, for_s)
+        await self.supervisor.intent.hold(pool, for_s, why)
         how_long = "until lifted" if for_s is None else f"for {for_s:.0f} s"
         self._tell(pool or "", "hold", f"automatic restarts are on hold {how_long}. {why}".strip())
 
     async def lift(self, pool: str | None) -> None:
         """End a hold."""
-        await self.store.lift(pool)
+        await self.supervisor.intent.lift(pool)
         self._tell(pool or "", "lift", "automatic restarts are allowed again")
 
     async def log(self, backend_id: str, max_bytes: int) -> str:
@@ -120,12 +125,12 @@ class Orders:
         """
         if self.table.get(backend_id) is None:
             raise KeyError(backend_id)
-        charge = self.supervisor.charges.get(backend_id)
-        if charge is None:
+        unit = self.supervisor.units.get(backend_id)
+        if unit is None:
             raise OrderRefused(
                 "not_supervised", _not_supervised(backend_id, "its log is not available here")
             )
-        return await charge.launcher.log(max_bytes)
+        return await unit.launcher.log(max_bytes)
 
     def remedies(self) -> Mapping[str, Override]:
         """Return what remedies changed of configured command lines, by backend."""
@@ -152,7 +157,7 @@ class Orders:
     def _touched(self, backend: Backend, verb: Verb, *, force: bool) -> Touched:
         """Return what an order touches; with `force` a restart that is under way begins anew."""
         now = self.clock.now()
-        if verb is Verb.RESTART and backend.id not in self.supervisor.charges:
+        if verb is Verb.RESTART and backend.id not in self.supervisor.units:
             raise OrderRefused(
                 "not_supervised", _not_supervised(backend.id, "this gateway cannot restart it")
             )
@@ -178,10 +183,11 @@ class Orders:
         self, backend: Backend, verb: Verb, *, serves: bool, force: bool
     ) -> tuple[bool, str]:
         """Return whether an order changes anything, and what it does or why it does not."""
-        charge = self.supervisor.charges.get(backend.id)
+        unit = self.supervisor.units.get(backend.id)
         held = backend.health.held is not None
-        suspended = charge is not None and charge.suspended
-        under_way = charge is not None and (charge.restarting or charge.busy) and not suspended
+        suspended = unit is not None and unit.suspended
+        doubted = unit is not None and isinstance(unit.state, Suspect)
+        under_way = unit is not None and unit.under_way
         match verb:
             case Verb.DRAIN:
                 changes, does, already = not held, "takes no new work", "already takes no new work"
@@ -189,13 +195,21 @@ class Orders:
                 changes = force or not under_way
                 does, already = "is drained and restarted", "is already restarting"
             case Verb.UNDRAIN:
-                changes, does = held or suspended, "goes back into service"
-                already = "is already in service"
+                changes, does = held or suspended or doubted, "goes back into service"
+                already = "is already in service; nothing changes"
                 if under_way:
-                    already = "is restarting, and undrain does not stop that"
+                    already = "is restarting, and undrain does not stop that; nothing changes"
                     does += " when its restart is done"
+                elif doubted:
+                    does += f", though {backend.health.detail}; it goes on being tested"
+                elif suspended:
+                    does += " once it answers; automatic restarts of it are allowed again"
                 elif not serves:
-                    already = f"is not drained, but {backend.phase.value}: {backend.health.detail}"
+                    already = (
+                        f"is not drained, but {backend.phase.value}: {backend.health.detail};"
+                        " undrain does not start it, `vllm-gateway restart` does"
+                    )
+                return changes, does if changes else already
         return changes, does if changes else f"{already}; nothing changes"
 
     def _tell(self, backend_id: str, label: str, detail: str) -> None:

@@ -42,6 +42,10 @@ class StartWatch:
             self.took_s[self.stage] = now - self.stage_at
             self.stage, self.stage_at = milestone.stage, now
 
+    def put_off(self, now: float) -> None:
+        """Begin to count now: its service manager has not started it yet."""
+        self.began_at = self.stage_at = self.spoke_at = now
+
     def hung(self, now: float) -> str | None:
         """Return in a sentence why the start counts as hung; None while it does not."""
         silent_s, whole_s = now - self.spoke_at, now - self.began_at
@@ -67,13 +71,13 @@ class StartWatch:
         words = f"{self.stage.words} for {now - self.stage_at:.0f} s{usually}"
         return f"{words}; {whole}" if whole else words
 
-    def left_s(self, now: float) -> float | None:
-        """Return how long the rest of the start takes, if it goes as the last one; None: unknown."""
+    def ready_at(self, now: float) -> float | None:
+        """Return when it serves, if it goes as the last one; None: unknown."""
         if not self.usual_s:
             return None
         here_s = self.usual_s.get(self.stage, 0.0) - (now - self.stage_at)
         later = (each for stage, each in self.usual_s.items() if stage.value > self.stage.value)
-        return max(here_s, 0.0) + sum(later)
+        return now + max(here_s, 0.0) + sum(later)
 
     def ended(self, now: float) -> dict[Stage, float]:
         """Return how long each stage took, for the next start to be compared with."""

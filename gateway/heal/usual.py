@@ -28,14 +28,14 @@ log = logging.getLogger("gateway.supervisor")
 FILE: Final = "starts.json"
 
 
-class Start(msgspec.Struct, frozen=True):
+class StartTimes(msgspec.Struct, frozen=True):
     """One good start: how it was begun, and how long its stages took."""
 
     base: str  # digest of the command line, or of the way to restart it
     took_s: dict[str, float]  # by the stage's name, lower case
 
 
-_FORMAT: Final = msgspec.json.Decoder(dict[str, Start])
+_FORMAT: Final = msgspec.json.Decoder(dict[str, StartTimes])
 _STAGES: Final = {stage.name.lower(): stage for stage in Stage}
 
 
@@ -44,7 +44,7 @@ class UsualTimes:
     """The last good start of each backend. Synchronous; the file is small and starts are rare."""
 
     folder: Path
-    _kept: dict[str, Start] = field(default_factory=dict)
+    _kept: dict[str, StartTimes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._kept = read_state(self.folder / FILE, _FORMAT) or {}
@@ -69,7 +69,7 @@ class UsualTimes:
     ) -> None:
         """Note a good start, and write the file. One that cannot be written is told in the log."""
         rounded = {stage.name.lower(): round(each, 2) for stage, each in took_s.items()}
-        self._kept[backend_id] = Start(_digest(config, changes), rounded)
+        self._kept[backend_id] = StartTimes(_digest(config, changes), rounded)
         try:
             write_state(self.folder / FILE, self._kept)
         except OSError as error:

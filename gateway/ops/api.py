@@ -83,7 +83,7 @@ def admin_app(  # noqa: PLR0913 - all that is shown
             draining=_draining(ready()),
             started_at=started_at,
             gate=deciding.gate,
-            charges=orders.supervisor.charges,
+            units=orders.supervisor.units,
             holds=orders.supervisor.holds,
         )
         shown = overview(facts, Moment(clock.now(), clock.wall()))

@@ -16,7 +16,8 @@ from gateway import __version__
 from gateway.admission.gate import Gate
 from gateway.config.models import Config
 from gateway.core.types import Phase, Transition
-from gateway.heal.charge import Charge
+from gateway.heal.states import Proving, Starting
+from gateway.heal.supervised import Supervised
 from gateway.observe.metrics import Metrics
 from gateway.ops.moment import Moment, rfc3339
 from gateway.ops.states import (
@@ -148,7 +149,7 @@ class Facts:
     draining: bool
     started_at: float
     gate: Gate
-    charges: Mapping[str, Charge]
+    units: Mapping[str, Supervised]
     holds: Mapping[str | None, float]  # `Supervisor.holds`
 
 
@@ -194,7 +195,7 @@ def pool_overviews(facts: Facts, moment: Moment) -> list[PoolOverview]:
     pools = []
     for name, config in configs.items():
         backends = [
-            _backend(each, facts.charges.get(each.id), moment) for each in table.backends(name)
+            _backend(each, facts.units.get(each.id), moment) for each in table.backends(name)
         ]
         entry = entries[name]
         endpoints = entry.endpoints
@@ -222,7 +223,7 @@ def pool_overviews(facts: Facts, moment: Moment) -> list[PoolOverview]:
     return pools
 
 
-def _backend(backend: Backend, charge: Charge | None, moment: Moment) -> BackendOverview:
+def _backend(backend: Backend, unit: Supervised | None, moment: Moment) -> BackendOverview:
     sample, stale = backend.sample, backend.stale(moment.now)
     fresh = None if stale else sample
     projected = backend.room.projection(moment.now).ratio
@@ -232,8 +233,8 @@ def _backend(backend: Backend, charge: Charge | None, moment: Moment) -> Backend
         state=backend_state(
             backend.phase,
             backend.reason,
-            suspended=charge is not None and charge.suspended,
-            starting=charge is not None and charge.starting,
+            suspended=unit is not None and unit.suspended,
+            starting=unit is not None and isinstance(unit.state, Starting | Proving),
         ),
         phase=backend.phase.value,
         reason=backend.reason,
@@ -252,7 +253,7 @@ def _backend(backend: Backend, charge: Charge | None, moment: Moment) -> Backend
         version=backend.version,
         window_tokens=backend.window_tokens,
         models=list(backend.models),
-        supervision=None if charge is None else supervision(charge, moment),
+        supervision=None if unit is None else supervision(unit, moment),
     )
 
 

@@ -44,6 +44,7 @@ _BY_REASON: Final[dict[str, BackendState]] = {
     "exited": "failed",
     "start_failed": "failed",
     "frozen": "frozen",
+    "suspect": "frozen",
     "no_progress": "frozen",
     "asleep": "asleep",
     "restart": "restarting",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from gateway.heal.charge import Charge
-from gateway.heal.healing import Wait
+from gateway.heal.decisions import Wait
+from gateway.heal.states import Draining, Proving, Replacing, Starting
+from gateway.heal.supervised import Supervised
 from gateway.ops.moment import Moment
 
 
@@ -14,7 +15,7 @@ class WaitOverview(TypedDict):
 
     cause: str
     evidence: str
-    why: str  # control.healing.Why
+    why: str  # heal.decisions.Why
     until: str | None  # null: time does not end it
 
 
@@ -29,6 +30,8 @@ class DiagnosisOverview(TypedDict):
 class SupervisionOverview(TypedDict):
     """One backend under supervision."""
 
+    state: str  # its `heal.states`, lower case
+    own_restarts: int  # that its service manager made by itself since this gateway looks
     launched: bool  # by this gateway; else only restarted by it
     incarnation: str | None  # what runs, or ran last
     running: bool | None  # null: nobody can tell now
@@ -41,19 +44,22 @@ class SupervisionOverview(TypedDict):
     diagnosis: DiagnosisOverview | None  # null once it is launched anew
 
 
-def supervision(charge: Charge, moment: Moment) -> SupervisionOverview:
-    """Return a charge as it is told."""
-    seen, decision, diagnosis = charge.seen, charge.decision, charge.diagnosis
+def supervision(unit: Supervised, moment: Moment) -> SupervisionOverview:
+    """Return a unit as it is told."""
+    observed, decision, diagnosis = unit.observed, unit.decision, unit.diagnosis
+    seen, waits = observed.seen, decision if isinstance(decision, Wait) else None
     return SupervisionOverview(
-        launched=charge.launcher.launches,
+        state=type(unit.state).__name__.lower(),
+        own_restarts=observed.own_restarts,
+        launched=unit.launcher.launches,
         incarnation=None if seen is None else seen.incarnation,
         running=None if seen is None else seen.running,
-        starting=charge.starting,
-        restarting=charge.restarting,
-        waits_for=charge.waits_for,
-        suspended=charge.suspended,
-        trouble=charge.trouble,
-        waits=_waits(decision, moment) if isinstance(decision, Wait) else None,
+        starting=isinstance(unit.state, Starting | Proving),
+        restarting=isinstance(unit.state, Draining | Replacing) or unit.ordered is not None,
+        waits_for=waits.waits_for if waits is not None else "",
+        suspended=unit.suspended,
+        trouble=observed.trouble,
+        waits=None if waits is None else _waits(waits, moment),
         diagnosis=None
         if diagnosis is None
         else DiagnosisOverview(

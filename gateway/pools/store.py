@@ -81,7 +81,7 @@ class SharedStore(Protocol):
 
         Args:
             scope: a pool's name, a backend's id (what is suspended is held so), None for all; or
-                what `control.marks` makes of an id for a backend that an operator drains.
+                what `heal.intent` makes of an id for a backend that an operator drains.
             for_s: how long. A new hold of the same scope replaces the old one, shorter or longer.
         """
 

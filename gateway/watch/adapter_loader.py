@@ -1,6 +1,6 @@
 """Keep the adapters of the configuration loaded, on every backend of their pool.
 
-A backend that comes up has them loaded by `control.bringup`, if it is supervised. All others, and
+A backend that comes up has them loaded by `heal.unit`, if it is supervised. All others, and
 those that lost one meanwhile, get it here: an adapter with a `path` that a serving backend does not
 list is loaded, and tried again half a minute after it failed.
 """

@@ -21,8 +21,10 @@ from gateway.config.models import Config
 from gateway.core.aio import Clock
 from gateway.core.events import Event, EventKind
 from gateway.core.types import Phase
-from gateway.heal.charge import Charge, Timing
-from gateway.heal.supervisor import Maker, Supervisor
+from gateway.heal.fleet import Maker
+from gateway.heal.observed import Timing
+from gateway.heal.supervisor import Supervisor
+from gateway.heal.unit import Unit
 from gateway.observe.outlet import Outlet
 from gateway.pools.store import SharedStore
 from gateway.pools.table import Backend, PoolTable
@@ -52,8 +54,8 @@ class Fleet(World):
     def phase(self, backend_id: str = "m/b1") -> Phase:
         return self.backend(backend_id).phase
 
-    def charge(self, backend_id: str = "m/b1") -> Charge:
-        return self.process.supervisor.charges[backend_id]
+    def unit(self, backend_id: str = "m/b1") -> Unit:
+        return self.process.supervisor.units[backend_id]
 
     def told(self, kind: EventKind, backend_id: str | None = None) -> list[Event]:
         """Events of a kind, the oldest first."""
@@ -65,7 +67,7 @@ class Fleet(World):
         await super().until(condition, seconds)
 
     async def serves(self, *backend_ids: str) -> None:
-        ids = backend_ids or tuple(self.process.supervisor.charges)
+        ids = backend_ids or tuple(self.process.supervisor.units)
         await self.until(lambda: all(self.phase(each) is Phase.READY for each in ids))
 
     async def turns(self, count: int = 10) -> None:

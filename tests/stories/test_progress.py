@@ -8,7 +8,7 @@ from functools import partial
 
 from gateway.core.events import EventKind
 from gateway.core.types import Phase
-from gateway.heal.charge import Timing
+from gateway.heal.observed import Timing
 from gateway.sim.server import SimConfig
 from tests.stories.supervised import fleet, launched, machine
 from tests.stories.support import frames, gateway, story

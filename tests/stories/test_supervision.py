@@ -15,8 +15,8 @@ import pytest
 
 from gateway.core.events import EventKind
 from gateway.core.types import ModelsSeen, Phase, ServedModel
-from gateway.heal.charge import Timing
-from gateway.heal.supervisor import launcher_of
+from gateway.heal.fleet import launcher_of
+from gateway.heal.observed import Timing
 from tests.fakelaunch import Script
 from tests.stories.supervised import fleet, launched, machine, managed
 from tests.stories.support import story
@@ -35,12 +35,13 @@ async def test_a_launched_backend_is_started_at_boot_tried_and_serves():
 
 
 @story
-async def test_one_that_runs_already_is_tried_and_not_started():
+async def test_one_that_runs_already_is_found_and_serves_without_a_test():
     async with machine() as on:
         await on["m/b1"].begin()
         async with fleet(on, launched(on["m/b1"])) as world:
+            await world.until(lambda: world.told(EventKind.STARTED))
             assert world.slot().starts == []
-            assert len(world.told(EventKind.STARTED)) == 1
+            assert not world.slot().sim.received("/v1/completions")
 
 
 @story
@@ -88,7 +89,7 @@ async def load(world, name, path):
 async def test_adapters_loaded_at_run_time_are_there_again_after_a_restart():
     async with machine() as on, fleet(on, launched(on["m/b1"])) as world:
         await load(world, "sql", "/adapters/sql-7")
-        await world.until(lambda: world.charge().adapters == {"sql": "/adapters/sql-7"})
+        await world.until(lambda: world.unit().adapters == {"sql": "/adapters/sql-7"})
         await world.slot().die()
         await world.until(lambda: len(world.told(EventKind.STARTED)) == 2)
         assert world.slot().sim.state.adapters == {"sql": "/adapters/sql-7"}
@@ -108,11 +109,11 @@ async def test_a_list_of_the_server_before_that_comes_late_keeps_no_adapter_from
             )
             late = ModelsSeen(world.process.clock.now(), held, world.backend().endpoints)
             world.process.table.observe("m/b1", late)
-            await world.until(lambda: world.charge().adapters == {"sql": "/adapters/sql-7"})
-            up, orders = asyncio.Event(), world.charge().orders
+            await world.until(lambda: world.unit().adapters == {"sql": "/adapters/sql-7"})
+            up, starts = asyncio.Event(), len(world.slot().starts)
             world.slot().plan(Script(listens=up))
             await world.slot().die()
-            await world.until(lambda: world.charge().orders > orders)
+            await world.until(lambda: len(world.slot().starts) > starts)
             world.process.table.observe("m/b1", late)
             up.set()
             await world.until(lambda: len(world.told(EventKind.STARTED)) == 2)
@@ -131,7 +132,7 @@ async def test_an_adapter_that_runs_is_known_before_the_model_list_is_due():
             url = f"http://127.0.0.1:{world.slot().port}/v1/completions"
             async with asyncio.TaskGroup() as group, httpx2.AsyncClient(trust_env=False) as http:
                 asked = group.create_task(http.post(url, json=body, timeout=30))
-                await world.until(lambda: world.charge().adapters == {"sql": "/adapters/sql-7"})
+                await world.until(lambda: world.unit().adapters == {"sql": "/adapters/sql-7"})
                 asked.cancel()
             assert len(world.slot().sim.received("/v1/models")) == read + 1
             await world.slot().die()
@@ -224,7 +225,7 @@ async def test_what_is_found_out_of_one_that_was_begun_anew_meanwhile_is_told_an
             await world.until(lambda: world.told(EventKind.EXITED))
             await world.serves()
             assert world.told(EventKind.EXITED)[0].label == "engine_dead_runtime"
-            assert world.charge().diagnosis is None
+            assert world.unit().diagnosis is None
             assert len(slot.starts) == 2
 
 
@@ -317,7 +318,7 @@ async def test_a_suspension_says_what_still_runs():
         slot.judge = lambda flags: Script(listens=asyncio.Event())  # it never listens
         few = {"patience": {"config": "300ms"}, "max_restarts": 1}
         async with fleet(on, launched(slot), wait=False, supervision=few) as world:
-            await world.until(lambda: world.charge().suspended)
+            await world.until(lambda: world.unit().suspended)
             still = f"Its server still runs ({slot.incarnation}) and keeps its port and memory"
             assert still in world.backend().health.detail
             await slot.die(1)
@@ -379,7 +380,7 @@ async def test_a_start_that_hangs_and_does_not_say_why_gets_no_remedy_and_no_cau
             assert failed.label == "launched"
             assert failed.detail.endswith("(supervision.patience.config)")
             assert not world.told(EventKind.REMEDY)
-            assert world.charge().diagnosis is None
+            assert world.unit().diagnosis is None
 
 
 async def usual_times(on, told, folder):
@@ -387,8 +388,8 @@ async def usual_times(on, told, folder):
     up = asyncio.Event()
     on["m/b1"].plan(Script(listens=up))
     async with fleet(on, told, folder=folder, wait=False) as world:
-        await world.until(lambda: on["m/b1"].running and world.charge().watch is not None)
-        usual_s = dict(world.charge().watch.usual_s)
+        await world.until(lambda: on["m/b1"].running and world.unit().observed.watch is not None)
+        usual_s = dict(world.unit().observed.watch.usual_s)
         up.set()
         await world.serves()
         return usual_s
@@ -434,7 +435,7 @@ async def test_a_crash_loop_is_suspended_until_an_operator_clears_it():
         slot.judge = lambda flags: Script(exit_code=1, log="boom") if broken else Script()
         few = {"supervision": {"max_restarts": 2}}
         async with fleet(on, launched(slot), wait=False, **few) as world:
-            await world.until(lambda: world.charge().suspended)
+            await world.until(lambda: world.unit().suspended)
             assert len(slot.starts) == 3  # the launch, and two restarts
             assert world.backend().reason == "suspended"
             await world.turns()
@@ -446,7 +447,7 @@ async def test_a_crash_loop_is_suspended_until_an_operator_clears_it():
             broken.clear()
             assert (await world.order("restart")).json()["changed"]
             await world.serves()
-            assert not world.charge().suspended
+            assert not world.unit().suspended
 
 
 def suspension(world):
@@ -464,7 +465,7 @@ async def test_a_suspension_says_what_helps():
         once = {"supervision": {"max_restarts": 1}}
         told = launched(slot, args={"max-model-len": 2048})
         async with fleet(on, told, wait=False, **once) as world:
-            await world.until(lambda: world.charge().suspended)
+            await world.until(lambda: world.unit().suspended)
             assert "about 896 tokens fit. To fix it: --max-model-len 896" in suspension(world)
 
 
@@ -474,7 +475,7 @@ async def test_a_suspension_without_a_known_cause_tells_the_exit_code():
         slot = on["m/b1"]
         slot.judge = lambda flags: Script(exit_code=3)
         async with fleet(on, launched(slot), wait=False, supervision={"max_restarts": 1}) as world:
-            await world.until(lambda: world.charge().suspended)
+            await world.until(lambda: world.unit().suspended)
             assert suspension(world) == (
                 "1 restarts within 1800 s did not help: its process exited with code 3 while it"
                 " started: its log does not say why"
@@ -487,9 +488,9 @@ async def test_a_suspension_of_one_that_was_never_launched_tells_why_once():
         slot, taken = on["m/b1"], "port 1 is already in use by 7 (python). End it"
         slot.refuses = [taken] * 3
         async with fleet(on, launched(slot), wait=False, supervision={"max_restarts": 2}) as world:
-            await world.until(lambda: world.charge().suspended)
+            await world.until(lambda: world.unit().suspended)
             assert suspension(world) == (
-                f"2 restarts within 1800 s did not help: it has no running process: {taken}"
+                f"2 restarts within 1800 s did not help: it could not be started: {taken}"
             )
 
 
@@ -502,9 +503,9 @@ async def test_a_suspension_does_not_name_the_cause_of_an_earlier_start():
         once = {"supervision": {**IMPATIENT, "max_restarts": 1}}
         told = launched(slot, args={"max-model-len": 2048})
         async with fleet(on, told, wait=False, **once, **LOWER) as world:
-            await world.until(lambda: world.charge().suspended)
+            await world.until(lambda: world.unit().suspended)
             assert len(world.told(EventKind.REMEDY)) == 1
-            assert world.charge().diagnosis is None
+            assert world.unit().diagnosis is None
             assert suspension(world) == (
                 "1 restarts within 1800 s did not help: silent for 1 s while launched"
                 " (supervision.patience.config)"
@@ -518,9 +519,9 @@ async def test_a_suspension_does_not_name_how_it_ended_when_it_could_not_be_laun
         async with fleet(on, launched(slot), supervision={"max_restarts": 2}) as world:
             slot.refuses = [taken] * 2
             await slot.die(exit_code=1, log=DIED)
-            await world.until(lambda: world.charge().suspended)
+            await world.until(lambda: world.unit().suspended)
             assert world.told(EventKind.EXITED)[0].label == "engine_dead_runtime"
-            assert world.charge().diagnosis is None
+            assert world.unit().diagnosis is None
             assert suspension(world).endswith(f": {taken}")
             assert "head_dim" not in suspension(world)
 
@@ -533,14 +534,14 @@ async def test_another_command_line_ends_a_suspension():
         few = {"supervision": {"max_restarts": 1}}
         told = launched(slot, args={"max-model-len": 2048})
         async with fleet(on, told, wait=False, **few) as world:
-            await world.until(lambda: world.charge().suspended)
+            await world.until(lambda: world.unit().suspended)
             await world.reload()  # nothing changed
             await world.turns()
-            assert world.charge().suspended
+            assert world.unit().suspended
             world.settings["pools"]["m"]["backends"][0]["launch"]["args"] = {"max-model-len": 768}
             await world.reload()
             await world.serves()
-            assert not world.charge().suspended
+            assert not world.unit().suspended
 
 
 @story
@@ -561,7 +562,10 @@ async def test_a_launcher_that_fails_is_told_and_asked_again():
 async def test_a_frozen_idle_engine_is_found_by_a_canary():
     async with machine() as on:
         quick = {"supervision": {"canary": "200ms"}}
-        backends, timing = (launched(on["m/b1"]), launched(on["m/b2"])), Timing(0.02, token_s=0.4)
+        backends, timing = (
+            (launched(on["m/b1"]), launched(on["m/b2"])),
+            Timing(0.02, token_s=0.4),
+        )
         async with fleet(on, *backends, timing=timing, **quick) as world:
             first = world.slot().sim
             first.inject("frozen")
@@ -651,6 +655,7 @@ async def test_where_only_a_look_tells_the_new_one_the_old_one_is_not_taken_for_
             await each.begin()
         slot.late = 8
         async with fleet(on, managed(slot), managed(on["m/b2"])) as world:
+            await world.until(lambda: world.told(EventKind.STARTED, "m/b1"))
             if dies:
                 await slot.die()
             else:
@@ -658,7 +663,7 @@ async def test_where_only_a_look_tells_the_new_one_the_old_one_is_not_taken_for_
             await world.until(lambda: len(world.told(EventKind.STARTED, "m/b1")) == 2)
             await world.serves()
             assert len(slot.starts) == 1
-            assert world.charge().verified == slot.incarnation
+            assert world.unit().state.incarnation == slot.incarnation
 
 
 @story
@@ -682,15 +687,15 @@ async def test_a_server_that_its_service_manager_restarts_is_left_to_it():
 @story
 async def test_a_look_that_fails_once_forgets_nothing():
     async with machine() as on, fleet(on, launched(on["m/b1"])) as world:
-        since = world.charge().first_seen_at
+        since = world.unit().observed.since
         on["m/b1"].blind = "the disk is slow"
-        await world.until(lambda: world.charge().seen is None)
-        assert world.charge().trouble == "the disk is slow"
+        await world.until(lambda: world.unit().observed.seen is None)
+        assert world.unit().observed.trouble == "the disk is slow"
         on["m/b1"].blind = ""
-        await world.until(lambda: world.charge().seen is not None)
+        await world.until(lambda: world.unit().observed.seen is not None)
         await world.turns()
-        assert world.charge().trouble == ""
-        assert world.charge().first_seen_at == since
+        assert world.unit().observed.trouble == ""
+        assert world.unit().observed.since == since
         assert world.phase() is Phase.READY
         assert len(on["m/b1"].starts) == 1
 
@@ -706,7 +711,7 @@ async def test_a_server_that_cannot_be_stopped_serves_on():
             await world.until(lambda: world.told(EventKind.LAUNCH_FAILED))
             await world.serves()
             assert on["m/b1"].starts == []
-            assert world.charge().trouble == "polkit does not allow it"
+            assert world.unit().observed.trouble == "polkit does not allow it"
 
 
 # --- real processes -------------------------------------------------------------------------------
@@ -729,7 +734,7 @@ async def test_a_real_process_is_launched_killed_launched_again_and_ended():
         async with fleet(on, backend, make_launcher=launcher_of, wait=False) as world:
             await world.serves()
             assert (await world.chat(max_tokens=1)).status_code == 200
-            pid = int(world.charge().seen.incarnation.split("-")[0])
+            pid = int(world.unit().observed.seen.incarnation.split("-")[0])
             logs = await world.admin("GET", "/admin/v1/backends/m/b1/logs")
             assert "Application startup complete" in logs.text
             os.kill(pid, signal.SIGKILL)
@@ -739,7 +744,7 @@ async def test_a_real_process_is_launched_killed_launched_again_and_ended():
             assert restart.detail == "its process was killed by signal 9"
             starts = json.loads((world.path.parent / "state" / "starts.json").read_text())
             assert "config" in starts["m/b1"]["took_s"]  # its log was read
-            pid = int(world.charge().seen.incarnation.split("-")[0])
+            pid = int(world.unit().observed.seen.incarnation.split("-")[0])
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
@@ -797,7 +802,7 @@ async def test_one_whose_engine_process_ends_is_out_at_once_and_serves_on_if_it_
         backend = {"name": "b1", "launch": {"command": command, "port": slot.port}}
         patient = Timing(every_s=0.02, last_words_s=1.0)  # long enough to be seen out
         async with fleet(on, backend, make_launcher=launcher_of, timing=patient) as world:
-            launcher = world.charge().launcher
+            launcher = world.unit().launcher
             (engine,) = [each for each in await launcher.vital() if each.name.startswith("VLLM")]
             await world.until(lambda: has_handle_of(engine.pid))
             os.kill(engine.pid, signal.SIGKILL)
@@ -805,4 +810,4 @@ async def test_one_whose_engine_process_ends_is_out_at_once_and_serves_on_if_it_
             assert world.backend().health.detail == f"its process {engine} has ended"
             await world.serves()  # this one can do without it
             assert not world.told(EventKind.RESTART)
-            assert world.charge().seen.running
+            assert world.unit().observed.seen.running

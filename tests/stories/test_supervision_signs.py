@@ -19,8 +19,8 @@ import pytest
 from gateway.core.aio import SystemClock
 from gateway.core.events import EventKind
 from gateway.core.types import Phase
-from gateway.heal.healing import Why
-from gateway.heal.supervisor import launcher_of
+from gateway.heal.decisions import Why
+from gateway.heal.fleet import launcher_of
 from tests.stories.supervised import fleet, launched, machine
 from tests.stories.support import story
 from tests.stories.test_supervision import SERVER
@@ -50,11 +50,13 @@ async def step(world, clock, seconds=5.0):
     """Let so much time pass at once; return when every backend was scraped and judged after it."""
     clock.ahead_s += seconds
     at = clock.now()
-    charges = world.process.supervisor.charges.values()
+    charges = world.process.supervisor.units.values()
     down = (Phase.DOWN, Phase.STARTING)  # what is down may have no metrics
 
     def judged():
-        seen = all(each.sampled_at >= at or each.backend.phase in down for each in charges)
+        seen = all(
+            each.observed.judges.sampled_at >= at or each.backend.phase in down for each in charges
+        )
         return seen and world.process.supervisor.history.at >= at
 
     await world.until(judged)
@@ -84,7 +86,8 @@ async def test_a_server_whose_process_lives_and_does_not_serve_is_restarted(faul
     async with machine() as on:
         clock, backends = Forward(), (launched(on["m/b1"]), launched(on["m/b2"]))
         async with fleet(on, *backends, clock=clock) as world:
-            world.slot().sim.inject(fault)
+            for each in (fault, "http_500"):
+                world.slot().sim.inject(each)
             await world.until(lambda: world.phase() is Phase.DOWN)
             since = world.backend().since
             restart = await until_restart(world, clock)
@@ -107,8 +110,8 @@ async def test_one_that_fails_most_of_its_requests_is_drained_and_restarted():
                 answers += [(await world.chat(max_tokens=1)).status_code for _ in range(5)]
             assert answers == [500, 500, 500, 500, 200] * 3
             told = "12 of 15 requests failed in the last 5 min"
-            await world.until(lambda: told in getattr(world.charge().decision, "evidence", ""))
-            assert world.charge().decision.why is Why.BUDGET  # bad as it is, it alone serves
+            await world.until(lambda: told in getattr(world.unit().decision, "evidence", ""))
+            assert world.unit().decision.why is Why.BUDGET  # bad as it is, it alone serves
             await world.order("undrain", "m/b2")
             await world.until(lambda: world.told(EventKind.RESTART))
             (restart,) = world.told(EventKind.RESTART)
@@ -144,13 +147,13 @@ async def test_one_that_holds_more_memory_than_it_may_is_restarted():
         async with fleet(
             on, backend, other, make_launcher=launcher_of, clock=clock, **little
         ) as world:
-            before, began = world.charge().seen.incarnation, clock.now()
+            before, began = world.unit().observed.seen.incarnation, clock.now()
             restart = await until_restart(world, clock)
             assert restart.label == "memory"
             assert restart.detail.endswith("of host memory, more than max_memory")
             assert clock.now() - began >= 30.0  # a peak is no leak
             await comes_back(world)
-            assert world.charge().seen.incarnation != before
+            assert world.unit().observed.seen.incarnation != before
 
 
 @long_story
@@ -164,7 +167,7 @@ async def test_the_only_backend_gets_its_new_command_line_after_five_idle_minute
             await world.reload()
             while clock.now() - idle_since < 280.0:
                 await step(world, clock)
-                assert world.charge().decision.why is Why.LAST
+                assert world.unit().decision.why is Why.LAST
             assert not world.told(EventKind.RESTART)
             restart = await until_restart(world, clock)
             assert restart.label == "operator"
@@ -204,7 +207,7 @@ async def test_one_that_falls_to_a_fraction_of_its_pace_and_its_peers_is_restart
         settings = {"extra": {"health": quick | {"progress": "1h"}}, "slow_start": "1s"}
         backends = [launched(slot) for slot in slots]
         async with fleet(on, *backends, clock=clock, **settings) as world, asked(*slots):
-            await world.until(lambda: world.charge("m/b2").backend.sample.running == 6)
+            await world.until(lambda: world.unit("m/b2").backend.sample.running == 6)
             began = clock.now()
             while clock.now() - began < 12 * 60:  # its past: ten minutes and a little more
                 await step(world, clock, 8.0)
@@ -237,12 +240,12 @@ async def test_scheduled_restarts_wait_for_their_window_and_go_one_after_the_oth
                     await step(world, clock, 8.0)
 
             def both_wait():
-                each = [charge.decision for charge in world.process.supervisor.charges.values()]
+                each = [charge.decision for charge in world.process.supervisor.units.values()]
                 return all(decision is not None and decision.why is Why.WINDOW for decision in each)
 
             await age()
             assert both_wait()
-            left_s = world.charge().decision.until - clock.now()
+            left_s = world.unit().decision.until - clock.now()
             assert 29 * 60 <= left_s <= 30 * 60
             assert not world.told(EventKind.RESTART)
 

@@ -78,8 +78,8 @@ def test_it_tells_where_it_is_beside_what_is_usual():
 def test_the_rest_of_a_start_is_reckoned_by_the_last_one():
     usual = {Stage.LAUNCHED: 10.0, Stage.LOADING_WEIGHTS: 60.0, Stage.GRAPHS: 20.0}
     watch = StartWatch(PatienceConfig(), 100.0, True, usual)
-    assert watch.left_s(104.0) == 86.0
-    assert watch.left_s(130.0) == 80.0  # its first stage takes longer than usual
+    assert watch.ready_at(104.0) == 104.0 + 86.0
+    assert watch.ready_at(130.0) == 130.0 + 80.0  # its first stage takes longer than usual
     watch.stage, watch.stage_at = Stage.LOADING_WEIGHTS, 130.0
-    assert watch.left_s(150.0) == 60.0
-    assert StartWatch(PatienceConfig(), 100.0).left_s(104.0) is None
+    assert watch.ready_at(150.0) == 150.0 + 60.0
+    assert StartWatch(PatienceConfig(), 100.0).ready_at(104.0) is None

@@ -5,33 +5,50 @@ by operators; restarts take time, fail to stop or to start, and bring what start
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.core.types import Phase
-from gateway.heal.backoff import Policy
-from gateway.heal.healing import Cause, Facts, Moment, Restart, Sign, Suspend
-from gateway.heal.remedy import History, clear, decide, settled, withdrawn
+from gateway.heal.decisions import Cause, Outcome, Restart, Sign, Suspend
+from gateway.heal.members import Circumstances, Member
+from gateway.heal.policy import decide
+from gateway.heal.record import History, Policy
+from gateway.heal.sight import after_look
+from gateway.heal.states import (
+    Absent,
+    Draining,
+    Failed,
+    Proving,
+    Replacing,
+    Serving,
+    Starting,
+    Suspect,
+    Suspended,
+    calls_for,
+    checked,
+    lives,
+)
 from gateway.launch.launcher import Runs, Seen
 from gateway.pools.store import MemoryStore
 
 TICK_S = 4.0
+HUNG_S = 80.0
 POLICY = Policy(max_restarts=5, within_s=1800.0)
 SCHEDULED = Policy(max_restarts=5, within_s=1800.0, restart_every_s=300.0, window=(3, 50))
-SERVING = (Phase.READY, Phase.DEGRADED)
-# What ails a process that runs, as it shows: phase, its reason, a sign.
+UP = (Phase.READY, Phase.DEGRADED)
+# What ails a process that runs, as it shows: its phase, what its unit suspects, what its judges find.
 ILLS = {
-    "frozen": (Phase.DOWN, "no_progress", None),
-    "dead": (Phase.DOWN, "http_503", None),
-    "silent": (Phase.DOWN, "timeout", None),
-    "muddled": (Phase.READY, "healthy", Cause.FROZEN),
-    "failing": (Phase.DEGRADED, "traffic", Cause.ERRORS),
-    "slow": (Phase.READY, "healthy", Cause.SLOW),
-    "fat": (Phase.READY, "healthy", Cause.MEMORY),
+    "frozen": (Phase.DOWN, Cause.FROZEN, None),
+    "dead": (Phase.DOWN, Cause.ENGINE_DEAD, None),
+    "muddled": (Phase.READY, Cause.FROZEN, None),
+    "failing": (Phase.DEGRADED, None, Cause.ERRORS),
+    "slow": (Phase.READY, None, Cause.SLOW),
+    "fat": (Phase.READY, None, Cause.MEMORY),
 }
+WELL = (Phase.READY, None, None)
 
 
 @dataclass
@@ -44,10 +61,9 @@ class Truth:
     runs: bool = True
     ill: str = ""
     starts_until: float | None = None
-    fate: str = (
-        "well"  # of the next launches: well, refused (to start), crash or hang while starting
-    )
-    stubborn: bool = False  # what runs cannot be stopped
+    # Of the next launches: well, refused (to start), crash or hang while starting.
+    fate: str = "well"
+    stubborn: bool = False  # its launcher cannot stop what runs
     hung: bool = False
     asleep: bool = False
     held: bool = False
@@ -55,57 +71,129 @@ class Truth:
     works: bool = True
     seen: bool = True
     began: float = 0.0
-    since: float = 0.0
-    shown: Phase = Phase.READY
-    order: Restart | None = None
-    by: int = 0
-    acts_at: float = 0.0
 
     @property
     def incarnation(self):
         return f"{self.id}#{self.number}"
 
     @property
-    def serves(self):
-        well = self.runs and not self.asleep and not self.held and self.order is None
-        return well and self.starts_until is None and self.phase()[0] in SERVING
+    def up(self):
+        return self.runs and self.starts_until is None
 
-    def phase(self):
-        if self.held:
-            return Phase.CORDONED, "cordoned", None
-        if not self.runs:
-            return Phase.DOWN, "refused", None
-        if self.starts_until is not None:
-            return Phase.DOWN, "refused", Cause.START_HUNG if self.hung else None
-        if self.asleep:
-            return Phase.DOWN, "asleep", None
-        return ILLS.get(self.ill, (Phase.READY, "healthy", None))
+    @property
+    def well(self):
+        return self.up and not self.asleep and not self.held and self.shows()[0] in UP
 
-    def facts(self, now, by):
-        phase, reason, cause = self.phase()
-        restarting = self.order is not None and self.by == by
-        if restarting and self.runs:
-            phase = Phase.DRAINING
-        if phase is not self.shown:
-            self.shown, self.since = phase, now
-        return Facts(
-            self.id,
-            self.pool,
-            phase,
-            reason=reason,
+    @property
+    def computes(self):
+        """Whether it gives a token to whoever asks."""
+        return self.up and self.shows()[1] is None
+
+    def shows(self):
+        if not self.up:
+            return Phase.DOWN, None, None
+        return ILLS.get(self.ill, WELL)
+
+
+@dataclass
+class Watched:
+    """What one replica knows of a backend: a unit whose steps take no time but the world's."""
+
+    truth: Truth
+    state: object = None
+    since: float = 0.0
+    phase: Phase = Phase.READY
+    bad_at: float | None = None
+    launched: str | None = None
+    suspended: bool = False
+    acts_at: float = 0.0
+    tests: dict = field(default_factory=dict)  # that failed in a row, by incarnation
+    signs: dict = field(default_factory=dict)
+
+    def to(self, state, now):
+        if isinstance(self.state, Serving) and isinstance(state, Suspect | Failed):
+            self.bad_at = now
+        self.state = checked(self.state, state)
+
+    def look(self, now):
+        """Take the step that this moment calls for."""
+        truth, state = self.truth, self.state
+        if truth.seen and not isinstance(state, Draining | Replacing):
+            runs = Runs.RUNNING if truth.runs else Runs.ENDED
+            after = after_look(state, Seen(truth.incarnation, runs), now, launches=True)
+            if after is not state:
+                self.to(after, now)
+        _, suspects, judged = truth.shows()
+        if judged is Cause.ERRORS and judged not in self.signs:
+            self.bad_at = now
+        self.signs = {judged: Sign(judged, judged.value)} if judged is not None else {}
+        match self.state:
+            case Failed(examined=False) as state:
+                self.to(replace(state, examined=True), now)
+            case Failed(lives=True) | Suspended(lives=True) as state if truth.computes:
+                self.to(Proving(now, state.incarnation), now)
+            case Starting() as state if truth.up:
+                self.to(Proving(now, state.incarnation or truth.incarnation), now)
+            case Starting() as state if now - state.since >= HUNG_S:
+                sign = Sign(Cause.START_HUNG, "silent")
+                self.to(Failed(now, state.incarnation, sign=sign, lives=True), now)
+            case Proving() as state if truth.computes:
+                self.to(Serving(now, state.incarnation), now)
+            case Proving() as state:
+                sign = Sign(Cause.START_HUNG, "no token")
+                self.to(Suspect(now, state.incarnation, sign=sign, out=True, proved=False), now)
+            case Serving() as state if suspects is not None and not (truth.asleep or truth.held):
+                proof_at = now + (30.0 if suspects is Cause.ENGINE_DEAD else 0.0)
+                sign = Sign(suspects, suspects.value)
+                self.to(Suspect(now, state.incarnation, sign=sign, proof_at=proof_at), now)
+            case Suspect() as state:
+                self.test(state, now)
+        self.show(now)
+
+    def test(self, state, now):
+        if self.truth.computes:
+            self.tests.pop(state.incarnation, None)
+            known = (now, state.incarnation)
+            self.to(Serving(*known) if state.proved else Proving(*known), now)
+        elif now >= state.test_at:
+            self.tests[state.incarnation] = self.tests.get(state.incarnation, 0) + 1
+            self.to(state.after_failure("timeout", now, 5.0, 1.0), now)
+
+    def show(self, now):
+        """Have the phase that the pool table would show."""
+        phase = self.truth.shows()[0]
+        match self.state:
+            case _ if self.truth.held:
+                phase = Phase.CORDONED
+            case Draining():
+                phase = Phase.DRAINING
+            case Starting() | Proving() | Replacing():
+                phase = Phase.STARTING
+            case Failed() | Suspended() | Suspect(out=True) | Absent():
+                phase = Phase.DOWN
+            case _ if self.truth.asleep:
+                phase = Phase.DOWN
+        if phase is not self.phase:
+            self.phase, self.since = phase, now
+
+    def member(self, now):
+        truth = self.truth
+        return Member(
+            truth.id,
+            truth.pool,
+            self.phase,
             since=self.since,
-            seen=Seen(self.incarnation, Runs.RUNNING if self.runs else Runs.ENDED)
-            if self.seen
-            else None,
-            held=self.held,
-            restarting=restarting,
-            starting=self.starts_until is not None,
-            asleep=self.asleep,
-            saturated=self.saturated,
-            moved_at=now if self.saturated and self.ill not in ("frozen", "dead") else -math.inf,
-            in_flight=int(self.works),
-            age_s=now - self.began,
-            signs=(Sign(cause, cause.value),) if cause is not None else (),
+            state=self.state,
+            sign=calls_for(self.state, self.signs, now),
+            visible=truth.seen,
+            ours=self.launched is not None and self.launched == self.state.incarnation,
+            held=truth.held,
+            suspended=self.suspended,
+            asleep=truth.asleep,
+            saturated=truth.saturated,
+            idle=not truth.works,
+            age_s=now - truth.began,
+            bad_at=self.bad_at,
         )
 
 
@@ -151,12 +239,16 @@ class World:
             for place in range(size)
         }
         self.watchers = {each: Watcher() for each in self.fleet}
+        self.replicas = [
+            {each.id: Watched(each, Serving(0.0, each.incarnation)) for each in self.fleet.values()}
+            for _ in range(replicas)
+        ]
         self.histories = [History() for _ in range(replicas)]
         self.leaders = {0}
         self.views = {}  # of replicas whose view stands still
         self.holds = {}
         self.jump_s = 0.0
-        self.killed = {}  # incarnations that ran when they were stopped, and how often that was begun
+        self.killed = {}  # incarnations that ran when they were stopped, and how often
         self.tick()
 
     # --- time -------------------------------------------------------------------------------------
@@ -166,12 +258,15 @@ class World:
         self.clock.at = self.now
         for truth in self.fleet.values():
             self.go_on(truth)
+        for units in self.replicas:
+            for unit in units.values():
+                self.step(unit)
         self.watch()
         for replica in range(len(self.histories)):
             self.ask(replica)
 
     def go_on(self, truth):
-        """What was begun goes on: starts come to their end, restarts drain, stop and launch."""
+        """Starts come to their end."""
         starts = truth.runs and truth.starts_until is not None and not truth.hung
         if starts and self.now >= truth.starts_until:
             if truth.fate == "crash":
@@ -180,109 +275,149 @@ class World:
                 truth.hung = True
             else:
                 truth.starts_until = None
-        if truth.order is not None and self.now >= truth.acts_at:
-            self.act(truth, truth.order)
 
-    def act(self, truth, order):
-        """The drain is over: claim, stop, launch."""
-        by, truth.order = truth.by, None
+    def step(self, unit):
+        replica = next(n for n, units in enumerate(self.replicas) if units[unit.truth.id] is unit)
+        state = unit.state
+        if isinstance(state, Draining) and self.now >= unit.acts_at:
+            known = {"order": state.order, "before": state.before}
+            unit.to(Replacing(self.now, state.incarnation, **known), self.now)
+        if isinstance(unit.state, Replacing):
+            self.replace(unit, unit.state, replica)
+        unit.look(self.now)
+
+    def replace(self, unit, state, replica):
+        """Claim, stop, launch."""
+        truth, order = unit.truth, state.order
         claimed = done(self.store.claim_restart(truth.id, order.incarnation, order.attempt))
-        if claimed and order.incarnation == truth.incarnation:
-            if self.paced and len(self.leaders) == 1:
-                self.check_pace(order, self.watchers[truth.id])
-            self.replace(truth)
-        if order.attempt % 2:  # else it is seen: under way before, and no longer
-            self.histories[by] = settled(self.histories[by], truth.id)
+        if not claimed:
+            self.came_to(replica, Outcome.ANOTHERS, order)
+            self.go_back(unit, state)
+        elif order.incarnation != truth.incarnation or (truth.runs and truth.stubborn):
+            self.came_to(replica, Outcome.FAILED, order)
+            self.go_back(unit, state)
+        else:
+            self.stop(truth, order, unit)
+            if truth.fate == "refused":
+                self.came_to(replica, Outcome.FAILED, order)
+                sign = Sign(Cause.START_FAILED, "refused")
+                unit.to(Failed(self.now, truth.incarnation, sign=sign), self.now)
+                return
+            self.start(truth)
+            unit.launched = truth.incarnation
+            unit.to(Starting(self.now, truth.incarnation, ours=True), self.now)
 
-    def hand_over(self):
-        """Who loses the lease gives up what it drains before another can have it."""
-        for truth in self.fleet.values():
-            if truth.order is not None:
-                self.histories[truth.by] = withdrawn(self.histories[truth.by], truth.order)
-                self.watchers[truth.id].orders.pop((truth.by, truth.order.incarnation), None)
-                truth.order = None
-        self.leaders = {(min(self.leaders) + 1) % len(self.histories)}
+    def go_back(self, unit, state):
+        before = state.before
+        if isinstance(before, Suspect):
+            before = replace(before, failures=0)
+        unit.to(before, self.now)
 
-    def replace(self, truth):
+    def came_to(self, replica, outcome, order):
+        self.histories[replica] = self.histories[replica].came_to(outcome, order)
+
+    def stop(self, truth, order, unit):
+        if self.paced and len(self.leaders) == 1:
+            self.check_pace(order, self.watchers[truth.id])
         if truth.runs:
             self.killed[truth.incarnation] = self.killed.get(truth.incarnation, 0) + 1
             assert self.killed[truth.incarnation] == 1, "restarted twice"
-            if truth.stubborn:
-                return
+            if not order.planned and not truth.hung:
+                assert unit.tests.get(truth.incarnation, 0) >= 2, "killed without proof"
         truth.runs = False
-        if truth.fate == "refused":
-            return
+
+    def start(self, truth):
         truth.number += 1
         truth.runs, truth.began = True, self.now
         truth.starts_until = self.now + 40.0
         truth.ill, truth.hung, truth.asleep, truth.stubborn = "", False, False, False
 
+    def hand_over(self):
+        """Another replica has the lease from now on."""
+        self.leaders = {(min(self.leaders) + 1) % len(self.histories)}
+
     # --- the replicas -----------------------------------------------------------------------------
 
     def ask(self, replica):
-        facts = self.views.get(replica) or [
-            each.facts(self.now, replica) for each in self.fleet.values()
-        ]
-        leads = {each.pool for each in facts} if replica in self.leaders else set()
+        units = self.replicas[replica]
+        members = self.views.get(replica) or [each.member(self.now) for each in units.values()]
+        leads = {each.pool for each in members} if replica in self.leaders else set()
         minute = int(self.now // 60) % 60
         holds = {pool: until for pool, until in self.holds.items() if until > self.now}
-        moment = Moment(self.now + self.jump_s, leads, minute, holds)
+        circumstances = Circumstances(self.now + self.jump_s, leads, minute, holds)
         policies = dict.fromkeys("pqr", self.policy)
-        before = {each.backend_id: each for each in facts}
+        before = {each.backend_id: each for each in members}
         self.histories[replica], decisions = decide(
-            facts, self.histories[replica], policies, moment
+            members, self.histories[replica], policies, circumstances
         )
         for decision in decisions:
+            unit = units[decision.backend_id]
             if isinstance(decision, Restart):
+                if replica in self.views and isinstance(unit.state, Draining | Replacing):
+                    continue  # an old view: its unit knows better
                 self.check(replica, decision, before[decision.backend_id])
-                self.begin(replica, decision)
+                self.begin(unit, decision)
             elif isinstance(decision, Suspend) and len(self.leaders) == 1:
                 watcher = self.watchers[decision.backend_id]
                 assert not watcher.suspended, "told once"
-                watcher.suspended = True
+                watcher.suspended = unit.suspended = True
                 self.holds[decision.backend_id] = math.inf
+                if isinstance(unit.state, Failed | Suspect):
+                    sign = Sign(decision.cause, decision.evidence)
+                    known = (self.now, unit.state.incarnation)
+                    unit.to(Suspended(*known, sign=sign, lives=lives(unit.state)), self.now)
 
-    def begin(self, replica, order):
-        truth = self.fleet[order.backend_id]
-        if truth.order is not None:
-            self.histories[replica] = settled(self.histories[replica], truth.id)
-            return  # the other leader is at it
-        truth.order, truth.by = order, replica
-        truth.acts_at = self.now + (20.0 if order.planned else TICK_S)
+    def begin(self, unit, order):
+        state, now = unit.state, self.now
+        before = state.before if isinstance(state, Draining | Replacing) else state
+        known = {"order": order, "before": before}
+        if order.planned and isinstance(state, Serving | Suspect):
+            unit.acts_at = now + 20.0
+            unit.to(Draining(now, before.incarnation, until=unit.acts_at, **known), now)
+        else:
+            unit.to(Replacing(now, before.incarnation, **known), now)
+        unit.show(now)
 
     # --- the checks -------------------------------------------------------------------------------
+
+    def unit(self, truth):
+        """Return what the leader knows of a backend."""
+        return self.replicas[min(self.leaders)][truth.id]
+
+    def serves(self, truth):
+        unit = self.unit(truth)
+        return truth.well and unit.phase in UP and isinstance(unit.state, Serving | Suspect)
+
+    def in_hand(self, truth):
+        return isinstance(self.unit(truth).state, Draining | Replacing)
 
     def watch(self):
         for truth in self.fleet.values():
             watcher = self.watchers[truth.id]
-            well = truth.serves and truth.phase()[0] is Phase.READY
-            if not well:
+            well = self.serves(truth) and isinstance(self.unit(truth).state, Serving)
+            if not well or self.unit(truth).phase is not Phase.READY:
                 watcher.well_since = None
             elif watcher.well_since is None:
                 watcher.well_since = self.now
             elif self.now - watcher.well_since >= 600:
                 watcher.row = 0
-            bad = truth.serves and truth.ill in ("failing", "muddled")
-            bad = bad or not truth.serves and not (truth.asleep or truth.held or truth.starts_until)
-            bad = bad or not truth.runs
-            if bad and watcher.good and truth.order is None:
+            bad = not truth.runs or truth.ill in ("failing", "muddled", "frozen", "dead")
+            watched = truth.seen and not (truth.asleep or truth.held or truth.starts_until)
+            if bad and watched and watcher.good and not self.in_hand(truth):
                 watcher.bad_at = self.now
-            watcher.good = truth.serves and not bad
+            watcher.good = self.serves(truth) and not bad
 
     def check(self, replica, order, seen):
         truth, watcher = self.fleet[order.backend_id], self.watchers[order.backend_id]
         assert replica in self.leaders
         assert self.holds.get(truth.pool, 0) <= self.now
         assert self.holds.get(None, 0) <= self.now
-        if seen.seen.running:
-            key = (replica, order.incarnation)
-            watcher.orders[key] = watcher.orders.get(key, 0) + 1
-            assert watcher.orders[key] == 1, "the same incarnation ordered again"
         if replica in self.views:
             return  # it sees what was; what it does is judged by what comes of it
+        if len(self.replicas) > 1 and order.incarnation != truth.incarnation:
+            return  # another replica was quicker; its launcher refuses
         assert order.incarnation == truth.incarnation
         assert not truth.held
-        assert truth.order is None or truth.by != replica
         if truth.runs:
             self.check_living(order, truth)
         assert not watcher.suspended or len(self.leaders) > 1
@@ -290,19 +425,19 @@ class World:
     def check_living(self, order, truth):
         assert not truth.asleep
         assert truth.starts_until is None or truth.hung
-        assert not truth.saturated or truth.hung or truth.ill in ("slow", "frozen", "dead")
+        if order.planned and order.cause is not Cause.SLOW:
+            assert not truth.saturated
         if len(self.leaders) > 1 or not self.paced:
             return
         members = [each for each in self.fleet.values() if each.pool == truth.pool]
         others = [each for each in members if each is not truth]
-        assert not any(each.order and each.runs for each in others), "two at a time"
-        if truth.serves:
-            out = sum(not each.serves for each in others)
+        assert not any(self.in_hand(each) and each.runs for each in others), "two at a time"
+        if self.serves(truth):
+            out = sum(not self.serves(each) for each in others)
             assert out + 1 <= max(1, len(members) // 4), "more out than allowed"
-            if len(members) > 1:
-                assert order.planned or truth.ill == "muddled"
+            assert order.planned, "it serves, and was to be killed"
             if truth.works:
-                assert any(each.serves for each in others), "the last one, with work"
+                assert any(self.serves(each) for each in others), "the last one, with work"
         struck = {each.id for each in members if self.now - self.watchers[each.id].bad_at < 60}
         together = self.together(struck)
         assert not (len(together) >= 2 and len(together) * 2 >= len(members)), "our blindness"
@@ -334,7 +469,7 @@ class World:
                 truth.runs = False
             case "ill" if truth.runs and truth.starts_until is None:
                 truth.ill = what
-            case "restarted elsewhere" if truth.order is None:
+            case "restarted elsewhere" if not self.in_hand(truth):
                 truth.stubborn = False
                 truth.runs, truth.number, truth.ill = True, truth.number + 1, ""
                 truth.starts_until, truth.hung, truth.began = self.now + 40.0, False, self.now
@@ -350,19 +485,31 @@ class World:
             case "clear":
                 watcher = self.watchers[truth.id]
                 watcher.times, watcher.row, watcher.suspended = [], 0, False
-                watcher.forgiven = truth.order  # ordered before: it counts no more
+                for units in self.replicas:
+                    state = units[truth.id].state
+                    if isinstance(state, Draining | Replacing):
+                        watcher.forgiven = state.order  # ordered before: it counts no more
                 self.holds.pop(truth.id, None)
-                self.histories = [clear(each, truth.id) for each in self.histories]
+                self.histories = [each.clear(truth.id) for each in self.histories]
+                for units in self.replicas:
+                    self.clear(units[truth.id])
             case "hand over" if len(self.leaders) == 1:
                 self.hand_over()
             case "both lead":
                 self.leaders = set(range(len(self.histories)))
             case "stands still":
                 replica = place % len(self.histories)
-                facts = [each.facts(self.now, replica) for each in self.fleet.values()]
-                self.views = {} if self.views else {replica: facts}
+                members = [each.member(self.now) for each in self.replicas[replica].values()]
+                self.views = {} if self.views else {replica: members}
             case "jump":
                 self.jump_s = what
+
+    def clear(self, unit):
+        unit.suspended, state = False, unit.state
+        if isinstance(state, Suspended) and state.lives:
+            unit.to(Starting(self.now, state.incarnation), self.now)
+        elif isinstance(state, Suspended):
+            unit.to(Failed(self.now, state.incarnation, sign=state.sign), self.now)
 
     def run(self, steps):
         for ticks, event in steps:
@@ -468,10 +615,12 @@ def test_once_faults_cease_everything_is_healed(sizes, steps):
         world.happen(("clear", place, None))
     for _ in range(int(len(world.fleet) * 500 / TICK_S) + 300):
         world.tick()
-        if all(each.serves and not each.ill for each in world.fleet.values()):
+        if all(world.serves(each) and not each.ill for each in world.fleet.values()):
             break
     assert {
-        each.id: each.ill or each.runs for each in world.fleet.values() if not each.serves
+        each.id: (each.ill, world.unit(each).state)
+        for each in world.fleet.values()
+        if not world.serves(each)
     } == {}
     assert {each.id: each.ill for each in world.fleet.values() if each.ill} == {}
 
@@ -481,12 +630,12 @@ def test_once_faults_cease_everything_is_healed(sizes, steps):
 def test_the_order_in_which_backends_are_shown_changes_nothing(sizes, steps, rng):
     world = World(sizes)
     world.run(steps)
-    facts = [each.facts(world.now, 0) for each in world.fleet.values()]
-    moment = Moment(world.now + 1, set("pqr"))
+    members = [each.member(world.now) for each in world.replicas[0].values()]
+    now = Circumstances(world.now + 1, set("pqr"))
     policies = dict.fromkeys("pqr", POLICY)
-    shuffled = rng.sample(facts, len(facts))
+    shuffled = rng.sample(members, len(members))
     history = world.histories[0]
-    assert decide(facts, history, policies, moment) == decide(shuffled, history, policies, moment)
+    assert decide(members, history, policies, now) == decide(shuffled, history, policies, now)
 
 
 def test_a_crash_loop_ends_in_suspension_and_nothing_more_is_done():

@@ -1,3 +1,5 @@
+"""The rules of healing: what is decided about a few pools over time."""
+
 import math
 from dataclasses import replace
 
@@ -5,10 +7,20 @@ import pytest
 
 from gateway.config.supervision import SupervisionConfig
 from gateway.core.types import Phase
-from gateway.heal.backoff import Policy, policy_of, replaced
-from gateway.heal.healing import Cause, Facts, Moment, Restart, Sign, Suspend, Wait, Why
-from gateway.heal.remedy import History, clear, decide, operated, settled, withdrawn
-from gateway.launch.launcher import Runs, Seen
+from gateway.heal.decisions import Cause, Outcome, Restart, Sign, Suspend, Wait, Why
+from gateway.heal.members import ALL_GPUS, Circumstances, Member
+from gateway.heal.policy import decide
+from gateway.heal.record import History, Policy, policy_of
+from gateway.heal.states import (
+    Absent,
+    Draining,
+    Failed,
+    Replacing,
+    Serving,
+    Starting,
+    Suspect,
+    calls_for,
+)
 
 
 class Ward:
@@ -17,19 +29,36 @@ class Ward:
     def __init__(self, policy=None, at=1000.0, **sizes):
         self.history, self.policy = History(), policy or Policy()
         self.now, self.minute, self.holds = at, 0, {}
-        self.facts = {
-            f"{pool}/{name}": Facts(f"{pool}/{name}", pool, Phase.READY, seen=alive("one"))
+        self.signs = {}
+        self.members = {
+            f"{pool}/{name}": Member(f"{pool}/{name}", pool, Phase.READY, at, Serving(at, "one"))
             for pool, count in (sizes or {"p": 4}).items()
             for name in "abcdefgh"[:count]
         }
-        self.leads = {each.pool for each in self.facts.values()}
+        self.leads = {each.pool for each in self.members.values()}
         self.see()
 
     def change(self, backend_id, **changes):
-        phase = changes.get("phase")
-        if phase is not None and phase is not self.facts[backend_id].phase:
+        """Change a backend; a state is given as what makes it of the time."""
+        before = self.members[backend_id]
+        phase, state = changes.get("phase"), changes.get("state")
+        if phase is not None and phase is not before.phase:
             changes.setdefault("since", self.now)
-        self.facts[backend_id] = replace(self.facts[backend_id], **changes)
+        if callable(state):
+            changes["state"] = state = state(self.now)
+        ceased = isinstance(before.state, Serving) and isinstance(state, Suspect | Failed)
+        signs = changes.pop("signs", self.signs.get(backend_id, ()))
+        fails = Cause.ERRORS in signs and Cause.ERRORS not in self.signs.get(backend_id, ())
+        if ceased or fails:
+            changes.setdefault("bad_at", self.now)
+        self.signs[backend_id] = signs
+        self.members[backend_id] = replace(before, **changes)
+
+    def judged(self, member):
+        signs = {each: Sign(each, each.value) for each in self.signs.get(member.backend_id, ())}
+        if member.state is None:
+            return member
+        return replace(member, sign=calls_for(member.state, signs, self.now))
 
     def see(self, after=1.0, **changed):
         """Look once, `after` seconds later; `a={...}` changes p/a. Returns the decisions by backend."""
@@ -37,9 +66,9 @@ class Ward:
         for name, changes in changed.items():
             self.change(f"p/{name}", **changes)
         policies = dict.fromkeys(self.leads | {"p", "q"}, self.policy)
-        moment = Moment(self.now, self.leads, self.minute, self.holds)
-        facts = [*self.facts.values()]
-        self.history, decisions = decide(facts, self.history, policies, moment)
+        circumstances = Circumstances(self.now, self.leads, self.minute, self.holds)
+        members = [self.judged(each) for each in self.members.values()]
+        self.history, decisions = decide(members, self.history, policies, circumstances)
         return {each.backend_id: each for each in decisions}
 
     def look_until(self, at, **changed):
@@ -59,22 +88,68 @@ class Ward:
     def pass_time(self, seconds):
         return self.look_until(self.now + seconds)
 
-
-def alive(incarnation):
-    return Seen(incarnation, Runs.RUNNING)
-
-
-def dead(incarnation="one", code=1):
-    return Seen(incarnation, Runs.ENDED, exit_code=code)
+    def came_to(self, outcome, order):
+        self.history = self.history.came_to(outcome, order)
 
 
-DEAD = {"seen": dead()}
-FROZEN = {"phase": Phase.DOWN, "reason": "no_progress"}
-WELL = {"phase": Phase.READY, "reason": "healthy", "restarting": False, "starting": False}
+def serves(incarnation="one"):
+    return {"state": lambda now: Serving(now, incarnation)}
+
+
+def dead(incarnation="one", cause=Cause.EXITED, **more):
+    sign = Sign(cause, "its process exited with code 1")
+    return {
+        "phase": Phase.DOWN,
+        "state": lambda now: Failed(now, incarnation, sign=sign, **more),
+    }
+
+
+def proven(incarnation="one", cause=Cause.FROZEN):
+    sign = Sign(cause, "requests are running without progress")
+    return {
+        "phase": Phase.DOWN,
+        "state": lambda now: Suspect(now, incarnation, sign=sign, failures=2, out=True),
+    }
+
+
+def hung(incarnation="one"):
+    sign = Sign(Cause.START_HUNG, "silent")
+    return {
+        "phase": Phase.STARTING,
+        "state": lambda now: Failed(now, incarnation, sign=sign, lives=True),
+    }
+
+
+def restarts(order):
+    return {
+        "phase": Phase.STARTING,
+        "state": lambda now: Replacing(
+            now, order.incarnation, order=order, before=Serving(0, "one")
+        ),
+    }
+
+
+def starts(incarnation="two", ours=True):
+    return {
+        "phase": Phase.STARTING,
+        "ours": ours,
+        "signs": (),
+        "state": lambda now: Starting(now, incarnation, ours=ours),
+    }
+
+
+DEAD = dead()
+FROZEN = proven()
+WELL = {"phase": Phase.READY, "signs": (), "bad_at": None}
+ASLEEP = {"phase": Phase.DOWN, "asleep": True}
+
+
+def well(incarnation="one"):
+    return WELL | serves(incarnation)
 
 
 def signed(*causes):
-    return {"signs": tuple(Sign(each, each.value) for each in causes)}
+    return {"signs": causes}
 
 
 def why(decision):
@@ -113,7 +188,7 @@ def test_one_that_serves_is_drained_first(cause):
 )
 @pytest.mark.parametrize("ill", [DEAD, signed(Cause.SLOW, Cause.FROZEN)])
 def test_what_an_operator_holds_is_left_to_them(held, ill):
-    assert why(Ward().see(a=held | ill)["p/a"]) is Why.HELD
+    assert why(Ward().see(a=ill | held)["p/a"]) is Why.HELD
 
 
 @pytest.mark.parametrize("cause", [Cause.ERRORS, Cause.MEMORY])
@@ -121,28 +196,6 @@ def test_a_saturated_backend_is_not_restarted(cause):
     ward = Ward()
     assert why(ward.see(a=signed(cause) | {"saturated": True})["p/a"]) is Why.BUSY
     assert isinstance(ward.see(a={"saturated": False})["p/a"], Restart)
-
-
-def test_a_saturated_backend_whose_canary_failed_is_frozen_only_once_nothing_moves():
-    ward = Ward()
-    found = ward.see(a=signed(Cause.FROZEN) | {"saturated": True, "moved_at": ward.now})
-    assert why(found["p/a"]) is Why.BUSY
-    assert ward.order_comes("a", 100) == 29
-
-
-def test_tokens_that_flow_prove_an_engine_alive_whatever_its_probes_say():
-    ward = Ward()
-    ward.see(a={"phase": Phase.DOWN, "reason": "timeout"})
-    for _ in range(100):
-        found = ward.see(a={"moved_at": ward.now})
-    assert why(found["p/a"]) is Why.BUSY
-    assert ward.order_comes("a", 100) == 29
-
-
-def test_the_last_tokens_before_it_went_down_do_not():
-    ward = Ward()
-    ward.see(a={"phase": Phase.DOWN, "reason": "http_503", "moved_at": ward.now + 1})
-    assert isinstance(ward.pass_time(5)["p/a"], Restart)
 
 
 def test_a_full_queue_is_what_comes_of_a_collapse_and_does_not_excuse_it():
@@ -153,68 +206,123 @@ def test_a_full_queue_is_what_comes_of_a_collapse_and_does_not_excuse_it():
 @pytest.mark.parametrize(
     "state",
     [
-        {"phase": Phase.STARTING, "reason": "refused"},
-        {"phase": Phase.DOWN, "reason": "refused", "starting": True},
-        {"phase": Phase.DOWN, "reason": "asleep", "asleep": True},
-        {"phase": Phase.STOPPED, "seen": dead()},
-        {"phase": Phase.DRAINING, "restarting": True},
-        {"phase": Phase.DOWN, "reason": "refused", "supervised": False},
+        starts("one", ours=False),
+        starts("one"),
+        ASLEEP | signed(Cause.SLOW),
+        {"phase": Phase.STOPPED} | dead() | {"phase": Phase.STOPPED},
+        {"phase": Phase.DOWN, "state": None, "sign": Sign(Cause.SLOW, "slow")},
+        {"phase": Phase.READY, "state": lambda now: Absent(now, None)},
+        {"state": lambda now: Suspect(now, "one", sign=Sign(Cause.FROZEN, ""), failures=1)},
+        {
+            "state": lambda now: Suspect(
+                now, "one", sign=Sign(Cause.FROZEN, ""), failures=5, proof_at=math.inf
+            )
+        },
     ],
-    ids=["never seen healthy", "starting", "asleep", "removed", "under restart", "not ours"],
+    ids=[
+        *("starting", "starting, ours", "asleep", "removed", "not ours", "scaled to zero"),
+        *("one test failed", "silent for too short a time"),
+    ],
 )
 def test_these_are_not_even_looked_at(state):
     ward = Ward()
-    ward.see(a=state | signed(Cause.FROZEN if "supervised" in state else Cause.SLOW))
+    ward.see(a=state)
     assert ward.pass_time(1000) == {}
+
+
+def test_one_under_restart_is_not_judged():
+    ward = Ward()
+    order = ward.see(a=signed(Cause.SLOW))["p/a"]
+    drains = {
+        "state": lambda now: Draining(now, "one", order=order, before=Serving(0, "one"), until=0)
+    }
+    assert ward.see(a=drains | {"phase": Phase.DRAINING}) == {}
+    assert ward.see(a=restarts(order)) == {}
 
 
 def test_a_start_that_hangs_or_fails_is_restarted():
     ward = Ward()
-    starting = {"phase": Phase.STARTING, "starting": True}
-    assert ward.see(a=starting, b=starting) == {}
-    found = ward.see(a=signed(Cause.START_HUNG), b=DEAD)
+    assert ward.see(a=starts("one"), b=starts("one")) == {}
+    found = ward.see(a=hung(), b=dead(cause=Cause.START_FAILED))
     assert found["p/a"].cause is Cause.START_HUNG
     assert found["p/b"].cause is Cause.START_FAILED
 
 
 def test_what_cannot_be_seen_has_no_incarnation_to_name():
     ward = Ward()
-    ward.see(a={"seen": None, "phase": Phase.DOWN, "reason": "refused"})
-    assert why(ward.pass_time(40)["p/a"]) is Why.UNSEEN
+    assert why(ward.see(a=FROZEN | {"visible": False})["p/a"]) is Why.UNSEEN
+
+
+def test_what_ended_is_not_restarted_before_it_was_examined():
+    ward = Ward()
+    assert ward.see(a=dead(examined=False)) == {}
+    assert isinstance(ward.see(a=DEAD)["p/a"], Restart)
+
+
+def test_what_a_service_manager_does_not_run_on_purpose_is_left_to_it():
+    ward = Ward()
+    assert ward.see(a={"state": lambda now: Absent(now, None), "phase": Phase.DOWN}) == {}
+    assert ward.see(a={"state": lambda now: Absent(now, None, due=True)})["p/a"].attempt == 1
 
 
 # --- one restart per incarnation ------------------------------------------------------------------
 
 
 def carried_out(ward, name="a", incarnation="two"):
-    """The order is taken up, and another incarnation starts."""
-    ward.see(**{name: {"restarting": True}})
-    started = {"phase": Phase.DOWN, "reason": "refused", "starting": True, "restarting": False}
-    return ward.see(**{name: started | {"seen": alive(incarnation), "signs": ()}})
+    """The order is carried out, and another incarnation starts."""
+    return ward.see(**{name: starts(incarnation)})
 
 
-def test_an_incarnation_that_runs_is_ordered_once_whatever_happens():
+def test_an_incarnation_that_was_restarted_and_runs_is_not_restarted_again():
     ward = Ward()
-    assert isinstance(ward.see(a=FROZEN)["p/a"], Restart)
-    assert ward.see(a={"restarting": True}) == {}
-    found = ward.see(a={"restarting": False})
+    order = ward.see(a=FROZEN)["p/a"]
+    assert ward.see(a=restarts(order)) == {}
+    found = ward.see(a=FROZEN)  # its launcher says that it did, and shows the same
     for _ in range(5000):
         assert why(found["p/a"]) is Why.ORDERED
         found = ward.see(5.0)
 
 
-def test_an_order_that_nobody_takes_up_is_not_given_again():
+def test_what_another_replica_claimed_is_left_to_it():
     ward = Ward()
-    assert isinstance(ward.see(a=FROZEN)["p/a"], Restart)
-    assert ward.pass_time(29) == {}
+    order = ward.see(a=FROZEN)["p/a"]
+    ward.came_to(Outcome.ANOTHERS, order)
     assert why(ward.pass_time(1000)["p/a"]) is Why.ORDERED
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.NOT_NOW])
+def test_what_a_launcher_could_not_do_stays_due_with_pauses(outcome):
+    ward = Ward()
+    order, waits = ward.see(a=FROZEN)["p/a"], []
+    for attempt in (2, 3, 4, 5):
+        ward.came_to(outcome, order)
+        waits.append(ward.order_comes("a", 100))
+        order = ward.see(0.0)["p/a"] if waits[-1] is None else last_order(ward)
+        assert order.attempt == attempt
+    assert waits == [11, 21, 41, 81]
+
+
+def test_what_is_not_the_servers_fault_never_suspends_it():
+    ward = Ward()
+    order = ward.see(a=FROZEN)["p/a"]
+    for _ in range(12):
+        ward.came_to(Outcome.NOT_NOW, order)
+        assert ward.order_comes("a", 400) is not None
+        order = last_order(ward)
+    assert ward.history.of("p/a").restarts[:-1] == ()
+
+
+def last_order(ward):
+    """The order that the last look gave: its attempt is remembered."""
+    tried = ward.history.of("p/a").orders_for("one")
+    return Restart("p/a", Cause.FROZEN, "", "one", planned=False, attempt=tried.times)
 
 
 def test_an_incarnation_that_comes_back_is_still_the_one_that_was_ordered():
     ward = Ward()
     ward.see(a=FROZEN)
     carried_out(ward)
-    ward.see(a={"seen": alive("one"), "starting": False})
+    ward.see(a=FROZEN)
     assert why(ward.pass_time(1000)["p/a"]) is Why.ORDERED
 
 
@@ -222,17 +330,19 @@ def test_another_incarnation_may_be_ordered():
     ward = Ward()
     ward.see(a=FROZEN)
     carried_out(ward)
-    ward.see(a=WELL)
-    order = ward.look_until(ward.now + 11, a=FROZEN)["p/a"]
+    ward.see(a=well("two"))
+    order = ward.look_until(ward.now + 11, a=proven("two"))["p/a"]
     assert isinstance(order, Restart)
     assert (order.incarnation, order.attempt) == ("two", 1)
 
 
 def test_a_launch_that_failed_is_tried_again_as_another_attempt():
     ward = Ward()
-    assert ward.see(a={"seen": dead("one")})["p/a"].attempt == 1
-    ward.see(a={"restarting": True})
-    found = ward.see(a={"restarting": False})["p/a"]
+    order = ward.see(a=DEAD)["p/a"]
+    assert order.attempt == 1
+    ward.see(a=restarts(order))
+    ward.came_to(Outcome.FAILED, order)
+    found = ward.see(a=dead(cause=Cause.START_FAILED))["p/a"]
     assert (why(found), found.until) == (Why.BACKOFF, ward.now + 10)
     order = ward.pass_time(10)["p/a"]
     assert (order.incarnation, order.attempt) == ("one", 2)
@@ -240,43 +350,46 @@ def test_a_launch_that_failed_is_tried_again_as_another_attempt():
 
 def test_the_first_launch_of_all_is_no_restart_so_its_failure_is_the_first():
     ward = Ward()
-    assert ward.see(a={"seen": Seen()})["p/a"].attempt == 1
-    ward.see(a={"restarting": True})
-    order = ward.see(a={"restarting": False})["p/a"]
+    absent = {"state": lambda now: Absent(now, None, due=True), "phase": Phase.STARTING}
+    assert ward.see(a=absent)["p/a"].attempt == 1
+    order = ward.see(a=dead(None, cause=Cause.START_FAILED))["p/a"]
     assert (order.incarnation, order.attempt) == (None, 2)
-    ward.see(a={"restarting": True})
-    found = ward.see(a={"restarting": False})["p/a"]
+    found = ward.see(a=dead(None, cause=Cause.START_FAILED))["p/a"]
     assert (why(found), found.until) == (Why.BACKOFF, ward.now + 10)
 
 
 def test_one_that_was_stopped_and_not_started_is_tried_again():
     ward = Ward()
-    ward.see(a=FROZEN)
-    ward.see(a={"restarting": True})
-    ward.see(a={"restarting": False, "seen": dead()})
+    order = ward.see(a=FROZEN)["p/a"]
+    ward.see(a=restarts(order))
+    ward.see(a=DEAD)
     order = ward.pass_time(10)["p/a"]
     assert (order.cause, order.attempt) == (Cause.EXITED, 2)
 
 
-def test_an_order_that_ended_at_once_need_not_be_seen_under_way():
+def test_an_order_given_up_before_its_claim_is_as_if_never_given():
     ward = Ward()
-    ward.see(a=DEAD)
-    ward.history = settled(ward.history, "p/a")
-    assert why(ward.see()["p/a"]) is Why.BACKOFF
-    assert ward.pass_time(10)["p/a"].attempt == 2
-
-
-def test_an_order_given_up_in_its_drain_is_as_if_never_given():
-    ward = Ward()
-    before = ward.history.pasts["p/a"]
+    before = ward.history.of("p/a")
     order = ward.see(a=signed(Cause.SLOW))["p/a"]
-    ward.history = withdrawn(ward.history, order)
-    past = ward.history.pasts["p/a"]
-    assert (past.restarts, past.in_a_row) == (before.restarts, before.in_a_row)
+    ward.came_to(Outcome.GIVEN_UP, order)
+    record = ward.history.of("p/a")
+    assert (record.restarts, record.in_a_row) == (before.restarts, before.in_a_row)
     assert ward.see()["p/a"] == order
     carried_out(ward)
-    after = withdrawn(ward.history, order)
-    assert after == ward.history, "too late"
+    ward.see(a=FROZEN)
+    after = ward.history.came_to(Outcome.GIVEN_UP, replace(order, attempt=7))
+    assert after == ward.history, "of another order"
+
+
+def test_a_start_that_a_restart_cannot_help_is_tried_once_more_and_then_suspended():
+    ward = Ward()
+    absent = {"state": lambda now: Absent(now, None, due=True), "phase": Phase.STARTING}
+    ward.see(a=absent)
+    hopeless = dead("i1", cause=Cause.START_FAILED, hopeless=True)
+    assert isinstance(ward.see(a=hopeless | {"ours": True})["p/a"], Restart)
+    found = ward.see(a=dead("i2", cause=Cause.START_FAILED, hopeless=True) | {"ours": True})["p/a"]
+    assert isinstance(found, Suspend)
+    assert "a restart cannot help" in found.evidence
 
 
 # --- backoff, crash loops -------------------------------------------------------------------------
@@ -285,29 +398,29 @@ def test_an_order_given_up_in_its_drain_is_as_if_never_given():
 def crash(ward, number):
     """It dies; wait for the order, let it be carried out and come up. Returns the wait, or Suspend."""
     died_at = ward.now + 1
-    found = ward.see(a={"seen": dead(f"i{number}")} | WELL)["p/a"]
+    found = ward.see(a=dead(f"i{number}") | {"ours": True})["p/a"]
     while isinstance(found, Wait) and ward.now < died_at + 400:
         found = ward.see()["p/a"]
     waited_s = ward.now - died_at
     if isinstance(found, Restart):
         carried_out(ward, incarnation=f"i{number + 1}")
-        ward.see(a=WELL)
+        ward.see(a=well(f"i{number + 1}"))
         return waited_s
     return found
 
 
 def test_pauses_double_from_the_second_restart_in_a_row_up_to_the_longest():
     ward = Ward(Policy(max_restarts=100))
-    ward.see(a={"seen": alive("i0")})
-    ward.history = clear(ward.history, "p/a")  # that incarnation was another's doing
+    ward.see(a=serves("i0"))
+    ward.history = ward.history.clear("p/a")  # that incarnation was another's doing
     waits = [crash(ward, number) for number in range(8)]
     assert waits == [0, 10, 20, 40, 80, 160, 300, 300]
 
 
 def test_ten_well_minutes_end_the_row():
     ward = Ward(Policy(max_restarts=100))
-    ward.see(a={"seen": alive("i0")})
-    ward.history = clear(ward.history, "p/a")
+    ward.see(a=serves("i0"))
+    ward.history = ward.history.clear("p/a")
     assert [crash(ward, number) for number in range(3)] == [0, 10, 20]
     ward.pass_time(590)
     assert crash(ward, 3) == 40
@@ -317,22 +430,24 @@ def test_ten_well_minutes_end_the_row():
 
 def test_a_crash_loop_suspends_it_once_until_an_operator_clears_it():
     ward = Ward()
-    ward.see(a={"seen": alive("i0")})
-    ward.history = clear(ward.history, "p/a")
+    ward.see(a=serves("i0"))
+    ward.history = ward.history.clear("p/a")
     for number in range(5):
         assert crash(ward, number) is not None
     verdict = crash(ward, 5)
     assert isinstance(verdict, Suspend)
     assert "5 restarts within 1800 s" in verdict.evidence
     assert "exited with code 1" in verdict.evidence
+    ward.see(a={"suspended": True})
     assert why(ward.pass_time(5000)["p/a"]) is Why.SUSPENDED
-    ward.history = clear(ward.history, "p/a")
+    ward.change("p/a", suspended=False)
+    ward.history = ward.history.clear("p/a")
     assert isinstance(ward.see()["p/a"], Restart)
 
 
 def test_restarts_long_ago_do_not_make_a_crash_loop():
     ward = Ward()
-    ward.see(a={"seen": alive("i0")})
+    ward.see(a=serves("i0"))
     for number in range(12):
         assert not isinstance(crash(ward, number), Suspend)
         ward.pass_time(460)
@@ -342,9 +457,9 @@ def test_a_replica_that_takes_over_knows_of_the_crash_loop_it_finds():
     ward = Ward()
     ward.leads = set()
     for number in range(5):
-        ward.see(a={"seen": alive(f"i{number}")})
+        ward.see(a=well(f"i{number}") | {"ours": False})
         ward.pass_time(10)
-        ward.see(a={"seen": dead(f"i{number}")})
+        ward.see(a=dead(f"i{number}"))
         ward.pass_time(10)
     ward.leads = {"p"}
     assert isinstance(ward.see()["p/a"], Suspend)
@@ -354,12 +469,11 @@ def test_what_ails_now_and_then_is_not_new_each_time():
     ward = Ward()
     ward.see(a=FROZEN)
     carried_out(ward)
-    ward.see(a=WELL)
     for _ in range(4):
-        assert why(ward.see(a=signed(Cause.FROZEN))["p/a"]) is Why.BACKOFF
-        ward.see(a={"signs": ()})
-    ward.see(2.0)
-    assert isinstance(ward.see(a=signed(Cause.FROZEN))["p/a"], Restart)
+        ward.see(a=well("two"))
+        assert why(ward.see(a=proven("two"))["p/a"]) is Why.BACKOFF
+    ward.see(3.0, a=well("two"))
+    assert isinstance(ward.see(1.0, a=proven("two"))["p/a"], Restart)
 
 
 # --- how much of a pool ---------------------------------------------------------------------------
@@ -367,14 +481,14 @@ def test_what_ails_now_and_then_is_not_new_each_time():
 
 def test_one_restart_at_a_time_of_those_whose_process_lives():
     ward = Ward()
-    ward.see(a=FROZEN)
-    ward.see(a={"restarting": True})
+    order = ward.see(a=FROZEN)["p/a"]
+    ward.see(a=restarts(order))
     ward.see(20.0)  # not at once: that would make us suspect ourselves
     ward.pass_time(20)
     assert why(ward.see(b=FROZEN)["p/b"]) is Why.TURN
-    ward.see(a={"restarting": False, "starting": True, "seen": alive("two")})
+    ward.see(a=starts("two"))
     assert why(ward.see()["p/b"]) is Why.TURN
-    assert isinstance(ward.see(a=WELL)["p/b"], Restart)
+    assert isinstance(ward.see(a=well("two"))["p/b"], Restart)
 
 
 def test_a_start_that_hangs_does_not_keep_the_others_waiting():
@@ -383,7 +497,7 @@ def test_a_start_that_hangs_does_not_keep_the_others_waiting():
     carried_out(ward)
     ward.pass_time(20)
     assert why(ward.see(b=FROZEN)["p/b"]) is Why.TURN
-    assert isinstance(ward.see(a=signed(Cause.START_HUNG))["p/b"], Restart)
+    assert isinstance(ward.see(a=hung("two"))["p/b"], Restart)
 
 
 def test_those_that_exited_wait_for_nobody():
@@ -399,8 +513,7 @@ def test_those_that_exited_wait_for_nobody():
 )
 def test_at_most_a_quarter_and_at_least_one_may_be_out(size, out, may):
     ward = Ward(p=size)
-    asleep = {"phase": Phase.DOWN, "reason": "asleep", "asleep": True}
-    ward.see(**{name: asleep for name in "bcd"[:out]})
+    ward.see(**{name: ASLEEP for name in "bcd"[:out]})
     found = ward.see(a=signed(Cause.SLOW))["p/a"]
     assert isinstance(found, Restart) if may else why(found) is Why.BUDGET
 
@@ -414,8 +527,7 @@ def test_whatever_is_out_counts(out):
 
 def test_one_that_is_down_costs_nothing_more():
     ward = Ward()
-    asleep = {"phase": Phase.DOWN, "asleep": True}
-    ward.see(b=asleep, c=asleep, d=asleep)
+    ward.see(b=ASLEEP, c=ASLEEP, d=ASLEEP)
     assert isinstance(ward.see(a=FROZEN)["p/a"], Restart)
 
 
@@ -429,30 +541,31 @@ def test_of_several_the_gravest_goes_first_then_the_one_that_ailed_longest():
     assert isinstance(found["p/h"], Restart)
     assert why(found["p/b"]) is why(found["p/a"]) is Why.TURN
     carried_out(ward, "h")
-    found = ward.see(h=WELL)
+    found = ward.see(h=well("two"))
     assert isinstance(found["p/b"], Restart)
 
 
 @pytest.mark.parametrize("cause", [Cause.SLOW, Cause.ERRORS, Cause.MEMORY])
 def test_the_last_one_that_serves_stays_while_it_may_have_work(cause):
     ward = Ward(p=1)
-    assert why(ward.see(a=signed(cause) | {"running": 1})["p/a"]) is Why.LAST
-    assert why(ward.look_until(ward.now + 300, a={"running": 0})["p/a"]) is Why.LAST
+    assert why(ward.see(a=signed(cause) | {"idle": False})["p/a"]) is Why.LAST
+    assert why(ward.look_until(ward.now + 300, a=signed(cause) | {"idle": True})["p/a"]) is Why.LAST
     assert isinstance(ward.pass_time(1)["p/a"], Restart)
 
 
 def test_a_pool_of_one_that_is_down_is_restarted():
-    assert isinstance(Ward(p=1).see(a=FROZEN | {"in_flight": 3})["p/a"], Restart)
+    assert isinstance(Ward(p=1).see(a=FROZEN | {"idle": False})["p/a"], Restart)
 
 
 # --- ourselves suspected --------------------------------------------------------------------------
 
-REFUSED = {"phase": Phase.DOWN, "reason": "http_503"}
+REFUSED = proven(cause=Cause.ENGINE_DEAD)
 
 
 def test_half_of_a_pool_going_bad_together_is_our_own_blindness_for_a_minute():
     ward = Ward()
-    ward.see(a=FROZEN | {"held": True})  # not by itself
+    ward.see(a=FROZEN | {"held": True, "bad_at": None})  # not by itself
+    ward.holds = {"p": ward.now + 7}
     ward.see(b=REFUSED)
     struck_at = ward.see(5.0, c=REFUSED) and ward.now
     found = ward.look_until(struck_at + 59)
@@ -484,24 +597,22 @@ def test_what_goes_bad_one_after_the_other_is_not_together():
     ward.see(a=FROZEN)
     carried_out(ward)
     ward.pass_time(12)
-    assert isinstance(ward.see(a=WELL, b=FROZEN)["p/b"], Restart)
+    assert isinstance(ward.see(a=well("two"), b=FROZEN)["p/b"], Restart)
 
 
 def test_restarts_of_ours_and_sleepers_are_nothing_to_suspect():
     ward = Ward()
-    asleep = {"phase": Phase.DOWN, "reason": "asleep", "asleep": True}
-    ward.see(a=signed(Cause.SLOW))
-    ward.see(a={"phase": Phase.DRAINING, "restarting": True}, b=asleep, c=asleep)
-    ward.see(a={"phase": Phase.DOWN, "starting": True, "seen": alive("two"), "restarting": False})
-    ward.see(a=WELL | {"signs": ()})
+    order = ward.see(a=signed(Cause.SLOW))["p/a"]
+    ward.see(a=restarts(order), b=ASLEEP, c=ASLEEP)
+    ward.see(a=starts("two"))
+    ward.see(a=well("two"))
     assert isinstance(ward.see(d=FROZEN)["p/d"], Restart)
 
 
 def test_servers_that_the_configuration_replaced_are_nothing_to_suspect():
     ward = Ward()
-    for name in "ab":  # stopped between two looks
-        ward.history = replaced(ward.history, f"p/{name}")
-    assert isinstance(ward.see(a=DEAD, b=DEAD, c=FROZEN)["p/c"], Restart)
+    absent = {"state": lambda now: Absent(now, None, due=True), "phase": Phase.STARTING}
+    assert isinstance(ward.see(a=absent, b=absent, c=FROZEN)["p/c"], Restart)
 
 
 def test_after_we_stood_still_nothing_is_believed_for_a_while():
@@ -509,15 +620,15 @@ def test_after_we_stood_still_nothing_is_believed_for_a_while():
     found = ward.see(30.0, a=FROZEN, c=DEAD)
     assert (why(found["p/a"]), found["p/a"].until) == (Why.SUSPECTED, ward.now + 10)
     assert isinstance(found["p/c"], Restart)
-    ward.see(c=WELL | {"seen": alive("two")})
+    ward.see(c=well("two") | {"ours": True})
     assert ward.order_comes("a", 100) == 9
 
 
 def test_time_that_goes_back_stands_still():
     ward = Ward(p=8)
-    ward.see(a=DEAD)
-    ward.see(a={"restarting": True})
-    until = ward.see(a={"restarting": False})["p/a"].until
+    order = ward.see(a=DEAD)["p/a"]
+    ward.see(a=restarts(order))
+    until = ward.see(a=DEAD)["p/a"].until
     assert ward.see(-500.0)["p/a"].until == until
     assert isinstance(ward.see(500.0, b=FROZEN)["p/b"], Restart), "it is not we who stood still"
 
@@ -554,26 +665,68 @@ def test_what_is_not_automatic_is_only_told():
     assert why(Ward(Policy(automatic=False)).see(a=DEAD)["p/a"]) is Why.MANUAL
 
 
-def test_an_operators_restart_lifts_a_suspension_and_is_the_one_of_its_incarnation():
+def test_an_operators_restart_forgets_failures_and_is_the_one_of_its_incarnation():
     ward = Ward()
-    suspended = replace(ward.history.pasts["p/a"], suspended=True)
-    ward.history = ward.history.after("p/a", suspended)
-    ward.history, order = operated(ward.history, "p/a", "one", ward.now, "alice")
-    assert order == Restart("p/a", Cause.OPERATOR, "ordered by alice", "one", True, 1)
-    assert ward.see(a=FROZEN) == {}
-    ward.history = settled(ward.history, "p/a")
-    assert why(ward.see()["p/a"]) is Why.ORDERED
-    ward.history, again = operated(ward.history, "p/a", "one", ward.now, "alice")
-    assert again.attempt == 2
+    ward.leads, ward.holds = set(), {None: math.inf}
+    order = {"ordered": Sign(Cause.OPERATOR, "ordered by alice")}
+    found = ward.see(a=FROZEN | order)["p/a"]
+    assert found == Restart("p/a", Cause.OPERATOR, "ordered by alice", "one", True, 1)
+    assert ward.history.of("p/a").restarts == ()
+    ward.leads, ward.holds = {"p"}, {}
+    assert why(ward.see(a={"ordered": None})["p/a"]) is Why.ORDERED
+    assert ward.see(a=order)["p/a"].attempt == 2
     carried_out(ward)
-    assert isinstance(ward.see(a={"seen": dead("two")})["p/a"], Restart)
+    ward.change("p/a", ordered=None)
+    assert isinstance(ward.see(a=dead("two"))["p/a"], Restart)
 
 
 def test_an_operator_may_clear_a_backend_that_nothing_is_known_of():
-    assert clear(History(), "p/a").pasts["p/a"].restarts == ()
-    assert settled(History(), "p/a").pasts["p/a"].ordered_at is None
-    order = Restart("p/a", Cause.SLOW, "", "one", planned=True, attempt=1)
-    assert withdrawn(History(), order) == History()
+    assert History().clear("p/a").of("p/a").restarts == ()
+
+
+# --- GPUs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gpus", "together"),
+    [
+        (([0], [0]), 1),
+        (([0], [1]), 2),
+        (([0, 1], [1, 2]), 1),
+        (([0], [ALL_GPUS]), 1),
+        (([ALL_GPUS], [ALL_GPUS]), 1),
+        (([], []), 2),
+        (([ALL_GPUS], []), 2),
+    ],
+)
+def test_starts_on_one_gpu_go_one_after_the_other(gpus, together):
+    ward = Ward(p=1, q=1)
+    for pool, each in zip("pq", gpus, strict=True):
+        ward.change(f"{pool}/a", **DEAD, gpus=each)
+    found = [*ward.see().values()]
+    assert [type(each) for each in found].count(Restart) == together
+    waits = [each for each in found if isinstance(each, Wait)]
+    assert {why(each) for each in waits} <= {Why.GPU}
+    assert all(each.waits_for.startswith("until p/a has started") for each in waits)
+
+
+def test_a_start_that_failed_gives_its_gpus_back_and_goes_behind_what_did_not():
+    ward = Ward(p=1, q=1)
+    ward.change("p/a", gpus=[0])
+    ward.change("q/a", gpus=[0])
+    ward.see(a=DEAD)
+    carried_out(ward)
+    ward.change("q/a", **DEAD)
+    assert why(ward.see()["q/a"]) is Why.GPU
+    found = ward.see(a=dead("two", cause=Cause.START_FAILED) | {"ours": True})
+    assert isinstance(found["q/a"], Restart)
+    ward.change("q/a", **starts("two"))
+    assert why(ward.pass_time(60)["p/a"]) is Why.GPU
+    ward.change("q/a", **dead("two"), ours=True)
+    ward.history = ward.history.clear("q/a")
+    found = ward.see()
+    assert isinstance(found["q/a"], Restart)
+    assert why(found["p/a"]) is Why.GPU, "it failed more often"
 
 
 # --- the schedule ---------------------------------------------------------------------------------
@@ -602,7 +755,7 @@ def test_a_schedule_rolls_through_the_pool():
     name = order.backend_id[-1]
     carried_out(ward, name)
     assert not any(isinstance(each, Restart) for each in ward.see().values())
-    found = ward.see(**{name: WELL | {"age_s": 1.0}})
+    found = ward.see(**{name: well("two") | {"age_s": 1.0}})
     assert [type(each) for each in found.values()].count(Restart) == 1
 
 
@@ -628,8 +781,8 @@ def test_scheduled_restarts_do_not_count_as_failures():
     ward = Ward(Policy(restart_every_s=100.0), p=2)
     ward.see(a={"age_s": 100.0})
     carried_out(ward)
-    past = ward.history.pasts["p/a"]
-    assert (past.restarts, past.in_a_row) == ((), 0)
+    record = ward.history.of("p/a")
+    assert (record.restarts, record.in_a_row) == ((), 0)
 
 
 @pytest.mark.parametrize(
@@ -669,9 +822,9 @@ def test_the_settings_become_the_policy():
 
 def test_a_backend_that_left_is_forgotten_after_a_day():
     ward = Ward()
-    del ward.facts["p/a"]
+    del ward.members["p/a"]
     ward.see(3600.0)
-    assert "p/a" in ward.history.pasts
+    assert "p/a" in ward.history.records
     ward.see(DAY)
     ward.see()
-    assert "p/a" not in ward.history.pasts
+    assert "p/a" not in ward.history.records

@@ -1,110 +1,12 @@
+"""The judges: what shows over time that a backend is ill though it serves."""
+
 import pytest
 
-from gateway.core.types import LoadSample, Phase
-from gateway.heal.healing import Cause, Facts, Sign
-from gateway.heal.signs import Errors, Memory, Pace, trouble
-from gateway.launch.launcher import Runs, Seen
+from gateway.core.types import LoadSample
+from gateway.heal.decisions import Cause
+from gateway.heal.judges import Errors, Memory, Pace
 
-RUNS = Seen("one", Runs.RUNNING)
 GIB = 1 << 30
-
-
-def facts(phase=Phase.READY, *, seen=RUNS, **more):
-    return Facts("p/a", "p", phase, seen=seen, **more)
-
-
-def cause(given, now=1000.0):
-    sign = trouble(given, now)
-    return None if sign is None else sign.cause
-
-
-# --- what is known now ----------------------------------------------------------------------------
-
-
-def test_a_backend_that_is_well_shows_no_trouble():
-    assert trouble(facts(), 1000.0) is None
-
-
-@pytest.mark.parametrize(
-    ("seen", "said"),
-    [
-        (Seen("one", Runs.ENDED, exit_code=-9), "killed by signal 9"),
-        (Seen("one", Runs.ENDED, exit_code=1), "exited with code 1"),
-        (Seen("one", Runs.ENDED), "its process ended"),
-        (Seen(), "it has no running process"),
-        (Seen("one", Runs.ENDED, detail="OOMKilled"), "(OOMKilled)"),
-    ],
-)
-def test_an_exit_is_told_with_how_it_ended(seen, said):
-    sign = trouble(facts(seen=seen), 1000.0)
-    assert sign.cause is Cause.EXITED
-    assert said in sign.evidence
-
-
-@pytest.mark.parametrize("phase", [Phase.DOWN, Phase.READY, Phase.STARTING])
-def test_one_that_its_service_manager_works_on_is_left_to_it(phase):
-    pending = Seen("one", Runs.PENDING, exit_code=1)
-    frozen = Sign(Cause.FROZEN, "")
-    assert cause(facts(phase, seen=pending, reason="refused", signs=(frozen,))) is None
-
-
-@pytest.mark.parametrize("given", [{"starting": True}, {"phase": Phase.STARTING}])
-def test_an_exit_while_it_started_is_another_cause(given):
-    assert cause(facts(seen=Seen("one", Runs.ENDED, exit_code=1), **given)) is Cause.START_FAILED
-
-
-def test_one_that_starts_is_only_judged_by_its_exit_and_by_the_start_up_watch():
-    frozen, hung = Sign(Cause.FROZEN, ""), Sign(Cause.START_HUNG, "")
-    assert cause(facts(Phase.STARTING, reason="refused", signs=(frozen,))) is None
-    assert cause(facts(Phase.DOWN, reason="refused", starting=True)) is None
-    assert cause(facts(Phase.STARTING, signs=(frozen, hung))) is Cause.START_HUNG
-
-
-def test_an_engine_that_says_it_is_dead_is_believed_sooner_than_silence():
-    dead = facts(Phase.DOWN, reason="http_503", since=1000.0)
-    silent = facts(Phase.DOWN, reason="timeout", since=1000.0)
-    assert [cause(dead, at) for at in (1004.9, 1005.0)] == [None, Cause.ENGINE_DEAD]
-    assert [cause(silent, at) for at in (1029.9, 1030.0)] == [None, Cause.ENGINE_DEAD]
-
-
-def test_work_without_progress_is_frozen_at_once():
-    assert cause(facts(Phase.DOWN, reason="no_progress", since=1000.0)) is Cause.FROZEN
-
-
-@pytest.mark.parametrize("reason", ["dns", "tls", "http_401", "models_http_404", "unreachable"])
-def test_what_no_restart_cures_calls_for_none(reason):
-    assert cause(facts(Phase.DOWN, reason=reason), 5000.0) is None
-
-
-def test_one_that_sleeps_is_left_alone_but_not_once_it_has_exited():
-    slow = Sign(Cause.SLOW, "")
-    assert cause(facts(Phase.DOWN, reason="asleep", asleep=True, signs=(slow,))) is None
-    gone = Seen("one", Runs.ENDED)
-    assert cause(facts(Phase.DOWN, asleep=True, seen=gone)) is Cause.EXITED
-
-
-def test_the_gravest_sign_is_the_one_that_is_told():
-    signs = (Sign(Cause.SLOW, ""), Sign(Cause.ERRORS, ""), Sign(Cause.MEMORY, ""))
-    assert cause(facts(signs=signs)) is Cause.ERRORS
-    down = facts(Phase.DOWN, reason="refused", since=0.0, signs=signs)
-    assert cause(down) is Cause.ENGINE_DEAD
-
-
-def test_what_nobody_sees_is_judged_by_its_phase_alone():
-    assert cause(facts(Phase.DOWN, seen=None, reason="refused")) is Cause.ENGINE_DEAD
-    assert cause(facts(Phase.DOWN, seen=None, reason="refused", asleep=True)) is None
-    assert cause(facts(seen=None, signs=(Sign(Cause.SLOW, ""),))) is None
-    assert cause(facts(Phase.STOPPED, seen=Seen("one"))) is None
-
-
-def test_blindness_of_ours_could_look_like_this_or_an_exit():
-    assert facts(Phase.DOWN).gone_bad
-    assert facts(signs=(Sign(Cause.ERRORS, ""),)).gone_bad
-    assert facts(Phase.CORDONED, seen=Seen("one")).gone_bad
-    assert not facts(Phase.DOWN, asleep=True).gone_bad
-    assert not facts(Phase.DOWN, held=True).gone_bad
-    assert not facts(signs=(Sign(Cause.MEMORY, ""),)).gone_bad
-
 
 # --- throughput -----------------------------------------------------------------------------------
 
@@ -350,33 +252,3 @@ def test_a_peak_of_memory_or_a_gap_is_none():
     assert memory.judge() is None
     memory.observe(100.0, 9 * GIB, None)
     assert memory.judge() is None
-
-
-def grown(bytes_at, hours=3):
-    memory = Memory()
-    for at in range(0, int(hours * 3600), 60):
-        memory.observe(float(at), int(bytes_at(at / 3600)), None)
-    return memory
-
-
-def test_steady_growth_is_told_and_is_no_sign():
-    memory = grown(lambda hours: (10 + hours) * GIB)
-    assert memory.growth_bytes_per_hour() == pytest.approx(GIB, rel=0.01)
-    assert memory.judge() is None
-
-
-@pytest.mark.parametrize(
-    "bytes_at",
-    [
-        lambda hours: 10 * GIB,
-        lambda hours: (10 + hours % 0.7) * GIB,
-        lambda hours: (10 + hours / 100) * GIB,
-    ],
-    ids=["flat", "comes and goes", "grows by next to nothing"],
-)
-def test_memory_that_does_not_grow_steadily_is_not_told(bytes_at):
-    assert grown(bytes_at).growth_bytes_per_hour() is None
-
-
-def test_growth_is_told_after_an_hour():
-    assert grown(lambda hours: (10 + hours) * GIB, hours=0.9).growth_bytes_per_hour() is None

@@ -1,9 +1,12 @@
-"""What one replica says of a backend, the others do; and its own word counts until the store has it."""
+"""What operators want outlives the gateway, and what one replica says the others do."""
 
 import asyncio
+import math
+
+import pytest
 
 from gateway.core.aio import SystemClock
-from gateway.heal.marks import Mark, Marks
+from gateway.heal.intent import FILE, Intent, Mark
 from gateway.pools.store import MemoryStore, StoreUnavailable
 
 S, D = Mark.SUSPENDED, Mark.DRAINED
@@ -28,32 +31,32 @@ class Store(MemoryStore):
 
 
 class Replica:
-    """Marks, and what is in force here."""
+    """One replica's intent."""
 
-    def __init__(self, store):
-        self.marks, self.store, self.here = Marks(store), store, set()
+    def __init__(self, store, folder):
+        self.intent, self.store = Intent(store, SystemClock(), folder), store
+
+    @property
+    def here(self):
+        return {(mark, each) for mark in Mark for each in IDS[mark] if self.intent.has(mark, each)}
 
     def say(self, mark, backend_id, *, on):
-        (self.here.add if on else self.here.discard)((mark, backend_id))
-        self.marks.say(mark, backend_id, on=on)
+        self.intent.say(mark, backend_id, on=on)
 
     def take(self, holds):
-        found = [*self.marks.changes(holds, self.here, IDS)]
-        for mark, backend_id, on in found:
-            (self.here.add if on else self.here.discard)((mark, backend_id))
-        return found
+        return [*self.intent.changes(holds, IDS)]
 
     async def turn(self):
         found = self.take(await self.store.holds())
-        await self.marks.tell()
+        await self.intent.tell()
         return found
 
 
 def replicas(test):
-    def run():
+    def run(tmp_path):
         async def main():
             store = Store()
-            await test(store, Replica(store), Replica(store))
+            await test(store, Replica(store, tmp_path / "1"), Replica(store, tmp_path / "2"))
 
         asyncio.run(main())
 
@@ -91,7 +94,7 @@ async def test_what_is_said_here_wins_over_a_store_that_does_not_have_it_yet(sto
     before = await store.holds()
     other.say(S, "m/a", on=False)
     assert other.take(before) == []
-    await other.marks.tell()
+    await other.intent.tell()
     assert await other.turn() == []
     assert other.here == set()
 
@@ -112,7 +115,7 @@ async def test_no_answer_of_the_store_takes_nothing_off(store, one, other):
     before = await store.holds()
     assert one.take(before) == []
     one.say(S, "m/a", on=True)
-    await one.marks.tell()
+    await one.intent.tell()
     assert one.take(before) == []  # the store did not answer since
     assert one.here == {(S, "m/a")}
 
@@ -127,7 +130,7 @@ async def test_what_is_said_while_the_store_is_told_is_told_too(store, one, othe
 
     store.hold = slow
     one.say(S, "m/a", on=True)
-    await one.marks.tell()
+    await one.intent.tell()
     assert "m/a" in await store.holds()
     assert await one.turn() == []
     assert "m/a" not in await store.holds()
@@ -137,5 +140,70 @@ async def test_what_is_said_while_the_store_is_told_is_told_too(store, one, othe
 async def test_a_mark_outlives_the_replica_that_made_it(store, one, other):
     one.say(S, "m/a", on=True)
     await one.turn()
-    heir = Replica(store)
+    heir = Replica(store, one.intent.folder / "heir")
     assert await heir.turn() == [(S, "m/a", True)]
+
+
+# --- on disk --------------------------------------------------------------------------------------
+
+
+def started(folder, store=None):
+    return Intent(store or MemoryStore(SystemClock()), SystemClock(), folder)
+
+
+def test_what_was_said_is_known_to_the_next_gateway_and_told_to_its_store(tmp_path):
+    first = started(tmp_path)
+    first.say(S, "m/a", on=True, why="5 restarts did not help")
+    first.say(D, "m/b", on=True, why="disk")
+    first.say(D, "m/a", on=True)
+    first.say(D, "m/a", on=False)
+    again = started(tmp_path)
+    assert (again.has(S, "m/a"), again.why(S, "m/a")) == (True, "5 restarts did not help")
+    assert (again.has(D, "m/b"), again.why(D, "m/b")) == (True, "disk")
+    assert not again.has(D, "m/a")
+    asyncio.run(again.tell())
+    assert set(asyncio.run(again.store.holds())) == {"m/a", "m/b#drained"}
+    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_holds_go_on_for_what_is_left_of_their_time(tmp_path):
+    class Wall(SystemClock):
+        def wall(self):
+            return 1000.0 + self.passed_s
+
+    clock = Wall()
+    clock.passed_s = 0.0
+
+    async def main():
+        first = Intent(MemoryStore(clock), clock, tmp_path)
+        await first.hold("m", 600.0, "new disks")
+        await first.hold("x", 60.0, "")
+        await first.hold(None, None, "")
+        clock.passed_s = 100.0
+        again = Intent(MemoryStore(clock), clock, tmp_path)
+        await again.restore()
+        holds = await again.store.holds()
+        assert set(holds) == {"m", None}
+        assert holds["m"] - clock.now() == pytest.approx(500.0, abs=1.0)
+        assert holds[None] == math.inf
+        await again.lift(None)
+        third = Intent(MemoryStore(clock), clock, tmp_path)
+        await third.restore()
+        assert set(await third.store.holds()) == {"m"}
+
+    asyncio.run(main())
+
+
+def test_an_order_that_cannot_be_saved_is_carried_out_and_says_so(tmp_path, caplog):
+    (tmp_path / "state").write_text("a file, not a folder")
+    intent = started(tmp_path / "state")
+    intent.say(D, "m/a", on=True)
+    assert intent.has(D, "m/a")
+    assert not intent.saved
+    assert "cannot save what operators ordered" in caplog.text
+
+
+def test_a_damaged_file_is_kept_aside_and_told(tmp_path, caplog):
+    (tmp_path / FILE).write_text("{")
+    assert not started(tmp_path).has(D, "m/a")
+    assert f"cannot read {tmp_path / FILE}" in caplog.text

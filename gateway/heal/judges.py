@@ -1,4 +1,4 @@
-"""What shows that a backend is ill: `trouble` in what is known of it now, three judges over time.
+"""What shows over time that a backend is ill though it serves: three judges.
 
 The judges are fed by their one owner, hold a bounded state, and do the same small work at each call.
 Make new ones for each incarnation: what is held against a process ends with it, and a restart that
@@ -6,7 +6,7 @@ did not help is not ordered again for the same reason before there is a new past
 
     Pace     makes far fewer tokens than before and than its peers, at the same load, for minutes
     Errors   fails most of its requests, and its peers do not
-    Memory   its processes hold more host memory than they may, or ever more
+    Memory   its processes hold more host memory than they may
 
 Times are monotonic seconds. A gap in what is seen is no evidence of anything: it is left out.
 """
@@ -17,78 +17,12 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from statistics import median
 from typing import Final
 
 from gateway.core.types import LoadSample, Phase
-from gateway.heal.healing import GRAVITY, Cause, Facts, Sign
-from gateway.launch.launcher import Runs, Seen
-
-# How long a backend whose process lives has to be DOWN. An engine that says itself that it is dead
-# (503 on /health: EngineDeadError) usually exits within seconds, which is then the better cause.
-# Others may be busy: a blocked event loop answers late.
-DEAD_S: Final = 5.0
-SILENT_S: Final = 30.0
-
-# Failed probes that no restart cures: the address, the key or the certificate is wrong.
-_MISCONFIGURED: Final = frozenset(
-    {"dns", "tls", "unreachable", "garbage", "too_large", "http_401", "http_403", "http_404"}
-)
-
-
-def trouble(facts: Facts, now: float) -> Sign | None:
-    """Return the gravest sign that calls for a restart, None when there is none.
-
-    One that starts is only judged by its exit and by the start-up watch, and one that sleeps only by
-    its exit: neither shows what a serving one would.
-    """
-    if facts.phase is Phase.STOPPED or facts.seen is None:
-        return _unseen(facts, now)
-    if facts.seen.state is Runs.PENDING:
-        return None  # its service manager is at work on it
-    if facts.seen.gone:
-        return _exited(facts, facts.seen)
-    if facts.asleep:
-        return None
-    starting = facts.starting or facts.phase is Phase.STARTING
-    signs = [each for each in facts.signs if not starting or each.cause is Cause.START_HUNG]
-    down = None if starting else _down(facts, now)
-    if down is not None:
-        signs.append(down)
-    return min(signs, key=lambda sign: GRAVITY[sign.cause], default=None)
-
-
-def _unseen(facts: Facts, now: float) -> Sign | None:
-    down = facts.phase is Phase.DOWN and not (facts.asleep or facts.starting)
-    return _down(facts, now) if down else None
-
-
-def _exited(facts: Facts, seen: Seen) -> Sign:
-    cause = Cause.EXITED
-    how = "it has no running process"
-    if seen.incarnation is not None:
-        how = "its process ended"
-        if seen.exit_code is not None and seen.exit_code < 0:
-            how = f"its process was killed by signal {-seen.exit_code}"
-        elif seen.exit_code is not None:
-            how = f"its process exited with code {seen.exit_code}"
-        if facts.starting or facts.phase is Phase.STARTING:
-            cause, how = Cause.START_FAILED, f"{how} while it started"
-    return Sign(cause, f"{how} ({seen.detail})" if seen.detail else how)
-
-
-def _down(facts: Facts, now: float) -> Sign | None:
-    if facts.phase is not Phase.DOWN or facts.reason.removeprefix("models_") in _MISCONFIGURED:
-        return None
-    down_s = now - facts.since
-    if facts.reason == "no_progress":
-        return Sign(Cause.FROZEN, f"requests are running without progress; down for {down_s:.0f} s")
-    if down_s < (DEAD_S if facts.reason == "http_503" else SILENT_S):
-        return None
-    why = f"its process runs but does not serve: {facts.reason or 'down'} for {down_s:.0f} s"
-    return Sign(Cause.ENGINE_DEAD, why)
-
+from gateway.heal.decisions import Cause, Sign
+from gateway.pools.table import Backend
 
 # --- throughput -----------------------------------------------------------------------------------
 
@@ -270,9 +204,6 @@ class Errors:
 # --- memory ---------------------------------------------------------------------------------------
 
 _OVER_S: Final = 30.0  # a peak while a prompt is read is no leak
-_SPAN_S: Final = 600.0
-_SPANS: Final = 6
-_GROWN_RATIO: Final = 0.05
 
 
 @dataclass(slots=True)
@@ -282,7 +213,6 @@ class Memory:
     _last_at: float = -math.inf
     _over_since: float | None = None
     _held_bytes: int = 0
-    _least: deque[list[float]] = field(default_factory=lambda: deque(maxlen=_SPANS + 1))
 
     def observe(self, now: float, held_bytes: int, max_bytes: int | None) -> None:
         """Take in a reading."""
@@ -292,10 +222,6 @@ class Memory:
         elif self._over_since is None:
             self._over_since = now
         self._last_at, self._held_bytes = now, held_bytes
-        span = now // _SPAN_S
-        if not self._least or self._least[-1][0] < span:
-            self._least.append([span, held_bytes])
-        self._least[-1][1] = min(self._least[-1][1], held_bytes)
 
     def judge(self) -> Sign | None:
         """Return the sign once it was over its limit at every reading for 30 s."""
@@ -304,16 +230,33 @@ class Memory:
         held = f"{self._held_bytes / (1 << 30):.1f} GiB"
         return Sign(Cause.MEMORY, f"its processes use {held} of host memory, more than max_memory")
 
-    def growth_bytes_per_hour(self) -> float | None:
-        """Return how fast it grows when it did so for an hour without a break; to be told only.
 
-        By the least of each ten minutes, for what is held for a while comes and goes.
-        """
-        spans = [*self._least][:-1]  # the last one is not over
-        if len(spans) < _SPANS or spans[-1][0] - spans[0][0] != _SPANS - 1:
-            return None
-        least = [each[1] for each in spans]
-        steady = all(after > before for before, after in pairwise(least))
-        if not steady or least[-1] < least[0] * (1 + _GROWN_RATIO):
-            return None
-        return (least[-1] - least[0]) * 3600.0 / ((_SPANS - 1) * _SPAN_S)
+# --- all of them ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Judges:
+    """The judges of one incarnation."""
+
+    pace: Pace = field(default_factory=Pace)
+    errors: Errors = field(default_factory=Errors)
+    memory: Memory = field(default_factory=Memory)
+    sampled_at: float = -math.inf
+
+    def scraped(self, backend: Backend, now: float) -> None:
+        """Take in the last scrape, if it is a new one."""
+        sample, limit = backend.sample, backend.limit
+        if sample is None or sample.at == self.sampled_at:
+            return
+        self.sampled_at = sample.at
+        warm = limit.ready_at is None or now - limit.ready_at >= limit.slow_start_s
+        self.pace.observe(sample, warm=warm and backend.phase is Phase.READY)
+
+    def found(self, peers: Sequence[Judges], slow_ratio: float, now: float) -> dict[Cause, Sign]:
+        """Return what is against it, beside its pool's other backends."""
+        signs = (
+            self.pace.judge([each.pace for each in peers], slow_ratio, now) if slow_ratio else None,
+            self.errors.judge([each.errors for each in peers], now),
+            self.memory.judge(),
+        )
+        return {sign.cause: sign for sign in signs if sign is not None}

@@ -1,0 +1,196 @@
+"""What operators want of backends, and what is not to be restarted: on disk, and known to all replicas.
+
+    SUSPENDED   restarts do not help: nobody restarts it until an operator clears it, wherever that is
+    DRAINED     an operator took it out: nobody sends it new work, nor restarts it
+    holds       automatic restarts of a pool, or of all, wait
+
+    <state>/intent.json    {"drained": {"pool/b1": {"at": ..., "why": ...}}, "suspended": {...},
+                            "holds": {"pool": {"until": ..., "why": ...}}}
+
+What is said here counts here at once and outlives this process. A mark is a hold in the shared store
+too, so other replicas do the same; what is said here wins over the store until the store has it, and
+what the store then says wins. Without the store every replica keeps what it knows.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gateway.core.aio import Clock
+from gateway.heal.statefile import read_state, write_state
+from gateway.pools.store import SharedStore, StoreUnavailable
+
+log = logging.getLogger("gateway.supervisor")
+
+FILE: Final = "intent.json"
+_ALL: Final = ""  # the pool that stands for all
+
+
+class Mark(Enum):
+    """What is told of a backend; the value makes of its id the scope of a hold."""
+
+    SUSPENDED = "{}"
+    DRAINED = "{}#drained"  # no name of a pool or backend has a #
+
+
+class Note(msgspec.Struct, frozen=True):
+    """Since when something is so, and why. Seconds since the epoch."""
+
+    at: float
+    why: str = ""
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """Until when automatic restarts wait; None: until that is lifted."""
+
+    until: float | None = None
+    why: str = ""
+
+
+class Kept(msgspec.Struct):
+    """The file."""
+
+    drained: dict[str, Note] = {}
+    suspended: dict[str, Note] = {}
+    holds: dict[str, Hold] = {}
+
+    def of(self, mark: Mark) -> dict[str, Note]:
+        """Return the backends that have a mark."""
+        return self.suspended if mark is Mark.SUSPENDED else self.drained
+
+
+_FORMAT: Final = msgspec.json.Decoder(Kept)
+
+
+@dataclass(slots=True)
+class Intent:
+    """This replica's view. One owner; only `restore`, `hold`, `lift` and `tell` wait for the store."""
+
+    store: SharedStore
+    clock: Clock
+    folder: Path
+    saved: bool = True  # the file has all of it
+    _kept: Kept = field(default_factory=Kept)
+    _unsaid: dict[tuple[Mark, str], bool] = field(default_factory=dict)
+    _known: set[tuple[Mark, str]] = field(default_factory=set)  # that the store has
+    _read: Mapping[str | None, float] | None = None
+
+    def __post_init__(self) -> None:
+        self._kept = read_state(self.folder / FILE, _FORMAT) or Kept()
+        for mark in Mark:
+            self._unsaid |= dict.fromkeys(((mark, each) for each in self._kept.of(mark)), True)
+
+    def has(self, mark: Mark, backend_id: str) -> bool:
+        """Whether a backend has a mark."""
+        return backend_id in self._kept.of(mark)
+
+    def why(self, mark: Mark, backend_id: str) -> str:
+        """Return why a backend has a mark; empty where it has not, or nobody said."""
+        note = self._kept.of(mark).get(backend_id)
+        return note.why if note is not None else ""
+
+    def say(self, mark: Mark, backend_id: str, *, on: bool, why: str = "") -> None:
+        """Give a mark to a backend, or take it off; the store has it after the next `tell`."""
+        if on or self.has(mark, backend_id):
+            self._set(mark, backend_id, on=on, why=why)
+        self._unsaid[mark, backend_id] = on
+
+    async def tell(self) -> None:
+        """Give the store what it does not have. Without it, the next call does so.
+
+        Cancel: what was not confirmed is told again.
+        """
+        for marked, on in [*self._unsaid.items()]:
+            mark, backend_id = marked
+            scope = mark.value.format(backend_id)
+            try:
+                await (self.store.hold(scope) if on else self.store.lift(scope))
+            except StoreUnavailable:
+                return
+            if self._unsaid[marked] is on:  # nothing else was said meanwhile
+                del self._unsaid[marked]
+                (self._known.add if on else self._known.discard)(marked)
+
+    def changes(
+        self, holds: Mapping[str | None, float], backend_ids: Mapping[Mark, Collection[str]]
+    ) -> Iterator[tuple[Mark, str, bool]]:
+        """Yield what other replicas said, once it is so here: a mark, a backend, whether it has it now.
+
+        Args:
+            holds: what the store answered; the same object again is no answer, and says nothing.
+            backend_ids: of those that may have a mark.
+        """
+        if holds is self._read:
+            return
+        self._read = holds
+        every = {(mark, each) for mark, ids in backend_ids.items() for each in ids}
+        found = {(mark, each) for mark, each in every if mark.value.format(each) in holds}
+        here = {(mark, each) for mark, each in every if self.has(mark, each)}
+        came, went = found - here, (self._known - found) & here
+        self._known = found
+        for marked in sorted(came | went, key=str):
+            if marked not in self._unsaid:
+                self._set(*marked, on=marked in came, why="ordered by another replica")
+                yield *marked, marked in came
+
+    # --- holds ------------------------------------------------------------------------------------
+
+    async def restore(self) -> None:
+        """Hold in the store what was held when the last gateway ended.
+
+        Without the store nothing is restarted anyway, and the next call does it.
+        """
+        for pool, hold in [*self._kept.holds.items()]:
+            left_s = math.inf if hold.until is None else hold.until - self.clock.wall()
+            if left_s <= 0:
+                del self._kept.holds[pool]
+            else:
+                await self.store.hold(pool or None, None if hold.until is None else left_s)
+
+    async def hold(self, pool: str | None, for_s: float | None, why: str) -> None:
+        """Stop automatic restarts of a pool, or (None) of all, for a time or (None) for good.
+
+        Raises:
+            StoreUnavailable: nothing was changed.
+        """
+        await self.store.hold(pool, for_s)
+        until = None if for_s is None else self.clock.wall() + for_s
+        self._kept.holds[pool or _ALL] = Hold(until, why)
+        self._write()
+
+    async def lift(self, pool: str | None) -> None:
+        """End a hold.
+
+        Raises:
+            StoreUnavailable: nothing was changed.
+        """
+        await self.store.lift(pool)
+        if self._kept.holds.pop(pool or _ALL, None) is not None:
+            self._write()
+
+    # --- the file ---------------------------------------------------------------------------------
+
+    def _set(self, mark: Mark, backend_id: str, *, on: bool, why: str) -> None:
+        if on:
+            self._kept.of(mark)[backend_id] = Note(self.clock.wall(), why)
+        else:
+            self._kept.of(mark).pop(backend_id, None)
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            write_state(self.folder / FILE, self._kept)
+        except OSError as error:
+            where = error.filename or self.folder
+            log.error("cannot save what operators ordered: %s: %s", where, error.strerror)
+            self.saved = False
+        else:
+            self.saved = True

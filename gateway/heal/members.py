@@ -1,0 +1,161 @@
+"""The backends of one pool, as the policy sees them in one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.core.types import Phase
+from gateway.heal.decisions import GRAVITY, Sign
+from gateway.heal.record import Policy, Record
+from gateway.heal.states import (
+    Absent,
+    Draining,
+    Failed,
+    Replacing,
+    Serving,
+    State,
+    Suspended,
+    in_service,
+    under_way,
+)
+from gateway.launch.launcher import Incarnation
+
+ALL_GPUS: Final = -1
+
+_UP: Final = frozenset({Phase.READY, Phase.DEGRADED})
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One backend of a pool, as the policy sees it now."""
+
+    backend_id: str
+    pool: str
+    phase: Phase
+    since: float = 0.0  # when the phase began
+    state: State | None = None  # None: nobody here supervises it; it only counts in its pool
+    sign: Sign | None = None  # what calls for its restart
+    ordered: Sign | None = None  # an operator's order that has not begun
+    visible: bool = True  # its launcher can tell what runs
+    ours: bool = False  # we launched its incarnation
+    held: bool = False  # an operator cordoned or drained it
+    suspended: bool = False
+    asleep: bool = False
+    saturated: bool = False  # takes no more of even the smallest requests
+    idle: bool = False  # it has no work at all that we know of
+    age_s: float | None = None  # of its incarnation; None: unknown
+    bad_at: float | None = None  # when it last ceased to serve, by itself
+    gpus: Collection[int] = ()  # that its start uses
+
+    @property
+    def incarnation(self) -> Incarnation | None:
+        """What runs, or ran last."""
+        return self.state.incarnation if self.state is not None else None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of it runs, for certain."""
+        dead = isinstance(self.state, Failed | Suspended) and not self.state.lives
+        return dead or isinstance(self.state, Absent)
+
+    @property
+    def serving(self) -> bool:
+        """Whether it takes requests and can serve them."""
+        may = self.state is None or in_service(self.state)
+        return may and self.phase in _UP and not self.asleep
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a restart of it goes on, or its start."""
+        return under_way(self.state)
+
+    @property
+    def under_restart(self) -> bool:
+        """Whether a restart that we ordered goes on, until it serves or fails."""
+        ordered = isinstance(self.state, Draining | Replacing)
+        return ordered or (self.under_way and self.ours)
+
+    def well_s(self, now: float) -> float:
+        """Return for how long it has served without anything against it."""
+        if self.phase is not Phase.READY or not isinstance(self.state, Serving):
+            return 0.0
+        return now - max(self.since, self.state.since)
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What is known besides the backends."""
+
+    now: float
+    leads: Collection[str]  # pools whose lease this replica holds, with time enough left to act
+    minute: int = 0  # of the local day
+    # Until when automatic restarts are on hold, of a pool, a backend, or (None) all.
+    holds: Mapping[str | None, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One backend, and what calls for its restart, if anything."""
+
+    member: Member
+    record: Record
+    sign: Sign | None
+
+    @property
+    def id(self) -> str:
+        """The backend's id."""
+        return self.member.backend_id
+
+    def urgency(self) -> tuple[bool, int, int, float, str]:
+        """Sort operators' orders first, then by failures, by gravity, and by how long it has ailed."""
+        record, sign = self.record, self.sign
+        gravity = GRAVITY[sign.cause] if sign is not None else len(GRAVITY)
+        ordered = self.member.ordered is not None
+        return not ordered, record.in_a_row, gravity, record.failed_at or 0.0, self.id
+
+
+@dataclass(slots=True)
+class View:
+    """One pool; `turn_taken` comes true with what is decided."""
+
+    policy: Policy
+    circumstances: Circumstances
+    cases: list[Case]
+    leads: bool
+    turn_taken: bool  # a restart in it goes on
+    out: int  # do not serve, for whatever reason
+
+    @property
+    def allowed_out(self) -> int:
+        """How many backends may be out at a time."""
+        return max(1, int(self.policy.max_unavailable_ratio * len(self.cases)))
+
+
+@dataclass(slots=True)
+class Starts:
+    """The starts that go on, by the GPUs that they use."""
+
+    on: dict[int, str]
+
+    @classmethod
+    def of(cls, members: Iterable[Member]) -> Starts:
+        """Return those that go on now."""
+        starts = cls({})
+        for each in members:
+            if each.under_way:
+                starts.begin(each)
+        return starts
+
+    def begin(self, member: Member) -> None:
+        """Take note of one more."""
+        self.on |= dict.fromkeys(member.gpus, member.backend_id)
+
+    def in_the_way(self, member: Member) -> tuple[int, str] | None:
+        """Return a GPU on which another start goes on, and whose that is."""
+        for gpu, backend_id in sorted(self.on.items()):
+            meets = gpu in member.gpus or ALL_GPUS in (gpu, *member.gpus)
+            if member.gpus and meets and backend_id != member.backend_id:
+                return gpu, backend_id
+        return None

@@ -1,0 +1,130 @@
+"""What is seen of one backend: what runs, what its log says, whether its engine moves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.core.aio import Clock
+from gateway.core.types import Phase
+from gateway.heal.decisions import Cause, Sign
+from gateway.heal.judges import Judges
+from gateway.heal.startup import StartWatch
+from gateway.launch.launcher import Incarnation, Launcher, LaunchError, Seen
+from gateway.launch.process import ProcessLauncher
+from gateway.pools.table import Backend
+from gateway.watch.canary import canary
+from gateway.watch.fetch import FetchError, Pages
+
+_LOOK_S: Final = 30.0
+_MEMORY_EVERY_S: Final = 10.0  # it walks through /proc
+_WITH_WORK: Final = 0.5  # of the patience with an idle engine
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How often a unit looks, and how long it waits for one token. Seconds."""
+
+    every_s: float = 1.0  # between two looks
+    first_token_s: float = 60.0  # of a cold engine: kernels are compiled on the way
+    token_s: float = 10.0  # of an idle, warm engine; more behind work (`Backend.canary_s`)
+    last_words_s: float = 5.0  # for a server whose engine died to end by itself
+
+
+class Observed:
+    """What is seen of one backend. Its `Unit` is its one owner."""
+
+    def __init__(
+        self, backend: Backend, pages: Pages, launcher: Launcher, clock: Clock, timing: Timing
+    ) -> None:
+        self.backend, self.launcher = backend, launcher
+        self.seen: Seen | None = None  # None: its launcher cannot tell
+        self.trouble = ""  # why it cannot, or what it last failed to do
+        self.incarnation: Incarnation | None = None  # the last one that ran, and
+        self.since: float | None = None  # when it was first seen
+        self.watch: StartWatch | None = None  # over its start
+        self.judges = Judges()  # of its incarnation
+        self.worked_at = clock.now()  # when it last gave a token that was asked for
+        self.own_restarts = 0  # that its service manager made since we look
+        self._pages, self._clock, self._timing = pages, clock, timing
+        self._weighed_at = clock.now()
+
+    async def look(self, max_memory_bytes: int | None) -> bool:
+        """See what runs and hear what it says; False where that cannot be told now."""
+        launcher = self.launcher
+        lines: tuple[str, ...] = ()
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                seen = await launcher.look()
+                if isinstance(launcher, ProcessLauncher):
+                    lines = await launcher.new_lines()
+                    await self._weigh(launcher, max_memory_bytes)
+        except (LaunchError, TimeoutError) as error:
+            self.seen, self.trouble = None, str(error) or "looking at it took too long"
+            return False
+        now, before = self._clock.now(), self.seen
+        if self.watch is not None:
+            for line in lines:
+                self.watch.heard(line, now)
+        if before is None:
+            self.trouble = ""  # it can be looked at again
+        elif seen.own_restarts > before.own_restarts:
+            self.own_restarts += seen.own_restarts - before.own_restarts
+        self.seen = seen
+        if seen.running and seen.incarnation != self.incarnation:
+            self.begins(seen.incarnation)
+        self.judges.scraped(self.backend, now)
+        return True
+
+    def begins(self, incarnation: Incarnation | None) -> None:
+        """Take note of another incarnation: what was held against the last one ended with it."""
+        self.incarnation, self.since, self.judges = incarnation, self._clock.now(), Judges()
+
+    async def _weigh(self, launcher: ProcessLauncher, most: int | None) -> None:
+        now = self._clock.now()
+        if most is not None and self.watch is None and now - self._weighed_at >= _MEMORY_EVERY_S:
+            self._weighed_at = now
+            self.judges.memory.observe(now, await launcher.memory_bytes(), most)
+
+    def signs(self, peers: Sequence[Observed], slow_ratio: float) -> dict[Cause, Sign]:
+        """Return what the judges have against it, beside its pool's other backends."""
+        every = [each.judges for each in peers]
+        return self.judges.found(every, slow_ratio, self._clock.now())
+
+    # --- whether its engine works -----------------------------------------------------------------
+
+    @property
+    def moved_at(self) -> float:
+        """When its engine was last known to work: by a scrape, a byte of a reply, or a test."""
+        return max(self.worked_at, self.backend.moved_at)
+
+    def still_s(self, patience_s: float) -> float:
+        """Return how long nothing has moved, once only a test request tells whether it works; else 0.
+
+        Sooner when it carries requests: an engine that froze between two of them shows none running.
+        At once when those hear nothing for longer than is usual. A patience of 0 s: never.
+        """
+        backend = self.backend
+        patience_s *= _WITH_WORK if backend.in_flight else 1.0
+        serves = backend.phase is Phase.READY or backend.phase is Phase.DEGRADED
+        still_s = self._clock.now() - self.moved_at
+        quiet = patience_s <= still_s or backend.reason == "silent"
+        return still_s if serves and patience_s and quiet else 0.0
+
+    async def test(self, timeout_s: float | None = None) -> str:
+        """Ask for one token; returns why there was none. A sign of life meanwhile is as good.
+
+        The time it may take follows from the load, if it is not given.
+        """
+        began = self._clock.now()
+        if timeout_s is None:
+            timeout_s = self.backend.canary_s(self._timing.token_s, began)
+        try:
+            await canary(self._pages, self.backend, timeout_s=timeout_s)
+        except FetchError as error:
+            lives = error.reason == "timeout" and self.backend.moved_at > began
+            return "" if lives else error.reason
+        self.worked_at = self._clock.now()
+        return ""

@@ -1,0 +1,218 @@
+"""What the policy remembers of one backend that no state tells: its restarts, and when one is due again.
+
+A new incarnation that nobody here launched counts like a restart of ours: another replica or a
+service manager made it, so a replica that takes over knows of the crash loop it finds. Scheduled
+restarts do not count, and after a failure they wait for ten well minutes.
+
+    first failure after ten well minutes   at once
+    the n-th one in a row                  `backoff_s` x 2^(n-2) after it was seen, at most `max_backoff_s`
+    `max_restarts` within `within_s`       no further one: the backend is to be suspended
+
+Times are monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from gateway.config.supervision import SupervisionConfig
+from gateway.heal.decisions import Outcome, Restart
+from gateway.launch.launcher import Incarnation
+
+RESET_S: Final = 600.0  # well for so long: the next failure is a first one (as kubelet has it)
+
+_CALM_S: Final = 60.0  # well for so long: what failed before is over, not just between two looks
+_ATTEMPTS_KEPT: Final = 16  # incarnations of one backend whose orders are remembered
+_DAY_MIN: Final = 24 * 60
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """When the backends of one pool may be restarted; the defaults are those of the settings."""
+
+    automatic: bool = True
+    max_unavailable_ratio: float = 0.25
+    backoff_s: float = 10.0
+    max_backoff_s: float = 300.0
+    max_restarts: int = 5
+    within_s: float = 1800.0
+    restart_every_s: float | None = None
+    window: tuple[int, int] | None = None  # minutes of the local day: first, and first after it
+
+    def opens_in(self, minute: int) -> int:
+        """Return in how many minutes scheduled restarts may begin; 0: now."""
+        if self.window is None:
+            return 0
+        first, end = self.window
+        length = (end - first) % _DAY_MIN or _DAY_MIN
+        return 0 if (minute - first) % _DAY_MIN < length else (first - minute) % _DAY_MIN
+
+
+def policy_of(config: SupervisionConfig) -> Policy:
+    """Return the policy that a pool's settings ask for."""
+    return Policy(
+        automatic=config.automatic,
+        max_unavailable_ratio=config.max_unavailable,
+        backoff_s=config.backoff,
+        max_backoff_s=config.max_backoff,
+        max_restarts=config.max_restarts,
+        within_s=config.within,
+        restart_every_s=config.restart_every,
+        window=_window(config.restart_window),
+    )
+
+
+def _window(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    first, end = text.split("-")
+    return _minute(first), _minute(end)
+
+
+def _minute(text: str) -> int:
+    hour, minute = text.split(":")
+    return int(hour) * 60 + int(minute)
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """The orders for one incarnation. `again`: the last one changed nothing, so another may follow."""
+
+    incarnation: Incarnation | None
+    times: int = 0
+    again: bool = True
+    counted: bool = False  # the last one counts as a restart
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is remembered of one backend; bounded."""
+
+    seen_at: float = -math.inf
+    incarnation: Incarnation | None = None  # the last one seen
+    since: float | None = None  # when it was first seen
+    tried: tuple[Tried, ...] = ()  # newest last
+    restarts: tuple[float, ...] = ()  # when, newest last: those that count
+    in_a_row: int = 0  # restarts since it was well for `RESET_S`
+    failed_at: float | None = None  # when what ails it was first seen
+    idle_since: float | None = None
+
+    def orders_for(self, incarnation: Incarnation | None) -> Tried:
+        """Return the orders for an incarnation."""
+        found = (each for each in self.tried if each.incarnation == incarnation)
+        return next(found, Tried(incarnation))
+
+    def due_at(self, policy: Policy, now: float) -> float:
+        """Return when backoff allows the next restart."""
+        failed_at = now if self.failed_at is None else self.failed_at
+        if self.in_a_row == 0:
+            return failed_at
+        doublings = min(self.in_a_row - 1, 64)  # a float holds that, and no pause needs more
+        return failed_at + min(policy.backoff_s * 2.0**doublings, policy.max_backoff_s)
+
+    def restarts_since(self, at: float) -> int:
+        """Return how many restarts that count came after `at`."""
+        return sum(each > at for each in self.restarts)
+
+    def looked(
+        self,
+        incarnation: Incarnation | None,
+        now: float,
+        *,
+        ours: bool,
+        ails: bool,
+        well_s: float,
+        idle: bool,
+    ) -> Record:
+        """Return what is remembered after a look.
+
+        `ours`: we launched this incarnation. `ails`: something calls for its restart.
+        """
+        record = self
+        if incarnation is not None and incarnation != self.incarnation:
+            if self.incarnation is not None and not ours:
+                record = record.counted(now)
+            record = replace(record, incarnation=incarnation, since=now, failed_at=None)
+        failed_at = record.failed_at
+        if ails:
+            failed_at = now if failed_at is None else failed_at
+        elif well_s >= _CALM_S:
+            failed_at = None
+        idle_since = None
+        if idle:
+            idle_since = now if self.idle_since is None else self.idle_since
+        in_a_row = 0 if well_s >= RESET_S else record.in_a_row
+        return replace(
+            record, seen_at=now, in_a_row=in_a_row, failed_at=failed_at, idle_since=idle_since
+        )
+
+    def ordered(self, incarnation: Incarnation | None, now: float, *, counts: bool) -> Record:
+        """Return what is remembered once a restart of `incarnation` was ordered."""
+        times = self.orders_for(incarnation).times + 1
+        tried = Tried(incarnation, times, again=False, counted=counts)
+        record = self.counted(now) if counts else self
+        return replace(record, tried=record._tried(tried), failed_at=None)
+
+    def came_to(self, outcome: Outcome, order: Restart) -> Record:
+        """Return what is remembered of an order that did not come to a start."""
+        tried = self.orders_for(order.incarnation)
+        if tried.times != order.attempt:
+            return self  # another one was given since
+        match outcome:
+            case Outcome.GIVEN_UP:
+                before = replace(tried, times=tried.times - 1, again=True, counted=False)
+                record = replace(self, tried=self._tried(before))
+                return record.uncounted() if tried.counted else record
+            case Outcome.FAILED:
+                return replace(self, tried=self._tried(replace(tried, again=True)))
+            case Outcome.NOT_NOW:
+                again = replace(tried, again=True, counted=False)
+                record = replace(self, tried=self._tried(again))
+                return replace(record, restarts=record.restarts[:-1]) if tried.counted else record
+            case Outcome.ANOTHERS:
+                return self
+
+    def cleared(self) -> Record:
+        """Return what is left when an operator says that the cause is gone."""
+        return replace(self, restarts=(), in_a_row=0, failed_at=None)
+
+    def counted(self, now: float) -> Record:
+        """Return the same with one restart more."""
+        return replace(self, restarts=(*self.restarts, now)[-64:], in_a_row=self.in_a_row + 1)
+
+    def uncounted(self) -> Record:
+        """Return the same with one restart less."""
+        return replace(self, restarts=self.restarts[:-1], in_a_row=max(0, self.in_a_row - 1))
+
+    def _tried(self, tried: Tried) -> tuple[Tried, ...]:
+        others = tuple(each for each in self.tried if each.incarnation != tried.incarnation)
+        return (*others, tried)[-_ATTEMPTS_KEPT:]
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What is remembered of all backends between two calls of `policy.decide`."""
+
+    records: Mapping[str, Record] = field(default_factory=dict)
+    at: float = -math.inf  # of the last call
+    blind_until: float = -math.inf  # we suspect ourselves
+
+    def of(self, backend_id: str) -> Record:
+        """Return what is remembered of a backend."""
+        return self.records.get(backend_id, Record())
+
+    def after(self, backend_id: str, record: Record) -> History:
+        """Return a history in which this is the record of a backend."""
+        return replace(self, records={**self.records, backend_id: record})
+
+    def clear(self, backend_id: str) -> History:
+        """An operator says that the cause is gone: no failures."""
+        return self.after(backend_id, self.of(backend_id).cleared())
+
+    def came_to(self, outcome: Outcome, order: Restart) -> History:
+        """Take note of what became of an order."""
+        record = self.of(order.backend_id).came_to(outcome, order)
+        return self.after(order.backend_id, record)

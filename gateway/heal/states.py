@@ -1,0 +1,291 @@
+"""The state of a supervised backend: one of nine frozen values, and the table of their transitions.
+
+    state       meaning                                           leaves it by
+    Absent      nothing runs, and nothing has ended               runs: Starting. permitted: Replacing
+    Starting    it runs, or its service manager makes it          answers: Proving. ended or hung: Failed
+    Proving     it answers: one token, adapters, warm-up          done: Serving. no token: Suspect
+    Serving     in rotation, if its probes agree                  evidence: Suspect. planned: Draining
+    Suspect     it lives and may not work; canaries go on         a token: Serving. proof: Replacing
+    Draining    before a planned restart: its requests finish     empty, or late: Replacing
+    Replacing   its launcher stops what runs, and starts anew     launched: Starting. failed: as before
+    Failed      it ended, or its start hangs                      permitted: Replacing. answers: Proving
+    Suspended   not restarted until an operator clears it         gives a token: Proving. cleared: Failed
+
+Wherever its process ends it is Failed; another incarnation that shows is Starting; what its service
+manager took away is Absent. `LATER` is the whole table. An operator's drain is an intent beside the
+state (`heal.intent`), never a transition.
+
+What the pool table shows of a backend (`Tending`) is a projection of its state: `tending`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Final
+
+from gateway.core.types import Phase
+from gateway.heal.decisions import GRAVITY, Cause, Restart, Sign
+from gateway.launch.launcher import Incarnation
+from gateway.pools.health import Tending
+
+FAILED_TESTS: Final = 2  # in a row, that prove that an engine does not work
+LONGEST_PAUSE: Final = 30  # looks between two tests of one that stays suspect
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Nothing of it runs. `due`: it is for us to start it, as soon as that is allowed."""
+
+    since: float
+    incarnation: Incarnation | None
+    _: KW_ONLY
+    looked: bool = True  # False: nobody has looked yet
+    due: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Starting:
+    """A process runs and does not answer yet, or its service manager is at work on it."""
+
+    since: float
+    incarnation: Incarnation | None  # None: only a look will tell
+    _: KW_ONLY
+    before: Incarnation | None = None  # what it replaces; it may be seen for a while yet
+    ours: bool = False  # we launched it
+    owes: bool = True  # a token, before it serves; one that was found running does not
+    pending: str = ""  # what its service manager does with it meanwhile
+    told: str = ""  # where its start is
+    ready_at: float | None = None  # when it is expected to serve; None: unknown
+    fresh: bool = False  # it has just begun: what is known is of the process before
+
+
+@dataclass(frozen=True, slots=True)
+class Proving:
+    """It answers, and has to compute one token, load its adapters and warm up before it serves."""
+
+    since: float
+    incarnation: Incarnation | None
+    _: KW_ONLY
+    ours: bool = False
+    told: str = ""  # what it does now
+    ready_at: float | None = None  # when it is expected to serve; None: unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """It is in rotation, if its probes agree."""
+
+    since: float
+    incarnation: Incarnation | None
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """It lives, and there is evidence that it does not work. A test request decides.
+
+    Before the first one failed, `out` is False and its probes alone say whether it is in rotation.
+    """
+
+    since: float
+    incarnation: Incarnation | None
+    _: KW_ONLY
+    sign: Sign
+    failed: str = ""  # how the last test request did
+    failures: int = 0  # test requests that failed in a row while nothing moved
+    out: bool = False
+    proved: bool = True  # its start came to a good end
+    test_at: float = 0.0  # the next test request
+    proof_at: float = 0.0  # before that, test requests that fail are no proof
+    why_down: str = "frozen"  # short closed word, once that is certain
+
+    @property
+    def evidence(self) -> str:
+        """Return what is against it, with what its test requests say."""
+        if not self.failures:
+            return self.sign.evidence
+        tests = f"{self.failures} test requests in a row" if self.failures > 1 else "a test request"
+        return f"{self.sign.evidence}, and {tests} failed ({self.failed})"
+
+    @property
+    def reason(self) -> str:
+        """Return the short word of why it is out; before that is certain no request is ended for it."""
+        return self.why_down if self.failures != 1 else "suspect"
+
+    def proven(self, now: float) -> bool:
+        """Whether enough test requests failed in a row, since all progress had stopped."""
+        return self.failures >= FAILED_TESTS and now >= self.proof_at
+
+    def after_failure(
+        self, failed: str, now: float, last_words_s: float, pause_s: float
+    ) -> Suspect:
+        """Return the state after a test request that failed; the next ones come later each time.
+
+        One that answers an error knows that its engine died, and gets time to end by itself.
+        """
+        failures, proof_at = self.failures + 1, self.proof_at
+        if failed != "timeout":
+            proof_at = max(proof_at, self.since + last_words_s)
+        pauses = 0 if failures < FAILED_TESTS else min(2**failures, LONGEST_PAUSE)
+        return replace(
+            self,
+            failures=failures,
+            failed=failed,
+            out=True,
+            test_at=now + pauses * pause_s,
+            proof_at=proof_at,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """What it carries finishes before it is restarted, up to `until`."""
+
+    since: float
+    incarnation: Incarnation | None
+    _: KW_ONLY
+    order: Restart
+    until: float
+    before: State
+    told: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Replacing:
+    """Its launcher stops what runs and starts anew; `before` is what it was."""
+
+    since: float
+    incarnation: Incarnation | None
+    _: KW_ONLY
+    order: Restart
+    before: State
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """It ended, could not be started, or hangs in its start (`lives`)."""
+
+    since: float
+    incarnation: Incarnation | None
+    _: KW_ONLY
+    sign: Sign
+    lives: bool = False
+    examined: bool = True  # why is known, as far as it can be; nothing is done before
+    told: str = ""  # why, and what helps
+    hopeless: bool = False  # a restart changes nothing about it
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """It is not restarted until an operator clears it."""
+
+    since: float
+    incarnation: Incarnation | None
+    _: KW_ONLY
+    sign: Sign
+    lives: bool = False
+    told: str = ""
+    test_at: float = 0.0  # of one that lives: the next test request
+
+
+State = Absent | Starting | Proving | Serving | Suspect | Draining | Replacing | Failed | Suspended
+
+_ANYWHERE: Final = frozenset({Absent, Starting, Replacing})
+LATER: Final[Mapping[type[State], frozenset[type[State]]]] = {
+    Absent: _ANYWHERE | {Failed, Suspended},
+    Starting: _ANYWHERE | {Proving, Serving, Draining, Failed},
+    Proving: _ANYWHERE | {Proving, Serving, Suspect, Failed},
+    Serving: _ANYWHERE | {Serving, Suspect, Draining, Failed},
+    Suspect: _ANYWHERE | {Suspect, Serving, Proving, Draining, Failed, Suspended},
+    Draining: frozenset({Replacing}),
+    Replacing: _ANYWHERE | {Proving, Serving, Suspect, Failed, Suspended},
+    Failed: _ANYWHERE | {Failed, Proving, Suspended},
+    Suspended: _ANYWHERE | {Suspended, Failed, Proving},
+}
+
+
+def under_way(state: State | None) -> bool:
+    """Whether a restart of it goes on, or its start; one that was found running may serve already."""
+    if isinstance(state, Starting):
+        return state.owes
+    return isinstance(state, Draining | Replacing | Proving)
+
+
+def in_service(state: State | None) -> bool:
+    """Whether it takes requests, if its probes agree."""
+    found = isinstance(state, Starting) and not state.owes
+    return found or isinstance(state, Serving | Suspect)
+
+
+def checked(before: State, after: State) -> State:
+    """Return the state after a transition.
+
+    Raises:
+        AssertionError: the table does not have it, which is a bug.
+    """
+    if type(after) not in LATER[type(before)]:
+        raise AssertionError(f"{type(before).__name__} -> {type(after).__name__} is not allowed")
+    return after
+
+
+def tending(state: State, *, launched: bool) -> Tending | None:  # noqa: C901 - one case a state
+    """Return what the pool table shows; None where its probes decide. `launched`: we start it."""
+    match state:
+        case Absent(looked=looked):
+            told = "waiting to be started" if looked else "looking for its process"
+            return Tending(Phase.STARTING, "restart", told) if launched else None
+        case Starting(owes=owes, told=told, pending=pending):
+            told, at = pending or told, state.ready_at
+            return Tending(Phase.STARTING, "restart", told, state.fresh, at) if owes else None
+        case Proving(told=told):
+            return Tending(Phase.STARTING, "restart", told, ready_at=state.ready_at)
+        case Serving():
+            return None
+        case Suspect(out=out, proved=proved):
+            phase = Phase.DOWN if proved else Phase.STARTING
+            return Tending(phase, state.reason, state.evidence) if out else None
+        case Draining(told=told):
+            return Tending(Phase.DRAINING, "restart", told)
+        case Replacing(order=order):
+            return Tending(Phase.STARTING, "restart", restarting(order))
+        case Failed(sign=sign, told=told, hopeless=hopeless):
+            if sign.cause is Cause.EXITED:
+                return Tending(Phase.DOWN, "exited", told)
+            phase = Phase.DOWN if hopeless else Phase.STARTING
+            return Tending(phase, "start_failed", told)
+        case Suspended(told=told, lives=lives, incarnation=left):
+            if lives:
+                keeps = f"Its server still runs ({left}) and keeps its port and memory"
+                told = f"{told.rstrip('.')}. {keeps}; `vllm-gateway restart` stops it"
+            return Tending(Phase.DOWN, "suspended", told)
+
+
+def lives(state: State) -> bool:
+    """Whether a process of it runs, as far as is known."""
+    match state:
+        case Failed(lives=lived) | Suspended(lives=lived):
+            return lived
+        case Draining(before=before) | Replacing(before=before):
+            return lives(before)
+        case _:
+            return not isinstance(state, Absent)
+
+
+def restarting(order: Restart) -> str:
+    """Return why it is restarted, for people."""
+    return f"restarting: {order.cause.value}, {order.evidence}"
+
+
+def calls_for(state: State, judged: Mapping[Cause, Sign], now: float) -> Sign | None:
+    """Return what calls for a restart in this state; `judged` is what was found of one that serves."""
+    match state:
+        case Absent(due=True):
+            return Sign(Cause.EXITED, "it has no running process")
+        case Failed(sign=sign, examined=True) | Suspended(sign=sign):
+            return sign
+        case Suspect() if state.proven(now):
+            return Sign(state.sign.cause, state.evidence)
+        case Serving():
+            return min(judged.values(), key=lambda sign: GRAVITY[sign.cause], default=None)
+        case _:
+            return None

@@ -1,0 +1,230 @@
+"""`Supervised`: what is known of one supervised backend, and how its state changes.
+
+What it does in each state, step by step, is in `heal.unit`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.config.models import BackendConfig, PoolConfig
+from gateway.core.aio import Clock
+from gateway.core.events import EventKind, Events
+from gateway.heal.autopsy import Autopsy
+from gateway.heal.decisions import Cause, Outcome, Restart, Sign, Suspend, Wait
+from gateway.heal.observed import Observed, Timing
+from gateway.heal.overrides import Overrides
+from gateway.heal.preparation import Preparation
+from gateway.heal.sight import after_look
+from gateway.heal.startup import StartWatch
+from gateway.heal.states import (
+    Absent,
+    Failed,
+    Proving,
+    Serving,
+    Starting,
+    State,
+    Suspect,
+    Suspended,
+    calls_for,
+    checked,
+    lives,
+    tending,
+    under_way,
+)
+from gateway.heal.usual import UsualTimes
+from gateway.launch import proc
+from gateway.launch.launcher import Changes, Incarnation, Launcher, Seen
+from gateway.launch.process import ProcessLauncher
+from gateway.pools.store import SharedStore
+from gateway.pools.table import Backend, PoolTable
+from gateway.vllmlog.diagnosis import Diagnosis
+from gateway.watch.fetch import Pages
+
+_POLL_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all units use."""
+
+    table: PoolTable
+    clock: Clock
+    store: SharedStore
+    events: Events
+    overrides: Overrides
+    usual: UsualTimes
+    autopsy: Autopsy
+    timing: Timing
+    came_to: Callable[[Outcome, Restart], None]  # told of orders that came to no start
+
+
+class Supervised:
+    """One supervised backend. What others read are its attributes; only its unit writes them."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        pool: PoolConfig,
+        config: BackendConfig,
+        launcher: Launcher,
+        shared: Shared,
+    ) -> None:
+        self.backend, self.pool, self.config, self.launcher = backend, pool, config, launcher
+        self.pages = Pages(backend)
+        self.state: State = Absent(shared.clock.now(), None, looked=False)
+        self.observed = Observed(backend, self.pages, launcher, shared.clock, shared.timing)
+        self.signs: dict[Cause, Sign] = {}  # what calls for a planned restart of one that serves
+        self.diagnosis: Diagnosis | None = None  # of its end or hang, until it is launched anew
+        self.adapters: dict[str, str] = {}  # name to path, while it served
+        self.bad_at: float | None = None  # when it last ceased to serve, by itself
+        self.launched: Incarnation | None = None  # the one that we launched last
+        self.ordered: Sign | None = None  # an operator's restart that has not begun
+        self.suspended = False  # an operator has to clear it before it is restarted again
+        self.decision: Wait | Suspend | None = None  # why nothing is done about what ails it
+        self.after: asyncio.Task[None] | None = None  # the end of the server that had its name
+        self.tasks: list[asyncio.Task[None]] = []
+        self._shared, self._timing = shared, shared.timing
+        self._prepare = Preparation(backend, self.pages, shared.table, shared.clock, shared.events)
+        self._group: asyncio.TaskGroup | None = None
+        self._to(self.state)
+
+    @property
+    def id(self) -> str:
+        """The backend's id, `pool/name`."""
+        return self.backend.id
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a restart or a start of it goes on, or is ordered."""
+        return self.ordered is not None or under_way(self.state)
+
+    def calls_for(self) -> Sign | None:
+        """Return what calls for a restart of it now."""
+        return calls_for(self.state, self.signs, self._now())
+
+    def end(self) -> None:
+        """Be no longer configured: nothing is looked at or done any more."""
+        for task in self.tasks:
+            task.cancel()
+
+    # --- its state --------------------------------------------------------------------------------
+
+    def _to(self, state: State) -> None:
+        """Go over to a state: the only place that writes it."""
+        before, self.state = self.state, checked(self.state, state)
+        if isinstance(before, Serving) and isinstance(state, Suspect | Failed):
+            self.bad_at = self._now()
+        if isinstance(state, Serving):
+            self.observed.watch = None
+            self._watch_processes(state.incarnation)
+        shown = tending(state, launched=self.config.launch is not None)
+        if shown != self.backend.health.tended:
+            self._shared.table.tend(self.id, shown)
+
+    async def _look(self) -> None:
+        """See what runs; go where that leads, and say what no step will say."""
+        seen, before = await self._seen(), self.state
+        if seen is None:
+            return
+        after = after_look(before, seen, self._now(), launches=self.launcher.launches)
+        if isinstance(after, Starting) and not isinstance(before, Starting):
+            self.observed.watch = self._new_watch()
+        if after is not before:
+            self._to(after)
+        lived = isinstance(before, Proving | Serving | Suspect)
+        if lived and isinstance(after, Starting):
+            how = after.pending or "another process runs in its place, which we did not start"
+            self._tell(EventKind.EXITED, "replaced", how)
+        elif lived and isinstance(after, Absent):
+            self._tell(EventKind.EXITED, "absent", seen.detail or "nothing of it runs any more")
+
+    async def _seen(self) -> Seen | None:
+        told = await self.observed.look(self.pool.supervision.max_memory)
+        return self.observed.seen if told else None
+
+    def judge(self, peers: Sequence[Supervised]) -> None:
+        """Have the judges say whether it is slow, fails or grows, beside its pool's other units."""
+        found = self.observed.signs(
+            [each.observed for each in peers], self.pool.supervision.slow_ratio
+        )
+        if Cause.ERRORS in found and Cause.ERRORS not in self.signs:
+            self.bad_at = self._now()
+        kept = self.signs.get(Cause.OPERATOR)
+        self.signs = found if kept is None else {Cause.OPERATOR: kept, **found}
+
+    def _watch_processes(self, of: Incarnation | None) -> None:
+        """Take it out in the moment in which a process ends that it cannot do without.
+
+        vLLM is several processes. When its engine or a worker is killed, the API process may take
+        seconds to notice. One that lives on, and gives a token, serves again.
+        """
+        launcher, group = self.launcher, self._group
+        if not isinstance(launcher, ProcessLauncher) or group is None:
+            return
+
+        async def watch() -> None:
+            try:
+                ended = await proc.first_end(await launcher.vital())
+            except OSError:
+                return  # no handles: its probes have to notice
+            now, state = self._now(), self.state
+            if ended is not None and isinstance(state, Serving) and state.incarnation == of:
+                sign = Sign(Cause.FROZEN, f"its process {ended} has ended")
+                test_at = now + self._timing.last_words_s  # most end as a whole, and say why
+                self._to(Suspect(now, of, sign=sign, out=True, test_at=test_at, why_down="exited"))
+
+        self.tasks.append(group.create_task(watch(), name=f"processes of {self.id}"))
+
+    # --- operators --------------------------------------------------------------------------------
+
+    def suspend(self, sign: Sign, told: str) -> None:
+        """Leave it alone until an operator clears it; one that lives, and gives a token, serves all the same."""
+        self.suspended = True
+        now, lived = self._now(), lives(self.state)
+        suspended = Suspended(now, self.state.incarnation, sign=sign, lives=lived, told=told)
+        self._to(suspended)
+
+    def clear(self) -> None:
+        """An operator says that the cause is gone: it is tried, or started anew."""
+        self.suspended = False
+        state, now = self.state, self._now()
+        if isinstance(state, Suspended):
+            self.decision = None
+            if state.lives:
+                self._to(Starting(now, state.incarnation))
+                self.observed.watch = self._new_watch()
+            else:
+                self._to(Failed(now, state.incarnation, sign=state.sign, told=state.told))
+
+    def trust(self) -> None:
+        """An operator puts it back into service, whatever speaks against it."""
+        if isinstance(self.state, Suspect):
+            self.observed.worked_at = self._now()
+            self._to(Serving(self._now(), self.state.incarnation))
+
+    # --- small things -----------------------------------------------------------------------------
+
+    def _now(self) -> float:
+        return self._shared.clock.now()
+
+    def _tell(self, kind: EventKind, label: str, detail: str) -> None:
+        self._shared.events.note(self._shared.clock, kind, self.id, label, detail)
+
+    def _new_watch(self) -> StartWatch:
+        patience, launches = self.pool.supervision.patience, self.launcher.launches
+        usual_s = self._shared.usual.of(self.id, self.config, self._changes())
+        return StartWatch(patience, self._now(), launches, usual_s)
+
+    def _changes(self) -> Changes:
+        return self._shared.overrides.of(self.id, self.config.launch).changes
+
+
+async def emptied(backend: Backend, clock: Clock, patience_s: float) -> None:
+    """Wait until a backend carries no request of ours, `patience_s` at most."""
+    deadline = clock.now() + patience_s
+    while backend.in_flight and clock.now() < deadline:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(_POLL_S)

@@ -1,0 +1,348 @@
+"""`Unit`: one supervised backend. It alone writes its state, in one task, once for each look.
+
+A unit compares what is wanted with what is seen, again at each look: so what is due stays due,
+whatever failed meanwhile. The steps are in the order of a restart, from the first sign on:
+
+    _serve      evidence: Suspect               _doubt    two test requests failed: that is proof
+    begin       the policy permits a restart    _drain    planned: what it carries finishes
+    _replace    claim, stop, start              _start    until it answers, ends, or hangs
+    _prove      a token, adapters, warm-up      then it serves
+
+What ended is Failed, and examined before anything is done about it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from typing import Final
+
+from gateway.core.aio import periodic
+from gateway.core.events import EventKind
+from gateway.core.types import Phase
+from gateway.heal.autopsy import Finding
+from gateway.heal.decisions import Cause, Outcome, Restart, Sign, outcome_of
+from gateway.heal.sight import doubt
+from gateway.heal.states import (
+    FAILED_TESTS,
+    Absent,
+    Draining,
+    Failed,
+    Proving,
+    Replacing,
+    Serving,
+    Starting,
+    Suspect,
+    Suspended,
+    in_service,
+    lives,
+    restarting,
+)
+from gateway.heal.supervised import Supervised, emptied
+from gateway.launch.launcher import LaunchError, Obstacle, Superseded
+from gateway.pools.store import StoreUnavailable
+from gateway.vllmlog.diagnosis import Kind
+from gateway.watch.adapters import held_by
+
+_POLL_S: Final = 0.1
+_TEST_EVERY_S: Final = 30.0  # of one that is suspended and lives
+_FOUND_S: Final = 5.0  # one that was found running answers by then, or it is starting
+
+
+class Unit(Supervised):
+    """One supervised backend, and what it does in each state. See the module."""
+
+    # --- its life ---------------------------------------------------------------------------------
+
+    def live(self, group: asyncio.TaskGroup) -> None:
+        """Begin to look, if it has not begun; what it does belongs to the group."""
+        if self._group is None:
+            self._group = group
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Go on from the state as it is now; what was being done ends first."""
+        assert self._group is not None, "orders come once it lives"
+        before, self.tasks = self.tasks, []
+        for task in before:
+            task.cancel()  # now: it must not take a step in the new state
+        self.tasks.append(self._group.create_task(self._live(before), name=f"unit {self.id}"))
+
+    async def _live(self, before: Sequence[asyncio.Task[None]]) -> None:
+        for last in (*before, self.after):
+            if last is not None and not last.done():
+                await asyncio.wait([last])
+        await periodic(self._turn, every_s=self._pause_s, name=f"unit {self.id}", jitter_ratio=0.0)
+
+    async def _turn(self) -> None:  # noqa: C901 - one case for each state
+        if not isinstance(self.state, Draining | Replacing):
+            await self._look()
+        match self.state:
+            case Serving() as state:
+                await self._serve(state)
+            case Suspect() as state:
+                await self._doubt(state)
+            case Draining() as state:
+                await self._drain(state)
+            case Replacing() as state:
+                await self._replace(state)
+            case Starting() as state:
+                await self._start(state)
+            case Proving() as state:
+                await self._prove(state)
+            case Failed() as state:
+                await self._examine(state)
+            case Suspended() as state:
+                await self._try_suspended(state)
+            case Absent():
+                pass  # the policy says when it is started
+
+    def _pause_s(self) -> float:
+        """Return the time to the next turn: none before steps that wait by themselves."""
+        waits = isinstance(self.state, Starting | Proving | Draining | Replacing)
+        due = isinstance(self.state, Failed) and not self.state.examined
+        return 0.0 if waits or due else self._timing.every_s
+
+    # --- it serves, until there is evidence -------------------------------------------------------
+
+    async def _serve(self, state: Serving) -> None:
+        """Suspect what its probes or its progress have against it; test it when nothing moves for long."""
+        if self.backend.phase is Phase.READY:
+            self.adapters = held_by(self.backend)
+        found = doubt(self.backend)
+        if found is not None:
+            now = self._now()
+            proof_at, reason = now + found.proof_s, found.reason
+            suspect = Suspect(now, state.incarnation, sign=found.sign, proof_at=proof_at)
+            self._to(replace(suspect, why_down=reason))
+        elif still_s := self.observed.still_s(self.pool.supervision.canary):
+            failed = await self.observed.test()
+            if failed and self.state is state:
+                sign = Sign(Cause.FROZEN, f"no progress for {still_s:.0f} s")
+                self._to(Suspect(self._now(), state.incarnation, sign=sign))
+                self._fail_test(failed)
+
+    # --- it is suspect, until it gives a token, or two test requests in a row fail ----------------
+
+    async def _doubt(self, state: Suspect) -> None:
+        """Test it again. A token ends the suspicion, if its probes agree."""
+        if self._now() < state.test_at:
+            return
+        failed = await self.observed.test()
+        if self.state is not state:
+            return
+        now = self._now()
+        if failed:
+            self._fail_test(failed)
+        elif not state.proved:
+            self._to(Proving(now, state.incarnation))
+        elif self.backend.health.up:
+            self._to(Serving(now, state.incarnation))
+        else:
+            self._to(replace(state, failures=0, test_at=now + self._timing.every_s))
+
+    def _fail_test(self, failed: str) -> None:
+        assert isinstance(self.state, Suspect)
+        timing = self._timing
+        words_s, pause_s = timing.last_words_s, timing.every_s
+        self._to(self.state.after_failure(failed, self._now(), words_s, pause_s))
+
+    # --- its restart: it is drained, its launcher stops it and starts anew ------------------------
+
+    def begin(self, order: Restart) -> None:
+        """Begin a restart that the policy permits; one that goes on is begun anew."""
+        now, before = self._now(), self.state
+        if isinstance(before, Draining | Replacing):
+            before = before.before
+        self.ordered = self.decision = None
+        nothing_ran = isinstance(before, Absent) or order.incarnation is None
+        kind = EventKind.LAUNCH if nothing_ran else EventKind.RESTART
+        self._tell(kind, order.cause.value, order.evidence)
+        if order.planned and in_service(self.state):
+            until = now + self.pool.supervision.drain
+            count = self.backend.in_flight
+            told = f"finishing {count} request{'' if count == 1 else 's'}, then {restarting(order)}"
+            draining = Draining(now, before.incarnation, order=order, before=before, until=until)
+            self._to(replace(draining, told=told))
+        else:
+            self._to(Replacing(now, before.incarnation, order=order, before=before))
+        self._go_on()
+
+    async def _drain(self, state: Draining) -> None:
+        of, order, before = state.incarnation, state.order, state.before
+        await emptied(self.backend, self._shared.clock, state.until - self._now())
+        self._to(Replacing(self._now(), of, order=order, before=before))
+
+    async def _replace(self, state: Replacing) -> None:
+        """Claim the restart; have the launcher stop what runs, and start anew."""
+        order, shared = state.order, self._shared
+        try:
+            claimed = await shared.store.claim_restart(self.id, order.incarnation, order.attempt)
+        except StoreUnavailable:
+            self.observed.trouble = "the shared store does not respond"
+            self._give_up(state, Outcome.GIVEN_UP)
+            return
+        if not claimed:
+            self._give_up(state, Outcome.ANOTHERS)
+            return
+        served_s = 0.0
+        if isinstance(state.before, Serving):  # its last list is of the server that goes, whole
+            self.adapters, served_s = held_by(self.backend), self._now() - state.before.since
+        self.diagnosis, self.observed.trouble = None, ""  # of the server that goes
+        changes = shared.overrides.starting(self.id, self.config.launch, served_s)
+        grace_s = self.pool.supervision.stop_grace
+        try:
+            made = await self.launcher.restart(order.incarnation, grace_s=grace_s, changes=changes)
+        except LaunchError as error:
+            await self._not_launched(state, error)
+            return
+        self.signs, self.launched = {}, made
+        self.observed.begins(made)
+        self.observed.watch = watch = self._new_watch()
+        starting = Starting(self._now(), made, before=order.incarnation, ours=True, fresh=True)
+        self._to(replace(starting, told=watch.told(self._now())))
+
+    async def _not_launched(self, state: Replacing, error: LaunchError) -> None:
+        """Say what the launcher could not do. What lives is as it was, and the order stays due."""
+        port = error.obstacle is Obstacle.PORT
+        label = Kind.PORT.value if port else state.order.cause.value
+        self._tell(EventKind.LAUNCH_FAILED, label, str(error))
+        outcome, seen = outcome_of(error), await self._seen()
+        self.observed.trouble = str(error)
+        if isinstance(error, Superseded) or (
+            lives(state.before) if seen is None else not seen.gone
+        ):
+            self._give_up(state, outcome)
+            return
+        self._shared.came_to(outcome, state.order)
+        sign = Sign(Cause.START_FAILED, f"it could not be started: {error}")
+        ended = state.incarnation if seen is None else seen.incarnation
+        hopeless = error.obstacle is Obstacle.CANNOT_HELP
+        self._to(Failed(self._now(), ended, sign=sign, told=sign.evidence, hopeless=hopeless))
+
+    def _give_up(self, state: Replacing, outcome: Outcome) -> None:
+        """Be again what it was; evidence has to be found anew."""
+        self._shared.came_to(outcome, state.order)
+        before = state.before
+        self._to(replace(before, failures=0) if isinstance(before, Suspect) else before)
+
+    # --- it starts, and proves itself -------------------------------------------------------------
+
+    async def _start(self, state: Starting) -> None:
+        """Wait until it answers; one that hangs is examined. Pending, it waits for its service manager."""
+        now, health = self._now(), self.backend.health
+        watch = self.observed.watch = self.observed.watch or self._new_watch()
+        if state.pending:
+            watch.put_off(now)
+        elif health.up and state.incarnation is not None:
+            self._answers(state)
+            return
+        elif (hung := watch.hung(now)) is not None:
+            told = await self._examine_hang(watch.stage.name.lower(), hung)
+            sign = Sign(Cause.START_HUNG, hung)
+            self._to(Failed(self._now(), state.incarnation, sign=sign, lives=True, told=told))
+            return
+        owes = state.owes or now - state.since >= _FOUND_S
+        told, ready_at = watch.told(now), watch.ready_at(now)
+        self._to(replace(state, told=told, owes=owes, fresh=False, ready_at=ready_at))
+        until = now + self._timing.every_s
+        while not self.backend.health.up and self._now() < until:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(min(_POLL_S, self._timing.every_s))
+
+    def _answers(self, state: Starting) -> None:
+        """One that we started owes a token; one that was found running, and answers, serves."""
+        now, of = self._now(), state.incarnation
+        if state.owes:
+            self._to(Proving(now, of, ours=state.ours, ready_at=state.ready_at))
+        else:
+            self._tell(EventKind.STARTED, "found", "it was found running, and serves")
+            self._to(Serving(now, of))
+
+    async def _prove(self, state: Proving) -> None:
+        """Ask for one token, twice, for the first may find a cold engine; then prepare it, and it serves."""
+        for _ in range(FAILED_TESTS):
+            failed = await self.observed.test(self._timing.first_token_s)
+            if not failed:
+                break
+        else:
+            why = f"/health responds, but its engine did not compute one token ({failed})"
+            await self._unproven(state, why)
+            return
+        if why := await self._prepare.load_adapters(self.pool, self.adapters, self._say):
+            await self._unproven(state, why)
+            return
+        await self._prepare.warm_up()
+        now, watch, launch = self._now(), self.observed.watch, self.config.launch
+        began_at = watch.began_at if watch is not None else state.since
+        if watch is not None and state.ours:
+            self._shared.usual.learn(self.id, self.config, self._changes(), watch.ended(now))
+            gone = self._shared.overrides.served(self.id, launch)
+            if gone is not None:
+                told = f"it serves without {gone.told()}, so that was dropped"
+                self._tell(EventKind.REMEDY, "dropped", told)
+        self.observed.worked_at = now
+        self._tell(EventKind.STARTED, "started", f"serves {now - began_at:.0f} s after its start")
+        self._to(Serving(now, state.incarnation))
+
+    def _say(self, told: str) -> None:
+        if isinstance(self.state, Proving):
+            self._to(replace(self.state, told=told))
+
+    async def _unproven(self, state: Proving, why: str) -> None:
+        """Suspect what answers and gives no token, unless it ends now: then its end tells more."""
+        until = self._now() + self._timing.last_words_s
+        while self._now() < until:
+            await self._look()
+            if not isinstance(self.state, Proving):
+                return
+            await asyncio.sleep(min(_POLL_S, self._timing.every_s))
+        await self._examine_hang("proving", why)
+        sign = Sign(Cause.START_HUNG, why)
+        suspect = Suspect(self._now(), state.incarnation, sign=sign, out=True, proved=False)
+        self._to(replace(suspect, failures=FAILED_TESTS, why_down="start_failed"))
+
+    # --- it failed --------------------------------------------------------------------------------
+
+    async def _examine(self, state: Failed) -> None:
+        """Say why it ended, and apply what policy allows. One that hung, and answers after all, is tried."""
+        seen, starting = self.observed.seen, state.sign.cause is Cause.START_FAILED
+        if state.examined or seen is None:
+            if state.lives and self.backend.health.up:
+                self._to(Proving(self._now(), state.incarnation))
+            return
+        autopsy = self._shared.autopsy
+        found = await self._beside(autopsy.of_end(self.id, self.launcher, seen, starting=starting))
+        self.diagnosis = found.diagnosis
+        cured = starting and autopsy.remedy(self.id, self.pool, self.config, found)
+        hopeless = starting and found.hopeless and not cured
+        self._to(replace(state, examined=True, told=found.told, hopeless=hopeless))
+
+    async def _examine_hang(self, stage: str, why: str) -> str:
+        """Say why a start hangs whose process lives, and apply what policy allows."""
+        autopsy = self._shared.autopsy
+        found = await self._beside(autopsy.of_hang(self.id, self.launcher, stage, why))
+        self.diagnosis = found.diagnosis
+        autopsy.remedy(self.id, self.pool, self.config, found)
+        return found.told
+
+    async def _beside(self, examined: Coroutine[None, None, Finding]) -> Finding:
+        """Wait for an autopsy, which goes on and tells its event also when an order ends the wait."""
+        assert self._group is not None
+        task = self._group.create_task(examined, name=f"autopsy of {self.id}")
+        await asyncio.wait([task])
+        return task.result()
+
+    # --- it is suspended --------------------------------------------------------------------------
+
+    async def _try_suspended(self, state: Suspended) -> None:
+        now = self._now()
+        if not state.lives or not self.backend.health.up or now < state.test_at:
+            return
+        failed = await self.observed.test()
+        if self.state is not state:
+            return
+        if failed:
+            self._to(replace(state, test_at=self._now() + _TEST_EVERY_S))
+        else:
+            self._to(Proving(self._now(), state.incarnation))

@@ -1,0 +1,246 @@
+"""No door is one-way: what recovers serves again, what is due stays due, and orders outlive a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.core.events import EventKind
+from gateway.core.types import Phase
+from gateway.heal.decisions import Why
+from gateway.heal.observed import Timing
+from gateway.heal.states import Failed, Suspect
+from gateway.launch.launcher import Obstacle
+from tests.fakelaunch import Script
+from tests.stories.supervised import fleet, launched, machine, managed, pool
+from tests.stories.support import story
+
+TESTED = {"supervision": {"canary": "200ms"}}
+QUICKLY = Timing(0.02, token_s=0.3, last_words_s=0.1)
+
+
+def two(on, **more):
+    return launched(on["m/b1"], **more), launched(on["m/b2"], **more)
+
+
+async def hold(world):
+    assert (await world.admin("POST", "/admin/v1/restarts:hold", {"pool": "m"})).status_code == 200
+    await world.turns(3)
+
+
+# --- what recovers serves again -------------------------------------------------------------------
+
+
+@story
+async def test_an_engine_that_froze_under_a_hold_serves_again_when_it_works_again():
+    async with machine() as on, fleet(on, *two(on), timing=QUICKLY, **TESTED) as world:
+        await hold(world)
+        sim = world.slot().sim
+        sim.inject("frozen")
+        await world.until(lambda: world.backend().reason == "frozen")
+        await world.until(lambda: world.unit().decision is not None)
+        assert world.unit().decision.why is Why.ON_HOLD
+        sim.clear()
+        await world.serves()
+        assert world.slot().sim is sim
+        assert not world.told(EventKind.RESTART)
+
+
+@story
+async def test_without_automatic_too():
+    manual = {"supervision": {"canary": "200ms", "automatic": False}}
+    async with machine() as on:
+        for name in ("m/b1", "m/b2"):
+            await on[name].begin()
+        backends = managed(on["m/b1"]), managed(on["m/b2"])
+        async with fleet(on, *backends, timing=QUICKLY, **manual) as world:
+            sim = world.slot().sim
+            sim.inject("http_500")
+            await world.until(lambda: world.backend().reason == "frozen")
+            sim.clear()
+            await world.serves()
+            assert world.slot().starts == []
+
+
+@story
+async def test_a_start_that_hung_and_comes_up_later_serves():
+    async with machine() as on:
+        slot, up = on["m/b1"], asyncio.Event()
+        slot.plan(Script(listens=up))
+        patience = {"supervision": {"patience": {"config": "400ms"}, "backoff": "1h"}}
+        async with fleet(on, launched(slot), wait=False, **patience) as world:
+            await world.until(lambda: slot.starts)
+            await hold(world)
+            await world.until(lambda: isinstance(world.unit().state, Failed))
+            assert world.unit().state.lives
+            up.set()
+            await world.serves()
+            assert len(slot.starts) == 1
+
+
+@story
+async def test_one_that_is_suspended_and_works_after_all_serves_and_stays_suspended():
+    async with machine() as on:
+        slot, up = on["m/b1"], asyncio.Event()
+        slot.judge = lambda flags: Script(listens=up)
+        few = {"supervision": {"patience": {"config": "400ms"}, "max_restarts": 1}}
+        async with fleet(on, launched(slot), wait=False, **few) as world:
+            await world.until(lambda: world.unit().suspended)
+            await world.until(lambda: world.backend().reason == "suspended")
+            up.set()
+            await world.serves()
+            assert world.unit().suspended
+            await slot.die()
+            await world.until(lambda: world.backend().reason == "suspended")
+            assert len(slot.starts) == 2
+
+
+@story
+async def test_undrain_puts_back_what_is_suspected_and_says_so():
+    async with machine() as on, fleet(on, *two(on), timing=QUICKLY, **TESTED) as world:
+        await hold(world)
+        world.slot().sim.inject("http_500")
+        await world.until(lambda: isinstance(world.unit().state, Suspect))
+        await world.until(lambda: world.phase() is Phase.DOWN)
+        answer = (await world.order("undrain")).json()
+        assert answer["changed"]
+        assert "goes back into service, though no progress for" in answer["sentence"]
+        world.slot().sim.clear()
+        await world.serves()
+
+
+@story
+async def test_one_failed_test_request_is_no_proof():
+    async with machine() as on, fleet(on, *two(on), timing=QUICKLY, **TESTED) as world:
+        sim = world.slot().sim
+        sim.inject("http_500@1")
+        await world.until(
+            lambda: any(t.reason == "suspect" for t in world.process.table.transitions)
+        )
+        await world.serves()
+        await world.turns(20)
+        assert world.slot().sim is sim
+        assert not world.told(EventKind.RESTART)
+
+
+# --- what is due stays due ------------------------------------------------------------------------
+
+
+@story
+async def test_a_service_manager_that_is_away_uses_up_no_restart():
+    async with machine() as on:
+        slot = on["m/b1"]
+        for name in ("m/b1", "m/b2"):
+            await on[name].begin()
+        few = {"supervision": {"canary": "200ms", "max_restarts": 1}}
+        backends = managed(slot), managed(on["m/b2"])
+        async with fleet(on, *backends, timing=QUICKLY, **few) as world:
+            slot.obstacle, slot.refuses = Obstacle.TRANSIENT, ["Docker did not answer"] * 4
+            slot.sim.inject("frozen")
+            await world.until(lambda: len(slot.starts) == 1, seconds=40.0)
+            await world.serves()
+            assert [each.detail for each in world.told(EventKind.LAUNCH_FAILED)] == [
+                "Docker did not answer"
+            ] * 4
+            assert not world.told(EventKind.SUSPENDED)
+
+
+@story
+async def test_a_restart_that_an_operator_ordered_is_not_lost_by_a_reload():
+    async with machine() as on:
+        slot = on["m/b1"]
+        async with fleet(on, *two(on)) as world:
+            slot.lasts = asyncio.Event()
+            slot.move()
+            world.settings["pools"]["m"]["backends"][0]["launch"]["port"] = slot.port
+            await world.reload()
+            await world.until(lambda: slot.stops)  # the server before it takes its time to stop
+            assert (await world.order("restart", force=True)).json()["changed"]
+            assert world.unit().ordered is not None
+            slot.lasts.set()
+            await world.serves()
+            launches = world.told(EventKind.LAUNCH, "m/b1")
+            assert [each.label for each in launches][-1] == "operator"
+            assert len(slot.starts) == 2
+
+
+# --- orders outlive a gateway ---------------------------------------------------------------------
+
+
+@story
+async def test_drains_and_holds_outlive_the_gateway(tmp_path):
+    async with machine() as on:
+        told = two(on, on_exit="leave")
+        async with fleet(on, *told, folder=tmp_path) as world:
+            await world.order("drain", reason="disk")
+            await hold(world)
+        async with fleet(on, *told, folder=tmp_path, wait=False) as world:
+            await world.serves("m/b2")
+            assert world.phase() is Phase.DRAINING
+            await world.turns(3)
+            assert world.process.supervisor.held() == {"m": True}
+            await on["m/b2"].die()
+            await world.until(lambda: world.unit("m/b2").decision is not None)
+            assert world.unit("m/b2").decision.why is Why.ON_HOLD
+            assert (await world.order("undrain")).json()["changed"]
+            await world.until(lambda: world.phase() is Phase.READY)
+        async with fleet(on, *told, folder=tmp_path, wait=False) as world:
+            await world.serves("m/b1")
+
+
+@story
+async def test_a_suspension_outlives_the_gateway_with_its_reason(tmp_path):
+    async with machine() as on:
+        slot = on["m/b1"]
+        slot.judge = lambda flags: Script(exit_code=3)
+        few = {"supervision": {"max_restarts": 1}}
+        async with fleet(on, launched(slot), folder=tmp_path, wait=False, **few) as world:
+            await world.until(lambda: world.unit().suspended)
+            detail = world.backend().health.detail
+        async with fleet(on, launched(slot), folder=tmp_path, wait=False, **few) as world:
+            await world.until(lambda: world.backend().reason == "suspended")
+            assert world.backend().health.detail == detail
+            assert len(slot.starts) == 2
+            slot.judge = lambda flags: Script()
+            assert (await world.order("undrain")).json()["changed"]
+            await world.serves()
+
+
+# --- starts that a restart cannot help ------------------------------------------------------------
+
+
+BAD_FLAG = "vllm: error: unrecognized arguments: --max-modle-len 4096\n"
+
+
+@pytest.mark.parametrize("how", ["flag", "program"])
+@story
+async def test_a_start_that_a_restart_cannot_help_is_tried_once_more_and_nobody_waits_for_it(how):
+    async with machine() as on:
+        slot = on["m/b1"]
+        slot.judge = lambda flags: Script(exit_code=2, log=BAD_FLAG)
+        if how == "program":
+            slot.obstacle, slot.refuses = Obstacle.CANNOT_HELP, ["there is no vllm in PATH"] * 9
+        async with fleet(on, launched(slot), wait=False) as world:
+            await world.until(lambda: world.unit().suspended)
+            assert len(slot.starts) + 9 * (how == "program") - len(slot.refuses) == 2
+            assert "a restart cannot help" in world.backend().health.detail
+            assert (await world.chat(max_tokens=1)).status_code == 503
+            told = [each for each in world.process.table.transitions if each.after is Phase.DOWN]
+            assert told[0].reason == "start_failed"  # nobody waited for the second try either
+
+
+@story
+async def test_a_start_waits_only_for_starts_on_its_gpus_and_not_for_broken_ones():
+    async with machine() as on:
+        broken, well = on["m/b1"], on["x/b1"]
+        broken.judge = lambda flags: Script(exit_code=1, log="boom")
+        well.model = "x"
+        slow = {"supervision": {"backoff": "300ms", "max_backoff": "300ms", "max_restarts": 50}}
+        async with fleet(on, launched(broken), wait=False, **slow) as world:
+            await world.until(lambda: len(broken.starts) >= 2)
+            world.settings["pools"]["x"] = pool(launched(well))
+            await world.reload()
+            before = len(broken.starts)
+            await world.serves("x/b1")
+            assert len(broken.starts) <= before + 3
