@@ -36,7 +36,7 @@ class LogFile:
     def __init__(self, path: Path, rotate_bytes: int = ROTATE_BYTES) -> None:
         self.path = path
         self._lock = threading.Lock()
-        self._rotate_bytes = rotate_bytes
+        self._rotate_bytes = self._rotate_at = rotate_bytes
         self._position = 0
         self._half = b""
         self._fresh: deque[str] = deque(maxlen=_FRESH_LINES)
@@ -80,12 +80,15 @@ class LogFile:
                 self._position, self._half = 0, b""  # truncated by somebody else
             with contextlib.suppress(OSError):
                 self._read(self.path)
-            if self.size <= self._rotate_bytes:
+            if self.size <= self._rotate_at:
                 return False
-            with contextlib.suppress(OSError):
+            try:
                 self._rotate()
-                return True
-            return False
+            except OSError:  # the disk is full, say: not again before it has grown as much again
+                self._rotate_at = self.size + self._rotate_bytes
+                return False
+            self._rotate_at = self._rotate_bytes
+            return True
 
     def take(self) -> tuple[str, ...]:
         """Return the lines that came since this was called last, at most 2,000."""
@@ -128,16 +131,25 @@ class LogFile:
 
     def _rotate(self) -> None:
         older = [self._older(number) for number in range(1, KEPT + 1)]
+        fresh = self.path.with_name(self.path.name + ".new")
+        try:
+            self._copy_to(fresh)
+        except OSError:
+            fresh.unlink(missing_ok=True)
+            raise
         for source, target in reversed(list(zip(older, older[1:], strict=False))):
             with contextlib.suppress(FileNotFoundError):
                 source.replace(target)
-        handle = os.open(older[0], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        fresh.replace(older[0])
+        os.truncate(self.path, 0)
+        self._read(older[0])  # what came while it was copied
+        self._position = 0
+
+    def _copy_to(self, fresh: Path) -> None:
+        handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         with open(handle, "wb") as copy, self.path.open("rb") as file:
             while chunk := file.read(_READ_BYTES):
                 copy.write(chunk)
-            os.truncate(self.path, 0)
-        self._read(older[0])  # what came while it was copied
-        self._position = 0
 
 
 def _end(path: Path, since: int, max_bytes: int) -> bytes:

@@ -103,6 +103,22 @@ def test_memory_is_bounded_whatever_is_written(tmp_path):
     assert len(log.tail(1000)) == 1000
 
 
+def test_a_rotation_that_fails_loses_no_older_log_and_is_not_tried_at_each_look(log):
+    write(log, b"first\n" + b"x" * 1000 + b"\n")
+    assert log.poll()
+    in_the_way = log.path.with_name("log.txt.new")  # as a full disk is
+    in_the_way.mkdir()
+    write(log, b"second\n" + b"x" * 1000 + b"\n")
+    assert not log.poll()
+    in_the_way.rmdir()
+    assert not log.poll()  # only once it has grown as much again
+    assert log.path.with_name("log.txt.1").read_text().startswith("first\n")
+    write(log, b"x" * 1001)
+    assert log.poll()
+    assert log.path.with_name("log.txt.1").read_text().startswith("second\n")
+    assert log.path.with_name("log.txt.2").read_text().startswith("first\n")
+
+
 def test_the_end_of_a_start_goes_back_beyond_a_rotation(log):
     write(log, b"first\n" + b"x" * 1000 + b"\n")
     assert log.poll()
