@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from gateway.config.supervision import LaunchConfig, Remedy
 from gateway.core.types import Phase
 from gateway.heal.decisions import GRAVITY, Sign
 from gateway.heal.record import Policy, Record
@@ -82,6 +83,19 @@ class Member:
         if self.phase is not Phase.READY or not isinstance(self.state, Serving):
             return 0.0
         return now - max(self.since, self.state.since)
+
+
+def gpus_of(launch: LaunchConfig | None, remedies: Collection[Remedy]) -> tuple[int, ...]:
+    """Return the GPUs that a start uses. One that names none may see all, unless it runs on the CPU."""
+    if launch is None:
+        return ()
+    if Remedy.SERIAL_START in remedies:
+        return (ALL_GPUS,)
+    hidden = launch.env.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    cpu = launch.args.get("device") == "cpu" or "VLLM_CPU_KVCACHE_SPACE" in launch.env
+    if not launch.gpus and (hidden or cpu):
+        return ()
+    return launch.gpus or (ALL_GPUS,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,7 @@ class Supervised:
         self.tasks: list[asyncio.Task[None]] = []
         self._shared, self._timing = shared, shared.timing
         self._prepare = Preparation(backend, self.pages, shared.table, shared.clock, shared.events)
+        self._processes: asyncio.Task[None] | None = None
         self._group: asyncio.TaskGroup | None = None
         self._to(self.state)
 
@@ -108,8 +109,9 @@ class Supervised:
 
     def end(self) -> None:
         """Be no longer configured: nothing is looked at or done any more."""
-        for task in self.tasks:
-            task.cancel()
+        for task in (*self.tasks, self._processes):
+            if task is not None:
+                task.cancel()
 
     # --- its state --------------------------------------------------------------------------------
 
@@ -177,13 +179,17 @@ class Supervised:
                 test_at = now + self._timing.last_words_s  # most end as a whole, and say why
                 self._to(Suspect(now, of, sign=sign, out=True, test_at=test_at, why_down="exited"))
 
-        self.tasks.append(group.create_task(watch(), name=f"processes of {self.id}"))
+        if self._processes is not None:
+            self._processes.cancel()  # the last time that it served, it had others
+        self._processes = group.create_task(watch(), name=f"processes of {self.id}")
 
     # --- operators --------------------------------------------------------------------------------
 
     def suspend(self, sign: Sign, told: str) -> None:
-        """Leave it alone until an operator clears it; one that lives, and gives a token, serves all the same."""
+        """Leave it alone until an operator clears it; one that serves, or gives a token, serves all the same."""
         self.suspended = True
+        if isinstance(self.state, Serving):
+            return
         now, lived = self._now(), lives(self.state)
         suspended = Suspended(now, self.state.incarnation, sign=sign, lives=lived, told=told)
         self._to(suspended)

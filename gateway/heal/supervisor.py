@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 from gateway.config.models import Config
-from gateway.config.supervision import LaunchConfig, Remedy, RestartConfig
+from gateway.config.supervision import LaunchConfig, RestartConfig
 from gateway.core.aio import Clock, periodic
 from gateway.core.errors import BackendDown
 from gateway.core.events import EventKind, Events
@@ -25,7 +25,7 @@ from gateway.heal.decisions import Cause, Decision, Outcome, Restart, Sign, Susp
 from gateway.heal.fleet import Fleet, Maker, launcher_of
 from gateway.heal.intent import Intent, Mark
 from gateway.heal.leases import Leases
-from gateway.heal.members import ALL_GPUS, Circumstances, Member
+from gateway.heal.members import Circumstances, Member, gpus_of
 from gateway.heal.observed import Timing
 from gateway.heal.overrides import Overrides
 from gateway.heal.policy import decide
@@ -206,7 +206,7 @@ class Supervisor:
             suspended=unit.suspended,
             age_s=None if observed.since is None else now - observed.since,
             bad_at=unit.bad_at,
-            gpus=_gpus(unit),
+            gpus=gpus_of(unit.config.launch, unit.pool.remedies),
         )
 
     def _peers(self, unit: Unit) -> list[Unit]:
@@ -298,15 +298,6 @@ class Supervisor:
 
 def _policy(config: Config, pool: str) -> Policy:
     return policy_of(config.pools[pool].supervision)
-
-
-def _gpus(unit: Unit) -> tuple[int, ...]:
-    """Return the GPUs that a start of it uses; one that names none may see all of them."""
-    launch = unit.config.launch
-    if launch is None:
-        return ()
-    everywhere = not launch.gpus or Remedy.SERIAL_START in unit.pool.remedies
-    return (ALL_GPUS,) if everywhere else launch.gpus
 
 
 def _ways(unit: Unit) -> tuple[LaunchConfig | None, RestartConfig | None]:

@@ -5,6 +5,7 @@ by operators; restarts take time, fail to stop or to start, and bring what start
 """
 
 import math
+import os
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -34,6 +35,8 @@ from gateway.heal.states import (
 from gateway.launch.launcher import Runs, Seen
 from gateway.pools.store import MemoryStore
 
+# SCHEDULES=10000 tries as many of each kind; that takes about an hour.
+schedules = settings(deadline=None, max_examples=int(os.environ.get("SCHEDULES", "100")))
 TICK_S = 4.0
 HUNG_S = 80.0
 POLICY = Policy(max_restarts=5, within_s=1800.0)
@@ -563,14 +566,14 @@ wild = st.lists(st.tuples(pauses, faults | elsewhere | stubborn), max_size=30)
 sizes = st.sampled_from([(1,), (2,), (4,), (8,), (1, 1), (3, 5), (2, 2, 2)])
 
 
-@settings(deadline=None)
+@schedules
 @given(sizes, wild, st.sampled_from([POLICY, SCHEDULED]))
 def test_every_restart_keeps_the_rules(sizes, steps, policy):
     world = World(sizes, policy)
     world.run([*steps, (60, ("clear", 0, None))])
 
 
-@settings(deadline=None)
+@schedules
 @given(sizes, steps, st.sampled_from([POLICY, SCHEDULED]))
 def test_the_rules_are_kept_while_the_lease_goes_from_replica_to_replica(sizes, steps, policy):
     world = World(sizes, policy, replicas=2)
@@ -582,7 +585,7 @@ def test_the_rules_are_kept_while_the_lease_goes_from_replica_to_replica(sizes, 
 still = st.tuples(st.just("stands still"), places, st.none())
 
 
-@settings(deadline=None)
+@schedules
 @given(sizes, st.lists(st.tuples(pauses, faults | elsewhere | still | stubborn), max_size=30))
 def test_two_leaders_with_old_views_restart_no_incarnation_twice(sizes, steps):
     """Their claims see to it: `World.replace` asserts it of every process that it stops."""
@@ -591,14 +594,14 @@ def test_two_leaders_with_old_views_restart_no_incarnation_twice(sizes, steps):
     world.run([*steps, (60, ("clear", 0, None))])
 
 
-@settings(deadline=None)
+@schedules
 @given(sizes, st.lists(st.tuples(pauses, crashes | sickness | jumps), max_size=30))
 def test_a_clock_that_jumps_makes_nothing_happen_twice(sizes, steps):
     world = World(sizes, paced=False)
     world.run([*steps, (60, ("clear", 0, None))])
 
 
-@settings(deadline=None)
+@schedules
 @given(sizes, steps)
 @example((4,), [(0, ("pool", 0, ("ill", "frozen")))])
 @example(
@@ -625,7 +628,7 @@ def test_once_faults_cease_everything_is_healed(sizes, steps):
     assert {each.id: each.ill for each in world.fleet.values() if each.ill} == {}
 
 
-@settings(deadline=None)
+@schedules
 @given(sizes, steps, st.randoms(use_true_random=False))
 def test_the_order_in_which_backends_are_shown_changes_nothing(sizes, steps, rng):
     world = World(sizes)

@@ -244,3 +244,23 @@ async def test_a_start_waits_only_for_starts_on_its_gpus_and_not_for_broken_ones
             before = len(broken.starts)
             await world.serves("x/b1")
             assert len(broken.starts) <= before + 3
+
+
+@story
+async def test_one_that_serves_is_not_taken_out_because_restarts_did_not_help():
+    async with machine() as on:
+        few = {"supervision": {"max_restarts": 1}}
+        async with fleet(on, *two(on), **few) as world:
+            await world.slot().die()
+            await world.until(lambda: world.told(EventKind.RESTART))
+            await world.serves()
+            await world.order("drain", "m/b2")  # so that all requests come to b1
+            for _ in range(3):  # never five in a row, which takes it out by itself
+                world.slot().sim.inject("http_500@4")
+                assert [(await world.chat(max_tokens=1)).status_code for _ in range(5)][-1] == 200
+            await world.order("undrain", "m/b2")
+            await world.until(lambda: world.told(EventKind.SUSPENDED))
+            await world.turns()
+            assert world.unit().suspended
+            assert world.phase() is Phase.READY
+            assert (await world.chat(max_tokens=1)).status_code == 200

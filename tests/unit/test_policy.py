@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.config.supervision import SupervisionConfig
+from gateway.config.supervision import LaunchConfig, Remedy, SupervisionConfig
 from gateway.core.types import Phase
 from gateway.heal.decisions import Cause, Outcome, Restart, Sign, Suspend, Wait, Why
-from gateway.heal.members import ALL_GPUS, Circumstances, Member
+from gateway.heal.members import ALL_GPUS, Circumstances, Member, gpus_of
 from gateway.heal.policy import decide
 from gateway.heal.record import History, Policy, policy_of
 from gateway.heal.states import (
@@ -708,6 +708,24 @@ def test_starts_on_one_gpu_go_one_after_the_other(gpus, together):
     waits = [each for each in found if isinstance(each, Wait)]
     assert {why(each) for each in waits} <= {Why.GPU}
     assert all(each.waits_for.startswith("until p/a has started") for each in waits)
+
+
+@pytest.mark.parametrize(
+    ("more", "remedies", "gpus"),
+    [
+        ({}, (), (ALL_GPUS,)),
+        ({"gpus": [0, 2]}, (), (0, 2)),
+        ({"gpus": [0]}, (Remedy.SERIAL_START,), (ALL_GPUS,)),
+        ({"env": {"CUDA_VISIBLE_DEVICES": ""}}, (), ()),
+        ({"env": {"VLLM_CPU_KVCACHE_SPACE": "4"}}, (), ()),
+        ({"args": {"device": "cpu"}}, (), ()),
+        ({"gpus": [0], "env": {"VLLM_CPU_KVCACHE_SPACE": "4"}}, (), (0,)),
+    ],
+)
+def test_a_start_that_names_no_gpus_may_use_all_unless_it_runs_on_the_cpu(more, remedies, gpus):
+    launch = LaunchConfig.model_validate({"command": ["vllm", "serve", "m"], "port": 1} | more)
+    assert gpus_of(launch, remedies) == gpus
+    assert gpus_of(None, remedies) == ()
 
 
 def test_a_start_that_failed_gives_its_gpus_back_and_goes_behind_what_did_not():
