@@ -36,7 +36,7 @@ class HeldClock:
 class Desk:
     """The admin app over an empty fleet; what it depends on may be changed under way."""
 
-    def __init__(self, state="state", **admin):
+    def __init__(self, state, **admin):
         self.state = state
         self.configure(**admin)
         self.readiness = Readiness(True, (("accepting", True, "ok"), ("backends", True, "1 of 1")))
@@ -72,13 +72,13 @@ class Desk:
 
 
 @pytest.fixture
-def desk():
-    return Desk()
+def desk(tmp_path):
+    return Desk(tmp_path)
 
 
 @pytest.fixture
-def guarded():
-    return Desk(token=TOKEN)
+def guarded(tmp_path):
+    return Desk(tmp_path, token=TOKEN)
 
 
 def test_remedies_are_listed_and_dropped(tmp_path):
@@ -223,8 +223,8 @@ def test_on_loopback_foreign_names_are_not(desk, path, host):
     assert reply.json()["code"] == "unknown_host"
 
 
-def test_elsewhere_the_name_does_not_matter():
-    desk = Desk(listen="0.0.0.0:9090", token=TOKEN)
+def test_elsewhere_the_name_does_not_matter(tmp_path):
+    desk = Desk(tmp_path, listen="0.0.0.0:9090", token=TOKEN)
     reply = desk.get("/metrics", "gw.internal", authorization=f"Bearer {TOKEN}")
     assert reply.status_code == 200
 
