@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -20,6 +21,8 @@ from gateway.watch.fetch import FetchError, Pages
 
 _LOOK_S: Final = 30.0
 _MEMORY_EVERY_S: Final = 10.0  # it walks through /proc
+_LOOP: Final = 3  # restarts of a service manager's
+_LOOP_S: Final = 600.0
 _WITH_WORK: Final = 0.5  # of the patience with an idle engine
 
 
@@ -50,6 +53,7 @@ class Observed:
         self.own_restarts = 0  # that its service manager made since we look
         self._pages, self._clock, self._timing = pages, clock, timing
         self._weighed_at = clock.now()
+        self._restarted_at: deque[float] = deque(maxlen=_LOOP)  # by its service manager
 
     async def look(self, max_memory_bytes: int | None) -> bool:
         """See what runs and hear what it says; False where that cannot be told now."""
@@ -70,13 +74,19 @@ class Observed:
                 self.watch.heard(line, now)
         if before is None:
             self.trouble = ""  # it can be looked at again
-        elif seen.own_restarts > before.own_restarts:
-            self.own_restarts += seen.own_restarts - before.own_restarts
+        elif (more := seen.own_restarts - before.own_restarts) > 0:
+            self.own_restarts += more
+            self._restarted_at.extend([now] * min(more, _LOOP))
         self.seen = seen
         if seen.running and seen.incarnation != self.incarnation:
             self.begins(seen.incarnation)
         self.judges.scraped(self.backend, now)
         return True
+
+    def crash_loops(self) -> bool:
+        """Whether its service manager restarted it three times within ten minutes."""
+        last = self._restarted_at
+        return len(last) == _LOOP and self._clock.now() - last[0] < _LOOP_S
 
     def begins(self, incarnation: Incarnation | None) -> None:
         """Take note of another incarnation: what was held against the last one ended with it."""

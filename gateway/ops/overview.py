@@ -234,6 +234,7 @@ def _backend(backend: Backend, unit: Supervised | None, moment: Moment) -> Backe
             backend.phase,
             backend.reason,
             suspended=unit is not None and unit.suspended,
+            crash_loops=unit is not None and unit.observed.crash_loops(),
             starting=unit is not None and isinstance(unit.state, Starting | Proving),
         ),
         phase=backend.phase.value,

@@ -13,6 +13,7 @@ from gateway.core.types import Phase
 
 BackendState = Literal[  # the worst first
     "suspended",  # it failed too often; it is left alone until an operator acts
+    "crash-looping",  # its service manager restarts it again and again
     "failed",  # its process ended, or its start failed; it will be started again
     "unreachable",  # nothing answers at its address, or what answers is no vLLM that lets us in
     "frozen",  # its process lives, and its engine makes no progress
@@ -58,7 +59,12 @@ _DENIED: Final = ("http_401", "http_403", "http_404")
 
 
 def backend_state(
-    phase: Phase, reason: str, *, suspended: bool = False, starting: bool = False
+    phase: Phase,
+    reason: str,
+    *,
+    suspended: bool = False,
+    crash_loops: bool = False,
+    starting: bool = False,
 ) -> BackendState:
     """Return the state of a backend.
 
@@ -66,6 +72,7 @@ def backend_state(
         phase: as routing sees it.
         reason: the short word of its phase.
         suspended: supervision leaves it alone.
+        crash_loops: its service manager restarted it several times within minutes.
         starting: supervision watches its start, so that nothing answers yet is in order.
     """
     match phase:
@@ -80,6 +87,8 @@ def backend_state(
         case Phase.STARTING | Phase.DOWN:
             if suspended:
                 return "suspended"
+            if crash_loops:
+                return "crash-looping"
             if reason in _BY_REASON:
                 return _BY_REASON[reason]
             if starting:

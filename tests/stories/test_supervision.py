@@ -17,6 +17,7 @@ from gateway.core.events import EventKind
 from gateway.core.types import ModelsSeen, Phase, ServedModel
 from gateway.heal.fleet import launcher_of
 from gateway.heal.observed import Timing
+from gateway.heal.states import Starting
 from tests.fakelaunch import Script
 from tests.stories.supervised import fleet, launched, machine, managed
 from tests.stories.support import story
@@ -682,6 +683,29 @@ async def test_a_server_that_its_service_manager_restarts_is_left_to_it():
             await world.serves()
             assert slot.starts == []
             assert not world.told(EventKind.SUSPENDED)
+
+
+@story
+async def test_a_crash_loop_of_a_service_manager_is_told_and_not_multiplied():
+    async with machine() as on:
+        for name in ("m/b1", "m/b2"):
+            await on[name].begin()
+        slot = on["m/b1"]
+        async with fleet(on, managed(slot), managed(on["m/b2"])) as world:
+            for round_ in range(1, 4):
+                slot.pending = True
+                await slot.die(exit_code=1)
+                await world.until(lambda: isinstance(world.unit().state, Starting))
+                await slot.restart_itself()
+                await world.until(lambda n=round_: world.unit().observed.own_restarts == n)
+                await world.serves()
+            slot.pending = True
+            await slot.die(exit_code=1)
+            await world.until(lambda: world.phase() is Phase.STARTING)
+            (pool,) = (await world.admin("GET", "/admin/v1/overview")).json()["pools"]
+            told = pool["backends"][0]
+            assert (told["state"], told["supervision"]["own_restarts"]) == ("crash-looping", 3)
+            assert slot.starts == []
 
 
 @story
