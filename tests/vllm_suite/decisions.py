@@ -24,6 +24,7 @@ INVOCATIONS = (
 KV_TRANSFER = (
     "The operator decides where KV blocks are fetched from, unless the pool allows the field."
 )
+STATELESS = "Responses are not stored: which replica or server would have one is not known."
 LOGPROBS = (
     "-1 returns the whole vocabulary for each token, unless the pool allows so many logprobs."
 )
@@ -43,6 +44,7 @@ DECISIONS = [
     Decision("*", "test_invocations*", INVOCATIONS),
     Decision("openai/completion/test_prompt_validation.py", "test_empty_prompt", EMBEDS),
     Decision("openai/chat_completion/test_chat_completion.py", "test_kv_transfer_*", KV_TRANSFER),
+    Decision("openai/responses/test_stateful.py", "test_*", STATELESS),
     # On a slow machine these two run past their time against vLLM itself.
     Decision("openai/chat_completion/test_chat_echo.py", "test_*_logprobs", LOGPROBS),
 ]
