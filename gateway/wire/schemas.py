@@ -15,6 +15,9 @@ from gateway.wire.patterns import pattern_problem
 _VALUE: Final = msgspec.json.Decoder()
 _TEXT: Final = msgspec.json.Decoder(str)
 _QUOTE, _LIST, _OBJECT, _NULL = b'"[{n'
+_MOST_PATTERN_CHARS: Final = (
+    16_384  # of one schema; the default of `pattern_chars` is 2,048 for one
+)
 _MOST_READ: Final = 4 * 1024 * 1024  # bytes of a schema that are looked into; no limit is larger
 
 
@@ -41,7 +44,7 @@ def schema_facts(raw: Raw, path: str, facts: list[Fact]) -> None:
 
 
 def _walk(schema: Any, path: str, facts: list[Fact]) -> None:
-    depth = properties = enum = longest = 0
+    depth = properties = enum = longest = patterns = 0
     level: list[Any] = [schema]
     while level:
         depth += 1
@@ -56,7 +59,8 @@ def _walk(schema: Any, path: str, facts: list[Fact]) -> None:
             enum += _length(node.get("enum"), list)
             for pattern in _patterns(node):
                 longest = max(longest, len(pattern))
-                check_pattern(pattern, f"{path}.pattern")
+                patterns += len(pattern)
+                check_pattern(pattern, f"{path}.pattern", patterns)
             below += [each for each in node.values() if isinstance(each, dict | list)]
         level = below
     facts += [
@@ -77,13 +81,22 @@ def _patterns(node: dict[str, Any]) -> list[str]:
     return found + [*more] if isinstance(more, dict) else found
 
 
-def check_pattern(pattern: str, path: str) -> None:
+def check_pattern(pattern: str, path: str, chars: int) -> None:
     """Refuse a regular expression that is not cheap to compile.
+
+    `chars` counts it and those before it in the same schema: reading them takes a microsecond each.
 
     Raises:
         RequestError: 400.
     """
-    if len(pattern) <= _MOST_READ and (problem := pattern_problem(pattern)) is not None:
+    if chars > _MOST_PATTERN_CHARS:
+        raise RequestError(
+            f"The regular expressions in `{path}` have more than {_MOST_PATTERN_CHARS:,} characters"
+            " together, the most that the gateway examines.",
+            param=path,
+            code="invalid_pattern",
+        )
+    if (problem := pattern_problem(pattern)) is not None:
         raise RequestError(
             f"The regular expression in `{path}` is not accepted: {problem}. "
             "Use RE2 syntax, without repetitions inside repetitions.",
@@ -108,7 +121,7 @@ def structured_facts(raw: Raw, path: str, facts: list[Fact]) -> None:
     if "regex" in fields and begins(fields["regex"]) == _QUOTE:
         pattern = _TEXT.decode(fields["regex"])
         facts.append(Fact("pattern_chars", float(len(pattern)), f"{path}.regex"))
-        check_pattern(pattern, f"{path}.regex")
+        check_pattern(pattern, f"{path}.regex", len(pattern))
     if "choice" in fields and begins(fields["choice"]) == _LIST:
         count = len(items_of(fields["choice"]))
         facts.append(Fact("choices", float(count), f"{path}.choice"))

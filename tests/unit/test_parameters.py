@@ -157,6 +157,20 @@ def test_patterns_are_those_that_an_automaton_matches_cheaply(pattern, problem):
     assert problem is None or problem in found
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"structured_outputs": {"regex": "a" * 60_000}},
+        {"structured_outputs": {"json": {"allOf": [{"pattern": "a" * 2000}] * 9}}},
+    ],
+)
+def test_no_more_of_regular_expressions_is_examined_than_takes_a_moment(body):
+    anything = ("parameters", Overrides(max=(("pattern_chars", 100_000),)))
+    error = refused(CHAT, body, anything)
+    assert error.code == "invalid_pattern"
+    assert "more than 16,384 characters together" in error.message
+
+
 def test_media_may_be_inline_only_or_from_anywhere():
     strict = ("parameters", Overrides(media=Media.DATA))
     check(CHAT, image("data:image/png;base64,AA"), strict)
