@@ -30,8 +30,8 @@ _PATHS: Final = {
 async def canary(pages: Pages, backend: Backend, *, timeout_s: float) -> None:
     """Have the engine compute one token; returns when it has.
 
-    A backend that has no endpoint to try it by (audio, say), or answers 4xx, proves nothing and
-    passes: it lives, and that is all that can be known.
+    A backend that has no endpoint to try it by (audio, say) has to answer /health, and one that answers
+    4xx passes: it lives, and that is all that can be known.
 
     Raises:
         FetchError: it failed, or gave nothing within `timeout_s`.
@@ -58,6 +58,7 @@ async def _ask(
     known = backend.endpoints
     endpoint = next((each for each in _PATHS if known is None or each in known), None)
     if model is None or endpoint is None:
+        await pages.get("/health", timeout_s=timeout_s)
         return
     body: dict[str, object] = {"model": model}
     if endpoint is Endpoint.COMPLETIONS:

@@ -35,7 +35,7 @@ from gateway.heal.states import (
 from gateway.launch.launcher import Runs, Seen
 from gateway.pools.store import MemoryStore
 
-# SCHEDULES=10000 tries as many of each kind; that takes about an hour.
+# `SCHEDULES=10000 pytest --timeout=0` tries as many of each kind; that takes minutes for each.
 schedules = settings(deadline=None, max_examples=int(os.environ.get("SCHEDULES", "100")))
 TICK_S = 4.0
 HUNG_S = 80.0

@@ -15,6 +15,7 @@ from gateway.launch.launcher import Obstacle
 from tests.fakelaunch import Script
 from tests.stories.supervised import fleet, launched, machine, managed, pool
 from tests.stories.support import story
+from tests.stories.test_supervision_signs import Forward
 
 TESTED = {"supervision": {"canary": "200ms"}}
 QUICKLY = Timing(0.02, token_s=0.3, last_words_s=0.1)
@@ -264,3 +265,18 @@ async def test_one_that_serves_is_not_taken_out_because_restarts_did_not_help():
             assert world.unit().suspended
             assert world.phase() is Phase.READY
             assert (await world.chat(max_tokens=1)).status_code == 200
+
+
+@story
+async def test_one_that_no_test_request_can_try_is_restarted_when_it_answers_nothing():
+    async with machine() as on:
+        backends = [each | {"endpoints": ["transcriptions"]} for each in two(on)]
+        clock = Forward()
+        async with fleet(on, *backends, clock=clock) as world:
+            world.slot().sim.inject("refuse")
+            await world.until(lambda: isinstance(world.unit().state, Suspect))
+            await world.until(lambda: world.unit().state.failures >= 2)
+            clock.ahead_s += 40.0
+            await world.until(lambda: world.told(EventKind.RESTART))
+            assert world.told(EventKind.RESTART)[0].label == "engine_dead"
+            await world.serves()

@@ -203,7 +203,7 @@ def test_an_order_that_cannot_be_saved_is_carried_out_and_says_so(tmp_path, capl
     assert "cannot save what operators ordered" in caplog.text
 
 
-def test_a_damaged_file_is_kept_aside_and_told(tmp_path, caplog):
+def test_a_damaged_file_counts_as_empty_and_is_told(tmp_path, caplog):
     (tmp_path / FILE).write_text("{")
     assert not started(tmp_path).has(D, "m/a")
     assert f"cannot read {tmp_path / FILE}" in caplog.text
