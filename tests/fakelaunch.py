@@ -71,6 +71,7 @@ class Slot:
         self.blind = ""  # why it cannot be looked at
         self.running = False
         self.pending = False  # its service manager is at work on it while it does not run
+        self.gone = False  # its service manager shows nothing of it while it does not run
         self.own_restarts = 0  # by its service manager
         self.exit_code: int | None = None
         self.starting: asyncio.Task[None] | None = None
@@ -214,7 +215,7 @@ class Launching:
 
     def _seen(self) -> Seen:
         slot = self.slot
-        state = Runs.ENDED if slot.number else Runs.ABSENT
+        state = Runs.ENDED if slot.number and not slot.gone else Runs.ABSENT
         if slot.running or slot.pending:
             state = Runs.RUNNING if slot.running else Runs.PENDING
         code = None if slot.running else slot.exit_code

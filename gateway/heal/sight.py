@@ -61,8 +61,10 @@ def _absent(state: State, seen: Seen, now: float, *, launches: bool) -> State:
     match state:
         case Absent(looked=True, due=due) if due is launches:
             return state
-        case Starting(incarnation=None):
-            return state  # it is not to be seen yet
+        case Starting(incarnation=None, ours=True, pending=pending):
+            return replace(state, pending="") if pending else state  # it is not to be seen yet
+        case Failed(owed=True):
+            return state
         case Failed(lives=False) | Suspended(lives=False) if launches:
             return state
         case Suspended():

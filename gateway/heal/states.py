@@ -173,6 +173,7 @@ class Failed:
     examined: bool = True  # why is known, as far as it can be; nothing is done before
     told: str = ""  # why, and what helps
     hopeless: bool = False  # a restart changes nothing about it
+    owed: bool = False  # we stopped it and could not start it: that nothing runs is our doing
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,8 @@ class Supervised:
         self.bad_at: float | None = None  # when it last ceased to serve, by itself
         self.launched: Incarnation | None = None  # the one that we launched last
         self.ordered: Sign | None = None  # an operator's restart that has not begun
+        self.carried_out: Sign | None = None  # the one that was begun last
+        self.order_at = 0.0  # not before: it could not be carried out just now
         self.suspended = False  # an operator has to clear it before it is restarted again
         self.decision: Wait | Suspend | None = None  # why nothing is done about what ails it
         self.after: asyncio.Task[None] | None = None  # the end of the server that had its name
@@ -102,6 +104,14 @@ class Supervised:
     def under_way(self) -> bool:
         """Whether a restart or a start of it goes on, or is ordered."""
         return self.ordered is not None or under_way(self.state)
+
+    @property
+    def ours(self) -> bool:
+        """Whether we launched what runs, or ran last."""
+        state = self.state
+        if isinstance(state, Starting) and state.ours:
+            return True
+        return self.launched is not None and self.launched == state.incarnation
 
     def calls_for(self) -> Sign | None:
         """Return what calls for a restart of it now."""
@@ -135,6 +145,8 @@ class Supervised:
         after = after_look(before, seen, self._now(), launches=self.launcher.launches)
         if isinstance(after, Starting) and not isinstance(before, Starting):
             self.observed.watch = self._new_watch()
+        if isinstance(before, Starting) and before.ours and before.incarnation is None:
+            self.launched = after.incarnation  # its launcher could not tell yet
         if after is not before:
             self._to(after)
         lived = isinstance(before, Proving | Serving | Suspect)
@@ -184,6 +196,13 @@ class Supervised:
         self._processes = group.create_task(watch(), name=f"processes of {self.id}")
 
     # --- operators --------------------------------------------------------------------------------
+
+    def _stays_ordered(self, attempt: int) -> None:
+        """Have an operator's order due again after a pause: it could not be carried out just now."""
+        if self.ordered is None and self.carried_out is not None:
+            config, doublings = self.pool.supervision, min(attempt - 1, 64)
+            pause_s = min(config.backoff * 2.0**doublings, config.max_backoff)
+            self.ordered, self.order_at = self.carried_out, self._now() + pause_s
 
     def suspend(self, sign: Sign, told: str) -> None:
         """Leave it alone until an operator clears it; one that serves, or gives a token, serves all the same."""

@@ -200,9 +200,9 @@ class Supervisor:
             member,
             state=unit.state,
             sign=unit.calls_for(),
-            ordered=unit.ordered,
+            ordered=unit.ordered if now >= unit.order_at else None,
             visible=observed.seen is not None,
-            ours=unit.launched is not None and unit.launched == unit.state.incarnation,
+            ours=unit.ours,
             suspended=unit.suspended,
             age_s=None if observed.since is None else now - observed.since,
             bad_at=unit.bad_at,
@@ -259,7 +259,7 @@ class Supervisor:
         """
         unit = self.units[backend_id]
         self.intent.say(Mark.SUSPENDED, backend_id, on=False)
-        unit.suspended = False
+        unit.suspended, unit.order_at = False, 0.0
         unit.ordered = Sign(
             Cause.OPERATOR, f"ordered by an operator: {why}" if why else "ordered by an operator"
         )

@@ -144,8 +144,7 @@ class Unit(Supervised):
 
     def _fail_test(self, failed: str) -> None:
         assert isinstance(self.state, Suspect)
-        timing = self._timing
-        words_s, pause_s = timing.last_words_s, timing.every_s
+        words_s, pause_s = self._timing.last_words_s, self._timing.every_s
         self._to(self.state.after_failure(failed, self._now(), words_s, pause_s))
 
     # --- its restart: it is drained, its launcher stops it and starts anew ------------------------
@@ -155,7 +154,7 @@ class Unit(Supervised):
         now, before = self._now(), self.state
         if isinstance(before, Draining | Replacing):
             before = before.before
-        self.ordered = self.decision = None
+        self.carried_out, self.ordered, self.decision = self.ordered, None, None
         nothing_ran = isinstance(before, Absent) or order.incarnation is None
         kind = EventKind.LAUNCH if nothing_ran else EventKind.RESTART
         self._tell(kind, order.cause.value, order.evidence)
@@ -181,7 +180,7 @@ class Unit(Supervised):
             claimed = await shared.store.claim_restart(self.id, order.incarnation, order.attempt)
         except StoreUnavailable:
             self.observed.trouble = "the shared store does not respond"
-            self._give_up(state, Outcome.GIVEN_UP)
+            self._give_up(state, Outcome.GIVEN_UP, stays_ordered=True)
             return
         if not claimed:
             self._give_up(state, Outcome.ANOTHERS)
@@ -205,24 +204,26 @@ class Unit(Supervised):
 
     async def _not_launched(self, state: Replacing, error: LaunchError) -> None:
         """Say what the launcher could not do. What lives is as it was, and the order stays due."""
-        port = error.obstacle is Obstacle.PORT
-        label = Kind.PORT.value if port else state.order.cause.value
-        self._tell(EventKind.LAUNCH_FAILED, label, str(error))
+        label = Kind.PORT if error.obstacle is Obstacle.PORT else state.order.cause
+        self._tell(EventKind.LAUNCH_FAILED, label.value, str(error))
         outcome, seen = outcome_of(error), await self._seen()
         self.observed.trouble = str(error)
-        if isinstance(error, Superseded) or (
-            lives(state.before) if seen is None else not seen.gone
-        ):
-            self._give_up(state, outcome)
+        another, hopeless = isinstance(error, Superseded), error.obstacle is Obstacle.CANNOT_HELP
+        if another or (lives(state.before) if seen is None else not seen.gone):
+            self._give_up(state, outcome, stays_ordered=not (another or hopeless))
             return
         self._shared.came_to(outcome, state.order)
-        sign = Sign(Cause.START_FAILED, f"it could not be started: {error}")
+        why = f"it could not be started: {error}"
+        sign = Sign(Cause.START_FAILED, why)
         ended = state.incarnation if seen is None else seen.incarnation
-        hopeless = error.obstacle is Obstacle.CANNOT_HELP
-        self._to(Failed(self._now(), ended, sign=sign, told=sign.evidence, hopeless=hopeless))
+        if not hopeless:
+            self._stays_ordered(state.order.attempt)
+        self._to(Failed(self._now(), ended, sign=sign, told=why, hopeless=hopeless, owed=True))
 
-    def _give_up(self, state: Replacing, outcome: Outcome) -> None:
+    def _give_up(self, state: Replacing, outcome: Outcome, *, stays_ordered: bool = False) -> None:
         """Be again what it was; evidence has to be found anew."""
+        if stays_ordered:
+            self._stays_ordered(state.order.attempt)
         self._shared.came_to(outcome, state.order)
         before = state.before
         self._to(replace(before, failures=0) if isinstance(before, Suspect) else before)
@@ -241,7 +242,8 @@ class Unit(Supervised):
         elif (hung := watch.hung(now)) is not None:
             told = await self._examine_hang(watch.stage.name.lower(), hung)
             sign = Sign(Cause.START_HUNG, hung)
-            self._to(Failed(self._now(), state.incarnation, sign=sign, lives=True, told=told))
+            of, owed, now = state.incarnation, state.incarnation is None, self._now()
+            self._to(Failed(now, of, sign=sign, lives=not owed, told=told, owed=owed))
             return
         owes = state.owes or now - state.since >= _FOUND_S
         told, ready_at = watch.told(now), watch.ready_at(now)

@@ -18,6 +18,7 @@ from gateway.core.types import ModelsSeen, Phase, ServedModel
 from gateway.heal.fleet import launcher_of
 from gateway.heal.observed import Timing
 from gateway.heal.states import Starting
+from gateway.launch.launcher import Obstacle
 from tests.fakelaunch import Script
 from tests.stories.supervised import fleet, launched, machine, managed
 from tests.stories.support import story
@@ -730,6 +731,7 @@ async def test_a_server_that_cannot_be_stopped_serves_on():
         for name in ("m/b1", "m/b2"):
             await on[name].begin()
         async with fleet(on, managed(on["m/b1"]), managed(on["m/b2"])) as world:
+            on["m/b1"].obstacle = Obstacle.CANNOT_HELP
             on["m/b1"].refuses = ["polkit does not allow it"]
             assert (await world.order("restart")).json()["changed"]
             await world.until(lambda: world.told(EventKind.LAUNCH_FAILED))

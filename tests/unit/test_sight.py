@@ -1,5 +1,7 @@
 """Where a look leads: every state, and everything that a launcher may say."""
 
+from dataclasses import replace
+
 import pytest
 
 from gateway.core.types import Phase
@@ -114,6 +116,19 @@ def test_a_start_that_failed_stays_failed_while_nothing_is_there():
     assert look(failed, Runs.ABSENT, None) is failed
     assert look(failed, Runs.ENDED) is failed
     assert isinstance(look(failed, Runs.RUNNING, "two"), Starting)
+
+
+def test_what_was_pending_and_is_taken_away_is_absent_but_not_what_we_are_starting():
+    pending = look(EVERY[3], Runs.PENDING, None, launches=False)
+    assert isinstance(look(pending, Runs.ABSENT, None, launches=False), Absent)
+    awaited = look(AWAITED, Runs.PENDING, None, launches=False)
+    assert look(awaited, Runs.ABSENT, None, launches=False) == AWAITED
+
+
+def test_what_we_stopped_and_could_not_start_stays_due_though_nothing_is_there():
+    owed = replace(EVERY[7], owed=True)
+    assert look(owed, Runs.ABSENT, None, launches=False) is owed
+    assert isinstance(look(EVERY[7], Runs.ABSENT, None, launches=False), Absent)
 
 
 def test_one_that_hung_and_ended_is_examined_anew():

@@ -1,0 +1,100 @@
+"""What a launcher, or the store, could not do just now stays due; what was done once counts once."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.core.aio import SystemClock
+from gateway.core.events import EventKind
+from gateway.core.types import Phase
+from gateway.heal.decisions import Cause
+from gateway.launch.launcher import LaunchError, Obstacle
+from gateway.pools.store import MemoryStore, StoreUnavailable
+from tests.stories.supervised import fleet, machine, managed
+from tests.stories.support import story
+
+
+async def both(on):
+    """Two servers of a service manager's, which run."""
+    for name in ("m/b1", "m/b2"):
+        await on[name].begin()
+    return managed(on["m/b1"]), managed(on["m/b2"])
+
+
+@pytest.mark.parametrize("obstacle", [Obstacle.TRANSIENT, Obstacle.CANNOT_HELP])
+@story
+async def test_an_operators_restart_stays_due_while_its_launcher_is_away_for_now(obstacle):
+    async with machine() as on, fleet(on, *await both(on)) as world:
+        slot = world.slot()
+        slot.obstacle, slot.refuses = obstacle, ["Docker did not answer"] * 2
+        assert (await world.order("restart")).json()["changed"]
+        if obstacle is Obstacle.CANNOT_HELP:  # only a person can change that, and orders it again
+            await world.until(lambda: world.told(EventKind.LAUNCH_FAILED))
+            await world.turns(20)
+            assert slot.starts == []
+            return
+        await world.until(lambda: len(slot.starts) == 1)
+        await world.serves()
+        assert len(world.told(EventKind.LAUNCH_FAILED)) == 2
+        assert {each.label for each in world.told(EventKind.RESTART)} == {Cause.OPERATOR.value}
+        await world.turns(20)
+        assert len(slot.starts) == 1
+
+
+class Claimless(MemoryStore):
+    """A store that is away when a restart is claimed, so many times."""
+
+    def __init__(self):
+        super().__init__(SystemClock())
+        self.away = 0
+
+    async def claim_restart(self, backend_id, incarnation, attempt=1):
+        if self.away:
+            self.away -= 1
+            raise StoreUnavailable
+        return await super().claim_restart(backend_id, incarnation, attempt)
+
+
+@story
+async def test_an_operators_restart_stays_due_while_the_store_is_away():
+    async with machine() as on:
+        store = Claimless()
+        async with fleet(on, *await both(on), store=store) as world:
+            store.away = 2
+            assert (await world.order("restart")).json()["changed"]
+            await world.until(lambda: len(world.slot().starts) == 1)
+            await world.serves()
+
+
+@story
+async def test_a_restart_whose_incarnation_shows_later_counts_once():
+    async with machine() as on, fleet(on, *await both(on)) as world:
+        slot = world.slot()
+        slot.late = 3
+        await slot.die()
+        await world.until(lambda: slot.starts)
+        await world.serves()
+        await world.turns()
+        record = world.process.supervisor.history.of("m/b1")
+        assert (len(record.restarts), record.in_a_row) == (1, 1)
+
+
+@story
+async def test_what_we_stopped_and_could_not_start_is_started_though_its_manager_shows_nothing():
+    async with machine() as on, fleet(on, *await both(on)) as world:
+        slot, launcher = world.slot(), world.unit().launcher
+        carry_out = launcher.restart
+
+        async def stops_and_does_not_start(*_args, **_more):
+            launcher.restart = carry_out
+            await slot.end()
+            slot.gone = True
+            raise LaunchError(
+                "a unit that it depends on could not be started", Obstacle.CANNOT_HELP
+            )
+
+        launcher.restart = stops_and_does_not_start
+        assert (await world.order("restart")).json()["changed"]
+        await world.until(lambda: slot.starts)
+        await world.serves()
+        assert world.phase() is Phase.READY
