@@ -144,7 +144,7 @@ class Handler:
             self._refuse(down, record, error, ask)
         except asyncio.CancelledError:
             if down.gone:
-                record.outcome, record.status = Outcome.CLIENT_GONE, ClientGone.status
+                _left(record)
             else:
                 self._refuse(down, record, down.stopped_by or shutting_down(), ask)
                 record.outcome = record.outcome if down.stopped_by else Outcome.SHUTDOWN
@@ -285,6 +285,11 @@ class Handler:
         down.relay = relay
         try:
             error = await relay.run()
+        except asyncio.CancelledError:
+            # SDKs close at the stream's last frame, and do not wait for the end of the body.
+            if down.gone and watch.ended and watch.complete:
+                record.status, record.outcome = reply.status, Outcome.OK
+            raise
         finally:
             down.relay = None
             record.first_byte_at = down.started_at
@@ -333,3 +338,9 @@ class Handler:
     def catalog(self) -> Catalog:
         """Return the names in force."""
         return self.catalogs.current(self.settings.config.pools)
+
+
+def _left(record: RequestRecord) -> None:
+    """Note that the client went away, unless it did so with all of its reply."""
+    if record.outcome is not Outcome.OK:
+        record.outcome, record.status = Outcome.CLIENT_GONE, ClientGone.status

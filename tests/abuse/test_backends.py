@@ -263,3 +263,40 @@ def test_what_never_ends_is_given_up_before_it_fills_the_memory(what):
             assert got.status == (500 if what == "error" else 502)
 
     check()
+
+
+# --- a body that does not end -----------------------------------------------------------------------
+
+TOKEN = (
+    b'data: {"id":"c","object":"chat.completion.chunk","model":"m","choices":[{"index":0,%b}]}\n\n'
+)
+TOKENS = TOKEN % b'"delta":{"role":"assistant","content":"hi"},"finish_reason":null'
+LAST = TOKEN % b'"delta":{},"finish_reason":"stop"'
+DONE = b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    ("frames", "outcome", "status"),
+    [(TOKENS + LAST + DONE, "ok", 200), (TOKENS, "client_gone", 499)],
+    ids=["all was said", "in the middle"],
+)
+def test_a_client_that_leaves_at_the_last_frame_had_its_whole_reply(frames, outcome, status):
+    @story
+    async def check():
+        opening = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+        def answer(asked):
+            return opening + b"%x\r\n%b\r\n" % (len(frames), frames)  # and no last chunk
+
+        async with scripted(answer) as backend, front_of(backend) as world, ledger(world):
+            settled = []
+            world.process.ledger.on_posted.append(settled.extend)
+            async with raw(world) as client:
+                await client.send(ask(world, stream=True))
+                got = b""
+                while not got.endswith((DONE, b"null}]}\n\n\r\n", DONE + b"\r\n")):
+                    got += await client.reader.read(65536)
+            await world.until(lambda: settled)
+            assert (settled[0].outcome.value, settled[0].status) == (outcome, status)
+
+    check()
