@@ -236,8 +236,8 @@ def tending(state: State, *, launched: bool) -> Tending | None:  # noqa: C901 - 
             told = "waiting to be started" if looked else "looking for its process"
             return Tending(Phase.STARTING, "restart", told) if launched else None
         case Starting(owes=owes, told=told, pending=pending):
-            told, at = pending or told, state.ready_at
-            return Tending(Phase.STARTING, "restart", told, state.fresh, at) if owes else None
+            told, at, reason = pending or told, state.ready_at, "pending" if pending else "restart"
+            return Tending(Phase.STARTING, reason, told, state.fresh, at) if owes else None
         case Proving(told=told):
             return Tending(Phase.STARTING, "restart", told, ready_at=state.ready_at)
         case Serving():

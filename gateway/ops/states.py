@@ -49,6 +49,7 @@ _BY_REASON: Final[dict[str, BackendState]] = {
     "no_progress": "frozen",
     "asleep": "asleep",
     "restart": "restarting",
+    "pending": "restarting",
     "new": "starting",
 }
 # Why a check of its health or its model list fails (`watch.fetch.FetchError`); or its requests do.

@@ -3,6 +3,8 @@
     DOWN, its engine stands still                      at once: nothing came for longer than it may take
     DOWN for another reason (its probes fail, say)     those that heard nothing for half a minute
     DOWN, asleep                                       never: it goes on when it wakes
+    STARTING, its service manager is at work on it     those that heard nothing for half a minute: it may
+                                                       stop the old server gracefully
     STARTING                                           at once: it is being restarted, and that is ordered
 
 A server of vLLM that stops waits for our connections, so one that is ended by its order restarts sooner.
@@ -22,15 +24,16 @@ from gateway.upstream.silence import Silence
 
 _WORKING: Final = frozenset({Phase.READY, Phase.DEGRADED})
 _STANDS_STILL: Final = frozenset({"no_progress", "frozen"})
+_PENDING: Final = "pending"
 _UNSURE_S: Final = 30.0  # a server that is too busy to answer its probes may answer requests yet
 
 
 def ended(backend: Backend, silence: Silence, now: float) -> BackendDown | None:
     """Return the error with which a request ends now; None when it may go on."""
     phase, reason = backend.phase, backend.reason
-    if phase is Phase.STARTING:
+    if phase is Phase.STARTING and reason != _PENDING:
         why = "is being restarted"
-    elif phase is not Phase.DOWN or reason == "asleep":
+    elif phase not in (Phase.DOWN, Phase.STARTING) or reason == "asleep":
         return None
     elif reason in _STANDS_STILL or now - silence.since >= _UNSURE_S:
         why = "was taken out of service because it no longer responds"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from gateway.core.aio import SystemClock
@@ -98,3 +100,20 @@ async def test_what_we_stopped_and_could_not_start_is_started_though_its_manager
         await world.until(lambda: slot.starts)
         await world.serves()
         assert world.phase() is Phase.READY
+
+
+@story
+async def test_what_its_service_manager_stops_gracefully_finishes_what_it_carries():
+    async with machine() as on:
+        slot = on["m/b1"]
+        slot.decode_step_s, slot.speed = 0.02, 1.0
+        async with fleet(on, *await both(on)) as world:
+            await world.order("drain", "m/b2")  # so that b1 gets it
+            async with asyncio.TaskGroup() as group:
+                asked = group.create_task(world.chat(max_tokens=100))
+                await world.until(lambda: world.backend().in_flight)
+                slot.running, slot.pending = False, True
+                await world.until(lambda: world.backend().reason == "pending")
+                await world.turns(20)
+                assert not asked.done()
+            assert asked.result().status_code == 200

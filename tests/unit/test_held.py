@@ -34,6 +34,8 @@ def silent(since, need=STREAM, heard_at=None):
         (Phase.DOWN, "no_progress", 0.0, "taken out of service"),
         (Phase.DOWN, "frozen", 0.0, "taken out of service"),
         (Phase.STARTING, "restart", 0.0, "is being restarted"),
+        (Phase.STARTING, "pending", 29.0, None),  # its service manager may let it finish
+        (Phase.STARTING, "pending", 30.0, "taken out of service"),
     ],
 )
 def test_what_lives_is_not_cut_and_what_stands_still_holds_nobody(phase, reason, silent_s, told):
