@@ -15,23 +15,33 @@ T = TypeVar("T")
 
 
 def read_state(path: Path, decoder: msgspec.json.Decoder[T]) -> T | None:
-    """Return what a file holds; None when there is none, or (with a warning) when it cannot be read."""
+    """Return what a file holds; None when there is none, or (with a warning) when it cannot be read.
+
+    One that is damaged is kept aside, as `<name>.damaged`, so that what it said can be looked up.
+    """
     try:
         return decoder.decode(path.read_bytes())
     except FileNotFoundError:
         return None
     except OSError as error:
-        why = error.strerror or str(error)
+        why, kept = error.strerror or str(error), path
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        why = str(error)
+        why, kept = str(error), _kept_aside(path)
     log.warning(
-        "cannot read %s, so it counts as empty: %s. It will be overwritten;"
-        " move it away if you want to inspect it.",
-        path,
-        why,
+        "cannot read %s, so it counts as empty: %s. What it held is in %s.",
+        *(path, why, kept),
         extra={"event": "state_damaged"},
     )
     return None
+
+
+def _kept_aside(path: Path) -> Path:
+    aside = path.with_name(f"{path.name}.damaged")
+    try:
+        path.replace(aside)
+    except OSError:
+        return path
+    return aside
 
 
 def write_state(path: Path, value: object) -> None:

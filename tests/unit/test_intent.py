@@ -207,3 +207,14 @@ def test_a_damaged_file_counts_as_empty_and_is_told(tmp_path, caplog):
     (tmp_path / FILE).write_text("{")
     assert not started(tmp_path).has(D, "m/a")
     assert f"cannot read {tmp_path / FILE}" in caplog.text
+
+
+def test_a_damaged_file_is_kept_aside_so_that_no_order_is_lost_for_good(tmp_path, caplog):
+    damaged = b'{"drained": {"m/a": {"at": 1.0'
+    (tmp_path / FILE).write_bytes(damaged)
+    intent = Intent(Store(), SystemClock(), tmp_path)
+    intent.say(D, "m/b", on=True)
+    aside = tmp_path / f"{FILE}.damaged"
+    assert aside.read_bytes() == damaged
+    assert str(aside) in caplog.text
+    assert Intent(Store(), SystemClock(), tmp_path).has(D, "m/b")
