@@ -112,10 +112,9 @@ class Unit(Supervised):
             self.adapters = held_by(self.backend)
         found = doubt(self.backend)
         if found is not None:
-            now = self._now()
-            proof_at, reason = now + found.proof_s, found.reason
-            suspect = Suspect(now, state.incarnation, sign=found.sign, proof_at=proof_at)
-            self._to(replace(suspect, why_down=reason))
+            now, of, sign = self._now(), state.incarnation, found.sign
+            proof_at = now + found.proof_s
+            self._to(Suspect(now, of, sign=sign, proof_at=proof_at, why_down=found.reason))
         elif still_s := self.observed.still_s(self.pool.supervision.canary):
             failed = await self.observed.test()
             if failed and self.state is state:
@@ -169,9 +168,9 @@ class Unit(Supervised):
         self._go_on()
 
     async def _drain(self, state: Draining) -> None:
-        of, order, before = state.incarnation, state.order, state.before
         await emptied(self.backend, self._shared.clock, state.until - self._now())
-        self._to(Replacing(self._now(), of, order=order, before=before))
+        of, now = state.incarnation, self._now()
+        self._to(Replacing(now, of, order=state.order, before=state.before))
 
     async def _replace(self, state: Replacing) -> None:
         """Claim the restart; have the launcher stop what runs, and start anew."""
@@ -203,12 +202,13 @@ class Unit(Supervised):
         self._to(replace(starting, told=watch.told(self._now())))
 
     async def _not_launched(self, state: Replacing, error: LaunchError) -> None:
-        """Say what the launcher could not do. What lives is as it was, and the order stays due."""
+        """Say what the launcher could not do. What lives, or was just started, stays; the order is due."""
         label = Kind.PORT if error.obstacle is Obstacle.PORT else state.order.cause
         self._tell(EventKind.LAUNCH_FAILED, label.value, str(error))
         outcome, seen = outcome_of(error), await self._seen()
         self.observed.trouble = str(error)
-        another, hopeless = isinstance(error, Superseded), error.obstacle is Obstacle.CANNOT_HELP
+        hopeless = error.obstacle is Obstacle.CANNOT_HELP
+        another = state.order.incarnation is not None and isinstance(error, Superseded)
         if another or (lives(state.before) if seen is None else not seen.gone):
             self._give_up(state, outcome, stays_ordered=not (another or hopeless))
             return

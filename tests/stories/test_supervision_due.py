@@ -82,6 +82,21 @@ async def test_a_restart_whose_incarnation_shows_later_counts_once():
 
 
 @story
+async def test_an_order_given_before_the_new_server_is_seen_is_carried_out_once_it_is():
+    async with machine() as on, fleet(on, *await both(on)) as world:
+        slot = world.slot()
+        slot.late = 100_000  # looks that still show what was before
+        assert (await world.order("restart")).json()["changed"]
+        await world.until(lambda: len(slot.starts) == 1)
+        assert (await world.order("restart", force=True)).json()["changed"]
+        await world.until(lambda: world.told(EventKind.LAUNCH_FAILED))
+        slot.late = 0
+        slot.shown.clear()
+        await world.until(lambda: len(slot.starts) == 2)
+        await world.serves()
+
+
+@story
 async def test_what_we_stopped_and_could_not_start_is_started_though_its_manager_shows_nothing():
     async with machine() as on, fleet(on, *await both(on)) as world:
         slot, launcher = world.slot(), world.unit().launcher
