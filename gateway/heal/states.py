@@ -84,7 +84,7 @@ class Serving:
 class Suspect:
     """It lives, and there is evidence that it does not work. A test request decides.
 
-    Before the first one failed, `out` is False and its probes alone say whether it is in rotation.
+    Before one failed (two, where no other serves), `out` is False: its probes say whether it is in rotation.
     """
 
     since: float
@@ -117,11 +117,12 @@ class Suspect:
         return self.failures >= FAILED_TESTS and now >= self.proof_at
 
     def after_failure(
-        self, failed: str, now: float, last_words_s: float, pause_s: float
+        self, failed: str, now: float, last_words_s: float, pause_s: float, *, alone: bool = False
     ) -> Suspect:
         """Return the state after a test request that failed; the next ones come later each time.
 
-        One that answers an error knows that its engine died, and gets time to end by itself.
+        One that answers an error knows that its engine died, and gets time to end by itself. One that
+        serves its pool `alone` stays in rotation until there is proof: requests have nowhere else to go.
         """
         failures, proof_at = self.failures + 1, self.proof_at
         if failed != "timeout":
@@ -131,7 +132,7 @@ class Suspect:
             self,
             failures=failures,
             failed=failed,
-            out=True,
+            out=self.out or not alone or failures >= FAILED_TESTS,
             test_at=now + pauses * pause_s,
             proof_at=proof_at,
         )

@@ -13,6 +13,7 @@ from typing import Final
 from gateway.config.models import BackendConfig, PoolConfig
 from gateway.core.aio import Clock
 from gateway.core.events import EventKind, Events
+from gateway.core.types import Phase
 from gateway.heal.autopsy import Autopsy
 from gateway.heal.decisions import Cause, Outcome, Restart, Sign, Suspend, Wait
 from gateway.heal.observed import Observed, Timing
@@ -45,6 +46,7 @@ from gateway.vllmlog.diagnosis import Diagnosis
 from gateway.watch.fetch import Pages
 
 _POLL_S: Final = 0.1
+_SERVING: Final = frozenset({Phase.READY, Phase.DEGRADED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,12 @@ class Supervised:
         if isinstance(state, Starting) and state.ours:
             return True
         return self.launched is not None and self.launched == state.incarnation
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other backend of its pool serves."""
+        every = self._shared.table.backends(self.backend.pool)
+        return not any(each.phase in _SERVING for each in every if each is not self.backend)
 
     def calls_for(self) -> Sign | None:
         """Return what calls for a restart of it now."""

@@ -143,8 +143,8 @@ class Unit(Supervised):
 
     def _fail_test(self, failed: str) -> None:
         assert isinstance(self.state, Suspect)
-        words_s, pause_s = self._timing.last_words_s, self._timing.every_s
-        self._to(self.state.after_failure(failed, self._now(), words_s, pause_s))
+        times = self._now(), self._timing.last_words_s, self._timing.every_s
+        self._to(self.state.after_failure(failed, *times, alone=self.alone))
 
     # --- its restart: it is drained, its launcher stops it and starts anew ------------------------
 

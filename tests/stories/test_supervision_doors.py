@@ -10,7 +10,7 @@ from gateway.core.events import EventKind
 from gateway.core.types import Phase
 from gateway.heal.decisions import Why
 from gateway.heal.observed import Timing
-from gateway.heal.states import Failed, Suspect
+from gateway.heal.states import Failed, Serving, Suspect
 from gateway.launch.launcher import Obstacle
 from tests.fakelaunch import Script
 from tests.stories.supervised import fleet, launched, machine, managed, pool
@@ -123,6 +123,23 @@ async def test_one_failed_test_request_is_no_proof():
         await world.turns(20)
         assert world.slot().sim is sim
         assert not world.told(EventKind.RESTART)
+
+
+@story
+async def test_the_only_one_that_serves_stays_in_rotation_until_there_is_proof():
+    async with machine() as on:
+        one = launched(on["m/b1"])
+        async with fleet(on, one, timing=QUICKLY, **TESTED) as world:
+            sim = world.slot().sim
+            sim.inject("http_500@1")
+            await world.until(lambda: world.process.supervisor.units["m/b1"].bad_at is not None)
+            await world.until(
+                lambda: isinstance(world.process.supervisor.units["m/b1"].state, Serving)
+            )
+            assert "suspect" not in {each.reason for each in world.process.table.transitions}
+            sim.inject("frozen")
+            await world.until(lambda: world.told(EventKind.RESTART))
+            assert "test requests in a row failed" in world.told(EventKind.RESTART)[0].detail
 
 
 # --- what is due stays due ------------------------------------------------------------------------

@@ -124,6 +124,14 @@ def test_it_stays_in_rotation_until_a_test_request_has_failed():
     assert shown.detail == "no progress for 31 s, and a test request failed (timeout)"
 
 
+def test_the_only_one_that_serves_stays_in_rotation_until_two_have_failed():
+    suspect = Suspect(10.0, "one", sign=SIGN)
+    once = suspect.after_failure("timeout", 20.0, 5.0, 1.0, alone=True)
+    assert tending(once, launched=True) is None
+    twice = once.after_failure("timeout", 21.0, 5.0, 1.0, alone=True)
+    assert tending(twice, launched=True).reason == "frozen"
+
+
 def test_two_test_requests_in_a_row_are_proof():
     suspect = Suspect(10.0, "one", sign=SIGN)
     assert calls_for(failed(suspect, 20.0), {}, 99.0) is None
