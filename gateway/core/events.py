@@ -21,6 +21,7 @@ class EventKind(Enum):
     STARTED = "started"  # a start came to its good end
     START_FAILED = "start_failed"
     EXITED = "exited"
+    SUSPECT = "suspect"  # there is evidence that it does not work; or there is none any more
     REMEDY = "remedy"  # the command line was changed
     SUSPENDED = "suspended"  # it is left alone until an operator clears it
     LAUNCH_FAILED = "launch_failed"  # its launcher could not do what it was told

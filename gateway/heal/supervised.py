@@ -141,6 +141,10 @@ class Supervised:
         if isinstance(state, Serving):
             self.observed.watch = None
             self._watch_processes(state.incarnation)
+        if isinstance(state, Suspect) and not isinstance(before, Suspect):
+            self._tell(EventKind.SUSPECT, state.sign.cause.value, state.sign.evidence)
+        elif isinstance(before, Suspect) and isinstance(state, Serving):
+            self._tell(EventKind.SUSPECT, "cleared", "nothing speaks against it now")
         shown = tending(state, launched=self.config.launch is not None)
         if shown != self.backend.health.tended:
             self._shared.table.tend(self.id, shown)

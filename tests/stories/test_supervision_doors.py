@@ -123,6 +123,8 @@ async def test_one_failed_test_request_is_no_proof():
         await world.turns(20)
         assert world.slot().sim is sim
         assert not world.told(EventKind.RESTART)
+        labels = [each.label for each in world.told(EventKind.SUSPECT)]
+        assert labels == ["frozen", "cleared"]
 
 
 @story
