@@ -21,7 +21,8 @@ async def test_load_is_no_evidence_against_a_server_without_metrics():
         slot = on["m/b1"]
         slot.speed, slot.max_num_seqs = 1.0, 1
         quick = {"supervision": {"canary": "200ms"}}
-        async with fleet(on, launched(slot), timing=Timing(0.02, token_s=0.3), **quick) as world:
+        # A test request waits longer than half a second, in which bytes of streams are noticed.
+        async with fleet(on, launched(slot), timing=Timing(0.02, token_s=1.0), **quick) as world:
             first = slot.sim
             first.inject("no_metrics")
             await world.until(lambda: world.backend().stale(world.process.clock.now()))

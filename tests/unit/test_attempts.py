@@ -4,6 +4,7 @@ import pytest
 
 from gateway.core.errors import (
     BackendBroke,
+    BackendDown,
     BackendTimeout,
     ConnectFailed,
     StaleConnection,
@@ -16,6 +17,7 @@ FIRST_FAILURE = {
     ConnectFailed: Retry.ELSEWHERE,
     StaleConnection: Retry.FRESH_CONNECTION,
     BackendBroke: Retry.NO,
+    BackendDown: Retry.NO,
     StreamBroke: Retry.NO,
     BackendTimeout: Retry.NO,
     UpstreamError: Retry.NO,
