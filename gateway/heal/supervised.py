@@ -43,6 +43,7 @@ from gateway.launch.process import ProcessLauncher
 from gateway.pools.store import SharedStore
 from gateway.pools.table import Backend, PoolTable
 from gateway.vllmlog.diagnosis import Diagnosis
+from gateway.watch.adapters import held_by
 from gateway.watch.fetch import Pages
 
 _POLL_S: Final = 0.1
@@ -138,6 +139,10 @@ class Supervised:
         before, self.state = self.state, checked(self.state, state)
         if isinstance(before, Serving) and isinstance(state, Suspect | Failed):
             self.bad_at = self._now()
+            if (
+                self.backend.models
+            ):  # read since the last look, maybe; still of the server that goes
+                self.adapters = held_by(self.backend)
         if isinstance(state, Serving):
             self.observed.watch = None
             self._watch_processes(state.incarnation)

@@ -100,6 +100,17 @@ async def test_adapters_loaded_at_run_time_are_there_again_after_a_restart():
 
 
 @story
+async def test_an_adapter_that_was_seen_between_two_looks_is_there_again_too():
+    async with machine() as on, fleet(on, launched(on["m/b1"]), timing=Timing(1.0)) as world:
+        await load(world, "sql", "/adapters/sql-7")
+        await world.until(lambda: world.backend().adapters == ("sql",))
+        await world.slot().die()
+        await world.until(lambda: len(world.slot().starts) == 2)
+        await world.serves()
+        assert world.slot().sim.state.adapters == {"sql": "/adapters/sql-7"}
+
+
+@story
 async def test_a_list_of_the_server_before_that_comes_late_keeps_no_adapter_from_the_next():
     rare = {"health": {"interval": "50ms", "scrape_interval": "50ms", "models_interval": "1h"}}
     async with machine() as on:
