@@ -65,7 +65,7 @@ def _keys(path: Path, file: Path) -> Iterator[Remark]:
 
 
 def _tokenizer(where: KeyPath, folder: Path) -> Iterator[Remark]:
-    from gateway.access.tokens import LocalCounter
+    from gateway.counting.tokens import LocalCounter
 
     try:
         LocalCounter(folder, deadline_s=0.0)

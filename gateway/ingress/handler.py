@@ -21,7 +21,6 @@ import logging
 from dataclasses import dataclass, field
 from functools import partial
 
-from gateway.access.context import bound, settle, unsettled
 from gateway.access.failures import FailedKeys
 from gateway.admission.gate import Gate
 from gateway.admission.refusals import engine_refused, heard_within_s
@@ -48,6 +47,7 @@ from gateway.core.types import (
     TrafficFailed,
     TrafficOk,
 )
+from gateway.counting.context import bound, settle, unsettled
 from gateway.ingress.answers import (
     ENGINE_FULL,
     answer,

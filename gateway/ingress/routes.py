@@ -18,7 +18,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from gateway.access.context import window_of
 from gateway.core.aio import Clock
 from gateway.core.errors import (
     EndpointNotServed,
@@ -26,6 +25,7 @@ from gateway.core.errors import (
     ModelNotFound,
 )
 from gateway.core.types import Caller, Phase
+from gateway.counting.context import window_of
 from gateway.ingress.handler import Handler
 from gateway.ingress.server import Ingress
 from gateway.ingress.unserved import Unserved

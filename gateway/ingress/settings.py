@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from gateway.access.counters import PromptCounters
 from gateway.access.keys import KeyRing, OpenRing
 from gateway.access.salt import salt_for
-from gateway.access.tokens import Asker
 from gateway.config.models import Config, TimeoutsConfig
 from gateway.config.parameters import Policies
 from gateway.core.addresses import Proxies
 from gateway.core.endpoints import NO_ENGINE
 from gateway.core.types import Ask
+from gateway.counting.counters import PromptCounters
+from gateway.counting.tokens import Asker
 from gateway.ingress import descriptors
 from gateway.ingress.connections import Connections, Waited
 from gateway.ingress.descriptors import ADMIN_CONNECTIONS

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal, TypedDict
 
-from gateway.access.context import settle
 from gateway.access.keys import KeyRing, OpenRing
 from gateway.admission.decisions import Decision, State
 from gateway.admission.gate import Gate
 from gateway.core.errors import GatewayError, RequestError, ShuttingDown
 from gateway.core.types import Ask, Call, Caller, Endpoint, Route
+from gateway.counting.context import settle
 from gateway.ops.explain import (
     SCHEMA_VERSION,
     BackendTold,

@@ -12,8 +12,8 @@ import sys
 import pytest
 import uvloop
 
-from gateway.access.tokens import BackendCounter
 from gateway.config.supervision import LaunchConfig
+from gateway.counting.tokens import BackendCounter
 from gateway.launch.launcher import Changes, Runs, Seen, Superseded
 from gateway.launch.process import ProcessLauncher
 from gateway.pools.backend import Backend

@@ -9,7 +9,7 @@ import urllib.request
 
 import pytest
 
-from gateway.access.tokens import BackendCounter, LocalCounter, countable
+from gateway.counting.tokens import BackendCounter, LocalCounter, countable
 from gateway.pools.table import Backend
 from gateway.watch.fetch import Pages
 from gateway.wire.calls import ENDPOINTS, parse_call

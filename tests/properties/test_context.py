@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.access.context import bound, settle, unsettled
 from gateway.config.models import OverflowPolicy
 from gateway.core.errors import ContextLengthExceeded, RequestError
 from gateway.core.types import Call, Caller, Dialect, Endpoint, Route
+from gateway.counting.context import bound, settle, unsettled
 
 GENERATES = (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES, Endpoint.MESSAGES)
 READS = (Endpoint.EMBEDDINGS, Endpoint.RERANK, Endpoint.SCORE)

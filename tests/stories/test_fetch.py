@@ -8,10 +8,10 @@ import os
 
 import pytest
 
-from gateway.access.counters import PromptCounters
-from gateway.access.tokens import BackendCounter
 from gateway.config.models import Config, HealthConfig
 from gateway.core.aio import SystemClock
+from gateway.counting.counters import PromptCounters
+from gateway.counting.tokens import BackendCounter
 from gateway.pools.table import Backend, PoolTable
 from gateway.process import reload
 from gateway.sim.server import SimConfig

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.access.counters import PromptCounters
 from gateway.config.supervision import LaunchConfig
 from gateway.core.errors import ConnectFailed
 from gateway.core.types import Phase, Route
+from gateway.counting.counters import PromptCounters
 from gateway.launch.launcher import Changes, LaunchError, Runs, Seen
 from gateway.launch.process import ProcessLauncher
 from gateway.pools.table import Backend

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from gateway.access.anthropic import chat_of_message
-from gateway.access.messages import Unmodelled
-from gateway.access.tokens import countable
 from gateway.core.types import Endpoint
+from gateway.counting.anthropic import chat_of_message
+from gateway.counting.messages import Unmodelled
+from gateway.counting.tokens import countable
 from gateway.wire.calls import ENDPOINTS, parse_call
 
 USER = {"role": "user", "content": "hi"}

@@ -5,10 +5,10 @@ import json
 import pytest
 from msgspec import structs
 
-from gateway.access.context import SPECIAL_TOKENS, TEMPLATE_TOKENS, bound, settle, unsettled
 from gateway.config.models import OverflowPolicy
 from gateway.core.errors import ContextLengthExceeded, RequestError
 from gateway.core.types import Call, Caller, Demand, Dialect, Endpoint, Route
+from gateway.counting.context import SPECIAL_TOKENS, TEMPLATE_TOKENS, bound, settle, unsettled
 from gateway.wire.calls import ENDPOINTS, parse_call
 
 REJECT, CLAMP = OverflowPolicy.REJECT, OverflowPolicy.CLAMP

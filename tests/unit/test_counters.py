@@ -6,9 +6,9 @@ import pathlib
 
 import pytest
 
-from gateway.access.counters import PromptCounters
 from gateway.config.load import check_text
 from gateway.core.types import Route
+from gateway.counting.counters import PromptCounters
 from gateway.pools.table import Backend
 from gateway.wire.calls import ENDPOINTS, parse_call
 from tests.unit.test_tokens import folder  # noqa: F401 - the fixture

@@ -7,10 +7,10 @@ import os
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from gateway.access.counters import PromptCounters
 from gateway.config.models import Config
 from gateway.core.errors import ConfigError
 from gateway.core.types import Route
+from gateway.counting.counters import PromptCounters
 from gateway.wire.calls import ENDPOINTS, parse_call
 
 CHAT = b"/v1/chat/completions"

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from gateway.access.messages import Unmodelled, chat_of_response
-from gateway.access.tokens import countable
 from gateway.core.types import Endpoint
+from gateway.counting.messages import Unmodelled, chat_of_response
+from gateway.counting.tokens import countable
 from gateway.wire.calls import ENDPOINTS, parse_call
 
 USER = {"role": "user", "content": "hi"}

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from gateway.access.messages import Unmodelled
-from gateway.access.templates import ChatTemplate
+from gateway.counting.messages import Unmodelled
+from gateway.counting.templates import ChatTemplate
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 USER = {"role": "user", "content": "hi"}

@@ -7,12 +7,12 @@ import time
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from gateway.access.tokens import (
+from gateway.core.errors import ConfigError
+from gateway.counting.tokens import (
     BackendCounter,
     LocalCounter,
     prepared,
 )
-from gateway.core.errors import ConfigError
 from gateway.wire.calls import ENDPOINTS, parse_call
 
 CHAT, COMPLETIONS = b"/v1/chat/completions", b"/v1/completions"
@@ -123,7 +123,7 @@ def test_half_a_character_inside_a_tool_call_is_left_to_the_engine(folder):
 
 
 def test_a_body_beyond_every_limit_is_not_counted(monkeypatch):
-    monkeypatch.setattr("gateway.access.tokens.MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr("gateway.counting.tokens.MAX_BODY_BYTES", 1000)
     body = {"model": "m", "messages": [USER | {"content": "x" * 1000}]}
     call = parse_call(ENDPOINTS[CHAT], json.dumps(body).encode())
     assert asyncio.run(prepared(call)) is None
@@ -141,7 +141,7 @@ def test_what_no_decoder_takes_is_left_to_the_engine(folder):
 
 @pytest.fixture
 def slices(monkeypatch):
-    monkeypatch.setattr("gateway.access.tokens.SLICE_CHARS", 1000)
+    monkeypatch.setattr("gateway.counting.tokens.SLICE_CHARS", 1000)
     return 1000
 
 
@@ -169,7 +169,7 @@ def test_a_template_that_never_ends_costs_no_more_than_the_deadline(folder):
 
 
 def test_more_counts_than_are_worth_waiting_for_are_refused(folder, monkeypatch):
-    monkeypatch.setattr("gateway.access.tokens.MAX_WAITING", 3)
+    monkeypatch.setattr("gateway.counting.tokens.MAX_WAITING", 3)
     loop = "{% for i in range(90000) %}" * 2 + "x" + "{% endfor %}" * 2
     (folder / "chat_template.jinja").write_text(loop)
 

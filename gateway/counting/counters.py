@@ -11,16 +11,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from gateway.access.tokens import Asker, BackendCounter, LocalCounter, prepared
 from gateway.config.flags import in_force
 from gateway.config.launched import model_of
 from gateway.config.models import PoolConfig
 from gateway.config.supervision import LaunchConfig
 from gateway.core.errors import ConfigError
 from gateway.core.types import Call, Route
+from gateway.counting.tokens import Asker, BackendCounter, LocalCounter, prepared
 from gateway.pools.table import Backend
 
-log = logging.getLogger("gateway.access")
+log = logging.getLogger("gateway.counting")
 
 # Flags by which the engine takes another tokenizer or writes prompts in another way than the folder
 # says, or reads its flags from elsewhere (vLLM 0.32).

@@ -24,12 +24,12 @@ import msgspec
 from msgspec import structs
 from tokenizers import Tokenizer
 
-from gateway.access.anthropic import chat_of_message
-from gateway.access.messages import Json, Unmodelled, chat_of_response
-from gateway.access.templates import ChatTemplate
 from gateway.core.aio import beside
 from gateway.core.errors import ConfigError
 from gateway.core.types import Call, Endpoint
+from gateway.counting.anthropic import chat_of_message
+from gateway.counting.messages import Json, Unmodelled, chat_of_response
+from gateway.counting.templates import ChatTemplate
 from gateway.wire.calls import upstream_body
 from gateway.wire.vllm import TEXT_FIELD, longest_chat, parse_tokenize, tokenize_request
 

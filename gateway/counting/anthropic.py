@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
-from gateway.access.messages import Json, Unmodelled
+from gateway.counting.messages import Json, Unmodelled
 
 _BILLING_LINE: Final = "x-anthropic-billing-header"  # a block that begins so is left out
 _UNREAD: Final = frozenset({"redacted_thinking", "tool_reference"})

@@ -23,8 +23,8 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from gateway.access.contents import loops_over_parts
-from gateway.access.messages import (
+from gateway.counting.contents import loops_over_parts
+from gateway.counting.messages import (
     Json,
     Unmodelled,
     developer_as_system,
