@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.config.supervision import LaunchConfig, Remedy
 from gateway.core.types import Phase
-from gateway.heal.decisions import GRAVITY, Sign
-from gateway.heal.record import Policy, Record
+from gateway.heal.decisions import Sign
 from gateway.heal.states import (
     Absent,
     Draining,
@@ -107,69 +106,3 @@ class Circumstances:
     minute: int = 0  # of the local day
     # Until when automatic restarts are on hold, of a pool, a backend, or (None) all.
     holds: Mapping[str | None, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One backend, and what calls for its restart, if anything."""
-
-    member: Member
-    record: Record
-    sign: Sign | None
-
-    @property
-    def id(self) -> str:
-        """The backend's id."""
-        return self.member.backend_id
-
-    def urgency(self) -> tuple[bool, int, int, float, str]:
-        """Sort operators' orders first, then by failures, by gravity, and by how long it has ailed."""
-        record, sign = self.record, self.sign
-        gravity = GRAVITY[sign.cause] if sign is not None else len(GRAVITY)
-        ordered = self.member.ordered is not None
-        return not ordered, record.in_a_row, gravity, record.failed_at or 0.0, self.id
-
-
-@dataclass(slots=True)
-class View:
-    """One pool; `turn_taken` comes true with what is decided."""
-
-    policy: Policy
-    circumstances: Circumstances
-    cases: list[Case]
-    leads: bool
-    turn_taken: bool  # a restart in it goes on
-    out: int  # do not serve, for whatever reason
-
-    @property
-    def allowed_out(self) -> int:
-        """How many backends may be out at a time."""
-        return max(1, int(self.policy.max_unavailable_ratio * len(self.cases)))
-
-
-@dataclass(slots=True)
-class Starts:
-    """The starts that go on, by the GPUs that they use."""
-
-    on: dict[int, str]
-
-    @classmethod
-    def of(cls, members: Iterable[Member]) -> Starts:
-        """Return those that go on now."""
-        starts = cls({})
-        for each in members:
-            if each.under_way:
-                starts.begin(each)
-        return starts
-
-    def begin(self, member: Member) -> None:
-        """Take note of one more."""
-        self.on |= dict.fromkeys(member.gpus, member.backend_id)
-
-    def in_the_way(self, member: Member) -> tuple[int, str] | None:
-        """Return a GPU on which another start goes on, and whose that is."""
-        for gpu, backend_id in sorted(self.on.items()):
-            meets = gpu in member.gpus or ALL_GPUS in (gpu, *member.gpus)
-            if member.gpus and meets and backend_id != member.backend_id:
-                return gpu, backend_id
-        return None

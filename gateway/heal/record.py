@@ -5,8 +5,8 @@ service manager made it, so a replica that takes over knows of the crash loop it
 restarts do not count, and after a failure they wait for ten well minutes.
 
     first failure after ten well minutes   at once
-    the n-th one in a row                  `backoff_s` x 2^(n-2) after it was seen, at most `max_backoff_s`
-    `max_restarts` within `within_s`       no further one: the backend is to be suspended
+    the n-th one in a row                  `backoff` x 2^(n-2) after it was seen, at most `max_backoff`
+    `max_restarts` within `within`       no further one: the backend is to be suspended
 
 Times are monotonic seconds.
 """
@@ -20,61 +20,13 @@ from typing import Final
 
 from gateway.config.supervision import SupervisionConfig
 from gateway.heal.decisions import Outcome, Restart
+from gateway.heal.members import Member
 from gateway.launch.launcher import Incarnation
 
 RESET_S: Final = 600.0  # well for so long: the next failure is a first one (as kubelet has it)
 
 _CALM_S: Final = 60.0  # well for so long: what failed before is over, not just between two looks
 _ATTEMPTS_KEPT: Final = 16  # incarnations of one backend whose orders are remembered
-_DAY_MIN: Final = 24 * 60
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """When the backends of one pool may be restarted; the defaults are those of the settings."""
-
-    automatic: bool = True
-    max_unavailable_ratio: float = 0.25
-    backoff_s: float = 10.0
-    max_backoff_s: float = 300.0
-    max_restarts: int = 5
-    within_s: float = 1800.0
-    restart_every_s: float | None = None
-    window: tuple[int, int] | None = None  # minutes of the local day: first, and first after it
-
-    def opens_in(self, minute: int) -> int:
-        """Return in how many minutes scheduled restarts may begin; 0: now."""
-        if self.window is None:
-            return 0
-        first, end = self.window
-        length = (end - first) % _DAY_MIN or _DAY_MIN
-        return 0 if (minute - first) % _DAY_MIN < length else (first - minute) % _DAY_MIN
-
-
-def policy_of(config: SupervisionConfig) -> Policy:
-    """Return the policy that a pool's settings ask for."""
-    return Policy(
-        automatic=config.automatic,
-        max_unavailable_ratio=config.max_unavailable,
-        backoff_s=config.backoff,
-        max_backoff_s=config.max_backoff,
-        max_restarts=config.max_restarts,
-        within_s=config.within,
-        restart_every_s=config.restart_every,
-        window=_window(config.restart_window),
-    )
-
-
-def _window(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    first, end = text.split("-")
-    return _minute(first), _minute(end)
-
-
-def _minute(text: str) -> int:
-    hour, minute = text.split(":")
-    return int(hour) * 60 + int(minute)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,35 +57,23 @@ class Record:
         found = (each for each in self.tried if each.incarnation == incarnation)
         return next(found, Tried(incarnation))
 
-    def due_at(self, policy: Policy, now: float) -> float:
+    def due_at(self, policy: SupervisionConfig, now: float) -> float:
         """Return when backoff allows the next restart."""
         failed_at = now if self.failed_at is None else self.failed_at
         if self.in_a_row == 0:
             return failed_at
         doublings = min(self.in_a_row - 1, 64)  # a float holds that, and no pause needs more
-        return failed_at + min(policy.backoff_s * 2.0**doublings, policy.max_backoff_s)
+        return failed_at + min(policy.backoff * 2.0**doublings, policy.max_backoff)
 
     def restarts_since(self, at: float) -> int:
         """Return how many restarts that count came after `at`."""
         return sum(each > at for each in self.restarts)
 
-    def looked(
-        self,
-        incarnation: Incarnation | None,
-        now: float,
-        *,
-        ours: bool,
-        ails: bool,
-        well_s: float,
-        idle: bool,
-    ) -> Record:
-        """Return what is remembered after a look.
-
-        `ours`: we launched this incarnation. `ails`: something calls for its restart.
-        """
-        record = self
+    def looked(self, member: Member, now: float, *, ails: bool) -> Record:
+        """Return what is remembered after a look; `ails`: something calls for its restart."""
+        record, incarnation, well_s = self, member.incarnation, member.well_s(now)
         if incarnation is not None and incarnation != self.incarnation:
-            if self.incarnation is not None and not ours:
+            if self.incarnation is not None and not member.ours:
                 record = record.counted(now)
             record = replace(record, incarnation=incarnation, since=now, failed_at=None)
         failed_at = record.failed_at
@@ -142,7 +82,7 @@ class Record:
         elif well_s >= _CALM_S:
             failed_at = None
         idle_since = None
-        if idle:
+        if member.idle:
             idle_since = now if self.idle_since is None else self.idle_since
         in_a_row = 0 if well_s >= RESET_S else record.in_a_row
         return replace(

@@ -21,7 +21,7 @@ What the pool table shows of a backend (`Tending`) is a projection of its state:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.core.types import Phase
@@ -34,23 +34,25 @@ LONGEST_PAUSE: Final = 30  # looks between two tests of one that stays suspect
 
 
 @dataclass(frozen=True, slots=True)
-class Absent:
-    """Nothing of it runs. `due`: it is for us to start it, as soon as that is allowed."""
+class _State:
+    """What every state has: when it began, and of what it is."""
 
     since: float
-    incarnation: Incarnation | None
-    _: KW_ONLY
+    incarnation: Incarnation | None  # None: nothing is known to run, or only a look will tell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Absent(_State):
+    """Nothing of it runs. `due`: it is for us to start it, as soon as that is allowed."""
+
     looked: bool = True  # False: nobody has looked yet
     due: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Starting:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starting(_State):
     """A process runs and does not answer yet, or its service manager is at work on it."""
 
-    since: float
-    incarnation: Incarnation | None  # None: only a look will tell
-    _: KW_ONLY
     before: Incarnation | None = None  # what it replaces; it may be seen for a while yet
     ours: bool = False  # we launched it
     owes: bool = True  # a token, before it serves; one that was found running does not
@@ -60,36 +62,27 @@ class Starting:
     fresh: bool = False  # it has just begun: what is known is of the process before
 
 
-@dataclass(frozen=True, slots=True)
-class Proving:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proving(_State):
     """It answers, and has to compute one token, load its adapters and warm up before it serves."""
 
-    since: float
-    incarnation: Incarnation | None
-    _: KW_ONLY
     ours: bool = False
     told: str = ""  # what it does now
     ready_at: float | None = None  # when it is expected to serve; None: unknown
 
 
-@dataclass(frozen=True, slots=True)
-class Serving:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving(_State):
     """It is in rotation, if its probes agree."""
 
-    since: float
-    incarnation: Incarnation | None
 
-
-@dataclass(frozen=True, slots=True)
-class Suspect:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspect(_State):
     """It lives, and there is evidence that it does not work. A test request decides.
 
     Before one failed (two, where no other serves), `out` is False: its probes say whether it is in rotation.
     """
 
-    since: float
-    incarnation: Incarnation | None
-    _: KW_ONLY
     sign: Sign
     failed: str = ""  # how the last test request did
     failures: int = 0  # test requests that failed in a row while nothing moved
@@ -138,37 +131,28 @@ class Suspect:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Draining:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draining(_State):
     """What it carries finishes before it is restarted, up to `until`."""
 
-    since: float
-    incarnation: Incarnation | None
-    _: KW_ONLY
     order: Restart
     until: float
     before: State
     told: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Replacing:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replacing(_State):
     """Its launcher stops what runs and starts anew; `before` is what it was."""
 
-    since: float
-    incarnation: Incarnation | None
-    _: KW_ONLY
     order: Restart
     before: State
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed(_State):
     """It ended, could not be started, or hangs in its start (`lives`)."""
 
-    since: float
-    incarnation: Incarnation | None
-    _: KW_ONLY
     sign: Sign
     lives: bool = False
     examined: bool = True  # why is known, as far as it can be; nothing is done before
@@ -177,13 +161,10 @@ class Failed:
     owed: bool = False  # we stopped it and could not start it: that nothing runs is our doing
 
 
-@dataclass(frozen=True, slots=True)
-class Suspended:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspended(_State):
     """It is not restarted until an operator clears it."""
 
-    since: float
-    incarnation: Incarnation | None
-    _: KW_ONLY
     sign: Sign
     lives: bool = False
     told: str = ""

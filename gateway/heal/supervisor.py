@@ -29,7 +29,7 @@ from gateway.heal.members import Circumstances, Member, gpus_of
 from gateway.heal.observed import Timing
 from gateway.heal.overrides import Overrides
 from gateway.heal.policy import decide
-from gateway.heal.record import History, Policy, policy_of
+from gateway.heal.record import History
 from gateway.heal.states import Suspended
 from gateway.heal.supervised import Shared
 from gateway.heal.unit import Unit
@@ -156,7 +156,7 @@ class Supervisor:
             unit.judge(self._peers(unit))
         now = circumstances.now
         members = [self._member(backend, now) for backend in self.table]
-        policies = {name: _policy(self._config, name) for name in self._config.pools}
+        policies = {name: pool.supervision for name, pool in self._config.pools.items()}
         self.history, decisions = decide(members, self.history, policies, circumstances)
         decided: Mapping[str, Decision] = {each.backend_id: each for each in decisions}
         for unit in self.units.values():
@@ -294,10 +294,6 @@ class Supervisor:
         self._closed = True
         await self.fleet.close()
         await self._leases.release()
-
-
-def _policy(config: Config, pool: str) -> Policy:
-    return policy_of(config.pools[pool].supervision)
 
 
 def _ways(unit: Unit) -> tuple[LaunchConfig | None, RestartConfig | None]:

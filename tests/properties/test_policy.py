@@ -12,11 +12,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gateway.config.supervision import SupervisionConfig
 from gateway.core.types import Phase
 from gateway.heal.decisions import Cause, Outcome, Restart, Sign, Suspend
 from gateway.heal.members import Circumstances, Member
 from gateway.heal.policy import decide
-from gateway.heal.record import History, Policy
+from gateway.heal.record import History
 from gateway.heal.sight import after_look
 from gateway.heal.states import (
     Absent,
@@ -39,8 +40,8 @@ from gateway.pools.store import MemoryStore
 schedules = settings(deadline=None, max_examples=int(os.environ.get("SCHEDULES", "100")))
 TICK_S = 4.0
 HUNG_S = 80.0
-POLICY = Policy(max_restarts=5, within_s=1800.0)
-SCHEDULED = Policy(max_restarts=5, within_s=1800.0, restart_every_s=300.0, window=(3, 50))
+POLICY = SupervisionConfig(max_restarts=5, within="30m")
+SCHEDULED = POLICY.model_copy(update={"restart_every": 300.0, "restart_window": "00:03-00:50"})
 UP = (Phase.READY, Phase.DEGRADED)
 # What ails a process that runs, as it shows: its phase, what its unit suspects, what its judges find.
 ILLS = {
@@ -463,7 +464,7 @@ class World:
     def check_pace(self, order, watcher):
         if order.cause is Cause.SCHEDULED or order is watcher.forgiven:
             return
-        recent = [at for at in watcher.times if self.now - at < self.policy.within_s]
+        recent = [at for at in watcher.times if self.now - at < self.policy.within]
         assert len(recent) < self.policy.max_restarts, "more restarts than allowed"
         if watcher.row and watcher.times:
             pause = min(10.0 * 2 ** (watcher.row - 1), 300.0)

@@ -9,8 +9,8 @@ from gateway.config.supervision import LaunchConfig, Remedy, SupervisionConfig
 from gateway.core.types import Phase
 from gateway.heal.decisions import Cause, Outcome, Restart, Sign, Suspend, Wait, Why
 from gateway.heal.members import ALL_GPUS, Circumstances, Member, gpus_of
-from gateway.heal.policy import decide
-from gateway.heal.record import History, Policy, policy_of
+from gateway.heal.policy import decide, opens_in_min
+from gateway.heal.record import History
 from gateway.heal.states import (
     Absent,
     Draining,
@@ -27,7 +27,7 @@ class Ward:
     """A few pools over time. `see` looks at what is given, all else is as it was last."""
 
     def __init__(self, policy=None, at=1000.0, **sizes):
-        self.history, self.policy = History(), policy or Policy()
+        self.history, self.policy = History(), policy or SupervisionConfig()
         self.now, self.minute, self.holds = at, 0, {}
         self.signs = {}
         self.members = {
@@ -410,7 +410,7 @@ def crash(ward, number):
 
 
 def test_pauses_double_from_the_second_restart_in_a_row_up_to_the_longest():
-    ward = Ward(Policy(max_restarts=100))
+    ward = Ward(SupervisionConfig(max_restarts=100))
     ward.see(a=serves("i0"))
     ward.history = ward.history.clear("p/a")  # that incarnation was another's doing
     waits = [crash(ward, number) for number in range(8)]
@@ -418,7 +418,7 @@ def test_pauses_double_from_the_second_restart_in_a_row_up_to_the_longest():
 
 
 def test_ten_well_minutes_end_the_row():
-    ward = Ward(Policy(max_restarts=100))
+    ward = Ward(SupervisionConfig(max_restarts=100))
     ward.see(a=serves("i0"))
     ward.history = ward.history.clear("p/a")
     assert [crash(ward, number) for number in range(3)] == [0, 10, 20]
@@ -662,7 +662,7 @@ def test_without_the_lease_nothing_is_done():
 
 
 def test_what_is_not_automatic_is_only_told():
-    assert why(Ward(Policy(automatic=False)).see(a=DEAD)["p/a"]) is Why.MANUAL
+    assert why(Ward(SupervisionConfig(automatic=False)).see(a=DEAD)["p/a"]) is Why.MANUAL
 
 
 def test_an_operators_restart_forgets_failures_and_is_the_one_of_its_incarnation():
@@ -750,7 +750,7 @@ def test_a_start_that_failed_gives_its_gpus_back_and_goes_behind_what_did_not():
 # --- the schedule ---------------------------------------------------------------------------------
 
 DAY = 86_400.0
-DAILY = Policy(restart_every_s=DAY, window=(120, 300))
+DAILY = SupervisionConfig(restart_every="1d", restart_window="02:00-05:00")
 
 
 def test_scheduled_restarts_begin_in_their_window_only():
@@ -778,7 +778,7 @@ def test_a_schedule_rolls_through_the_pool():
 
 
 def test_backends_that_started_together_do_not_come_due_together():
-    ward = Ward(Policy(restart_every_s=1000.0))
+    ward = Ward(SupervisionConfig(restart_every="1000s"))
     ward.leads = set()
     due_at = {}
     for age in range(700, 1010, 10):
@@ -789,14 +789,14 @@ def test_backends_that_started_together_do_not_come_due_together():
 
 
 def test_without_a_known_age_it_counts_from_when_it_was_first_seen():
-    ward = Ward(Policy(restart_every_s=1000.0), p=2)
+    ward = Ward(SupervisionConfig(restart_every="1000s"), p=2)
     ward.leads = set()
     assert "p/a" not in ward.pass_time(990)
     assert "p/a" in ward.pass_time(10)
 
 
 def test_scheduled_restarts_do_not_count_as_failures():
-    ward = Ward(Policy(restart_every_s=100.0), p=2)
+    ward = Ward(SupervisionConfig(restart_every="100s"), p=2)
     ward.see(a={"age_s": 100.0})
     carried_out(ward)
     record = ward.history.of("p/a")
@@ -807,35 +807,21 @@ def test_scheduled_restarts_do_not_count_as_failures():
     ("window", "minute", "opens_in"),
     [
         (None, 700, 0),
-        ((120, 300), 120, 0),
-        ((120, 300), 299, 0),
-        ((120, 300), 300, 1260),
-        ((120, 300), 0, 120),
-        ((1380, 60), 1380, 0),
-        ((1380, 60), 30, 0),
-        ((1380, 60), 60, 1320),
-        ((120, 120), 60, 0),
+        ("02:00-05:00", 120, 0),
+        ("02:00-05:00", 299, 0),
+        ("02:00-05:00", 300, 1260),
+        ("02:00-05:00", 0, 120),
+        ("23:00-01:00", 1380, 0),
+        ("23:00-01:00", 30, 0),
+        ("23:00-01:00", 60, 1320),
+        ("02:00-02:00", 60, 0),
+        ("23:30-05:05", 1409, 1),
+        ("23:30-05:05", 304, 0),
+        ("23:30-05:05", 305, 1105),
     ],
 )
 def test_a_window_may_wrap_midnight(window, minute, opens_in):
-    assert Policy(window=window).opens_in(minute) == opens_in
-
-
-def test_the_settings_become_the_policy():
-    assert policy_of(SupervisionConfig()) == Policy()
-    given = {
-        "automatic": False,
-        "max_unavailable": 0.5,
-        "backoff": "1s",
-        "max_backoff": "1m",
-        "max_restarts": 3,
-        "within": "10m",
-        "restart_every": "1d",
-        "restart_window": "23:30-05:05",
-    }
-    assert policy_of(SupervisionConfig.model_validate(given)) == Policy(
-        False, 0.5, 1.0, 60.0, 3, 600.0, DAY, (1410, 305)
-    )
+    assert opens_in_min(window, minute) == opens_in
 
 
 def test_a_backend_that_left_is_forgotten_after_a_day():
