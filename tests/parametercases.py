@@ -9,6 +9,7 @@ MESSAGES = "/v1/messages"
 EMBEDDINGS = "/v1/embeddings"
 RERANK = "/v1/rerank"
 SCORE = "/v1/score"
+DECISIONS = "/v1/systemone"
 
 HI = [{"role": "user", "content": "hi"}]
 BASE = {
@@ -20,6 +21,7 @@ BASE = {
     RERANK: {"query": "q", "documents": ["d"]},
     SCORE: {"text_1": "a", "text_2": "b"},
     "/v2/embed": {},
+    DECISIONS: {"state": "a", "questions": {}},
 }
 TEXT = {"type": "text", "text": "see"}
 

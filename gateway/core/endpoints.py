@@ -8,9 +8,15 @@ from gateway.core.types import Endpoint
 
 # A chat template writes the prompt.
 TEMPLATED: Final = frozenset(
-    {Endpoint.CHAT, Endpoint.CHAT_BATCH, Endpoint.RESPONSES, Endpoint.MESSAGES}
+    {
+        Endpoint.CHAT,
+        Endpoint.CHAT_BATCH,
+        Endpoint.RESPONSES,
+        Endpoint.MESSAGES,
+        Endpoint.DECISIONS,
+    }
 )
-GENERATES: Final = TEMPLATED | {Endpoint.COMPLETIONS}
+GENERATES: Final = TEMPLATED - {Endpoint.DECISIONS} | {Endpoint.COMPLETIONS}
 # The engine reads prompts and generates no text.
 READS: Final = frozenset(
     {
@@ -20,7 +26,9 @@ READS: Final = frozenset(
         Endpoint.CLASSIFY,
         Endpoint.RERANK,
         Endpoint.SCORE,
-        Endpoint.GENERATIVE_SCORING,  # one token a prompt, of which only the probability counts
+        # One token a prompt, of which only the probability counts.
+        Endpoint.GENERATIVE_SCORING,
+        Endpoint.DECISIONS,
     }
 )
 # Each of several documents is read beside one query.

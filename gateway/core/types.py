@@ -36,6 +36,7 @@ class Endpoint(Enum):
     RERANK = "rerank"
     SCORE = "score"
     GENERATIVE_SCORING = "generative_scoring"
+    DECISIONS = "structured_decisions"  # questions about one text, each with given answers
     TRANSCRIPTIONS = "transcriptions"
     TRANSLATIONS = "translations"
     TOKENIZE = "tokenize"

@@ -48,6 +48,7 @@ _PROMPT_FIELD: Final = {
     Endpoint.RERANK: "documents",
     Endpoint.SCORE: "input",
     Endpoint.GENERATIVE_SCORING: "items",
+    Endpoint.DECISIONS: "state",
 }
 
 

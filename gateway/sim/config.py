@@ -25,6 +25,7 @@ PATHS: Final = (
     "/score",
     "/v1/score",
     "/generative_scoring",
+    "/v1/systemone",
     "/v1/audio/transcriptions",
     "/v1/audio/translations",
     "/tokenize",

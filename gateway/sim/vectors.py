@@ -1,4 +1,4 @@
-"""Endpoints of pooling models: vectors, classes, scores, in the dialects that vLLM has for them."""
+"""Endpoints that answer in numbers: vectors, classes, scores, decisions, in vLLM's dialects for them."""
 
 from __future__ import annotations
 
@@ -209,6 +209,46 @@ def generative_scoring(body: dict[str, Any], state: SimState) -> dict[str, Any]:
     }
 
 
+def decide(body: dict[str, Any], state: SimState) -> dict[str, Any]:
+    """POST /v1/systemone: how probable each of the given answers to each question is."""
+    for name in ("state", "questions"):
+        if name not in body:
+            raise missing(name, len(body))
+    resolve_model(body, state.config, list(state.adapters))
+    about = body["state"] if isinstance(body["state"], str) else json.dumps(body["state"])
+    prompts = {
+        name: _ids(f"{about} {json.dumps(asked)}") for name, asked in body["questions"].items()
+    }
+    answers = {name: _decision(asked, prompts[name]) for name, asked in body["questions"].items()}
+    return {
+        "id": fresh_id("decision"),
+        "object": "structured_decision",
+        "created": int(time.time()),
+        "model": str(body.get("model") or state.config.model),
+        "answers": answers,
+        "usage": {"input_tokens": sum(map(len, prompts.values())), "output_tokens": len(prompts)},
+        "diagnostics": {name: {"label_mass": 0.5, "argmax_is_label": True} for name in prompts},
+    }
+
+
+def _decision(asked: dict[str, Any], ids: list[int]) -> dict[str, Any]:
+    """Answer one question: a choice of names, yes or no, or a level of a scale."""
+    kind, criteria = asked["type"], asked.get("criteria") or ()
+    labels = criteria if kind == "choice" else ("yes", "no")
+    if kind == "score":
+        labels = [str(place) for place in range(len(criteria))]
+    weights = {label: abs(_unit(ids, k)) for k, label in enumerate(labels)}
+    shares = {label: each / sum(weights.values()) for label, each in weights.items()}
+    best = max(shares, key=lambda label: shares[label])
+    told: dict[str, Any] = {"choice": best}
+    if kind == "noul":
+        told = {"noul": shares["yes"]}
+    elif kind == "score":
+        mean = sum(place * share for place, share in enumerate(shares.values()))
+        told = {"score": mean, "legend": dict(zip(shares, criteria, strict=True))}
+    return {"type": kind, **told, "probabilities": shares, "confidence": shares[best] / 2}
+
+
 def _prompts(body: dict[str, Any], config: SimConfig) -> list[list[int]]:
     """Return the token ids of each prompt: of `input`, or of the conversations in `messages`."""
     given = body.get("messages", body.get("input"))
@@ -283,4 +323,5 @@ TASKS: Final[dict[str, Callable[[dict[str, Any], SimState], dict[str, Any]]]] = 
     "/score": score,
     "/v1/score": score,
     "/generative_scoring": generative_scoring,
+    "/v1/systemone": decide,
 }

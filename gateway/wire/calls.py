@@ -74,6 +74,7 @@ _ALLOWED: Final = (
     EndpointSpec(Endpoint.SCORE, b"/score", Dialect.PLAIN),
     EndpointSpec(Endpoint.SCORE, b"/v1/score", Dialect.PLAIN),
     EndpointSpec(Endpoint.GENERATIVE_SCORING, b"/generative_scoring", Dialect.PLAIN),
+    EndpointSpec(Endpoint.DECISIONS, b"/v1/systemone", Dialect.PLAIN),
     EndpointSpec(
         Endpoint.TRANSCRIPTIONS, b"/v1/audio/transcriptions", Dialect.PLAIN, multipart=True
     ),

@@ -25,13 +25,15 @@ from gateway.wire.table import TABLE
 # Where an endpoint has content. Source: the request models of vLLM 0.32.
 _ALL: Final = (
     "messages", "system", "input", "inputs", "images", "previous_input_messages", "query", "queries",
-    "documents", "items", "text_1", "text_2", "data_1", "data_2", "data",
+    "documents", "items", "text_1", "text_2", "data_1", "data_2", "data", "audio", "videos",
 )  # fmt: skip
+MEDIA_LISTS: Final = frozenset({"images", "audio", "videos"})  # of addresses
 _CARRIERS: Final[Mapping[Endpoint, frozenset[str]]] = {
     # Their `documents` are plain texts for the template.
     Endpoint.CHAT: frozenset({"messages"}),
     Endpoint.CHAT_BATCH: frozenset({"messages"}),
     Endpoint.COMPLETIONS: frozenset(),
+    Endpoint.DECISIONS: MEDIA_LISTS,
 }
 _ANY: Final = frozenset(_ALL)
 CONTENT_FIELDS: Final = _ANY
@@ -94,7 +96,7 @@ def scan(field: str, raw: Raw, facts: list[Fact]) -> bool:
     if field == "system":  # blocks, without a message around them
         return _content(raw, field, facts, 0)
     if first == _LIST:
-        if field == "images":
+        if field in MEDIA_LISTS:
             _addresses(raw, field, facts)
             return False
         return _messages(field, raw, facts)

@@ -57,6 +57,7 @@ _POOLING: Final = _names(
     max_chunks_per_doc max_tokens max_tokens_per_doc max_tokens_per_query instruction
     label_token_ids apply_softmax item_first"""
 )
+_DECISIONS: Final = _names("state questions instructions images audio videos")
 _TOKENS: Final = _names("messages prompt tokens tools return_token_strs")
 
 _KNOWN: Final[Mapping[Endpoint, frozenset[str]]] = {
@@ -67,6 +68,7 @@ _KNOWN: Final[Mapping[Endpoint, frozenset[str]]] = {
     Endpoint.MESSAGES: _ENGINE | _SAMPLING | _OPENAI | _ANTHROPIC,
     Endpoint.COUNT_TOKENS: _ENGINE | _SAMPLING | _OPENAI | _ANTHROPIC,
     **dict.fromkeys(READS, _ENGINE | _POOLING),
+    Endpoint.DECISIONS: _ENGINE | _DECISIONS,
     Endpoint.TOKENIZE: _ENGINE | _TOKENS,
     Endpoint.DETOKENIZE: _ENGINE | _TOKENS,
 }

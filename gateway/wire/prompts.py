@@ -12,6 +12,7 @@ from msgspec import Raw
 
 from gateway.core.endpoints import TEMPLATED
 from gateway.core.types import Endpoint
+from gateway.wire.content import MEDIA_LISTS
 from gateway.wire.frames import is_given
 from gateway.wire.measures import Measure
 from gateway.wire.objects import begins
@@ -21,12 +22,16 @@ TOOLS_GROWTH: Final = (
     2  # templates may pretty-print tools: up to this many times their size is added
 )
 
+# vLLM writes JSON anew into a prompt: `1e15` becomes 1000000000000000.0, with a space after its comma.
+JSON_GROWTH: Final = 4
+
 _INPUT: Final = frozenset({Endpoint.EMBEDDINGS, Endpoint.POOLING, Endpoint.CLASSIFY})
 _ONE: Final = TEMPLATED - {Endpoint.CHAT_BATCH} | {Endpoint.COUNT_TOKENS}
 _UNBOUNDED: Final = Prompts(1, None)
 _NOTHING: Final = Raw()
 _LIST: Final = b"["[0]
 _RAWS: Final = msgspec.json.Decoder(list[Raw])
+_RAW_FIELDS: Final = msgspec.json.Decoder(dict[str, Raw])
 
 
 def prompts_of(measure: Measure, seen: Peek, body: bytes) -> Prompts:
@@ -36,6 +41,8 @@ def prompts_of(measure: Measure, seen: Peek, body: bytes) -> Prompts:
         RequestError: 400; a wrong type.
     """
     endpoint, fields, plain = measure.endpoint, measure.fields, measure.plain
+    if endpoint is Endpoint.DECISIONS:
+        return Prompts(1, decision_bytes(fields) if plain else None)
     if endpoint in _ONE:
         return Prompts(1, len(body) + TOOLS_GROWTH * len(seen.tools) if plain else None)
     messages = fields.get("messages", _NOTHING)
@@ -49,6 +56,23 @@ def prompts_of(measure: Measure, seen: Peek, body: bytes) -> Prompts:
     elif endpoint is Endpoint.EMBED:
         return _of_embed(fields, body, plain)
     return Prompts(1, len(body) + TOOLS_GROWTH * len(seen.tools) if plain else None)
+
+
+def decision_bytes(fields: dict[str, Raw]) -> int:
+    """Return the most bytes of text that a question has, with the state that it is about."""
+    sizes = {name: len(raw) for name, raw in fields.items() if name not in MEDIA_LISTS}
+    if "questions" in sizes:
+        sizes["questions"] = _longest_member(fields["questions"])
+    state = sizes.pop("state", 0)
+    as_it_is = bytes(fields.get("state", _NOTHING)).startswith(b'"')
+    return state * (1 if as_it_is else JSON_GROWTH) + sum(sizes.values()) * JSON_GROWTH
+
+
+def _longest_member(raw: Raw) -> int:
+    try:
+        return max(map(len, _RAW_FIELDS.decode(raw).values()), default=0)
+    except (msgspec.DecodeError, RecursionError):
+        return len(raw)  # no object; the backend says so
 
 
 def truncates(endpoint: Endpoint, seen: Peek) -> bool:

@@ -14,7 +14,7 @@ from gateway.wire.frames import is_given
 from gateway.wire.large import fields_at_hand
 from gateway.wire.lax import NotReadable, lax_int
 from gateway.wire.objects import fields_of
-from gateway.wire.prompts import TOOLS_GROWTH
+from gateway.wire.prompts import TOOLS_GROWTH, decision_bytes
 
 # --- models, routes, version ---------------------------------------------------------------------
 
@@ -208,6 +208,8 @@ def prompt_bytes(call: Call) -> int:
     if call.text_bytes is not None and not paired:
         return call.text_bytes
     fields = fields_of(call.body)
+    if call.endpoint is Endpoint.DECISIONS:
+        return decision_bytes(fields)
     if paired:  # each document or text is read beside one of the other field
         return sum(len(_longest(raw)) for raw in fields.values())
     if call.endpoint is Endpoint.EMBED:

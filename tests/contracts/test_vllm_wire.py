@@ -194,6 +194,7 @@ def test_the_routes_tell_what_a_generating_server_serves():
         Endpoint.CHAT,
         Endpoint.CHAT_BATCH,
         Endpoint.GENERATIVE_SCORING,
+        Endpoint.DECISIONS,
         Endpoint.COMPLETIONS,
         Endpoint.RESPONSES,
         Endpoint.MESSAGES,

@@ -29,6 +29,7 @@ BODIES = {
     Endpoint.RERANK: {"query": "a", "documents": ["b"]},
     Endpoint.SCORE: {"text_1": "a", "text_2": "b"},
     Endpoint.GENERATIVE_SCORING: {"query": "a", "items": ["b"], "label_token_ids": [1]},
+    Endpoint.DECISIONS: {"state": "a", "questions": {}},
     Endpoint.TOKENIZE: {"prompt": "hi"},
 }
 SCALARS = [

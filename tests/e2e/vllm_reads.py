@@ -16,6 +16,7 @@ from vllm.entrypoints.anthropic.protocol import (
     AnthropicMessagesRequest,
 )
 from vllm.entrypoints.generate.generative_scoring.serving import GenerativeScoringRequest
+from vllm.entrypoints.generate.structured_decisions.protocol import StructuredDecisionRequest
 from vllm.entrypoints.openai.chat_completion.protocol import (
     BatchChatCompletionRequest,
     ChatCompletionRequest,
@@ -43,6 +44,7 @@ MODELS = {
     "rerank": RerankRequest,
     "score": ScoreRequest,
     "generative_scoring": GenerativeScoringRequest,
+    "structured_decisions": StructuredDecisionRequest,
     "tokenize": TokenizeRequest,
     "detokenize": DetokenizeRequest,
 }

@@ -30,6 +30,10 @@ def user(content):
     return [{"role": "user", "content": content}]
 
 
+def asked(instructions):
+    return {"type": "noul", "instructions": instructions}
+
+
 TOO_LONG = {
     "a list of one": ("/v1/completions", {"prompt": [LONG], "max_tokens": 5}),
     "a list of two": ("/v1/completions", {"prompt": ["a", LONG], "max_tokens": 5}),
@@ -76,6 +80,12 @@ TOO_LONG = {
         "/generative_scoring",
         {"query": "a", "items": ["b", LONG], "label_token_ids": [5]},
     ),
+    "a question": (
+        "/v1/systemone",
+        {"state": "a", "questions": {"b": asked("c"), "d": asked(LONG)}},
+    ),
+    "a state": ("/v1/systemone", {"state": LONG, "questions": {"b": asked("c")}}),
+    "a state in JSON": ("/v1/systemone", {"state": {"d": LONG}, "questions": {"b": asked("c")}}),
 }
 FITTING = {
     "a list of one": ("/v1/completions", {"prompt": [SHORT], "max_tokens": 5}),
@@ -98,6 +108,10 @@ FITTING = {
     "items": (
         "/generative_scoring",
         {"query": "a", "items": [SHORT] * 20, "label_token_ids": [5]},
+    ),
+    "questions": (
+        "/v1/systemone",
+        {"state": "a", "questions": dict.fromkeys("bcdefgh", asked("b" * 40))},
     ),
 }
 COUNTED = {

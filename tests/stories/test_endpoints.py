@@ -8,6 +8,7 @@ from tests.stories.support import gateway, story
 HI = [{"role": "user", "content": "hi"}]
 SCORED = {"query": "a", "documents": ["b", "c"]}
 PAIRS = {"text_1": "a", "text_2": ["b", "c"]}
+TEAMS = {"type": "choice", "criteria": {"billing": None, "shipping": "parcels"}}
 ASKED = {
     "/v1/chat/completions/batch": {"messages": [HI, HI, HI], "max_tokens": 2},
     "/v1/embeddings": {"input": ["a", "b"]},
@@ -20,6 +21,7 @@ ASKED = {
     "/score": PAIRS,
     "/v1/score": PAIRS,
     "/generative_scoring": {"query": "a", "items": ["b", "c"], "label_token_ids": [5, 6]},
+    "/v1/systemone": {"state": {"text": "where is my parcel"}, "questions": {"team": TEAMS}},
 }
 
 
@@ -30,7 +32,8 @@ def without_ids(answer):
 def prompt_tokens(answer):
     if "meta" in answer:
         return answer["meta"]["billed_units"]["input_tokens"]
-    return answer["usage"]["prompt_tokens"]
+    usage = answer["usage"]
+    return usage.get("prompt_tokens", usage.get("input_tokens"))
 
 
 async def counted(world):

@@ -283,6 +283,13 @@ def test_the_worst_of_several_addresses_is_found_wherever_it_stands(place):
     assert (error.param, error.code) == (f"images[{place}]", "unsupported_media_address")
 
 
+@pytest.mark.parametrize("field", ["images", "audio", "videos"])
+def test_the_addresses_of_a_decisions_media_are_judged(field):
+    asked = {"state": "a", "questions": {}, field: ["data:a", "http://10.0.0.1/"]}
+    error = refused("/v1/systemone", asked)
+    assert (error.param, error.code) == (f"{field}[1]", "unsupported_media_address")
+
+
 @pytest.mark.parametrize("images", [[5], [None], [{"url": "http://10.0.0.1/"}], [["data:a"]]])
 def test_images_that_are_no_addresses_are_refused_as_they_cannot_be_checked(images):
     assert refused("/v2/embed", {"images": ["data:a", *images]}).param == "images"
