@@ -178,4 +178,4 @@ def _swap(process: Process, loaded: Loaded, settings: Settings) -> None:
     process.metrics.configured(digest(loaded.config))
     process.client.keep_only(process.table.ids())
     process.metrics.reloaded(ok=True)
-    log.info("configuration reloaded", extra={"event": "reloaded", "effect": effect.sentences})
+    log.info("configuration reloaded", extra={"event": "reloaded", "effect": effect})

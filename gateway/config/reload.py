@@ -1,4 +1,4 @@
-"""The difference of two configurations, as facts and as the sentences an operator reads.
+"""The difference of two configurations, in the sentences that an operator reads.
 
 Pure. A backend is the same one while its pool, name and URL are the same; under another URL it is
 another server, so the old one is drained and the new one starts unseen.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from gateway.config.models import BackendConfig, Config, PoolConfig, Section
@@ -33,78 +32,37 @@ NEEDS_RESTART: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Effect:
-    """What taking over a new configuration does. False when it does nothing.
+def diff(old: Config, new: Config, *, started: Config | None = None) -> tuple[str, ...]:
+    """Return what changes from `old` to `new`, in sentences; none when they are equal.
 
-    Backends are named `pool/name`; `drained` ones take no new work and finish their streams.
-    """
-
-    sentences: tuple[str, ...] = ()
-    added_pools: tuple[str, ...] = ()
-    removed_pools: tuple[str, ...] = ()
-    changed_pools: tuple[str, ...] = ()
-    unchanged_pools: tuple[str, ...] = ()
-    added_backends: tuple[str, ...] = ()
-    drained: tuple[str, ...] = ()
-    needs_restart: tuple[str, ...] = ()  # settings that keep their old value until then
-
-    def __bool__(self) -> bool:
-        return bool(self.sentences)
-
-
-def diff(old: Config, new: Config, *, started: Config | None = None) -> Effect:
-    """Return what changes from `old` to `new`; nothing when they are equal.
-
+    Backends are named `pool/name`; those that are drained take no new work and finish their streams.
     What needs a restart is the difference from `started`, the configuration that the process began
     with and still has of those settings; from `old` when it is not given.
     """
     since_start = dict(_changes(started or old, new, skip={"pools"}))
     restart = {name: change for name, change in since_start.items() if _needs_restart(name)}
-    if old == new and not restart:
-        return Effect(unchanged_pools=tuple(new.pools))
     settings = dict(_changes(old, new, skip={"pools"}))
     sentences = []
     live = {name: change for name, change in settings.items() if not _needs_restart(name)}
     if live:
         sentences.append(_list(live))
-    unchanged: list[str] = []
-    changed: list[str] = []
-    for name in [*new.pools, *(name for name in old.pools if name not in new.pools)]:
-        sentence = _pool_sentence(name, old.pools.get(name), new.pools.get(name))
-        if sentence:
-            sentences.append(f"{name}: {sentence}")
-        else:
-            unchanged.append(name)
-        if sentence and name in old.pools and name in new.pools:
-            changed.append(name)
-    if unchanged and (changed or len(unchanged) < len(new.pools)):
+    pairs = {name: (old.pools.get(name), new.pools.get(name)) for name in new.pools | old.pools}
+    sentences += [f"{name}: {_change(*pair)}" for name, pair in pairs.items() if pair[0] != pair[1]]
+    unchanged = [name for name, pair in pairs.items() if pair[0] == pair[1]]
+    if 0 < len(unchanged) < len(new.pools):
         sentences.append(f"{', '.join(unchanged)} unchanged")
-    drained = _missing(old.pools, new.pools)
-    if drained:
+    if drained := _drained(old.pools, new.pools):
         sentences.append(f"will drain {', '.join(drained)}")
     if restart:
         sentences.append(f"needs a restart: {_list(restart)}")
-    return Effect(
-        sentences=tuple(sentences),
-        added_pools=tuple(name for name in new.pools if name not in old.pools),
-        removed_pools=tuple(name for name in old.pools if name not in new.pools),
-        changed_pools=tuple(changed),
-        unchanged_pools=tuple(unchanged),
-        added_backends=_missing(new.pools, old.pools),
-        drained=drained,
-        needs_restart=tuple(restart),
-    )
+    return tuple(sentences)
 
 
-def _pool_sentence(name: str, old: PoolConfig | None, new: PoolConfig | None) -> str:
-    if old == new:
-        return ""
-    if old is None and new is not None:
-        return f"new pool, {_count(new.backends)}"
+def _change(old: PoolConfig | None, new: PoolConfig | None) -> str:
     if new is None:
         return "pool removed"
-    assert old is not None  # both cannot be missing: the name came from one of them
+    if old is None:
+        return f"new pool, {_count(new.backends)}"
     before, after = _servers(old), _servers(new)
     parts = []
     for sign, here, there in (("+", after, before), ("-", before, after)):
@@ -140,15 +98,15 @@ def _servers(pool: PoolConfig) -> dict[tuple[str, str], BackendConfig]:
     return {(backend.name, backend.url): backend for backend in pool.backends}
 
 
-def _missing(here: Mapping[str, PoolConfig], there: Mapping[str, PoolConfig]) -> tuple[str, ...]:
-    """Return the backends of `here` that `there` does not have."""
-    others = {name: _servers(pool) for name, pool in there.items()}
-    return tuple(
+def _drained(old: Mapping[str, PoolConfig], new: Mapping[str, PoolConfig]) -> list[str]:
+    """Return the backends of `old` that `new` does not have."""
+    kept = {name: _servers(pool) for name, pool in new.items()}
+    return [
         f"{pool}/{name}"
-        for pool, settings in here.items()
+        for pool, settings in old.items()
         for name, url in _servers(settings)
-        if (name, url) not in others.get(pool, {})
-    )
+        if (name, url) not in kept.get(pool, {})
+    ]
 
 
 def _needs_restart(name: str) -> bool:

@@ -138,7 +138,6 @@ class Call(msgspec.Struct, frozen=True):
     text_bytes: int | None = None
     prompt_token_ids: int | None = None  # exact prompt length when the prompt is token ids
     truncates_prompt: bool = False  # truncate_prompt_tokens is set: the engine cuts, not we
-    affinity: str | None = None
     content_type: bytes = b"application/json"
     unnamed: bool = False  # the body names no model
     model_at: tuple[int, int] | None = None  # of a form, whose beginning `body` is: its value

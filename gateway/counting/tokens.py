@@ -54,15 +54,6 @@ _NAMED_TOKENS: Final = tuple(
 Prepared = TypeVar("Prepared")
 
 
-class PromptCounter(Protocol):
-    """Counts prompts. `max_chars_per_token` is the vocabulary's, None where that is not known."""
-
-    max_chars_per_token: int | None
-
-    async def count(self, call: Call, served_model: str) -> int | None:
-        """Return the tokens of the call's longest prompt, None when they cannot be told."""
-
-
 def countable(call: Call) -> Call | None:
     """Return a call whose prompt can be counted; None when that is not known.
 
@@ -92,8 +83,6 @@ _AS_CHAT: Final = {
 class LocalCounter:
     """Counts with `tokenizer.json` and the chat template of a model folder, in threads."""
 
-    max_chars_per_token: int | None
-
     def __init__(self, folder: Path, *, deadline_s: float) -> None:
         """Load the tokenizer.
 
@@ -111,7 +100,6 @@ class LocalCounter:
         self._tokenizer.add_special_tokens(
             [each for each in special.values() if self._tokenizer.token_to_id(each) is None]
         )
-        self.max_chars_per_token = max(map(len, self._tokenizer.get_vocab()), default=1)
         self._templates = _templates(folder, config, special)
         self._known = not any(folder.glob("consolidated*.safetensors"))  # else Mistral's own
         self._deadline_s = deadline_s
@@ -218,8 +206,6 @@ class Asker(Protocol):
 
 class BackendCounter:
     """Asks a backend: `POST /tokenize`, or for Anthropic's dialect its own counting endpoint."""
-
-    max_chars_per_token: int | None = None
 
     def __init__(self, asker: Asker, *, deadline_s: float) -> None:
         self.asker = asker

@@ -272,11 +272,6 @@ class Metrics(Collector):
         """Return the exposition in pieces that are quick to make, and its content type."""
         return pieces(self.registry, accept)
 
-    def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Return the whole exposition and its content type."""
-        made, content_type = self.pieces(accept)
-        return b"".join(made), content_type
-
     def describe(self) -> Iterable[Metric]:
         """Return nothing: names are checked by tests, and collecting is for scrapes."""
         return ()

@@ -12,7 +12,7 @@ from gateway.config.models import Admission, BackendConfig, HealthConfig, PoolCo
 from gateway.config.sockets import PREFIX
 from gateway.core.types import Endpoint, Exclusion, LoadSample, Phase, Route, ServedModel, Slot
 from gateway.pools.health import HealthState
-from gateway.pools.limit import Limit
+from gateway.pools.limit import Limit, unreserved
 from gateway.pools.progress import moved
 from gateway.pools.pulse import Pulse
 from gateway.pools.room import Room
@@ -184,7 +184,7 @@ class Backend:
 
     def _kept(self, need_tokens: int, now: float, allowed: int, reserves: int) -> Exclusion | None:
         """Return what is in the way of a request from which so many reserves are kept."""
-        if self.in_flight >= self.limit.unreserved(allowed, reserves):
+        if self.in_flight >= unreserved(allowed, reserves):
             return Exclusion.AT_LIMIT
         return self.room.verdict(need_tokens, now, reserves)
 

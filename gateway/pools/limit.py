@@ -47,6 +47,7 @@ _AHEAD_S: Final = 0.05  # two steps of an engine under load
 _AHEAD_LEAST_TOKENS: Final = 512  # a rate is a lower bound; a few short prompts go together
 _SLOWER: Final = 1.5  # times the best gap: a full batch decodes slower than a small one, and may
 _LATE_RATIO: Final = 0.1  # the objective holds for p90
+_RESERVE_RATIO: Final = 0.1
 _SLOW_START_RATIO: Final = 0.1  # Envoy's slow_start: min_weight_percent 10, then linear
 _RATE_HALF_LIFE_S: Final = 600.0  # outlasts minutes of overload, not an hour of other traffic
 
@@ -111,7 +112,6 @@ class Limit:
     fixed: int | None = None
     objective_s: float = OBJECTIVE_S
     slow_start_s: float = 60.0  # 0: none
-    reserve_ratio: float = 0.1
     ready_at: float | None = None  # when it came up again; None: it was up when we started
     gap_objective_s: float = GAP_OBJECTIVE_S
     prefill: Rate = field(default_factory=Rate)
@@ -140,24 +140,11 @@ class Limit:
 
     # --- asked ---
 
-    def effective(self, now: float, priority: int = 0, reserve_for: int | None = None) -> int:
-        """Return how many requests may be in flight for one of `priority` to go in; at least 1.
-
-        `reserve_for` is the highest band's priority when there are several bands: the last tenth is
-        for that band alone, so that a flood of the others never makes it wait for a whole reply.
-        """
-        allowed = self.value
-        if self.ready_at is not None:
-            allowed = max(1, int(allowed * self._started_ratio(now)))
-        if reserve_for is None or priority >= reserve_for:
-            return allowed
-        return self.unreserved(allowed)
-
-    def unreserved(self, allowed: int, reserves: int = 1) -> int:
-        """Return how many of the allowed places so many reserves leave; with few there is none."""
-        if allowed <= 4:
-            return allowed
-        return allowed - reserves * max(1, int(allowed * self.reserve_ratio))
+    def effective(self, now: float) -> int:
+        """Return how many requests may be in flight; at least 1."""
+        if self.ready_at is None:
+            return self.value
+        return max(1, int(self.value * self._started_ratio(now)))
 
     def readable_tokens(self, now: float) -> float:
         """Return how much of prompts may be unread at a time, for the highest class to find its turn.
@@ -339,6 +326,17 @@ class Limit:
 
     def _move_to(self, value: float) -> None:
         self.value = max(1, min(int(value), self._batch or CEILING, self.fixed or CEILING))
+
+
+def unreserved(allowed: int, reserves: int) -> int:
+    """Return how many of the allowed places so many reserves leave; of few places none is kept.
+
+    A reserve is the last tenth: a flood of others never makes those it is kept for wait for a whole
+    reply.
+    """
+    if allowed <= 4:
+        return allowed
+    return allowed - reserves * max(1, int(allowed * _RESERVE_RATIO))
 
 
 def _long_queue(sample: LoadSample) -> bool:

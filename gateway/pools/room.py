@@ -24,7 +24,6 @@ Closing has hysteresis, on the scraped usage alone: closed from `stop_ratio`, op
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -56,8 +55,6 @@ class Projection:
 
     tokens: int | None
     ratio: float | None
-    free_tokens: int | None  # up to `stop_ratio`
-    known: bool  # False: only the concurrency limit guards this backend's KV cache
 
 
 @dataclass(slots=True)
@@ -248,20 +245,14 @@ class Room:
         all_tokens = self._fresh_tokens + self._old_prompt + self._old_output
         return self.tenants.get(tenant, 0) * count > _SHARES * all_tokens
 
-    def closed(self, now: float) -> bool:
-        """Whether it is closed by a usage that is still known."""
-        sample = self._latest(now)
-        return sample is not None and sample.kv_usage_ratio is not None and not self.open
-
     def projection(self, now: float) -> Projection:
         """Return what the verdict goes by, for people."""
         sample, capacity = self._latest(now), self.capacity_tokens
         usage = sample.kv_usage_ratio if sample is not None else None
         if capacity is None:
-            return Projection(None, usage, None, known=False)
+            return Projection(None, usage)
         tokens = self._projected(capacity, usage)
-        free = max(0, int(self.stop_ratio * capacity - tokens))
-        return Projection(int(tokens), tokens / capacity, free, known=True)
+        return Projection(int(tokens), tokens / capacity)
 
     def _latest(self, now: float) -> LoadSample | None:
         sample = self._sample
@@ -272,9 +263,3 @@ class Room:
             return self._fresh_tokens + self._old_prompt + self._old_output
         seen = max(0.0, usage * capacity - self._ended_tokens)
         return seen + self._share * (self._fresh_tokens + _GROWTH * self._old_output)
-
-
-def pool_closed(serving: Iterable[Room], now: float) -> bool:
-    """Whether a pool is closed: it has serving backends, and each of them is."""
-    rooms = tuple(serving)
-    return bool(rooms) and all(room.closed(now) for room in rooms)

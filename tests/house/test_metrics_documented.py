@@ -12,7 +12,7 @@ REFERENCE = ROOT / "deploy" / "METRICS.md"
 
 
 def exposed_names():
-    text = Metrics(Readings(), SystemClock()).render()[0].decode()
+    text = b"".join(Metrics(Readings(), SystemClock()).pieces()[0]).decode()
     return {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
 
 
@@ -47,7 +47,7 @@ def test_process_metrics_are_those_of_the_library():
 
 
 def test_an_empty_exposition_parses():
-    text = Metrics(Readings(), SystemClock()).render()[0].decode()
+    text = b"".join(Metrics(Readings(), SystemClock()).pieces()[0]).decode()
     assert len(list(text_string_to_metric_families(text))) == len(INSTRUMENTS) + len(
         PROCESS_METRICS
     )

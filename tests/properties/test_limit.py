@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.types import LoadSample
-from gateway.pools.limit import CEILING, Limit, Sign
+from gateway.pools.limit import CEILING, Limit, Sign, unreserved
 
 windows = st.lists(
     st.fixed_dictionaries(
@@ -69,19 +69,19 @@ def test_it_moves_only_when_it_is_used(windows):
 @given(st.integers(1, 1024), st.lists(st.floats(-10, 100), min_size=2), st.floats(0.1, 90))
 def test_slow_start_only_ever_opens(fixed, times, window_s):
     limit = Limit(fixed, slow_start_s=window_s, ready_at=0.0)
-    for band in (0, 1):
-        allowed = [limit.effective(now, band, reserve_for=1) for now in sorted(times)]
-        assert allowed == sorted(allowed)
-        assert allowed[0] >= 1
-        assert limit.effective(window_s, 1, reserve_for=1) == fixed
+    allowed = [limit.effective(now) for now in sorted(times)]
+    assert allowed == sorted(allowed)
+    assert allowed[0] >= 1
+    assert limit.effective(window_s) == fixed
 
 
-@given(st.integers(1, 1024), st.floats(0, 1), st.floats(0, 60))
-def test_the_reserve_leaves_every_band_a_place(fixed, ratio, now):
-    limit = Limit(fixed, reserve_ratio=ratio * 0.9, ready_at=0.0)
-    high, low = (limit.effective(now, band, reserve_for=1) for band in (1, 0))
-    assert 1 <= low <= high
-    assert low < high or high <= 4
+@given(st.integers(1, 1024))
+def test_reserves_leave_everybody_a_place(allowed):
+    left = [unreserved(allowed, reserves) for reserves in (2, 1, 0)]
+    assert left == sorted(left)
+    assert left[0] >= 1
+    assert left[-1] == allowed
+    assert left[1] < allowed or allowed <= 4
 
 
 class Toy:

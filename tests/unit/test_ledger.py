@@ -31,7 +31,7 @@ class Desk:
         self.ledger = Ledger(self.metrics, AccessLog(outlet, HeldClock()), HeldClock())
 
     def count(self, name):
-        text = self.metrics.render()[0].decode()
+        text = b"".join(self.metrics.pieces()[0]).decode()
         return sum(
             sample.value
             for family in text_string_to_metric_families(text)

@@ -1,7 +1,7 @@
 import pytest
 
 from gateway.core.types import LoadSample
-from gateway.pools.limit import CEILING, START, UNSEEN, Limit, Rate, Sign, late
+from gateway.pools.limit import CEILING, START, UNSEEN, Limit, Rate, Sign, late, unreserved
 
 
 def sample(running=0, waiting=0, preemptions=0.0):
@@ -341,19 +341,12 @@ def test_a_cold_backend_is_not_cut_for_being_slow_while_it_starts():
     assert limit.observe(30.0, sample(), 50) is None
 
 
-def test_the_last_tenth_is_for_the_highest_band():
-    limit = Limit(fixed=50)
-    assert limit.effective(0.0, priority=0, reserve_for=10) == 45
-    assert limit.effective(0.0, priority=10, reserve_for=10) == 50
+def test_a_reserve_is_the_last_tenth():
+    assert [unreserved(50, reserves) for reserves in (0, 1, 2)] == [50, 45, 40]
 
 
-def test_one_place_is_reserved_where_a_tenth_is_less_and_none_in_a_tiny_limit():
-    assert Limit(fixed=5).effective(0.0, 0, reserve_for=1) == 4
-    assert Limit(fixed=4).effective(0.0, 0, reserve_for=1) == 4
-
-
-def test_with_one_band_nothing_is_reserved():
-    assert Limit(fixed=50).effective(0.0, 0, reserve_for=None) == 50
+def test_one_place_is_reserved_where_a_tenth_is_less_and_none_of_few():
+    assert unreserved(5, 1) == unreserved(4, 1) == 4
 
 
 # --- how late is late -----------------------------------------------------------------------------

@@ -82,7 +82,7 @@ LABELS = {each.name: (*each.labels, "le") for each in INSTRUMENTS}
 def samples(of):
     """Return every sample: (name, labels as in the table..., le) -> value."""
     found = {}
-    for family in text_string_to_metric_families(of.render()[0].decode()):
+    for family in text_string_to_metric_families(b"".join(of.pieces()[0]).decode()):
         for sample in family.samples:
             name = re.sub("_(bucket|count|sum)$", "", sample.name)
             labels = [each for each in LABELS.get(name, ()) if each in sample.labels]
@@ -258,10 +258,10 @@ def test_even_resolved_names_are_capped():
     of = metrics()
     for name in random_names(MAX_NAMES + 1):
         of.settle(record(model=name))
-    before = of.render()[0].count(b"\n")
+    before = b"".join(of.pieces()[0]).count(b"\n")
     for name in random_names(10_000):
         of.settle(record(model=name))
-    lines = of.render()[0].splitlines()
+    lines = b"".join(of.pieces()[0]).splitlines()
     assert len(lines) == before
     requests = [each for each in lines if each.startswith(b"gateway_requests_total{")]
     assert len(requests) == MAX_NAMES + 1  # one for all other names
@@ -385,7 +385,8 @@ def test_totals_are_by_outcome():
 def test_openmetrics_is_told_to_those_who_ask_for_it():
     of = metrics(Reading())
     of.settle(record())
-    body, content_type = of.render("application/openmetrics-text; version=1.0.0; charset=utf-8")
+    made, content_type = of.pieces("application/openmetrics-text; version=1.0.0; charset=utf-8")
+    body = b"".join(made)
     assert content_type.startswith("application/openmetrics-text; version=1.0.0")
     assert any(family.name == "gateway_requests" for family in parse_openmetrics(body.decode()))
 

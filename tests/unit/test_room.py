@@ -1,7 +1,7 @@
 import pytest
 
 from gateway.core.types import Exclusion, LoadSample
-from gateway.pools.room import Room, pool_closed
+from gateway.pools.room import Room
 
 CAPACITY = 10_000
 
@@ -271,7 +271,7 @@ def test_without_a_capacity_only_the_concurrency_limit_speaks(usage):
     busy = room(usage, capacity=None)
     busy.take(10**6, 0)
     assert admits(busy, 10**6)
-    assert not busy.projection(0.0).known
+    assert busy.projection(0.0).tokens is None
 
 
 def test_without_a_capacity_the_usage_still_closes():
@@ -281,7 +281,7 @@ def test_without_a_capacity_the_usage_still_closes():
 def test_the_last_capacity_told_is_kept():
     busy = room(0.5)
     busy.observe(scrape(1.0, 0.5, capacity=None))
-    assert busy.projection(1.0).free_tokens == 4000
+    assert busy.projection(1.0).tokens == 5000
 
 
 def test_before_the_first_scrape_the_limit_alone_speaks():
@@ -322,8 +322,7 @@ def test_while_it_dwells_open_a_full_backend_takes_nothing_all_the_same():
 def test_a_stale_usage_closes_nothing():
     one = room(0.95)
     one.take(10, 10)
-    assert one.closed(3.0)
-    assert not one.closed(3.1)
+    assert one.verdict(100, 3.0) is Exclusion.KV_FULL
     assert admits(one, 100, 3.1)
 
 
@@ -341,10 +340,3 @@ def test_a_long_queue_in_the_engine_saturates_until_the_next_scrape(running, wai
     assert one.verdict(1, 0.0) is verdict
     one.observe(scrape(1.0, 0.1))
     assert admits(one, 1, 1.0)
-
-
-def test_a_pool_is_closed_when_each_serving_backend_is():
-    full, free = room(0.95), room(0.5)
-    assert pool_closed([full, full], 0.0)
-    assert not pool_closed([full, free], 0.0)
-    assert not pool_closed([], 0.0)

@@ -91,10 +91,6 @@ def test_token_ids_are_not_tokenised(folder):
     assert count(folder, COMPLETIONS, prompt=[[1], [1, 2]]) == 2
 
 
-def test_the_vocabularys_longest_entry_is_known(folder):
-    assert LocalCounter(folder, deadline_s=1).max_chars_per_token == len("<|b|>")
-
-
 @pytest.mark.parametrize(
     ("path", "body"),
     [
