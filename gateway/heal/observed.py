@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from gateway.core.aio import Clock
 from gateway.core.types import Phase
-from gateway.heal.decisions import Cause, Sign
 from gateway.heal.judges import Judges
 from gateway.heal.startup import StartWatch
+from gateway.launch import proc
 from gateway.launch.launcher import Incarnation, Launcher, LaunchError, Seen
 from gateway.launch.process import ProcessLauncher
 from gateway.pools.table import Backend
@@ -83,6 +82,16 @@ class Observed:
         self.judges.scraped(self.backend, now)
         return True
 
+    async def lost_process(self) -> str:
+        """Wait until a process ends that it cannot do without, and return it; empty: that cannot be told."""
+        if not isinstance(self.launcher, ProcessLauncher):
+            return ""
+        try:
+            ended = await proc.first_end(await self.launcher.vital())
+        except OSError:
+            return ""  # no handles: its probes have to notice
+        return "" if ended is None else str(ended)
+
     def crash_loops(self) -> bool:
         """Whether its service manager restarted it three times within ten minutes."""
         last = self._restarted_at
@@ -97,11 +106,6 @@ class Observed:
         if most is not None and self.watch is None and now - self._weighed_at >= _MEMORY_EVERY_S:
             self._weighed_at = now
             self.judges.memory.observe(now, await launcher.memory_bytes(), most)
-
-    def signs(self, peers: Sequence[Observed], slow_ratio: float) -> dict[Cause, Sign]:
-        """Return what the judges have against it, beside its pool's other backends."""
-        every = [each.judges for each in peers]
-        return self.judges.found(every, slow_ratio, self._clock.now())
 
     # --- whether its engine works -----------------------------------------------------------------
 

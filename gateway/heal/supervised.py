@@ -1,17 +1,17 @@
-"""`Supervised`: what is known of one supervised backend, and how its state changes.
+"""`Supervised`: one backend's state, its one task, and what others order or hold against it.
 
-What it does in each state, step by step, is in `heal.unit`.
+What it does by itself in each state, step by step, is in `heal.unit`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.config.models import BackendConfig, PoolConfig
-from gateway.core.aio import Clock
+from gateway.core.aio import Clock, periodic
 from gateway.core.events import EventKind, Events
 from gateway.core.types import Phase
 from gateway.heal.autopsy import Autopsy
@@ -19,12 +19,13 @@ from gateway.heal.decisions import Cause, Outcome, Restart, Sign, Suspend, Wait
 from gateway.heal.observed import Observed, Timing
 from gateway.heal.overrides import Overrides
 from gateway.heal.preparation import Preparation
-from gateway.heal.sight import after_look
 from gateway.heal.startup import StartWatch
 from gateway.heal.states import (
     Absent,
+    Draining,
     Failed,
     Proving,
+    Replacing,
     Serving,
     Starting,
     State,
@@ -32,14 +33,14 @@ from gateway.heal.states import (
     Suspended,
     calls_for,
     checked,
+    in_service,
     lives,
+    restarting,
     tending,
     under_way,
 )
 from gateway.heal.usual import UsualTimes
-from gateway.launch import proc
-from gateway.launch.launcher import Changes, Incarnation, Launcher, Seen
-from gateway.launch.process import ProcessLauncher
+from gateway.launch.launcher import Changes, Incarnation, Launcher
 from gateway.pools.store import SharedStore
 from gateway.pools.table import Backend, PoolTable
 from gateway.vllmlog.diagnosis import Diagnosis
@@ -126,11 +127,43 @@ class Supervised:
         """Return what calls for a restart of it now."""
         return calls_for(self.state, self.signs, self._now())
 
+    # --- its life ---------------------------------------------------------------------------------
+
+    def live(self, group: asyncio.TaskGroup) -> None:
+        """Begin to look, if it has not begun; what it does belongs to the group."""
+        if self._group is None:
+            self._group = group
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Go on from the state as it is now; what was being done ends first."""
+        assert self._group is not None, "orders come once it lives"
+        before, self.tasks = self.tasks, []
+        for task in before:
+            task.cancel()  # now: it must not take a step in the new state
+        self.tasks.append(self._group.create_task(self._live(before), name=f"unit {self.id}"))
+
     def end(self) -> None:
         """Be no longer configured: nothing is looked at or done any more."""
         for task in (*self.tasks, self._processes):
             if task is not None:
                 task.cancel()
+
+    async def _live(self, before: Sequence[asyncio.Task[None]]) -> None:
+        for last in (*before, self.after):
+            if last is not None and not last.done():
+                await asyncio.wait([last])
+        await periodic(self._turn, every_s=self._pause_s, name=f"unit {self.id}", jitter_ratio=0.0)
+
+    async def _turn(self) -> None:
+        """Take the step that the state calls for."""
+        raise NotImplementedError
+
+    def _pause_s(self) -> float:
+        """Return the time to the next turn: none before steps that wait by themselves."""
+        waits = isinstance(self.state, Starting | Proving | Draining | Replacing)
+        due = isinstance(self.state, Failed) and not self.state.examined
+        return 0.0 if waits or due else self._timing.every_s
 
     # --- its state --------------------------------------------------------------------------------
 
@@ -139,9 +172,7 @@ class Supervised:
         before, self.state = self.state, checked(self.state, state)
         if isinstance(before, Serving) and isinstance(state, Suspect | Failed):
             self.bad_at = self._now()
-            if (
-                self.backend.models
-            ):  # read since the last look, maybe; still of the server that goes
+            if self.backend.models:  # the last list of the server that goes
                 self.adapters = held_by(self.backend)
         if isinstance(state, Serving):
             self.observed.watch = None
@@ -154,65 +185,56 @@ class Supervised:
         if shown != self.backend.health.tended:
             self._shared.table.tend(self.id, shown)
 
-    async def _look(self) -> None:
-        """See what runs; go where that leads, and say what no step will say."""
-        seen, before = await self._seen(), self.state
-        if seen is None:
-            return
-        after = after_look(before, seen, self._now(), launches=self.launcher.launches)
-        if isinstance(after, Starting) and not isinstance(before, Starting):
-            self.observed.watch = self._new_watch()
-        if isinstance(before, Starting) and before.ours and before.incarnation is None:
-            self.launched = after.incarnation  # its launcher could not tell yet
-        if after is not before:
-            self._to(after)
-        lived = isinstance(before, Proving | Serving | Suspect)
-        if lived and isinstance(after, Starting):
-            how = after.pending or "another process runs in its place, which we did not start"
-            self._tell(EventKind.EXITED, "replaced", how)
-        elif lived and isinstance(after, Absent):
-            self._tell(EventKind.EXITED, "absent", seen.detail or "nothing of it runs any more")
-
-    async def _seen(self) -> Seen | None:
-        told = await self.observed.look(self.pool.supervision.max_memory)
-        return self.observed.seen if told else None
-
-    def judge(self, peers: Sequence[Supervised]) -> None:
-        """Have the judges say whether it is slow, fails or grows, beside its pool's other units."""
-        found = self.observed.signs(
-            [each.observed for each in peers], self.pool.supervision.slow_ratio
-        )
-        if Cause.ERRORS in found and Cause.ERRORS not in self.signs:
-            self.bad_at = self._now()
-        kept = self.signs.get(Cause.OPERATOR)
-        self.signs = found if kept is None else {Cause.OPERATOR: kept, **found}
-
     def _watch_processes(self, of: Incarnation | None) -> None:
         """Take it out in the moment in which a process ends that it cannot do without.
 
         vLLM is several processes. When its engine or a worker is killed, the API process may take
         seconds to notice. One that lives on, and gives a token, serves again.
         """
-        launcher, group = self.launcher, self._group
-        if not isinstance(launcher, ProcessLauncher) or group is None:
-            return
 
         async def watch() -> None:
-            try:
-                ended = await proc.first_end(await launcher.vital())
-            except OSError:
-                return  # no handles: its probes have to notice
+            ended = await self.observed.lost_process()
             now, state = self._now(), self.state
-            if ended is not None and isinstance(state, Serving) and state.incarnation == of:
+            if ended and isinstance(state, Serving) and state.incarnation == of:
                 sign = Sign(Cause.FROZEN, f"its process {ended} has ended")
                 test_at = now + self._timing.last_words_s  # most end as a whole, and say why
                 self._to(Suspect(now, of, sign=sign, out=True, test_at=test_at, why_down="exited"))
 
         if self._processes is not None:
             self._processes.cancel()  # the last time that it served, it had others
-        self._processes = group.create_task(watch(), name=f"processes of {self.id}")
+        if self._group is not None:
+            self._processes = self._group.create_task(watch(), name=f"processes of {self.id}")
 
-    # --- operators --------------------------------------------------------------------------------
+    # --- what others hold against it, or order ---------------------------------------------------
+
+    def judge(self, peers: Sequence[Supervised]) -> None:
+        """Have the judges say whether it is slow, fails or grows, beside its pool's other units."""
+        theirs = [each.observed.judges for each in peers]
+        slow_ratio = self.pool.supervision.slow_ratio
+        found = self.observed.judges.found(theirs, slow_ratio, self._now())
+        if Cause.ERRORS in found and Cause.ERRORS not in self.signs:
+            self.bad_at = self._now()
+        kept = self.signs.get(Cause.OPERATOR)
+        self.signs = found if kept is None else {Cause.OPERATOR: kept, **found}
+
+    def begin(self, order: Restart) -> None:
+        """Begin a restart that the policy permits; one that goes on is begun anew."""
+        now, before = self._now(), self.state
+        if isinstance(before, Draining | Replacing):
+            before = before.before
+        self.carried_out, self.ordered, self.decision = self.ordered, None, None
+        nothing_ran = isinstance(before, Absent) or order.incarnation is None
+        kind = EventKind.LAUNCH if nothing_ran else EventKind.RESTART
+        self._tell(kind, order.cause.value, order.evidence)
+        if order.planned and in_service(self.state):
+            until = now + self.pool.supervision.drain
+            count = self.backend.in_flight
+            told = f"finishing {count} request{'' if count == 1 else 's'}, then {restarting(order)}"
+            draining = Draining(now, before.incarnation, order=order, before=before, until=until)
+            self._to(replace(draining, told=told))
+        else:
+            self._to(Replacing(now, before.incarnation, order=order, before=before))
+        self._go_on()
 
     def _stays_ordered(self, attempt: int) -> None:
         """Have an operator's order due again after a pause: it could not be carried out just now."""

@@ -14,16 +14,15 @@ What ended is Failed, and examined before anything is done about it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Final
 
-from gateway.core.aio import periodic
 from gateway.core.events import EventKind
 from gateway.core.types import Phase
 from gateway.heal.autopsy import Finding
-from gateway.heal.decisions import Cause, Outcome, Restart, Sign, outcome_of
-from gateway.heal.sight import doubt
+from gateway.heal.decisions import Cause, Outcome, Sign, outcome_of
+from gateway.heal.sight import after_look, doubt
 from gateway.heal.states import (
     FAILED_TESTS,
     Absent,
@@ -35,12 +34,10 @@ from gateway.heal.states import (
     Starting,
     Suspect,
     Suspended,
-    in_service,
     lives,
-    restarting,
 )
 from gateway.heal.supervised import Supervised, emptied
-from gateway.launch.launcher import LaunchError, Obstacle, Superseded
+from gateway.launch.launcher import LaunchError, Obstacle, Seen, Superseded
 from gateway.pools.store import StoreUnavailable
 from gateway.vllmlog.diagnosis import Kind
 from gateway.watch.adapters import held_by
@@ -52,28 +49,6 @@ _FOUND_S: Final = 5.0  # one that was found running answers by then, or it is st
 
 class Unit(Supervised):
     """One supervised backend, and what it does in each state. See the module."""
-
-    # --- its life ---------------------------------------------------------------------------------
-
-    def live(self, group: asyncio.TaskGroup) -> None:
-        """Begin to look, if it has not begun; what it does belongs to the group."""
-        if self._group is None:
-            self._group = group
-            self._go_on()
-
-    def _go_on(self) -> None:
-        """Go on from the state as it is now; what was being done ends first."""
-        assert self._group is not None, "orders come once it lives"
-        before, self.tasks = self.tasks, []
-        for task in before:
-            task.cancel()  # now: it must not take a step in the new state
-        self.tasks.append(self._group.create_task(self._live(before), name=f"unit {self.id}"))
-
-    async def _live(self, before: Sequence[asyncio.Task[None]]) -> None:
-        for last in (*before, self.after):
-            if last is not None and not last.done():
-                await asyncio.wait([last])
-        await periodic(self._turn, every_s=self._pause_s, name=f"unit {self.id}", jitter_ratio=0.0)
 
     async def _turn(self) -> None:  # noqa: C901 - one case for each state
         if not isinstance(self.state, Draining | Replacing):
@@ -98,11 +73,28 @@ class Unit(Supervised):
             case Absent():
                 pass  # the policy says when it is started
 
-    def _pause_s(self) -> float:
-        """Return the time to the next turn: none before steps that wait by themselves."""
-        waits = isinstance(self.state, Starting | Proving | Draining | Replacing)
-        due = isinstance(self.state, Failed) and not self.state.examined
-        return 0.0 if waits or due else self._timing.every_s
+    async def _look(self) -> None:
+        """See what runs; go where that leads, and say what no step will say."""
+        seen, before = await self._seen(), self.state
+        if seen is None:
+            return
+        after = after_look(before, seen, self._now(), launches=self.launcher.launches)
+        if isinstance(after, Starting) and not isinstance(before, Starting):
+            self.observed.watch = self._new_watch()
+        if isinstance(before, Starting) and before.ours and before.incarnation is None:
+            self.launched = after.incarnation  # its launcher could not tell yet
+        if after is not before:
+            self._to(after)
+        lived = isinstance(before, Proving | Serving | Suspect)
+        if lived and isinstance(after, Starting):
+            how = after.pending or "another process runs in its place, which we did not start"
+            self._tell(EventKind.EXITED, "replaced", how)
+        elif lived and isinstance(after, Absent):
+            self._tell(EventKind.EXITED, "absent", seen.detail or "nothing of it runs any more")
+
+    async def _seen(self) -> Seen | None:
+        told = await self.observed.look(self.pool.supervision.max_memory)
+        return self.observed.seen if told else None
 
     # --- it serves, until there is evidence -------------------------------------------------------
 
@@ -147,25 +139,6 @@ class Unit(Supervised):
         self._to(self.state.after_failure(failed, *times, alone=self.alone))
 
     # --- its restart: it is drained, its launcher stops it and starts anew ------------------------
-
-    def begin(self, order: Restart) -> None:
-        """Begin a restart that the policy permits; one that goes on is begun anew."""
-        now, before = self._now(), self.state
-        if isinstance(before, Draining | Replacing):
-            before = before.before
-        self.carried_out, self.ordered, self.decision = self.ordered, None, None
-        nothing_ran = isinstance(before, Absent) or order.incarnation is None
-        kind = EventKind.LAUNCH if nothing_ran else EventKind.RESTART
-        self._tell(kind, order.cause.value, order.evidence)
-        if order.planned and in_service(self.state):
-            until = now + self.pool.supervision.drain
-            count = self.backend.in_flight
-            told = f"finishing {count} request{'' if count == 1 else 's'}, then {restarting(order)}"
-            draining = Draining(now, before.incarnation, order=order, before=before, until=until)
-            self._to(replace(draining, told=told))
-        else:
-            self._to(Replacing(now, before.incarnation, order=order, before=before))
-        self._go_on()
 
     async def _drain(self, state: Draining) -> None:
         await emptied(self.backend, self._shared.clock, state.until - self._now())
