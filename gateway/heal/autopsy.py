@@ -94,11 +94,7 @@ class Autopsy:
         found = cure(finding.diagnosis, pool, launch, applied)
         if found is None:
             return False
-        try:
-            self.overrides.apply(backend_id, launch, found, self.clock.wall())
-        except OSError as error:
-            where = error.filename or self.overrides.folder
-            log.error("cannot save the remedy: %s: %s", where, error.strerror)
+        self.overrides.apply(backend_id, launch, found, self.clock.wall())
         self.events.note(self.clock, EventKind.REMEDY, backend_id, found.remedy.value, _told(found))
         window = found.changes.args.get(MAX_MODEL_LEN)
         if isinstance(window, int):

@@ -14,7 +14,6 @@ what the store then says wins. Without the store every replica keeps what it kno
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,8 +26,6 @@ import msgspec
 from gateway.core.aio import Clock
 from gateway.heal.statefile import read_state, write_state
 from gateway.pools.store import SharedStore, StoreUnavailable
-
-log = logging.getLogger("gateway.supervisor")
 
 FILE: Final = "intent.json"
 _ALL: Final = ""  # the pool that stands for all
@@ -186,11 +183,4 @@ class Intent:
         self._write()
 
     def _write(self) -> None:
-        try:
-            write_state(self.folder / FILE, self._kept)
-        except OSError as error:
-            where = error.filename or self.folder
-            log.error("cannot save what operators ordered: %s: %s", where, error.strerror)
-            self.saved = False
-        else:
-            self.saved = True
+        self.saved = write_state(self.folder / FILE, self._kept, "what operators ordered")

@@ -14,8 +14,6 @@ necessary may be gone by then, and a start that fails again finds its remedy aga
 
 from __future__ import annotations
 
-import hashlib
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,10 +25,8 @@ from msgspec.structs import replace
 from gateway.config.models import Config
 from gateway.config.supervision import LaunchConfig
 from gateway.heal.cure import Cure, merged
-from gateway.heal.statefile import read_state, write_state
+from gateway.heal.statefile import digest, read_state, write_state
 from gateway.launch.launcher import Changes
-
-log = logging.getLogger("gateway.supervisor")
 
 FILE: Final = "overrides.json"
 TRIAL_S: Final = 86_400.0  # of service with remedies; doubles with each trial that failed
@@ -83,8 +79,8 @@ _FORMAT: Final = msgspec.json.Decoder(dict[str, Override])
 class Overrides:
     """The changes in force. Synchronous; the file is small and written when a remedy is applied.
 
-    A file that cannot be read counts as none, with a warning; one that cannot be written is the
-    caller's to report.
+    A file that cannot be read counts as none. One that cannot be written changes nothing about what is
+    in force here. Both are told in the log.
     """
 
     folder: Path
@@ -105,17 +101,13 @@ class Overrides:
         return kept if kept is not None and kept.base == base else Override(base)
 
     def apply(self, backend_id: str, launch: LaunchConfig, cure: Cure, at: float) -> Override:
-        """Add a remedy, and write the file.
-
-        Raises:
-            OSError: the file cannot be written; the change is in force all the same.
-        """
+        """Add a remedy, and write the file."""
         before = self.of(backend_id, launch).back()
         changes = merged(before.changes, cure.changes)
         applied = (*before.applied, Applied(cure.remedy.value, at, cure.why))[-_APPLIED_KEPT:]
         override = replace(before, args=dict(changes.args), env=dict(changes.env), applied=applied)
         self._kept[backend_id] = override
-        self._write()
+        self._save()
         return override
 
     def starting(self, backend_id: str, launch: LaunchConfig | None, served_s: float) -> Changes:
@@ -150,10 +142,7 @@ class Overrides:
         return gone
 
     def follow(self, config: Config) -> dict[str, Override]:
-        """Drop what was changed of command lines that are no longer configured, and return that.
-
-        A file that cannot be written is told in the log, and read by the next gateway as it is.
-        """
+        """Drop what was changed of command lines that are no longer configured, and return that."""
         bases = {
             f"{pool}/{backend.name}": _digest(backend.launch)
             for pool, settings in config.pools.items()
@@ -171,15 +160,7 @@ class Overrides:
         return gone
 
     def _save(self) -> None:
-        """Write the file; if that fails it is told in the log, and the next gateway reads the old one."""
-        try:
-            self._write()
-        except OSError as error:
-            where = error.filename or self.folder
-            log.warning("cannot save the remedies in force: %s: %s", where, error.strerror)
-
-    def _write(self) -> None:
-        write_state(self.folder / FILE, self._kept)
+        write_state(self.folder / FILE, self._kept, "the remedies in force")
 
 
 def in_force(config: Config) -> list[dict[str, object]]:
@@ -206,5 +187,4 @@ def _digest(launch: LaunchConfig | None) -> str:
     """Return what tells two command lines apart."""
     if launch is None:
         return ""
-    told = repr((launch.command, launch.gpus, sorted(launch.args.items(), key=str), launch.env))
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
+    return digest((launch.command, launch.gpus, sorted(launch.args.items(), key=str), launch.env))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from pathlib import Path
@@ -44,14 +45,24 @@ def _kept_aside(path: Path) -> Path:
     return aside
 
 
-def write_state(path: Path, value: object) -> None:
+def write_state(path: Path, value: object, what: str) -> bool:
     """Replace a file by another, for this user alone; its folder is made.
 
-    Raises:
-        OSError: it cannot be written; what was there before stays.
+    Returns False, with a warning that `what` is not saved, where it cannot be written; what was there
+    before stays, and the next gateway reads it.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_suffix(".new")
-    draft.write_bytes(msgspec.json.format(msgspec.json.encode(value)))
-    draft.chmod(0o600)
-    os.replace(draft, path)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft.write_bytes(msgspec.json.format(msgspec.json.encode(value)))
+        draft.chmod(0o600)
+        os.replace(draft, path)
+    except OSError as error:
+        log.warning("cannot save %s: %s: %s", what, error.filename or path, error.strerror)
+        return False
+    return True
+
+
+def digest(value: object) -> str:
+    """Return what tells two values apart, by how they are written, without telling them."""
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]

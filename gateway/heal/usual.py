@@ -8,8 +8,6 @@ operator or by a remedy, nothing is known.
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,11 +17,9 @@ from typing import Final
 import msgspec
 
 from gateway.config.models import BackendConfig
-from gateway.heal.statefile import read_state, write_state
+from gateway.heal.statefile import digest, read_state, write_state
 from gateway.launch.launcher import Changes
 from gateway.vllmlog.milestones import Stage
-
-log = logging.getLogger("gateway.supervisor")
 
 FILE: Final = "starts.json"
 
@@ -67,19 +63,14 @@ class UsualTimes:
         changes: Changes,
         took_s: Mapping[Stage, float],
     ) -> None:
-        """Note a good start, and write the file. One that cannot be written is told in the log."""
+        """Note a good start, and write the file."""
         rounded = {stage.name.lower(): round(each, 2) for stage, each in took_s.items()}
         self._kept[backend_id] = StartTimes(_digest(config, changes), rounded)
-        try:
-            write_state(self.folder / FILE, self._kept)
-        except OSError as error:
-            where = error.filename or self.folder
-            log.warning("cannot save how long starts take: %s: %s", where, error.strerror)
+        write_state(self.folder / FILE, self._kept, "how long starts take")
 
 
 def _digest(config: BackendConfig, changes: Changes) -> str:
     """Return what tells two ways to start a server apart."""
     launch = config.launch
     line = None if launch is None else (launch.command, launch.gpus, launch.args, launch.env)
-    told = repr((line, config.restart, dict(changes.args), dict(changes.env)))
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
+    return digest((line, config.restart, dict(changes.args), dict(changes.env)))

@@ -63,11 +63,7 @@ class CommandLauncher:
             LaunchError: it failed, or did not end within `grace_s` and 30 s; then it was killed.
         Cancel: it is killed, with its group.
         """
-        if changes:
-            raise LaunchError(
-                f"`{self._words[0]}` builds the command line, so the gateway cannot change it",
-                Obstacle.CANNOT_HELP,
-            )
+        changes.refuse(f"`{self._words[0]}` builds the command line; the gateway cannot change it")
         async with self._lock:
             if expected is not None and expected != self._incarnation:
                 raise Superseded(f"`{self._words[0]}` has run since that order; nothing was done")

@@ -38,6 +38,7 @@ from gateway.launch.launcher import (
     Runs,
     Seen,
     Superseded,
+    check_order,
 )
 
 SOCKET: Final = Path("/var/run/docker.sock")
@@ -58,6 +59,7 @@ class DockerLauncher:
         if not _NAME.fullmatch(name):  # it stands in a path
             raise ValueError(f"not a valid container name: {name!r}")
         self._name = name
+        self._who = f"the container {name}"
         self.socket = socket or _socket_of(os.environ)
         self._http = httpx2.AsyncClient(
             transport=httpx2.AsyncHTTPTransport(uds=str(self.socket)),
@@ -79,21 +81,19 @@ class DockerLauncher:
         self, expected: Incarnation | None, *, grace_s: float, changes: Changes
     ) -> Incarnation | None:
         """Restart the container: its stop signal, SIGKILL after `grace_s`, and start."""
-        if changes:
-            raise LaunchError(
-                f"the container {self._name} has a fixed command line; recreate it to change that",
-                Obstacle.CANNOT_HELP,
-            )
-        found = self._check(await self._inspect(), expected)
+        changes.refuse(f"{self._who} has a fixed command line; recreate it to change that")
+        found = await self._inspect()
+        check_order(self._who, seen_container(found), expected)
         await self._order(found["Id"], "restart", grace_s)
         return (await self.look()).incarnation
 
     async def stop(self, expected: Incarnation, *, grace_s: float) -> None:
         """Stop the container; its restart policy does not start it again after that."""
-        found = self._check(await self._inspect(), expected)
+        found = await self._inspect()
+        check_order(self._who, seen_container(found), expected)
         await self._order(found["Id"], "stop", grace_s)
         if (await self.look()).running:
-            raise LaunchError(f"the container {self._name} still runs although Docker stopped it")
+            raise LaunchError(f"{self._who} still runs although Docker stopped it")
 
     async def log(self, max_bytes: int) -> str:
         """Return the end of the container's output since it was last started."""
@@ -116,15 +116,6 @@ class DockerLauncher:
         await self._http.aclose()
 
     # --- the API ----------------------------------------------------------------------------------
-
-    def _check(self, found: dict[str, Any], expected: Incarnation | None) -> dict[str, Any]:
-        seen = seen_container(found)
-        if seen.incarnation != expected and (expected is not None or not seen.gone):
-            raise Superseded(
-                f"the container {self._name}: the order was for {expected or 'a stopped one'}, but"
-                f" it is now {seen.incarnation or 'none'}; nothing was done"
-            )
-        return found
 
     async def _inspect(self) -> dict[str, Any]:
         return await self._answer(f"/containers/{quote(self._name, safe='')}/json")
@@ -160,9 +151,7 @@ class DockerLauncher:
         path = f"/containers/{quote(container, safe='')}/{verb}?t={math.ceil(grace_s)}"
         async with self._talk("POST", path, grace_s + _CALL_S) as reply:
             if reply.status_code == httpx2.codes.NOT_FOUND:
-                raise Superseded(
-                    f"the container {self._name} was removed or recreated in the meantime"
-                )
+                raise Superseded(f"{self._who} was removed or recreated in the meantime")
             done = (httpx2.codes.NO_CONTENT, httpx2.codes.NOT_MODIFIED)  # 304: stopped already
             await self._fail_unless(reply, *done)
 
@@ -174,7 +163,7 @@ class DockerLauncher:
         except LaunchError:
             said = ""
         raise LaunchError(
-            f"Docker refused ({reply.status_code}) the request for the container {self._name}:"
+            f"Docker refused ({reply.status_code}) the request for {self._who}:"
             f" {said[:300] or 'no reason given'}",
             obstacle(said),
         )

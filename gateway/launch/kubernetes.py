@@ -26,6 +26,7 @@ from gateway.launch.launcher import (
     Obstacle,
     Seen,
     Superseded,
+    check_order,
 )
 from gateway.launch.pods import (
     is_rolling_out,
@@ -92,11 +93,7 @@ class KubernetesLauncher:
             Superseded: another incarnation runs, or came between looking and acting.
             LaunchError: the API server refused, or a pod has no controller to make it anew.
         """
-        if changes:
-            raise LaunchError(
-                f"{self.target}: its command line is in its manifest; change it there",
-                Obstacle.CANNOT_HELP,
-            )
+        changes.refuse(f"{self.target}: its command line is in its manifest; change it there")
         async with self._api() as api:
             if self.target.kind == "pod":
                 await self._delete(api, expected, grace_s)
@@ -136,7 +133,7 @@ class KubernetesLauncher:
 
     async def _delete(self, api: Any, expected: Incarnation | None, grace_s: float) -> None:
         pods = await self._pods(api)
-        self._check(seen_pod(pods[0]) if pods else Seen(), expected)
+        check_order(str(self.target), seen_pod(pods[0]) if pods else Seen(), expected)
         if not pods:
             raise LaunchError(f"there is no {self.target}, and no controller has recreated it")
         (pod,) = pods
@@ -157,7 +154,7 @@ class KubernetesLauncher:
     async def _roll_out(self, api: Any, expected: Incarnation | None) -> None:
         for tries_left in reversed(range(_TRIES)):
             workload = await self._workload(api, "read")
-            self._check(await self._look_at(api, workload), expected)
+            check_order(str(self.target), await self._look_at(api, workload), expected)
             if is_rolling_out(workload):
                 raise Superseded(f"{self.target}: a rollout goes on; nothing was done")
             at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -180,13 +177,6 @@ class KubernetesLauncher:
 
     async def _look_at(self, api: Any, workload: Any) -> Seen:
         return seen_workload(await self._pods(api, workload), replicas(workload))
-
-    def _check(self, seen: Seen, expected: Incarnation | None) -> None:
-        if seen.incarnation != expected and (expected is not None or not seen.gone):
-            raise Superseded(
-                f"{self.target}: the order was for {expected or 'none that runs'}, but it is"
-                f" now {seen.incarnation or 'none'}; nothing was done"
-            )
 
     async def _pods(self, api: Any, workload: Any = None) -> list[Any]:
         core, namespace = self._core(api), self.target.namespace

@@ -114,6 +114,19 @@ class Seen:
         return self.state is Runs.ABSENT or self.state is Runs.ENDED
 
 
+def check_order(server: str, seen: Seen, expected: Incarnation | None) -> None:
+    """Make sure that an order is for what runs, or ran last; None: for one that does not run.
+
+    Raises:
+        Superseded: another incarnation does.
+    """
+    if seen.incarnation != expected and (expected is not None or not seen.gone):
+        raise Superseded(
+            f"{server}: the order was for {expected or 'a server that does not run'}, but it is now"
+            f" {seen.incarnation or 'none'}; nothing was done"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Changes:
     """What a start changes of the configured command line: flags without dashes, and environment.
@@ -123,6 +136,15 @@ class Changes:
 
     args: Mapping[str, JsonValue] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
+
+    def refuse(self, why: str) -> None:
+        """Refuse any, in a launcher that does not build the command line.
+
+        Raises:
+            LaunchError: there are some.
+        """
+        if self.args or self.env:
+            raise LaunchError(why, Obstacle.CANNOT_HELP)
 
     def __bool__(self) -> bool:
         return bool(self.args or self.env)

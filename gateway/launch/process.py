@@ -29,6 +29,7 @@ from gateway.launch.launcher import (
     Runs,
     Seen,
     Superseded,
+    check_order,
     obstacle_of,
 )
 from gateway.launch.logfile import LogFile
@@ -158,14 +159,9 @@ class ProcessLauncher:
         return Members(self._mark, self.log_file.identity)
 
     def _check(self, record: Record | None, expected: Incarnation | None) -> None:
-        found = record.incarnation if record is not None else None
-        if expected is None and (record is None or not record.runs):
-            return
-        if found != expected:
-            raise Superseded(
-                f"{self.backend_id}: the order was for {expected or 'a server that does not run'},"
-                f" but it is now {found or 'none'}; nothing was done"
-            )
+        runs = Runs.RUNNING if record is not None and record.runs else Runs.ENDED
+        seen = Seen(record.incarnation if record is not None else None, runs)
+        check_order(self.backend_id, seen, expected)
 
     def _end_of(self, record: Record) -> tuple[int | None, bool | None]:
         """Return how our child ended: its exit code, and whether the kernel killed it for memory.

@@ -19,7 +19,7 @@ from gateway.launch.launcher import (
     Obstacle,
     Runs,
     Seen,
-    Superseded,
+    check_order,
 )
 from gateway.launch.run import run
 from gateway.launch.systemdbus import SystemdUnit
@@ -71,22 +71,21 @@ class SystemdLauncher:
         self, expected: Incarnation | None, *, grace_s: float, changes: Changes
     ) -> Incarnation | None:
         """Restart the unit, and wait until systemd shows another invocation, if it does in time."""
-        if changes:
-            raise LaunchError(
-                f"{self._name}: its command line is in the unit; change it there"
-                f" (`systemctl edit {self._name}`), then `systemctl daemon-reload`",
-                Obstacle.CANNOT_HELP,
-            )
+        changes.refuse(
+            f"{self._name}: its command line is in the unit; change it there"
+            f" (`systemctl edit {self._name}`), then `systemctl daemon-reload`"
+        )
         shown = await self._unit.properties(max_age_s=0)
         if shown["ActiveState"] == "failed":
             await self._unit.reset_failed()  # else its start limit may refuse
-        before = self._check(shown, expected)
+        seen = _seen(shown)
+        check_order(self._name, seen, expected)
         job = await self._unit.begin("Restart")
-        return await self._changed(job, before, grace_s)
+        return await self._changed(job, seen.incarnation, grace_s)
 
     async def stop(self, expected: Incarnation, *, grace_s: float) -> None:
         """Stop the unit, which systemd ends with all its processes."""
-        self._check(await self._unit.properties(max_age_s=0), expected)
+        check_order(self._name, _seen(await self._unit.properties(max_age_s=0)), expected)
         await self._unit.begin("Stop")
         try:
             async with asyncio.timeout(grace_s + _CHANGE_S):
@@ -112,17 +111,6 @@ class SystemdLauncher:
     async def close(self) -> None:
         """Close the connection to the bus."""
         await self._unit.close()
-
-    def _check(self, shown: Mapping[str, Any], expected: Incarnation | None) -> Incarnation | None:
-        seen = _seen(shown)
-        if expected is None and seen.gone:
-            return seen.incarnation
-        if seen.incarnation != expected:
-            raise Superseded(
-                f"{self._name}: the order was for the invocation {expected or 'none'}, but it is"
-                f" now {seen.incarnation or 'none'}; nothing was done"
-            )
-        return seen.incarnation
 
     async def _changed(
         self, job: str, before: Incarnation | None, grace_s: float
