@@ -240,11 +240,14 @@ class Downstream:
     @property
     def answering(self) -> bool:
         """Whether a reply has begun that cannot begin again; a place in the queue is none of it."""
-        return (
-            self._dropped
-            or self.bytes_out > self._announced_bytes
-            or (self.started and not self._announced_bytes)
+        return self.bytes_out > self._announced_bytes or (
+            self.started and not self._announced_bytes
         )
+
+    @property
+    def body_at_hand(self) -> bool:
+        """Whether the body can still be sent: it was not dropped, and no backend has more than its head."""
+        return not self._dropped and (self.upload is None or not self.upload.sent_on)
 
     # --- the reply ------------------------------------------------------------------------------------
 

@@ -210,12 +210,9 @@ class Handler:
                             self.table.observe(backend.id, TrafficOk(self.clock.now()))
                         return
                     except (UpstreamError, EngineFull) as error:
-                        retry = self._failed(down, record, ask, backend, error)
-                        if retry is attempts.Retry.NO:
-                            raise
-                        if retry is attempts.Retry.ELSEWHERE:
+                        fresh = self._failed(down, record, ask, backend, error)
+                        if not fresh:
                             break
-                        fresh = True
             finally:
                 slot.release()
 
@@ -225,9 +222,8 @@ class Handler:
         """Wait for room, no longer than the pool's setting in all, and so that the client hears the answer."""
         began = self.clock.now()
         queue = settings.config.pools[ask.route.pool].queue
-        own_end = (
-            began + queue.max_wait - record.queue_s
-        )  # it may have waited before an attempt failed
+        # It may have waited before an attempt failed.
+        own_end = began + queue.max_wait - record.queue_s
         sent_at = record.body_at or down.received_at  # a client's time-out runs from then
         announces = queue.announce and ask.call.stream and down.upload is None
         try:
@@ -243,25 +239,32 @@ class Handler:
 
     def _failed(
         self, down: Downstream, record: RequestRecord, ask: Ask, backend: Backend, error: UpstreamError | EngineFull
-    ) -> attempts.Retry:  # fmt: skip
-        """Hold a failed attempt against its backend, if it is to blame; return what may be done now."""
-        if isinstance(error, EngineFull):  # it did nothing, as its refusal says
+    ) -> bool:  # fmt: skip
+        """Note a failed attempt; return whether a fresh connection is tried, else another backend is.
+
+        Raises:
+            GatewayError: neither; what the client is told (502, 503, 504).
+        """
+        now = ask.tried[backend.id] = self.clock.now()
+        if isinstance(error, EngineFull):
             self.table.refused(backend.id)
-            ask.tried[backend.id] = self.clock.now()
-            record.usage = None
-            gone = down.answering or (down.upload is not None and down.upload.sent_on)
-            if gone or record.attempts >= attempts.MAX_ATTEMPTS or not self.gate.has_room(ask):
-                raise engine_refused(ask, error) from error
-            return attempts.Retry.ELSEWHERE
-        self.table.observe(backend.id, TrafficFailed(self.clock.now(), error.reason))
-        self.ledger.upstream_failed(backend.id, error.reason)
+            record.usage = None  # it did nothing, as its refusal says
+        else:
+            self.table.observe(backend.id, TrafficFailed(now, error.reason))
+            self.ledger.upstream_failed(backend.id, error.reason)
         if isinstance(error, MisdirectedReply):
             self.client.connections(backend).distrust()
-        retry = attempts.after(error, attempts=record.attempts, response_started=down.answering)
-        if retry is attempts.Retry.ELSEWHERE:
-            ask.tried[backend.id] = self.clock.now()
-            return retry if self.gate.may_follow(ask) else attempts.Retry.NO
-        return retry
+        step = attempts.after(
+            error,
+            attempts=record.attempts,
+            answering=down.answering,
+            body_at_hand=down.body_at_hand,
+            room=self.gate.has_room(ask),
+            room_later=self.gate.may_follow(ask),
+        )
+        if step is attempts.Next.TELL:
+            raise engine_refused(ask, error) if isinstance(error, EngineFull) else error
+        return step is attempts.Next.FRESH_CONNECTION
 
     async def _relay(
         self, down: Downstream, record: RequestRecord, ask: Ask, reply: Reply, slot: Slot

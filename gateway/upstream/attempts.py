@@ -1,10 +1,18 @@
-"""When a failed attempt may be made again: a pure rule.
+"""What follows a failed attempt: one pure rule, and the handler only obeys.
 
-Only what surely was not executed is repeated, and never after the client's first byte:
+Only what surely was not executed is tried again:
 
-    ConnectFailed     nothing was sent                         -> another backend
-    StaleConnection   an idle connection died unanswered       -> the same backend, fresh connection, once
-    anything else     the engine may have worked, or still do  -> never
+    StaleConnection   an idle connection died unanswered    the same backend, on a fresh connection
+    ConnectFailed     nothing was sent                      another backend, or a wait for one
+    EngineFull        the engine took nothing of it         another backend that has room now
+    anything else     the engine may have worked, or may still work      told
+
+Nothing is tried again once the client has a byte of a reply, when the body is held nowhere any more,
+or after the third attempt. The client is then told the last error: as a reply where none has begun,
+else in its stream. A full engine does not send the client back to the queue, where all wait for the
+same engines: the client is told when to come again.
+
+A backend that was tried is left out of the choice until it has come back (`Ask.tried`).
 
 Source: RFC 9110 section 9.2.2 (no automatic retry of a non-idempotent method unless it surely was not applied).
 """
@@ -14,25 +22,39 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-from gateway.core.errors import ConnectFailed, StaleConnection, UpstreamError
+from gateway.core.errors import ConnectFailed, EngineFull, StaleConnection, UpstreamError
 
 MAX_ATTEMPTS: Final = 3
 
 
-class Retry(Enum):
-    """What to do after a failed attempt."""
+class Next(Enum):
+    """What follows a failed attempt."""
 
-    NO = "no"
+    TELL = "tell"  # no attempt: the client is told the error
     ELSEWHERE = "elsewhere"
     FRESH_CONNECTION = "fresh_connection"
 
 
-def after(error: UpstreamError, *, attempts: int, response_started: bool) -> Retry:
-    """Decide on the next step after `attempts` attempts, the last of which failed with `error`."""
-    if response_started or attempts >= MAX_ATTEMPTS:
-        return Retry.NO
+def after(
+    error: UpstreamError | EngineFull,
+    *,
+    attempts: int,
+    answering: bool,
+    body_at_hand: bool,
+    room: bool,
+    room_later: bool,
+) -> Next:
+    """Decide what follows the last of `attempts`, which failed with `error`.
+
+    `answering`: the client has a byte of a reply. `room`: a backend that was not tried has room now;
+    `room_later`: it has, or will have when others have ended.
+    """
+    if answering or not body_at_hand or attempts >= MAX_ATTEMPTS:
+        return Next.TELL
     if isinstance(error, StaleConnection):
-        return Retry.FRESH_CONNECTION
-    if isinstance(error, ConnectFailed):
-        return Retry.ELSEWHERE
-    return Retry.NO
+        return Next.FRESH_CONNECTION
+    if isinstance(error, ConnectFailed) and room_later:
+        return Next.ELSEWHERE
+    if isinstance(error, EngineFull) and room:
+        return Next.ELSEWHERE
+    return Next.TELL

@@ -1,4 +1,6 @@
-"""When a failed attempt may be made again."""
+"""What follows a failed attempt."""
+
+from itertools import product
 
 import pytest
 
@@ -7,50 +9,61 @@ from gateway.core.errors import (
     BackendDown,
     BackendTimeout,
     ConnectFailed,
+    EngineFull,
     StaleConnection,
     StreamBroke,
     UpstreamError,
 )
-from gateway.upstream.attempts import MAX_ATTEMPTS, Retry, after
+from gateway.upstream.attempts import MAX_ATTEMPTS, Next, after
 
-FIRST_FAILURE = {
-    ConnectFailed: Retry.ELSEWHERE,
-    StaleConnection: Retry.FRESH_CONNECTION,
-    BackendBroke: Retry.NO,
-    BackendDown: Retry.NO,
-    StreamBroke: Retry.NO,
-    BackendTimeout: Retry.NO,
-    UpstreamError: Retry.NO,
+TELL, ELSEWHERE, FRESH = Next.TELL, Next.ELSEWHERE, Next.FRESH_CONNECTION
+# What follows the first attempt: other backends have no room, room after a wait, room now.
+AFTER_THE_FIRST = {
+    StaleConnection: (FRESH, FRESH, FRESH),
+    ConnectFailed: (TELL, ELSEWHERE, ELSEWHERE),
+    EngineFull: (TELL, TELL, ELSEWHERE),
+    BackendBroke: (TELL, TELL, TELL),
+    BackendDown: (TELL, TELL, TELL),
+    StreamBroke: (TELL, TELL, TELL),
+    BackendTimeout: (TELL, TELL, TELL),
+    UpstreamError: (TELL, TELL, TELL),
 }
+ROOMS = (
+    {"room": False, "room_later": False},
+    {"room": False, "room_later": True},
+    {"room": True, "room_later": True},
+)
+
+
+def follows(error, *, attempts=1, answering=False, body_at_hand=True, **rooms):
+    asked = {"attempts": attempts, "answering": answering, "body_at_hand": body_at_hand}
+    return after(error("x"), **asked, **(rooms or ROOMS[2]))
 
 
 def test_the_table_knows_every_failure_of_a_backend():
     ours = {
         each for each in UpstreamError.__subclasses__() if each.__module__ == "gateway.core.errors"
     }
-    assert set(FIRST_FAILURE) == ours | {UpstreamError}
+    assert set(AFTER_THE_FIRST) == ours | {UpstreamError, EngineFull}
 
 
-@pytest.mark.parametrize(("error", "retry"), FIRST_FAILURE.items())
-def test_only_what_surely_was_not_executed_is_made_again(error, retry):
-    assert after(error("x"), attempts=1, response_started=False) is retry
+@pytest.mark.parametrize(("error", "expected"), AFTER_THE_FIRST.items())
+def test_only_what_surely_was_not_executed_is_tried_again_where_there_is_room(error, expected):
+    assert tuple(follows(error, **rooms) for rooms in ROOMS) == expected
 
 
-@pytest.mark.parametrize("error", FIRST_FAILURE)
-def test_nothing_is_made_again_after_the_clients_first_byte(error):
-    for attempts in range(1, MAX_ATTEMPTS + 1):
-        assert after(error("x"), attempts=attempts, response_started=True) is Retry.NO
+@pytest.mark.parametrize("error", AFTER_THE_FIRST)
+@pytest.mark.parametrize(
+    "over",
+    [{"answering": True}, {"body_at_hand": False}]
+    + [{"attempts": made} for made in (MAX_ATTEMPTS, MAX_ATTEMPTS + 1, 100)],
+)
+def test_nothing_is_tried_again_after_a_first_byte_without_a_body_or_for_ever(error, over):
+    for attempts, rooms in product(range(1, MAX_ATTEMPTS + 1), ROOMS):
+        assert follows(error, **{"attempts": attempts, **over}, **rooms) is TELL
 
 
-@pytest.mark.parametrize("error", FIRST_FAILURE)
-@pytest.mark.parametrize("attempts", [MAX_ATTEMPTS, MAX_ATTEMPTS + 1, 100])
-def test_attempts_are_bounded(error, attempts):
-    assert after(error("x"), attempts=attempts, response_started=False) is Retry.NO
-
-
-def test_backends_are_tried_until_the_last_attempt():
-    steps = [
-        after(ConnectFailed("x"), attempts=made, response_started=False)
-        for made in range(1, MAX_ATTEMPTS + 1)
-    ]
-    assert steps == [Retry.ELSEWHERE, Retry.ELSEWHERE, Retry.NO]
+@pytest.mark.parametrize("error", [ConnectFailed, EngineFull])
+def test_backends_are_tried_until_the_last_attempt(error):
+    steps = [follows(error, attempts=made) for made in range(1, MAX_ATTEMPTS + 1)]
+    assert steps == [ELSEWHERE, ELSEWHERE, TELL]
