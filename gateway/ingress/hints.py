@@ -14,6 +14,7 @@ _SERVED: Final = frozenset(path.decode() for path in ENDPOINTS) | {
     "/tokenizer_info",
     "/livez",
     "/readyz",
+    "/health",
 }
 _READ_CHARS: Final = 512  # of a path; no path that is served is near as long
 
@@ -69,13 +70,13 @@ _HEALTH: Final = "To check the health of this gateway, use GET /livez or GET /re
 ELSEWHERE: Final[Mapping[str, str]] = {
     "/v1/responses": "This gateway does not store responses. Send the whole conversation with each request.",
     "/metrics": "Metrics are on the gateway's admin listener.",
-    **dict.fromkeys(("/health", "/ping", "/load", "/ready", "/version"), _HEALTH),
+    **dict.fromkeys(("/ping", "/load", "/ready", "/version"), _HEALTH),
     **dict.fromkeys(
         (
             "/cohere", "/inference/v1", "/invocations",
             "/v1/chat/completions/derender", "/v1/chat/completions/render",
             "/v1/completions/derender", "/v1/completions/render", "/v1/messages/render",
-            "/v1/realtime", "/v1/responses/render", "/v1/systemone",
+            "/v1/realtime", "/v1/responses/render",
         ),
         _VLLM,
     ),

@@ -133,6 +133,7 @@ def public_app(
             Route("/tokenizer_info", tokenizer_info, methods=["GET"]),
             Route("/livez", livez, methods=["GET"]),
             Route("/readyz", readyz, methods=["GET"]),
+            Route("/health", readyz, methods=["GET"]),  # vLLM's, for clients that wait for it
         ],
         exception_handlers={GatewayError: unserved.refuse, HTTPException: unserved.unknown},
     )

@@ -89,6 +89,13 @@ async def test_only_vllms_own_paths_exist():
 
 
 @story
+async def test_clients_that_wait_for_vllms_health_wait_for_the_gateway():
+    async with gateway() as world:
+        assert (await world.http.get("/health")).status_code == 200
+        assert (await world.http.post("/health")).status_code == 405
+
+
+@story
 async def test_raw_vectors_come_with_the_header_that_says_what_they_are():
     async with gateway() as world:
         body = {"model": "m", "input": ["a", "b"], "encoding_format": "bytes"}

@@ -136,7 +136,8 @@ async def test_draining_refuses_new_work_and_lets_streams_finish():
             running = group.create_task(world.chat(stream=True, max_tokens=10))
             await world.until(lambda: world.in_flight() == 1)
             world.process.handler.draining = True
-            assert (await world.http.get("/readyz")).status_code == 503
+            for probe in ("/readyz", "/health"):
+                assert (await world.http.get(probe)).status_code == 503
             assert (await world.http.get("/livez")).status_code == 200
             refused = await world.chat(max_tokens=1)
             assert refused.status_code == 503
