@@ -36,7 +36,7 @@ from gateway.ingress import descriptors
 from gateway.ingress.drain import drain, end_late
 from gateway.ingress.early import Early
 from gateway.ingress.handler import Handler
-from gateway.ingress.listener import Server, bind_both, port_of, server_for
+from gateway.ingress.listener import Server, bind_both, port_of, server_for, with_copies
 from gateway.ingress.reader import ClientLimits
 from gateway.ingress.routes import public_app
 from gateway.ingress.server import Ingress
@@ -211,7 +211,9 @@ async def run(process: Process, sockets: tuple[socket.socket, socket.socket] | N
                 group.create_task(watch_keys(process), name="keys"),
                 group.create_task(watch_reloads(process), name="reloads"),
             ]
-            served = group.create_task(public.serve(sockets=[public_socket]), name="public")
+            served = group.create_task(
+                public.serve(sockets=with_copies(public_socket)), name="public"
+            )
             operated = group.create_task(admin.serve(sockets=[admin_socket]), name="admin")
             gc.collect()
             gc.freeze()

@@ -19,6 +19,7 @@ from gateway.config.units import Listen
 from gateway.ingress.server import GatewayProtocol, Ingress
 
 _BACKLOG: Final = 4096  # connections the kernel holds while the loop is busy
+_ACCEPTS_A_TURN: Final = 8  # an idle loop asks each copy of the listener in vain: 2 us
 _PROBE_S: Final = 0.5
 _KEEP_ALIVE_S: Final = 75  # of the admin listener; the public one has its own deadlines
 _DATE_S: Final = 1.0  # what a date header resolves
@@ -65,6 +66,14 @@ def bind_both(config: Config) -> tuple[socket.socket, socket.socket]:
     except OSError:
         public.close()
         raise
+
+
+def with_copies(listener: socket.socket) -> list[socket.socket]:
+    """Return a listener and copies of it, so that a busy loop accepts several connections in a turn.
+
+    libuv accepts one from each. A loop that is full of streams has twenty turns a second.
+    """
+    return [listener, *(listener.dup() for _ in range(_ACCEPTS_A_TURN - 1))]
 
 
 def port_of(listener: socket.socket) -> int:

@@ -1,14 +1,18 @@
-"""Listening sockets: bound at once, or a plain OSError."""
+"""Listening sockets: bound at once, or a plain OSError; and how fast clients are accepted."""
 
+import asyncio
 import contextlib
 import errno
 import os
 import socket
 
 import pytest
+import uvicorn
+import uvloop
 
 from gateway.config.units import Listen
-from gateway.ingress.listener import bind, port_of
+from gateway.core.aio import start
+from gateway.ingress.listener import Server, bind, port_of, with_copies
 
 TAKEN = os.strerror(errno.EADDRINUSE)
 
@@ -113,3 +117,41 @@ def test_a_unix_path_in_a_folder_that_is_not_there_is_an_error(tmp_path):
 def test_a_unix_path_that_is_too_long_is_an_error(tmp_path):
     with pytest.raises(OSError, match="too long"):
         bind(Listen(unix=tmp_path / ("x" * 200)))
+
+
+def test_many_clients_are_accepted_in_few_turns_of_the_loop_and_none_once_it_leaves():
+    """A busy loop has some twenty turns a second, and libuv accepts one connection in each."""
+
+    async def accept():
+        accepted = []
+
+        class Client(asyncio.Protocol):
+            def __init__(self, **kwargs):
+                pass
+
+            def connection_made(self, transport):
+                accepted.append(transport)
+
+        server = Server(uvicorn.Config(None, http=Client, loop="none", lifespan="off"))
+        listener = bind(Listen("127.0.0.1", 0))
+        address = listener.getsockname()
+        serving = start(server.serve(sockets=with_copies(listener)), name="server")
+        while not server.started:
+            await asyncio.sleep(0)
+        with contextlib.ExitStack() as stack:
+            for _ in range(40):
+                stack.enter_context(socket.create_connection(address, timeout=5))
+            turns = 0
+            while len(accepted) < 40:
+                await asyncio.sleep(0)
+                turns += 1
+        server.leave()
+        await serving
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address, timeout=5)
+        for transport in accepted:
+            transport.abort()
+        return turns
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(accept()) < 10
