@@ -110,7 +110,7 @@ def build(
         client=client,
         ledger=ledger,
         clock=clock,
-        gate=Gate(table, Chooser(), clock),
+        gate=Gate(table, Chooser(table), clock),
         catalogs=Catalogs(table, clock),
         live=set(),
         early=Early(ledger.settle, clock),

@@ -146,7 +146,7 @@ class House:
         self.loop = asyncio.get_running_loop()
         self.table = PoolTable(self.loop)
         rng = random.Random(seed)
-        self.gate = Gate(self.table, Chooser(rng), self.loop, rng)
+        self.gate = Gate(self.table, Chooser(self.table, rng), self.loop, rng)
         self.reload(priorities, **pools)
         self._tick()
         for backend_id in sorted(self.table.ids()):

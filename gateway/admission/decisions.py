@@ -40,8 +40,8 @@ class Weighed(Protocol):
     """What each backend of a pool is worth to a request now; `routing.choice.Choice`."""
 
     @property
-    def scores(self) -> Mapping[str, float]:
-        """Those that may take it."""
+    def expected_s(self) -> Mapping[str, float]:
+        """When each that may take it would be done with it."""
 
     @property
     def excluded(self) -> Mapping[str, Exclusion]:
@@ -49,11 +49,11 @@ class Weighed(Protocol):
 
 
 class Said(NamedTuple):
-    """What one backend said. Neither excluded nor scored: it is degraded, and a ready one can."""
+    """What one backend said. Without exclusion and seconds: it is degraded, and a ready one can."""
 
     backend_id: str
     exclusion: Exclusion | None
-    score: float | None
+    expected_s: float | None
     setting: KeyPath | None  # that excluded it; None when no setting did
 
 
@@ -118,7 +118,7 @@ class Decision:
     @property
     def has_room(self) -> bool:
         """Whether a backend had room for it when it came."""
-        return any(each.score is not None for each in self.said)
+        return any(each.expected_s is not None for each in self.said)
 
     @property
     def timed_out(self) -> bool:
@@ -153,7 +153,7 @@ def decide(  # noqa: PLR0913 - all that a decision is made of
         reason, setting = weighed.excluded.get(backend.id), None
         if reason is not None:
             setting = excluded_by(reason, backend, place, ask, pool, now)
-        said.append(Said(backend.id, reason, weighed.scores.get(backend.id), setting))
+        said.append(Said(backend.id, reason, weighed.expected_s.get(backend.id), setting))
     route, caller = ask.route, ask.caller
     held = [each for each in said if _passes(each)]
     return Decision(

@@ -143,7 +143,7 @@ class Gate:
         if line is None or (line.queue.held.requests and _waits_its_turn(line, ask)):
             return None
         now = self._clock.now()
-        backend = self._finder.find(self._table.backends(ask.route.pool), ask, now)
+        backend = self._finder.find(ask, now)
         if backend is None:
             return None
         if ask.call.endpoint in NO_ENGINE:
@@ -153,11 +153,11 @@ class Gate:
 
     def has_room(self, ask: Ask) -> bool:
         """Whether `enter` would give a place to a request that was let in before."""
-        return self._finder.find(self._backends(ask), ask, self._clock.now()) is not None
+        return self._finder.find(ask, self._clock.now()) is not None
 
     def may_follow(self, ask: Ask) -> bool:
         """Whether another backend could take a request after one attempt failed: now, or once it has room."""
-        why = self._finder.why_not(self._backends(ask), ask, self._clock.now())
+        why = self._finder.explain(ask, self._clock.now()).excluded
         return any(_passes(why.get(each.id)) for each in self._backends(ask))
 
     async def wait(
@@ -216,7 +216,7 @@ class Gate:
         deadline = now + self._pools[ask.route.pool].queue.max_wait
         decision, _ = self._judge(line, _ticket(waiting, body_bytes, now, deadline), "")
         if not _waits_its_turn(line, ask):
-            backend = self._finder.find(self._backends(ask), ask, now)
+            backend = self._finder.find(ask, now)
             if backend is not None:
                 decision.admitted(backend.id, now)
         return decision
@@ -293,7 +293,7 @@ class Gate:
     ) -> tuple[Decision, Mapping[str, Exclusion]]:
         """Return the decision of a request that comes, and why backends cannot take it."""
         backends, pool = self._backends(ask), self._pools[ask.route.pool]
-        weighed = self._finder.explain(backends, ask, now)
+        weighed = self._finder.explain(ask, now)
         at = now, self._clock.wall()
         decision = decide(request_id, ask, backends, weighed, pool=pool, at=at, wait_s=wait_s)
         return decision, weighed.excluded

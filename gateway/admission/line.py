@@ -77,7 +77,7 @@ class Line:
             self._fitting = min(capacities), min(windows)
             self._refuse_lost(now)
         best = self.queue.highest, self.top_priority  # what keeps this out keeps all others out
-        has_room = [each for each in serving if each.obstacle(1, now, *best) is None]
+        full = {each.id for each in serving if each.obstacle(1, now, *best) is not None}
         kinds: Kinds = {}
 
         def place(waiting: Waiting, claimed: Claims[Waiting]) -> Placed[Slot] | Blocked:
@@ -85,16 +85,16 @@ class Line:
             if waiting.turn.done():  # its client has left; its own task takes it out
                 return Blocked(frozenset())
             held = self._held_from(ask, claimed) if claimed else _NOTHING
-            backend = self._finder.find(has_room, ask, now, held) if has_room else None
+            backend = self._finder.find(ask, now, full | held)
             if backend is None:
-                return self._blocked(waiting, kinds, now, has_room)
+                return self._blocked(waiting, kinds, now, full)
             slot = self._table.take(backend.id, now, ask.need, ask.caller.tenant)
             if backend.obstacle(1, now, *best) is not None:
-                has_room.remove(backend)
+                full.add(backend.id)
                 kinds.clear()
             return Placed(backend.id, slot)
 
-        while has_room and (taken := self.queue.take(place)) is not None:
+        while len(full) < len(serving) and (taken := self.queue.take(place)) is not None:
             taken[0].item.turn.set_result(taken[1])
         self._arm()
 
@@ -220,7 +220,7 @@ class Line:
         return held
 
     def _blocked(
-        self, waiting: Waiting, kinds: Kinds, now: float, has_room: Sequence[Backend] = ()
+        self, waiting: Waiting, kinds: Kinds, now: float, full: AbstractSet[str] = _NOTHING
     ) -> Blocked:
         """Return which backends could take a request once they have room; one look for all of a kind.
 
@@ -231,11 +231,11 @@ class Line:
         fits = ask.need.tokens <= capacity and total <= window
         known = kinds.get(waiting.kind) if fits else None
         if known is None:
-            why = self._finder.why_not(self._backends, ask, now)
+            why = self._finder.explain(ask, now).excluded
             usable = [each for each in self._backends if _passes(why.get(each.id))]
             best = min(usable, key=lambda each: each.in_flight, default=None)
             ids = frozenset(each.id for each in usable)
-            shut = fits and ids.isdisjoint(each.id for each in has_room)
+            shut = fits and ids <= full
             known = Blocked(ids, best.id if best else None, kind=shut)
             if fits:
                 kinds[waiting.kind] = known
@@ -252,7 +252,7 @@ class Line:
                 self._refuse_for_good(ticket.item)
 
     def _refuse_for_good(self, waiting: Waiting) -> None:
-        why = self._finder.why_not(self._backends, waiting.ask, self._clock.now())
+        why = self._finder.explain(waiting.ask, self._clock.now()).excluded
         waiting.refuse(no_backend(waiting.ask, why, self._rng))
 
     def _refuse_hopeless(self, now: float) -> None:
@@ -275,7 +275,7 @@ class Line:
             eta_s, left_s = self.queue.ahead(ticket).tokens / rate, ticket.deadline - now
             if eta_s > _HOPELESS * left_s and self.queue.remove(ticket):
                 ask = ticket.item.ask
-                why = self._finder.why_not(self._backends, ask, now)
+                why = self._finder.explain(ask, now).excluded
                 ticket.item.refuse(too_late(ask, why, eta_s, left_s, self.retry_after_s(ask)))
                 self.told(ask)
 
@@ -328,7 +328,7 @@ class Line:
         now = self._clock.now()
         for ticket in self.queue.expired(now):
             ask = ticket.item.ask
-            why = self._finder.why_not(self._backends, ask, now)
+            why = self._finder.explain(ask, now).excluded
             waited_s = now - ticket.offered_at
             if self.awaits(ask):
                 starts_s = self.starts_in_s(ask)

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from gateway.admission.decisions import Weighed
 from gateway.core.errors import GatewayError
-from gateway.core.types import Ask, Exclusion, Phase, Slot
+from gateway.core.types import Ask, Phase, Slot
 from gateway.pools.table import Backend
 
 _SOON_S: Final = 1.0
@@ -21,15 +21,10 @@ Announce = Callable[[int, float | None], None]  # position from 1, and seconds i
 class Finder(Protocol):
     """Who chooses a backend; `routing.choice.Chooser`."""
 
-    def find(
-        self, backends: Sequence[Backend], ask: Ask, now: float, claimed: AbstractSet[str] = ...
-    ) -> Backend | None:
-        """Return the best backend that may take the request now, if any."""
+    def find(self, ask: Ask, now: float, barred: AbstractSet[str] = ...) -> Backend | None:
+        """Return the best backend that may take the request now and is not barred, if any."""
 
-    def why_not(self, backends: Sequence[Backend], ask: Ask, now: float) -> dict[str, Exclusion]:
-        """Return why each backend that cannot take the request cannot."""
-
-    def explain(self, backends: Sequence[Backend], ask: Ask, now: float) -> Weighed:
+    def explain(self, ask: Ask, now: float) -> Weighed:
         """Return what each backend is worth to the request, and why others cannot take it."""
 
 

@@ -175,11 +175,11 @@ def _needs(told: dict[str, Any]) -> str:
 
 
 def _verdict_row(backend: dict[str, Any]) -> Row:
-    setting = backend.get("setting")
+    setting, expected_s = backend.get("setting"), backend.get("expected_s")
     return {
         "backend": backend.get("id"),
         "verdict": str(backend.get("verdict", "")).replace("_", " "),
-        "score": backend.get("score"),
+        "done in": "" if expected_s is None else f"{expected_s:.2f} s",
         "setting": "" if setting is None else _setting(setting),
     }
 

@@ -200,7 +200,7 @@ def _foreseen(run: DryRun, decision: Decision, book: Book) -> DryRun:
     if decision.state is State.WAITING:
         run["verdict"], run["position"] = "wait", decision.position
         run["sentence"] = queued(decision, "It would wait")
-        if any(each.score is not None for each in decision.said):
+        if any(each.expected_s is not None for each in decision.said):
             run["sentence"] += " A backend has room, so it may overtake requests that do not fit."
         return run
     run["status"], run["code"] = decision.status, decision.code

@@ -18,7 +18,7 @@ from gateway.config.models import Section
 from gateway.config.spell import spell
 from gateway.ops.moment import Moment, rfc3339
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
 
 class SettingTold(TypedDict):
@@ -34,7 +34,7 @@ class BackendTold(TypedDict):
 
     id: str
     verdict: str
-    score: float | None
+    expected_s: float | None  # until it would be done there; less is better
     setting: SettingTold | None
 
 
@@ -165,11 +165,11 @@ def sentence(decision: Decision, now: float) -> str:
 
 def backend_told(said: Said, book: Book) -> BackendTold:
     """Return what one backend said."""
-    verdict = "room" if said.score is not None else "second choice"
+    verdict = "room" if said.expected_s is not None else "second choice"
     return BackendTold(
         id=said.backend_id,
         verdict=verdict if said.exclusion is None else said.exclusion.value,
-        score=None if said.score is None else round(said.score, 3),
+        expected_s=rounded(said.expected_s),
         setting=book.told(said.setting),
     )
 

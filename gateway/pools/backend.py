@@ -15,8 +15,10 @@ from gateway.pools.health import HealthState
 from gateway.pools.limit import Limit, unreserved
 from gateway.pools.progress import moved
 from gateway.pools.pulse import Pulse
+from gateway.pools.rate import Rate
 from gateway.pools.room import Room
 from gateway.pools.speed import Speed
+from gateway.pools.work import USUAL_TOKENS, TokenCost, own_ratio
 
 # So long after its last request a reserve is kept for the highest class: whoever pauses to read or to
 # think is back before, and who is away for the night does not hold a tenth of every cache.
@@ -69,6 +71,13 @@ class Backend:
     pulse: Pulse = field(default_factory=Pulse)
     speed: Speed = field(default_factory=Speed)
     slowness: float = 1.0  # times that it is slower than its fastest peer
+    writes: Rate = field(default_factory=Rate)  # tokens of all its streams in a second
+
+    # What the choice between backends goes by: expected seconds, renewed whenever they change.
+    foreign: int = 1  # requests of others that it holds; one while nobody knows
+    token_cost: TokenCost = TokenCost()  # of its pool
+    ahead_s: float = 0.0  # until all that is there is done
+    own_ratio: float = 1.0  # times a request's token cost, what the request itself takes here
 
     # What it serves.
     models: dict[str, ServedModel] = field(default_factory=dict)
@@ -128,17 +137,39 @@ class Backend:
         queues = self.in_flight > 0 and not admits
         return self.pulse.canary_s(token_s, self.limit.prefill.at(now), queues=queues)
 
-    def load(self, now: float) -> float:
-        """Return its requests: scraped ones plus ours since then, and no fewer than ours.
+    def scraped(self, sample: LoadSample) -> None:
+        """Take in what a scrape shows of its load."""
+        before, self.sample = self.sample, sample
+        self.note_work(before, sample)
+        self.scrape_count += 1
+        self.since_scrape = 0
+        self.foreign = max(0, sample.running + sample.waiting - self.in_flight)
+        if before is not None:
+            self.speed.observe(before, sample)
+            written = sample.generation_tokens - before.generation_tokens
+            if written > 0 and sample.running:
+                self.writes.learn(sample.at, sample.at - before.at, int(written))
+            if sample.progress < before.progress:  # another process
+                self.limit.restarted(sample.at)
+        self.room.observe(sample)
+        self.weigh(sample.at)
 
-        An engine in a long step, or short of processor time, shows gauges of before it. Unknown load
-        counts our own requests and one that nobody showed us, so that a backend whose metrics are gone
-        never looks emptier than an idle one whose metrics are there.
+    def weigh(self, now: float) -> None:
+        """Renew what the choice goes by, after what others do here, its pace or its cache has changed.
+
+        A backend whose metrics are gone counts as one that holds a request that nobody showed us, so
+        that it never looks emptier than an idle one whose metrics are there.
         """
-        sample = self.sample
-        if sample is None or now - sample.at > self.stale_s:
-            return self.in_flight + 1.0
-        return float(max(sample.running + sample.waiting + self.since_scrape, self.in_flight))
+        if self.stale(now):
+            self.foreign = 1
+        self.own_ratio = own_ratio(self.slowness, self.kv_usage_ratio(now))
+        self.weigh_ours()
+
+    def weigh_ours(self) -> None:
+        """Renew `ahead_s`, after one of our requests came or went."""
+        (prompts, outputs), foreign, cost = self.room.left(), self.foreign, self.token_cost
+        outputs += foreign * (USUAL_TOKENS + 1) + self.in_flight  # each takes a step at least
+        self.ahead_s = self.slowness * (prompts * cost.prompt_s + outputs * cost.output_s)
 
     def kv_usage_ratio(self, now: float) -> float | None:
         """Return how full its KV cache was at the last scrape; None while that is unknown or stale."""
@@ -163,7 +194,7 @@ class Backend:
         if not self.guarded:
             fixed = limit.fixed
             return Exclusion.AT_LIMIT if fixed is not None and self.in_flight >= fixed else None
-        allowed = limit.effective(now)
+        allowed = limit.value if limit.ready_at is None else limit.effective(now)
         if self.in_flight >= allowed:
             capacity = self.room.capacity_tokens
             never = capacity is not None and need_tokens > capacity

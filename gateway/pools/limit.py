@@ -22,6 +22,7 @@ from enum import Enum
 from typing import Final
 
 from gateway.core.types import LoadSample
+from gateway.pools.rate import Rate
 
 # An unknown engine: the largest max_num_seqs that vLLM chooses itself (GPU >= 70 GiB). Less makes
 # requests wait for nothing on a large engine; on a small one the first burst waits in its queue, which
@@ -49,7 +50,6 @@ _SLOWER: Final = 1.5  # times the best gap: a full batch decodes slower than a s
 _LATE_RATIO: Final = 0.1  # the objective holds for p90
 _RESERVE_RATIO: Final = 0.1
 _SLOW_START_RATIO: Final = 0.1  # Envoy's slow_start: min_weight_percent 10, then linear
-_RATE_HALF_LIFE_S: Final = 600.0  # outlasts minutes of overload, not an hour of other traffic
 
 
 class Sign(Enum):
@@ -75,30 +75,6 @@ def late(
     """
     reading_s = prompt_tokens / prefill_tokens_per_s if prefill_tokens_per_s else 0.0
     return ttft_s > objective_s + reading_s
-
-
-@dataclass(slots=True)
-class Rate:
-    """How fast a backend reads prompts, or writes one stream: the best seen lately, in tokens per second.
-
-    A request's own rate is a lower bound, because its time holds the engine's queue and the shared
-    batch too; so the best counts and congestion does not become the norm. A prompt found in the
-    prefix cache is no reading: one such may at most double the rate.
-    """
-
-    _best: float = 0.0
-    _at: float = 0.0
-
-    def learn(self, now: float, seconds: float, tokens: int) -> None:
-        """Take in one measurement; give a prompt's tokens without those known to be cached."""
-        seen = tokens / max(seconds, 0.001)
-        known = self.at(now)
-        if known is None or seen > known:
-            self._best, self._at = min(seen, 2 * (known or seen)), now
-
-    def at(self, now: float) -> float | None:
-        """Return the rate; None while nothing was measured."""
-        return self._best * math.exp2((self._at - now) / _RATE_HALF_LIFE_S) or None
 
 
 @dataclass(slots=True)

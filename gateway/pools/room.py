@@ -245,6 +245,11 @@ class Room:
         all_tokens = self._fresh_tokens + self._old_prompt + self._old_output
         return self.tenants.get(tenant, 0) * count > _SHARES * all_tokens
 
+    def left(self) -> tuple[int, int]:
+        """Return what our requests leave to do: prompts not known to be read, and outputs expected."""
+        prompts = self.unread_tokens + self._read_prompt
+        return prompts, self._fresh_tokens - prompts + self._old_output
+
     def projection(self, now: float) -> Projection:
         """Return what the verdict goes by, for people."""
         sample, capacity = self._latest(now), self.capacity_tokens

@@ -4,8 +4,9 @@ Every method is synchronous, so nobody sees a half-made change between two await
 slot gives it back through the slot itself; one of a backend that has left the configuration in the
 meantime comes back just as well, and the last one lets the backend go.
 
-What a backend's load is: the requests its last scrape showed, plus our own taken since that scrape.
-Without a fresh scrape its load is unknown, which is not the same as none.
+What a backend has to do is kept beside it in expected seconds (`Backend.ahead_s`): what our requests
+there are credited with, and what its last scrape showed beside them. Without a fresh scrape that is
+unknown, which is not the same as none.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from gateway.pools.health import HealthState, Order, Policy, Tending, advance, l
 from gateway.pools.progress import Listened
 from gateway.pools.pulse import Pulse, Waits
 from gateway.pools.speed import Speed, slownesses
+from gateway.pools.work import token_cost
 
 __all__ = ["Backend", "PoolTable"]
 
@@ -47,16 +49,17 @@ _SERVING: Final = frozenset({Phase.READY, Phase.DEGRADED})
 class PoolTable:
     """All pools and their backends.
 
-    `epoch` grows with every change of membership, models, windows or endpoints: what was computed
-    from them may be kept as long as it stands still. Listeners are called synchronously and must
-    not raise: `on_transition` with each change of phase, `on_members` when backends came or went,
-    `on_capacity` with the pool's name when it may be able to take work that it could not before,
-    `on_read` with it when a backend has read a prompt, so that those may go in who stood back for it,
-    `on_cut` when a backend's concurrency limit was lowered, with its id and the sign that it showed.
+    `epoch` grows with every change of membership, models, windows or endpoints, `revision` with those
+    and every change of a phase: what was computed from them may be kept as long as they stand still.
+    Listeners are called synchronously and must not raise: `on_transition` with each change of phase,
+    `on_members` when backends came or went, `on_capacity` with the pool's name when it may be able to
+    take work that it could not before, `on_read` with it when a backend has read a prompt, so that those
+    may go in who stood back for it, `on_cut` when a backend's concurrency limit was lowered, with its id
+    and the sign that it showed.
     """
 
     def __init__(self, clock: Clock) -> None:
-        self.epoch = 0
+        self.epoch = self.revision = 0
         self.transitions: deque[Transition] = deque(maxlen=_TRANSITIONS_KEPT)
         self.on_transition: list[Callable[[Transition], None]] = []
         self.on_members: list[Callable[[], None]] = []
@@ -121,7 +124,7 @@ class PoolTable:
         for backend in before.values():
             if self._backends.get(backend.id) is not backend:
                 self._leave(backend, now)
-        self.epoch += 1
+        self._changed()
         for members_listener in self.on_members:
             members_listener()
         for pool in self._pools:
@@ -156,7 +159,7 @@ class PoolTable:
         backend = self._backends.get(backend_id)
         if backend is not None and window_tokens < (backend.window_tokens or math.inf):
             backend.window_tokens = window_tokens
-            self.epoch += 1
+            self._changed()
 
     def _member(
         self, pool: str, config: BackendConfig, before: Mapping[str, Backend], now: float
@@ -167,6 +170,7 @@ class PoolTable:
             return known
         backend = Backend(pool, config.name, config.url, key, health=HealthState(since=now))
         backend.since = now
+        backend.weigh(now)
         backend.give_back = partial(self._give_back, backend)
         return backend
 
@@ -191,6 +195,7 @@ class PoolTable:
         credit = backend.room.take(
             need.prompt_tokens, need.output_tokens, streams=need.streams, tenant=tenant
         )
+        backend.weigh_ours()
         return Slot(backend_id, now, backend.scrape_count, credit, backend.give_back)
 
     def visit(self, backend_id: str, now: float) -> Slot:
@@ -237,6 +242,7 @@ class PoolTable:
         backend.room.give_back(slot.credit)
         if slot.scrape_count == backend.scrape_count:
             backend.since_scrape -= 1
+        backend.weigh_ours()
         for listener in self.on_capacity:
             listener(backend.pool)
         if self._leaving and backend.in_flight == 0 and backend in self._leaving:
@@ -258,6 +264,7 @@ class PoolTable:
             self._scraped(backend, observation.sample)
         elif isinstance(observation, ScrapeFailed):
             self._end_window(backend, observation.at, None)
+            backend.weigh(observation.at)
             self._tell_capacity(backend.pool)  # what is not known any more forbids nothing
         elif isinstance(observation, ModelsSeen):
             self._models_seen(backend, observation)
@@ -271,8 +278,12 @@ class PoolTable:
             self._listen(backend, waits, now)
         for members in self._pools.values():
             found = slownesses([each.speed for each in members], now)
+            cost = token_cost(
+                (each.limit.prefill for each in members), (each.writes for each in members), now
+            )
             for backend, slowness in zip(members, found, strict=True):
-                backend.slowness = slowness
+                backend.slowness, backend.token_cost = slowness, cost
+                backend.weigh(now)
 
     def _listen(self, backend: Backend, waits: Waits, now: float) -> None:
         pulse, rate = backend.pulse, backend.limit.prefill.at(now)
@@ -282,20 +293,8 @@ class PoolTable:
         said = Listened(pulse.heard_at, pulse.quiet_s(now), patience_s, reading_s)
         self._adopt(backend, listen(backend.health, said, now, self._policy), now)
 
-    def load(self, backend: Backend, now: float) -> float:
-        """Return the backend's requests, see `Backend.load`."""
-        return backend.load(now)
-
     def _scraped(self, backend: Backend, sample: LoadSample) -> None:
-        before, backend.sample = backend.sample, sample
-        backend.note_work(before, sample)
-        backend.scrape_count += 1
-        backend.since_scrape = 0
-        if before is not None:
-            backend.speed.observe(before, sample)
-        if before is not None and sample.progress < before.progress:
-            backend.limit.restarted(sample.at)
-        backend.room.observe(sample)
+        backend.scraped(sample)
         self._end_window(backend, sample.at, sample)
         self._tell_capacity(backend.pool)
 
@@ -315,8 +314,12 @@ class PoolTable:
         identify(backend)
         after = (backend.models, backend.endpoints, backend.base_model, backend.window_tokens)
         if after != before:
-            self.epoch += 1
+            self._changed()
             self._tell_capacity(backend.pool)
+
+    def _changed(self) -> None:
+        self.epoch += 1
+        self.revision += 1
 
     def _adopt(self, backend: Backend, state: HealthState, at: float) -> Transition | None:
         before, backend.health = backend.phase, state
@@ -324,6 +327,7 @@ class PoolTable:
         backend.traffic_failures = state.traffic_failures
         if state.phase is before:
             return None
+        self.revision += 1
         if before is Phase.DOWN:
             backend.speed = Speed()  # how slow it was when it stood still says nothing
         transition = Transition(backend.id, before, state.phase, state.reason, state.detail, at)

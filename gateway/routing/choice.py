@@ -1,55 +1,191 @@
-"""The choice of a backend for one request: now, or with the reason why not."""
+"""The choice of a backend for one request: one pass over its pool, in the order of expected seconds.
+
+    suited      who could serve it however busy they are; kept until a model list or a phase changes
+    by cost     the seconds until a request that is sent there now would be done
+    obstacle    the first backend without one is taken; DEGRADED ones only when no READY one is free
+
+The same pass writes down what it saw of each backend when it is given a place for it, so `explain`
+and `route` tell what `find` does.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
-from gateway.core.types import Ask, Exclusion
-from gateway.pools.table import Backend
-from gateway.routing.filters import NOTHING_CLAIMED, eligible, reasons
-from gateway.routing.pick import pick, scores
+from gateway.core.endpoints import NO_ENGINE
+from gateway.core.types import Ask, Endpoint, Exclusion, Phase
+from gateway.pools.table import Backend, PoolTable
+
+NOBODY: Final[frozenset[str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Why a request goes where it goes, for people: the scores of who may take it, the rest's reasons."""
+class Suited:
+    """What does not change between two requests for one model, adapter and endpoint."""
 
-    backend_id: str | None
-    scores: dict[str, float]
-    excluded: dict[str, Exclusion]
+    ready: Sequence[Backend]
+    degraded: Sequence[Backend]
+    unfit: Mapping[str, Exclusion]  # why each other member of the pool cannot serve them
+
+
+@dataclass(slots=True)
+class Choice:
+    """Why a request goes where it goes, for people.
+
+    One that is neither in `expected_s` nor excluded is DEGRADED while a READY one is free.
+    """
+
+    backend_id: str | None = None
+    expected_s: dict[str, float] = field(default_factory=dict)  # of those that may take it
+    excluded: dict[str, Exclusion] = field(default_factory=dict)  # why each other may not
 
 
 class Chooser:
-    """Chooses with its own random numbers; the admission gate asks it, for every request."""
+    """Chooses among the backends of a table, with its own random numbers; asked for every request."""
 
-    def __init__(self, rng: random.Random | None = None) -> None:
+    def __init__(self, table: PoolTable, rng: random.Random | None = None) -> None:
+        self._table = table
         self._rng = rng or random.Random()
+        self._known: dict[tuple[str, str | None, Endpoint], Suited] = {}
+        self._revision = -1  # of the table, when they were found
 
-    def find(
-        self,
-        backends: Sequence[Backend],
-        ask: Ask,
-        now: float,
-        claimed: AbstractSet[str] = NOTHING_CLAIMED,
-    ) -> Backend | None:
-        """Return the best of the eligible backends that nobody who waits has claimed, if any."""
-        found = eligible(backends, ask, now, claimed)
-        if len(found) > 1:
-            return pick(found, now, self._rng)
-        return found[0] if found else None
+    def find(self, ask: Ask, now: float, barred: AbstractSet[str] = NOBODY) -> Backend | None:
+        """Return the best of the backends that may take a request now and are not `barred`, if any."""
+        suited = self._suited(ask)
+        found = self._first(suited.ready, ask, now, barred)
+        if found is None and suited.degraded:
+            return self._first(suited.degraded, ask, now, barred)
+        return found
 
-    def why_not(self, backends: Sequence[Backend], ask: Ask, now: float) -> dict[str, Exclusion]:
-        """Return why each backend that cannot take the request cannot."""
-        return reasons(backends, ask, now)
-
-    def explain(self, backends: Sequence[Backend], ask: Ask, now: float) -> Choice:
+    def explain(self, ask: Ask, now: float, barred: AbstractSet[str] = NOBODY) -> Choice:
         """Choose as `find` does, and tell why. Nothing is taken."""
-        why = reasons(backends, ask, now)
-        found = eligible(backends, ask, now) if len(why) < len(backends) else []
-        if not found:
-            return Choice(None, {}, why)
-        totals = zip((each.id for each in found), scores(found, now), strict=True)
-        return Choice(pick(found, now, self._rng).id, dict(totals), why)
+        suited, told = self._suited(ask), Choice()
+        for backend in self._table.backends(ask.route.pool):
+            if (unfit := suited.unfit.get(backend.id)) is not None:
+                tried = was_tried(backend, ask)
+                told.excluded[backend.id] = Exclusion.ALREADY_TRIED if tried else unfit
+        found = self._first(suited.ready, ask, now, barred, told)
+        second = Choice(excluded=told.excluded)
+        other = self._first(suited.degraded, ask, now, barred, second)
+        if found is None:
+            found, told = other, second
+        told.backend_id = found.id if found is not None else None
+        return told
+
+    def _first(
+        self, backends: Sequence[Backend], ask: Ask, now: float, barred: AbstractSet[str], told: Choice | None = None
+    ) -> Backend | None:  # fmt: skip
+        """Return the cheapest without an obstacle; with `told`, note what each of them is worth."""
+        if told is None and len(backends) == 1:
+            return backends[0] if obstacle(backends[0], ask, now, barred) is None else None
+        costs = _costs(backends, ask)
+        if told is None and backends:  # the common case in one look
+            best = backends[self._least(costs)]
+            if obstacle(best, ask, now, barred) is None:
+                return best
+        found = None
+        for place in self._in_order(costs):
+            backend = backends[place]
+            reason = obstacle(backend, ask, now, barred)
+            if reason is None:
+                found = found or backend
+                if told is None:
+                    return found
+                told.expected_s[backend.id] = costs[place]
+            elif told is not None:
+                told.excluded[backend.id] = reason
+        return found
+
+    def _least(self, costs: Sequence[float]) -> int:
+        """Return the place of the least; of several one by chance."""
+        least = min(costs)
+        if costs.count(least) == 1:
+            return costs.index(least)
+        return self._rng.choice([place for place, cost in enumerate(costs) if cost == least])
+
+    def _in_order(self, costs: Sequence[float]) -> list[int]:
+        """Return the places of the costs, least first, equals by chance."""
+        places = list(range(len(costs)))
+        self._rng.shuffle(places)
+        return sorted(places, key=costs.__getitem__)
+
+    def _suited(self, ask: Ask) -> Suited:
+        """Return who suits a request; looked for once, until the table is another."""
+        table, route = self._table, ask.route
+        if self._revision != table.revision:
+            self._known.clear()
+            self._revision = table.revision
+        key = route.pool, route.adapter, ask.call.endpoint
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = _suited(table.backends(route.pool), ask)
+        return known
+
+
+def _costs(backends: Sequence[Backend], ask: Ask) -> list[float]:
+    """Return the seconds until a request that is sent there now would be done, for each."""
+    if not backends:
+        return []
+    own_s = backends[0].token_cost.of(ask.need.prompt_tokens, ask.need.output_tokens)
+    return [each.ahead_s + own_s * each.own_ratio for each in backends]
+
+
+def obstacle(
+    backend: Backend, ask: Ask, now: float, barred: AbstractSet[str] = NOBODY
+) -> Exclusion | None:
+    """Return why a backend that suits a request cannot take it now; None when it can."""
+    if ask.tried and was_tried(backend, ask):
+        return Exclusion.ALREADY_TRIED
+    window, demand = backend.window_tokens, ask.demand
+    if window is not None and demand.exact and demand.total_tokens > window:
+        return Exclusion.WINDOW_TOO_SMALL
+    if ask.call.endpoint in NO_ENGINE:
+        return None
+    need, caller = ask.need, ask.caller
+    tokens = need.prompt_tokens + need.output_tokens
+    if need.batch:
+        tokens = backend.room.enough(tokens)
+    found = backend.obstacle(tokens, now, caller.priority, ask.top_priority, caller.tenant)
+    if found is None and barred and backend.id in barred:
+        return Exclusion.CLAIMED
+    return found
+
+
+def was_tried(backend: Backend, ask: Ask) -> bool:
+    """Whether an attempt failed there, and it has not come back since."""
+    at = ask.tried.get(backend.id)
+    return at is not None and not (backend.phase is Phase.READY and backend.since > at)
+
+
+def _suited(members: Sequence[Backend], ask: Ask) -> Suited:
+    ready, degraded, unfit = [], [], {}
+    for backend in members:
+        reason = _unfit(backend, ask)
+        if reason is not None:
+            unfit[backend.id] = reason
+        elif backend.phase is Phase.READY:
+            ready.append(backend)
+        else:
+            degraded.append(backend)
+    return Suited(ready, degraded, unfit)
+
+
+def _unfit(backend: Backend, ask: Ask) -> Exclusion | None:
+    """Return why a backend does not suit any request like this one."""
+    if backend.phase not in (Phase.READY, Phase.DEGRADED):
+        return Exclusion.NOT_SERVING
+    adapter = ask.route.adapter
+    if adapter is None:
+        missing = backend.base_model is None
+    else:
+        held = backend.models.get(adapter)
+        missing = held is None or held.parent is None
+    if missing:
+        return Exclusion.MODEL_MISSING
+    if backend.endpoints is not None and ask.call.endpoint not in backend.endpoints:
+        return Exclusion.ENDPOINT_MISSING
+    return None

@@ -49,7 +49,7 @@ def world(backends: int, limit: int | None) -> tuple[PoolTable, Gate]:
     ]
     queue = {"max_requests": 100_000, "tenant_share": 1.0, "max_wait": "1h", "max_tokens": "900M"}
     config = Config.model_validate({"pools": {"m": {"backends": members, "queue": queue}}})
-    gate = Gate(table, Chooser(), clock)
+    gate = Gate(table, Chooser(table), clock)
     table.apply(config.pools, config.health)
     gate.configure(config.pools, {0})
     at = clock.now() + 1e6  # fresh for as long as this runs

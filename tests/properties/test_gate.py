@@ -302,13 +302,9 @@ class AtTheGate(RuleBasedStateMachine):
         if any(let_in - self.let_in_before[each] >= PASSES for each in waiting):
             return
         for guest in waiting:
-            found = Chooser().find(
-                self.house.table.backends(guest.pool), guest.ask, self.loop.time()
-            )
-            assert found is None
-            why = Chooser().why_not(
-                self.house.table.backends(guest.pool), guest.ask, self.loop.time()
-            )
+            chooser = Chooser(self.house.table)
+            assert chooser.find(guest.ask, self.loop.time()) is None
+            why = chooser.explain(guest.ask, self.loop.time()).excluded
             assert any(reason.passes for reason in why.values())  # it waits for something
 
     def teardown(self):

@@ -28,8 +28,6 @@ from gateway.core.types import (
 from gateway.pools.health import Order
 from gateway.pools.table import PoolTable
 from gateway.routing.choice import Chooser
-from gateway.routing.filters import eligible, reasons
-from gateway.routing.pick import pick, scores
 
 NOW = 100.0
 ROUTE = Route("m", "m", "m")
@@ -92,7 +90,7 @@ def pool_of(states):
             table.order(backend.id, Order.CORDON)
         for _ in range(state["taken"]):
             table.take(backend.id, NOW)
-    return list(table)
+    return table
 
 
 @given(
@@ -102,28 +100,26 @@ def pool_of(states):
     need=st.builds(Need, st.integers(0, 5000), st.integers(0, 500)),
     top_priority=st.sampled_from([None, 1]),
     tried=st.sets(st.integers(1, 6), max_size=3),
-    claimed=st.sets(st.integers(1, 6), max_size=3),
+    barred=st.sets(st.integers(1, 6), max_size=3),
     seed=st.integers(0, 2**32),
 )
-def test_the_choice_is_an_eligible_backend_or_the_reasons_account_for_all(
-    states, demand, caller, need, top_priority, tried, claimed, seed
+def test_the_choice_may_take_the_request_or_the_reasons_account_for_all(
+    states, demand, caller, need, top_priority, tried, barred, seed
 ):
-    backends = pool_of(states)
+    table = pool_of(states)
     tried = dict.fromkeys((f"m/b{place}" for place in tried), math.inf)
-    claimed = {f"m/b{place}" for place in claimed}
+    barred = {f"m/b{place}" for place in barred}
     ask = Ask(ROUTE, CALL, demand, caller, need, top_priority, tried)
-    fit = eligible(backends, ask, NOW, claimed)
-    why = reasons(backends, ask, NOW, claimed)
-    choice = Chooser(random.Random(seed)).find(backends, ask, NOW, claimed)
-    if fit:
-        assert choice in fit
-        assert choice.id not in {*tried, *claimed}
-        assert choice.id not in why
+    chooser = Chooser(table, random.Random(seed))
+    told, choice = chooser.explain(ask, NOW, barred), chooser.find(ask, NOW, barred)
+    if told.expected_s:
+        assert choice.id in told.expected_s
+        assert choice.id not in {*tried, *barred, *told.excluded}
         assert choice.phase in (Phase.READY, Phase.DEGRADED)
-        assert len({backend.phase for backend in fit}) == 1
+        assert len({table.get(each).phase for each in told.expected_s}) == 1
         return
     assert choice is None
-    assert set(why) == {backend.id for backend in backends}
+    assert set(told.excluded) == table.ids()
 
 
 @given(
@@ -133,42 +129,26 @@ def test_the_choice_is_an_eligible_backend_or_the_reasons_account_for_all(
     seed=st.integers(0, 2**32),
 )
 def test_an_explanation_says_what_the_choice_does(states, demand, caller, seed):
-    backends = pool_of(states)
+    table = pool_of(states)
     ask = Ask(ROUTE, CALL, demand, caller)
-    before = [backend.in_flight for backend in backends]
-    told = Chooser(random.Random(seed)).explain(backends, ask, NOW)
-    choice = Chooser(random.Random(seed)).find(backends, ask, NOW)
-    assert told.backend_id == (choice.id if choice is not None else None)
-    assert told.excluded == Chooser().why_not(backends, ask, NOW)
-    assert (told.backend_id is None) == (not told.scores)
+    before = [backend.in_flight for backend in table]
+    chooser = Chooser(table, random.Random(seed))
+    told, choice = chooser.explain(ask, NOW), chooser.find(ask, NOW)
+    assert (told.backend_id is None) == (choice is None) == (not told.expected_s)
     if choice is not None:
-        assert told.scores[choice.id] == max(told.scores.values())
-    assert [backend.in_flight for backend in backends] == before
-
-
-@given(states=st.lists(STATES, min_size=1, max_size=6), seed=st.integers(0, 2**32))
-def test_pick_returns_one_of_the_best(states, seed):
-    backends = pool_of(states)
-    totals = dict(zip((each.id for each in backends), scores(backends, NOW), strict=True))
-    choice = pick(backends, NOW, random.Random(seed))
-    assert choice in backends
-    assert totals[choice.id] == max(totals.values())
+        least = min(told.expected_s.values())
+        assert told.expected_s[choice.id] == told.expected_s[told.backend_id] == least
+        assert all(seconds > 0 for seconds in told.expected_s.values())
+    assert [backend.in_flight for backend in table] == before
 
 
 @given(
     states=st.lists(STATES, min_size=2, max_size=6),
-    data=st.data(),
     seeds=st.tuples(st.integers(0, 2**32), st.integers(0, 2**32)),
 )
-def test_the_order_of_backends_and_chance_decide_nothing_when_one_is_best(states, data, seeds):
-    backends = pool_of(states)
-    totals = scores(backends, NOW)
-    assume(totals.count(max(totals)) == 1)
-    shuffled = data.draw(st.permutations(backends))
-    first, second = (random.Random(seed) for seed in seeds)
-    assert pick(backends, NOW, first) is pick(shuffled, NOW, second)
-
-
-@given(states=st.lists(STATES, min_size=1, max_size=6))
-def test_scores_stay_within_the_sum_of_the_weights(states):
-    assert all(0 <= total <= 1.1 + 1e-9 for total in scores(pool_of(states), NOW))
+def test_chance_decides_nothing_when_one_is_best(states, seeds):
+    table, ask = pool_of(states), Ask(ROUTE, CALL, Demand(10, True), Caller("k", "n", "t"))
+    costs = sorted(Chooser(table).explain(ask, NOW).expected_s.values())
+    assume(costs and costs.count(costs[0]) == 1)
+    first, second = (Chooser(table, random.Random(seed)).find(ask, NOW) for seed in seeds)
+    assert first is second

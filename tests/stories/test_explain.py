@@ -81,7 +81,7 @@ async def test_a_request_explains_itself_while_it_waits_and_after():
                 told = await explain(world, "wanted-1")
                 assert (told["state"], told["position"], told["may_wait_s"]) == ("waiting", 1, 30.0)
                 (backend,) = told["backends"]
-                assert (backend["verdict"], backend["score"]) == ("at_limit", None)
+                assert (backend["verdict"], backend["expected_s"]) == ("at_limit", None)
                 assert told["setting"] == backend["setting"]
                 assert told["setting"]["name"] == "pools.m.backends[0].max_in_flight"
                 name, _, line = told["setting"]["origin"].partition(":")

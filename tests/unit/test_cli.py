@@ -569,8 +569,8 @@ WAITED = {
     **{"model": "gpt", "pool": "m", "tenant": "acme", "key_id": "k7m2q9xd", "priority": 0},
     **{"prompt_tokens": 900, "output_tokens": 256, "message": None, "setting": STOP},
     "backends": [
-        {"id": "m/b1", "verdict": "kv_full", "score": None, "setting": STOP},
-        {"id": "m/b2", "verdict": "room", "score": 0.417, "setting": None},
+        {"id": "m/b1", "verdict": "kv_full", "expected_s": None, "setting": STOP},
+        {"id": "m/b2", "verdict": "room", "expected_s": 0.417, "setting": None},
     ],
 }
 
@@ -584,9 +584,9 @@ def test_explain_says_what_happened_then_the_backends_then_the_setting(run):
         "req_1 waited 3.2 s for gpt and was sent to m/b2.",
         "  model gpt · pool m · key k7m2q9xd (acme) · priority 0 · 900 prompt + 256 output tokens",
         "",
-        "BACKEND  VERDICT  SCORE  SETTING",
-        "m/b1     kv full      -  pools.m.kv.stop_admitting: 0.9 (gateway.yaml:12)",
-        "m/b2     room     0.417",
+        "BACKEND  VERDICT  DONE IN  SETTING",
+        "m/b1     kv full           pools.m.kv.stop_admitting: 0.9 (gateway.yaml:12)",
+        "m/b2     room     0.42 s",
         "",
         "Decided by pools.m.kv.stop_admitting: 0.9 (gateway.yaml:12)",
     ]

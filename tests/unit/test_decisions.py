@@ -74,7 +74,7 @@ class Fleet:
 
     def decide(self, request_id="r1", *, wait_s=30.0, asked=None):
         backends = self.table.backends("m")
-        choice = Chooser().explain(backends, asked or ask(), NOW)
+        choice = Chooser(self.table).explain(asked or ask(), NOW)
         return decide(
             request_id, asked or ask(), backends, choice, pool=self.pool, at=(NOW, WALL), wait_s=wait_s
         )  # fmt: skip
@@ -122,17 +122,17 @@ def test_a_decision_says_who_asked_for_what_and_what_each_backend_said():
     assert (seen.model, seen.pool, seen.tenant, seen.key_id) == ("alias", "m", "acme", "k1")
     assert (seen.state, seen.at, seen.wall_at, seen.need.tokens) == (State.WAITING, NOW, WALL, 10)
     first, second = seen.said
-    assert (first.exclusion, first.score) == (Exclusion.AT_LIMIT, None)
+    assert (first.exclusion, first.expected_s) == (Exclusion.AT_LIMIT, None)
     assert second.exclusion is None
-    assert second.score > 0
+    assert second.expected_s > 0
 
 
 def test_a_degraded_backend_is_neither_excluded_nor_scored_while_a_ready_one_has_room():
     fleet = Fleet()
     fleet.first.phase = Phase.DEGRADED
     first, second = fleet.decide().said
-    assert (first.exclusion, first.score) == (None, None)
-    assert second.score is not None
+    assert (first.exclusion, first.expected_s) == (None, None)
+    assert second.expected_s is not None
 
 
 def test_nothing_of_the_prompt_is_kept():

@@ -1,7 +1,8 @@
 import pytest
 
 from gateway.core.types import LoadSample
-from gateway.pools.limit import CEILING, START, UNSEEN, Limit, Rate, Sign, late, unreserved
+from gateway.pools.limit import CEILING, START, UNSEEN, Limit, Sign, late, unreserved
+from gateway.pools.rate import Rate
 
 
 def sample(running=0, waiting=0, preemptions=0.0):

@@ -45,7 +45,7 @@ class Desk:
         table.apply(self.loaded.config.pools)
         self.metrics = Metrics(Readings(), clock)
         self.orders = orders(table, clock, self.loaded.config)
-        self.table, self.gate = table, Gate(table, Chooser(), clock)
+        self.table, self.gate = table, Gate(table, Chooser(table), clock)
         self.gate.configure(self.loaded.config.pools, {0})
         self.app = admin_app(
             table=table,

@@ -48,7 +48,7 @@ class Fleet:
         self.table = PoolTable(self.clock)
         self.table.apply(self.config.pools)
         self.metrics = Metrics(Readings(bodies=lambda: (5, 9)), self.clock)
-        self.gate = Gate(self.table, Chooser(), self.clock)
+        self.gate = Gate(self.table, Chooser(self.table), self.clock)
         self.gate.configure(self.config.pools, {0})
 
     def ready(self, *ids, models=(BASE,)):

@@ -77,7 +77,7 @@ class Desk:
         file.write_text(text)
         self.loaded, self.clock, self.ring = load_config(file), HeldClock(), ring or OpenRing()
         self.table = PoolTable(self.clock)
-        self.gate = Gate(self.table, Chooser(), self.clock)
+        self.gate = Gate(self.table, Chooser(self.table), self.clock)
         self.table.apply(self.loaded.config.pools)
         self.gate.configure(self.loaded.config.pools, {0})
         for each in (FIRST, SECOND):
@@ -170,7 +170,7 @@ def test_a_request_that_waits_can_say_why(busy):
         " (wait unknown)."
     )
     first, second = told["backends"]
-    assert (first["id"], first["verdict"], first["score"]) == (FIRST, "at_limit", None)
+    assert (first["id"], first["verdict"], first["expected_s"]) == (FIRST, "at_limit", None)
     assert first["setting"] == {
         "name": "pools.m.backends[0].max_in_flight",
         "value": 2,
@@ -286,7 +286,7 @@ def test_a_request_with_room_would_be_sent_at_once(desk):
     assert told["sentence"] == "It would be sent to m/b2 at once."
     assert (told["pool"], told["prompt_tokens"], told["output_tokens"]) == ("m", 10, 50)
     assert [each["verdict"] for each in told["backends"]] == ["at_limit", "room"]
-    assert told["backends"][1]["score"] > 0
+    assert told["backends"][1]["expected_s"] > 0
 
 
 def test_a_dry_run_takes_and_queues_nothing(busy):

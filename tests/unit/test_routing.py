@@ -31,10 +31,7 @@ from gateway.core.types import (
 from gateway.pools.health import Order
 from gateway.pools.table import PoolTable
 from gateway.routing.catalog import Catalog, Catalogs, status
-from gateway.routing.choice import Chooser
-from gateway.routing.filters import eligible, exclusion, reasons
-from gateway.routing.pick import pick, scores
-from gateway.routing.scorers import free_kv_cache, least_work
+from gateway.routing.choice import NOBODY, Chooser, obstacle
 
 NOW = 100.0
 URLS = [f"http://127.0.0.1:{port}" for port in (8001, 8002, 8003)]
@@ -100,25 +97,25 @@ def call(model="m", endpoint=Endpoint.CHAT):
     return Call(endpoint, Dialect.CHAT, model, stream=False, body=b"{}")
 
 
-def names(backends):
-    return [backend.name for backend in backends]
-
-
 def ask(*, route=ROUTE, asked=None, demand=SMALL, caller=ANYONE, tried=(), **more):
     return Ask(route, asked or call(), demand, caller, tried=dict.fromkeys(tried, math.inf), **more)
 
 
-def found(table, *, now=NOW, claimed=frozenset(), **asked):
-    return names(eligible(table.backends("m"), ask(**asked), now, claimed))
+def told(table, *, now=NOW, **asked):
+    return Chooser(table).explain(ask(**asked), now)
 
 
-def why(table, *, now=NOW, claimed=frozenset(), **asked):
-    return reasons(table.backends("m"), ask(**asked), now, claimed)
+def found(table, **asked):
+    """Return the names of those that may take the request."""
+    return sorted(backend_id.removeprefix("m/") for backend_id in told(table, **asked).expected_s)
 
 
-def chosen(table, *, seed=0, claimed=frozenset(), **asked):
-    chooser = Chooser(random.Random(seed))
-    best = chooser.find(table.backends("m"), ask(**asked), NOW, claimed)
+def why(table, **asked):
+    return told(table, **asked).excluded
+
+
+def chosen(table, *, seed=0, now=NOW, barred=NOBODY, **asked):
+    best = Chooser(table, random.Random(seed)).find(ask(**asked), now, barred)
     return best.name if best is not None else None
 
 
@@ -163,14 +160,27 @@ def test_a_backend_that_was_tried_is_not_asked_again(table):
 
 
 def test_a_backend_that_came_back_after_it_was_tried_may_be_asked_again(table):
-    again = ask(tried=["m/b1"])
+    make_down(table, "m/b1")
+    again = ask()
     again.tried["m/b1"] = NOW + 1
-    backends = table.backends("m")
-    assert names(eligible(backends, again, NOW + 2)) == ["b2", "b3"]
-    backends[0].since = NOW + 2  # READY anew
-    assert names(eligible(backends, again, NOW + 2)) == ["b1", "b2", "b3"]
-    backends[0].phase = Phase.DEGRADED
-    assert names(eligible(backends[:1], again, NOW + 2)) == []
+    table.observe("m/b1", ModelsSeen(NOW + 2, (BASE,)))
+    for _ in range(3):
+        table.observe("m/b1", ProbePassed(NOW + 2))
+    assert table.get("m/b1").phase is Phase.READY  # anew
+    chooser = Chooser(table)
+    assert set(chooser.explain(again, NOW + 2).expected_s) == {"m/b1", "m/b2", "m/b3"}
+    again.tried["m/b1"] = NOW + 3
+    assert chooser.explain(again, NOW + 3).excluded == {"m/b1": Exclusion.ALREADY_TRIED}
+
+
+def test_what_suits_is_looked_for_again_when_a_model_list_or_a_phase_changes(table):
+    chooser, wanted = Chooser(table), ask(route=LORA_ROUTE)
+    assert chooser.find(wanted, NOW) is None
+    make_ready(table, "m/b2", models=(BASE, LORA))
+    assert chooser.find(wanted, NOW).name == "b2"
+    make_down(table, "m/b2")
+    assert chooser.find(wanted, NOW) is None
+    assert chooser.explain(wanted, NOW).excluded["m/b2"] is Exclusion.NOT_SERVING
 
 
 def test_backends_that_take_no_work_are_not_serving(table):
@@ -224,7 +234,7 @@ def test_a_backend_that_tells_its_endpoints_is_asked_for_no_others(table):
 )
 def test_only_an_exact_count_excludes_a_small_window(table, demand, fits):
     expected = None if fits else Exclusion.WINDOW_TOO_SMALL
-    assert exclusion(table.get("m/b1"), ask(demand=demand), NOW) is expected
+    assert obstacle(table.get("m/b1"), ask(demand=demand), NOW) is expected
 
 
 def test_a_backend_of_unknown_window_is_never_too_small(table):
@@ -255,15 +265,15 @@ def test_a_request_goes_where_its_need_fits_into_the_kv_cache(table):
     assert found(table, need=Need(2000, 1000)) == ["b1", "b2", "b3"]
 
 
-def test_what_is_claimed_is_left_to_who_claimed_it(table):
-    assert found(table, claimed={"m/b1", "m/b3"}) == ["b2"]
-    assert why(table, claimed={"m/b1"}) == {"m/b1": Exclusion.CLAIMED}
-    assert chosen(table, claimed=set(table.ids())) is None
+def test_what_is_barred_is_left_alone(table):
+    assert chosen(table, barred={"m/b1", "m/b3"}) == "b2"
+    assert chosen(table, barred=set(table.ids())) is None
+    assert obstacle(table.get("m/b1"), ask(), NOW, {"m/b1"}) is Exclusion.CLAIMED
 
 
-def test_a_claim_hides_no_reason_that_waiting_does_not_cure(table):
-    make_ready(table, "m/b1", models=(ServedModel("x", None, 1), ServedModel("y", None, 1)))
-    assert why(table, claimed={"m/b1"}) == {"m/b1": Exclusion.MODEL_MISSING}
+def test_a_bar_hides_no_reason_that_waiting_does_not_cure(table):
+    large = ask(demand=Demand(5000, exact=True))
+    assert obstacle(table.get("m/b1"), large, NOW, {"m/b1"}) is Exclusion.WINDOW_TOO_SMALL
 
 
 def test_the_last_places_are_for_the_highest_priority():
@@ -343,60 +353,86 @@ def test_equals_are_taken_at_random_and_only_equals(table):
     scrape(table, "m/b1", running=1)
     scrape(table, "m/b2", running=5)
     scrape(table, "m/b3", running=1)
-    rng = random.Random(7)
-    counts = Counter(pick(table.backends("m"), NOW, rng).name for _ in range(400))
+    chooser = Chooser(table, random.Random(7))
+    counts = Counter(chooser.find(ask(), NOW).name for _ in range(400))
     assert set(counts) == {"b1", "b3"}
     assert min(counts.values()) > 140
 
 
-def test_scorers_can_be_replaced_and_weighted(table):
-    scrape(table, "m/b1", running=0, kv=0.8)
-    scrape(table, "m/b2", running=4, kv=0.1)
-    two = table.backends("m")[:2]
-    rng = random.Random(0)
-    assert pick(two, NOW, rng, [(least_work, 1.0)]).name == "b1"
-    assert pick(two, NOW, rng, [(free_kv_cache, 1.0)]).name == "b2"
-    weights = [(least_work, 2.0), (free_kv_cache, 3.0)]
-    assert scores(two, NOW, weights)[1] == pytest.approx(2.0 / 5 + 3.0 * 0.9)
+def test_a_long_prompt_that_is_still_to_be_read_weighs_more_than_several_short_ones(table):
+    table.take("m/b1", NOW, Need(100_000, 100))
+    for _ in range(3):
+        table.take("m/b2", NOW, Need(100, 100))
+    for _ in range(4):
+        table.take("m/b3", NOW, Need(100, 100))
+    assert {chosen(table, seed=seed) for seed in range(20)} == {"b2"}
+
+
+def test_a_prompt_that_was_read_is_no_work_any_more(table):
+    first = table.take("m/b1", NOW, Need(100_000, 100, streams=True))
+    second = table.take("m/b2", NOW, Need(20_000, 200, streams=True))
+    table.take("m/b3", NOW, Need(100_000, 1000))
+    assert chosen(table) == "b2"
+    for slot in (first, second):
+        table.first_token(slot, NOW)
+    for name in ("b1", "b2"):
+        scrape(table, f"m/{name}", running=1)
+    assert chosen(table) == "b1"
+
+
+def test_a_backend_that_is_surely_slower_takes_as_much_longer_for_the_same_work(table):
+    table.get("m/b1").slowness = 4.0
+    for name, count in (("b1", 1), ("b2", 3), ("b3", 9)):
+        scrape(table, f"m/{name}")
+        for _ in range(count):
+            table.take(f"m/{name}", NOW, Need(100, 100))
+    expected = told(table, need=Need(100, 100)).expected_s
+    assert expected["m/b2"] < expected["m/b1"] < expected["m/b3"]
+
+
+def test_a_pools_pace_is_that_of_its_fastest_member(table):
+    for _ in range(3):
+        table.get("m/b1").writes.learn(NOW, 1.0, 4000)
+        table.get("m/b2").writes.learn(NOW, 1.0, 10)
+    table.listen([], NOW)
+    assert {each.token_cost.output_s for each in table} == {1 / 4000}
 
 
 def test_an_unknown_or_stale_kv_cache_counts_as_half_full(table):
-    backend = table.get("m/b1")
-    assert free_kv_cache([backend], NOW) == [0.5]
-    scrape(table, "m/b1", kv=None)
-    assert free_kv_cache([backend], NOW) == [0.5]
-    scrape(table, "m/b1", kv=0.25)
-    assert free_kv_cache([backend], NOW) == [0.75]
-    assert free_kv_cache([backend], NOW + 60) == [0.5]
+    for name, kv in (("b1", 0.4), ("b2", None), ("b3", 0.6)):
+        scrape(table, f"m/{name}", kv=kv)
+    expected = told(table).expected_s
+    assert expected["m/b1"] < expected["m/b2"] < expected["m/b3"]
+    table.listen([], NOW + 60)
+    assert len(set(told(table, now=NOW + 60).expected_s.values())) == 1
 
 
 def test_nobody_to_choose_is_told_with_every_reason(table):
     make_down(table, "m/b1")
     scrape(table, "m/b2", running=1, kv=0.95)
     assert chosen(table, tried=["m/b3"]) is None
-    assert Chooser().why_not(table.backends("m"), ask(tried=["m/b3"]), NOW) == {
+    assert why(table, tried=["m/b3"]) == {
         "m/b1": Exclusion.NOT_SERVING,
         "m/b2": Exclusion.KV_FULL,
         "m/b3": Exclusion.ALREADY_TRIED,
     }
 
 
-def test_an_explanation_has_the_choice_all_scores_and_the_reasons_of_the_rest(table):
+def test_an_explanation_has_the_choice_all_costs_and_the_reasons_of_the_rest(table):
     scrape(table, "m/b1", running=3)
     scrape(table, "m/b2", running=1)
     make_down(table, "m/b3")
-    told = Chooser().explain(table.backends("m"), ask(), NOW)
-    assert told.backend_id == "m/b2"
-    assert set(told.scores) == {"m/b1", "m/b2"}
-    assert told.scores["m/b2"] == scores([table.get("m/b2")], NOW)[0] > told.scores["m/b1"]
-    assert told.excluded == {"m/b3": Exclusion.NOT_SERVING}
+    explained = told(table)
+    assert explained.backend_id == "m/b2"
+    assert explained.expected_s["m/b2"] < explained.expected_s["m/b1"]
+    assert explained.excluded == {"m/b3": Exclusion.NOT_SERVING}
     assert all(backend.in_flight == 0 for backend in table)
 
 
 def test_an_explanation_of_nobody_has_only_reasons(table):
-    told = Chooser().explain(table.backends("m"), ask(tried=table.ids()), NOW)
-    assert (told.backend_id, told.scores) == (None, {})
-    assert told.excluded == dict.fromkeys(table.ids(), Exclusion.ALREADY_TRIED)
+    explained = told(table, tried=table.ids())
+    assert (explained.backend_id, explained.expected_s) == (None, {})
+    assert explained.excluded == dict.fromkeys(table.ids(), Exclusion.ALREADY_TRIED)
 
 
 # --- names ----------------------------------------------------------------------------------------

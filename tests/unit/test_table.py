@@ -110,50 +110,56 @@ def test_a_new_backend_is_starting_and_its_key_is_plain_for_the_request(clock):
 # --- load and saturation --------------------------------------------------------------------------
 
 
-def test_load_is_what_the_scrape_showed_plus_what_was_sent_since(table):
+def ahead_s(requests=0, foreign=0):
+    """Return the seconds of work of so many small requests of ours, and of so many of others."""
+    backend = Backend("m", "b", ONE)
+    backend.in_flight, backend.foreign = requests, foreign
+    backend.weigh_ours()
+    return backend.ahead_s
+
+
+def test_what_is_ahead_is_what_others_were_seen_to_have_there_and_what_is_ours(table):
     backend = table.get("m/b1")
     before = table.take("m/b1", 100.0)
     scrape(table, 101.0, running=7, waiting=2)
-    assert backend.load(101.0) == 9
+    assert backend.ahead_s == ahead_s(1, 8)
     after = table.take("m/b1", 101.5)
-    assert table.load(backend, 101.5) == 10
+    assert backend.ahead_s == ahead_s(2, 8)
     before.release()
-    assert (backend.load(101.6), backend.in_flight) == (10, 1)
+    assert backend.ahead_s == ahead_s(1, 8)
     after.release()
-    assert (backend.load(101.7), backend.in_flight) == (9, 0)
+    assert backend.ahead_s == ahead_s(0, 8)
 
 
-def test_load_is_never_less_than_what_we_know_to_be_there(table):
+def test_what_is_ahead_is_never_less_than_what_we_know_to_be_there(table):
     backend = table.get("m/b1")
     for _ in range(5):
         table.take("m/b1", 100.0)
     scrape(table, 101.0, running=1)  # its engine is late: the gauge is of before they came
-    assert backend.load(101.0) == 5
+    assert backend.ahead_s == ahead_s(5)
 
 
-def test_unknown_load_is_our_own_in_flight_and_never_looks_free(table):
+def test_unknown_work_is_ours_and_one_of_others_so_that_it_never_looks_free(table):
     backend = table.get("m/b1")
     assert backend.stale(100.0)
-    assert backend.load(100.0) > 0
+    assert backend.ahead_s == ahead_s(0, 1) > 0
     table.take("m/b1", 100.0)
-    one = backend.load(100.0)
-    table.take("m/b1", 100.0)
-    assert backend.load(100.0) == one + 1
+    assert backend.ahead_s == ahead_s(1, 1)
 
 
-def test_a_scrape_older_than_three_seconds_tells_nothing_of_the_load(table):
+def test_a_scrape_older_than_three_seconds_tells_nothing_of_the_work(table):
     backend = table.get("m/b1")
     scrape(table, 100.0, running=50)
-    assert backend.load(103.0) == 50
-    assert not backend.stale(103.0)
-    assert backend.load(103.1) < 50
-    assert backend.stale(103.1)
+    table.listen([], 103.0)
+    assert (backend.ahead_s, backend.stale(103.0)) == (ahead_s(0, 50), False)
+    table.listen([], 103.1)
+    assert (backend.ahead_s, backend.stale(103.1)) == (ahead_s(0, 1), True)
 
 
 def test_a_failed_scrape_does_not_forget_the_sample(table):
     scrape(table, 100.0, running=50)
     table.observe("m/b1", ScrapeFailed(101.0, "timeout"))
-    assert table.get("m/b1").load(101.0) == 50
+    assert table.get("m/b1").ahead_s == ahead_s(0, 50)
 
 
 def test_the_kv_cache_closes_at_the_high_mark_and_opens_below_the_low_one(table):
@@ -621,5 +627,5 @@ def test_listeners_hear_of_each_prompt_that_was_read_once(table):
 
 def test_unknown_load_weighs_more_than_an_idle_backend_that_shows_its_load(table):
     scrape(table, running=0)
-    assert table.get("m/b1").load(100.0) == 0
-    assert table.get("m/b2").load(100.0) > 0
+    assert table.get("m/b1").ahead_s == 0
+    assert table.get("m/b2").ahead_s > 0

@@ -1,0 +1,33 @@
+"""How fast something goes, by the best that was seen of it lately. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+_HALF_LIFE_S: Final = 600.0  # outlasts minutes of overload, not an hour of other traffic
+
+
+@dataclass(slots=True)
+class Rate:
+    """How fast a backend reads prompts, or writes one stream: the best seen lately, in tokens per second.
+
+    A request's own rate is a lower bound, because its time holds the engine's queue and the shared
+    batch too; so the best counts and congestion does not become the norm. A prompt found in the
+    prefix cache is no reading: one such may at most double the rate.
+    """
+
+    _best: float = 0.0
+    _at: float = 0.0
+
+    def learn(self, now: float, seconds: float, tokens: int) -> None:
+        """Take in one measurement; give a prompt's tokens without those known to be cached."""
+        seen = tokens / max(seconds, 0.001)
+        known = self.at(now)
+        if known is None or seen > known:
+            self._best, self._at = min(seen, 2 * (known or seen)), now
+
+    def at(self, now: float) -> float | None:
+        """Return the rate; None while nothing was measured."""
+        return self._best * math.exp2((self._at - now) / _HALF_LIFE_S) or None

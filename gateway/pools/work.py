@@ -1,0 +1,51 @@
+"""What a token costs the backends of a pool, in seconds: the unit of the choice between them. Pure.
+
+It costs what it costs the fastest of them. A backend that had little to do has shown little pace, and
+must not get less work for it; only a proven slowness (`pools.speed`) parts two backends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.pools.rate import Rate
+
+# Until a pool has shown its pace: a GPU reads about so much, and writes so much for ten streams.
+_UNKNOWN_PROMPT_S: Final = 1 / 10_000
+_UNKNOWN_OUTPUT_S: Final = 1 / 1_000
+USUAL_TOKENS: Final = 256  # of output, of a request of which nothing is known
+_FULLER: Final = 0.1  # of a request's own seconds is what a full KV cache adds to them
+_HALF_FULL: Final = 0.5  # a cache of which nothing is known
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCost:
+    """The seconds that one token takes of the fastest backend, when its batch is full."""
+
+    prompt_s: float = _UNKNOWN_PROMPT_S
+    output_s: float = _UNKNOWN_OUTPUT_S
+
+    def of(self, prompt_tokens: int, output_tokens: int) -> float:
+        """Return the seconds of one request; it takes a step at least."""
+        return prompt_tokens * self.prompt_s + (output_tokens + 1) * self.output_s
+
+
+def token_cost(reads: Iterable[Rate], writes: Iterable[Rate], now: float) -> TokenCost:
+    """Return the cost by the best that any backend of a pool was seen to read and to write lately."""
+    prompts = max((rate.at(now) or 0.0 for rate in reads), default=0.0)
+    outputs = max((rate.at(now) or 0.0 for rate in writes), default=0.0)
+    return TokenCost(
+        1 / prompts if prompts else _UNKNOWN_PROMPT_S,
+        1 / outputs if outputs else _UNKNOWN_OUTPUT_S,
+    )
+
+
+def own_ratio(slowness: float, kv_usage_ratio: float | None) -> float:
+    """Return by how much a request takes longer at a backend than its tokens cost.
+
+    A fuller KV cache adds so little that it parts only backends with about equal work.
+    """
+    usage = _HALF_FULL if kv_usage_ratio is None else kv_usage_ratio
+    return slowness * (1 + _FULLER * usage)
