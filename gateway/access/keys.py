@@ -171,7 +171,6 @@ def _caller(info: KeyInfo) -> Caller | None:
         parameters=info.parameters,
         max_context_tokens=info.max_context_tokens,
         max_output_tokens=info.max_output_tokens,
-        expires_at_s=info.ends_s,
     )
 
 

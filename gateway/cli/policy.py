@@ -45,19 +45,13 @@ def config_policy(
 
 
 def _policy(config: Config, pool: str | None, key: str | None, file: Path) -> Policy:
-    from gateway.config.parameters import Policies, overrides_of
-    from gateway.wire.parameters import effective
+    from gateway.config.parameters import Policies
 
     if pool is not None and pool not in config.pools:
         hint = f"pools: {', '.join(config.pools)}"
         raise VerbError(f"no pool is called {pool}", hint, Exit.NOT_FOUND)
     overrides = None if key is None else _of_key(config, key, file)
-    if pool is not None:
-        return Policies(config).of(pool, overrides)
-    layers = [("parameters", overrides_of(config.parameters))]
-    if overrides is not None:
-        layers.append(("the key's parameters", overrides))
-    return effective(layers)
+    return Policies(config).of(pool, overrides)
 
 
 def _of_key(config: Config, key_id: str, file: Path) -> Overrides | None:

@@ -113,11 +113,12 @@ class Policies:
 
     def __init__(self, config: Config) -> None:
         everywhere = ("parameters", overrides_of(config.parameters))
-        self._layers = {
+        self._layers: dict[str | None, list[tuple[str, Overrides]]] = {None: [everywhere]}
+        self._layers |= {
             name: [everywhere, (f"pools.{name}.parameters", overrides_of(pool.parameters))]
             for name, pool in config.pools.items()
         }
-        self._made: dict[tuple[str, Overrides | None], Policy] = {}
+        self._made: dict[tuple[str | None, Overrides | None], Policy] = {}
 
     def judge(self, asked: Asked, pool: str, key: Overrides | None) -> None:
         """Let a request to a pool, by a key with these overrides, pass or refuse it.
@@ -129,8 +130,8 @@ class Policies:
         if asked.facts or policy.denied_names:
             judge(asked, policy)
 
-    def of(self, pool: str, key: Overrides | None) -> Policy:
-        """Return the policy for a pool's requests by a key with these overrides."""
+    def of(self, pool: str | None, key: Overrides | None) -> Policy:
+        """Return the policy for requests by a key with these overrides: to a pool, or to any (None)."""
         policy = self._made.get((pool, key))
         if policy is None:
             if len(self._made) >= _MADE_MOST:

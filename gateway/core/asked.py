@@ -71,7 +71,6 @@ class Caller:
     max_context_tokens: int | None = None
     max_output_tokens: int | None = None
     parameters: Overrides | None = None
-    expires_at_s: float | None = None  # wall time, seconds since the epoch
 
     def may_use(self, model: str) -> bool:
         """Whether a model or adapter name matches one of the caller's globs (case matters)."""

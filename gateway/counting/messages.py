@@ -327,7 +327,12 @@ def _template_arguments(request: Json) -> Json:
     given, reasoning = request.get("chat_template_kwargs") or {}, request.get("reasoning") or {}
     if not isinstance(given, dict) or not isinstance(reasoning, dict):
         raise Unmodelled("template arguments that are no object")
-    effort = reasoning.get("effort")
-    if effort is not None:
-        given = {"enable_thinking": effort != "none", **given, "reasoning_effort": effort}
+    given = with_effort(given, reasoning.get("effort"))
     return {"chat_template_kwargs": given} if given else {}
+
+
+def with_effort(variables: Json, effort: Any) -> Json:
+    """Return template variables with an effort of reasoning, which switches thinking on or off too."""
+    if effort is None:
+        return variables
+    return {"enable_thinking": effort != "none", **variables, "reasoning_effort": effort}

@@ -31,6 +31,7 @@ from gateway.counting.messages import (
     documents_of,
     messages_of,
     tools_of,
+    with_effort,
 )
 
 MAX_RENDERED_CHARS: Final = 32 << 20
@@ -109,9 +110,7 @@ class ChatTemplate:
         given = request.get("chat_template_kwargs") or {}
         if not isinstance(given, dict) or not _RESERVED.isdisjoint(given):
             raise Unmodelled("chat_template_kwargs reach the engine's own arguments")
-        effort = request.get("reasoning_effort")
-        if effort is not None:
-            given = {"enable_thinking": effort != "none", **given, "reasoning_effort": effort}
+        given = with_effort(given, request.get("reasoning_effort"))
         return {
             name: value
             for name, value in given.items()

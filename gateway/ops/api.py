@@ -111,7 +111,7 @@ def admin_app(  # noqa: PLR0913 - all that is shown
             Route("/metrics", get_metrics),
             Route("/admin/v1/overview", get_overview),
             *reasons.routes(),
-            *Operate(orders, clock).routes(),
+            *Operate(orders).routes(),
             Route("/livez", livez),
             Route("/readyz", readyz),
         ],

@@ -23,7 +23,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.core.aio import Clock
 from gateway.core.events import Event
 from gateway.heal.orders import OrderRefused, Orders, Touched, Verb
 from gateway.heal.overrides import Override
@@ -64,7 +63,6 @@ class Operate:
     """The handlers."""
 
     orders: Orders
-    clock: Clock
 
     def routes(self) -> list[Route]:
         """Return the routes of the handlers."""

@@ -71,7 +71,6 @@ class ModelShape:
     quantized: bool = False
     kv_fp8: bool = False  # the checkpoint asks for an fp8 KV cache
     multimodal: bool = False  # it has an encoder of images, clips or sound
-    model_type: str = ""
 
     @property
     def recurrent(self) -> bool:
@@ -124,7 +123,6 @@ class ModelShape:
             quantized=model.quantization is not None,
             kv_fp8=_asks_for_fp8(model.quantization),
             multimodal=model.multimodal,
-            model_type=model.model_type,
         )
 
 

@@ -62,7 +62,7 @@ def test_a_created_key_lets_its_holder_in_with_its_limits(path):
         3,
     )
     assert (caller.max_context_tokens, caller.max_output_tokens) == (32768, 1024)
-    assert caller.expires_at_s == NOW + 60
+    assert list_keys(path)[0].ends_s == NOW + 60
     assert caller.may_use("qwen3-8b")
     assert caller.may_use("lora-a")
     assert not caller.may_use("llama")
