@@ -65,6 +65,7 @@ class Slot:
         self.logs: asyncio.Event | None = None  # the log is read once this is set
         self.reading = False
         self.waiting = 0  # looks that waited so
+        self.hanging = 0  # looks that wait so now
         self.lasts: asyncio.Event | None = (
             None  # a server that is told to stop has stopped once this is set
         )
@@ -206,11 +207,14 @@ class Launching:
         seen = slot.shown.pop() if slot.shown else self._seen()
         if (looks := slot.looks) is not None:
             slot.waiting += 1
+            slot.hanging += 1
             try:
                 async with asyncio.timeout(3):
                     await looks.wait()
             except TimeoutError as error:
                 raise LaunchError("looking at it took too long") from error
+            finally:
+                slot.hanging -= 1
         return seen
 
     def _seen(self) -> Seen:

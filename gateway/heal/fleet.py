@@ -103,6 +103,8 @@ class Fleet:
         if going:
             await asyncio.wait(going)
         every = [*self.units.values(), *going.values()]
+        for unit in every:
+            unit.end()
         async with asyncio.TaskGroup() as group:
             for unit in every:
                 launch = unit.config.launch

@@ -54,8 +54,8 @@ class Observed:
         self._weighed_at = clock.now()
         self._restarted_at: deque[float] = deque(maxlen=_LOOP)  # by its service manager
 
-    async def look(self, max_memory_bytes: int | None) -> bool:
-        """See what runs and hear what it says; False where that cannot be told now."""
+    async def look(self, max_memory_bytes: int | None) -> None:
+        """See what runs and hear what it says. `seen` is None where that cannot be told now."""
         launcher = self.launcher
         lines: tuple[str, ...] = ()
         try:
@@ -66,7 +66,7 @@ class Observed:
                     await self._weigh(launcher, max_memory_bytes)
         except (LaunchError, TimeoutError) as error:
             self.seen, self.trouble = None, str(error) or "looking at it took too long"
-            return False
+            return
         now, before = self._clock.now(), self.seen
         if self.watch is not None:
             for line in lines:
@@ -80,7 +80,6 @@ class Observed:
         if seen.running and seen.incarnation != self.incarnation:
             self.begins(seen.incarnation)
         self.judges.scraped(self.backend, now)
-        return True
 
     async def lost_process(self) -> str:
         """Wait until a process ends that it cannot do without, and return it; empty: that cannot be told."""

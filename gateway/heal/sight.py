@@ -62,7 +62,7 @@ def _absent(state: State, seen: Seen, now: float, *, launches: bool) -> State:
         case Absent(looked=True, due=due) if due is launches:
             return state
         case Starting(incarnation=None, ours=True, pending=pending):
-            return replace(state, pending="") if pending else state  # it is not to be seen yet
+            return _at_work(state, "", now) if pending else state  # it is not to be seen yet
         case Failed(owed=True):
             return state
         case Failed(lives=False) | Suspended(lives=False) if launches:
@@ -99,9 +99,16 @@ def _pending(state: State, seen: Seen, now: float) -> State:
         case Suspended():
             return state
         case Starting():
-            return state if state.pending == told else replace(state, pending=told)
+            return state if state.pending == told else _at_work(state, told, now)
         case _:
-            return Starting(now, None, pending=told)
+            return Starting(now, None, pending=told, pending_at=now)
+
+
+def _at_work(state: Starting, told: str, now: float) -> Starting:
+    """Return a start with what its service manager does with it now; empty: nothing any more."""
+    since = state.pending_at if state.pending else now
+    owes = state.owes or bool(told)  # it does not serve meanwhile
+    return replace(state, pending=told, pending_at=since if told else 0.0, owes=owes)
 
 
 def _running(state: State, seen: Seen, now: float) -> State:
@@ -110,7 +117,8 @@ def _running(state: State, seen: Seen, now: float) -> State:
             return Starting(now, seen.incarnation, owes=False)
         case Starting(incarnation=None, before=before):
             another = seen.incarnation is not None and seen.incarnation != before
-            return replace(state, incarnation=seen.incarnation, pending="") if another else state
+            after = replace(state, incarnation=seen.incarnation)
+            return _at_work(after, "", now) if another else state
         case Suspended(lives=lives) if not lives or state.incarnation != seen.incarnation:
             return replace(state, incarnation=seen.incarnation, lives=True)
         case Suspended():
@@ -120,7 +128,7 @@ def _running(state: State, seen: Seen, now: float) -> State:
         case _ if state.incarnation != seen.incarnation:
             return Starting(now, seen.incarnation, before=state.incarnation)
         case Starting(pending=pending) if pending:
-            return replace(state, pending="")
+            return _at_work(state, "", now)
         case _:
             return state
 

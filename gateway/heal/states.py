@@ -56,7 +56,8 @@ class Starting(_State):
     before: Incarnation | None = None  # what it replaces; it may be seen for a while yet
     ours: bool = False  # we launched it
     owes: bool = True  # a token, before it serves; one that was found running does not
-    pending: str = ""  # what its service manager does with it meanwhile
+    pending: str = ""  # what its service manager does with it meanwhile, and
+    pending_at: float = 0.0  # since when it is at work on it
     told: str = ""  # where its start is
     ready_at: float | None = None  # when it is expected to serve; None: unknown
     fresh: bool = False  # it has just begun: what is known is of the process before
@@ -147,6 +148,7 @@ class Replacing(_State):
 
     order: Restart
     before: State
+    ready_at: float | None = None  # when it is expected to serve; None: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +161,7 @@ class Failed(_State):
     told: str = ""  # why, and what helps
     hopeless: bool = False  # a restart changes nothing about it
     owed: bool = False  # we stopped it and could not start it: that nothing runs is our doing
+    ready_at: float | None = None  # when it is expected to serve, restarted as soon as it may be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,8 +221,10 @@ def tending(state: State, *, launched: bool) -> Tending | None:  # noqa: C901 - 
             told = "waiting to be started" if looked else "looking for its process"
             return Tending(Phase.STARTING, "restart", told) if launched else None
         case Starting(owes=owes, told=told, pending=pending):
-            told, at, reason = pending or told, state.ready_at, "pending" if pending else "restart"
-            return Tending(Phase.STARTING, reason, told, state.fresh, at) if owes else None
+            at, reason = state.ready_at, "pending" if pending else "restart"
+            return (
+                Tending(Phase.STARTING, reason, told or pending, state.fresh, at) if owes else None
+            )
         case Proving(told=told):
             return Tending(Phase.STARTING, "restart", told, ready_at=state.ready_at)
         case Serving():
@@ -229,13 +234,13 @@ def tending(state: State, *, launched: bool) -> Tending | None:  # noqa: C901 - 
             return Tending(phase, state.reason, state.evidence) if out else None
         case Draining(told=told):
             return Tending(Phase.DRAINING, "restart", told)
-        case Replacing(order=order):
-            return Tending(Phase.STARTING, "restart", restarting(order))
-        case Failed(sign=sign, told=told, hopeless=hopeless):
-            if sign.cause is Cause.EXITED:
-                return Tending(Phase.DOWN, "exited", told)
-            phase = Phase.DOWN if hopeless else Phase.STARTING
-            return Tending(phase, "start_failed", told)
+        case Replacing(order=order, ready_at=ready_at):
+            return Tending(Phase.STARTING, "restart", restarting(order), ready_at=ready_at)
+        case Failed(sign=sign, told=told, hopeless=hopeless, ready_at=ready_at):
+            exited = sign.cause is Cause.EXITED
+            phase = Phase.DOWN if hopeless or exited else Phase.STARTING
+            reason = "exited" if exited else "start_failed"
+            return Tending(phase, reason, told, ready_at=ready_at)
         case Suspended(told=told, lives=lives, incarnation=left):
             if lives:
                 keeps = f"Its server still runs ({left}) and keeps its port and memory"

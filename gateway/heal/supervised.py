@@ -96,6 +96,7 @@ class Supervised:
         self._shared, self._timing = shared, shared.timing
         self._prepare = Preparation(backend, self.pages, shared.table, shared.clock, shared.events)
         self._processes: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None  # a look that is not over
         self._group: asyncio.TaskGroup | None = None
         self._to(self.state)
 
@@ -145,9 +146,15 @@ class Supervised:
 
     def end(self) -> None:
         """Be no longer configured: nothing is looked at or done any more."""
+        self._look_no_more()
         for task in (*self.tasks, self._processes):
             if task is not None:
                 task.cancel()
+
+    def _look_no_more(self) -> None:
+        looking, self._looking = self._looking, None
+        if looking is not None:
+            looking.cancel()
 
     async def _live(self, before: Sequence[asyncio.Task[None]]) -> None:
         for last in (*before, self.after):
@@ -233,8 +240,23 @@ class Supervised:
             draining = Draining(now, before.incarnation, order=order, before=before, until=until)
             self._to(replace(draining, told=told))
         else:
-            self._to(Replacing(now, before.incarnation, order=order, before=before))
+            self._to(self._replacing(order, before))
         self._go_on()
+
+    def _replacing(self, order: Restart, before: State) -> Replacing:
+        now = self._now()
+        ready_at = self._new_watch(now).ready_at(now)
+        return Replacing(now, before.incarnation, order=order, before=before, ready_at=ready_at)
+
+    def waits(self, decision: Wait | Suspend | None) -> None:
+        """Take note of why nothing is done about it, and of when it will serve if time alone ends that."""
+        self.decision, state, ready_at = decision, self.state, None
+        if not isinstance(state, Failed) or not state.examined:
+            return
+        if isinstance(decision, Wait) and decision.until is not None and not state.hopeless:
+            ready_at = self._new_watch(decision.until).ready_at(decision.until)
+        if ready_at != state.ready_at:
+            self._to(replace(state, ready_at=ready_at))
 
     def _stays_ordered(self, attempt: int) -> None:
         """Have an operator's order due again after a pause: it could not be carried out just now."""
@@ -260,7 +282,7 @@ class Supervised:
             self.decision = None
             if state.lives:
                 self._to(Starting(now, state.incarnation))
-                self.observed.watch = self._new_watch()
+                self.observed.watch = self._new_watch(now)
             else:
                 self._to(Failed(now, state.incarnation, sign=state.sign, told=state.told))
 
@@ -278,10 +300,10 @@ class Supervised:
     def _tell(self, kind: EventKind, label: str, detail: str) -> None:
         self._shared.events.note(self._shared.clock, kind, self.id, label, detail)
 
-    def _new_watch(self) -> StartWatch:
+    def _new_watch(self, began_at: float) -> StartWatch:
         patience, launches = self.pool.supervision.patience, self.launcher.launches
         usual_s = self._shared.usual.of(self.id, self.config, self._changes())
-        return StartWatch(patience, self._now(), launches, usual_s)
+        return StartWatch(patience, began_at, launches, usual_s)
 
     def _changes(self) -> Changes:
         return self._shared.overrides.of(self.id, self.config.launch).changes

@@ -233,7 +233,7 @@ class Supervisor:
     # --- acting -------------------------------------------------------------------------------------
 
     def _act(self, unit: Unit, decision: Decision | None) -> None:
-        unit.decision = decision if isinstance(decision, Wait | Suspend) else None
+        unit.waits(decision if isinstance(decision, Wait | Suspend) else None)
         match decision:
             case Restart():
                 unit.begin(decision)

@@ -18,6 +18,8 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Final
 
+from gateway.config.units import format_duration
+from gateway.core.aio import start
 from gateway.core.events import EventKind
 from gateway.core.types import Phase
 from gateway.heal.autopsy import Finding
@@ -74,13 +76,16 @@ class Unit(Supervised):
                 pass  # the policy says when it is started
 
     async def _look(self) -> None:
-        """See what runs; go where that leads, and say what no step will say."""
-        seen, before = await self._seen(), self.state
+        """See what runs; go where that leads, and say what no step will say.
+
+        A look that takes long goes on beside the steps, which do with what is known until it is over.
+        """
+        seen, before = await self._seen(self._timing.every_s), self.state
         if seen is None:
             return
         after = after_look(before, seen, self._now(), launches=self.launcher.launches)
         if isinstance(after, Starting) and not isinstance(before, Starting):
-            self.observed.watch = self._new_watch()
+            self.observed.watch = self._new_watch(self._now())
         if isinstance(before, Starting) and before.ours and before.incarnation is None:
             self.launched = after.incarnation  # its launcher could not tell yet
         if after is not before:
@@ -92,9 +97,17 @@ class Unit(Supervised):
         elif lived and isinstance(after, Absent):
             self._tell(EventKind.EXITED, "absent", seen.detail or "nothing of it runs any more")
 
-    async def _seen(self) -> Seen | None:
-        told = await self.observed.look(self.pool.supervision.max_memory)
-        return self.observed.seen if told else None
+    async def _seen(self, patience_s: float | None = None) -> Seen | None:
+        """Return what a look found; None where it cannot be told, or not yet."""
+        if self._looking is None:
+            look = self.observed.look(self.pool.supervision.max_memory)
+            self._looking = start(look, name=f"look at {self.id}")
+        await asyncio.wait([self._looking], timeout=patience_s)
+        if not self._looking.done():
+            return None
+        looked, self._looking = self._looking, None
+        looked.result()
+        return self.observed.seen
 
     # --- it serves, until there is evidence -------------------------------------------------------
 
@@ -142,8 +155,7 @@ class Unit(Supervised):
 
     async def _drain(self, state: Draining) -> None:
         await emptied(self.backend, self._shared.clock, state.until - self._now())
-        of, now = state.incarnation, self._now()
-        self._to(Replacing(now, of, order=state.order, before=state.before))
+        self._to(self._replacing(state.order, state.before))
 
     async def _replace(self, state: Replacing) -> None:
         """Claim the restart; have the launcher stop what runs, and start anew."""
@@ -161,6 +173,7 @@ class Unit(Supervised):
         if isinstance(state.before, Serving):  # its last list is of the server that goes, whole
             self.adapters, served_s = held_by(self.backend), self._now() - state.before.since
         self.diagnosis, self.observed.trouble = None, ""  # of the server that goes
+        self._look_no_more()  # what it will see is of the server that goes, too
         changes = shared.overrides.starting(self.id, self.config.launch, served_s)
         grace_s = self.pool.supervision.stop_grace
         try:
@@ -170,7 +183,7 @@ class Unit(Supervised):
             return
         self.signs, self.launched = {}, made
         self.observed.begins(made)
-        self.observed.watch = watch = self._new_watch()
+        self.observed.watch = watch = self._new_watch(self._now())
         starting = Starting(self._now(), made, before=order.incarnation, ours=True, fresh=True)
         self._to(replace(starting, told=watch.told(self._now())))
 
@@ -206,7 +219,7 @@ class Unit(Supervised):
     async def _start(self, state: Starting) -> None:
         """Wait until it answers; one that hangs is examined. Pending, it waits for its service manager."""
         now, health = self._now(), self.backend.health
-        watch = self.observed.watch = self.observed.watch or self._new_watch()
+        watch = self.observed.watch = self.observed.watch or self._new_watch(now)
         if state.pending:
             watch.put_off(now)
         elif health.up and state.incarnation is not None:
@@ -220,6 +233,8 @@ class Unit(Supervised):
             return
         owes = state.owes or now - state.since >= _FOUND_S
         told, ready_at = watch.told(now), watch.ready_at(now)
+        if state.pending:
+            told = f"pending for {format_duration(round(now - state.pending_at))}: {state.pending}"
         self._to(replace(state, told=told, owes=owes, fresh=False, ready_at=ready_at))
         until = now + self._timing.every_s
         while not self.backend.health.up and self._now() < until:  # noqa: ASYNC110 - nobody tells

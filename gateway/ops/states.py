@@ -22,6 +22,7 @@ BackendState = Literal[  # the worst first
     "asleep",  # its engine sleeps
     "cordoned",  # an operator keeps new requests from it
     "draining",  # an operator, or a reload, lets its requests finish
+    "pending",  # its service manager makes, stops or restarts it
     "restarting",  # it is being drained and restarted
     "starting",
     "degraded",  # it serves, with something wrong
@@ -38,7 +39,7 @@ PoolState = Literal[  # the worst first
 ]
 POOLS_WORST_FIRST: Final[tuple[PoolState, ...]] = get_args(PoolState)
 
-_ON_THEIR_WAY: Final = frozenset[BackendState]({"restarting", "starting"})
+_ON_THEIR_WAY: Final = frozenset[BackendState]({"pending", "restarting", "starting"})
 _SERVING: Final = frozenset[BackendState]({"ready", "degraded"})
 _BY_REASON: Final[dict[str, BackendState]] = {
     "suspended": "suspended",
@@ -49,7 +50,7 @@ _BY_REASON: Final[dict[str, BackendState]] = {
     "no_progress": "frozen",
     "asleep": "asleep",
     "restart": "restarting",
-    "pending": "restarting",
+    "pending": "pending",
     "new": "starting",
 }
 # Why a check of its health or its model list fails (`watch.fetch.FetchError`); or its requests do.

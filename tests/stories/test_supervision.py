@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import signal
 import sys
 
@@ -590,6 +591,19 @@ async def test_a_frozen_idle_engine_is_found_by_a_canary():
 
 
 @story
+async def test_a_frozen_engine_is_found_though_looking_at_it_hangs():
+    async with machine() as on:
+        slot, timing = on["m/b1"], Timing(0.02, token_s=0.2)
+        quick = {"supervision": {"canary": "200ms"}}
+        async with fleet(on, launched(slot), launched(on["m/b2"]), timing=timing, **quick) as world:
+            slot.looks = asyncio.Event()
+            await world.until(lambda: slot.waiting)
+            slot.sim.inject("frozen")
+            await world.until(lambda: world.phase() is Phase.DOWN)
+            assert slot.hanging == slot.waiting == 1, "the look that hangs came back before"
+
+
+@story
 async def test_an_engine_that_answers_errors_gets_time_to_end_and_to_say_why():
     async with machine() as on:
         quick = {"supervision": {"canary": "200ms"}}
@@ -691,6 +705,12 @@ async def test_a_server_that_its_service_manager_restarts_is_left_to_it():
             await world.until(lambda: world.phase() is not Phase.READY)
             await world.turns(50)
             assert slot.starts == []
+            (pool,) = (await world.admin("GET", "/admin/v1/overview")).json()["pools"]
+            told = pool["backends"][0]
+            assert told["state"] == "pending"
+            assert re.fullmatch(
+                r"pending for \d+s: its service manager is at work on it", told["detail"]
+            )
             await slot.restart_itself()
             await world.serves()
             assert slot.starts == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
@@ -248,6 +249,24 @@ async def test_a_start_that_a_restart_cannot_help_is_tried_once_more_and_nobody_
             assert (await world.chat(max_tokens=1)).status_code == 503
             told = [each for each in world.process.table.transitions if each.after is Phase.DOWN]
             assert told[0].reason == "start_failed"  # nobody waited for the second try either
+
+
+@story
+async def test_who_cannot_wait_for_a_backoff_and_the_start_after_it_hears_both_at_once():
+    async with machine() as on:
+        slow = {"supervision": {"backoff": "100s", "max_backoff": "100s"}}
+        async with fleet(on, launched(on["m/b1"]), **slow) as world:
+            await world.slot().die()  # the first restart comes at once, and its start is learnt
+            await world.until(lambda: len(world.slot().starts) == 2)
+            await world.serves()
+            await world.slot().die()
+            await world.until(lambda: world.unit().decision is not None)
+            reply = await world.chat(max_tokens=1)
+            assert reply.status_code == 503
+            told = re.search(r"expected to serve in about (\d+) s", reply.text)
+            assert told is not None, reply.text
+            assert 80 <= int(told[1]) <= 110
+            assert reply.headers["retry-after"] == "30"  # the most that clients are told
 
 
 @story

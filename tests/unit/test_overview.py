@@ -95,6 +95,7 @@ def fleet():
         (Phase.STARTING, "refused", {"starting": True}, "starting"),
         (Phase.STARTING, "models_http_401", {}, "unreachable"),
         (Phase.STARTING, "restart", {"starting": True}, "restarting"),
+        (Phase.STARTING, "pending", {"starting": True}, "pending"),
         (Phase.STARTING, "start_failed", {}, "failed"),
         (Phase.STARTING, "start_failed", {"suspended": True}, "suspended"),
         (Phase.DOWN, "exited", {}, "failed"),
@@ -122,6 +123,7 @@ def test_a_backend_s_state_says_what_is_the_matter_with_it(phase, reason, superv
         (["failing", "starting"], "down"),  # most requests fail
         (["suspended", "starting"], "starting"),
         (["restarting", "failed"], "starting"),
+        (["pending", "failed"], "starting"),
         (["suspended", "failed", "unreachable", "cordoned"], "down"),
     ],
 )
