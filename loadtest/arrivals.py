@@ -76,6 +76,21 @@ PROFILES: Final = {
                 (Kind("long", (2048, 4096), (128, 384)), 4),
             ),
         ),
+        # For an engine ten times slower, and for one five times faster with five times the cache.
+        Profile(
+            "small",
+            (
+                (Kind("short", (32, 128), (24, 64)), 16),
+                (Kind("long", (512, 1024), (64, 192)), 4),
+            ),
+        ),
+        Profile(
+            "large",
+            (
+                (Kind("short", (256, 1024), (64, 192)), 16),
+                (Kind("long", (8192, 16_384), (256, 512)), 4),
+            ),
+        ),
         # For a small model on CPU with a window of 2048 tokens: few arrivals and long outputs, so that
         # its cache fills before its processor does. Its small vocabulary takes three tokens for a word.
         Profile(

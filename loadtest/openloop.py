@@ -12,7 +12,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, Protocol
 
 from loadtest.arrivals import Shot, prompt
 from loadtest.outcomes import REFUSING, End, Outcome
@@ -21,6 +21,19 @@ _TAIL_BYTES: Final = 512  # holds the last frames of a stream
 _DATA: Final = b"data: "
 _DONE: Final = b"data: [DONE]"
 _ERROR: Final = b'data: {"error"'
+
+
+class Target(Protocol):
+    """What requests are sent to."""
+
+    def prepare(self, shot: Shot, *, retry: bool = False) -> Any:
+        """Return what `send` takes; made ahead, so that it delays no request."""
+
+    async def send(self, prepared: Any, outcome: Outcome, clock: Callable[[], float]) -> None:
+        """Send one request and note what becomes of it.
+
+        Cancel: the client hangs up at once and the outcome stays UNFINISHED.
+        """
 
 
 @dataclass
@@ -40,6 +53,30 @@ class Door:
         """Return the address with the fewest open requests; equals by chance."""
         least = min(self.open)
         return random.choice([i for i, count in enumerate(self.open) if count == least])
+
+    def prepare(self, shot: Shot, *, retry: bool = False) -> bytes:
+        """Return the bytes of a request."""
+        return request_bytes(self, shot, retry=retry)
+
+    async def send(self, prepared: bytes, outcome: Outcome, clock: Callable[[], float]) -> None:
+        """Send one request on a connection of its own, see `Target`."""
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future()
+        place = self.pick()
+        self.open[place] += 1
+        transport = None
+        try:
+            transport, _ = await loop.create_connection(
+                lambda: _Call(prepared, outcome, clock, ended), *self.addresses[place]
+            )
+            await ended
+        except OSError as error:
+            outcome.end, outcome.reason = End.FAILED, f"connect: {type(error).__name__}"
+        finally:
+            self.open[place] -= 1
+            ended.cancel()
+            if transport is not None:
+                transport.abort()
 
 
 def request_bytes(door: Door, shot: Shot, *, retry: bool = False) -> bytes:
@@ -149,32 +186,8 @@ class _Call(asyncio.Protocol):
         self._ended.set_result(None)
 
 
-async def send(door: Door, data: bytes, outcome: Outcome, clock: Callable[[], float]) -> None:
-    """Send one request and note what becomes of it.
-
-    Cancel: the connection is cut at once and the outcome stays UNFINISHED.
-    """
-    loop = asyncio.get_running_loop()
-    ended = loop.create_future()
-    place = door.pick()
-    door.open[place] += 1
-    transport = None
-    try:
-        transport, _ = await loop.create_connection(
-            lambda: _Call(data, outcome, clock, ended), *door.addresses[place]
-        )
-        await ended
-    except OSError as error:
-        outcome.end, outcome.reason = End.FAILED, f"connect: {type(error).__name__}"
-    finally:
-        door.open[place] -= 1
-        ended.cancel()
-        if transport is not None:
-            transport.abort()
-
-
 async def fire(
-    door: Door,
+    door: Target,
     shots: Sequence[Shot],
     *,
     until_s: float,
@@ -188,24 +201,24 @@ async def fire(
     Returns the outcomes and the moment at which it hung up.
     """
     loop = asyncio.get_running_loop()
-    ready = [(shot, request_bytes(door, shot)) for shot in shots]
+    ready = [(shot, door.prepare(shot)) for shot in shots]
     outcomes: list[Outcome] = []
     start = loop.time() + 0.05
 
     def clock() -> float:
         return loop.time() - start
 
-    async def one(shot: Shot, data: bytes) -> None:
+    async def one(shot: Shot, data: Any) -> None:
         outcome = Outcome(shot, shot.at_s)
         outcomes.append(outcome)
-        await send(door, data, outcome, clock)
+        await door.send(data, outcome, clock)
         wait_s = outcome.retry_after_s
         if not retry or wait_s is None or clock() + wait_s > until_s:
             return
         again = Outcome(shot, clock() + wait_s, retry=True)
         await asyncio.sleep(wait_s)
         outcomes.append(again)
-        await send(door, request_bytes(door, shot, retry=True), again, clock)
+        await door.send(door.prepare(shot, retry=True), again, clock)
 
     async with asyncio.TaskGroup() as group:
         tasks = []
@@ -224,7 +237,7 @@ async def fire(
 
 
 async def closed_loop(
-    door: Door, source: Iterator[Shot], *, clients: Sequence[tuple[float, int]]
+    door: Target, source: Iterator[Shot], *, clients: Sequence[tuple[float, int]]
 ) -> list[Outcome]:
     """Keep a number of requests in flight, one after the other each: (until_s, clients) in order."""
     loop = asyncio.get_running_loop()
@@ -237,9 +250,9 @@ async def closed_loop(
     async def client() -> None:
         while True:
             outcome = Outcome(next(source), clock())
-            data = request_bytes(door, outcome.shot)
+            data = door.prepare(outcome.shot)
             outcomes.append(outcome)
-            await send(door, data, outcome, clock)
+            await door.send(data, outcome, clock)
             if outcome.end is not End.COMPLETE:
                 await asyncio.sleep(0.1)
 

@@ -48,6 +48,9 @@ class Outcome:
     end: End = End.UNFINISHED
     reason: str = ""
     retry_after_s: float | None = None
+    wait_s: float | None = (
+        None  # it might wait so long at the gate, where that is known of it alone
+    )
 
     @property
     def ttft_s(self) -> float | None:
@@ -114,6 +117,9 @@ def figures(
         "offered": len(first),
         "offered_per_s": round(len(first) / seconds, 3),
         "goodput_per_s": round(sum(each.is_good(slo) for each in within) / seconds, 3),
+        "good_tokens_per_s": round(
+            sum(each.shot.output_tokens for each in within if each.is_good(slo)) / seconds, 1
+        ),
         "ends": dict(Counter(each.end.value for each in first)),
         "failures": dict(
             Counter(f"{each.status} {each.reason}" for each in within if each.end is End.FAILED)
@@ -149,10 +155,11 @@ def ttft(outcomes: Iterable[Outcome], cut_s: float) -> dict[str, Any] | None:
 def refusals(outcomes: Iterable[Outcome], wait_s: float) -> dict[str, Any]:
     """Sum up refusals: reasons, how soon they came, and what they advise.
 
-    In time is at once, or when the wait of `wait_s` was over.
+    In time is at once, or when its own wait was over; that is `wait_s` where a request tells no other.
     """
     refused = [each for each in outcomes if each.end is End.REFUSED and each.answered_s is not None]
     took = [each.answered_s - each.planned_s for each in refused if each.answered_s is not None]
+    waits = [wait_s if each.wait_s is None else each.wait_s for each in refused]
     advice = [each.retry_after_s for each in refused if each.retry_after_s is not None]
     return {
         "count": len(refused),
@@ -161,7 +168,10 @@ def refusals(outcomes: Iterable[Outcome], wait_s: float) -> dict[str, Any]:
         "longest_s": round(max(took, default=0.0), 4),
         "at_once_ratio": ratio(sum(value <= AT_ONCE_S for value in took), len(took)),
         "in_time_ratio": ratio(
-            sum(value <= AT_ONCE_S or abs(value - wait_s) <= 2 * AT_ONCE_S for value in took),
+            sum(
+                value <= AT_ONCE_S or abs(value - wait) <= 2 * AT_ONCE_S
+                for value, wait in zip(took, waits, strict=True)
+            ),
             len(took),
         ),
         "retry_after_ratio": ratio(len(advice), len(refused)),

@@ -41,6 +41,8 @@ class Study:
     seconds: float
     seed: int
     retry: bool = False
+    lead_s: float = LEAD_S
+    tail_s: float = TAIL_S
 
     def cells(self, scenario: str, levels: list[float]) -> list[Cell]:
         """Return the cells of one scenario."""
@@ -84,8 +86,8 @@ class Study:
         return self._cell("classes", "flood" if flood else "alone", merge(first, batch))
 
     def _steady(self, level: float) -> list[Phase]:
-        return [Phase(LEAD_S + self.seconds + TAIL_S, level * self.capacity_per_s)]
+        return [Phase(self.lead_s + self.seconds + self.tail_s, level * self.capacity_per_s)]
 
     def _cell(self, scenario: str, label: str, shots: list[Shot], retry: bool = False) -> Cell:
-        window = (LEAD_S, LEAD_S + self.seconds)
-        return Cell(scenario, label, shots, window, window[1] + TAIL_S, retry)
+        window = (self.lead_s, self.lead_s + self.seconds)
+        return Cell(scenario, label, shots, window, window[1] + self.tail_s, retry)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import Final
+from typing import Final, Protocol
 
 from gateway.sim.engine import Engine
 from gateway.sim.sequence import Emitted, Sequence
 
 DIED: Final = None  # what a sink gets when its engine died
 
-Sink = asyncio.Queue[Emitted | None]
+
+class Sink(Protocol):
+    """Where the tokens of a request go, such as a queue."""
+
+    def put_nowait(self, item: Emitted | None) -> None:
+        """Take one token, or `DIED`."""
 
 
 class Driver:

@@ -245,8 +245,7 @@ class Engine:
         while (len(sequence.hashes) + 1) * size <= tokens:
             start = len(sequence.hashes) * size
             parent = sequence.hashes[-1] if sequence.hashes else _salt(sequence.adapter)
-            content = tuple(sequence.token(i) for i in range(start, start + size))
-            sequence.hashes.append(hash((parent, content)))
+            sequence.hashes.append(hash((parent, sequence.tokens(start, start + size))))
 
     def _reuse_prefix(self, sequence: Sequence) -> None:
         if not self.config.prefix_caching:
@@ -263,7 +262,8 @@ class Engine:
         needed = self._lacks(sequence, sequence.computed + tokens)
         if needed > self.blocks.free:
             return False
-        sequence.blocks.extend(self.blocks.take() for _ in range(needed))
+        if needed > 0:
+            sequence.blocks.extend(self.blocks.take() for _ in range(needed))
         return True
 
     def _fits_whole(self, sequence: Sequence) -> bool:
@@ -304,13 +304,13 @@ class Engine:
 
     def _complete(self, step: _Step, now: float, events: list[Event]) -> None:
         computed_before = self.totals.prompt_tokens - self.totals.cached_tokens
+        size = self.config.block_size
         for sequence, count in step.tokens.items():
             sequence.computed += count
-            if self.config.prefix_caching:
+            full = sequence.computed // size
+            if self.config.prefix_caching and full * size > sequence.computed - count:
                 self._hash_to(sequence, sequence.computed)
-                full = sequence.computed // self.config.block_size
-                first = (sequence.computed - count) // self.config.block_size
-                for index in range(first, full):
+                for index in range((sequence.computed - count) // size, full):
                     self.blocks.remember(sequence.blocks[index], sequence.hashes[index])
             if sequence.computed == sequence.length:
                 events.append(self._emit(sequence, now))

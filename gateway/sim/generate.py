@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gateway.sim.ask import CHAT, CHAT_BATCH, COMPLETIONS, MESSAGES, RESPONSES, Ask, parse_ask
-from gateway.sim.driver import DIED, Driver, Sink
+from gateway.sim.driver import DIED, Driver
 from gateway.sim.errors import ENGINE_DEAD, SimError, busy, engine_dead
 from gateway.sim.events import MessagesWriter, ResponsesWriter
 from gateway.sim.faults import CUTS, Fault
 from gateway.sim.frames import ChatWriter, CompletionsWriter, Head, Writer, compact
 from gateway.sim.http import Received, Reply
 from gateway.sim.plan import Piece, Plan, plan_reply
-from gateway.sim.sequence import Sequence
+from gateway.sim.sequence import Emitted, Sequence
 from gateway.sim.state import SimState
 
 GENERATING: Final = (CHAT, CHAT_BATCH, COMPLETIONS, RESPONSES, MESSAGES)
@@ -32,7 +32,7 @@ class _Run:
 
     driver: Driver
     plans: dict[str, Plan]
-    sink: Sink
+    sink: asyncio.Queue[Emitted | None]
     cut: Fault | None
 
     def submit(self, ask: Ask) -> None:

@@ -32,10 +32,12 @@ class Sequence:
         """Tokens known so far: the prompt and what was emitted."""
         return len(self.prompt) + self.emitted
 
-    def token(self, index: int) -> int:
-        """The token at `index` of prompt and output."""
+    def tokens(self, start: int, end: int) -> tuple[int, ...]:
+        """The tokens of prompt and output from `start` to before `end`."""
         split = len(self.prompt)
-        return self.prompt[index] if index < split else self.output[index - split]
+        if end <= split:
+            return self.prompt[start:end]
+        return self.prompt[start:] + self.output[max(0, start - split) : end - split]
 
 
 @dataclass(frozen=True, slots=True)
