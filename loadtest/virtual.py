@@ -15,7 +15,6 @@ import selectors
 from collections.abc import Callable
 from typing import Any, Final
 
-from gateway.access.context import bound, settle
 from gateway.admission.gate import Gate
 from gateway.admission.refusals import heard_within_s
 from gateway.config.models import Config
@@ -38,6 +37,7 @@ from gateway.core.types import (
     Usage,
     UsageSource,
 )
+from gateway.counting.context import bound, settle
 from gateway.pools.pulse import Waits
 from gateway.pools.table import PoolTable
 from gateway.routing.choice import Chooser
@@ -180,7 +180,7 @@ class Gateway:
         self.config = Config.model_validate({"pools": pools})
         self.table = PoolTable(loop)
         self.gate = Gate(
-            self.table, Chooser(random.Random(self._rng.random())), loop, random.Random(seed)
+            self.table, Chooser(self.table, random.Random(seed)), loop, random.Random(seed)
         )
         self.table.apply(self.config.pools, self.config.health)
         self.gate.configure(self.config.pools, {0, *PRIORITIES.values()})
