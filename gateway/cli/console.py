@@ -95,26 +95,14 @@ def _bold(text: str, wanted: bool) -> str:
 
 
 def ask(
-    server: str,
-    path: str,
-    token: str,
-    *,
-    order: Mapping[str, object] | None = None,
-    timeout_s: float = 5.0,
+    server: str, path: str, token: str, *, order: Mapping[str, object] | None = None
 ) -> dict[str, Any]:
-    """Return the JSON object that an admin listener answers.
-
-    Args:
-        server: its URL, or `unix:/path`.
-        path: from the root, such as /admin/v1/overview.
-        token: sent as a bearer token unless empty.
-        order: is posted; None only reads.
-        timeout_s: for each step.
+    """Return the JSON object that an admin listener answers; see `fetch`.
 
     Raises:
         VerbError: it does not answer, or not that.
     """
-    body = fetch(server, path, token, order=order, timeout_s=timeout_s)
+    body = fetch(server, path, token, order=order)
     try:
         answer = json.loads(body)
     except ValueError as error:
@@ -132,7 +120,14 @@ def fetch(
     order: Mapping[str, object] | None = None,
     timeout_s: float = 5.0,
 ) -> bytes:
-    """Return the body that an admin listener answers with 200; see `ask`.
+    """Return the body that an admin listener answers with 200.
+
+    Args:
+        server: its URL, or `unix:/path`.
+        path: from the root, such as /admin/v1/overview.
+        token: sent as a bearer token unless empty.
+        order: is posted; None only reads.
+        timeout_s: for each step.
 
     Raises:
         VerbError: it does not answer, or with another status.

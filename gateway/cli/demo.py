@@ -26,6 +26,7 @@ from gateway.sim.server import SimConfig, SimServer
 MODEL: Final = "qwen3-8b"
 ADAPTERS: Final = ("qwen3-8b-sql", "qwen3-8b-legal")
 SMALL: Final = "llama3-1b"
+_PATIENCE_S: Final = 2.5  # for all backends to serve
 _PROMPTS: Final = (
     "Why is the sky blue?",
     "Write a haiku about queues.",
@@ -125,9 +126,9 @@ pools:
 """
 
 
-async def _all_known(process: Process, patience_s: float = 2.5) -> None:
+async def _all_known(process: Process) -> None:
     """Wait until every backend serves, so that the first pasted snippet works."""
-    deadline = process.clock.now() + patience_s
+    deadline = process.clock.now() + _PATIENCE_S
     while process.clock.now() < deadline:
         serving, total = process.table.serving()
         if serving == total:

@@ -27,7 +27,7 @@ from gateway.pools.health import Order, Tending
 from gateway.wire.calls import ENDPOINTS, parse_call
 from tests.gatehouse import CAPACITY, House, held, passes, turns
 
-ONE, TWO, THREE = (f"http://127.0.0.1:{port}" for port in (8001, 8002, 8003))
+ONE, TWO = (f"http://127.0.0.1:{port}" for port in (8001, 8002))
 
 
 def single(url, limit=1):
