@@ -5,6 +5,11 @@
 
 A small body (`wire.small`) needs none of this. Of the others all together hold at most
 `limits.bodies`, and one key at most what is left for the others: alone up to half of it.
+
+A body that does not tell its length is let in where the largest would have room, and counts as
+`UNTOLD_BYTES`. Once it is longer, it waits for the room of the largest, before all that is new. That
+never ends in a deadlock: who was let in last found room for a whole body beside all others, so it gets
+that room as soon as nobody else works; without it the same holds for who was let in before it.
 """
 
 from __future__ import annotations
@@ -12,10 +17,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gateway.config.limits import LimitsConfig
 from gateway.config.models import Config
@@ -32,6 +37,9 @@ if TYPE_CHECKING:
     from gateway.ingress.downstream import Downstream
 
 
+UNTOLD_BYTES: Final = 1 << 20  # few conversations are longer; with images they are
+
+
 def _parse(spec: EndpointSpec, scan: BodyScan, content_type: bytes) -> Call:
     return completed(parse_call(spec, scan.skim(), content_type), scan)
 
@@ -41,10 +49,10 @@ class Hold:
 
     __slots__ = ("_bodies", "body", "key", "size")
 
-    def __init__(self, bodies: Bodies, key: str, size: int) -> None:
+    def __init__(self, bodies: Bodies, key: str) -> None:
         self._bodies: Bodies | None = bodies
         self.key = key
-        self.size = size
+        self.size = 0
         self.body: bytearray | None = None  # emptied when the room is given back
 
     def shrink(self, size: int) -> None:
@@ -62,6 +70,25 @@ class Hold:
                 body.clear()
         if bodies is not None:
             bodies.give_back(self, self.size)
+
+
+class _Wait(NamedTuple):
+    """A body that waits for room: it goes on where `needs` would fit, and takes `size` of it."""
+
+    hold: Hold
+    size: int
+    needs: int
+    waiter: asyncio.Future[None]
+
+
+@contextmanager
+def _unread(down: Downstream) -> Iterator[None]:
+    """Read nothing of a client meanwhile."""
+    down.pause_reading()
+    try:
+        yield
+    finally:
+        down.resume_reading()
 
 
 def call_at_hand(down: Downstream, limit_bytes: int) -> Call | None:
@@ -89,7 +116,7 @@ class Bodies:
         self.held_bytes = 0
         self._limit_bytes = 0
         self._by_key: Counter[str] = Counter()
-        self._waiting: list[tuple[Hold, asyncio.Future[None]]] = []
+        self._waiting: list[_Wait] = []
         self._turn = asyncio.Lock()  # of the one body that is scanned in a turn of the loop
 
     def filled(self, limits: LimitsConfig) -> tuple[int, int]:
@@ -123,16 +150,16 @@ class Bodies:
             if call is not None:
                 return call
             body.put_back(short)
-        down.pause_reading()
-        try:
+        with _unread(down):
             size = body.came_bytes if body.complete else body.told_bytes
-            hold = await self.take(caller.key_id, size or limits.max_body, limits, body.left_s)
-        finally:
-            down.resume_reading()
+            hold = await self.take(caller.key_id, size, limits, body.left_s)
         down.hold = hold
         scan = BodyScan()
         hold.body = scan.body
         while (part := await body.next_part()) is not None:
+            if body.came_bytes > hold.size:
+                with _unread(down):
+                    await self.widen(hold, limits.max_body, body.left_s)
             scan.feed(part)
             await self._scan(scan)
             if (model := scan.text("model")) is not None:
@@ -149,8 +176,8 @@ class Bodies:
                 goes_on = scan.step()
                 await asyncio.sleep(0)  # everybody else's turn
 
-    async def take(self, key: str, size: int, limits: LimitsConfig, wait_s: float) -> Hold:
-        """Take room for a body, waiting for it at most `wait_s`.
+    async def take(self, key: str, size: int | None, limits: LimitsConfig, wait_s: float) -> Hold:
+        """Take room for a body, waiting for it at most `wait_s`; None: its size is not known.
 
         Raises:
             TooManyWaiting: the key's own bodies leave no room (429).
@@ -158,25 +185,43 @@ class Bodies:
         Cancel: nothing is held.
         """
         self._limit_bytes = limits.all_bodies
-        hold, waiter = Hold(self, key, size), asyncio.get_running_loop().create_future()
-        entry = (hold, waiter)
+        hold = Hold(self, key)
+        needs = limits.max_body if size is None else size
+        counts = min(needs, UNTOLD_BYTES) if size is None else size
+        entry = _Wait(hold, counts, needs, asyncio.get_running_loop().create_future())
         self._waiting.append(entry)
+        try:
+            await self._let(entry, wait_s)
+        except BaseException:
+            hold.release()
+            raise
+        return hold
+
+    async def widen(self, hold: Hold, size: int, wait_s: float) -> None:
+        """Have a body hold so much in place of less, before who waits for all of its room.
+
+        Raises:
+            TooManyWaiting, Overloaded: see `take`. It holds what it held.
+        Cancel: likewise, or more.
+        """
+        more = size - hold.size
+        place = sum(1 for each in self._waiting if each.hold.size)
+        entry = _Wait(hold, more, more, asyncio.get_running_loop().create_future())
+        self._waiting.insert(place, entry)
+        await self._let(entry, wait_s)
+
+    async def _let(self, entry: _Wait, wait_s: float) -> None:
         self._let_in()
         try:
             async with asyncio.timeout(wait_s):
-                await waiter
+                await entry.waiter
         except TimeoutError:
             if entry in self._waiting:
-                raise self._refusal(key, size, wait_s) from None
-        except asyncio.CancelledError:
-            if entry not in self._waiting:
-                hold.release()
-            raise
+                raise self._refusal(entry, wait_s) from None
         finally:
             if entry in self._waiting:
                 self._waiting.remove(entry)
                 self._let_in()
-        return hold
 
     def give_back(self, hold: Hold, size: int) -> None:
         """Give back room; who waited for it goes on."""
@@ -190,29 +235,30 @@ class Bodies:
         """Let in who waits, the longest first; a key over its share holds up nobody else."""
         still = []
         blocked = False
-        for hold, waiter in self._waiting:
-            if blocked or not self._fits(hold.key, hold.size):
-                still.append((hold, waiter))
-                blocked = blocked or not self._is_over_share(hold.key, hold.size)
+        for entry in self._waiting:
+            over_share = self._is_over_share(entry)
+            if blocked or over_share or self.held_bytes + entry.needs > self._limit_bytes:
+                still.append(entry)
+                blocked = blocked or not over_share
                 continue
-            self.held_bytes += hold.size
-            self._by_key[hold.key] += hold.size
-            if not waiter.done():  # else it was cancelled, and gives back at once
-                waiter.set_result(None)
+            entry.hold.size += entry.size
+            self.held_bytes += entry.size
+            self._by_key[entry.hold.key] += entry.size
+            if not entry.waiter.done():  # else it was cancelled, and gives back at once
+                entry.waiter.set_result(None)
         self._waiting = still
 
-    def _fits(self, key: str, size: int) -> bool:
-        return self.held_bytes + size <= self._limit_bytes and not self._is_over_share(key, size)
+    def _is_over_share(self, entry: _Wait) -> bool:
+        own = entry.hold.size
+        mine = self._by_key.get(entry.hold.key, 0)
+        left = self._limit_bytes - self.held_bytes + own
+        return mine > own and mine + entry.needs > left
 
-    def _is_over_share(self, key: str, size: int) -> bool:
-        mine = self._by_key.get(key, 0)
-        return mine > 0 and mine + size > self._limit_bytes - self.held_bytes
-
-    def _refusal(self, key: str, size: int, wait_s: float) -> GatewayError:
+    def _refusal(self, entry: _Wait, wait_s: float) -> GatewayError:
         retry_after_s = random.uniform(1.0, 3.0)
-        mine, limit = self._by_key.get(key, 0), format_size(self._limit_bytes)
+        mine, limit = self._by_key.get(entry.hold.key, 0), format_size(self._limit_bytes)
         waited = f"There was no room within {wait_s:.0f} s. Send fewer large requests at a time."
-        if self._is_over_share(key, size):
+        if self._is_over_share(entry):
             return TooManyWaiting(
                 f"Request bodies of this API key already hold {mine / 2**20:.0f} MiB, and one key may "
                 f"hold at most what is left of `limits.bodies` ({limit}) for others. {waited}",
@@ -221,7 +267,7 @@ class Bodies:
             )
         return Overloaded(
             f"Request bodies already hold {self.held_bytes / 2**20:.0f} MiB of `limits.bodies` "
-            f"({limit}); this one needs {size / 2**20:.1f} MiB. {waited}",
+            f"({limit}); this one needs {entry.needs / 2**20:.1f} MiB. {waited}",
             reason=ShedReason.BODIES,
             retry_after_s=retry_after_s,
         )

@@ -194,6 +194,30 @@ async def test_a_key_that_holds_its_share_is_told_to_come_again():
 
 
 @story
+async def test_bodies_that_tell_no_length_hold_little_until_they_are_long():
+    limits = "limits: {max_body: 8MiB, bodies: 24MiB}"
+    async with gateway(FAST, extra=limits) as world, ledger(world):
+        bodies = world.process.handler.bodies
+        async with contextlib.AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(raw(world)) for _ in range(6)]
+            for client in clients:
+                await client.send(head("POST", CHAT, key=world.key, chunked=True))
+                await client.send(
+                    b'd\r\n{"model": "m"\r\n' + b"%x\r\n%b\r\n" % (200_000, b" " * 200_000)
+                )
+            await world.until(lambda: bodies.held_bytes == 6 << 20)
+            long = b" " * (3 << 20)
+            await clients[0].send(b"%x\r\n%b\r\n" % (len(long), long))
+            await world.until(lambda: bodies.held_bytes == (5 + 8) << 20)
+            said = b', "messages": [{"role": "user", "content": "hi"}]}'
+            for client in clients:
+                await client.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(said), said))
+            assert [(await client.reply()).status for client in clients] == [200] * 6
+        await world.settled()
+        assert bodies.held_bytes == 0
+
+
+@story
 async def test_a_body_that_waits_for_room_is_not_late_and_not_read():
     async with gateway(FAST, extra=SMALL_LIMITS.replace("400ms", "1s")) as world, ledger(world):
         async with contextlib.AsyncExitStack() as stack:

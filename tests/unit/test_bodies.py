@@ -14,7 +14,9 @@ LIMITS = LimitsConfig(bodies="8MiB", max_body="4MiB")
 
 async def waits(bodies, key, size, *, seconds=10.0):
     """Ask for room; return the task once it waits, or has it."""
-    task = asyncio.get_running_loop().create_task(bodies.take(key, size * MIB, LIMITS, seconds))
+    task = asyncio.get_running_loop().create_task(
+        bodies.take(key, size and size * MIB, LIMITS, seconds)
+    )
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     return task
@@ -124,4 +126,45 @@ async def test_a_body_is_emptied_when_its_room_is_given_back():
     hold.body = body
     hold.release()
     assert len(body) == 0
+    assert bodies.held_bytes == 0
+
+
+@scenario
+async def test_a_body_that_tells_no_length_counts_little_and_is_let_in_where_a_large_one_fits():
+    bodies = Bodies()
+    holds = [await bodies.take(key, None, LIMITS, 1.0) for key in "aabc"]
+    assert bodies.held_bytes == 4 * MIB
+    late = await waits(bodies, "d", None)
+    assert late.done()
+    assert not (await waits(bodies, "e", None)).done()  # 5 of 8 MiB are held, and it may need 4
+    holds[0].release()
+    await asyncio.sleep(0)
+    assert bodies.held_bytes == 5 * MIB
+
+
+@scenario
+async def test_a_longer_body_waits_for_its_room_before_all_that_is_new():
+    bodies = Bodies()
+    growing = await bodies.take("a", None, LIMITS, 1.0)
+    held = [await bodies.take(key, 3 * MIB, LIMITS, 1.0) for key in "bc"]
+    new = await waits(bodies, "d", 2)
+    wider = asyncio.get_running_loop().create_task(bodies.widen(growing, 4 * MIB, 1.0))
+    await asyncio.sleep(0)
+    held[0].release()
+    await wider
+    assert (growing.size, new.done()) == (4 * MIB, False)
+    growing.release()
+    await new
+
+
+@scenario
+async def test_a_body_that_may_not_grow_in_time_is_refused_and_holds_what_it_held():
+    bodies = Bodies()
+    growing = await bodies.take("a", None, LIMITS, 1.0)
+    held = [await bodies.take(key, 3 * MIB, LIMITS, 1.0) for key in "bc"]
+    with pytest.raises(Overloaded):
+        await bodies.widen(growing, 4 * MIB, 0.01)
+    assert bodies.held_bytes == 7 * MIB
+    for each in (growing, *held):
+        each.release()
     assert bodies.held_bytes == 0
