@@ -59,13 +59,13 @@ class SharedStore(Protocol):
     Cancel: a call that was under way may or may not have taken effect.
     """
 
-    async def acquire(self, name: str, holder: str, ttl_s: float = LEASE_S) -> Lease | None:
-        """Take a free or expired lease; None while it is held. `holder` names one process's life.
+    async def acquire(self, name: str, holder: str) -> Lease | None:
+        """Take a free or expired lease for `LEASE_S`; None while it is held. `holder` names one process's life.
 
         Its own live lease a holder gets anew, with a larger token: it may have lost the reply.
         """
 
-    async def renew(self, lease: Lease, ttl_s: float = LEASE_S) -> Lease | None:
+    async def renew(self, lease: Lease) -> Lease | None:
         """Prolong a live lease, its token stays; None when it expired or is another's by now."""
 
     async def release(self, lease: Lease) -> None:
@@ -101,21 +101,21 @@ class MemoryStore:
         self._claims: dict[tuple[str, str | None, int], float] = {}  # until when, oldest first
         self._holds: dict[str | None, float] = {}
 
-    async def acquire(self, name: str, holder: str, ttl_s: float = LEASE_S) -> Lease | None:
+    async def acquire(self, name: str, holder: str) -> Lease | None:
         """See `SharedStore`."""
         now, last = self._clock.now(), self._leases.get(name)
         if last is not None and last.until > now and last.holder != holder:
             return None
         token = 1 if last is None else last.token + 1
-        self._leases[name] = lease = Lease(name, holder, token, now + ttl_s)
+        self._leases[name] = lease = Lease(name, holder, token, now + LEASE_S)
         return lease
 
-    async def renew(self, lease: Lease, ttl_s: float = LEASE_S) -> Lease | None:
+    async def renew(self, lease: Lease) -> Lease | None:
         """See `SharedStore`."""
         now = self._clock.now()
         if not self._live(lease, now):
             return None
-        self._leases[lease.name] = renewed = replace(lease, until=now + ttl_s)
+        self._leases[lease.name] = renewed = replace(lease, until=now + LEASE_S)
         return renewed
 
     async def release(self, lease: Lease) -> None:

@@ -624,10 +624,10 @@ class Deaf(MemoryStore):
             raise StoreUnavailable
         return await super().holds()
 
-    async def acquire(self, name, holder, ttl_s=15.0):
+    async def acquire(self, name, holder):
         if self.lost:
             raise StoreUnavailable
-        return await super().acquire(name, holder, ttl_s)
+        return await super().acquire(name, holder)
 
     async def claim_restart(self, backend_id, incarnation, attempt=1):
         if self.lost:

@@ -27,10 +27,10 @@ class Store(MemoryStore):
             raise StoreUnavailable
         return await super().holds()
 
-    async def renew(self, lease, ttl_s=LEASE_S):
+    async def renew(self, lease):
         if self.lost:
             raise StoreUnavailable
-        return await super().renew(lease, ttl_s)
+        return await super().renew(lease)
 
 
 def run(story):
