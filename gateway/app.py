@@ -132,6 +132,7 @@ def build(
     handler.gate.configure(config.pools, handler.settings.keys.priorities)
     metrics.configured(digest(loaded.config))
     ingress.allow(config.cors)
+    ingress.connections.proxies = handler.settings.proxies
     watchers = Watchers(table, config.health, clock)
     supervisor = supervise(table, clock, MemoryStore(clock), config)
     supervisor.events.on_event.append(ledger.event)

@@ -170,6 +170,7 @@ def _swap(process: Process, loaded: Loaded, settings: Settings) -> None:
     process.handler.settings.counters.close()
     process.handler.settings = settings
     process.ingress.allow(loaded.config.cors)
+    process.ingress.connections.proxies = process.handler.settings.proxies
     process.table.apply(loaded.config.pools, loaded.config.health)
     process.handler.gate.configure(loaded.config.pools, settings.keys.priorities)
     process.watchers.health = loaded.config.health

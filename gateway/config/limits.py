@@ -45,8 +45,9 @@ class LimitsConfig(Section):
     connections_per_address: Annotated[Count | None, OrWord("auto", None)] = setting(
         "auto",
         "Most connections of one client address (of 64 bits in IPv6). auto: half of `connections`,"
-        " and no bound for loopback, where a proxy on this machine connects from. A number holds"
-        " for loopback, too; give the proxy's share if there is one. UNIX sockets have no address.",
+        " and no bound for loopback and `trusted_proxies`. A number holds for them too, as it is the"
+        " address that connects which counts: behind a proxy it bounds all clients together, and the"
+        " proxy should bound each. UNIX sockets have no address.",
     )
     failed_keys: Annotated[int, Field(ge=1)] = setting(
         60,

@@ -40,7 +40,7 @@ class Proxies:
         its end, for as long as it was written by a trusted proxy; what is left of that, any client
         may have made up.
         """
-        if not self._trusts(peer):
+        if not self.trusts(peer):
             return peer
         lists = [value for name, value in headers or () if name == _FORWARDED]
         client = peer
@@ -48,11 +48,12 @@ class Proxies:
             if (address := _address(each.strip())) is None:
                 break
             client = address
-            if not self._trusts(client):
+            if not self.trusts(client):
                 break
         return client
 
-    def _trusts(self, peer: str | None) -> bool:
+    def trusts(self, peer: str | None) -> bool:
+        """Whether this is one of the proxies; None is a UNIX socket."""
         if peer is None:
             return self._unix
         if not self._networks or (known := _address(peer)) is None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
 
-from gateway.core.addresses import client_network
+from gateway.core.addresses import Proxies, client_network
 
 # Whether the other side has closed: POLLRDHUP is Linux's; POLLHUP and POLLERR always count.
 _HANGUP: Final[int] = getattr(select, "POLLRDHUP", 0)
@@ -95,10 +95,11 @@ class Connections:
     """All connections of the public listener. Single event loop only; nothing here awaits."""
 
     def __init__(self, times: Waited, most: int, most_per_address: int | None = None) -> None:
-        """Without `most_per_address` one address has half of all, and loopback is not bounded."""
+        """Without `most_per_address` one address has half of all; loopback and proxies are not bounded."""
+        self.proxies = Proxies(())  # the trusted ones
         self.most = most
         self.most_per_address = most_per_address or max(1, self.most // 2)
-        self._spares_loopback = most_per_address is None
+        self._spares_proxies = most_per_address is None
         self.shed: Counter[Shed] = Counter()
         self._all: dict[Waiting, str | None] = {}
         self._by_address: Counter[str] = Counter()
@@ -116,7 +117,7 @@ class Connections:
         `host` is the client's address, None for a UNIX socket.
         """
         address = client_network(host)
-        if self._spares_loopback and address in _LOOPBACK:
+        if self._spares_proxies and (address in _LOOPBACK or self.proxies.trusts(host)):
             address = None
         if address is not None and self._by_address[address] >= self.most_per_address:
             self.shed[Shed.ADDRESS] += 1

@@ -203,3 +203,13 @@ async def test_a_broken_keys_file_keeps_the_keys_before_it():
         await asyncio.sleep(2.6)  # a look at the file takes place every two seconds
         assert world.process.handler.settings.keys is ring
         assert (await world.chat(max_tokens=1)).status_code == 200
+
+
+@story
+async def test_a_reload_changes_which_proxies_may_have_any_number_of_connections():
+    async with gateway(FAST) as world:
+        book = world.process.ingress.connections
+        assert not book.proxies.trusts("10.1.2.3")
+        world.path.write_text(world.path.read_text() + "\ntrusted_proxies: [10.0.0.0/8]\n")
+        assert await reload(world.process)
+        assert book.proxies.trusts("10.1.2.3")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from gateway.core.addresses import Proxies
 from gateway.ingress.connections import Connections, Shed, Waited, Waits
 from gateway.ingress.descriptors import most_connections
 
@@ -107,10 +108,13 @@ def test_one_with_unsent_bytes_still_counts_until_it_is_gone():
         (["1.1.1.1"] * 6, None, True),
         (["127.0.0.1"] * 6, None, False),
         (["::1"] * 6, None, False),
+        (["10.0.0.7"] * 6, None, False),
+        (["10.0.0.7"] * 3, 2, True),
     ],
 )
 def test_one_address_has_its_share(hosts, most, refused):
     book = Connections(TIMES, 10, most_per_address=most)
+    book.proxies = Proxies(["10.0.0.0/8"])
     *first, last = [One(book, host) for host in hosts]
     assert [one.enter() for one in first] == [None] * len(first)
     assert last.enter() is (Shed.ADDRESS if refused else None)
