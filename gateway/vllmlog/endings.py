@@ -23,6 +23,15 @@ _RESTART: Final = Advice("", None, "restart the server")
 _REPORT: Final = Advice("", None, "search vLLM's issues for the evidence; try another version")
 _MORE_LOG: Final = Advice("", None, "keep more of the log: the cause is the first error, far above")
 
+_DAMAGED: Final = Advice(
+    "", None, "a JSON file that it reads is cut off or damaged: compare it with the original"
+)
+_MISSING: Final = Advice(
+    "",
+    None,
+    "what the line names is to be there where the server runs: in its container, on its mounts",
+)
+_ABSENT: Final = re.compile(r"(?:does not|doesn't) exist|No such file|[Nn]ot found.{0,40}/")
 _KEEP_AWAY: Final = Advice("", None, "if the same request kills it again, block that request")
 _BACKEND: Final = Advice(
     "--attention-backend", None, "another one: it failed in an attention kernel"
@@ -73,12 +82,16 @@ def unknown_error(start: Start, place: int, when: When) -> Diagnosis:
             look_at=look_at,
         )
     told = None if error is None else place_of(error)
+    if error is not None and error.name.endswith("JSONDecodeError"):
+        helps = (_DAMAGED, *helps)
+    elif told is None and _ABSENT.search(line.text):
+        helps = (_MISSING, *helps)
     return Diagnosis(
         Kind.OTHER if told is None else told.kind,
         when,
         f"The start failed {'with an unknown error' if told is None else told.doing}: {words}",
         *proof(line.raw, line.number),
-        (*(() if told is None else told.helps), *helps, _REPORT),
+        (*helps, *(() if told is None else told.helps), _REPORT),
         restart_helps=False,
         secondary=() if start.failed is None else (Kind.ENGINE_INIT,),
         look_at=look_at,

@@ -63,8 +63,10 @@ _HEAD: Final = re.compile(
 _PREFIX_CHARS: Final = 120
 _FORMS: Final = 4  # of unknown prefixes in one log, at most: stdout and stderr, two servers
 _COLUMNS: Final = range(60, 251)  # widths at which terminals cut lines
+PYTHON_WARNS: Final = re.compile(r"\S{1,300}\.py:\d+: \w{1,40}Warning\b")
 _FRESH: Final = re.compile(
     r"\s{2}|$|[\w.]{1,80}(?:Error|Exception)\b|Traceback \(|File \"|raise |Process |frame #\d"
+    rf"|{PYTHON_WARNS.pattern}"
 )
 
 

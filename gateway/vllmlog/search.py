@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Final
 
 from gateway.vllmlog.errors import is_advice, is_listing, is_quiet, passes_on, repeats
+from gateway.vllmlog.lines import PYTHON_WARNS
 from gateway.vllmlog.rules import arguments, devices, memory, models, runtime
 from gateway.vllmlog.rules.rule import Found, Rule
 from gateway.vllmlog.starts import Start
@@ -89,7 +91,8 @@ def _groups(
     start: Start, place: int, pattern: re.Pattern[str], match: re.Match[str]
 ) -> dict[str, str]:
     """Return the named groups; a message that goes on in the next lines is matched again whole."""
-    following = " ".join(each.text.strip() for each in start.lines[place : place + 3])
-    whole = pattern.search(following) or match
+    rows = start.lines[place : place + 3]
+    said = takewhile(lambda each: not PYTHON_WARNS.match(each.text), rows)
+    whole = pattern.search(" ".join(each.text.strip() for each in said)) or match
     named = match.groupdict() | {name: text for name, text in whole.groupdict().items() if text}
     return {name: text.strip() for name, text in named.items() if text}

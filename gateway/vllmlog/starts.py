@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import islice, pairwise
 from typing import Final
 
-from gateway.vllmlog.errors import Raised, raised_in
+from gateway.vllmlog.errors import Raised, passes_on, raised_in
 from gateway.vllmlog.lines import Line
 from gateway.vllmlog.milestones import Milestone, Stage, milestone_of
 from gateway.vllmlog.places import when_of
@@ -72,6 +72,10 @@ _HIT: Final = re.compile(r"EngineCore_?\S* hit an exception")  # older: while it
 # That it computes: a throughput above zero, or a request that was answered.
 _SIGNS: Final = 2
 WORKS: Final = re.compile(r"generation throughput: (?!0\.0 )|\"POST \S{1,200} HTTP/[\d.]+\" 2\d\d")
+
+# The first frame of an exception that ended the server itself, not a process or thread of it.
+_MAIN: Final = re.compile(r'^File "(?!<string>).*in (?:<module>|_run_module_as_main)$')
+_INTERRUPTED: Final = re.compile(r"Interrupt|Cancelled|SystemExit")
 
 # What is not said before a start: an excerpt that begins with it is of an earlier one.
 _SUBSTANCE: Final = re.compile(f"{_READY.pattern}|{DEAD.pattern}|{NOT_STARTED.pattern}")
@@ -192,9 +196,20 @@ class Start:
         if asked is None and self.died is None and self.failed is None:
             asked = self.first(_STOPPED)
         death = self.first(_DEAD_ITSELF)
-        if asked is None or (death is not None and death < asked):
+        if asked is None or (death is not None and death < asked) or self._stops_itself(asked):
             return None
         return asked if self.died is None else min(asked, self.died)
+
+    def _stops_itself(self, asked: int) -> bool:
+        """Whether the server never served, and ended by an exception: it stops its own engine then."""
+        return self.served is None and any(
+            at > asked
+            and error.uncaught
+            and _MAIN.search(error.frames[0])
+            and not _INTERRUPTED.search(error.name)
+            and not passes_on(self.lines[at])
+            for at, error in self.raised.items()
+        )
 
     @cached_property
     def has_server(self) -> bool:

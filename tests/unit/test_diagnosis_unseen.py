@@ -406,3 +406,113 @@ def test_a_request_that_is_cancelled_interrupts_nothing():
 def test_an_answer_is_sure_only_with_a_proof_by_its_form(log, kind):
     found = diagnose(log)
     assert (found.kind, found.confidence) == (kind, Confidence.MEDIUM)
+
+
+# --- a server that stops its own engine -------------------------------------------------------------
+
+ENGINE_UP = "(EngineCore pid=8) INFO 11-21 10:10:00 [core.py:402] init engine (profile, create kv cache, warmup model) took 1.97 s\n"
+OWN_STOP = (
+    "(APIServer pid=7) INFO 11-21 10:10:02 [utils.py:628] [shutdown] Process manager: send sigterm to process EngineCore\n"
+    "(EngineCore pid=8) INFO 11-21 10:10:02 [core.py:1454] [shutdown] EngineCore: trigger received signal=SIGTERM\n"
+)
+LEAK = "/usr/lib/python3.12/multiprocessing/resource_tracker.py:254: UserWarning: 1 leaked semaphore objects\n"
+
+
+def uncaught(error, *frames):
+    """An exception that ends the API server; Python prints it, without a logger."""
+    entry = '  File "<frozen runpy>", line 198, in _run_module_as_main\n'
+    told = "".join(f'  File "/opt/venv/lib/python3.12/site-packages/{each}\n' for each in frames)
+    return f"Traceback (most recent call last):\n{entry}{told}{error}\n{LEAK}"
+
+
+@pytest.mark.parametrize(
+    ("error", "frame", "kind"),
+    [
+        ("ModuleNotFoundError: No module named 'acme_auth'", 'importlib/__init__.py", line 126, in import_module', Kind.OTHER),
+        ("FileNotFoundError: [Errno 2] No such file or directory", 'uvicorn/config.py", line 131, in create_ssl_context', Kind.BAD_ARGUMENT),
+    ],
+)  # fmt: skip
+def test_a_server_that_fails_before_it_serves_and_stops_its_own_engine_was_not_asked_to_stop(
+    error, frame, kind
+):
+    found = diagnose(BANNER + LOADED + ENGINE_UP + OWN_STOP + uncaught(error, frame))
+    assert (found.kind, found.when) == (kind, When.STARTUP)
+    assert found.evidence == error
+
+
+def test_what_a_server_prints_that_was_told_to_stop_is_no_failure():
+    log = BANNER + LOADED + ENGINE_UP + OWN_STOP
+    for error in ("KeyboardInterrupt: ", "asyncio.exceptions.CancelledError"):
+        frame = 'vllm/entrypoints/launcher.py", line 3, in serve_http'
+        assert diagnose(log + uncaught(error, frame)).kind in (Kind.HEALTHY, Kind.OTHER)
+    asked = "(APIServer pid=7) INFO 11-21 10:10:02 [launcher.py:254] [shutdown] API server: shutdown triggered\n"
+    late = uncaught("ValueError: too late", 'vllm/entrypoints/launcher.py", line 3, in serve_http')
+    assert diagnose(BANNER + LOADED + ENGINE_UP + UP + asked + OWN_STOP + late).healthy
+
+
+def test_an_address_of_another_machine_is_not_one_in_use():
+    found = diagnose(BANNER + uncaught("OSError: [Errno 99] Cannot assign requested address", 'vllm/entrypoints/launchers/api_server/entry.py", line 90, in create_server_socket'))  # fmt: skip
+    assert found.kind is Kind.BAD_ARGUMENT
+    assert "not an address of this machine" in found.cause
+    assert found.remedies[0].flag == "--host"
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        ("argument --dtype: invalid choice: 'float64' (choose from 'auto', 'half')", "one of 'auto', 'half'"),
+        ("argument --max-lora-rank: invalid choice: 1000 (choose from 1, 8, 512)", "one of 1, 8, 512"),
+        ("argument --override-generation-config: Value {temperature: 0.5 cannot be converted to <function loads at 0x7fb6>.", "valid JSON"),
+    ],
+)  # fmt: skip
+def test_what_a_flag_takes_is_told_as_it_is_to_be_written(error, why):
+    (advice, *_) = diagnose(BANNER + f"api_server.py: error: {error}\n").remedies
+    assert advice.why.startswith(why)
+    assert not advice.why.endswith(")")
+
+
+def test_the_parsers_that_there_are_are_told_without_their_braces():
+    found = diagnose(BANNER + uncaught("KeyError: 'invalid tool call parser: lama3 (chose from { hermes,llama3_json })'", 'vllm/entrypoints/openai/serving.py", line 1, in init_app_state'))  # fmt: skip
+    assert found.cause == "There is no tool call parser lama3."
+    assert found.remedies[0].why == "one of hermes,llama3_json"
+
+
+def test_a_file_that_is_no_json_any_more_is_told_as_damaged():
+    error = "json.decoder.JSONDecodeError: Unterminated string starting at: line 302 column 7 (char 4998)"
+    found = diagnose(BANNER + uncaught(error, 'transformers/tokenization_utils_tokenizers.py", line 90, in __init__'))  # fmt: skip
+    assert found.kind is Kind.TOKENIZER
+    assert "cut off or damaged" in found.remedies[0].why
+
+
+def test_a_process_that_was_killed_is_told_with_what_is_known_and_where_to_look():
+    log = BANNER + core("Worker proc VllmWorker-1 died unexpectedly, exit code: -9")
+    found = diagnose(log)
+    assert found.cause == "VllmWorker-1 was killed with SIGKILL; the log does not say by whom."
+    assert "oom_kill" in found.look_at
+
+
+def test_a_model_that_is_not_there_is_told_with_the_flag_that_names_it():
+    told = "(APIServer pid=7) INFO 11-21 10:09:36 [utils.py:1] non-default args: {'model': '/models/a', 'rope_scaling': {'x': 1}, 'speculative_config': {'model': '/models/head', 'n': {'k': 3}}}\n"
+    error = "ValueError: Invalid repository ID or local directory specified: '%s'."
+    for path, flag in (
+        ("/models/head", "--speculative-config"),
+        ("/models/a", "--model"),
+        ("/x", "--model"),
+    ):
+        found = diagnose(
+            BANNER + told + uncaught(error % path, 'vllm/config/model.py", line 1, in f')
+        )
+        assert found.kind is Kind.MODEL_NOT_FOUND
+        assert found.remedies[0].flag == flag
+
+
+def test_a_file_that_is_missing_is_to_be_looked_for_where_the_server_runs():
+    error = "RuntimeError: ('Could not load logging config. File does not exist: %s', '/etc/vllm/logging.json')"
+    found = diagnose(uncaught(error, 'vllm/logger.py", line 90, in _configure_vllm_root_logger'))
+    assert "/etc/vllm/logging.json" in found.evidence
+    assert "where the server runs" in found.remedies[0].why
+
+
+def test_a_warning_of_pythons_after_a_short_line_is_not_its_continuation():
+    rows = ["x" * 100, "ModuleNotFoundError: No module named 'acme_auth'", LEAK.rstrip()] * 3
+    assert "ModuleNotFoundError: No module named 'acme_auth'" in [each.text for each in read("\n".join(rows))]  # fmt: skip

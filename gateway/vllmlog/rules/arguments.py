@@ -23,10 +23,17 @@ def _flags(found: Found) -> tuple[Advice, ...]:
     return tuple(Advice(flag.partition("=")[0], None, why, remove=True) for flag in flags[:8])
 
 
+def _choices(found: Found) -> str:
+    """Return the values that a message lists, without what encloses the list."""
+    return re.sub(r"^[\s({]+|[\s)}]+'?$", "", found.groups.get("choices") or "")
+
+
 def _one_flag(found: Found) -> tuple[Advice, ...]:
     names = (found.groups.get("flag") or "").split("/")
-    choices = found.groups.get("choices")
+    choices = _choices(found)
     why = f"one of {choices}" if choices else "a value that it takes, see `vllm serve --help=all`"
+    if "<function loads" in (found.groups.get("what") or ""):
+        why = "valid JSON, in single quotes on a shell's command line"
     value = "auto" if choices and "'auto'" in choices else None
     return (Advice(names[0], value, why[:300]),)
 
@@ -127,7 +134,7 @@ RULES: Final[tuple[Rule, ...]] = (
          "There is no {what} parser {name}.",
          remedies=lambda found: (Advice(
              "--tool-call-parser" if found.groups.get("what") == "tool call" else "--reasoning-parser", None,
-             f"one of {found.groups.get('choices') or 'those in --help=all'}"[:400]),)),
+             f"one of {_choices(found) or 'those in --help=all'}"[:400]),)),
     Rule("api_servers", Kind.BAD_ARGUMENT,
          r"VLLM_ALLOW_RUNTIME_LORA_UPDATING cannot be used with",
          "Adapters cannot be loaded at run time with several API servers.",

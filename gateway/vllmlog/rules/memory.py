@@ -329,6 +329,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("worker_killed", Kind.HOST_MEMORY,
          r"(?:Worker proc|Engine core process|Process|Command) (?P<who>\S{1,80})(?: .{0,200})?(?:exit ?code:? -9\b"
          r"|died with <Signals\.SIGKILL)",
-         "{who} was killed with SIGKILL: most often by the kernel, because the host ran out of memory.",
-         remedies=_HOST, serving=True, rank=1, look_at="dmesg or the container's OOM counter"),
+         "{who} was killed with SIGKILL; the log does not say by whom.",
+         remedies=_HOST, serving=True, rank=1,
+         look_at="dmesg, or `oom_kill` in the container's memory.events: whether the kernel lacked host memory"),
 )  # fmt: skip

@@ -7,6 +7,7 @@ config/model.py, lora), transformers, huggingface_hub and safetensors.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Final
 
 from gateway.vllmlog.rules.rule import HINT, Found, Rule
@@ -42,10 +43,18 @@ def _rank(found: Found) -> tuple[Advice, ...]:
     )
 
 
-def _no_model(found: Found) -> str:
+def _named(found: Found) -> str:
     named = next((text for key, text in found.groups.items() if key.startswith("model")), "")
-    what = named.strip("'\". ")
-    return f"{what or 'The model'} is neither a complete model folder here nor a model on the hub."
+    return named.strip("'\". ")
+
+
+def _no_model(found: Found) -> str:
+    what = _named(found) or "The model"
+    return f"{what} is neither a complete model folder here nor a model on the hub."
+
+
+def _another_path(found: Found) -> tuple[Advice, ...]:
+    return (replace(_PATH, flag=found.flag_with(_named(found)) or _PATH.flag),)
 
 
 def _of_weight(found: Found) -> Kind:
@@ -79,11 +88,11 @@ RULES: Final[tuple[Rule, ...]] = (
          r"|does not appear to have a file named config\.json"
          r"|No such file or directory: '(?P<model6>[^']{1,300})/config\.json'"
          r"|Error no file named|(?:Model|model) path (?P<model7>.{1,300}) (?:does not|doesn't) exist",
-         _no_model, remedies=(_PATH,)),
+         _no_model, remedies=_another_path),
     Rule("model_missing_hub", Kind.MODEL_NOT_FOUND,
-         r"RepositoryNotFoundError|RevisionNotFoundError|EntryNotFoundError|404 Client Error"
+         r"RepositoryNotFoundError|RevisionNotFoundError|(?<!Local)EntryNotFoundError|404 Client Error"
          r"|HFValidationError(?:.{0,200}: '(?P<model>[^']{1,300})')?",
-         _no_model, remedies=(_PATH,), rank=1),
+         _no_model, remedies=_another_path, rank=1),
     Rule("network", Kind.NETWORK,
          r"We couldn't connect to|Max retries exceeded with url|LocalEntryNotFoundError|OfflineModeIsEnabled"
          r"|NameResolutionError|Temporary failure in name resolution|429 Client Error|\b5\d\d Server Error"

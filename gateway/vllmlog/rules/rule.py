@@ -58,7 +58,19 @@ class Found:
         told = re.search(rf"['\"]?\b{name}['\"]?[=:] ?'?(-?[\d.]{{1,20}})", self.start.arguments)
         return None if told is None else as_number(told[1])
 
+    def flag_with(self, value: str) -> str:
+        """Return the flag whose value holds a text, such as --speculative-config; empty: unknown."""
+        told = self.start.arguments
+        depth, flag, end = 0, "", told.find(f"'{value}'")
+        for each in _SETTING.finditer(told, 0, max(end, 0)):
+            if each["name"] is None:
+                depth += 1 if each[0] == "{" else -1
+            elif depth == 1:
+                flag = f"--{each['name'].replace('_', '-')}"
+        return flag
 
+
+_SETTING: Final = re.compile(r"[{}]|'(?P<name>\w{1,60})': ")
 _FRAMES: Final = 150  # lines above an error that are looked at for frames
 
 

@@ -56,11 +56,15 @@ def _free_address(found: Found) -> tuple[Advice, ...]:
 
 RULES: Final[tuple[Rule, ...]] = (
     Rule("port", Kind.PORT,
-         r"\[Errno 99\] Cannot assign|(?:\[Errno (?:98|48|10048)\]|OSError|ZMQError|RuntimeError|EADDRINUSE|errno: -98"
+         r"(?:\[Errno (?:98|48|10048)\]|OSError|ZMQError|RuntimeError|EADDRINUSE|errno: -98"
          r"|error while attempting to bind).{0,200}"
          r"[Aa]ddress already in use(?!\. Retrying)(?: \(addr='(?P<address>[^']{1,200})'\))?"
          r"|[Aa]ddress already in use(?!\. Retrying).{0,40}(?:port|bind)|EADDRINUSE",
          _in_use, remedies=_free_address, restart=False),
+    Rule("address", Kind.BAD_ARGUMENT, r"Cannot assign requested address",
+         "What it should listen on is not an address of this machine.",
+         remedies=(Advice("--host", None, "an address of this machine (`ip address`); 0.0.0.0: all of them"),),
+         restart=False),
     Rule("disk", Kind.DISK,
          r"No space left on device|Disk quota exceeded|\[Errno (?:28|122)\]|os error (?:28|122)\b|ENOSPC|EDQUOT"
          r"|Not enough free disk space|Consistency check failed|disk I/O error",
