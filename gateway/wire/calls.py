@@ -17,10 +17,9 @@ from msgspec import Raw, structs
 from gateway.core.errors import NO_MODEL, MissingModel, RequestError, UnsupportedMediaType
 from gateway.core.types import Call, Dialect, Endpoint, Route
 from gateway.wire.forms import FormReader
-from gateway.wire.frames import is_given
 from gateway.wire.large import fields_at_hand, spliced
 from gateway.wire.measures import Measure
-from gateway.wire.objects import fields_of
+from gateway.wire.objects import fields_of, is_given
 from gateway.wire.ordinary import Ordinary, ordinary
 from gateway.wire.peek import Peek, peek, take_apart
 from gateway.wire.prompts import prompts_of, truncates

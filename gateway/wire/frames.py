@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.core.types import Dialect, Usage, UsageSource
+from gateway.wire.objects import decode_or_none
 from gateway.wire.replies import Fault, anthropic_type, openai_error
 
 # Dialects whose frames are nameless and end with [DONE].
@@ -119,13 +120,13 @@ def json_usage(body: bytes) -> Usage | None:
 
 
 def _told(found: bytes) -> Usage | None:
-    usage = decode(USAGE, found)
+    usage = decode_or_none(USAGE, found)
     return as_usage(usage) if usage is not None else None
 
 
 def whole_answer(body: bytes) -> tuple[bool, Usage | None]:
     """Judge a chat or completions reply with status 200: was it aborted by the engine, and its usage."""
-    answer = decode(CHUNK, body)
+    answer = decode_or_none(CHUNK, body)
     if answer is None:  # not as expected somewhere; what matters may still be found
         return json_aborted(body), json_usage(body)
     reasons = [choice.finish_reason for choice in answer.choices or ()]
@@ -135,7 +136,7 @@ def whole_answer(body: bytes) -> tuple[bool, Usage | None]:
 
 def whole_event_answer(body: bytes, dialect: Dialect) -> tuple[bool, Usage | None]:
     """Judge a Responses or Anthropic reply with status 200 likewise: vLLM marks an abort in each its way."""
-    answer = decode(WHOLE, body)
+    answer = decode_or_none(WHOLE, body)
     if answer is None:
         return False, json_usage(body)
     if dialect is Dialect.RESPONSES:
@@ -190,16 +191,3 @@ def error_frame(fault: Fault, dialect: Dialect, request_id: str, sequence: int =
             "sequence_number": sequence,
         }
     return b"event: error\ndata: " + msgspec.json.encode(error) + b"\n\n"
-
-
-def is_given(raw: Raw) -> bool:
-    """Whether a raw field is there and not null."""
-    return len(raw) > 0 and bytes(raw) != b"null"
-
-
-def decode(decoder: msgspec.json.Decoder[Any], data: bytes | Raw) -> Any:
-    """Decode what fits the type; None for anything else."""
-    try:
-        return decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError):
-        return None

@@ -21,6 +21,10 @@ from gateway.core.errors import RequestError
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Raw])
 _OBJECTS: Final = msgspec.json.Decoder(list[dict[str, Raw]])
 _ITEMS: Final = msgspec.json.Decoder(list[Raw])
+# JSON Schemas are the deepest that clients send. Source: OpenAI, structured outputs: at most 10
+# levels of properties, which are two or three levels of JSON each.
+MAX_DEPTH: Final = 64
+
 _STRING: Final = msgspec.json.Decoder(str)
 _BEFORE_VALUE: Final = re.compile(rb'[ \t\r\n]*("(?:[^"\\]|\\.)*+")[ \t\r\n]*:[ \t\r\n]*')
 _AFTER_VALUE: Final = re.compile(rb"[ \t\r\n]*([,}])")
@@ -46,7 +50,7 @@ def fields_once(raw: bytes | Raw, path: str = "") -> dict[str, Raw]:
     try:
         fields = _OBJECT.decode(raw)
     except RecursionError:
-        raise _too_deep() from None
+        raise too_deep() from None
     spaces = len(raw) - len(msgspec.json.encode(fields))
     if spaces != 0 and spaces != 2 * len(fields) - 1:
         _check_names(bytes(raw), fields, path)
@@ -80,6 +84,24 @@ def items_of(raw: Raw) -> list[Raw]:
     return _decoded(_ITEMS, raw)  # type: ignore[no-any-return]
 
 
+def items_if_list(raw: Raw) -> list[Raw]:
+    """Take a list apart; nothing comes of what is none, or is nested too deeply."""
+    return decode_or_none(_ITEMS, raw) or []
+
+
+def decode_or_none(decoder: msgspec.json.Decoder[Any], data: bytes | Raw) -> Any:
+    """Decode what fits the type; None for anything else."""
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def is_given(raw: Raw) -> bool:
+    """Whether a raw field is there and not null."""
+    return len(raw) > 0 and bytes(raw) != b"null"
+
+
 def begins(raw: Raw) -> int:
     """Return the first byte of a value, which tells its type."""
     return memoryview(raw)[0]
@@ -89,11 +111,17 @@ def _decoded(decoder: msgspec.json.Decoder[Any], raw: bytes | Raw) -> Any:
     try:
         return decoder.decode(raw)
     except RecursionError:
-        raise _too_deep() from None
+        raise too_deep() from None
 
 
-def _too_deep() -> RequestError:
-    return RequestError("The body is nested too deeply.", code="invalid_json")
+def too_deep(field: str | None = None) -> RequestError:
+    """Return the refusal of a body that is nested too deeply, at a field of its top level."""
+    where = "The body" if field is None else f"`{field}`"
+    return RequestError(
+        f"{where} is nested too deeply: at most {MAX_DEPTH} levels are accepted.",
+        param=field,
+        code="invalid_json",
+    )
 
 
 def _compact_bytes(fields: dict[str, Raw]) -> int:

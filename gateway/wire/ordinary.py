@@ -20,10 +20,10 @@ from gateway.core.asked import Asked, Fact
 from gateway.core.types import Endpoint
 from gateway.wire.content import CHECKED_BYTES
 from gateway.wire.measures import FEW_TOOLS_BYTES, RANGES
-from gateway.wire.objects import begins
+from gateway.wire.objects import MAX_DEPTH, begins
 from gateway.wire.peek import Integer
 from gateway.wire.prompts import TOOLS_GROWTH
-from gateway.wire.small import MAX_DEPTH, containers, most_containers
+from gateway.wire.small import containers, most_containers
 
 
 class Ordinary(msgspec.Struct, gc=False):

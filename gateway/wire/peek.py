@@ -16,10 +16,8 @@ import msgspec
 from msgspec import Raw
 
 from gateway.core.errors import RequestError
-from gateway.wire.frames import decode as decode_or_none
-from gateway.wire.frames import is_given
 from gateway.wire.lax import MAX_ITEMS, MOST, NotReadable, lax_bool, lax_ids, lax_int
-from gateway.wire.objects import fields_once
+from gateway.wire.objects import decode_or_none, fields_once, is_given, too_deep
 
 # Larger ones mean nothing, and some fit no float. The lax readers take the same.
 Integer = Annotated[int, msgspec.Meta(ge=-MOST, le=MOST)]
@@ -119,7 +117,7 @@ def _read_laxly(read: Callable[[Any], Any], raw: Raw, name: str) -> Any:
         except msgspec.ValidationError as error:
             raise _wrong_type(str(error)) from None
     except RecursionError:
-        raise _too_deep() from None
+        raise too_deep() from None
 
 
 def _lax_text(value: object) -> str:
@@ -224,7 +222,7 @@ def _decode(decoder: msgspec.json.Decoder[Any], raw: Raw, field: str) -> Any:
     except msgspec.ValidationError as error:
         raise _wrong_type(str(error), field) from None
     except RecursionError:
-        raise _too_deep() from None
+        raise too_deep() from None
 
 
 def _wrong_type(why: str, root: str = "") -> RequestError:
@@ -237,10 +235,6 @@ def _wrong_type(why: str, root: str = "") -> RequestError:
     return RequestError(
         f"`{field}` has the wrong type: {expected}.", param=field, code="invalid_type"
     )
-
-
-def _too_deep() -> RequestError:
-    return RequestError("The body is nested too deeply.", code="invalid_json")
 
 
 def _malformed(body: bytes, why: str) -> str:

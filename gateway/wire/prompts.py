@@ -13,9 +13,8 @@ from msgspec import Raw
 from gateway.core.endpoints import TEMPLATED
 from gateway.core.types import Endpoint
 from gateway.wire.content import MEDIA_LISTS
-from gateway.wire.frames import is_given
 from gateway.wire.measures import Measure
-from gateway.wire.objects import begins
+from gateway.wire.objects import begins, decode_or_none, is_given, items_if_list
 from gateway.wire.peek import Peek, Prompts, measure_prompts
 
 TOOLS_GROWTH: Final = (
@@ -30,7 +29,6 @@ _ONE: Final = TEMPLATED - {Endpoint.CHAT_BATCH} | {Endpoint.COUNT_TOKENS}
 _UNBOUNDED: Final = Prompts(1, None)
 _NOTHING: Final = Raw()
 _LIST: Final = b"["[0]
-_RAWS: Final = msgspec.json.Decoder(list[Raw])
 _RAW_FIELDS: Final = msgspec.json.Decoder(dict[str, Raw])
 
 
@@ -69,10 +67,10 @@ def decision_bytes(fields: dict[str, Raw]) -> int:
 
 
 def _longest_member(raw: Raw) -> int:
-    try:
-        return max(map(len, _RAW_FIELDS.decode(raw).values()), default=0)
-    except (msgspec.DecodeError, RecursionError):
+    members = decode_or_none(_RAW_FIELDS, raw)
+    if members is None:
         return len(raw)  # no object; the backend says so
+    return max(map(len, members.values()), default=0)
 
 
 def truncates(endpoint: Endpoint, seen: Peek) -> bool:
@@ -109,7 +107,7 @@ def _of_embed(fields: dict[str, Raw], body: bytes, plain: bool) -> Prompts:
 
 def _several(given: Raw, field: str, body: bytes, plain: bool) -> Prompts:
     """Measure a list of prompts that share the rest of the body, and what a template adds."""
-    sizes = [len(each) for each in _items(given)] or [0]
+    sizes = [len(each) for each in items_if_list(given)] or [0]
     longest, total = max(sizes), sum(sizes)
     ratio = longest / total if total else 1.0
     text_bytes = len(body) - total + longest if plain else None
@@ -119,10 +117,3 @@ def _several(given: Raw, field: str, body: bytes, plain: bool) -> Prompts:
 def _holds_lists(given: Raw) -> bool:
     """Whether the first of a list is a list."""
     return bytes(memoryview(given)[1:64]).lstrip()[:1] == b"["
-
-
-def _items(given: Raw) -> list[Raw]:
-    try:
-        return _RAWS.decode(given)
-    except (msgspec.DecodeError, RecursionError):
-        return []  # no shape that an engine takes; the backend says so

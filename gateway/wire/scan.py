@@ -23,7 +23,7 @@ from typing import Final
 import msgspec
 
 from gateway.core.errors import RequestError
-from gateway.wire.small import MAX_DEPTH, too_deep
+from gateway.wire.objects import MAX_DEPTH, too_deep
 from gateway.wire.tally import Ids, Tally
 
 MAX_SCALAR_BYTES: Final = 1024  # Python reads no integer of more than 4,300 digits

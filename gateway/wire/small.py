@@ -9,14 +9,11 @@ from typing import Final
 from msgspec import Raw
 
 from gateway.core.errors import RequestError
-from gateway.wire.objects import begins, items_of
+from gateway.wire.objects import MAX_DEPTH, begins, items_of, too_deep
 
 # Below both of these a body is decoded at once, which takes 10 ms at most whatever it holds.
 SMALL_BODY_BYTES: Final = 64 * 1024
 SMALL_BODY_CONTAINERS: Final = 1000
-# JSON Schemas are the deepest that clients send. Source: OpenAI, structured outputs: at most 10
-# levels of properties, which are two or three levels of JSON each.
-MAX_DEPTH: Final = 64
 
 _STRING: Final = re.compile(rb'"[^"]*+"')
 _NO_STRUCTURE: Final = bytes(set(range(256)) - set(b'[]{}"'))
@@ -93,13 +90,3 @@ def _is_deeper(raw: Raw, most: int) -> bool:
             break
         nested = nested.replace(b"()", b"")
     return bool(nested)
-
-
-def too_deep(field: str | None = None) -> RequestError:
-    """Return the refusal of a body that is nested too deeply, at a field of its top level."""
-    where = "The body" if field is None else f"`{field}`"
-    return RequestError(
-        f"{where} is nested too deeply: at most {MAX_DEPTH} levels are accepted.",
-        param=field,
-        code="invalid_json",
-    )

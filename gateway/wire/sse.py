@@ -27,12 +27,11 @@ from gateway.wire.frames import (
     OPENAI,
     Event,
     as_usage,
-    decode,
     error_frame,
-    is_given,
     json_aborted,
     json_usage,
 )
+from gateway.wire.objects import decode_or_none, is_given
 from gateway.wire.replies import Fault, upstream_fault
 from gateway.wire.veil import Veil
 
@@ -259,7 +258,7 @@ class StreamWatch:
         held, self._held = self._held, b""
         if payload.strip() == b"[DONE]":
             return held + self._end(_CUT_SHORT, done=True)
-        chunk = decode(frames.CHUNK, payload)
+        chunk = decode_or_none(frames.CHUNK, payload)
         if chunk is None:
             return held + frame
         if is_given(chunk.error) or chunk.object == "error":
@@ -277,7 +276,7 @@ class StreamWatch:
         return held + frame
 
     def _judge_event(self, frame: bytes, payload: bytes) -> bytes:
-        event = decode(frames.EVENT, payload)
+        event = decode_or_none(frames.EVENT, payload)
         if event is None:
             return frame
         if event.type == "error" or (not event.type and is_given(event.error)):
@@ -306,11 +305,11 @@ class StreamWatch:
         if event.type == "content_block_delta":
             self.events += 1
         elif event.type == "message_start" and is_given(event.message):
-            started = decode(frames.STARTED, event.message)
+            started = decode_or_none(frames.STARTED, event.message)
             if started is not None and started.usage is not None:
                 self.began = as_usage(started.usage)
         elif event.type == "message_delta":
-            delta = decode(frames.DELTA, event.delta) if is_given(event.delta) else None
+            delta = decode_or_none(frames.DELTA, event.delta) if is_given(event.delta) else None
             self._aborted = delta is not None and delta.stop_reason is None
             if event.usage is not None:
                 self.usage = as_usage(event.usage, self.began) or self.usage
@@ -418,4 +417,4 @@ def _stamped(frame: bytes, fingerprint: Raw) -> bytes:
 def _is_whole(frame: bytes) -> bool:
     """Whether a last frame, its blank line missing, is complete all the same."""
     payload = frame[frame.find(b"data:") + 5 :].strip()
-    return payload == b"[DONE]" or decode(frames.ANY, payload) is not None
+    return payload == b"[DONE]" or decode_or_none(frames.ANY, payload) is not None

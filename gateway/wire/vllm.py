@@ -10,10 +10,9 @@ from msgspec import Raw, structs
 from gateway.core.endpoints import PAIRED
 from gateway.core.types import Call, Endpoint, ServedModel
 from gateway.wire.calls import ENDPOINTS
-from gateway.wire.frames import is_given
 from gateway.wire.large import fields_at_hand
 from gateway.wire.lax import NotReadable, lax_int
-from gateway.wire.objects import fields_of
+from gateway.wire.objects import decode_or_none, fields_of, is_given, items_if_list
 from gateway.wire.prompts import TOOLS_GROWTH, decision_bytes
 
 # --- models, routes, version ---------------------------------------------------------------------
@@ -47,18 +46,14 @@ _MODELS: Final = msgspec.json.Decoder(_Models)
 _ROUTES: Final = msgspec.json.Decoder(_Routes)
 _VERSION: Final = msgspec.json.Decoder(_Version)
 _TOKENS: Final = msgspec.json.Decoder(_Tokens)
-_RAWS: Final = msgspec.json.Decoder(list[Raw])
 
 
 def parse_models(body: bytes) -> tuple[ServedModel, ...]:
     """Read `GET /v1/models`; empty when it cannot be read. Adapters have a parent."""
-    try:
-        models = _MODELS.decode(body).data
-    except (msgspec.DecodeError, RecursionError):
-        return ()
+    listed = decode_or_none(_MODELS, body)
     return tuple(
         ServedModel(model.id, model.parent, model.max_model_len, _adapter_path(model))
-        for model in models
+        for model in (listed.data if listed is not None else ())
     )
 
 
@@ -68,21 +63,20 @@ def _adapter_path(model: _Model) -> str | None:
 
 def parse_openapi_endpoints(body: bytes) -> frozenset[Endpoint] | None:
     """Read from `GET /openapi.json` which of our endpoints are mounted; None when it is none."""
-    try:
-        paths = _ROUTES.decode(body).paths
-    except (msgspec.DecodeError, RecursionError):
+    routes = decode_or_none(_ROUTES, body)
+    if routes is None:
         return None
     return frozenset(
-        spec.endpoint for path, spec in ENDPOINTS.items() if "post" in paths.get(path.decode(), {})
+        spec.endpoint
+        for path, spec in ENDPOINTS.items()
+        if "post" in routes.paths.get(path.decode(), {})
     )
 
 
 def parse_version(body: bytes) -> str | None:
     """Read `GET /version`; None when it cannot be read."""
-    try:
-        return _VERSION.decode(body).version[:64]
-    except (msgspec.DecodeError, RecursionError):
-        return None
+    told = decode_or_none(_VERSION, body)
+    return told.version[:64] if told is not None else None
 
 
 # --- exact counts by the backend -----------------------------------------------------------------
@@ -155,15 +149,7 @@ def longest_chat(call: Call) -> Call:
 
 def _longest(raw: Raw) -> Raw:
     """Return the longest element of a list in bytes, or the value itself when it is no list."""
-    return max(_items(raw), key=len, default=raw)
-
-
-def _items(raw: Raw) -> list[Raw]:
-    """Return the elements of a list; none of what is no list, or nested too deeply."""
-    try:
-        return _RAWS.decode(raw)
-    except (msgspec.DecodeError, RecursionError):
-        return []
+    return max(items_if_list(raw), key=len, default=raw)
 
 
 def _only(fields: dict[str, Raw], names: tuple[str, ...]) -> dict[str, Raw]:
@@ -172,11 +158,8 @@ def _only(fields: dict[str, Raw], names: tuple[str, ...]) -> dict[str, Raw]:
 
 def parse_tokenize(body: bytes) -> tuple[int, int] | None:
     """Read the answer of `POST /tokenize`: prompt tokens, and the backend's window."""
-    try:
-        told = _TOKENS.decode(body)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    return (told.count, told.max_model_len) if told.count >= 0 else None
+    told = decode_or_none(_TOKENS, body)
+    return (told.count, told.max_model_len) if told is not None and told.count >= 0 else None
 
 
 # --- what can be said without a count ------------------------------------------------------------
@@ -217,13 +200,13 @@ def prompt_bytes(call: Call) -> int:
         return len(longest) - (_media_bytes(longest) if is_given(longest) else 0)
     if call.endpoint is Endpoint.CHAT_BATCH:
         return prompt_bytes(longest_chat(call))
-    messages = _items(fields.get("messages", fields.get("input", Raw())))
+    messages = items_if_list(fields.get("messages", fields.get("input", Raw())))
     media = sum(_media_bytes(each) for each in messages if bytes(each).startswith(b"{"))
     return len(call.body) + TOOLS_GROWTH * len(fields.get("tools", b"")) - media
 
 
 def _media_bytes(message: Raw) -> int:
-    parts = _items(fields_of(message).get("content", Raw()))
+    parts = items_if_list(fields_of(message).get("content", Raw()))
     return sum(
         len(part)
         for part in parts
