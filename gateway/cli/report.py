@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.cli.console import print_table
@@ -188,9 +187,9 @@ def _setting(setting: dict[str, Any]) -> str:
     return f"{setting.get('name')}: {setting.get('value')} ({setting.get('origin')})"
 
 
-def key_rows(keys: Sequence[KeyInfo], wall_now: float | None = None) -> list[Row]:
+def key_rows(keys: Sequence[KeyInfo]) -> list[Row]:
     """Return the keys as rows for a table or for JSON; times are RFC 3339 in UTC."""
-    now = time.time() if wall_now is None else wall_now
+    now = time.time()
     return [
         {
             "id": key.id,
@@ -201,17 +200,17 @@ def key_rows(keys: Sequence[KeyInfo], wall_now: float | None = None) -> list[Row
             "models": list(key.models),
             "max_context": key.max_context_tokens,
             "max_output": key.max_output_tokens,
-            "created": _day(key.created_s),
-            "ends": _day(key.revoked_s if key.revoked_s is not None else key.ends_s),
+            "created": _time(key.created_s),
+            "ends": _time(key.revoked_s if key.revoked_s is not None else key.ends_s),
         }
         for key in keys
     ]
 
 
-def _day(wall: float | None) -> str | None:
-    if wall is None:
-        return None
-    return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def _time(wall: float | None) -> str | None:
+    from gateway.access.records import timestamp
+
+    return None if wall is None else timestamp(wall)
 
 
 def _sum(backends: list[dict[str, Any]], key: str) -> int | None:

@@ -18,7 +18,7 @@ from gateway.core.asked import Fact, Media
 from gateway.core.errors import RequestError
 from gateway.core.types import Endpoint
 from gateway.wire.addresses import kind_of_address
-from gateway.wire.objects import begins, fields_once, items_of, objects_once
+from gateway.wire.objects import begins, fields_once, items_of, objects_once, wrong_type
 from gateway.wire.parameters import media_fact
 from gateway.wire.table import TABLE
 
@@ -239,11 +239,7 @@ def _addresses(raw: Raw, path: str, facts: list[Fact]) -> None:
     try:
         addresses = _TEXTS.decode(raw)
     except (msgspec.DecodeError, RecursionError):
-        raise RequestError(
-            f"`{path}` has the wrong type: expected a list of addresses.",
-            param=path,
-            code="invalid_type",
-        ) from None
+        raise wrong_type(path, "expected a list of addresses") from None
     kinds: list[Media] = []
     for address in dict.fromkeys(addresses):
         kind = kind_of_address(address)
@@ -292,8 +288,4 @@ def _type_of(part: Mapping[str, Raw], path: str) -> str | None:
 
 
 def _unclear(path: str) -> RequestError:
-    return RequestError(
-        f"`{path}` has the wrong type: expected text or a list of parts.",
-        param=path,
-        code="invalid_type",
-    )
+    return wrong_type(path, "expected text or a list of parts")

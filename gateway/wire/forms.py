@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Final
 
 from gateway.core.errors import RequestError, UnsupportedMediaType
+from gateway.wire.objects import wrong_type
 from gateway.wire.table import REFUSED_IN_FORMS
 
 MAX_PARTS: Final = 128
@@ -236,11 +237,7 @@ def _disposition(head: bytes) -> tuple[str, bool]:
 def _flag(name: str, value: str) -> bool:
     word = value.strip().lower()
     if word not in _TRUE and word not in _FALSE:
-        raise RequestError(
-            f"`{name}` has the wrong type: expected `true` or `false`.",
-            param=name,
-            code="invalid_type",
-        )
+        raise wrong_type(name, "expected `true` or `false`")
     return word in _TRUE
 
 

@@ -21,7 +21,7 @@ from gateway.core.types import Endpoint
 from gateway.wire.content import has_content, scan
 from gateway.wire.fields import known_fields
 from gateway.wire.lax import is_on, number_of
-from gateway.wire.objects import begins, fields_once, items_of
+from gateway.wire.objects import begins, fields_once, items_of, wrong_type
 from gateway.wire.parameters import UNLIMITED
 from gateway.wire.schemas import format_facts, schema_facts, structured_facts
 from gateway.wire.table import REFUSED_IN_FORMS, TABLE
@@ -107,9 +107,7 @@ class Measure:
 
     def _template_kwargs(self, name: str, raw: Raw) -> None:
         if begins(raw) != _OBJECT:
-            raise RequestError(
-                f"`{name}` has the wrong type: expected `object`.", param=name, code="invalid_type"
-            )
+            raise wrong_type(name, "expected `object`")
         for key in fields_once(raw, name):
             if f"{name}.{key}" in TABLE:
                 self.note(f"{name}.{key}", 1.0, f"{name}.{key}")

@@ -124,6 +124,11 @@ def too_deep(field: str | None = None) -> RequestError:
     )
 
 
+def wrong_type(path: str, why: str) -> RequestError:
+    """Return the refusal of a value of the wrong type, by its place in the body."""
+    return RequestError(f"`{path}` has the wrong type: {why}.", param=path, code="invalid_type")
+
+
 def _compact_bytes(fields: dict[str, Raw]) -> int:
     """Return how long the object is without spaces, escapes in names and names that come twice."""
     return 1 + 4 * len(fields) + sum(map(len, fields)) + sum(map(len, fields.values()))

@@ -17,7 +17,7 @@ from msgspec import Raw
 
 from gateway.core.errors import RequestError
 from gateway.wire.lax import MAX_ITEMS, MOST, NotReadable, lax_bool, lax_ids, lax_int
-from gateway.wire.objects import decode_or_none, fields_once, is_given, too_deep
+from gateway.wire.objects import decode_or_none, fields_once, is_given, too_deep, wrong_type
 
 # Larger ones mean nothing, and some fit no float. The lax readers take the same.
 Integer = Annotated[int, msgspec.Meta(ge=-MOST, le=MOST)]
@@ -67,7 +67,7 @@ def take_apart(body: bytes) -> dict[str, Raw]:
             body.decode()  # the decoder skips what it does not read, wrong encoding included
         return fields_once(body)
     except msgspec.ValidationError as error:
-        raise _wrong_type(str(error)) from None
+        raise _refusal(str(error)) from None
     except UnicodeDecodeError:
         raise RequestError("The body must be JSON in UTF-8.", code="invalid_json") from None
     except msgspec.DecodeError as error:
@@ -115,7 +115,7 @@ def _read_laxly(read: Callable[[Any], Any], raw: Raw, name: str) -> Any:
         try:
             return getattr(_PEEK.decode(one), name)
         except msgspec.ValidationError as error:
-            raise _wrong_type(str(error)) from None
+            raise _refusal(str(error)) from None
     except RecursionError:
         raise too_deep() from None
 
@@ -168,11 +168,7 @@ def measure_prompts(raw: Raw, field: str) -> Prompts:
         return Prompts(1, len(data), field=field)
     inside = data[1:].lstrip()[:1] if data.startswith(b"[") else b""
     if not inside:
-        raise RequestError(
-            f"`{field}` has the wrong type: expected text or token ids, one or a list of them.",
-            param=field,
-            code="invalid_type",
-        )
+        raise wrong_type(field, "expected text or token ids, one or a list of them")
     if inside in b"-0123456789tf":
         return Prompts(1, len(data), len(_ids(raw, field)), field=field)
     if inside == b"[":
@@ -220,21 +216,19 @@ def _decode(decoder: msgspec.json.Decoder[Any], raw: Raw, field: str) -> Any:
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
-        raise _wrong_type(str(error), field) from None
+        raise _refusal(str(error), field) from None
     except RecursionError:
         raise too_deep() from None
 
 
-def _wrong_type(why: str, root: str = "") -> RequestError:
+def _refusal(why: str, root: str = "") -> RequestError:
     """Name the field of the decoder's "Expected `int | null`, got `str` - at `$.n`"."""
     expected, _, place = why.partition(" - at `$")
     field = (root + place.rstrip("`")).lstrip(".")
     expected = expected.replace(" | null", "").replace("Expected", "expected")
     if not field:
         return RequestError(f"The body must be a JSON object: {expected}.", code="invalid_type")
-    return RequestError(
-        f"`{field}` has the wrong type: {expected}.", param=field, code="invalid_type"
-    )
+    return wrong_type(field, expected)
 
 
 def _malformed(body: bytes, why: str) -> str:
