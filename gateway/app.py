@@ -153,7 +153,6 @@ def serve(path: Path) -> None:
     loaded = load_config(path)
     descriptors.raise_limit()
     process = build(loaded, path, set_up_logging(loaded.config.log))
-    EventLog(loaded.config.state).follow(process.supervisor.events)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         handle_signals(runner.get_loop(), process)
         runner.run(run(process))
@@ -171,6 +170,7 @@ async def run(process: Process, sockets: tuple[socket.socket, socket.socket] | N
     config = process.config
     public_socket, admin_socket = sockets or bind_both(config)
     process.public_port, process.admin_port = port_of(public_socket), port_of(admin_socket)
+    EventLog(config.state).follow(process.supervisor.events)
     public = server_for(
         public_app(
             process.handler, process.table, process.clock, process.readiness, process.ingress

@@ -7,7 +7,8 @@ asleep are left alone.
 
 At most one restart per incarnation: one that runs and was restarted is never restarted again, for it
 survived that, and is for a person. An order that its launcher could not carry out changed nothing:
-it stays due, with backoff. What has ended may be started again, which restarts nothing. Who carries
+it stays due, with backoff. One that another replica claimed is due again if nothing came of it for
+twenty minutes. What has ended may be started again, which restarts nothing. Who carries
 an order out claims (backend, incarnation, attempt) in the shared store after the drain.
 
 We suspect ourselves when two or more backends went bad within 10 s, and they are half of a pool or
@@ -239,10 +240,9 @@ class _Case:
         holds = self.pool.circumstances.holds
         return max(holds.get(of, -math.inf) for of in (None, self.member.pool, self.id))
 
-    def restarted(self) -> bool:
-        """Whether it survived its restart, or another replica sees to it."""
-        tried = self.record.orders_for(self.member.incarnation)
-        return self.lives and tried.times > 0 and not tried.again
+    def again_at(self) -> float:
+        """When it may be restarted once more: never if it survived that, later if another replica does it."""
+        return self.record.orders_for(self.member.incarnation).again_at
 
     def opens_in_min(self) -> int:
         """In how many minutes it may be restarted for its age alone; 0: now."""
@@ -309,8 +309,8 @@ _RULES: Final[tuple[_Rule, ...]] = (
     _Rule(Why.ON_HOLD, lambda it: it.now < it.held_until(), _Case.held_until),
     # another replica holds the pool's lease
     _Rule(Why.FOLLOWER, lambda it: not it.pool.leads),
-    # its incarnation was restarted, and runs: until another one is seen
-    _Rule(Why.ORDERED, _Case.restarted),
+    # its incarnation was restarted, and runs: until another one is seen, or the replica that claimed it is late
+    _Rule(Why.ORDERED, lambda it: it.lives and it.now < it.again_at(), _Case.again_at),
     # we suspect ourselves, and its process lives
     _Rule(
         Why.SUSPECTED, lambda it: it.lives and it.now < it.blind_until, lambda it: it.blind_until

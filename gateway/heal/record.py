@@ -26,16 +26,19 @@ from gateway.launch.launcher import Incarnation
 RESET_S: Final = 600.0  # well for so long: the next failure is a first one (as kubelet has it)
 
 _CALM_S: Final = 60.0  # well for so long: what failed before is over, not just between two looks
+# For the replica that claimed a restart to carry it out: longer than any takes to stop a server. If the
+# same one runs on, that replica has ended, or could not.
+_ANOTHERS_S: Final = 1200.0
 _ATTEMPTS_KEPT: Final = 16  # incarnations of one backend whose orders are remembered
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """The orders for one incarnation. `again`: the last one changed nothing, so another may follow."""
+    """The orders for one incarnation."""
 
     incarnation: Incarnation | None
     times: int = 0
-    again: bool = True
+    again_at: float = -math.inf  # when another may follow: at once, if the last one changed nothing
     counted: bool = False  # the last one counts as a restart
 
 
@@ -92,28 +95,29 @@ class Record:
     def ordered(self, incarnation: Incarnation | None, now: float, *, counts: bool) -> Record:
         """Return what is remembered once a restart of `incarnation` was ordered."""
         times = self.orders_for(incarnation).times + 1
-        tried = Tried(incarnation, times, again=False, counted=counts)
+        tried = Tried(incarnation, times, again_at=math.inf, counted=counts)
         record = self.counted(now) if counts else self
         return replace(record, tried=record._tried(tried), failed_at=None)
 
-    def came_to(self, outcome: Outcome, order: Restart) -> Record:
+    def came_to(self, outcome: Outcome, order: Restart, now: float) -> Record:
         """Return what is remembered of an order that did not come to a start."""
         tried = self.orders_for(order.incarnation)
         if tried.times != order.attempt:
             return self  # another one was given since
         match outcome:
             case Outcome.GIVEN_UP:
-                before = replace(tried, times=tried.times - 1, again=True, counted=False)
+                before = replace(tried, times=tried.times - 1, again_at=now, counted=False)
                 record = replace(self, tried=self._tried(before))
                 return record.uncounted() if tried.counted else record
             case Outcome.FAILED:
-                return replace(self, tried=self._tried(replace(tried, again=True)))
+                return replace(self, tried=self._tried(replace(tried, again_at=now)))
             case Outcome.NOT_NOW:
-                again = replace(tried, again=True, counted=False)
+                again = replace(tried, again_at=now, counted=False)
                 record = replace(self, tried=self._tried(again))
                 return replace(record, restarts=record.restarts[:-1]) if tried.counted else record
             case Outcome.ANOTHERS:
-                return self
+                again = replace(tried, again_at=now + _ANOTHERS_S)
+                return replace(self, tried=self._tried(again))
 
     def cleared(self) -> Record:
         """Return what is left when an operator says that the cause is gone."""
@@ -154,5 +158,5 @@ class History:
 
     def came_to(self, outcome: Outcome, order: Restart) -> History:
         """Take note of what became of an order."""
-        record = self.of(order.backend_id).came_to(outcome, order)
+        record = self.of(order.backend_id).came_to(outcome, order, self.at)
         return self.after(order.backend_id, record)

@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 START_S = 300.0  # half a minute when nothing else runs
 PATIENCE_S = 300.0  # for what comes at once where a processor is free; no claim of ours
-FOUND_S = 45.0  # most that a frozen engine may go unnoticed
+FOUND_S = 20.0  # most that a frozen engine may go unnoticed; 5 to 8 are usual
 OUT_S = 1.5  # most that new requests still go to an engine that died
 ENV = VLLM_ENV | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 SUPERVISION = {"backoff": "1s", "max_backoff": "2s", "stop_grace": "5s", "max_restarts": 20}
@@ -305,6 +305,7 @@ class TestFleet:
             load.until(lambda: any(each.backend == "tiny/b1" for each in load.answers), PATIENCE_S)
             load.calm()
             site.until(lambda: site.serves("tiny/b1"), PATIENCE_S, "tiny/b1 serves")
+            site.until(lambda: in_flight(site, "tiny/b1"), PATIENCE_S, "it has work")
             stopped_at, began = time.time(), time.monotonic()
             os.kill(site.engine("tiny--b1").pid, signal.SIGSTOP)
 
@@ -316,13 +317,32 @@ class TestFleet:
                 site.until(found, PATIENCE_S, "the engine is found frozen")
             found_s = time.monotonic() - began  # the wall clock may be set meanwhile
             site.until(lambda: restarted(site, "tiny/b1", told), START_S, "tiny/b1 serves again")
+            back_at = restarted(site, "tiny/b1", told)
         (restart, *_) = [
             each for each in site.events("tiny/b1", "restart") if each["at"] > stopped_at
         ]
         assert restart["label"] == "frozen", site.story()
         assert re.search(r"no progress for \d+ s, and 2 test requests in a row failed|requests are running without progress",
                          restart["detail"]), restart  # fmt: skip
-        print(f"frozen: found after {found_s:.1f} s (stalled {stalls.seconds:.1f} s)")
+        (suspect, *_) = [e for e in site.events("tiny/b1", "suspect") if e["at"] > stopped_at]
+        held = [
+            each
+            for each in load.answers
+            if each.backend == "tiny/b1" and each.began < back_at - 0.1 and each.ended > stopped_at
+        ]
+        out_at, down_at = (left_at(site, "tiny/b1", stopped_at, to) for to in ("", "down"))
+        moments = {
+            "out of rotation": out_at,
+            "suspected": suspect["at"],
+            "last new request": max((each.began for each in held), default=stopped_at),
+            "down": down_at,
+            "last held request ended": max((each.ended for each in held), default=stopped_at),
+            "new process serves": back_at,
+        }
+        told = ", ".join(f"{what} {at - stopped_at:.1f} s" for what, at in moments.items())
+        print(f"frozen with {len(held)} requests: {told} (stalled {stalls.seconds:.1f} s)")
+        assert not [str(each) for each in held if each.began > out_at], site.story()
+        assert not [str(each) for each in held if each.ended > back_at], site.story()
         assert found_s <= FOUND_S + stalls.seconds, site.story()
         # All the while its API process said that it is well.
         assert set(health[:-1]) == {200}
@@ -515,11 +535,10 @@ def launched(site):
     return {each["backend"] for each in site.events(kind="launch")}
 
 
-def left_at(site, backend, after):
-    """Return when a backend first left service after a moment, by the gateway's log."""
-    events = (
-        json.loads(each) for each in site.log.read_text().splitlines() if '"before":"ready"' in each
-    )
+def left_at(site, backend, after, to=""):
+    """Return when a backend first left `ready` (or came to a phase) after a moment, by the gateway's log."""
+    word = f'"after":"{to}"' if to else '"before":"ready"'
+    events = (json.loads(each) for each in site.log.read_text().splitlines() if word in each)
     times = (
         datetime.datetime.fromisoformat(each["ts"]).timestamp()
         for each in events

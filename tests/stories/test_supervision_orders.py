@@ -244,6 +244,25 @@ async def cli(world, *words):
 
 
 @story
+async def test_events_outlive_the_gateway(tmp_path):
+    async with machine() as on:
+        stays = launched(on["m/b1"], on_exit="leave")
+        async with fleet(on, stays, folder=tmp_path):
+            pass
+        async with fleet(on, stays, folder=tmp_path) as world:
+            await world.until(
+                lambda: any(e.label == "found" for e in world.told(EventKind.STARTED))
+            )
+            events = (await world.admin("GET", "/admin/v1/events?limit=9")).json()["data"]
+            told = [(each["backend"], each["kind"], each["label"]) for each in reversed(events)]
+            assert told == [
+                ("m/b1", "launch", "exited"),
+                ("m/b1", "started", "started"),
+                ("m/b1", "started", "found"),
+            ]
+
+
+@story
 async def test_operators_order_by_the_command_line():
     async with machine() as on, fleet(on, *two(on)) as world:
         on["m/b1"].script.log = "INFO: ready\n"
