@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection
+
+T = TypeVar("T")
 
 
 class Exit(IntEnum):
@@ -54,6 +56,26 @@ def print_failure(error: Exception) -> Exit:
     if hint:
         _to_stderr(f"  hint: {hint}")
     return code
+
+
+@overload
+def option(name: str, parse: Callable[[str], T], text: str) -> T: ...
+
+
+@overload
+def option(name: str, parse: Callable[[str], T], text: None) -> None: ...
+
+
+def option(name: str, parse: Callable[[str], T], text: str | None) -> T | None:
+    """Return what was written for an option; None for nothing.
+
+    Raises:
+        VerbError: `parse` does not take it.
+    """
+    try:
+        return None if text is None else parse(text)
+    except ValueError as error:
+        raise VerbError(f"{name}: {error}", code=Exit.USAGE) from error
 
 
 def print_json(value: object) -> None:

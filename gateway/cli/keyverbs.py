@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gateway.cli.console import Exit, VerbError, print_json, print_table
+from gateway.cli.console import Exit, VerbError, option, print_json, print_table
 from gateway.cli.settings import DEFAULT_FILE, ConfigFile, usable
 from gateway.cli.verbs import AsTable, group
 
 if TYPE_CHECKING:
     from gateway.access.keys import CreatedKey
 
-Value = TypeVar("Value", int, float, str)
 _LONGEST_S: Final = 36_500 * 86_400.0  # the file can write no time after the year 9999
 
 keys_app = group("Create, list, revoke and rotate API keys. Only hashes are kept.")
@@ -56,16 +54,16 @@ def keys_create(  # noqa: PLR0913 - the options of a verb
     if models and not all(each.strip() for each in models):
         hint = "omit it for a key that may use every model"
         raise VerbError("--models: an empty glob matches no model", hint, Exit.USAGE)
-    _option("NAME", read_name, name)
+    option("NAME", read_name, name)
     created = keys.create(
         _keys_file(config),
         name=name,
-        tenant=_option("--tenant", read_name, tenant or None),
+        tenant=option("--tenant", read_name, tenant or None),
         priority=priority,
         models=tuple(models or ("*",)),
-        max_context_tokens=_option("--max-context", read_limit, max_context),
-        max_output_tokens=_option("--max-output", read_limit, max_output),
-        expires_in_s=_option("--expires", _lifetime, expires),
+        max_context_tokens=option("--max-context", read_limit, max_context),
+        max_output_tokens=option("--max-output", read_limit, max_output),
+        expires_in_s=option("--expires", _lifetime, expires),
     )
     _print_key(created, output)
 
@@ -106,8 +104,7 @@ def keys_rotate(
     from gateway.access import keys
 
     file = _keys_file(config, key_id)
-    grace_s = _option("--grace", _span, grace)
-    _print_key(keys.rotate(file, key_id, grace_s or 0.0), output)
+    _print_key(keys.rotate(file, key_id, option("--grace", _span, grace)), output)
 
 
 def _keys_file(config: Path, key_id: str = "") -> Path:
@@ -146,13 +143,6 @@ def _lifetime(text: object) -> float:
     if seconds < 1.0:  # the file counts in seconds
         raise ValueError("must be at least 1s")
     return seconds
-
-
-def _option(name: str, parse: Callable[[object], Value], text: str | None) -> Value | None:
-    try:
-        return None if text is None else parse(text)
-    except ValueError as error:
-        raise VerbError(f"{name}: {error}", code=Exit.USAGE) from error
 
 
 def _print_key(created: CreatedKey, output: str) -> None:

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import typer
 
 from gateway.cli import keyverbs, operating, verbs
-from gateway.cli.console import Exit, VerbError, print_failure, print_json
+from gateway.cli.console import Exit, VerbError, option, print_failure, print_json
 from gateway.cli.diagnose import diagnose
 from gateway.cli.plan import plan
 from gateway.cli.policy import config_policy
@@ -175,9 +175,11 @@ def check(
         answers, more = preflight(checked.loaded, file)
         findings += more
     if fit and checked.loaded is not None:
+        from gateway.config.units import parse_size
         from gateway.sizing.fitcheck import fit_findings
 
-        judged, more = fit_findings(checked.loaded, file, _size("--gpu-memory", gpu_memory))
+        memory = option("--gpu-memory", parse_size, gpu_memory)
+        judged, more = fit_findings(checked.loaded, file, memory)
         answers, findings = answers + judged, findings + more
     findings.sort(key=lambda finding: finding.place.line)
     errors = sum(finding.severity.value == "error" for finding in findings)
@@ -189,15 +191,6 @@ def check(
         counts = f"{_count(errors, 'error')}, {_count(len(findings) - errors, 'warning')}"
         print(" · ".join([f"{file}: {counts}", *answers]))
     raise typer.Exit(Exit.INVALID_CONFIG if errors else Exit.OK)
-
-
-def _size(name: str, text: str | None) -> int | None:
-    from gateway.config.units import parse_size
-
-    try:
-        return None if text is None else parse_size(text)
-    except ValueError as error:
-        raise VerbError(f"{name}: {error}", code=Exit.USAGE) from error
 
 
 def _count(number: int, what: str) -> str:

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 
 import typer
 
-from gateway.cli.console import Exit, VerbError, ask, fetch, print_json, print_table
+from gateway.cli.console import Exit, VerbError, ask, fetch, option, print_json, print_table
 from gateway.cli.verbs import LOCAL, AsTable, Server, Token, group
 
 _POLL_S: Final = 1.0
@@ -106,7 +106,7 @@ def hold(
     token: Token = "",
 ) -> None:
     """Pause automatic restarts. You can still restart backends yourself."""
-    seconds = None if for_ is None else _seconds("--for", for_)
+    seconds = option("--for", _duration, for_)
     order: dict[str, object] = {"pool": pool, "for_s": seconds, "reason": reason}
     ask(server, f"/admin/v1/restarts:{'lift' if lift else 'hold'}", token, order=order)
     of = "all pools" if pool is None else pool
@@ -178,7 +178,7 @@ def _order(
 
 def _until(server: str, token: str, backend: str, timeout: str, done: Done) -> None:
     """Wait until the overview shows what was ordered; its detail goes to standard error meanwhile."""
-    deadline, told = time.monotonic() + _seconds("--timeout", timeout), ""
+    deadline, told = time.monotonic() + option("--timeout", _duration, timeout), ""
     while time.monotonic() < deadline:
         overview = ask(server, "/admin/v1/overview", token)
         every = [each for pool in overview["pools"] for each in pool["backends"]]
@@ -209,10 +209,7 @@ def _restarted(now: dict[str, Any]) -> bool:
     return now["phase"] in _SERVES and not told.get("restarting")
 
 
-def _seconds(name: str, text: str) -> float:
+def _duration(text: str) -> float:
     from gateway.config.units import parse_duration
 
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise VerbError(f"{name}: {error}", code=Exit.USAGE) from error
+    return parse_duration(text)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from gateway.cli.console import Exit, VerbError, print_json, print_table
+from gateway.cli.console import Exit, VerbError, option, print_json, print_table
 from gateway.cli.verbs import AsTable
 
 if TYPE_CHECKING:
@@ -141,10 +141,7 @@ def _of_numbers(
         message = f"--parameters: {parameters} is not a number such as 8B, 0.6B or 350M"
         raise VerbError(message, code=Exit.USAGE)
     context, bits = rest
-    try:
-        longest = whole_number(context)
-    except ValueError as error:
-        raise VerbError(f"--context: {error}", code=Exit.USAGE) from error
+    longest = option("--context", whole_number, context)
     heads = heads or numbers["kv_heads"] or 1
     config = {
         "num_hidden_layers": numbers["layers"],
@@ -166,12 +163,9 @@ def _plan(gpu_memory: str | None, flags: Mapping[str, Any]) -> Plan:
     if gpu_memory is None and flags["kv-cache-memory-bytes"] is None:
         hint = "such as --gpu-memory 24GiB, or --kv-cache-memory-bytes 4GiB for the cache alone"
         raise VerbError("say how much memory a GPU has", hint, Exit.USAGE)
+    memory = option("--gpu-memory", parse_size, gpu_memory)
     try:
-        memory = parse_size(gpu_memory) if gpu_memory is not None else 0
-    except ValueError as error:
-        raise VerbError(f"--gpu-memory: {error}", code=Exit.USAGE) from error
-    try:
-        return plan_of_args(flags, 1, memory)
+        return plan_of_args(flags, 1, memory or 0)
     except PlanError as error:
         raise VerbError(f"--{error}", code=Exit.USAGE) from error
 
@@ -182,10 +176,7 @@ def _plain_bytes(text: str | None) -> str | None:
         return text
     from gateway.config.units import parse_size
 
-    try:
-        return str(parse_size(text))
-    except ValueError as error:
-        raise VerbError(f"--kv-cache-memory-bytes: {error}", code=Exit.USAGE) from error
+    return str(option("--kv-cache-memory-bytes", parse_size, text))
 
 
 # --- telling --------------------------------------------------------------------------------------
