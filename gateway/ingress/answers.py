@@ -135,7 +135,7 @@ def watch_over(
     reply: Reply, call: Call, request_id: str, most_bytes: int, *, veil: bool = False
 ) -> Watch:
     """Return who looks on at a reply that is passed on as it comes; `veil` as for `answer`."""
-    if reply.content_type == b"text/event-stream":
+    if reply.is_event_stream:
         return (VeiledStream if veil else StreamWatch)(
             call.dialect, choices=call.choices, hide_usage=call.hides_usage, request_id=request_id
         )

@@ -266,7 +266,7 @@ class Downstream:
     def begin(self, reply: Reply, data: bytes = b"") -> None:
         """Write a streamed reply's head and first bytes; in chunks for HTTP/1.1, else closed at its end."""
         passed = reply.passed_lines()
-        self._event_stream = reply.content_type == b"text/event-stream"
+        self._event_stream = reply.is_event_stream
         if self._event_stream:
             passed += _EVENT_STREAM_HEADERS
         if self._http11:

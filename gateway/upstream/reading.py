@@ -7,6 +7,8 @@ from typing import Final
 
 import httptools
 
+from gateway.upstream.reply import EVENT_STREAM
+
 # A reply with status 200 that is no event stream is collected up to here, so that it can be judged as
 # a whole; beyond it, it is streamed. Also what one stream may hold in memory.
 WHOLE_REPLY_BYTES: Final = 256 * 1024
@@ -135,7 +137,9 @@ def _size(headers: dict[bytes, bytes]) -> int:
 def is_event_stream(headers: dict[bytes, bytes]) -> bool:
     """Whether a body can be read frame by frame; one that is compressed cannot."""
     kind = headers.get(b"content-type", b"")
-    return kind[:17].lower() == b"text/event-stream" and not is_encoded(headers)
+    if kind != EVENT_STREAM and kind[:17].lower() != b"text/event-stream":
+        return False
+    return b"content-encoding" not in headers or not is_encoded(headers)
 
 
 def is_encoded(headers: dict[bytes, bytes]) -> bool:

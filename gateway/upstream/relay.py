@@ -113,7 +113,16 @@ class Relay:
 
     def on_data(self, data: bytes) -> None:
         """Pass on what the watch lets through."""
-        self._pass_on(self.watch.feed(data))
+        out = self.watch.feed(data)
+        if out:
+            client = self._client
+            if client.started:
+                client.write(out)
+            elif not self._begin(out):
+                return
+            if client.writing_paused:
+                self.pause()
+        self._note_first_token()
 
     def on_chunk(self, chunk: bytes) -> bool:
         """Pass on a read as it is framed when it is just more tokens; False: it is to be parsed."""
@@ -125,22 +134,14 @@ class Relay:
             return True
         return False
 
-    def _pass_on(self, out: bytes) -> None:
-        if out:
-            client = self._client
-            if client.started:
-                client.write(out)
-            elif self.watch.failed:
-                self._stop(_as_error(self.watch.fault))
-                return
-            elif (error := self._refuses(out)) is not None:
-                self._stop(error)
-                return
-            else:
-                client.begin(self._reply, out)
-            if client.writing_paused:
-                self.pause()
-        self._note_first_token()
+    def _begin(self, out: bytes) -> bool:
+        """Write the head and the first bytes, unless they are those of a failure."""
+        error = _as_error(self.watch.fault) if self.watch.failed else self._refuses(out)
+        if error is None:
+            self._client.begin(self._reply, out)
+            return True
+        self._stop(error)
+        return False
 
     def _note_first_token(self) -> None:
         if self._on_first_token is not None and self.watch.events:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # its other headers `endpoint-load-metrics` is sent only to who asks for it, which nobody can through us.
 PASSED_HEADERS: Final = (b"content-type", b"content-disposition", b"content-language", b"metadata")
 _RARE: Final = frozenset(PASSED_HEADERS[1:])
+EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"  # the content type of vLLM's streams
 
 
 class Sink(Protocol):
@@ -50,6 +51,13 @@ class Reply(msgspec.Struct, frozen=True):
     def content_type(self) -> bytes:
         """The media type without parameters, in lower case."""
         return self.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+
+    @property
+    def is_event_stream(self) -> bool:
+        """Whether its media type says that the body comes in events."""
+        if self.headers.get(b"content-type") == EVENT_STREAM:
+            return True
+        return self.content_type == b"text/event-stream"
 
     def passed_lines(self) -> bytes:
         """Return the lines of the client's head: those headers that go on to it."""

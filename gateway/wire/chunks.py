@@ -71,6 +71,8 @@ class Shape:
 
         An engine that is faster than we read leaves several in one read.
         """
+        if not data.endswith(self._tail):
+            return 0
         count = begin = 0
         while begin < len(data):
             end = data.find(self._tail, begin) + self._tail_bytes

@@ -59,6 +59,34 @@ def test_ordinary_frames_pass_as_the_same_object():
     assert not w.complete
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        chunk("", "stop"),
+        frame(id="x", choices=[], usage=USAGE),
+        frame(error={"message": "boom", "code": 500}),
+        DONE,
+        chunk("a") + DONE,
+        chunk("a")[:-1],
+    ],
+)
+def test_no_token_passes_unseen_after_a_frame_that_was_judged_or_held_back(data):
+    w = watch(hide=True)
+    w.feed(chunk("a"))
+    token = chunk("b")
+    framed = b"%x\r\n%b\r\n" % (len(token), token)
+    assert w.shape.fits(framed)
+    w.feed(data)
+    assert not w.shape.fits(framed)
+
+
+def test_a_role_is_an_ordinary_frame():
+    w = watch()
+    data = chunk("", prompt_token_ids=None)
+    assert w.feed(data) is data
+    assert w.events == 1
+
+
 @pytest.mark.parametrize("reason", ["stop", "length", "tool_calls", "function_call", "repetition"])
 def test_a_good_finish_reason_completes_the_stream(reason):
     w = watch()
