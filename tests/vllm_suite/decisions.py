@@ -15,6 +15,8 @@ class Decision(NamedTuple):
 
 
 OPERATOR = "Adapters are loaded by the operator of a server, never by a client."
+VERSION = "Which version a server runs is for its operator to know; two of one pool may differ."
+LOAD = "The load of one server says little of its pool, and something of other tenants. Operators have metrics."
 PATHS = "Clients do not learn where an adapter lies on a server's disk."
 TYPES = "`type` of an error is OpenAI's, which its SDKs and other clients compare; vLLM's is a class name."
 PATH_FORM = "A path that a model does not serve is refused in OpenAI's form, where vLLM says `{'detail': 'Not Found'}`."
@@ -34,8 +36,12 @@ _LORA = "serve/lora/test_lora_adapters.py"
 _CLASSIFY = "pooling/classify/test_online.py"
 DECISIONS = [
     Decision(_LORA, "test_dynamic_lora_*", OPERATOR),
-    Decision(_LORA, "test_loading_invalid_adapters_does_not_break_others*", OPERATOR),
+    Decision(_LORA, "test_load_lora_adapter_*", OPERATOR),
+    Decision(_LORA, "test_multiple_lora_adapters*", OPERATOR),
     Decision(_LORA, "test_static_lora_lineage*", PATHS),
+    Decision("serve/instrumentator/test_basic.py", "test_show_version", VERSION),
+    Decision("serve/instrumentator/test_basic.py", "test_server_load*", LOAD),
+    Decision("serve/instrumentator/test_orca_metrics.py", "test_*_with_orca_header*", LOAD),
     Decision("openai/models/test_models.py", "test_check_models", PATHS),
     Decision("pooling/basic/test_truncation.py", "test_bigger_truncation_size", TYPES),
     Decision("pooling/*", "test_pooling_not_supported*", TYPES),

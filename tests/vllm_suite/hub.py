@@ -9,7 +9,7 @@ import pathlib
 import sys
 
 import torch
-from tokenizers import processors
+from tokenizers import AddedToken, processors
 from transformers import (
     BertConfig,
     BertModel,
@@ -37,6 +37,7 @@ import make_models as tiny
 
 REVISION = "0" * 40
 MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_start|>", "<|im_end|>"]
+LABELS = ["yes", "no"]  # each is one token, or vLLM makes no structured decisions
 SIZES = {
     "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
 }  # fmt: skip
@@ -103,7 +104,12 @@ MODELS: dict[str, tuple[type[PreTrainedModel], object]] = {
         )
     },
 }  # fmt: skip
-ADAPTERS = {"typeof/zephyr-7b-beta-lora": 11, "charent/self_cognition_Alice": 12}
+ADAPTERS = {
+    "typeof/zephyr-7b-beta-lora": 11,
+    "charent/self_cognition_Alice": 12,
+    "Jackmin108/Qwen3-0.6B-Meow-LoRA": 13,
+    "Jackmin108/Qwen3-0.6B-Woof-LoRA": 14,
+}
 
 
 def folder_of(home: pathlib.Path, name: str) -> pathlib.Path:
@@ -116,6 +122,7 @@ def folder_of(home: pathlib.Path, name: str) -> pathlib.Path:
 def make_model(folder: pathlib.Path, kind: type[PreTrainedModel], config: object) -> None:
     tokenizer = tiny.make_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": MARKS})
+    tokenizer.add_tokens([AddedToken(each, single_word=True) for each in LABELS])
     if not kind.__name__.endswith(("CausalLM", "LMHeadModel", "Qwen2ForSequenceClassification")):
         # An encoder frames what it reads, and knows a pair by the mark between.
         tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
