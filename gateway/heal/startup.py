@@ -36,11 +36,11 @@ class StartWatch:
     def heard(self, line: str, now: float) -> None:
         """Take in one line of its log."""
         self.spoke_at = now
-        milestone = stage_of(line)
+        stage = stage_of(line)
         # Workers speak across each other: a stage that was left is not entered again.
-        if milestone is not None and milestone.stage.value > self.stage.value:
+        if stage is not None and stage > self.stage:
             self.took_s[self.stage] = now - self.stage_at
-            self.stage, self.stage_at = milestone.stage, now
+            self.stage, self.stage_at = stage, now
 
     def put_off(self, now: float) -> None:
         """Begin to count now: its service manager has not started it yet."""

@@ -128,8 +128,8 @@ def interrupted(start: Start, place: int) -> Diagnosis:
     line = start.lines[place]
     waits = (start.lines[at].text for at in range(place, max(start.progress, -1), -1))
     wait = next((text for text in waits if WAITS.search(text)), None)
-    milestone = start.milestones.get(start.progress)
-    doing = "" if milestone is None else f", while {milestone.stage.words}"
+    stage = start.milestones.get(start.progress)
+    doing = "" if stage is None else f", while {stage.words}"
     return Diagnosis(
         Kind.OTHER,
         When.STARTUP,

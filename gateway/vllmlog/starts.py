@@ -6,7 +6,7 @@ Logs are appended to: one file holds several starts, and only the last is of int
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice, pairwise
@@ -14,7 +14,7 @@ from typing import Final
 
 from gateway.vllmlog.errors import Raised, passes_on, raised_in
 from gateway.vllmlog.lines import Line
-from gateway.vllmlog.milestones import Milestone, Stage, milestone_of
+from gateway.vllmlog.milestones import LOADED, Stage, stage_told
 from gateway.vllmlog.places import when_of
 from gateway.vllmlog.verdict import When
 
@@ -128,29 +128,31 @@ class Start:
         )
 
     @cached_property
-    def milestones(self) -> Mapping[int, Milestone]:
-        """What its lines tell of how far it came, by their places."""
-        told = ((at, milestone_of(line)) for at, line in enumerate(self.lines))
-        return {at: milestone for at, milestone in told if milestone is not None}
+    def milestones(self) -> Mapping[int, Stage]:
+        """How far it came, as its lines tell, by their places."""
+        told = ((at, stage_told(line)) for at, line in enumerate(self.lines))
+        return {at: stage for at, stage in told if stage is not None}
 
-    def _at(self, wanted: Callable[[Milestone], bool]) -> int | None:
-        return next((at for at, each in self.milestones.items() if wanted(each)), None)
+    def _at(self, stage: Stage, said: re.Pattern[str] | None = None) -> int | None:
+        """Return the first place that tells of a stage, in words that a pattern finds."""
+        places = (at for at, each in self.milestones.items() if each is stage)
+        return next((at for at in places if said is None or said.search(self.lines[at].text)), None)
 
     @cached_property
     def came_up(self) -> int | None:
         """Where its own HTTP server said that it is up; requests may be of another server."""
-        return self._at(lambda each: each.stage is Stage.SERVING)
+        return self._at(Stage.SERVING)
 
     @cached_property
     def engine_up(self) -> int | None:
         """Where the engine was initialised."""
-        up = (at for at, each in self.milestones.items() if each.stage is Stage.WARM_UP)
+        up = (at for at, each in self.milestones.items() if each is Stage.WARM_UP)
         return next((at for at in up if not _ANEW.search(self.lines[at].text)), None)
 
     @cached_property
     def loaded(self) -> int | None:
         """Where the weights were in memory."""
-        return self._at(lambda each: each.weights_gib is not None or each.weights_s is not None)
+        return self._at(Stage.LOADING_WEIGHTS, LOADED)
 
     @cached_property
     def progress(self) -> int:
@@ -158,7 +160,7 @@ class Start:
         under_way = (
             at
             for at, each in self.milestones.items()
-            if each.stage in _UNDER_WAY and not _BAR.search(self.lines[at].text)
+            if each in _UNDER_WAY and not _BAR.search(self.lines[at].text)
         )
         return max(under_way, default=-1)
 
