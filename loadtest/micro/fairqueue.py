@@ -1,6 +1,6 @@
 """What one operation of the admission queue costs, by how much waits.
 
-    python -m loadtest.micro.queue [--rounds 500]
+    python -m loadtest.micro.fairqueue [--rounds 500]
 
 100 tenants in two bands, 16 backends; `place` goes through all 16, as the gate does. Prints medians
 in microseconds. Every round leaves the queue as long as it was.
