@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from gateway.core.aio import Clock
-from gateway.core.events import Event, EventKind
+from gateway.core.events import EventKind
 from gateway.core.types import Phase
 from gateway.heal.intent import Mark
 from gateway.heal.overrides import Override
@@ -149,9 +149,8 @@ class Orders:
         gone = self.supervisor.overrides.drop(backend_id)
         if gone is not None:
             detail = f"{gone.told()} was dropped by an operator; its next start is as configured"
-            self.supervisor.events.tell(
-                Event(self.clock.wall(), EventKind.REMEDY, backend_id, "dropped", detail)
-            )
+            events = self.supervisor.events
+            events.note(self.clock, EventKind.REMEDY, backend_id, "dropped", detail)
         return gone
 
     def _touched(self, backend: Backend, verb: Verb, *, force: bool) -> Touched:
@@ -214,15 +213,8 @@ class Orders:
 
     def _tell(self, backend_id: str, label: str, detail: str) -> None:
         kind = EventKind.HOLD if label in ("hold", "lift") else EventKind.OPERATOR
-        self.supervisor.events.tell(
-            Event(
-                self.clock.wall(),
-                kind,
-                backend_id,
-                label,
-                detail or f"{label} ordered by an operator",
-            )
-        )
+        told = detail or f"{label} ordered by an operator"
+        self.supervisor.events.note(self.clock, kind, backend_id, label, told)
 
 
 def _not_supervised(backend_id: str, consequence: str) -> str:

@@ -21,6 +21,7 @@ from gateway.heal.overrides import Overrides
 from gateway.heal.preparation import Preparation
 from gateway.heal.startup import StartWatch
 from gateway.heal.states import (
+    FAILED_TESTS,
     Absent,
     Draining,
     Failed,
@@ -184,10 +185,13 @@ class Supervised:
         if isinstance(state, Serving):
             self.observed.watch = None
             self._watch_processes(state.incarnation)
-        if isinstance(state, Suspect) and not isinstance(before, Suspect):
-            self._tell(EventKind.SUSPECT, state.sign.cause.value, state.sign.evidence)
-        elif isinstance(before, Suspect) and isinstance(state, Serving):
-            self._tell(EventKind.SUSPECT, "cleared", "nothing speaks against it now")
+        match before, state:
+            case Suspect(), Suspect() if before.failures < FAILED_TESTS <= state.failures:
+                self._tell(EventKind.SUSPECT, "proved", state.evidence)
+            case Suspect(), Serving():
+                self._tell(EventKind.SUSPECT, "cleared", "nothing speaks against it now")
+            case ((Proving() | Serving()), Suspect(sign=sign)):
+                self._tell(EventKind.SUSPECT, sign.cause.value, sign.evidence)
         shown = tending(state, launched=self.config.launch is not None)
         if shown != self.backend.health.tended:
             self._shared.table.tend(self.id, shown)
