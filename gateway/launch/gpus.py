@@ -1,4 +1,4 @@
-"""Who holds GPU memory, where nvidia-ml-py is installed (the extra `nvidia`).
+"""How much memory GPUs have and who holds it, where nvidia-ml-py is installed (the extra `nvidia`).
 
 The driver frees the memory of a process that was killed a moment after the process has gone, and a
 vLLM that starts in that moment measures too little free memory. Without the library, and in a
@@ -11,10 +11,12 @@ import asyncio
 import contextlib
 import importlib
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 FREED_S: Final = 30.0  # most that is waited for the driver to free what ended processes held
 _LOOK_S: Final = 0.25
+
+T = TypeVar("T")
 
 
 def holders() -> frozenset[int] | None:
@@ -22,6 +24,32 @@ def holders() -> frozenset[int] | None:
 
     Blocking: the driver is asked, in milliseconds.
     """
+    return _told(_holders)
+
+
+def smallest_bytes(gpus: tuple[int, ...]) -> int | None:
+    """Return the memory of the smallest of the GPUs (none: of all); None where nobody can tell.
+
+    Blocking, as `holders`.
+    """
+    sizes = _told(lambda nvml: _sizes(nvml, gpus))
+    return min(sizes) if sizes else None
+
+
+def _holders(nvml: Any) -> frozenset[int]:
+    devices = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+    running = (nvml.nvmlDeviceGetComputeRunningProcesses(device) for device in devices)
+    return frozenset(process.pid for each in running for process in each)
+
+
+def _sizes(nvml: Any, gpus: tuple[int, ...]) -> list[int]:
+    places = gpus or range(nvml.nvmlDeviceGetCount())
+    devices = map(nvml.nvmlDeviceGetHandleByIndex, places)
+    return [int(nvml.nvmlDeviceGetMemoryInfo(device).total) for device in devices]
+
+
+def _told(ask: Callable[[Any], T]) -> T | None:
+    """Return what the driver tells; None where its library is missing, or it does not."""
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
@@ -31,11 +59,7 @@ def holders() -> frozenset[int] | None:
     except nvml.NVMLError:
         return None
     try:
-        found: set[int] = set()
-        for place in range(nvml.nvmlDeviceGetCount()):
-            device = nvml.nvmlDeviceGetHandleByIndex(place)
-            found.update(each.pid for each in nvml.nvmlDeviceGetComputeRunningProcesses(device))
-        return frozenset(found)
+        return ask(nvml)
     except nvml.NVMLError:
         return None
     finally:

@@ -6,11 +6,10 @@ by the driver (the extra `nvidia`). Whatever is not judged is said.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from gateway.config.check import Remark
 from gateway.config.findings import Finding, KeyPath, Severity
@@ -19,6 +18,7 @@ from gateway.config.load import Loaded, placed
 from gateway.config.models import BackendConfig
 from gateway.config.supervision import LaunchConfig
 from gateway.launch import cmdline
+from gateway.launch.gpus import smallest_bytes
 from gateway.launch.launcher import Changes
 from gateway.sizing.fit import Fit, Verdict, fit
 from gateway.sizing.fitways import Way, ways
@@ -57,7 +57,7 @@ def _judged(
         flags, gpus = cmdline.stated(launch, Changes()), max(1, len(launch.gpus))
         plan = plan_of_args(flags, gpus, env=launch.env)
         if plan.device is Device.GPU:
-            memory_bytes = gpu_memory_bytes or _smallest_gpu(launch.gpus) or 0
+            memory_bytes = gpu_memory_bytes or smallest_bytes(launch.gpus) or 0
             plan = replace(plan, gpu_memory_bytes=memory_bytes)
         why, hint = _unknown(plan, folder)
         if why or folder is None:
@@ -131,24 +131,3 @@ def _model_folder(launch: LaunchConfig) -> Path | None:
     """Return the local folder of a launched backend's model; None where it is a name on a hub."""
     named = model_of(launch)
     return Path(named) if named is not None and Path(named).is_dir() else None
-
-
-def _smallest_gpu(gpus: tuple[int, ...]) -> int | None:
-    """Return the memory of the smallest of the GPUs, in bytes; None where nobody can tell."""
-    try:
-        nvml: Any = importlib.import_module("pynvml")
-    except ImportError:
-        return None
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return None
-    try:
-        places = gpus or range(nvml.nvmlDeviceGetCount())
-        devices = [nvml.nvmlDeviceGetHandleByIndex(place) for place in places]
-        sizes = [int(nvml.nvmlDeviceGetMemoryInfo(each).total) for each in devices]
-    except nvml.NVMLError:
-        return None
-    finally:
-        nvml.nvmlShutdown()
-    return min(sizes, default=None)

@@ -20,6 +20,8 @@ import os, pathlib
 class NVMLError(Exception): pass
 class Used:
     def __init__(self, pid): self.pid = pid
+class Memory:
+    def __init__(self, total): self.total = total
 FAILS = os.environ.get("NVML_FAILS", "")
 def nvmlInit():
     if FAILS == "init": raise NVMLError("no driver")
@@ -29,6 +31,9 @@ def nvmlDeviceGetHandleByIndex(place): return place
 def nvmlDeviceGetComputeRunningProcesses(device):
     if FAILS == "ask": raise NVMLError("gone")
     return [Used(100 + device), Used(7)]
+def nvmlDeviceGetMemoryInfo(device):
+    if FAILS == "ask": raise NVMLError("gone")
+    return Memory((24 - 8 * device) << 30)
 """
 
 
@@ -70,12 +75,18 @@ def test_those_that_hold_memory_on_any_gpu_are_known(nvml):
     assert nvml.read_text() == "shutdown "
 
 
+@pytest.mark.parametrize(("used", "gib"), [((), 16), ((0,), 24), ((0, 1), 16)])
+def test_the_smallest_gpu_of_those_used_is_known(nvml, used, gib):
+    assert gpus.smallest_bytes(used) == gib << 30
+    assert nvml.read_text() == "shutdown "
+
+
 @pytest.mark.parametrize("fails", ["init", "ask"])
 def test_a_driver_that_does_not_answer_is_no_knowledge(nvml, monkeypatch, fails):
     monkeypatch.setenv("NVML_FAILS", fails)
-    assert gpus.holders() is None
+    assert gpus.holders() is gpus.smallest_bytes(()) is None
 
 
 def test_without_the_library_nothing_is_known(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert gpus.holders() is None
+    assert gpus.holders() is gpus.smallest_bytes(()) is None
