@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
-from gateway.admission.queue import Full
+from gateway.admission.bounds import Full
 from gateway.config.findings import KeyPath
 from gateway.config.models import PoolConfig
 from gateway.core.errors import GatewayError, Rejected

@@ -19,12 +19,11 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
+from gateway.admission.bounds import Limits
 from gateway.admission.decisions import Decision, Decisions, State, decide
 from gateway.admission.forecast import Outputs
 from gateway.admission.line import Line
-from gateway.admission.queue import Limits
 from gateway.admission.refusals import no_backend, no_room, queue_full, starting, too_late
-from gateway.admission.turns import Ticket
 from gateway.admission.waiting import Announce, Finder, Waiting
 from gateway.config.models import PoolConfig, QueueConfig
 from gateway.core.aio import Clock
@@ -79,7 +78,7 @@ class Gate:
         for name, pool in pools.items():
             limits = _limits(pool.queue, shared=bool(priorities))
             if name in self._lines:
-                self._lines[name].queue.resize(limits)
+                self._lines[name].queue.limits = limits
             else:
                 self._lines[name] = Line(
                     name, limits, self._table, self._finder, self._clock, self._rng
@@ -178,13 +177,13 @@ class Gate:
         if line is None:  # a reload took the pool away while the prompt was counted
             raise no_backend(ask, {}, self._rng)
         line.came(ask, went_in=False)
-        waiting = Waiting(ask, asyncio.get_running_loop().create_future(), announce, now)
-        ticket = _ticket(waiting, body_bytes, now, deadline)
-        decision, refusal = self._judge(line, ticket, request_id)
+        turn = asyncio.get_running_loop().create_future()
+        waiting = Waiting(ask, turn, now, deadline, body_bytes, announce)
+        decision, refusal = self._judge(line, waiting, request_id)
         self.decisions.keep(decision)
         if refusal is not None and not decision.has_room:
             raise _told(line, ask, refusal)
-        line.queue.offer(ticket, bounded=refusal is None)
+        line.queue.offer(waiting, bounded=refusal is None)
         try:
             line.let_in()
             if refusal is not None and not waiting.turn.done():
@@ -201,7 +200,7 @@ class Gate:
                 turn.result().release()
             raise
         finally:
-            if line.queue.remove(ticket):
+            if line.queue.remove(waiting):
                 line.let_in()  # others may have stood back for it
         decision.admitted(slot.backend_id, self._clock.now())
         return slot
@@ -212,9 +211,9 @@ class Gate:
         What waits may be passed by one that fits where nothing before it does: then it goes earlier.
         """
         line, now = self._lines[ask.route.pool], self._clock.now()
-        waiting = Waiting(ask, asyncio.get_running_loop().create_future())
         deadline = now + self._pools[ask.route.pool].queue.max_wait
-        decision, _ = self._judge(line, _ticket(waiting, body_bytes, now, deadline), "")
+        turn = asyncio.get_running_loop().create_future()
+        decision, _ = self._judge(line, Waiting(ask, turn, now, deadline, body_bytes), "")
         if not _waits_its_turn(line, ask):
             backend = self._finder.find(ask, now)
             if backend is not None:
@@ -258,14 +257,14 @@ class Gate:
     # --- inside -----------------------------------------------------------------------------------
 
     def _judge(
-        self, line: Line, ticket: Ticket[Waiting], request_id: str
+        self, line: Line, waiting: Waiting, request_id: str
     ) -> tuple[Decision, GatewayError | None]:
         """Decide whether a request may wait; with the refusal when it may not. Changes nothing."""
-        ask, now, queue = ticket.item.ask, ticket.offered_at, line.queue
-        wait_s = max(ticket.deadline - now, 0.0)  # its time may be over by now
+        ask, now, queue = waiting.ask, waiting.came_at, line.queue
+        wait_s = max(waiting.deadline - now, 0.0)  # its time may be over by now
         decision, why = self._decide(ask, request_id, now, wait_s)
         full, refusal = None, None
-        eta_s, room_s = line.ahead_s(ticket), 0.0 if decision.has_room else line.room_s(ask)
+        eta_s, room_s = line.ahead_s(waiting), 0.0 if decision.has_room else line.room_s(ask)
         lost = len(why) >= len(decision.said) and not any(reason.passes for reason in why.values())
         if (awaits := line.awaits(ask)) and eta_s is None:
             eta_s = 0.0  # nothing is known of the drain; its start is what it waits for
@@ -277,13 +276,13 @@ class Gate:
             refusal = starting(ask, room_s, wait_s, self._rng)
         elif wait_s <= 0:
             refusal = no_room(ask, why, line.retry_after_s(ask))
-        elif not awaits and eta_s is not None and eta_s > line.patience(ticket) * wait_s:
+        elif not awaits and eta_s is not None and eta_s > line.patience(waiting) * wait_s:
             refusal = too_late(ask, why, eta_s, wait_s, line.retry_after_s(ask))
-        elif (full := queue.full(ticket)) is not None:
-            body_bytes, again_s = ticket.body_bytes, line.retry_after_s(ask)
+        elif (full := queue.full(waiting)) is not None:
+            body_bytes, again_s = waiting.body_bytes, line.retry_after_s(ask)
             refusal = queue_full(ask, full, queue, why, body_bytes, again_s)
         elif len(queue.tenants) <= _TENANTS_COUNTED:
-            decision.position = queue.ahead(ticket).requests + 1
+            decision.position = queue.ahead(waiting).requests + 1
         if refusal is not None:
             decision.refused(refusal, now, full)
         return decision, refusal
@@ -323,15 +322,6 @@ def _told(line: Line, ask: Ask, refusal: GatewayError) -> GatewayError:
     if isinstance(refusal, Overloaded | TooManyWaiting):
         line.told(ask)
     return refusal
-
-
-def _ticket(waiting: Waiting, body_bytes: int, now: float, deadline: float) -> Ticket[Waiting]:
-    caller, need = waiting.ask.caller, waiting.ask.need
-    return Ticket(
-        *(waiting, caller.tenant, caller.priority, need.tokens, body_bytes, now, deadline),
-        returned=waiting.ask.returned,
-        kind=waiting.kind,
-    )
 
 
 def _limits(queue: QueueConfig, *, shared: bool) -> Limits:

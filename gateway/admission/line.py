@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
+from gateway.admission.bounds import Limits
 from gateway.admission.forecast import Drain, Promises
-from gateway.admission.queue import Blocked, Claims, FairQueue, Limits, Placed
+from gateway.admission.queue import Blocked, Claims, FairQueue
 from gateway.admission.refusals import no_backend, starting, too_late, waited_too_long
-from gateway.admission.turns import Ticket
 from gateway.admission.waiting import Finder, Waiting, coming, starts_in_s
 from gateway.core.aio import Clock
 from gateway.core.types import Ask, Exclusion, Phase, Slot
@@ -36,7 +36,7 @@ class Line:
     def __init__(
         self, pool: str, limits: Limits, table: PoolTable, finder: Finder, clock: Clock, rng: random.Random
     ) -> None:  # fmt: skip
-        self.queue: FairQueue[Waiting] = FairQueue(limits)
+        self.queue = FairQueue(limits)
         self.drain = Drain()
         self.promises = Promises()
         self.top_priority: int | None = None  # as of `Gate`
@@ -80,7 +80,7 @@ class Line:
         full = {each.id for each in serving if each.obstacle(1, now, *best) is not None}
         kinds: Kinds = {}
 
-        def place(waiting: Waiting, claimed: Claims[Waiting]) -> Placed[Slot] | Blocked:
+        def place(waiting: Waiting, claimed: Claims) -> Slot | Blocked:
             ask = waiting.ask
             if waiting.turn.done():  # its client has left; its own task takes it out
                 return Blocked(frozenset())
@@ -92,10 +92,11 @@ class Line:
             if backend.obstacle(1, now, *best) is not None:
                 full.add(backend.id)
                 kinds.clear()
-            return Placed(backend.id, slot)
+            return slot
 
         while len(full) < len(serving) and (taken := self.queue.take(place)) is not None:
-            taken[0].item.turn.set_result(taken[1])
+            waiting, slot = taken
+            waiting.turn.set_result(slot)
         self._arm()
 
     def tick(self, now: float, seconds: float) -> None:
@@ -133,8 +134,8 @@ class Line:
 
     def close(self) -> None:
         """Refuse everybody: no backend serves the pool, or it is gone."""
-        for ticket in self.queue.drain():
-            self._refuse_for_good(ticket.item)
+        for waiting in self.queue.drain():
+            self._refuse_for_good(waiting)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -152,12 +153,12 @@ class Line:
         """Estimate when the first backend that starts will serve a request; None when nobody knows."""
         return starts_in_s(self._backends, ask, self._clock.now())
 
-    def ahead_s(self, ticket: Ticket[Waiting]) -> float | None:
-        """Estimate how long what goes before a ticket takes; None when nobody knows."""
+    def ahead_s(self, waiting: Waiting) -> float | None:
+        """Estimate how long what goes before a request takes; None when nobody knows."""
         eta_s = self.drain.eta_s(self.queue.held.tokens)  # a bound, and quick
-        if eta_s is None or ticket.offered_at + eta_s <= ticket.deadline:
+        if eta_s is None or waiting.came_at + eta_s <= waiting.deadline:
             return eta_s
-        return self.drain.eta_s(self.queue.ahead(ticket).tokens)
+        return self.drain.eta_s(self.queue.ahead(waiting).tokens)
 
     def room_s(self, ask: Ask) -> float | None:
         """Estimate how long a request that is first waits for room; None when nobody knows.
@@ -171,15 +172,15 @@ class Line:
         usual_tokens = held_tokens // max(1, in_flight)
         return self.drain.eta_s(max(ask.need.tokens, usual_tokens))
 
-    def patience(self, ticket: Ticket[Waiting]) -> float:
-        """Return by how much an estimate must be over the time a ticket has, to refuse it unheard.
+    def patience(self, waiting: Waiting) -> float:
+        """Return by how much an estimate must be over the time a request has, to refuse it unheard.
 
         An estimate knows of the drain, not of the room that is kept for those who use little. Of a
         tenant that has others waiting a mistake costs little: one more or less of many. One that has
         none waiting is given the doubt, and so is one that came again as it was told: it will know at
         its deadline.
         """
-        only = ticket.returned or ticket.tenant not in self.queue.tenants
+        only = waiting.returned or waiting.tenant not in self.queue.tenants
         return _DOUBT if only else 1.0
 
     def retry_after_s(self, ask: Ask) -> float:
@@ -202,7 +203,7 @@ class Line:
     def _backends(self) -> Sequence[Backend]:
         return self._table.backends(self._pool)
 
-    def _held_from(self, ask: Ask, claimed: Claims[Waiting]) -> AbstractSet[str]:
+    def _held_from(self, ask: Ask, claimed: Claims) -> AbstractSet[str]:
         """Return which of the claimed backends a request must leave alone.
 
         Who holds more than its share of one claims nothing of what is kept for the others there.
@@ -236,7 +237,7 @@ class Line:
             best = min(usable, key=lambda each: each.in_flight, default=None)
             ids = frozenset(each.id for each in usable)
             shut = fits and ids <= full
-            known = Blocked(ids, best.id if best else None, kind=shut)
+            known = Blocked(ids, best.id if best else None, shut=shut)
             if fits:
                 kinds[waiting.kind] = known
         return known
@@ -246,10 +247,10 @@ class Line:
         if not any(each.phase in _SERVING for each in self._backends):
             return  # one is about to; what it can take is not known yet
         kinds: Kinds = {}
-        for ticket in [*self.queue]:
-            if not self._blocked(ticket.item, kinds, now).backend_ids:
-                self.queue.remove(ticket)
-                self._refuse_for_good(ticket.item)
+        for waiting in [*self.queue]:
+            if not self._blocked(waiting, kinds, now).backend_ids:
+                self.queue.remove(waiting)
+                self._refuse_for_good(waiting)
 
     def _refuse_for_good(self, waiting: Waiting) -> None:
         why = self._finder.explain(waiting.ask, self._clock.now()).excluded
@@ -267,49 +268,49 @@ class Line:
         if rate is None:
             return
         suspects, tokens = [], 0
-        for ticket in self.queue:  # by their order of arrival, which is quick to tell
-            if tokens / rate > _HOPELESS * (ticket.deadline - now) > _HOPELESS * _SOON_S:
-                suspects.append(ticket)
-            tokens += ticket.cost_tokens
-        for ticket in suspects[:_LOOKED_AT_ONCE]:
-            eta_s, left_s = self.queue.ahead(ticket).tokens / rate, ticket.deadline - now
-            if eta_s > _HOPELESS * left_s and self.queue.remove(ticket):
-                ask = ticket.item.ask
+        for waiting in self.queue:  # by their order of arrival, which is quick to tell
+            if tokens / rate > _HOPELESS * (waiting.deadline - now) > _HOPELESS * _SOON_S:
+                suspects.append(waiting)
+            tokens += waiting.cost_tokens
+        for waiting in suspects[:_LOOKED_AT_ONCE]:
+            eta_s, left_s = self.queue.ahead(waiting).tokens / rate, waiting.deadline - now
+            if eta_s > _HOPELESS * left_s and self.queue.remove(waiting):
+                ask = waiting.ask
                 why = self._finder.explain(ask, now).excluded
-                ticket.item.refuse(too_late(ask, why, eta_s, left_s, self.retry_after_s(ask)))
+                waiting.refuse(too_late(ask, why, eta_s, left_s, self.retry_after_s(ask)))
                 self.told(ask)
 
     def _refuse_unserved(self, now: float) -> None:
         """Refuse those whose time will surely be over before a backend has started."""
-        for ticket in [*self.queue]:
-            starts_s, left_s = self.starts_in_s(ticket.item.ask), ticket.deadline - now
+        for waiting in [*self.queue]:
+            starts_s, left_s = self.starts_in_s(waiting.ask), waiting.deadline - now
             if starts_s is None or not starts_s > _HOPELESS * left_s > _HOPELESS * _SOON_S:
                 continue
-            if self.queue.remove(ticket):
-                ticket.item.refuse(starting(ticket.item.ask, starts_s, left_s, self._rng))
+            if self.queue.remove(waiting):
+                waiting.refuse(starting(waiting.ask, starts_s, left_s, self._rng))
 
     def _announce(self, now: float) -> None:
         """Tell those who asked for it where they are; a few at a time, because to know is not free."""
         due = [
-            ticket
-            for ticket in self.queue
-            if ticket.item.announce is not None and now - ticket.item.announced_at >= _ANNOUNCE_S
+            waiting
+            for waiting in self.queue
+            if waiting.announce is not None and now - waiting.announced_at >= _ANNOUNCE_S
         ]
-        for ticket in due[:_LOOKED_AT_ONCE]:
-            waiting, ahead = ticket.item, self.queue.ahead(ticket)
+        for waiting in due[:_LOOKED_AT_ONCE]:
+            ahead = self.queue.ahead(waiting)
             waiting.announced_at = now
             if ahead.tokens < waiting.ahead_tokens:
                 waiting.moved_at = now
             waiting.ahead_tokens = ahead.tokens
             if waiting.announce is not None and not waiting.turn.done():
-                waiting.announce(ahead.requests + 1, self._left_s(ticket, ahead.tokens, now))
+                waiting.announce(ahead.requests + 1, self._left_s(waiting, ahead.tokens, now))
 
-    def _left_s(self, ticket: Ticket[Waiting], ahead_tokens: int, now: float) -> float | None:
-        """Estimate how long a ticket still waits; None when nobody knows, or it should have gone by now."""
-        ahead_s, room_s = self.drain.eta_s(ahead_tokens), self.room_s(ticket.item.ask)
+    def _left_s(self, waiting: Waiting, ahead_tokens: int, now: float) -> float | None:
+        """Estimate how long a request still waits; None when nobody knows, or it should have gone by now."""
+        ahead_s, room_s = self.drain.eta_s(ahead_tokens), self.room_s(waiting.ask)
         if ahead_s is None or room_s is None:
             return None
-        left_s = ahead_s + room_s - (now - max(ticket.offered_at, ticket.item.moved_at))
+        left_s = ahead_s + room_s - (now - max(waiting.came_at, waiting.moved_at))
         return left_s if left_s > 0 else None
 
     def _arm(self) -> None:
@@ -326,18 +327,18 @@ class Line:
     def _expire(self) -> None:
         self._timer = None
         now = self._clock.now()
-        for ticket in self.queue.expired(now):
-            ask = ticket.item.ask
+        for waiting in self.queue.expired(now):
+            ask = waiting.ask
             why = self._finder.explain(ask, now).excluded
-            waited_s = now - ticket.offered_at
+            waited_s = now - waiting.came_at
             if self.awaits(ask):
                 starts_s = self.starts_in_s(ask)
                 if starts_s is None:
-                    ticket.item.refuse(no_backend(ask, why, self._rng))
+                    waiting.refuse(no_backend(ask, why, self._rng))
                 else:
-                    ticket.item.refuse(starting(ask, starts_s, waited_s, self._rng))
+                    waiting.refuse(starting(ask, starts_s, waited_s, self._rng))
                 continue
-            ticket.item.refuse(waited_too_long(ask, why, waited_s, self.retry_after_s(ask)))
+            waiting.refuse(waited_too_long(ask, why, waited_s, self.retry_after_s(ask)))
             self.told(ask)
         self.let_in()  # others may have stood back for them
         self._arm()

@@ -10,9 +10,10 @@ import math
 import random
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from gateway.admission.queue import FairQueue, Full, Held
+from gateway.admission.bounds import Full, Held
+from gateway.admission.queue import FairQueue
 from gateway.core.errors import (
     ContextLengthExceeded,
     EngineFull,
@@ -109,7 +110,7 @@ def no_room(ask: Ask, why: Mapping[str, Exclusion], retry_after_s: float) -> Ove
 
 
 def queue_full(
-    ask: Ask, full: Full, queue: FairQueue[Any], why: Mapping[str, Exclusion], body_bytes: int, retry_after_s: float
+    ask: Ask, full: Full, queue: FairQueue, why: Mapping[str, Exclusion], body_bytes: int, retry_after_s: float
 ) -> GatewayError:  # fmt: skip
     """Refuse a request that may not even wait, by the bound that forbids it."""
     limits, own = queue.limits, full in _TENANTS_OWN

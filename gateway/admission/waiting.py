@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from gateway.admission.decisions import Weighed
@@ -30,19 +31,36 @@ class Finder(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """One request in a line; `turn` is resolved with its slot, or with its refusal."""
+    """One request that waits; `turn` is resolved with its slot, or with its refusal.
+
+    Times are monotonic seconds. The fields at the end are the queue's.
+    """
 
     ask: Ask
     turn: asyncio.Future[Slot]
+    came_at: float
+    deadline: float
+    body_bytes: int = 0
     announce: Announce | None = None
-    announced_at: float = 0.0
+    announced_at: float = field(init=False)
     ahead_tokens: int = 0  # when it was last announced
     moved_at: float = 0.0  # when that was found to be less than before
+    tenant: str = field(init=False)
+    priority: int = field(init=False)  # the higher goes first
+    cost_tokens: int = field(init=False)  # what it will take of a backend; 1 at least
+    returned: bool = field(init=False)  # it was refused before, and came again as it was told
+    kind: tuple[object, ...] = field(init=False)  # which backends could take it, but for its size
+    passes: int = field(default=0, init=False)  # later ones that went where it could have gone
+    number: int = field(default=-1, init=False)  # order of arrival; -1: it was not queued yet
+    order: tuple[bool, int] = field(init=False)  # of its tenant: whether it is fresh, its number
 
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """What decides which backends could take it at all, but for its size."""
-        return self.ask.route.adapter, self.ask.call.endpoint, *self.ask.tried.items()
+    def __post_init__(self) -> None:
+        ask, caller = self.ask, self.ask.caller
+        self.announced_at = self.came_at
+        self.tenant, self.priority, self.returned = caller.tenant, caller.priority, ask.returned
+        self.cost_tokens = max(1, ask.need.tokens)
+        self.order = not ask.returned, sys.maxsize
+        self.kind = (ask.route.adapter, ask.call.endpoint, *ask.tried.items())
 
     def refuse(self, error: GatewayError) -> None:
         """End the wait with an error."""

@@ -5,9 +5,9 @@
 100 tenants in two bands, 16 backends; `place` goes through all 16, as the gate does. Prints medians
 in microseconds. Every round leaves the queue as long as it was.
 
-    take      the first ticket in fair order is placed
-    passing   31 tickets are tried and blocked, the 32nd is placed
-    none      32 tickets are tried, none is placed
+    take      the first request in fair order is placed
+    passing   15 requests are looked at and blocked, the 16th is placed
+    none      16 requests are looked at, none is placed
 """
 
 from __future__ import annotations
@@ -17,13 +17,28 @@ import random
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Set as AbstractSet
 
-from gateway.admission.queue import Blocked, FairQueue, Limits, Placed, Ticket
+from gateway.admission.bounds import Limits
+from gateway.admission.queue import Blocked, Claims, FairQueue
+from gateway.admission.waiting import Waiting
+from gateway.core.types import (
+    Ask,
+    Call,
+    Caller,
+    Credit,
+    Demand,
+    Dialect,
+    Endpoint,
+    Need,
+    Route,
+    Slot,
+)
 
 TENANTS = 100
-LOOKS = 32  # the queue's own bound of one take
+LOOKS = 16  # the queue's own bound of one take, for one kind
 FREE_TOKENS = {f"pool/b{number}": 1_000_000 + number for number in range(16)}
+ROUTE = Route("m", "m", "m")
+CALL = Call(Endpoint.CHAT, Dialect.CHAT, "m", False, b"{}")
 BLOCKED = Blocked(frozenset(FREE_TOKENS))
 LIMITS = Limits(requests=100_000, tokens=10**10, bytes=10**12, tenant_ratio=1.0)
 
@@ -34,27 +49,28 @@ class Gate:
     def __init__(self, blocked: int = 0) -> None:
         self.blocked = blocked
 
-    def place(self, need_tokens: int, claimed: AbstractSet[str]) -> Placed[str] | Blocked:
-        best, room = None, need_tokens
+    def place(self, waiting: Waiting, claimed: Claims) -> Slot | Blocked:
+        best, room = None, waiting.cost_tokens
         for backend_id, free_tokens in FREE_TOKENS.items():
             if free_tokens >= room and backend_id not in claimed:
                 best, room = backend_id, free_tokens
         self.blocked -= 1
-        return BLOCKED if best is None or self.blocked >= 0 else Placed(best, best)
+        return BLOCKED if best is None or self.blocked >= 0 else Slot(best, 0.0, 0, Credit(0, 0))
 
 
-def ticket(rng: random.Random) -> Ticket[int]:
+def request(rng: random.Random) -> Waiting:
     cost = int(min(60_000, rng.lognormvariate(7, 1.2)))
-    tenant = f"tenant-{rng.randrange(TENANTS)}"
-    return Ticket(cost, tenant, rng.choice((0, 0, 5)), cost, 4 * cost, 0.0, 30.0 + rng.random())
+    caller = Caller("key", "somebody", f"tenant-{rng.randrange(TENANTS)}", rng.choice((0, 0, 5)))
+    ask = Ask(ROUTE, CALL, Demand(cost, True), caller, Need(cost, 0))
+    return Waiting(ask, None, 0.0, 30.0 + rng.random(), 4 * cost)  # nobody awaits its turn
 
 
 def measure(queued: int, rounds: int) -> dict[str, float]:
     """Return the median cost in microseconds of each operation on a queue of this length."""
     rng = random.Random(1)
-    queue: FairQueue[int] = FairQueue(LIMITS, max_looks=LOOKS, max_passes=10**9)
+    queue = FairQueue(LIMITS, max_looks=LOOKS, max_passes=10**9)
     costs: dict[str, list[float]] = defaultdict(list)
-    held = [ticket(rng) for _ in range(queued)]
+    held = [request(rng) for _ in range(queued)]
     for each in held:
         queue.offer(each)
 
@@ -65,12 +81,12 @@ def measure(queued: int, rounds: int) -> dict[str, float]:
         return result
 
     for _ in range(rounds):
-        new = ticket(rng)
+        new = request(rng)
         timed("offer", queue.offer, new)
         taken, _ = timed("take", queue.take, Gate().place)
         if taken is not new:
             held[held.index(taken)] = new
-        new = ticket(rng)
+        new = request(rng)
         held.append(new)
         queue.offer(new)
         leaving = held.pop(rng.randrange(len(held)))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.admission.bounds import Full
 from gateway.admission.decisions import BOUNDS, Decisions, State, decide, excluded_by
-from gateway.admission.queue import Full
 from gateway.config.explain import section_at
 from gateway.config.models import Config
 from gateway.core.errors import Overloaded, TooManyWaiting, Unavailable

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from gateway.admission.queue import FairQueue, Full, Limits, Ticket
+from gateway.admission.bounds import Full, Limits
+from gateway.admission.queue import FairQueue
 from gateway.admission.refusals import (
     heard_within_s,
     no_backend,
@@ -30,6 +31,7 @@ from gateway.core.types import (
     ShedReason,
 )
 from gateway.wire.replies import error_headers
+from tests.waitingroom import request
 
 OWN = [Full.TENANT_REQUESTS, Full.TENANT_TOKENS, Full.TENANT_BYTES]
 SHARED = [Full.REQUESTS, Full.TOKENS, Full.BYTES]
@@ -52,7 +54,7 @@ def queue(requests=4, **waiting):
     made = FairQueue(Limits(requests, 4000, 10_000))
     for tenant, count in waiting.items():
         for _ in range(count):
-            made.offer(Ticket(None, tenant, 0, 500, 100, offered_at=0.0, deadline=9.0))
+            made.offer(request(tenant=tenant, cost=500, size=100))
     return made
 
 

@@ -1,0 +1,64 @@
+"""How much may wait for one pool: in all, and of one tenant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Full(Enum):
+    """Which bound refused a request that wanted to wait; closed, because it is a metric label."""
+
+    REQUESTS = "requests"
+    TOKENS = "tokens"
+    BYTES = "bytes"
+    TENANT_REQUESTS = "tenant_requests"
+    TENANT_TOKENS = "tenant_tokens"
+    TENANT_BYTES = "tenant_bytes"
+
+
+@dataclass(slots=True)
+class Held:
+    """How much waits."""
+
+    requests: int = 0
+    tokens: int = 0
+    bytes: int = 0
+
+    def add(self, tokens: int, size_bytes: int) -> None:
+        """Count a request in."""
+        self.requests += 1
+        self.tokens += tokens
+        self.bytes += size_bytes
+
+    def drop(self, tokens: int, size_bytes: int) -> None:
+        """Count a request out."""
+        self.requests -= 1
+        self.tokens -= tokens
+        self.bytes -= size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most that may wait. One tenant may hold `tenant_ratio` of each, also when it is alone.
+
+    With `requests` 0 nothing ever waits; with more, each tenant may hold one request at least.
+    """
+
+    requests: int
+    tokens: int
+    bytes: int
+    tenant_ratio: float = 0.5
+
+    def full(self, held: Held, own: Held, tokens: int, size_bytes: int) -> Full | None:
+        """Return the bound that one more request would break; `own` is what its tenant holds."""
+        ratio = self.tenant_ratio
+        checks = (
+            (Full.REQUESTS, held.requests + 1 > self.requests),
+            (Full.TOKENS, held.tokens + tokens > self.tokens),
+            (Full.BYTES, held.bytes + size_bytes > self.bytes),
+            (Full.TENANT_REQUESTS, own.requests >= self.requests * ratio),
+            (Full.TENANT_TOKENS, own.tokens + tokens > self.tokens * ratio),
+            (Full.TENANT_BYTES, own.bytes + size_bytes > self.bytes * ratio),
+        )
+        return next((full for full, over in checks if over), None)
