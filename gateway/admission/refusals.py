@@ -80,8 +80,8 @@ def starting(ask: Ask, starts_in_s: float, wait_s: float, rng: random.Random) ->
     """Refuse a request that cannot, or could not, wait until a backend of its model has started."""
     retry_after_s = min(starts_in_s, _RETRY_MOST_S) * rng.uniform(1.0, 1 + _JITTER)
     return Unavailable(
-        f"Model `{ask.route.requested}` is temporarily unavailable: it is starting, and is expected to "
-        f"serve in about {starts_in_s:.0f} s, but this request can wait at most {wait_s:.0f} s. "
+        f"Model `{ask.route.requested}` is temporarily unavailable: no server of it is up. The first is "
+        f"expected to serve in about {starts_in_s:.0f} s, but this request can wait at most {wait_s:.0f} s. "
         f"{_retry(retry_after_s)}",
         param="model",
         retry_after_s=retry_after_s,
