@@ -57,7 +57,7 @@ class Connection(Reading, asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[Reply] | None = None
         self._sink: Sink | None = None
-        self._loop = asyncio.get_running_loop()  # asking for it costs a system call before 3.12
+        self.loop = asyncio.get_running_loop()  # asking for it costs a system call before 3.12
         self.silence = Silence(ENDLESS, 0.0)  # of the exchange under way, or the last
         self._used = False
         self._sent_at = 0.0
@@ -100,9 +100,9 @@ class Connection(Reading, asyncio.Protocol):
         self._reset()
         self.state = HEAD
         self.silence = silence
-        waiter: asyncio.Future[Reply] = self._loop.create_future()
+        waiter: asyncio.Future[Reply] = self.loop.create_future()
         self._waiter = waiter
-        self._sent_at = self._loop.time()
+        self._sent_at = self.loop.time()
         self._sent_bytes = len(head) + len(body)
         if len(body) < _UNCLAIMED_BYTES:
             transport.write(head + body)
@@ -281,14 +281,14 @@ class Connection(Reading, asyncio.Protocol):
         """
         socket = self._socket
         return (
-            self._loop.time() - self._sent_at < _IN_FLIGHT_S
+            self.loop.time() - self._sent_at < _IN_FLIGHT_S
             and socket is not None
             and not socket.has_acknowledged_any_of(self._sent_bytes)
         )
 
     def _was_stale(self) -> bool:
         """Whether the backend cannot have worked: reused, and gone as soon as we sent."""
-        return self._used and self._loop.time() - self._sent_at < _STALE_S
+        return self._used and self.loop.time() - self._sent_at < _STALE_S
 
     def _fail(self, error: UpstreamError) -> None:
         waiter, self._waiter = self._waiter, None

@@ -62,7 +62,7 @@ class Relay:
     """One reply on its way. Owned by the handler; `Connection` and the client's protocol call in."""
 
     __slots__ = (
-        "_beaten_at", "_blocked_since", "_client", "_connection", "_done", "_error", "_events",
+        "_beaten_at", "_blocked_since", "_client", "_connection", "_done", "_error", "_events", "_loop",
         "_on_first_token", "_refuses", "_reply", "_shape", "_silence", "watch",
     )  # fmt: skip
 
@@ -84,10 +84,11 @@ class Relay:
         self._reply = reply
         self._connection = reply.connection  # as long as it is ours
         self._client = client
-        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._error: GatewayError | None = None
         self._events = 0
         assert reply.connection is not None
+        self._loop = reply.connection.loop
+        self._done: asyncio.Future[None] = self._loop.create_future()
         self._silence = reply.connection.silence
         self._beaten_at = now  # when the client last got anything, to half a second
         self._blocked_since: float | None = None
@@ -191,7 +192,7 @@ class Relay:
     def pause(self) -> None:
         """The client's buffer is full: stop reading from the backend."""
         if self._blocked_since is None:
-            self._blocked_since = asyncio.get_running_loop().time()
+            self._blocked_since = self._loop.time()
             self._silence.suspend()
             if self._connection is not None:
                 self._connection.pause()
@@ -200,7 +201,7 @@ class Relay:
         """The client's buffer has drained."""
         if self._blocked_since is not None:
             self._blocked_since = None
-            self._silence.restart(asyncio.get_running_loop().time())
+            self._silence.restart(self._loop.time())
             if self._connection is not None:
                 self._connection.resume()
 

@@ -124,7 +124,7 @@ class UploadConnection(Connection):
             self.abort()
 
     def _restart_silence(self) -> None:
-        self.silence.restart(self._loop.time())
+        self.silence.restart(self.loop.time())
 
 
 def _chunk(data: bytes) -> bytes:
