@@ -56,7 +56,6 @@ _SETTINGS: Final = re.compile(r"(?:\b\w{1,60}=[^,=]{0,80}, ){4}")  # a dump of a
 class Raised:
     """An exception that ended a traceback, or was logged by its name."""
 
-    place: int
     name: str  # with its module, such as torch.OutOfMemoryError
     said: str = ""  # the whole line, without its prefixes
     frames: tuple[str, ...] = ()  # `File "...", line 1, in function`, the innermost last
@@ -117,12 +116,12 @@ def raised_in(lines: Sequence[Line]) -> dict[int, Raised]:
             told = frames.pop(who, [])
             uncaught = not line.level and bool(told) and _ENTRY.search(told[0]) is not None
             inner = tuple(told[-_KEPT_FRAMES:])
-            found[place] = Raised(place, name, text, inner, code.pop(who, ""), uncaught)
+            found[place] = Raised(name, text, inner, code.pop(who, ""), uncaught)
     for who, cut in frames.items():  # the log ends before it says which exception it was
         if code[who].startswith(("assert ", "raise ")) and len(cut) > 1:
             name = "AssertionError" if code[who].startswith("assert") else "Exception"
             place = max(
                 at for at, line in enumerate(lines) if line.process == who and line.is_frame
             )
-            found[place] = Raised(place, name, "", tuple(cut[-_KEPT_FRAMES:]), code[who])
+            found[place] = Raised(name, "", tuple(cut[-_KEPT_FRAMES:]), code[who])
     return found
