@@ -61,16 +61,16 @@ class Chooser:
             return self._first(suited.degraded, ask, now, barred)
         return found
 
-    def explain(self, ask: Ask, now: float, barred: AbstractSet[str] = NOBODY) -> Choice:
+    def explain(self, ask: Ask, now: float) -> Choice:
         """Choose as `find` does, and tell why. Nothing is taken."""
         suited, told = self._suited(ask), Choice()
         for backend in self._table.backends(ask.route.pool):
             if (unfit := suited.unfit.get(backend.id)) is not None:
                 tried = was_tried(backend, ask)
                 told.excluded[backend.id] = Exclusion.ALREADY_TRIED if tried else unfit
-        found = self._first(suited.ready, ask, now, barred, told)
+        found = self._first(suited.ready, ask, now, NOBODY, told)
         second = Choice(excluded=told.excluded)
-        other = self._first(suited.degraded, ask, now, barred, second)
+        other = self._first(suited.degraded, ask, now, NOBODY, second)
         if found is None:
             found, told = other, second
         told.backend_id = found.id if found is not None else None
