@@ -9,9 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from gateway.config.supervision import PatienceConfig
 from gateway.vllmlog.milestones import Stage, stage_of
+
+# The setting with the patience for a stage, and `graphs` for those that come later.
+_PATIENCE: Final = {
+    Stage.LAUNCHED: "config",
+    Stage.CONFIG: "config",
+    Stage.DISTRIBUTED_INIT: "distributed",
+    Stage.LOADING_WEIGHTS: "weights",
+    Stage.PROFILING: "profiling",
+    Stage.KV_CACHE: "profiling",
+}
 
 
 @dataclass(slots=True)
@@ -54,8 +65,8 @@ class StartWatch:
                 f"not ready {whole_s:.0f} s after its launch, still {self.stage.words}"
                 " (supervision.patience.total)"
             )
-        name, patience_s = self._patience()
-        if self.speaks and silent_s >= patience_s:
+        name = _PATIENCE.get(self.stage, "graphs")
+        if self.speaks and silent_s >= getattr(self.patience, name):
             return (
                 f"silent for {silent_s:.0f} s while {self.stage.words}"
                 f" (supervision.patience.{name})"
@@ -82,17 +93,3 @@ class StartWatch:
     def ended(self, now: float) -> dict[Stage, float]:
         """Return how long each stage took, for the next start to be compared with."""
         return self.took_s | {self.stage: now - self.stage_at}
-
-    def _patience(self) -> tuple[str, float]:
-        patience = self.patience
-        match self.stage:
-            case Stage.LAUNCHED | Stage.CONFIG:
-                return "config", patience.config
-            case Stage.DISTRIBUTED_INIT:
-                return "distributed", patience.distributed
-            case Stage.LOADING_WEIGHTS:
-                return "weights", patience.weights
-            case Stage.PROFILING | Stage.KV_CACHE:
-                return "profiling", patience.profiling
-            case _:
-                return "graphs", patience.graphs

@@ -68,7 +68,10 @@ class Shared:
 
 
 class Supervised:
-    """One supervised backend. What others read are its attributes; only its unit writes them."""
+    """One supervised backend. Others read its attributes.
+
+    They write `suspended`, as the operators' intent says, and what a reload changes (`heal.fleet`).
+    """
 
     def __init__(
         self,
@@ -251,6 +254,10 @@ class Supervised:
         now = self._now()
         ready_at = self._new_watch(now).ready_at(now)
         return Replacing(now, before.incarnation, order=order, before=before, ready_at=ready_at)
+
+    def order(self, sign: Sign) -> None:
+        """Have an operator's restart due at once; it clears a suspension."""
+        self.ordered, self.order_at, self.suspended = sign, 0.0, False
 
     def waits(self, decision: Wait | Suspend | None) -> None:
         """Take note of why nothing is done about it, and of when it will serve if time alone ends that."""

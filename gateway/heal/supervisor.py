@@ -259,10 +259,8 @@ class Supervisor:
         """
         unit = self.units[backend_id]
         self.intent.say(Mark.SUSPENDED, backend_id, on=False)
-        unit.suspended, unit.order_at = False, 0.0
-        unit.ordered = Sign(
-            Cause.OPERATOR, f"ordered by an operator: {why}" if why else "ordered by an operator"
-        )
+        told = f"ordered by an operator: {why}" if why else "ordered by an operator"
+        unit.order(Sign(Cause.OPERATOR, told))
 
     def clear(self, backend_id: str) -> None:
         """Forget the failures of a backend, so that it is no longer suspended, in no replica."""
