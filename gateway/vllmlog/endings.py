@@ -31,7 +31,9 @@ _MISSING: Final = Advice(
     None,
     "what the line names is to be there where the server runs: in its container, on its mounts",
 )
-_ABSENT: Final = re.compile(r"(?:does not|doesn't) exist|No such file|[Nn]ot found.{0,40}/")
+_ABSENT: Final = re.compile(  # with the path, before or after
+    r"(?:does(?: not|n't) exist|No such file|[Nn]ot found).{0,80}/|/.{0,200}does(?: not|n't) exist"
+)
 _KEEP_AWAY: Final = Advice("", None, "if the same request kills it again, block that request")
 _BACKEND: Final = Advice(
     "--attention-backend", None, "another one: it failed in an attention kernel"

@@ -52,7 +52,6 @@ _ABSENT: Final = (
 )
 _UNFIT: Final = r"(?:Value|Key|NotImplemented|Attribute|Assertion|Type|Index)Error"
 # What runs as it is imported, and is not the program itself.
-# What runs as it is imported, and is not the program itself.
 _IMPORTING: Final = r"(?:/(?!api_server|__main__|serve)[\w.-]+){2}\.py\", line \d+, in <module>$"
 _CONNECTS: Final = (
     r"(?:Connection|ConnectTimeout|ConnectError|ReadTimeout|ReadError|Timeout|TimeoutException|MaxRetry|SSL|Proxy"
@@ -65,6 +64,12 @@ PLACES: Final = (
     Place(Kind.OTHER, "while importing a package",
           _helps("install the package, in the version that the line names"), _IMPORTING,
           alone="ImportError|ModuleNotFoundError|DistributionNotFound|VersionConflict|PackageNotFoundError"),
+    Place(Kind.WEIGHTS, "because a JSON file of the model is damaged",
+          _helps("download the model's files again and compare their checksums"),
+          words=r"\bnot (?:a )?valid JSON file"),
+    Place(Kind.OTHER, "because a package is not the one that is expected",
+          _helps("the versions that vLLM pins; no file of that name in PYTHONPATH or the working folder"),
+          words=r"^AttributeError: (?:partially initialized )?module '[\w.]+' has no attribute"),
     Place(Kind.OTHER, "because two packages do not fit together", _helps("the versions that vLLM pins"),
           words=r"unexpected keyword argument|required positional argument|takes \d+ positional arguments?"),
     Place(Kind.MODEL_NOT_FOUND, "because the model was not found",
@@ -104,6 +109,9 @@ PLACES: Final = (
     Place(Kind.BAD_ARGUMENT, "while reading the TLS certificate or its key",
           _helps("files that exist and that its user may read", "--ssl-certfile, --ssl-keyfile, --ssl-ca-certs"),
           r"in (?:create_ssl_context|load_cert_chain|load_verify_locations)$"),
+    Place(Kind.BAD_ARGUMENT, "while opening its UNIX socket",
+          _helps("a path whose folder exists, and where its user may write", "--uds"),
+          r"in create_server_unix_socket$", "FileNotFoundError|NotADirectoryError"),
     Place(Kind.PORT, "while opening its port", _helps("a free one", "--port"),
           r"in (?:create_server_(?:unix_)?socket|setup_server|bind_socket)$",
           "OSError|PermissionError|gaierror"),

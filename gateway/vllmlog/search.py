@@ -91,8 +91,8 @@ def _groups(
     start: Start, place: int, pattern: re.Pattern[str], match: re.Match[str]
 ) -> dict[str, str]:
     """Return the named groups; a message that goes on in the next lines is matched again whole."""
-    rows = start.lines[place : place + 3]
-    said = takewhile(lambda each: not PYTHON_WARNS.match(each.text), rows)
-    whole = pattern.search(" ".join(each.text.strip() for each in said)) or match
+    rows = (each.text.strip() for each in start.lines[place : place + 3])
+    said = takewhile(lambda text: text and not PYTHON_WARNS.match(text), rows)
+    whole = pattern.search(" ".join(said)) or match
     named = match.groupdict() | {name: text for name, text in whole.groupdict().items() if text}
     return {name: text.strip() for name, text in named.items() if text}

@@ -506,6 +506,13 @@ def test_a_model_that_is_not_there_is_told_with_the_flag_that_names_it():
         assert found.remedies[0].flag == flag
 
 
+def test_a_message_ends_where_a_line_is_empty():
+    first = "Traceback (most recent call last):\nModuleNotFoundError: No module named 'acme'\n\n"
+    then = "The above exception was the direct cause of the following exception:\n\n"
+    found = diagnose(BANNER + first + then + uncaught("ImportError: Please install acme", 'vllm/a.py", line 1, in f'))  # fmt: skip
+    assert found.cause.endswith("'acme'.")
+
+
 def test_a_file_that_is_missing_is_to_be_looked_for_where_the_server_runs():
     error = "RuntimeError: ('Could not load logging config. File does not exist: %s', '/etc/vllm/logging.json')"
     found = diagnose(uncaught(error, 'vllm/logger.py", line 90, in _configure_vllm_root_logger'))
@@ -516,3 +523,20 @@ def test_a_file_that_is_missing_is_to_be_looked_for_where_the_server_runs():
 def test_a_warning_of_pythons_after_a_short_line_is_not_its_continuation():
     rows = ["x" * 100, "ModuleNotFoundError: No module named 'acme_auth'", LEAK.rstrip()] * 3
     assert "ModuleNotFoundError: No module named 'acme_auth'" in [each.text for each in read("\n".join(rows))]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "frame", "kind", "advice"),
+    [
+        ("OSError: It looks like the config file at '/models/a/config.json' is not a valid JSON file.", 'transformers/configuration_utils.py", line 886, in _get_config_dict', Kind.WEIGHTS, "checksums"),
+        ("FileNotFoundError: [Errno 2] No such file or directory", 'vllm/entrypoints/launchers/launcher.py", line 355, in create_server_unix_socket', Kind.BAD_ARGUMENT, "folder exists"),
+        ("AttributeError: module 'numpy' has no attribute 'ndarray'", 'torch/utils/data/_utils/collate.py", line 330, in <module>', Kind.OTHER, "PYTHONPATH"),
+    ],
+)  # fmt: skip
+def test_a_damaged_config_a_folder_that_is_missing_and_a_hidden_package_are_told(
+    error, frame, kind, advice
+):
+    found = diagnose(BANNER + uncaught(error, frame))
+    assert found.kind is kind
+    assert "unknown error" not in found.cause
+    assert advice in " ".join(each.why for each in found.remedies)
