@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-import msgspec
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -35,7 +35,8 @@ class Histogram:
         cell[-1] += value
 
 
-class Sums(msgspec.Struct, gc=False):
+@dataclass(slots=True)
+class Sums:
     """What requests with the same labels add up to."""
 
     names: tuple[str, str]  # pool and model

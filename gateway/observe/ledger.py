@@ -70,8 +70,7 @@ class Ledger:
         """Count what was settled since the last time, and queue its lines."""
         settled, self._settled = self._settled, []
         self._access_log.write(settled)
-        for record in settled:
-            self._metrics.settle(record)
+        self._metrics.settle(*settled)
         for listener in self.on_posted if settled else ():
             listener(settled)
 

@@ -123,31 +123,33 @@ class Metrics(Collector):
 
     # --- what happened -------------------------------------------------------------------------
 
-    def settle(self, record: RequestRecord) -> None:
-        """Count one request that ended. `ended_at` and `outcome` are set."""
-        usage = record.usage
-        kind = (
-            *(record.pool, record.model, record.endpoint, record.outcome, record.status),
-            None if usage is None else usage.source,
-        )
-        sums = self._sums.get(kind) or self._begin(kind, record)
-        sums.requests += 1
-        if usage is not None:
-            sums.prompt_tokens += usage.prompt_tokens
-            sums.completion_tokens += usage.completion_tokens
-            sums.cached_tokens += usage.cached_tokens or 0
-        if record.sent_at is not None:
-            sums.attempts += record.attempts
-            self._time(record, sums, record.sent_at)
-        if sums.rare or record.queue_s or record.client_retry or record.unknown_fields:
-            self._count_rare(record, sums)
+    def settle(self, *settled: RequestRecord) -> None:
+        """Count requests that ended. Of each, `ended_at` and `outcome` are set."""
+        known = self._sums
+        for record in settled:
+            usage = record.usage
+            kind = (
+                record.pool, record.model, record.endpoint, record.outcome, record.status,
+                None if usage is None else usage.source,
+            )  # fmt: skip
+            sums = known.get(kind) or self._begin(kind, record)
+            sums.requests += 1
+            if usage is not None:
+                sums.prompt_tokens += usage.prompt_tokens
+                sums.completion_tokens += usage.completion_tokens
+                sums.cached_tokens += usage.cached_tokens or 0
+            if record.sent_at is not None:
+                sums.attempts += record.attempts
+                self._time(record, sums, record.sent_at)
+            if sums.rare or record.queue_s or record.client_retry or record.unknown_fields:
+                self._count_rare(record, sums)
 
     def _time(self, record: RequestRecord, sums: Sums, sent_at: float) -> None:
         received_at = record.received_at
         self._duration.observe(sums.names, (record.ended_at or sent_at) - received_at)
         if record.attempts == 1:  # later attempts include the failed ones' time, which is not ours
-            own_s = sent_at - (record.body_at or received_at) - record.queue_s
-            self._overhead.observe(sums.endpoint, max(0.0, own_s))
+            own_s = max(0.0, sent_at - (record.body_at or received_at) - record.queue_s)
+            self._overhead.observe(sums.endpoint, own_s)
         first_at = record.first_byte_at
         if record.stream and first_at is not None:
             self._ttft.observe(sums.names, first_at - received_at)
