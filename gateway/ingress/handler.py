@@ -124,12 +124,12 @@ class Handler:
             )
             record.body_at = self.clock.now()
             settings = self.settings  # the catalog below is of the same configuration
-            route = self.catalogs.current(settings.config.pools).resolve(call, caller)
+            route = self.catalogs.current(settings.pools).resolve(call, caller)
             call = call if call.model else named(call, route)
             record.model, record.pool, record.adapter = route.requested, route.pool, route.adapter
             record.stream, record.unknown_fields = call.stream, call.asked.unknown
             settings.policies.judge(call.asked, route.pool, caller.parameters)
-            policy = settings.config.pools[route.pool].on_overflow
+            policy = settings.on_overflow[route.pool]
             demand = bound(call, route=route, caller=caller, policy=policy)
             if demand is None:
                 demand = await self._count(settings, call, route, caller)
@@ -171,7 +171,7 @@ class Handler:
         serving = [each for each in backends if each.phase is Phase.READY]
         serving = serving or [each for each in backends if each.phase is Phase.DEGRADED]
         tokens = await settings.counters.count(call, route, serving)
-        policy = settings.config.pools[route.pool].on_overflow
+        policy = settings.on_overflow[route.pool]
         if tokens is not None:
             return settle(call, tokens, route=route, caller=caller, policy=policy)
         if not serving:  # the gate says so, and when to come again
@@ -221,7 +221,7 @@ class Handler:
     ) -> Slot:
         """Wait for room, no longer than the pool's setting in all, and so that the client hears the answer."""
         began = self.clock.now()
-        queue = settings.config.pools[ask.route.pool].queue
+        queue = settings.pools[ask.route.pool].queue
         # It may have waited before an attempt failed.
         own_end = began + queue.max_wait - record.queue_s
         sent_at = record.body_at or down.received_at  # a client's time-out runs from then
@@ -340,7 +340,7 @@ class Handler:
 
     def catalog(self) -> Catalog:
         """Return the names in force."""
-        return self.catalogs.current(self.settings.config.pools)
+        return self.catalogs.current(self.settings.pools)
 
 
 def _left(record: RequestRecord) -> None:

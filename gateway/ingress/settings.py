@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from gateway.access.keys import KeyRing, OpenRing
 from gateway.access.salt import salt_for
-from gateway.config.models import Config, TimeoutsConfig
+from gateway.config.models import Config, OverflowPolicy, PoolConfig, TimeoutsConfig
 from gateway.config.parameters import Policies
 from gateway.core.addresses import Proxies
 from gateway.core.endpoints import NO_ENGINE
@@ -44,8 +44,11 @@ class Settings:
     patience: Patience
     policies: Policies
     proxies: Proxies
-    max_body: int  # as in `config`, whose attributes cost ten times as much
+    # As in `config`, whose attributes cost ten times as much.
+    max_body: int
     max_reply: int
+    pools: Mapping[str, PoolConfig]
+    on_overflow: Mapping[str, OverflowPolicy]  # by pool
 
     def salt(self, ask: Ask) -> Callable[[str | None], str] | None:
         """Return what makes the salt of a prefix cache that tenants do not share; None where there is none."""
@@ -79,6 +82,8 @@ def settings_for(
         proxies=Proxies(config.trusted_proxies),
         max_body=config.limits.max_body,
         max_reply=config.limits.max_reply,
+        pools=config.pools,
+        on_overflow={name: pool.on_overflow for name, pool in config.pools.items()},
         counters=PromptCounters(
             config.pools,
             open_asker,
