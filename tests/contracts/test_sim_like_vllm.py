@@ -88,6 +88,18 @@ SHAPES = {
         "/generative_scoring",
         {"query": "is it", "items": ["a", "b"], "label_token_ids": [500, 600]},
     ),
+    "decisions": (  # of another tiny model: "yes" and "no" must be one token each
+        "POST",
+        "/v1/systemone",
+        {
+            "state": {"text": "my card was charged twice"},
+            "questions": {
+                "team": {"type": "choice", "criteria": {"billing": None, "shipping": "parcels"}},
+                "urgent": {"type": "noul", "instructions": "is money moving"},
+                "tone": {"type": "score", "criteria": ["calm", "annoyed", "furious"]},
+            },
+        },
+    ),
 }
 LORA_B = {"lora_name": "lora-b", "lora_path": "/models/lora-b"}
 # Equal byte for byte.
@@ -116,6 +128,7 @@ EQUAL = {
     "e_stream_opts": ("POST", CHAT, SAID | {"stream_options": {"include_usage": True}}),
     "e_batch_n": ("POST", BATCH, {"model": "tiny", "messages": [HELLO], "n": 2}),
     "e_empty_prompt": ("POST", COMPLETIONS, {"model": "tiny", "prompt": ""}),
+    "e_decisions": ("POST", "/v1/systemone", {"model": "tiny", "state": "x"}),
     "e_route": ("POST", "/v1/nope", {}),
     "e_method": ("GET", CHAT, None),
     "lora_nopath": ("POST", LOAD, {"lora_name": "x", "lora_path": ""}),

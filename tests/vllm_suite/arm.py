@@ -28,7 +28,7 @@ from exchanges import Recorder
 
 HERE = pathlib.Path(__file__).parent
 DIRECT, GATEWAY = "direct", "gateway"
-START_S = 300.0
+START_S = 600.0
 MAX_MODEL_LEN = 4096  # with tens of thousands of tokens noise runs on for minutes
 LONGER = {
     "openai/test_chunked_prompt.py": 12288,  # its prompts are 10,046 of the tiny model's tokens

@@ -26,6 +26,7 @@ INVOCATIONS = (
 KV_TRANSFER = (
     "The operator decides where KV blocks are fetched from, unless the pool allows the field."
 )
+REQUEST_ID = "The engine tells requests apart by it, so equal ones collide, unless the pool allows the field."
 STATELESS = "Responses are not stored: which replica or server would have one is not known."
 LOGPROBS = (
     "-1 returns the whole vocabulary for each token, unless the pool allows so many logprobs."
@@ -47,6 +48,7 @@ DECISIONS = [
     Decision("pooling/*", "test_pooling_not_supported*", TYPES),
     Decision(_CLASSIFY, "test_score*", PATH_FORM),
     Decision(_CLASSIFY, "test_rerank*", PATH_FORM),
+    Decision("pooling/token_embed/test_online.py", "test_pooling_token_embed*", REQUEST_ID),
     Decision("*", "test_invocations*", INVOCATIONS),
     Decision("openai/completion/test_prompt_validation.py", "test_empty_prompt", EMBEDS),
     Decision("openai/chat_completion/test_chat_completion.py", "test_kv_transfer_*", KV_TRANSFER),
