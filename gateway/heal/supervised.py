@@ -251,9 +251,22 @@ class Supervised:
         self._go_on()
 
     def _replacing(self, order: Restart, before: State) -> Replacing:
+        soon = self._soon()
+        return Replacing(self._now(), before.incarnation, order=order, before=before, ready_at=soon)
+
+    def _expected(self, after: State) -> State:
+        """Say when one that served and ended will serve again: it is started at once, as a rule."""
+        may = self.pool.supervision.automatic and not self.suspended
+        match after:
+            case Failed(sign=Sign(cause=Cause.EXITED)) if may:
+                return replace(after, ready_at=self._soon())
+            case _:
+                return after
+
+    def _soon(self) -> float | None:
+        """Return when it serves, if it is started now; None: unknown."""
         now = self._now()
-        ready_at = self._new_watch(now).ready_at(now)
-        return Replacing(now, before.incarnation, order=order, before=before, ready_at=ready_at)
+        return self._new_watch(now).ready_at(now)
 
     def order(self, sign: Sign) -> None:
         """Have an operator's restart due at once; it clears a suspension."""

@@ -89,7 +89,7 @@ class Unit(Supervised):
         if isinstance(before, Starting) and before.ours and before.incarnation is None:
             self.launched = after.incarnation  # its launcher could not tell yet
         if after is not before:
-            self._to(after)
+            self._to(self._expected(after))
         lived = isinstance(before, Proving | Serving | Suspect)
         if lived and isinstance(after, Starting):
             how = after.pending or "another process runs in its place, which we did not start"
@@ -306,7 +306,10 @@ class Unit(Supervised):
         self.diagnosis = found.diagnosis
         cured = starting and autopsy.remedy(self.id, self.pool, self.config, found)
         hopeless = starting and found.hopeless and not cured
-        self._to(replace(state, examined=True, told=found.told, hopeless=hopeless))
+        ready_at = None if hopeless else state.ready_at
+        self._to(
+            replace(state, examined=True, told=found.told, hopeless=hopeless, ready_at=ready_at)
+        )
 
     async def _examine_hang(self, stage: str, why: str) -> str:
         """Say why a start hangs whose process lives, and apply what policy allows."""

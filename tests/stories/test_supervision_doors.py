@@ -270,6 +270,24 @@ async def test_who_cannot_wait_for_a_backoff_and_the_start_after_it_hears_both_a
 
 
 @story
+async def test_who_comes_while_the_end_of_the_only_one_is_examined_waits_for_its_next_start():
+    async with machine() as on, fleet(on, launched(on["m/b1"])) as world:
+        slot = world.slot()
+        await slot.die()  # so that it is known how long its starts take
+        await world.until(lambda: len(slot.starts) == 2)
+        await world.serves()
+        slot.logs = asyncio.Event()
+        await slot.die()
+        await world.until(lambda: slot.reading and world.phase() is Phase.DOWN)
+        async with asyncio.TaskGroup() as group:
+            asked = group.create_task(world.chat(max_tokens=1))
+            await world.turns(20)
+            assert not asked.done()
+            slot.logs.set()
+        assert asked.result().status_code == 200
+
+
+@story
 async def test_a_start_waits_only_for_starts_on_its_gpus_and_not_for_broken_ones():
     async with machine() as on:
         broken, well = on["m/b1"], on["x/b1"]
