@@ -104,11 +104,11 @@ def figures(
     slo: Slo,
     window: tuple[float, float],
     cut_s: float,
-    wait_s: float = 0.0,
+    wait_s: float | None = 0.0,
 ) -> dict[str, Any]:
     """Sum up the requests that were planned within the window.
 
-    `cut_s`: when we hung up. `wait_s`: how long a request may wait before it is refused.
+    `cut_s`: when we hung up. `wait_s`: how long a request may wait before it is refused; None: nobody knows.
     """
     within = [each for each in outcomes if window[0] <= each.shot.at_s < window[1]]
     first = [each for each in within if not each.retry]
@@ -152,10 +152,11 @@ def ttft(outcomes: Iterable[Outcome], cut_s: float) -> dict[str, Any] | None:
     return percentiles(values)
 
 
-def refusals(outcomes: Iterable[Outcome], wait_s: float) -> dict[str, Any]:
+def refusals(outcomes: Iterable[Outcome], wait_s: float | None) -> dict[str, Any]:
     """Sum up refusals: reasons, how soon they came, and what they advise.
 
     In time is at once, or when its own wait was over; that is `wait_s` where a request tells no other.
+    Where neither is known nobody can say.
     """
     refused = [each for each in outcomes if each.end is End.REFUSED and each.answered_s is not None]
     took = [each.answered_s - each.planned_s for each in refused if each.answered_s is not None]
@@ -167,9 +168,11 @@ def refusals(outcomes: Iterable[Outcome], wait_s: float) -> dict[str, Any]:
         "took_s": percentiles((value, True) for value in took),
         "longest_s": round(max(took, default=0.0), 4),
         "at_once_ratio": ratio(sum(value <= AT_ONCE_S for value in took), len(took)),
-        "in_time_ratio": ratio(
+        "in_time_ratio": None
+        if None in waits
+        else ratio(
             sum(
-                value <= AT_ONCE_S or abs(value - wait) <= 2 * AT_ONCE_S
+                value <= AT_ONCE_S or abs(value - (wait or 0.0)) <= 2 * AT_ONCE_S
                 for value, wait in zip(took, waits, strict=True)
             ),
             len(took),

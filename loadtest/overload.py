@@ -1,12 +1,15 @@
 """What overload does to vLLM servers, without and with a gateway that protects them.
 
-    python -m loadtest.overload run --out FILE [--arms direct gateway-off gateway-on vllm-router]
+    python -m loadtest.overload run --out FILE [--arms gateway tuned gateway-off direct vllm-router]
         [--scenarios levels surge fairness classes] [--levels 0.5 1 1.5 2 4] [--seconds 15]
-        [--retry] [--router PATH] [--backends URL URL --model tiny --profile tiny] [--add]
+        [--sim slow|study|fast] [--retry] [--router PATH] [--backends URL URL --model tiny --profile tiny] [--add]
     python -m loadtest.overload report FILE        # loadtest/reports/overload.md and its plots
 
 A long study may be measured in slices: with `--add` a run goes on with FILE, at the capacity found
 there, and replaces the cells that it measures again. `--arms` without any measures the capacity alone.
+
+The arm `gateway` has no setting touched. `--sim NAME` takes engines, load and objectives of
+`loadtest.engines`; `loadtest.simulated` runs the same without sockets.
 
 Capacity is measured first: the best goodput of a closed loop straight to the backends. Then come
 open-loop Poisson arrivals at multiples of it; every arm gets the same requests at the same moments.
@@ -38,11 +41,12 @@ import uvloop
 
 from loadtest.arms import ARMS, Backends, Entrance, KeyFolder, entrance, given, simulated
 from loadtest.arrivals import PROFILES, Profile, shots
+from loadtest.engines import BENCHES
 from loadtest.harness import LOAD_CORE, cpu_s
 from loadtest.openloop import Door, closed_loop, fire, scrape
 from loadtest.outcomes import Outcome, Slo, figures
 from loadtest.overload_report import write
-from loadtest.scenarios import ALL_TENANTS, NAMES, TENANTS, Cell, Study
+from loadtest.scenarios import ALL_TENANTS, LEAD_S, NAMES, TENANTS, Cell, Study
 
 GRACE_S: Final = 15.0  # after the last arrival: what still runs then is cut
 HOLD_S: Final = 6.0  # a step of the capacity ramp
@@ -168,6 +172,7 @@ async def drain(backends: Backends, seconds: float = 60.0) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Measure everything that was asked for; the file is written after every cell."""
+    lead_s = take_bench(args)
     slo = Slo(args.ttft, args.itl)
     profile = PROFILES[args.profile]
     result: dict[str, Any] = json.loads(args.out.read_text()) if args.add else {"cells": []}
@@ -188,7 +193,10 @@ def run(args: argparse.Namespace) -> None:
             uvloop.run(drain(backends))
             args.out.write_text(json.dumps(result, indent=1) + "\n")
         print("capacity:", result["capacity"], flush=True)
-        study = Study(profile, result["capacity"]["per_s"], args.seconds, args.seed, args.retry)
+        study = Study(
+            *(profile, result["capacity"]["per_s"], args.seconds, args.seed, args.retry),
+            lead_s=lead_s,
+        )
         for arm in args.arms:
             seconds = {"ttft_ms": slo.ttft_s, "itl_ms": slo.itl_s}
             objectives = {name: round(value * 1000) for name, value in seconds.items()}
@@ -202,6 +210,17 @@ def run(args: argparse.Namespace) -> None:
                     args.out.write_text(json.dumps(result, indent=1) + "\n")
                     uvloop.run(drain(backends))
                     gc.collect()
+
+
+def take_bench(args: argparse.Namespace) -> float:
+    """Take settings, load, objectives and capacity of a known engine; return the seconds of lead."""
+    bench = BENCHES.get(args.sim)
+    if bench is None:
+        return LEAD_S
+    args.sim, args.profile = json.dumps(bench.settings), bench.profile.name
+    args.ttft, args.itl = bench.slo.ttft_s, bench.slo.itl_s
+    args.capacity = args.capacity or bench.capacity_per_s
+    return bench.lead_s
 
 
 def others(cells: list[dict[str, Any]], found: dict[str, Any]) -> list[dict[str, Any]]:
@@ -297,7 +316,11 @@ def parser() -> argparse.ArgumentParser:
     go.add_argument("--router-flags", default="", help="further flags for it, in one string")
     go.add_argument("--backends", nargs="+", default=[], help="URLs of running vLLM servers")
     go.add_argument("--model", default="m", help="the model that --backends serve")
-    go.add_argument("--sim", default="{}", help="settings of the simulated ones, as JSON")
+    go.add_argument(
+        "--sim",
+        default="{}",
+        help=f"settings of the simulated ones, as JSON, or one of {', '.join(BENCHES)}",
+    )
     out = verbs.add_parser("report", help="write tables and plots")
     out.set_defaults(do=report)
     out.add_argument("file", type=pathlib.Path)

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 _LOOKS: Final = {  # equal in every plot; from Okabe and Ito's palette, with a marker each
     "direct": ("#999999", "o"),
     "gateway-off": ("#E69F00", "s"),
-    "gateway-on": ("#0072B2", "D"),
-    "gateway-on-1s": ("#56B4E9", "P"),
+    "gateway": ("#0072B2", "D"),
+    "tuned": ("#56B4E9", "P"),
     "vllm-router": ("#009E73", "v"),
 }
 _CURVES: Final = {

@@ -9,7 +9,8 @@ from loadtest.arms import SIM, TITLES
 
 Found = dict[str, Any]
 
-KEPT_RATIO: Final = 0.95  # of its peak goodput, at 2 x and 4 x
+KEPT_RATIO: Final = 0.95  # of its peak goodput, and of the best arm's, at 2 x and 4 x
+OFF_RATIO: Final = 0.99  # of the goodput without admission, at 1 x
 TTFT_TIMES: Final = 2.0  # p99 of the admitted, against half load
 FAIR_TIMES: Final = 2.0
 CLASS_TIMES: Final = 2.5
@@ -70,7 +71,12 @@ def asked(cells: Sequence[Found]) -> list[tuple[str, str, str, str]]:
         of_arm = [each for each in cells if each["arm"] == arm]
         levels = {float(e["label"]): e for e in of_arm if e["scenario"] == "levels"}
         pairs = {(e["scenario"], e["label"]): e for e in of_arm}
-        found = [*_of_levels(levels), *_of_refusals(of_arm), *_of_pairs(pairs)]
+        found = [
+            *_of_levels(levels),
+            *_of_others(levels, cells),
+            *_of_refusals(of_arm),
+            *_of_pairs(pairs),
+        ]
         rows += [(arm, text, shown, "yes" if kept else "no") for text, shown, kept in found]
     return rows
 
@@ -101,6 +107,26 @@ def _of_levels(levels: dict[float, Found]) -> Iterable[tuple[str, str, bool]]:
         )
 
 
+def _of_others(
+    levels: dict[float, Found], cells: Sequence[Found]
+) -> Iterable[tuple[str, str, bool]]:
+    """Compare with the other arms; there must be some."""
+    rates: dict[float, dict[str, float]] = {}
+    for each in cells:
+        if each["scenario"] == "levels":
+            rates.setdefault(float(each["label"]), {})[each["arm"]] = each["goodput_per_s"]
+    for level, each in sorted(levels.items()):
+        best, off = max(rates[level].values()), rates[level].get("gateway-off")
+        if level >= 2 and len(rates[level]) > 1 and best:
+            kept = each["goodput_per_s"] / best
+            text = f"goodput at {level:g} x >= {KEPT_RATIO:.0%} of the best arm's"
+            yield text, percent(kept), kept >= KEPT_RATIO
+        if level == 1 and off and each["arm"] != "gateway-off":
+            kept = each["goodput_per_s"] / off
+            text = f"goodput at 1 x >= {OFF_RATIO:.0%} of that with admission off"
+            yield text, percent(kept), kept >= OFF_RATIO
+
+
 def _of_refusals(cells: Sequence[Found]) -> Iterable[tuple[str, str, bool]]:
     refusing = [each["refusals"] for each in cells if each["refusals"]["count"]]
     if refusing:
@@ -108,8 +134,9 @@ def _of_refusals(cells: Sequence[Found]) -> Iterable[tuple[str, str, bool]]:
             ("in_time_ratio", "every refusal within 50 ms or at its deadline"),
             ("retry_after_ratio", "every refusal has a Retry-After"),
         ):
-            least = min(each[name] for each in refusing)
-            yield text, f"{percent(least)} in the worst cell", least == 1
+            known = [each[name] for each in refusing if each[name] is not None]
+            if known:
+                yield text, f"{percent(min(known))} in the worst cell", min(known) == 1
     for cell in cells:
         again = cell["retries"]
         if again["count"]:

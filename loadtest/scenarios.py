@@ -86,7 +86,8 @@ class Study:
         return self._cell("classes", "flood" if flood else "alone", merge(first, batch))
 
     def _steady(self, level: float) -> list[Phase]:
-        return [Phase(self.lead_s + self.seconds + self.tail_s, level * self.capacity_per_s)]
+        rate_per_s = level * self.capacity_per_s
+        return [Phase(s, rate_per_s) for s in (self.lead_s, self.seconds, self.tail_s)]
 
     def _cell(self, scenario: str, label: str, shots: list[Shot], retry: bool = False) -> Cell:
         window = (self.lead_s, self.lead_s + self.seconds)
