@@ -124,6 +124,10 @@ PLACES: Final = (
           _helps("upgrade vLLM and transformers"),
           r"models/registry\.py|in get_model_architecture$|/transformers/models/auto/|dynamic_module_utils\.py"
           r"|config/model_arch|transformers_utils/config\.py", _UNFIT),
+    Place(Kind.UNSUPPORTED_ARCHITECTURE, "while building the model from its config.json",
+          _helps("upgrade vLLM and transformers; or correct config.json, or what --hf-overrides changes of it"),
+          r"model_executor/(?:layers|models)/\S*\.py\", line \d+, in (?:__init__|get_\w+|initialize_model)$",
+          r"(?:Value|Key|NotImplemented)Error"),
     Place(Kind.BAD_ARGUMENT, "while checking the settings",
           _helps("change or remove the setting that the error names"),
           r"engine/arg_utils\.py|vllm/config(?:/\w+)?\.py|cli_args\.py|argparse(?:_utils)?\.py"

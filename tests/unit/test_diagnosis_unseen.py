@@ -540,3 +540,11 @@ def test_a_damaged_config_a_folder_that_is_missing_and_a_hidden_package_are_told
     assert found.kind is kind
     assert "unknown error" not in found.cause
     assert advice in " ".join(each.why for each in found.remedies)
+
+
+def test_a_config_that_the_models_code_cannot_build_is_told_as_that():
+    frames = 'vllm/model_executor/models/llama.py", line 243, in _init_rotary_emb', 'vllm/model_executor/layers/rotary_embedding/__init__.py", line 350, in get_rope'  # fmt: skip
+    found = diagnose(failing("ValueError: Unknown RoPE scaling type spiral", *frames))
+    assert found.kind is Kind.UNSUPPORTED_ARCHITECTURE
+    assert "config.json" in found.cause
+    assert "--hf-overrides" in found.remedies[0].why
