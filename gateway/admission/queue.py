@@ -15,7 +15,8 @@ Pure and synchronous. Time comes in as monotonic seconds, backends only as the i
 * A request that goes where a blocked one before it could go too has passed it. What was passed 16 times
   claims a backend: no later request may go there, room adds up, and no crowd of small ones starves it.
 * To a backend, requests of one `kind` differ in size alone. When `place` finds a kind shut, the rest of
-  the kind costs no look, however many wait. One walk has 16 looks for each kind, and 64 for all.
+  the kind costs no look, however many wait. One walk has 64 looks; a kind that has had as many as are
+  left for the others is left out, so those of a crowd that is too large for now leave some for each.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ from gateway.admission.bounds import Full, Held, Limits
 from gateway.admission.waiting import Waiting
 from gateway.core.types import Slot
 
-_KINDS_LOOKED_AT: Final = 4  # with all the looks of a kind, in one walk
 _STALE_DEADLINES: Final = 64  # those of requests that have left, kept at least until they are swept
 
 
@@ -61,7 +61,7 @@ class FairQueue:
     grow with the number that wait, but with the looks of a `take` and slowly with tenants and kinds.
     """
 
-    def __init__(self, limits: Limits, *, max_passes: int = 16, max_looks: int = 16) -> None:
+    def __init__(self, limits: Limits, *, max_passes: int = 16, max_looks: int = 64) -> None:
         self.limits = limits
         self.held = Held()
         self.tenants: dict[str, Held] = {}
@@ -120,19 +120,21 @@ class FairQueue:
         claimed: dict[str, tuple[Waiting, ...]] = {}
         blocked: list[tuple[Waiting, frozenset[str]]] = []
         looks: dict[Hashable, int] = {}  # at each kind
+        left = self._max_looks
         shut: set[Hashable] = set()  # kinds that are left out of the rest of the walk
-        for waiting in islice(self._walk(shut), _KINDS_LOOKED_AT * self._max_looks):
+        for waiting in islice(self._walk(shut), left):
             kind, found = waiting.kind, place(waiting, claimed)
             if isinstance(found, Slot):
                 self._serve(waiting, blocked, found.backend_id)
                 return waiting, found
             looks[kind] = looks.get(kind, 0) + 1
+            left -= 1
             if not found.shut:
                 blocked.append((waiting, found.backend_ids))
                 if waiting.passes >= self._max_passes:
                     for each in found.backend_ids if found.best is None else (found.best,):
                         claimed[each] = (*claimed.get(each, ()), waiting)
-            if found.shut or looks[kind] == self._max_looks:
+            if found.shut or looks[kind] >= left:
                 shut.add(kind)
                 if len(shut) == len(self._kinds):
                     break
@@ -195,7 +197,7 @@ class FairQueue:
         walks = [(band, band.walk(shut)) for band in self._bands.values()]
         for band, walk in walks:
             if band.due:
-                yield from islice(walk, max(1, self._max_looks // (2 * len(walks))))
+                yield from islice(walk, max(1, self._max_looks // (4 * len(walks))))
         for _, walk in walks:
             yield from walk
 

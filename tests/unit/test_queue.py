@@ -292,7 +292,7 @@ def test_a_tenants_own_requests_may_pass_its_blocked_one():
 
 
 def test_one_take_looks_at_a_bounded_number_of_requests():
-    waiting = queue(max_looks=16)
+    waiting = queue(max_looks=32)
     offered(waiting, *range(100))
     seen = []
 
@@ -309,7 +309,7 @@ def test_one_take_looks_at_a_bounded_number_of_requests():
 
 def test_looks_are_shared_out_between_tenants():
     """As service is: the one that comes last is looked at after two or three of the others."""
-    waiting = queue(max_looks=16)
+    waiting = queue()
     for tenant in "bc":
         offered(waiting, *[tenant] * 100, tenant=tenant)
     offered(waiting, "a", tenant="a", cost=250)
@@ -399,7 +399,7 @@ def test_a_kind_that_finds_no_room_ends_the_walk_when_no_other_waits():
 
 
 def test_requests_too_large_for_now_leave_looks_for_the_other_kinds():
-    waiting = queue(max_looks=16)
+    waiting = queue(max_looks=64)
     for kind in "pqr":
         offered(waiting, *kind * 100, kind=kind)
     offered(waiting, "b", kind="b")
@@ -410,14 +410,14 @@ def test_requests_too_large_for_now_leave_looks_for_the_other_kinds():
         return slot("x") if waiting.name == "b" else Blocked(frozenset("y"))
 
     assert waiting.take(place)[0].name == "b"
-    assert "".join(looks) == "p" * 16 + "q" * 16 + "r" * 16 + "b"
+    assert "".join(looks) == "p" * 32 + "q" * 16 + "r" * 8 + "b"
     assert waiting.take(place) is None
-    assert len(looks) == 49 + 48
+    assert len(looks) == 57 + 56
 
 
 def test_all_kinds_together_have_a_bounded_number_of_looks():
-    waiting = queue(max_looks=16)
-    for kind in "pqrst":
+    waiting = queue(max_looks=64)
+    for kind in "pqrstuvw":
         offered(waiting, *kind * 100, kind=kind)
     looks = []
 
