@@ -38,7 +38,6 @@ _CLASSIFY = "pooling/classify/test_online.py"
 DECISIONS = [
     Decision(_LORA, "test_dynamic_lora_*", OPERATOR),
     Decision(_LORA, "test_load_lora_adapter_*", OPERATOR),
-    Decision(_LORA, "test_multiple_lora_adapters*", OPERATOR),
     Decision(_LORA, "test_static_lora_lineage*", PATHS),
     Decision("serve/instrumentator/test_basic.py", "test_show_version", VERSION),
     Decision("serve/instrumentator/test_basic.py", "test_server_load*", LOAD),
