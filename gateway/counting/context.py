@@ -35,6 +35,9 @@ SPECIAL_TOKENS: Final = 8  # a tokenizer's own begin and end marks, and Sentence
 FREE_OUTPUT_RATIO: Final = 0.5
 
 _CHECKED: Final = GENERATES | READS
+# An engine may make vectors of prompts that are longer than the window that it tells, in chunks
+# (vLLM's `enable_chunked_processing`).
+_IN_CHUNKS: Final = frozenset({Endpoint.EMBEDDINGS, Endpoint.EMBED})
 _PROMPT_FIELD: Final = {
     Endpoint.CHAT: "messages",
     Endpoint.CHAT_BATCH: "messages",
@@ -92,8 +95,9 @@ def settle(
     """
     window = window_of(route, caller)
     output = _output_tokens(call, caller, policy)
-    if window is None or (call.truncates_prompt and not _is_ours(window, route)):
-        return Demand(prompt_tokens, not call.truncates_prompt, output)
+    differs = call.truncates_prompt or call.endpoint in _IN_CHUNKS  # from what the engine will read
+    if window is None or (differs and not _is_ours(window, route)):
+        return Demand(prompt_tokens, not differs, output)
     demand = Demand(_cut(call, prompt_tokens), exact=True, max_new_tokens=output)
     return _fitted(call, demand, route, caller, policy)
 
@@ -142,7 +146,8 @@ def _unchecked(call: Call, window: int | None, caller: Caller, policy: OverflowP
     """Return the demand of what the engine will decide."""
     output = _output_tokens(call, caller, policy)
     if call.prompt_token_ids is not None:
-        return Demand(call.prompt_token_ids, not call.truncates_prompt, output)
+        exact = not call.truncates_prompt and call.endpoint not in _IN_CHUNKS
+        return Demand(call.prompt_token_ids, exact, output)
     size = len(call.body) if call.text_bytes is None else call.text_bytes + _overhead(call)
     return Demand(size if window is None else min(size, window), False, output)
 
@@ -162,6 +167,8 @@ def _is_ours(window: int, route: Route) -> bool:
 
 def _is_engines(call: Call, window: int, route: Route) -> bool:
     """Whether the check is the engine's alone: it cuts, it knows its images, it has no window."""
+    if call.endpoint in _IN_CHUNKS and not _is_ours(window, route):
+        return True
     measured = call.prompt_token_ids is not None or call.text_bytes is not None
     checkable = measured and not call.truncates_prompt
     return call.endpoint not in _CHECKED or not (checkable or _is_ours(window, route))

@@ -45,6 +45,7 @@ class SimConfig:
     model: str = "sim"
     adapters: tuple[str, ...] = ()
     max_model_len: int = 8192
+    max_embed_len: int | None = None  # of a prompt to embed, made in chunks where it is longer
     host: str = "127.0.0.1"
     port: int = 0
     uds: str | None = None  # path of a UNIX socket to listen on, in place of host and port

@@ -291,7 +291,7 @@ def _pooling_model(body: dict[str, Any], state: SimState) -> str:
 
 
 def _checked_length(count: int, config: SimConfig) -> int:
-    window = config.max_model_len
+    window = config.max_embed_len or config.max_model_len
     if count <= window:
         return count
     says = f"This model's maximum context length is {window} tokens. However, your prompt contains"

@@ -190,6 +190,21 @@ async def test_the_engines_own_window_is_left_to_the_engine_where_nobody_counts(
             assert reply.status_code == 200, (path, reply.text)
 
 
+@pytest.mark.parametrize("prompt", [LONG, [5] * 1500])
+def test_an_engine_that_embeds_in_chunks_gets_prompts_that_are_longer_than_its_window(prompt):
+    @story
+    async def check():
+        body = {"model": "m", "input": prompt}
+        async with gateway(replace(ENGINE, max_model_len=512, max_embed_len=4096)) as world:
+            reply = await world.http.post("/v1/embeddings", json=body)
+            assert reply.status_code == 200, reply.text
+        async with gateway(replace(ENGINE, max_model_len=512)) as world:
+            told = holds(await world.http.post("/v1/embeddings", json=body))
+            assert "maximum context length" in told["message"]
+
+    check()
+
+
 @story
 async def test_what_nobody_could_count_says_so_and_by_how_much_it_may_be_too_long():
     async with limited("pool", UNTOLD) as world:

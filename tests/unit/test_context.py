@@ -66,7 +66,7 @@ def test_an_unstated_output_needs_one_token():
     assert bound(call(text_bytes=100), route=within(100 + TEMPLATE_TOKENS), caller=CALLER) is None
 
 
-@pytest.mark.parametrize("endpoint", [Endpoint.EMBEDDINGS, Endpoint.RERANK, Endpoint.SCORE])
+@pytest.mark.parametrize("endpoint", [Endpoint.CLASSIFY, Endpoint.RERANK, Endpoint.SCORE])
 def test_what_only_reads_needs_no_output(endpoint):
     assert bound(call(endpoint, 100), route=within(100 + SPECIAL_TOKENS), caller=CALLER)
     assert bound(call(endpoint, 100), route=within(99 + SPECIAL_TOKENS), caller=CALLER) is None
@@ -104,8 +104,8 @@ def test_token_ids_need_no_count():
     with pytest.raises(ContextLengthExceeded, match="resulted in 90 tokens"):
         bound(ids, route=within(90), caller=CALLER)
     with pytest.raises(ContextLengthExceeded):
-        bound(call(Endpoint.EMBEDDINGS, prompt_token_ids=91), route=within(90), caller=CALLER)
-    assert bound(call(Endpoint.EMBEDDINGS, prompt_token_ids=90), route=within(90), caller=CALLER)
+        bound(call(Endpoint.CLASSIFY, prompt_token_ids=91), route=within(90), caller=CALLER)
+    assert bound(call(Endpoint.CLASSIFY, prompt_token_ids=90), route=within(90), caller=CALLER)
 
 
 def test_token_ids_that_are_cut_are_not_exact():
@@ -158,8 +158,17 @@ def test_the_sixteen_tokens_of_an_unstated_completion_shrink_without_asking():
         settle(stated, 90, route=within(100), caller=CALLER, policy=REJECT)
 
 
-def test_an_embedding_may_fill_the_window():
-    asked = call(Endpoint.EMBEDDINGS)
+@pytest.mark.parametrize("endpoint", [Endpoint.EMBEDDINGS, Endpoint.EMBED])
+def test_an_engine_may_embed_more_than_its_window_in_chunks(endpoint):
+    for asked in (call(endpoint, text_bytes=10**4), call(endpoint, prompt_token_ids=101)):
+        assert bound(asked, route=within(100), caller=CALLER)
+        assert settle(asked, 101, route=within(100), caller=CALLER, policy=REJECT)
+        with pytest.raises(ContextLengthExceeded):  # no engine holds a smaller limit
+            settle(asked, 101, route=within(100, engine=512), caller=CALLER, policy=REJECT)
+
+
+def test_what_is_classified_may_fill_the_window():
+    asked = call(Endpoint.CLASSIFY)
     assert settle(asked, 100, route=within(100), caller=CALLER, policy=REJECT).exact
     with pytest.raises(ContextLengthExceeded, match="Please reduce the length of the input"):
         settle(asked, 101, route=within(100), caller=CALLER, policy=CLAMP)
