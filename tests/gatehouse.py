@@ -32,6 +32,7 @@ from gateway.routing.choice import Chooser
 
 BASE = ServedModel("m", None, None)
 CAPACITY = 10_000
+KV = {"stop_admitting": 0.9, "resume": 0.8}  # round numbers, whatever is shipped
 
 
 class _Jumps(selectors.DefaultSelector):
@@ -163,6 +164,8 @@ class House:
             name: {"backends": value} if isinstance(value, list) else value
             for name, value in pools.items()
         }
+        for each in settings.values():
+            each.setdefault("kv", KV)
         config = Config.model_validate({"pools": settings})
         self.table.apply(config.pools, config.health)
         self.gate.configure(config.pools, priorities)

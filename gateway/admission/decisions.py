@@ -74,6 +74,9 @@ class Decision:
     may_wait_s: float
     said: tuple[Said, ...]
     impatient: bool  # its client waits less long than `queue.max_wait`
+    hurried: bool = (
+        False  # what the pool allows ends its wait before its client or `queue.max_wait` does
+    )
     state: State = State.WAITING
     setting: KeyPath | None = None  # that made it wait, or refused it
     starts_too_late: bool = (
@@ -109,11 +112,18 @@ class Decision:
         if full is not None:
             self.setting = ("pools", self.pool, "queue", BOUNDS[full])
         elif self.timed_out:
-            self.setting = None if self.impatient else ("pools", self.pool, "queue", "max_wait")
+            self.setting = self._ended_by
         elif self.shed_reason in _BY_NO_SETTING:
             self.setting = None
         else:
             self.setting = _commonest(each for each in self.said if not _passes(each))
+
+    @property
+    def _ended_by(self) -> KeyPath | None:
+        """The setting that bounds its wait; None: its client's own time-out."""
+        if self.hurried:
+            return ("pools", self.pool, "admission")
+        return None if self.impatient else ("pools", self.pool, "queue", "max_wait")
 
     @property
     def has_room(self) -> bool:

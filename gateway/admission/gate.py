@@ -24,7 +24,7 @@ from gateway.admission.decisions import Decision, Decisions, State, decide
 from gateway.admission.forecast import Outputs
 from gateway.admission.line import Line
 from gateway.admission.refusals import no_backend, no_room, queue_full, starting, too_late
-from gateway.admission.waiting import Announce, Finder, Waiting
+from gateway.admission.waiting import Announce, Finder, Waiting, passes
 from gateway.config.models import PoolConfig, QueueConfig
 from gateway.core.aio import Clock
 from gateway.core.endpoints import NO_ENGINE, NO_OUTPUT, PAIRED
@@ -83,7 +83,7 @@ class Gate:
                 self._lines[name] = Line(
                     name, limits, self._table, self._finder, self._clock, self._rng
                 )
-            self._lines[name].top_priority = self.top_priority
+            self._lines[name].follow(pool, self.top_priority)
         for name in self._lines.keys() - pools.keys():
             self._lines.pop(name).close()
 
@@ -121,6 +121,7 @@ class Gate:
         """Learn from a few of the requests that ended how long outputs of their model and key get."""
         for record in settled[-_LEARNT_FROM:]:
             usage, demand = record.usage, record.demand
+            self._learn_whole(record)
             if usage is None or demand is None or record.model is None or record.caller is None:
                 continue
             tokens = usage.completion_tokens // record.choices
@@ -129,6 +130,14 @@ class Gate:
             if tokens and record.endpoint not in NO_OUTPUT:
                 learn = self._outputs.cut if cut else self._outputs.ended
                 learn(record.model, record.caller.key_id, tokens)
+
+    def _learn_whole(self, record: RequestRecord) -> None:
+        """Learn how long a reply takes that is no stream, while nobody waits."""
+        line = self._lines.get(record.pool or "")
+        sent_at, ended_at = record.sent_at, record.ended_at
+        well = record.outcome is Outcome.OK and not record.stream
+        if line is not None and not line.queue and well and sent_at and ended_at:
+            line.patience.whole.learn(ended_at - sent_at, 0)
 
     # --- in and out -------------------------------------------------------------------------------
 
@@ -147,7 +156,7 @@ class Gate:
             return None
         if ask.call.endpoint in NO_ENGINE:
             return self._table.visit(backend.id, now)
-        line.came(ask, went_in=True)
+        line.came(ask)
         return self._table.take(backend.id, now, ask.need, ask.caller.tenant)
 
     def has_room(self, ask: Ask) -> bool:
@@ -157,7 +166,7 @@ class Gate:
     def may_follow(self, ask: Ask) -> bool:
         """Whether another backend could take a request after one attempt failed: now, or once it has room."""
         why = self._finder.explain(ask, self._clock.now()).excluded
-        return any(_passes(why.get(each.id)) for each in self._backends(ask))
+        return any(passes(why.get(each.id)) for each in self._backends(ask))
 
     async def wait(
         self, ask: Ask, *, deadline: float, body_bytes: int, request_id: str, announce: Announce | None = None
@@ -173,12 +182,12 @@ class Gate:
             RequestError: it is larger than any backend's KV cache (400).
         Cancel: the request leaves the queue at once; a place that was just given goes to the next.
         """
-        line, now = self._lines.get(ask.route.pool), self._clock.now()
+        line = self._lines.get(ask.route.pool)
         if line is None:  # a reload took the pool away while the prompt was counted
             raise no_backend(ask, {}, self._rng)
-        line.came(ask, went_in=False)
+        line.came(ask)
         turn = asyncio.get_running_loop().create_future()
-        waiting = Waiting(ask, turn, now, deadline, body_bytes, announce)
+        waiting = line.waiting(ask, turn, deadline, body_bytes, announce)
         decision, refusal = self._judge(line, waiting, request_id)
         self.decisions.keep(decision)
         if refusal is not None and not decision.has_room:
@@ -213,7 +222,7 @@ class Gate:
         line, now = self._lines[ask.route.pool], self._clock.now()
         deadline = now + self._pools[ask.route.pool].queue.max_wait
         turn = asyncio.get_running_loop().create_future()
-        decision, _ = self._judge(line, Waiting(ask, turn, now, deadline, body_bytes), "")
+        decision, _ = self._judge(line, line.waiting(ask, turn, deadline, body_bytes), "")
         if not _waits_its_turn(line, ask):
             backend = self._finder.find(ask, now)
             if backend is not None:
@@ -263,6 +272,7 @@ class Gate:
         ask, now, queue = waiting.ask, waiting.came_at, line.queue
         wait_s = max(waiting.deadline - now, 0.0)  # its time may be over by now
         decision, why = self._decide(ask, request_id, now, wait_s)
+        decision.hurried = waiting.hurried
         full, refusal = None, None
         eta_s, room_s = line.ahead_s(waiting), 0.0 if decision.has_room else line.room_s(ask)
         lost = len(why) >= len(decision.said) and not any(reason.passes for reason in why.values())
@@ -276,7 +286,7 @@ class Gate:
             refusal = starting(ask, room_s, wait_s, self._rng)
         elif wait_s <= 0:
             refusal = no_room(ask, why, line.retry_after_s(ask))
-        elif not awaits and eta_s is not None and eta_s > line.patience(waiting) * wait_s:
+        elif not awaits and eta_s is not None and eta_s > line.doubt(waiting) * wait_s:
             refusal = too_late(ask, why, eta_s, wait_s, line.retry_after_s(ask))
         elif (full := queue.full(waiting)) is not None:
             body_bytes, again_s = waiting.body_bytes, line.retry_after_s(ask)
@@ -300,18 +310,16 @@ class Gate:
     def _backends(self, ask: Ask) -> Sequence[Backend]:
         return self._table.backends(ask.route.pool)
 
-    def _read(self, pool: str) -> None:
-        if self.top_priority is not None:  # else nobody stands back
-            self._let_in(pool)
+    def _read(self, pool: str, seconds: float, prompt_tokens: int) -> None:
+        line = self._lines.get(pool)
+        if line is not None and not line.queue:
+            line.patience.first.learn(seconds, prompt_tokens)
+        self._let_in(pool)
 
     def _let_in(self, pool: str) -> None:
         line = self._lines.get(pool)
         if line is not None and line.queue.held.requests:
             line.let_in()
-
-
-def _passes(reason: Exclusion | None) -> bool:
-    return reason is None or reason.passes
 
 
 def _waits_its_turn(line: Line, ask: Ask) -> bool:

@@ -9,20 +9,31 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
+from gateway.admission.announce import announce
 from gateway.admission.bounds import Limits
 from gateway.admission.forecast import Drain, Promises
+from gateway.admission.patience import Patience
 from gateway.admission.queue import Blocked, Claims, FairQueue
 from gateway.admission.refusals import no_backend, starting, too_late, waited_too_long
-from gateway.admission.waiting import Finder, Waiting, coming, starts_in_s
+from gateway.admission.waiting import (
+    SERVING,
+    Announce,
+    Finder,
+    Waiting,
+    awaits,
+    coming,
+    left_alone,
+    passes,
+    starts_in_s,
+)
+from gateway.config.models import Admission, PoolConfig
 from gateway.core.aio import Clock
-from gateway.core.types import Ask, Exclusion, Phase, Slot
+from gateway.core.types import Ask, Slot
 from gateway.pools.table import Backend, PoolTable
 
 Kinds = dict[tuple[object, ...], Blocked]
 
 _NOTHING: Final[frozenset[str]] = frozenset()
-_SERVING: Final = frozenset({Phase.READY, Phase.DEGRADED})
-_ANNOUNCE_S: Final = 2.0  # often enough to look alive, rarer than any idle time-out on the way
 _LOOKED_AT_ONCE: Final = 64  # per tick: a position costs up to 40 us
 _COMES_NEW: Final = 0.5  # of what drains: it goes to those who come for the first time
 _DOUBT: Final = 4.0  # times the time that a tenant's only request has
@@ -38,19 +49,29 @@ class Line:
     ) -> None:  # fmt: skip
         self.queue = FairQueue(limits)
         self.drain = Drain()
+        self.patience = Patience()
         self.promises = Promises()
         self.top_priority: int | None = None  # as of `Gate`
+        self._guarded = True  # admission is on
+        self._slo_s: float | None = None  # `slo.ttft`, if it is set
         self._pool = pool
         self._table = table
         self._finder = finder
         self._clock = clock
         self._rng = rng
         self._given_back_tokens = 0  # by the backends, at the last tick
-        self._pressed = False  # since the last tick somebody came who found no room
+        self._stood = False  # somebody waited at the last tick
+        self._refused = False  # and somebody was refused since
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._seen: tuple[object, ...] = ()  # names, phases, sizes, when last looked who is lost
         self._fitting = (0.0, 0.0)  # of need and, if exact, demand: no backend was smaller then
+
+    def follow(self, pool: PoolConfig, top_priority: int | None) -> None:
+        """Take over settings."""
+        self.top_priority = top_priority
+        self._guarded = pool.admission is Admission.ON
+        self._slo_s = pool.slo.ttft if "ttft" in pool.slo.model_fields_set else None
 
     # --- told -------------------------------------------------------------------------------------
 
@@ -59,7 +80,7 @@ class Line:
         if not self.queue:
             return
         now, backends = self._clock.now(), self._backends
-        serving = [each for each in backends if each.phase in _SERVING]
+        serving = [each for each in backends if each.phase in SERVING]
         if not serving:
             if any(map(coming, backends)):
                 self._arm()
@@ -84,7 +105,7 @@ class Line:
             ask = waiting.ask
             if waiting.turn.done():  # its client has left; its own task takes it out
                 return Blocked(frozenset())
-            held = self._held_from(ask, claimed) if claimed else _NOTHING
+            held = left_alone(self._table, ask, claimed) if claimed else _NOTHING
             backend = self._finder.find(ask, now, full | held)
             if backend is None:
                 return self._blocked(waiting, kinds, now, full)
@@ -102,31 +123,35 @@ class Line:
     def tick(self, now: float, seconds: float) -> None:
         """Measure how fast the pool drains, and look after those who wait; about twice a second.
 
-        Only while there is more work than room: else what ends tells how much was asked for, and a
+        Only while somebody waits, then as now: else what ends tells how much was asked for, and a
         pool with little to do would seem slow to the first burst.
         """
         backends = self._backends
         given_back = sum(each.room.given_back_tokens for each in backends)
         tokens, self._given_back_tokens = given_back - self._given_back_tokens, given_back
-        pressed, self._pressed = self._pressed or bool(self.queue), False
-        serving = any(each.phase in _SERVING for each in backends)  # an outage drains nothing
+        serving = any(each.phase in SERVING for each in backends)  # an outage drains nothing
         works = tokens > 0 or any(each.in_flight for each in backends)
-        if seconds > 0 and pressed and serving and works:
+        stands = serving and works and (bool(self.queue) or self._refused)
+        stood, self._stood, self._refused = self._stood, stands, False
+        if seconds > 0 and stands and stood:
             self.drain.passed(seconds, max(0, tokens))
+        self.patience.tick(seconds, self.drain.tokens_per_s)
         self.promises.passed(seconds)
         if self.queue:
+            self._hurry(now)
             self.let_in()
             self._refuse_lost(now)
             self._refuse_hopeless(now)
-            self._announce(now)
+            announce(self, now)
 
     def told(self, ask: Ask) -> None:
         """Note that a request was refused, and told when to come again."""
+        self._refused = True
         self.promises.made(ask.caller.tenant, ask.need.tokens)
 
-    def came(self, ask: Ask, *, went_in: bool) -> None:
-        """Note that a request came, maybe again, and whether there was room for it."""
-        self._pressed |= not went_in
+    def came(self, ask: Ask) -> None:
+        """Note that a request came, maybe again."""
+        self.patience.came(ask.caller.tenant, ask.need.tokens)
         if ask.caller.priority == ask.top_priority:
             self._table.highest_came(self._pool, self._clock.now())
         if ask.returned and not ask.tried:
@@ -142,16 +167,18 @@ class Line:
 
     # --- asked ------------------------------------------------------------------------------------
 
+    def waiting(
+        self, ask: Ask, turn: asyncio.Future[Slot], deadline: float, body_bytes: int, announce: Announce | None = None
+    ) -> Waiting:  # fmt: skip
+        """Return a request that wants to wait until `deadline`, or as long as the pool allows."""
+        now = self._clock.now()
+        waiting = Waiting(ask, turn, now, deadline, body_bytes, announce)
+        waiting.hurry(now + self.may_wait_s(ask))
+        return waiting
+
     def awaits(self, ask: Ask) -> bool:
         """Whether no backend serves the pool, and one that will is worth waiting for."""
-        backends = self._backends
-        return not any(each.phase in _SERVING for each in backends) and any(
-            coming(each) and each.id not in ask.tried for each in backends
-        )
-
-    def starts_in_s(self, ask: Ask) -> float | None:
-        """Estimate when the first backend that starts will serve a request; None when nobody knows."""
-        return starts_in_s(self._backends, ask, self._clock.now())
+        return awaits(self._backends, ask)
 
     def ahead_s(self, waiting: Waiting) -> float | None:
         """Estimate how long what goes before a request takes; None when nobody knows."""
@@ -166,13 +193,25 @@ class Line:
         What it needs has to drain, and nothing does before one of those that run has ended.
         """
         if self.awaits(ask):
-            return self.starts_in_s(ask)
+            return starts_in_s(self._backends, ask, self._clock.now())
         in_flight = sum(each.in_flight for each in self._backends)
         held_tokens = sum(sum(each.room.tenants.values()) for each in self._backends)
         usual_tokens = held_tokens // max(1, in_flight)
         return self.drain.eta_s(max(ask.need.tokens, usual_tokens))
 
-    def patience(self, waiting: Waiting) -> float:
+    def may_wait_s(self, ask: Ask) -> float:
+        """Return how long a request may wait for the pool as it is now, see `Patience`."""
+        if not self._guarded or self.awaits(ask):
+            return math.inf
+        need = ask.need
+        return self.patience.may_wait_s(
+            *(ask.caller.tenant, need.prompt_tokens),
+            streams=need.streams,
+            returned=ask.returned,
+            slo_s=self._slo_s,
+        )
+
+    def doubt(self, waiting: Waiting) -> float:
         """Return by how much an estimate must be over the time a request has, to refuse it unheard.
 
         An estimate knows of the drain, not of the room that is kept for those who use little. Of a
@@ -203,23 +242,6 @@ class Line:
     def _backends(self) -> Sequence[Backend]:
         return self._table.backends(self._pool)
 
-    def _held_from(self, ask: Ask, claimed: Claims) -> AbstractSet[str]:
-        """Return which of the claimed backends a request must leave alone.
-
-        Who holds more than its share of one claims nothing of what is kept for the others there.
-        """
-        held = set()
-        for backend_id, claimers in claimed.items():
-            backend = self._table.get(backend_id)
-            much = backend.room.holds_much if backend is not None else None
-            if (
-                much is None
-                or much(ask.caller.tenant)
-                or not all(much(each.ask.caller.tenant) for each in claimers)
-            ):
-                held.add(backend_id)
-        return held
-
     def _blocked(
         self, waiting: Waiting, kinds: Kinds, now: float, full: AbstractSet[str] = _NOTHING
     ) -> Blocked:
@@ -233,7 +255,7 @@ class Line:
         known = kinds.get(waiting.kind) if fits else None
         if known is None:
             why = self._finder.explain(ask, now).excluded
-            usable = [each for each in self._backends if _passes(why.get(each.id))]
+            usable = [each for each in self._backends if passes(why.get(each.id))]
             best = min(usable, key=lambda each: each.in_flight, default=None)
             ids = frozenset(each.id for each in usable)
             shut = fits and ids <= full
@@ -244,7 +266,7 @@ class Line:
 
     def _refuse_lost(self, now: float) -> None:
         """Refuse those whom no backend can serve any more, however long they wait."""
-        if not any(each.phase in _SERVING for each in self._backends):
+        if not any(each.phase in SERVING for each in self._backends):
             return  # one is about to; what it can take is not known yet
         kinds: Kinds = {}
         for waiting in [*self.queue]:
@@ -256,12 +278,17 @@ class Line:
         why = self._finder.explain(waiting.ask, self._clock.now()).excluded
         waiting.refuse(no_backend(waiting.ask, why, self._rng))
 
+    def _hurry(self, now: float) -> None:
+        """Let nobody wait longer than it would now be allowed to; who came before an overload least of all."""
+        for waiting in self.queue:
+            self.queue.hurry(waiting, max(now, waiting.came_at + self.may_wait_s(waiting.ask)))
+
     def _refuse_hopeless(self, now: float) -> None:
         """Refuse those whose turn will surely come too late, rather than let them wait for nothing.
 
         Whoever is soon told by its deadline is left to that.
         """
-        if not any(each.phase in _SERVING for each in self._backends):
+        if not any(each.phase in SERVING for each in self._backends):
             self._refuse_unserved(now)
             return
         rate = self.drain.tokens_per_s
@@ -283,35 +310,12 @@ class Line:
     def _refuse_unserved(self, now: float) -> None:
         """Refuse those whose time will surely be over before a backend has started."""
         for waiting in [*self.queue]:
-            starts_s, left_s = self.starts_in_s(waiting.ask), waiting.deadline - now
+            starts_s = starts_in_s(self._backends, waiting.ask, now)
+            left_s = waiting.deadline - now
             if starts_s is None or not starts_s > _HOPELESS * left_s > _HOPELESS * _SOON_S:
                 continue
             if self.queue.remove(waiting):
                 waiting.refuse(starting(waiting.ask, starts_s, left_s, self._rng))
-
-    def _announce(self, now: float) -> None:
-        """Tell those who asked for it where they are; a few at a time, because to know is not free."""
-        due = [
-            waiting
-            for waiting in self.queue
-            if waiting.announce is not None and now - waiting.announced_at >= _ANNOUNCE_S
-        ]
-        for waiting in due[:_LOOKED_AT_ONCE]:
-            ahead = self.queue.ahead(waiting)
-            waiting.announced_at = now
-            if ahead.tokens < waiting.ahead_tokens:
-                waiting.moved_at = now
-            waiting.ahead_tokens = ahead.tokens
-            if waiting.announce is not None and not waiting.turn.done():
-                waiting.announce(ahead.requests + 1, self._left_s(waiting, ahead.tokens, now))
-
-    def _left_s(self, waiting: Waiting, ahead_tokens: int, now: float) -> float | None:
-        """Estimate how long a request still waits; None when nobody knows, or it should have gone by now."""
-        ahead_s, room_s = self.drain.eta_s(ahead_tokens), self.room_s(waiting.ask)
-        if ahead_s is None or room_s is None:
-            return None
-        left_s = ahead_s + room_s - (now - max(waiting.came_at, waiting.moved_at))
-        return left_s if left_s > 0 else None
 
     def _arm(self) -> None:
         """Be called at the next deadline, if anything waits."""
@@ -332,7 +336,7 @@ class Line:
             why = self._finder.explain(ask, now).excluded
             waited_s = now - waiting.came_at
             if self.awaits(ask):
-                starts_s = self.starts_in_s(ask)
+                starts_s = starts_in_s(self._backends, ask, now)
                 if starts_s is None:
                     waiting.refuse(no_backend(ask, why, self._rng))
                 else:
@@ -342,7 +346,3 @@ class Line:
             self.told(ask)
         self.let_in()  # others may have stood back for them
         self._arm()
-
-
-def _passes(reason: Exclusion | None) -> bool:
-    return reason is None or reason.passes

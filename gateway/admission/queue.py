@@ -140,6 +140,11 @@ class FairQueue:
                     break
         return None
 
+    def hurry(self, waiting: Waiting, deadline: float) -> None:
+        """Bring the deadline of a queued request forward; one that is earlier already stays."""
+        if waiting.hurry(deadline):
+            heappush(self._deadlines, (deadline, waiting.number))
+
     def remove(self, waiting: Waiting) -> bool:
         """Take out a request whose client left; False, and nothing done, when it is not queued."""
         if waiting not in self:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from gateway.admission.decisions import Weighed
 from gateway.core.errors import GatewayError
-from gateway.core.types import Ask, Phase, Slot
-from gateway.pools.table import Backend
+from gateway.core.types import Ask, Exclusion, Phase, Slot
+from gateway.pools.table import Backend, PoolTable
 
+SERVING: Final = frozenset({Phase.READY, Phase.DEGRADED})
 _SOON_S: Final = 1.0
 
 Announce = Callable[[int, float | None], None]  # position from 1, and seconds if they are known
@@ -42,6 +43,7 @@ class Waiting:
     deadline: float
     body_bytes: int = 0
     announce: Announce | None = None
+    hurried: bool = False  # what the pool allows ends its wait, not a setting nor its client
     announced_at: float = field(init=False)
     ahead_tokens: int = 0  # when it was last announced
     moved_at: float = 0.0  # when that was found to be less than before
@@ -61,6 +63,13 @@ class Waiting:
         self.cost_tokens = max(1, ask.need.tokens)
         self.order = not ask.returned, sys.maxsize
         self.kind = (ask.route.adapter, ask.call.endpoint, *ask.tried.items())
+
+    def hurry(self, deadline: float) -> bool:
+        """Bring the deadline forward; returns whether it was later."""
+        if deadline >= self.deadline:
+            return False
+        self.deadline, self.hurried = deadline, True
+        return True
 
     def refuse(self, error: GatewayError) -> None:
         """End the wait with an error."""
@@ -100,3 +109,35 @@ def coming(backend: Backend) -> bool:
     if backend.phase is Phase.DRAINING:
         return health.tended is not None and health.held is None
     return backend.phase is Phase.DOWN and health.tended is None and health.probe_passes > 0
+
+
+def awaits(backends: Sequence[Backend], ask: Ask) -> bool:
+    """Whether no backend serves a pool, and one that will is worth waiting for."""
+    return not any(each.phase in SERVING for each in backends) and any(
+        coming(each) and each.id not in ask.tried for each in backends
+    )
+
+
+def left_alone(
+    table: PoolTable, ask: Ask, claimed: Mapping[str, Sequence[Waiting]]
+) -> AbstractSet[str]:
+    """Return which of the claimed backends a request must leave alone.
+
+    Who holds more than its share of one claims nothing of what is kept for the others there.
+    """
+    found = set()
+    for backend_id, claimers in claimed.items():
+        backend = table.get(backend_id)
+        much = backend.room.holds_much if backend is not None else None
+        if (
+            much is None
+            or much(ask.caller.tenant)
+            or not all(much(each.tenant) for each in claimers)
+        ):
+            found.add(backend_id)
+    return found
+
+
+def passes(reason: Exclusion | None) -> bool:
+    """Whether a backend can take a request, now or once it has room."""
+    return reason is None or reason.passes

@@ -120,7 +120,10 @@ class QueueConfig(Section):
     max_requests: int = setting(1024, "Most waiting requests; 0: requests never wait.", ge=0)
     max_tokens: Tokens = setting("4M", "Most waiting tokens (prompts plus expected outputs).")
     max_bytes: Size = setting("256MiB", "Most bytes of waiting request bodies.")
-    max_wait: DurationOrZero = setting("30s", "Longest wait before a request is refused.")
+    max_wait: DurationOrZero = setting(
+        "30s",
+        "Longest wait before a request is refused. Under overload it is shorter: as long as is of use.",
+    )
     tenant_share: float = setting(
         0.5, "Largest share of each limit that one tenant may use (0..1].", gt=0, le=1
     )
@@ -133,10 +136,10 @@ class KvConfig(Section):
     """When the KV cache of a backend counts as full. The gap between the two prevents flapping."""
 
     stop_admitting: float = setting(
-        0.90, "At or above this KV cache usage (0..1), no new requests.", gt=0, le=1
+        0.95, "At or above this KV cache usage (0..1), no new requests.", gt=0, le=1
     )
     resume: float = setting(
-        0.80, "Below this KV cache usage (0..1), requests are admitted again.", ge=0, lt=1
+        0.85, "Below this KV cache usage (0..1), requests are admitted again.", ge=0, lt=1
     )
 
 

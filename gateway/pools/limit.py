@@ -42,9 +42,12 @@ _FAST: Final = 1.25  # signs lag by two scrapes, so it overshoots by two steps: 
 _CLEARING, _BOLDER = 10, 1.05
 _QUEUE_SHARE: Final = 0.1  # of running; fewer waiting are prompts in turn for the next steps
 _FULL: Final = 2  # scrapes in which some wait and as many run as ever; none between with fewer
-_BELIEVED_S: Final = 60.0  # then it is tried whether the batch holds more after all
+_ABOUT_MOST: Final = 0.93  # of it; the gauge is written when some of the batch have just ended
+# Then it is tried whether the batch holds more after all; twice as long each time that it does not.
+_BELIEVED_S, _BELIEVED_MOST_S = 60.0, 960.0
 _JUDGED: Final = 10  # first tokens that make a verdict: one slow one alone is not yet p90
-_AHEAD_S: Final = 0.05  # two steps of an engine under load
+_AHEAD_S: Final = 0.2  # so much reading keeps an engine busy until the next comes
+_AHEAD_SHORT_S: Final = 0.05  # two steps of an engine under load
 _AHEAD_LEAST_TOKENS: Final = 512  # a rate is a lower bound; a few short prompts go together
 _SLOWER: Final = 1.5  # times the best gap: a full batch decodes slower than a small one, and may
 _LATE_RATIO: Final = 0.1  # the objective holds for p90
@@ -103,6 +106,8 @@ class Limit:
     _full: int = 0  # scrapes that showed as many, and some waiting
     _batch: int | None = None  # how many the engine runs at a time, when it was seen to be full
     _batch_at: float = -math.inf  # and when that was
+    _batch_before: int = 0  # the last that was seen
+    _believed_s: float = _BELIEVED_S
     _preemptions: float = math.inf
     _refused: int = 0
     _in_time: int = 0
@@ -122,14 +127,16 @@ class Limit:
             return self.value
         return max(1, int(self.value * self._started_ratio(now)))
 
-    def readable_tokens(self, now: float) -> float:
-        """Return how much of prompts may be unread at a time, for the highest class to find its turn.
+    def readable_tokens(self, now: float, *, short: bool) -> float:
+        """Return how much of prompts may be unread at a time; unknown while no prompt was read.
 
-        An engine reads prompts in the order in which they came, so what is unread is what a request
-        of the highest class waits for. Unknown while no prompt was read.
+        An engine reads prompts in the order in which they came: what is unread is waited for by all who
+        come later, in an order that no priority or fair share can change any more. `short` is for
+        those who stand back, so that the highest class finds its turn.
         """
         rate = self.prefill.at(now)
-        return math.inf if rate is None else max(rate * _AHEAD_S, _AHEAD_LEAST_TOKENS)
+        ahead_s = _AHEAD_SHORT_S if short else _AHEAD_S
+        return math.inf if rate is None else max(rate * ahead_s, _AHEAD_LEAST_TOKENS)
 
     def _started_ratio(self, now: float) -> float:
         if self.ready_at is None or now >= self.ready_at + self.slow_start_s:
@@ -195,7 +202,7 @@ class Limit:
         """
         judged = self._in_time + self._late
         self._meet(sample)
-        if now >= self._batch_at + _BELIEVED_S:
+        if now >= self._batch_at + self._believed_s:
             self._batch = None
         sign = self._sign(sample, judged)
         if sample is not None and self._fills(sample, now, in_flight):
@@ -246,7 +253,9 @@ class Limit:
         First tokens tell late that they are late: to grow meanwhile would undo the cut before.
         """
         doubtful = self._queued or self._late_before_cut or self._late > _LATE_RATIO * judged
-        return not doubtful and (sample is not None or judged >= _JUDGED)
+        if sample is None:
+            return not doubtful and judged >= _JUDGED
+        return not doubtful and not sample.waiting
 
     def _sign(self, sample: LoadSample | None, judged: int) -> Sign | None:
         queued, preempted = False, False
@@ -281,10 +290,14 @@ class Limit:
         if running > most:
             self._full = 0
         if sample.waiting > 0:
-            self._full = self._full + 1 if running >= most else 0
+            self._full = self._full + 1 if running >= _ABOUT_MOST * most else 0
         if self._full < _FULL or not running < in_flight <= running / _DEEPEST:
             return False
-        self._full, self._batch, self._batch_at = 0, running, now
+        again = self._most_running == self._batch_before
+        longer_s = min(2 * self._believed_s, _BELIEVED_MOST_S)
+        self._believed_s = longer_s if again else _BELIEVED_S
+        self._full, self._batch, self._batch_at = 0, self._most_running, now
+        self._batch_before = self._batch
         return True
 
     def _cut(self, now: float, sign: Sign, sample: LoadSample | None, in_flight: int) -> None:

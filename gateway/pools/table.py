@@ -64,7 +64,7 @@ class PoolTable:
         self.on_transition: list[Callable[[Transition], None]] = []
         self.on_members: list[Callable[[], None]] = []
         self.on_capacity: list[Callable[[str], None]] = []
-        self.on_read: list[Callable[[str], None]] = []
+        self.on_read: list[Callable[[str, float, int], None]] = []
         self.on_cut: list[Callable[[str, str], None]] = []
         self._clock = clock
         self._policy = Policy()
@@ -208,9 +208,10 @@ class PoolTable:
         told = slot.credit.read_at is None  # of others nobody knows what was read by then
         if told and backend is not None and slot.held_from(backend.give_back):
             backend.room.first_token(slot.credit)
-            backend.limit.first_token(now, now - slot.taken_at, slot.credit.prompt_tokens)
+            seconds, prompt_tokens = now - slot.taken_at, slot.credit.prompt_tokens
+            backend.limit.first_token(now, seconds, prompt_tokens)
             for listener in self.on_read:
-                listener(backend.pool)
+                listener(backend.pool, seconds, prompt_tokens)
 
     def ended(self, settled: Sequence[RequestRecord]) -> None:
         """Learn from requests that ended how fast their backends write a stream."""

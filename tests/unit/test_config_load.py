@@ -53,7 +53,7 @@ def test_the_least_file_has_safe_defaults():
     pool = config.pools["m"]
     assert (pool.max_context, pool.adapters) == (None, "auto")
     assert pool.on_overflow is OverflowPolicy.REJECT
-    assert (pool.kv.stop_admitting, pool.kv.resume) == (0.90, 0.80)
+    assert (pool.kv.stop_admitting, pool.kv.resume) == (0.95, 0.85)
     assert (pool.queue.max_requests, pool.queue.max_wait) == (1024, 30.0)
     assert config.timeouts.heartbeat == 15.0
     assert config.limits.max_body == 32 << 20
@@ -212,7 +212,7 @@ def test_everything_wrong_is_said_at_once_in_the_order_of_the_file():
             backends: [ftp://h, {url: http://h:1, weight: 2}]
             on_overflow: clam
             queue: {max_requests: lots}
-            kv: {resume: 0.95}
+            kv: {resume: 0.96}
           n: {}
         """
     ).findings

@@ -348,15 +348,22 @@ async def test_while_a_prompt_is_read_lower_classes_wait_and_the_highest_goes_in
 @held
 async def test_a_few_short_prompts_of_lower_classes_are_read_together():
     world = house(backends=[ONE], priorities=frozenset({0, 7}))
+    world.table.highest_came("m", world.loop.time())
     (await reads(world)).read()  # 2,000 tokens a second: what a step reads is not known closer
     assert numbers(await world.guests(7, tokens=100, stream=True)) == [0, 1, 2, 3, 4]
 
 
 @held
-async def test_of_one_class_nobody_waits_for_prompts_that_are_read():
+async def test_of_one_class_too_no_more_is_sent_than_is_read_in_a_fifth_of_a_second():
     world = house(backends=[ONE], priorities=frozenset({7}))
-    await reads(world, priority=7)
-    assert all(each.inside for each in await world.guests(3, tokens=2000, priority=7, stream=True))
+    first = await reads(world, priority=7)
+    second, third = await world.guests(2, tokens=2000, priority=7, stream=True)
+    assert second.waits
+    for each in (first, second):
+        each.read()
+        await turns()
+    assert second.inside
+    assert third.inside
 
 
 @held
@@ -594,14 +601,18 @@ async def test_what_waited_makes_place_in_the_queue_when_it_goes():
 
 
 async def drained(world, seconds=10, tokens=1000):
-    """Have a request of so many tokens take that long, and another find no room: the rate is known."""
+    """Have a request of so many tokens take that long, while others find no room: the rate is known."""
     (guest,) = await world.guests(1, tokens=tokens)
-    (other,) = await world.guests(1, tokens=1)
-    world.loop.at += seconds
+    others = await world.guests(1, tokens=1)
+    await passes(0.5)
+    others += await world.guests(1, tokens=1)
+    world.loop.at += seconds - 0.5
     guest.end()
     await turns()
-    if other.inside:
-        other.end()
+    for other in others:
+        if other.inside:
+            other.end()
+            await turns()
 
 
 @held
@@ -1624,3 +1635,53 @@ async def test_a_batch_larger_than_any_cache_goes_to_an_idle_backend_and_is_neve
     await turns()
     assert batch.inside
     assert not (await world.guests(1))[0].inside  # it is credited with all that it holds
+
+
+# --- a queue that stands ----------------------------------------------------------------------------
+
+
+async def overloaded(world, seconds=12):
+    """Have a tenant stream, then send several times what one place can do; return those who wait."""
+    for _ in range(30):  # quiet first tokens of a sixteenth of a second
+        (guest,) = await world.guests(1, "flood", stream=True)
+        await passes(0.0625)
+        guest.read()
+        guest.end()
+        await turns()
+    running, guests = None, []
+    for _ in range(4 * seconds):
+        guests += await world.guests(4, "flood", stream=True, wait_s=60.0)
+        if running is not None and running.inside:
+            running.end()
+        await passes(0.25)
+        running = next((each for each in guests if each.inside), None)
+    return guests
+
+
+@held
+async def test_a_queue_that_stands_holds_nobody_longer_than_is_of_use():
+    world = house()
+    guests = await overloaded(world)
+    late = [each for each in guests[-40:] if each.refusal is not None]
+    assert late
+    assert all(each.ended - each.began < 1.0 for each in late)
+    assert world.waiting() < 10
+    for each in late:
+        assert each.refusal.shed_reason in (ShedReason.QUEUE_TIMEOUT, ShedReason.TOO_LATE)
+    assert world.gate.decisions.get("r").setting == ("pools", "m", "admission")
+
+
+@held
+async def test_another_tenant_waits_as_long_as_it_takes():
+    world = house()
+    await overloaded(world)
+    (calm,) = await world.guests(1, "calm", stream=True, wait_s=60.0)
+    await passes(1.5)
+    assert calm.waits
+
+
+@held
+async def test_with_admission_off_the_setting_alone_bounds_the_wait():
+    world = house(admission="off")
+    guests = await overloaded(world)
+    assert not any(each.refusal for each in guests)

@@ -177,7 +177,8 @@ def test_a_batch_that_is_full_is_the_limit_however_few_wait():
     limit.observe(63.0, sample(64), 64)
     assert limit.value == 65  # once a minute it is tried whether it holds more
     limit.observe(64.0, sample(64, 1), 65)
-    assert limit.observe(65.0, sample(64, 1), 66) is Sign.WAITING
+    assert limit.value == 65  # it does not grow while anybody waits
+    assert limit.observe(65.0, sample(64, 1), 65) is Sign.WAITING
     assert limit.value == 64
 
 
@@ -457,3 +458,33 @@ def test_after_slow_streams_it_opens_fast_again_when_none_follow():
     assert limit.observe(11.0, sample(5), 100) is Sign.SLOW
     assert used(limit, 12.0, count=10).value < 110  # at first one by one
     assert used(limit, 30.0, count=20).value > 200
+
+
+def test_a_gauge_that_misses_those_who_just_ended_still_shows_a_full_batch():
+    limit = at(1024)
+    limit.observe(1.0, sample(64), 64)
+    assert limit.observe(2.0, sample(61, 5), 69) is None
+    assert limit.observe(3.0, sample(62, 5), 69) is Sign.WAITING
+    assert limit.value == 64
+
+
+def test_it_does_not_grow_while_anybody_waits_in_the_engine():
+    limit = at(64)
+    limit.observe(1.0, sample(100, 2), 64)
+    assert limit.value == 64
+    limit.observe(2.0, sample(100), 64)
+    assert limit.value > 64
+
+
+def test_a_batch_that_is_found_again_is_believed_twice_as_long():
+    limit, tried = at(1024), []
+    limit.observe(0.0, sample(64), 64)
+    for second in range(1, 1000):
+        waiting = max(0, limit.value - 64)
+        before = limit.value
+        limit.observe(float(second), sample(64, waiting), limit.value)
+        if limit.value > before:
+            tried.append(second)
+    gaps = [after - before for before, after in zip(tried, tried[1:], strict=False)]
+    assert gaps
+    assert all(after > 1.5 * before for before, after in zip(gaps, gaps[1:], strict=False))

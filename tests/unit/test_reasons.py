@@ -54,6 +54,7 @@ pools:
     queue:
       max_requests: 1
       max_wait: 20s
+    kv: {stop_admitting: 0.9, resume: 0.8}
 """
 FIRST, SECOND = "m/b1", "m/b2"
 NEED = Need(10, 5)
@@ -180,7 +181,7 @@ def test_a_request_that_waits_can_say_why(busy):
     assert second["setting"] == {
         "name": "pools.m.kv.stop_admitting",
         "value": 0.9,
-        "origin": "default",
+        "origin": "gateway.yaml:11",
     }
     assert (told["tenant"], told["key_id"], told["prompt_tokens"]) == ("acme", "k1", 10)
     assert told["setting"] in (first["setting"], second["setting"])
@@ -219,10 +220,15 @@ def test_a_client_that_is_less_patient_than_the_pool_is_named_itself(tmp_path):
     slot = desk.table.take(SECOND, 100.0, Need(10, 0))
     desk.fill(FIRST, 2)
     desk.full(SECOND)
-    desk.wait("r0")
-    desk.clock.at = 110.0
-    slot.release()
-    desk.gate.tick(110.0)  # a token a second
+
+    def ten_seconds_later():
+        desk.clock.at = 110.0
+        desk.full(SECOND)
+        slot.release()
+        desk.gate.tick(110.0)  # a token a second
+
+    desk.wait("r0", look=lambda: desk.gate.tick(100.0))
+    desk.wait("r0", look=ten_seconds_later)
     desk.full(SECOND)
     *_, told = desk.wait("r1", "r2", wait_s=4.0)
     assert told["shed_reason"] == "too_late"
@@ -311,7 +317,7 @@ def test_a_small_request_may_pass_a_large_one_as_the_dry_run_says(tmp_path):
     sample = LoadSample(100.0, 1, 0, 0.5, kv_capacity_tokens=600)  # 240 are free
     desk.table.observe(SECOND, Scraped(sample))
     told = desk.wait("large", need=Need(150, 100), look=lambda: desk.route(output=5))
-    assert (told["verdict"], told["position"]) == ("wait", 2)
+    assert (told["verdict"], told["position"]) == ("wait", 1)  # it asks for less than the other
     assert told["sentence"].endswith(
         "A backend has room, so it may overtake requests that do not fit."
     )

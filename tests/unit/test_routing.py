@@ -60,6 +60,8 @@ def pools(**named):
         name: {"backends": value} if isinstance(value, list) else value
         for name, value in named.items()
     }
+    for each in settings.values():
+        each.setdefault("kv", {"stop_admitting": 0.9, "resume": 0.8})  # round numbers
     return Config.model_validate({"pools": settings}).pools
 
 

@@ -43,6 +43,8 @@ def pools(**named):
         name: {"backends": value} if isinstance(value, list) else value
         for name, value in named.items()
     }
+    for each in settings.values():
+        each.setdefault("kv", {"stop_admitting": 0.9, "resume": 0.8})  # round numbers
     return Config.model_validate({"pools": settings}).pools
 
 
@@ -225,17 +227,28 @@ def test_a_first_token_that_does_not_tell_when_its_prompts_were_read_says_nothin
     assert table.get("m/b1").limit.prefill.at(100.5) is None
 
 
-def test_what_is_read_is_an_obstacle_for_lower_classes_only(table):
+def test_what_is_unread_is_an_obstacle_but_for_the_highest_of_several_classes(table):
     backend = table.get("m/b1")
     slot = table.take("m/b1", 100.0, Need(20_000, 10, streams=True))
     assert backend.obstacle(20_000, 100.0, 0, 5) is None  # nobody knows how fast it reads
     table.first_token(slot, 101.0)
     assert backend.obstacle(20_000, 101.0, 0, 5) is None
     table.take("m/b1", 101.0, Need(900, 10, streams=True))
+    for classes in ((0, 5), (0, None)):
+        assert backend.obstacle(3100, 101.0, *classes) is None  # 20,000/s are 4,000 in 0.2 s
+        assert backend.obstacle(3101, 101.0, *classes) is Exclusion.READING
+    assert backend.obstacle(3101, 101.0, 5, 5) is None
+
+
+def test_while_the_highest_class_comes_the_others_leave_it_more_of_the_engine(table):
+    backend = table.get("m/b1")
+    slot = table.take("m/b1", 100.0, Need(20_000, 10, streams=True))
+    table.first_token(slot, 101.0)
+    table.take("m/b1", 101.0, Need(900, 10, streams=True))
+    table.highest_came("m", 101.0)
     assert backend.obstacle(100, 101.0, 0, 5) is None  # 20,000/s are 1,000 in 50 ms
     assert backend.obstacle(101, 101.0, 0, 5) is Exclusion.READING
-    assert backend.obstacle(101, 101.0, 5, 5) is None
-    assert backend.obstacle(101, 101.0, 0, None) is None
+    assert backend.obstacle(101, 161.1, 0, 5) is None
 
 
 def test_with_admission_off_prompts_that_are_read_hold_nobody_up(clock):
@@ -615,14 +628,14 @@ def test_listeners_hear_of_members_and_of_capacity(table):
 
 def test_listeners_hear_of_each_prompt_that_was_read_once(table):
     read = []
-    table.on_read.append(read.append)
+    table.on_read.append(lambda *told: read.append(told))
     slot = table.take("m/b1", 100.0, Need(10, 10, streams=True))
     assert not read
     table.first_token(slot, 100.1)
-    assert read == ["m"]
+    assert read == [("m", pytest.approx(0.1), 10)]
     slot.release()
     table.first_token(slot, 100.2)
-    assert read == ["m"]
+    assert len(read) == 1
 
 
 def test_unknown_load_weighs_more_than_an_idle_backend_that_shows_its_load(table):

@@ -1,0 +1,141 @@
+"""How long a request may wait for a pool before its answer is of no more use. Pure.
+
+A short queue that empties is good: it absorbs a burst. One that stands only adds its length to every
+first token. Which of the two it is follows from two rates, both in tokens of expected need a second:
+
+    demand   of all who come, those that are refused too
+    drain    of what ends, while somebody waits (`forecast.Drain`)
+    load     demand / drain
+
+    load <= 1.1   the queue will empty: the pool's `queue.max_wait` alone bounds the wait
+    load > 1.1    target / (load - 1.1) ^ 1.5, at least the target: a little too much is worth a wait,
+                  twice too much is not, for the queue only grows
+
+The target follows from what the pool does when nobody waits: a request may be as late again as its own
+prompt takes to be read, or three times as late as the quickest tenth of first tokens. So it is short for
+chats on a fast engine and long for long prompts on a slow one. `slo.ttft`, if it is set, replaces it.
+
+A tenant pays for its own demand alone. One that asks for less than half of what a fair share of the drain
+would give it is not what overloads the pool, and waits as if it were not; between a half and nine tenths
+the load that counts for it rises to that of the pool.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+_DEMAND_S: Final = 8.0  # memory of the demand: several ends of long replies
+_DECILE: Final = 0.1  # of first tokens: these were the quickest
+_BASES: Final = 3.0  # times that decile a request may wait, however short its prompt
+_CALM: Final = 0.5  # of a fair share: from here on a tenant pays
+_FULL: Final = 0.9  # and here in full
+_NOISE: Final = 1.1  # a tenth more than ends is what a few long replies more or less do
+_STEEP: Final = 1.5  # twice too much: about the target; a fifth too much: thirty times that
+_RETURNED: Final = 10.0  # times the target, for who came again as told
+_FORGOTTEN: Final = 1.0  # tokens a second; a tenant with less is forgotten
+
+
+class Quiet:
+    """The time to a first token while nobody waits: what the quickest tenth take, and what a prompt adds."""
+
+    def __init__(self) -> None:
+        self.base_s: float | None = None
+        self._count = 0
+        self._tokens_per_s = 0.0
+
+    def learn(self, seconds: float, prompt_tokens: int) -> None:
+        """Take in one first token."""
+        self._count += 1
+        if self.base_s is None:
+            self.base_s = seconds
+        # Stochastic approximation of a quantile: steps up and down balance where it stands.
+        step_s = self.base_s * (0.02 if self._count > 20 else 0.2)
+        self.base_s += step_s * _DECILE if seconds > self.base_s else step_s * (_DECILE - 1)
+        if seconds > 2 * self.base_s:  # so long a prompt that its reading shows
+            seen = prompt_tokens / (seconds - self.base_s)
+            self._tokens_per_s = max(0.9999 * self._tokens_per_s, seen)
+
+    def first_token_s(self, prompt_tokens: int) -> float:
+        """Return how long a prompt takes to its first token; 0 while nothing is known."""
+        reads_s = prompt_tokens / self._tokens_per_s if self._tokens_per_s else 0.0
+        return (self.base_s or 0.0) + reads_s
+
+
+class Patience:
+    """What one pool lets its requests wait. Its line feeds it, about twice a second but for `came`."""
+
+    def __init__(self) -> None:
+        self.first = Quiet()  # to the first token of a stream
+        self.whole = Quiet()  # to the end of a reply that is no stream
+        self._came: dict[str, int] = {}  # tokens by tenant, since the last tick
+        self._demand: dict[str, float] = {}  # the same, fading
+        self._demand_s = 0.0  # the seconds in it, fading alike
+        self._load = 0.0  # 0 while nobody knows
+        self._fair = math.inf  # tokens a second that the drain gives to each who wants more
+
+    # --- fed ---
+
+    def came(self, tenant: str, tokens: int) -> None:
+        """Note a request, whatever becomes of it."""
+        self._came[tenant] = self._came.get(tenant, 0) + tokens
+
+    def tick(self, seconds: float, drain: float | None) -> None:
+        """Let time pass; the drain is in tokens a second, None while nobody knows."""
+        if seconds <= 0:
+            return
+        kept = math.exp(-seconds / _DEMAND_S)
+        demand = {tenant: kept * tokens for tenant, tokens in self._demand.items()}
+        for tenant, tokens in self._came.items():
+            demand[tenant] = demand.get(tenant, 0.0) + tokens
+        self._demand_s = kept * self._demand_s + seconds
+        least = _FORGOTTEN * self._demand_s
+        self._demand = {tenant: tokens for tenant, tokens in demand.items() if tokens >= least}
+        self._came = {}
+        rates = [tokens / self._demand_s for tokens in self._demand.values()]
+        self._load = sum(rates) / drain if drain else 0.0
+        self._fair = _fair(rates, drain) if drain else math.inf
+
+    # --- asked ---
+
+    def load(self, tenant: str) -> float:
+        """Return demand over drain, as far as a tenant pays for it; 0 while nobody knows."""
+        if self._load <= 1:
+            return self._load
+        own = self._demand.get(tenant, 0.0) / self._demand_s
+        pays = (own / self._fair - _CALM) / (_FULL - _CALM)
+        return 1 + (self._load - 1) * min(1.0, max(0.0, pays))
+
+    def target_s(self, prompt_tokens: int, *, streams: bool, slo_s: float | None = None) -> float:
+        """Return how late a request may be in a queue that stands; 0 while nobody knows."""
+        quiet = self.first if streams else self.whole
+        quiet_s = quiet.first_token_s(prompt_tokens)
+        if slo_s is not None:
+            return max(0.0, slo_s - quiet_s)
+        return max(quiet_s, _BASES * (quiet.base_s or 0.0))
+
+    def may_wait_s(
+        self, tenant: str, prompt_tokens: int, *, streams: bool, returned: bool = False, slo_s: float | None = None
+    ) -> float:  # fmt: skip
+        """Return how long a request may wait; infinite when the queue will empty, or nobody knows.
+
+        One that `returned` was refused before, and came again when it was told to.
+        """
+        excess = self.load(tenant) - _NOISE
+        target_s = self.target_s(prompt_tokens, streams=streams, slo_s=slo_s)
+        if excess <= 0 or target_s <= 0:
+            return math.inf
+        if returned:
+            target_s *= _RETURNED
+        return target_s * max(1.0, math.pow(excess, -_STEEP))
+
+
+def _fair(rates: list[float], drain: float) -> float:
+    """Return the max-min fair share: who wants less has it, and the rest is shared evenly."""
+    left = drain
+    for place, rate in enumerate(sorted(rates)):
+        share = left / (len(rates) - place)
+        if rate > share:
+            return share
+        left -= rate
+    return math.inf

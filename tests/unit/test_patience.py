@@ -1,0 +1,129 @@
+"""How long a request may wait: by the load of its pool, by its tenant's part in it, by its prompt."""
+
+import math
+
+import pytest
+
+from gateway.admission.patience import Patience, Quiet
+
+
+def quiet(base_s=0.04, tokens_per_s=20_000, count=400):
+    """Return what is learnt of short prompts, with a long one among ten."""
+    learnt = Quiet()
+    for each in range(count):
+        tokens = 4000 if each % 10 == 9 else 0
+        learnt.learn(base_s + tokens / tokens_per_s, tokens)
+    return learnt
+
+
+def pool(*, drain=1000.0, seconds=60, **demand):
+    """Return the patience of a pool to which each tenant sends so many tokens a second."""
+    patience = Patience()
+    patience.first = quiet()
+    for _ in range(2 * seconds):
+        for tenant, per_s in demand.items():
+            patience.came(tenant, per_s // 2)
+        patience.tick(0.5, drain)
+    return patience
+
+
+def wait_s(patience, tenant="a", prompt_tokens=10, **more):
+    return patience.may_wait_s(tenant, prompt_tokens, streams=True, **more)
+
+
+# --- what is quiet ----------------------------------------------------------------------------------
+
+
+def test_a_quiet_first_token_is_the_quickest_tenth_and_what_a_prompt_adds():
+    learnt = quiet()
+    assert learnt.first_token_s(0) == pytest.approx(0.04, rel=0.1)
+    assert learnt.first_token_s(4000) == pytest.approx(0.24, rel=0.1)
+
+
+def test_a_few_slow_first_tokens_move_it_little():
+    learnt = quiet()
+    before = learnt.base_s
+    for _ in range(10):
+        learnt.learn(10.0, 0)
+    assert learnt.base_s == pytest.approx(before, rel=0.05)
+
+
+def test_a_pool_that_became_slower_is_known_after_a_while():
+    learnt = quiet()
+    for _ in range(2000):
+        learnt.learn(0.4, 0)
+    assert learnt.base_s == pytest.approx(0.4, rel=0.1)
+
+
+# --- how long -----------------------------------------------------------------------------------------
+
+
+def test_while_nothing_is_known_only_the_setting_bounds_the_wait():
+    assert wait_s(Patience()) == math.inf
+    assert wait_s(pool(drain=None, a=2000)) == math.inf
+
+
+@pytest.mark.parametrize("per_s", [100, 900, 1000, 1090])
+def test_a_queue_that_will_empty_absorbs_a_burst(per_s):
+    assert wait_s(pool(a=per_s)) == math.inf
+
+
+def test_the_more_comes_than_ends_the_shorter_is_the_wait_down_to_the_target():
+    waits = [wait_s(pool(a=per_s)) for per_s in (1150, 1300, 1600, 2100, 4000)]
+    assert waits == sorted(waits, reverse=True)
+    assert waits[0] > 5
+    assert waits[-2] == pytest.approx(waits[-1], rel=0.02)
+    assert waits[-1] == pytest.approx(3 * 0.04, rel=0.1)
+
+
+def test_a_long_prompt_may_be_as_late_again_as_it_takes_to_be_read():
+    overloaded = pool(a=4000)
+    assert wait_s(overloaded, prompt_tokens=20_000) == pytest.approx(1.04, rel=0.1)
+
+
+def test_who_came_again_as_told_waits_longer():
+    overloaded = pool(a=4000)
+    again_s = wait_s(overloaded, returned=True)
+    assert again_s == pytest.approx(10 * wait_s(overloaded))
+
+
+def test_a_set_objective_leaves_what_the_first_token_itself_does_not_need():
+    assert wait_s(pool(a=4000), slo_s=2.0) == pytest.approx(1.96, rel=0.01)
+
+
+def test_what_is_no_stream_goes_by_whole_replies():
+    overloaded = pool(a=4000)
+    assert overloaded.may_wait_s("a", 10, streams=False) == math.inf  # none was seen
+    for _ in range(100):
+        overloaded.whole.learn(5.0, 0)
+    assert overloaded.may_wait_s("a", 10, streams=False) == pytest.approx(15.0, rel=0.1)
+
+
+# --- who pays -----------------------------------------------------------------------------------------
+
+
+def test_a_tenant_that_asks_for_little_waits_as_if_the_pool_were_not_overloaded():
+    flooded = pool(greedy=4000, calm=100)
+    assert wait_s(flooded, "calm") == math.inf
+    assert wait_s(flooded, "unheard of") == math.inf
+    assert wait_s(flooded, "greedy") < 0.2
+
+
+def test_a_tenant_pays_more_the_nearer_it_comes_to_a_fair_share():
+    waits = [wait_s(pool(greedy=4000, other=per_s), "other") for per_s in (200, 300, 350, 400, 500)]
+    assert waits[0] == math.inf
+    assert waits == sorted(waits, reverse=True)
+    assert waits[-1] < 0.2
+
+
+def test_what_some_leave_of_their_share_raises_the_share_of_the_rest():
+    several = pool(greedy=4000, large=440, small=20)  # large could have 490
+    assert several.load("large") < several.load("greedy")
+
+
+def test_a_tenant_that_comes_no_more_is_forgotten():
+    patience = pool(a=4000)
+    for _ in range(240):
+        patience.tick(0.5, 1000.0)
+    assert patience.load("a") == 0
+    assert wait_s(patience) == math.inf
