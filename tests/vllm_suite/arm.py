@@ -31,8 +31,7 @@ DIRECT, GATEWAY = "direct", "gateway"
 START_S = 600.0
 MAX_MODEL_LEN = 4096  # with tens of thousands of tokens noise runs on for minutes
 LONGER = {
-    "openai/test_chunked_prompt.py": 12288,  # its prompts are 10,046 of the tiny model's tokens
-    "anthropic/test_messages.py": 8192,  # likewise 4,397
+    "anthropic/test_messages.py": 8192,  # its prompt is 4,397 of the tiny model's tokens
     "serve/instrumentator/test_basic.py": 12288,  # asks for 10,000 tokens, to cancel them
 }
 # Where it may load no adapter it leaves a task that asks a closed client again and again, for ever.
