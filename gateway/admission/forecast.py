@@ -11,6 +11,7 @@ DEFAULT_OUTPUT_TOKENS: Final = 256  # a chat answer of a few paragraphs; public 
 
 _WEIGHT: Final = 0.1  # of the newest output: the mean follows the last twenty or so
 _DRAIN_S: Final = 10.0  # memory of the drain rate: long enough to hold several ends of long replies
+_DRAIN_KEPT_S: Final = 60.0  # while nobody waits: what it was for long is known for two minutes
 _DRAIN_LEAST_S: Final = 1.0  # work seen for less than this tells no rate
 _RETRY_LEAST_S: Final = 1.0  # Retry-After has whole seconds
 _RETRY_MOST_S: Final = 30.0  # SDKs ignore waits over a minute; halved, because the rate changes
@@ -76,7 +77,8 @@ class Outputs:
 class Drain:
     """How fast a pool gives back cost tokens, over the last seconds in which it had more work than room.
 
-    Only such time counts: a pool with little to do did not drain slowly, it had little to drain.
+    Only such time counts: a pool with little to do did not drain slowly, it had little to drain. What was
+    measured long ago is forgotten: the pool may have more backends now, or fewer.
     """
 
     def __init__(self) -> None:
@@ -88,6 +90,12 @@ class Drain:
         kept = math.exp(-seconds / _DRAIN_S)
         self._tokens = self._tokens * kept + tokens
         self._busy_s = self._busy_s * kept + seconds
+
+    def rested(self, seconds: float) -> None:
+        """Note that for so many seconds nobody waited."""
+        kept = math.exp(-seconds / _DRAIN_KEPT_S)
+        self._tokens *= kept
+        self._busy_s *= kept
 
     @property
     def tokens_per_s(self) -> float | None:

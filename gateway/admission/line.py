@@ -135,6 +135,8 @@ class Line:
         stood, self._stood, self._refused = self._stood, stands, False
         if seconds > 0 and stands and stood:
             self.drain.passed(seconds, max(0, tokens))
+        elif not stands:
+            self.drain.rested(seconds)
         self.patience.tick(seconds, self.drain.tokens_per_s)
         self.promises.passed(seconds)
         if self.queue:
@@ -280,7 +282,7 @@ class Line:
 
     def _hurry(self, now: float) -> None:
         """Let nobody wait longer than it would now be allowed to; who came before an overload least of all."""
-        for waiting in self.queue:
+        for waiting in self.queue if self.patience.overloaded else ():
             self.queue.hurry(waiting, max(now, waiting.came_at + self.may_wait_s(waiting.ask)))
 
     def _refuse_hopeless(self, now: float) -> None:

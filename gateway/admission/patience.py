@@ -98,6 +98,11 @@ class Patience:
 
     # --- asked ---
 
+    @property
+    def overloaded(self) -> bool:
+        """Whether anybody may be held to a shorter wait than the setting."""
+        return self._load > _NOISE
+
     def load(self, tenant: str) -> float:
         """Return demand over drain, as far as a tenant pays for it; 0 while nobody knows."""
         if self._load <= 1:

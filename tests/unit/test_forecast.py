@@ -155,3 +155,15 @@ def test_promises_are_bounded_and_the_least_recent_goes_first():
         promises.made(tenant, 100)
     assert [promises.of(tenant) for tenant in "abc"] == [200, 0, 100]
     assert (promises.tokens, len(promises)) == (300, 2)
+
+
+def test_what_a_pool_drained_is_forgotten_when_nobody_waited_for_minutes():
+    drain = Drain()
+    for _ in range(60):
+        drain.passed(0.5, 500)
+    for _ in range(120):
+        drain.rested(0.5)
+    assert drain.tokens_per_s == pytest.approx(1000)
+    for _ in range(180):
+        drain.rested(0.5)
+    assert drain.tokens_per_s is None
