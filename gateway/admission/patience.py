@@ -8,7 +8,7 @@ first token. Which of the two it is follows from two rates, both in tokens of ex
     load     demand / drain
 
     load <= 1.1   the queue will empty: the pool's `queue.max_wait` alone bounds the wait
-    load > 1.1    target / (load - 1.1) ^ 1.5, at least the target: a little too much is worth a wait,
+    load > 1.1    0.6 target / (load - 1.1) ^ 1.5, at least the target: a little too much is worth a wait,
                   twice too much is not, for the queue only grows
 
 The target follows from what the pool does when nobody waits: a request may be as late again as its own
@@ -25,15 +25,18 @@ from __future__ import annotations
 import math
 from typing import Final
 
-_DEMAND_S: Final = 8.0  # memory of the demand: several ends of long replies
+_DEMAND_S: Final = 8.0  # memory of the pool's demand: several ends of long replies
+_TENANT_S: Final = 15.0  # of one tenant's: two long requests in a few seconds are chance
 _DECILE: Final = 0.1  # of first tokens: these were the quickest
 _BASES: Final = 3.0  # times that decile a request may wait, however short its prompt
 _CALM: Final = 0.5  # of a fair share: from here on a tenant pays
 _FULL: Final = 0.9  # and here in full
 _NOISE: Final = 1.1  # a tenth more than ends is what a few long replies more or less do
-_STEEP: Final = 1.5  # twice too much: about the target; a fifth too much: thirty times that
+# Of targets: a fifth too much is worth 19 of them, a half 2.4, four fifths one. Three simulated engines.
+_SLACK: Final = 0.6
+_STEEP: Final = 1.5
 _RETURNED: Final = 10.0  # times the target, for who came again as told
-_FORGOTTEN: Final = 1.0  # tokens a second; a tenant with less is forgotten
+_FORGOTTEN: Final = 1.0  # tokens; a tenant with less is forgotten
 
 
 class Quiet:
@@ -62,6 +65,24 @@ class Quiet:
         return (self.base_s or 0.0) + reads_s
 
 
+class _Fading:
+    """A rate whose memory fades."""
+
+    def __init__(self, memory_s: float) -> None:
+        self._memory_s = memory_s
+        self._amount = 0.0
+        self._seconds = 0.0
+
+    def passed(self, seconds: float, amount: float) -> None:
+        kept = math.exp(-seconds / self._memory_s)
+        self._amount = kept * self._amount + amount
+        self._seconds = kept * self._seconds + seconds
+
+    @property
+    def per_s(self) -> float:
+        return self._amount / self._seconds if self._seconds else 0.0
+
+
 class Patience:
     """What one pool lets its requests wait. Its line feeds it, about twice a second but for `came`."""
 
@@ -69,8 +90,9 @@ class Patience:
         self.first = Quiet()  # to the first token of a stream
         self.whole = Quiet()  # to the end of a reply that is no stream
         self._came: dict[str, int] = {}  # tokens by tenant, since the last tick
-        self._demand: dict[str, float] = {}  # the same, fading
-        self._demand_s = 0.0  # the seconds in it, fading alike
+        self._demand = _Fading(_DEMAND_S)
+        self._tenants: dict[str, float] = {}  # tokens of each, fading: its share is what counts
+        self._per_token = 0.0  # tokens a second that each of these stands for now
         self._load = 0.0  # 0 while nobody knows
         self._fair = math.inf  # tokens a second that the drain gives to each who wants more
 
@@ -84,16 +106,17 @@ class Patience:
         """Let time pass; the drain is in tokens a second, None while nobody knows."""
         if seconds <= 0:
             return
-        kept = math.exp(-seconds / _DEMAND_S)
-        demand = {tenant: kept * tokens for tenant, tokens in self._demand.items()}
-        for tenant, tokens in self._came.items():
-            demand[tenant] = demand.get(tenant, 0.0) + tokens
-        self._demand_s = kept * self._demand_s + seconds
-        least = _FORGOTTEN * self._demand_s
-        self._demand = {tenant: tokens for tenant, tokens in demand.items() if tokens >= least}
-        self._came = {}
-        rates = [tokens / self._demand_s for tokens in self._demand.values()]
-        self._load = sum(rates) / drain if drain else 0.0
+        came, self._came = self._came, {}
+        kept = math.exp(-seconds / _TENANT_S)
+        tenants = {tenant: kept * tokens for tenant, tokens in self._tenants.items()}
+        for tenant, tokens in came.items():
+            tenants[tenant] = tenants.get(tenant, 0.0) + tokens
+        self._tenants = {tenant: each for tenant, each in tenants.items() if each >= _FORGOTTEN}
+        self._demand.passed(seconds, sum(came.values()))
+        demand, total = self._demand.per_s, sum(self._tenants.values())
+        self._per_token = demand / total if total else 0.0
+        self._load = demand / drain if drain else 0.0
+        rates = [self._per_token * each for each in self._tenants.values()]
         self._fair = _fair(rates, drain) if drain else math.inf
 
     # --- asked ---
@@ -107,7 +130,7 @@ class Patience:
         """Return demand over drain, as far as a tenant pays for it; 0 while nobody knows."""
         if self._load <= 1:
             return self._load
-        own = self._demand.get(tenant, 0.0) / self._demand_s
+        own = self._per_token * self._tenants.get(tenant, 0.0)
         pays = (own / self._fair - _CALM) / (_FULL - _CALM)
         return 1 + (self._load - 1) * min(1.0, max(0.0, pays))
 
@@ -132,7 +155,7 @@ class Patience:
             return math.inf
         if returned:
             target_s *= _RETURNED
-        return target_s * max(1.0, math.pow(excess, -_STEEP))
+        return target_s * max(1.0, _SLACK * math.pow(excess, -_STEEP))
 
 
 def _fair(rates: list[float], drain: float) -> float:
