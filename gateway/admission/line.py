@@ -34,7 +34,7 @@ from gateway.pools.table import Backend, PoolTable
 Kinds = dict[tuple[object, ...], Blocked]
 
 _NOTHING: Final[frozenset[str]] = frozenset()
-_LOOKED_AT_ONCE: Final = 64  # per tick: a position costs up to 40 us
+_LOOKED_AT_ONCE: Final = 64  # per tick: a position costs up to 70 us
 _COMES_NEW: Final = 0.5  # of what drains: it goes to those who come for the first time
 _DOUBT: Final = 4.0  # times the time that a tenant's only request has
 _SOON_S: Final = 1.0  # whoever waits no longer than this knows soon enough

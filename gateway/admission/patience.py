@@ -138,8 +138,8 @@ class Patience:
         """Return how late a request may be in a queue that stands; 0 while nobody knows."""
         quiet = self.first if streams else self.whole
         quiet_s = quiet.first_token_s(prompt_tokens)
-        if slo_s is not None:
-            return max(0.0, slo_s - quiet_s)
+        if slo_s is not None and slo_s > quiet_s:
+            return slo_s - quiet_s
         return max(quiet_s, _BASES * (quiet.base_s or 0.0))
 
     def may_wait_s(
