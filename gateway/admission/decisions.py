@@ -238,9 +238,7 @@ def excluded_by(
             return (*here, "kv", "stop_admitting" if closing else "resume")
         case Exclusion.NO_KV_ROOM:
             return (*here, "kv", "stop_admitting")
-        case Exclusion.READING:
-            return ("keys", "file")  # the priorities of the keys
-        case Exclusion.ENGINE_QUEUED | Exclusion.CLAIMED:
+        case Exclusion.READING | Exclusion.ENGINE_QUEUED | Exclusion.CLAIMED:
             return (*here, "admission")
         case Exclusion.MODEL_MISSING:
             return (*here, "adapters" if ask.route.adapter is not None else "served_model")

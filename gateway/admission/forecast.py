@@ -12,6 +12,7 @@ DEFAULT_OUTPUT_TOKENS: Final = 256  # a chat answer of a few paragraphs; public 
 _WEIGHT: Final = 0.1  # of the newest output: the mean follows the last twenty or so
 _DRAIN_S: Final = 10.0  # memory of the drain rate: long enough to hold several ends of long replies
 _DRAIN_KEPT_S: Final = 60.0  # while nobody waits: what it was for long is known for two minutes
+_BELIEVED_RATIO: Final = 0.5
 _DRAIN_LEAST_S: Final = 1.0  # work seen for less than this tells no rate
 _RETRY_LEAST_S: Final = 1.0  # Retry-After has whole seconds
 _RETRY_MOST_S: Final = 30.0  # SDKs ignore waits over a minute; halved, because the rate changes
@@ -84,9 +85,17 @@ class Drain:
     def __init__(self) -> None:
         self._tokens = 0.0  # given back; fades with age, as does the next
         self._busy_s = 0.0
+        self._seen = 0.0  # given back since nothing was known
+        self._believed = False
 
-    def passed(self, seconds: float, tokens: int) -> None:
-        """Note that in so many seconds with more work than room so many tokens were given back."""
+    def passed(self, seconds: float, tokens: int, held_tokens: int = 0) -> None:
+        """Note that in so many seconds with more work than room so many tokens were given back.
+
+        Of a burst nothing ends at first, and that is no slow drain: it is believed once half as much has
+        ended as is held.
+        """
+        self._seen += tokens
+        self._believed = self._believed or self._seen >= _BELIEVED_RATIO * held_tokens
         kept = math.exp(-seconds / _DRAIN_S)
         self._tokens = self._tokens * kept + tokens
         self._busy_s = self._busy_s * kept + seconds
@@ -96,11 +105,13 @@ class Drain:
         kept = math.exp(-seconds / _DRAIN_KEPT_S)
         self._tokens *= kept
         self._busy_s *= kept
+        if self._busy_s < _DRAIN_LEAST_S:
+            self._seen, self._believed = 0.0, False
 
     @property
     def tokens_per_s(self) -> float | None:
         """The rate; None while too little work, or no end of any, was seen."""
-        known = self._tokens > 0 and self._busy_s >= _DRAIN_LEAST_S
+        known = self._believed and self._tokens > 0 and self._busy_s >= _DRAIN_LEAST_S
         return self._tokens / self._busy_s if known else None
 
     def eta_s(self, tokens_ahead: int) -> float | None:

@@ -24,7 +24,7 @@ from gateway.admission.decisions import Decision, Decisions, State, decide
 from gateway.admission.forecast import Outputs
 from gateway.admission.line import Line
 from gateway.admission.refusals import no_backend, no_room, queue_full, starting, too_late
-from gateway.admission.waiting import Announce, Finder, Waiting, passes
+from gateway.admission.waiting import Announce, Finder, Waiting, awaits, passes
 from gateway.config.models import PoolConfig, QueueConfig
 from gateway.core.aio import Clock
 from gateway.core.endpoints import NO_ENGINE, NO_OUTPUT, PAIRED
@@ -135,7 +135,9 @@ class Gate:
         """Learn how long a reply takes that is no stream, while nobody waits."""
         line = self._lines.get(record.pool or "")
         sent_at, ended_at = record.sent_at, record.ended_at
-        well = record.outcome is Outcome.OK and not record.stream
+        well = (
+            record.outcome is Outcome.OK and not record.stream and record.endpoint not in NO_ENGINE
+        )
         if line is not None and not line.queue and well and sent_at and ended_at:
             line.patience.whole.learn(ended_at - sent_at, 0)
 
@@ -200,6 +202,7 @@ class Gate:
             slot = await waiting.turn
         except GatewayError as error:
             if error is not refusal:
+                decision.hurried = waiting.hurried
                 decision.refused(error, self._clock.now())
             raise
         except asyncio.CancelledError:
@@ -276,17 +279,17 @@ class Gate:
         full, refusal = None, None
         eta_s, room_s = line.ahead_s(waiting), 0.0 if decision.has_room else line.room_s(ask)
         lost = len(why) >= len(decision.said) and not any(reason.passes for reason in why.values())
-        if (awaits := line.awaits(ask)) and eta_s is None:
+        if (starting_up := awaits(self._backends(ask), ask)) and eta_s is None:
             eta_s = 0.0  # nothing is known of the drain; its start is what it waits for
         decision.eta_s = None if eta_s is None or room_s is None else eta_s + room_s
-        if lost and not awaits:
+        if lost and not starting_up:
             refusal = no_backend(ask, why, self._rng)
-        elif awaits and room_s is not None and room_s > wait_s:
+        elif starting_up and room_s is not None and room_s > wait_s:
             decision.starts_too_late = True
             refusal = starting(ask, room_s, wait_s, self._rng)
         elif wait_s <= 0:
             refusal = no_room(ask, why, line.retry_after_s(ask))
-        elif not awaits and eta_s is not None and eta_s > line.doubt(waiting) * wait_s:
+        elif not starting_up and eta_s is not None and eta_s > line.doubt(waiting) * wait_s:
             refusal = too_late(ask, why, eta_s, wait_s, line.retry_after_s(ask))
         elif (full := queue.full(waiting)) is not None:
             body_bytes, again_s = waiting.body_bytes, line.retry_after_s(ask)

@@ -20,8 +20,10 @@ from gateway.admission.waiting import (
     Announce,
     Finder,
     Waiting,
+    all_start,
     awaits,
     coming,
+    held_tokens,
     left_alone,
     passes,
     starts_in_s,
@@ -134,7 +136,7 @@ class Line:
         stands = serving and works and (bool(self.queue) or self._refused)
         stood, self._stood, self._refused = self._stood, stands, False
         if seconds > 0 and stands and stood:
-            self.drain.passed(seconds, max(0, tokens))
+            self.drain.passed(seconds, max(0, tokens), held_tokens(self._backends))
         elif not stands:
             self.drain.rested(seconds)
         self.patience.tick(seconds, self.drain.tokens_per_s)
@@ -153,7 +155,8 @@ class Line:
 
     def came(self, ask: Ask) -> None:
         """Note that a request came, maybe again."""
-        self.patience.came(ask.caller.tenant, ask.need.tokens)
+        if not ask.tried:
+            self.patience.came(ask.caller.tenant, ask.need.tokens)
         if ask.caller.priority == ask.top_priority:
             self._table.highest_came(self._pool, self._clock.now())
         if ask.returned and not ask.tried:
@@ -178,10 +181,6 @@ class Line:
         waiting.hurry(now + self.may_wait_s(ask))
         return waiting
 
-    def awaits(self, ask: Ask) -> bool:
-        """Whether no backend serves the pool, and one that will is worth waiting for."""
-        return awaits(self._backends, ask)
-
     def ahead_s(self, waiting: Waiting) -> float | None:
         """Estimate how long what goes before a request takes; None when nobody knows."""
         eta_s = self.drain.eta_s(self.queue.held.tokens)  # a bound, and quick
@@ -194,16 +193,15 @@ class Line:
 
         What it needs has to drain, and nothing does before one of those that run has ended.
         """
-        if self.awaits(ask):
+        if awaits(self._backends, ask):
             return starts_in_s(self._backends, ask, self._clock.now())
         in_flight = sum(each.in_flight for each in self._backends)
-        held_tokens = sum(sum(each.room.tenants.values()) for each in self._backends)
-        usual_tokens = held_tokens // max(1, in_flight)
+        usual_tokens = held_tokens(self._backends) // max(1, in_flight)
         return self.drain.eta_s(max(ask.need.tokens, usual_tokens))
 
     def may_wait_s(self, ask: Ask) -> float:
-        """Return how long a request may wait for the pool as it is now, see `Patience`."""
-        if not self._guarded or self.awaits(ask):
+        """Return how long a request may wait now, see `Patience`."""
+        if not self._guarded or all_start(self._backends, self._clock.now()):
             return math.inf
         need = ask.need
         return self.patience.may_wait_s(
@@ -337,7 +335,7 @@ class Line:
             ask = waiting.ask
             why = self._finder.explain(ask, now).excluded
             waited_s = now - waiting.came_at
-            if self.awaits(ask):
+            if awaits(self._backends, ask):
                 starts_s = starts_in_s(self._backends, ask, now)
                 if starts_s is None:
                     waiting.refuse(no_backend(ask, why, self._rng))

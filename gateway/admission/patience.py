@@ -7,9 +7,10 @@ first token. Which of the two it is follows from two rates, both in tokens of ex
     drain    of what ends, while somebody waits (`forecast.Drain`)
     load     demand / drain
 
-    load <= 1.1   the queue will empty: the pool's `queue.max_wait` alone bounds the wait
-    load > 1.1    0.6 target / (load - 1.1) ^ 1.5, at least the target: a little too much is worth a wait,
-                  twice too much is not, for the queue only grows
+    load <= n   the queue will empty: the pool's `queue.max_wait` alone bounds the wait
+    load > n    0.6 target / (load - n) ^ 1.5, at least the target: a little too much is worth a wait,
+                twice too much is not, for the queue only grows
+    n           1.1, and with few requests more: a load measured of 50 is by chance up to 1.3
 
 The target follows from what the pool does when nobody waits: a request may be as late again as its own
 prompt takes to be read, or three times as late as the quickest tenth of first tokens. So it is short for
@@ -31,7 +32,9 @@ _DECILE: Final = 0.1  # of first tokens: these were the quickest
 _BASES: Final = 3.0  # times that decile a request may wait, however short its prompt
 _CALM: Final = 0.5  # of a fair share: from here on a tenant pays
 _FULL: Final = 0.9  # and here in full
-_NOISE: Final = 1.1  # a tenth more than ends is what a few long replies more or less do
+_NOISE: Final = (
+    0.1  # more than ends is what a few long replies more or less do; of few requests more
+)
 # Of targets: a fifth too much is worth 19 of them, a half 2.4, four fifths one. Three simulated engines.
 _SLACK: Final = 0.6
 _STEEP: Final = 1.5
@@ -45,24 +48,26 @@ class Quiet:
     def __init__(self) -> None:
         self.base_s: float | None = None
         self._count = 0
-        self._tokens_per_s = 0.0
+        self._token_s: float | None = None  # that one of a prompt adds
 
     def learn(self, seconds: float, prompt_tokens: int) -> None:
         """Take in one first token."""
         self._count += 1
         if self.base_s is None:
             self.base_s = seconds
-        # Stochastic approximation of a quantile: steps up and down balance where it stands.
-        step_s = self.base_s * (0.02 if self._count > 20 else 0.2)
-        self.base_s += step_s * _DECILE if seconds > self.base_s else step_s * (_DECILE - 1)
-        if seconds > 2 * self.base_s:  # so long a prompt that its reading shows
-            seen = prompt_tokens / (seconds - self.base_s)
-            self._tokens_per_s = max(0.9999 * self._tokens_per_s, seen)
+        self.base_s = self._stepped(self.base_s, seconds)
+        if prompt_tokens and seconds > 2 * self.base_s:  # so long a prompt that its reading shows
+            token_s = (seconds - self.base_s) / prompt_tokens
+            self._token_s = self._stepped(self._token_s or token_s, token_s)
 
     def first_token_s(self, prompt_tokens: int) -> float:
         """Return how long a prompt takes to its first token; 0 while nothing is known."""
-        reads_s = prompt_tokens / self._tokens_per_s if self._tokens_per_s else 0.0
-        return (self.base_s or 0.0) + reads_s
+        return (self.base_s or 0.0) + prompt_tokens * (self._token_s or 0.0)
+
+    def _stepped(self, decile: float, seen: float) -> float:
+        """Approximate a quantile: steps up and down balance where it stands."""
+        step = decile * (0.02 if self._count > 20 else 0.2)
+        return decile + step * (_DECILE if seen > decile else _DECILE - 1)
 
 
 class _Fading:
@@ -70,17 +75,17 @@ class _Fading:
 
     def __init__(self, memory_s: float) -> None:
         self._memory_s = memory_s
-        self._amount = 0.0
+        self.amount = 0.0
         self._seconds = 0.0
 
     def passed(self, seconds: float, amount: float) -> None:
         kept = math.exp(-seconds / self._memory_s)
-        self._amount = kept * self._amount + amount
+        self.amount = kept * self.amount + amount
         self._seconds = kept * self._seconds + seconds
 
     @property
     def per_s(self) -> float:
-        return self._amount / self._seconds if self._seconds else 0.0
+        return self.amount / self._seconds if self._seconds else 0.0
 
 
 class Patience:
@@ -90,10 +95,13 @@ class Patience:
         self.first = Quiet()  # to the first token of a stream
         self.whole = Quiet()  # to the end of a reply that is no stream
         self._came: dict[str, int] = {}  # tokens by tenant, since the last tick
+        self._requests = 0  # since then
+        self._arrivals = _Fading(_DEMAND_S)  # of requests
         self._demand = _Fading(_DEMAND_S)
         self._tenants: dict[str, float] = {}  # tokens of each, fading: its share is what counts
         self._per_token = 0.0  # tokens a second that each of these stands for now
         self._load = 0.0  # 0 while nobody knows
+        self._noise = 1 + _NOISE  # up to here a load is no more than chance
         self._fair = math.inf  # tokens a second that the drain gives to each who wants more
 
     # --- fed ---
@@ -101,12 +109,16 @@ class Patience:
     def came(self, tenant: str, tokens: int) -> None:
         """Note a request, whatever becomes of it."""
         self._came[tenant] = self._came.get(tenant, 0) + tokens
+        self._requests += 1
 
     def tick(self, seconds: float, drain: float | None) -> None:
         """Let time pass; the drain is in tokens a second, None while nobody knows."""
         if seconds <= 0:
             return
         came, self._came = self._came, {}
+        self._arrivals.passed(seconds, self._requests)
+        self._requests = 0
+        self._noise = 1 + max(_NOISE, 2 / math.sqrt(max(1.0, self._arrivals.amount)))
         kept = math.exp(-seconds / _TENANT_S)
         tenants = {tenant: kept * tokens for tenant, tokens in self._tenants.items()}
         for tenant, tokens in came.items():
@@ -124,7 +136,7 @@ class Patience:
     @property
     def overloaded(self) -> bool:
         """Whether anybody may be held to a shorter wait than the setting."""
-        return self._load > _NOISE
+        return self._load > self._noise
 
     def load(self, tenant: str) -> float:
         """Return demand over drain, as far as a tenant pays for it; 0 while nobody knows."""
@@ -138,7 +150,7 @@ class Patience:
         """Return how late a request may be in a queue that stands; 0 while nobody knows."""
         quiet = self.first if streams else self.whole
         quiet_s = quiet.first_token_s(prompt_tokens)
-        if slo_s is not None and slo_s > quiet_s:
+        if streams and slo_s is not None and slo_s > quiet_s:
             return slo_s - quiet_s
         return max(quiet_s, _BASES * (quiet.base_s or 0.0))
 
@@ -149,7 +161,7 @@ class Patience:
 
         One that `returned` was refused before, and came again when it was told to.
         """
-        excess = self.load(tenant) - _NOISE
+        excess = self.load(tenant) - self._noise
         target_s = self.target_s(prompt_tokens, streams=streams, slo_s=slo_s)
         if excess <= 0 or target_s <= 0:
             return math.inf

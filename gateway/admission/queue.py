@@ -234,6 +234,6 @@ class FairQueue:
         if not self._kinds[waiting.kind]:
             del self._kinds[waiting.kind]
         if len(self._deadlines) > 2 * len(self._waiting) + _STALE_DEADLINES:
-            self._deadlines = [each for each in self._deadlines if each[1] in self._waiting]
+            self._deadlines = [(each.deadline, each.number) for each in self._waiting.values()]
             heapify(self._deadlines)
         return waiting

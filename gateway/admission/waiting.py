@@ -118,6 +118,16 @@ def awaits(backends: Sequence[Backend], ask: Ask) -> bool:
     )
 
 
+def all_start(backends: Sequence[Backend], now: float) -> bool:
+    """Whether none serves a pool, but such as start slowly: what they cannot take yet is no overload."""
+    return all(each.starts(now) for each in backends if each.phase in SERVING)
+
+
+def held_tokens(backends: Sequence[Backend]) -> int:
+    """Return what all requests in flight are expected to need."""
+    return sum(sum(each.room.tenants.values()) for each in backends)
+
+
 def left_alone(
     table: PoolTable, ask: Ask, claimed: Mapping[str, Sequence[Waiting]]
 ) -> AbstractSet[str]:

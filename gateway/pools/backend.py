@@ -183,6 +183,7 @@ class Backend:
         priority: int = 0,
         top_priority: int | None = None,
         tenant: str = "",
+        prompt_tokens: int = 1,
     ) -> Exclusion | None:
         """Return why it has no room for a request that it could serve, None when it has.
 
@@ -200,16 +201,10 @@ class Backend:
             never = capacity is not None and need_tokens > capacity
             return Exclusion.TOO_LARGE if never else Exclusion.AT_LIMIT
         lower = top_priority is not None and priority < top_priority
-        stands_back = lower and now < self.highest_came_at + LATELY_S
-        unread = self.room.unread_tokens
-        is_highest = top_priority is not None and not lower
-        if (
-            unread
-            and not is_highest
-            and unread + need_tokens > limit.readable_tokens(now, short=stands_back)
-        ):
+        unread, is_highest = self.room.unread_tokens, top_priority is not None and not lower
+        if unread and not is_highest and unread + prompt_tokens > limit.readable_tokens(now):
             return Exclusion.READING
-        reserves = 2 if stands_back else 1
+        reserves = 2 if lower and now < self.highest_came_at + LATELY_S else 1
         if 2 * self.in_flight < allowed:  # no places are short
             found = self.room.verdict(need_tokens, now, reserves)
         else:

@@ -46,8 +46,7 @@ _ABOUT_MOST: Final = 0.93  # of it; the gauge is written when some of the batch 
 # Then it is tried whether the batch holds more after all; twice as long each time that it does not.
 _BELIEVED_S, _BELIEVED_MOST_S = 60.0, 960.0
 _JUDGED: Final = 10  # first tokens that make a verdict: one slow one alone is not yet p90
-_AHEAD_S: Final = 0.2  # so much reading keeps an engine busy until the next comes
-_AHEAD_SHORT_S: Final = 0.05  # two steps of an engine under load
+_AHEAD_S: Final = 0.05  # two steps of an engine under load
 _AHEAD_LEAST_TOKENS: Final = 512  # a rate is a lower bound; a few short prompts go together
 _SLOWER: Final = 1.5  # times the best gap: a full batch decodes slower than a small one, and may
 _LATE_RATIO: Final = 0.1  # the objective holds for p90
@@ -127,16 +126,14 @@ class Limit:
             return self.value
         return max(1, int(self.value * self._started_ratio(now)))
 
-    def readable_tokens(self, now: float, *, short: bool) -> float:
+    def readable_tokens(self, now: float) -> float:
         """Return how much of prompts may be unread at a time; unknown while no prompt was read.
 
         An engine reads prompts in the order in which they came: what is unread is waited for by all who
-        come later, in an order that no priority or fair share can change any more. `short` is for
-        those who stand back, so that the highest class finds its turn.
+        come later, and no priority or fair share can change the order any more.
         """
         rate = self.prefill.at(now)
-        ahead_s = _AHEAD_SHORT_S if short else _AHEAD_S
-        return math.inf if rate is None else max(rate * ahead_s, _AHEAD_LEAST_TOKENS)
+        return math.inf if rate is None else max(rate * _AHEAD_S, _AHEAD_LEAST_TOKENS)
 
     def _started_ratio(self, now: float) -> float:
         if self.ready_at is None or now >= self.ready_at + self.slow_start_s:

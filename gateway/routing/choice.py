@@ -149,7 +149,9 @@ def obstacle(
     tokens = need.prompt_tokens + need.output_tokens
     if need.batch:
         tokens = backend.room.enough(tokens)
-    found = backend.obstacle(tokens, now, caller.priority, ask.top_priority, caller.tenant)
+    found = backend.obstacle(
+        tokens, now, caller.priority, ask.top_priority, caller.tenant, need.prompt_tokens
+    )
     if found is None and barred and backend.id in barred:
         return Exclusion.CLAIMED
     return found

@@ -237,8 +237,8 @@ def test_the_reserve_for_higher_keys_is_a_matter_of_the_keys():
     assert fleet.decide(asked=high).said[0].exclusion is None
 
 
-def test_what_stands_back_while_prompts_are_read_is_held_by_the_keys():
-    assert Fleet().named(Exclusion.READING) == ("keys", "file")
+def test_what_waits_while_prompts_are_read_is_held_by_admission():
+    assert Fleet().named(Exclusion.READING) == ("pools", "m", "admission")
 
 
 def test_what_waits_is_held_by_what_holds_most_of_its_backends():

@@ -167,3 +167,12 @@ def test_what_a_pool_drained_is_forgotten_when_nobody_waited_for_minutes():
     for _ in range(180):
         drain.rested(0.5)
     assert drain.tokens_per_s is None
+
+
+def test_of_a_burst_the_first_end_is_no_slow_drain():
+    drain = Drain()
+    for second in range(10):
+        drain.passed(1.0, 100 if second == 9 else 0, held_tokens=1000)
+    assert drain.tokens_per_s is None
+    drain.passed(1.0, 400, held_tokens=900)
+    assert drain.tokens_per_s is not None

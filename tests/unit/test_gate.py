@@ -1685,3 +1685,12 @@ async def test_with_admission_off_the_setting_alone_bounds_the_wait():
     world = house(admission="off")
     guests = await overloaded(world)
     assert not any(each.refusal for each in guests)
+
+
+@held
+async def test_a_refusal_after_a_wait_that_was_shortened_names_admission():
+    world = house()
+    guests = await overloaded(world)
+    late = [each for each in guests if each.refusal is not None and each.ended > each.began]
+    assert late
+    assert world.gate.decisions.get("r").hurried

@@ -22,7 +22,8 @@ def pool(*, drain=1000.0, seconds=60, **demand):
     patience.first = quiet()
     for _ in range(2 * seconds):
         for tenant, per_s in demand.items():
-            patience.came(tenant, per_s // 2)
+            for _ in range(50):
+                patience.came(tenant, per_s / 100)
         patience.tick(0.5, drain)
     return patience
 
@@ -127,3 +128,28 @@ def test_a_tenant_that_comes_no_more_is_forgotten():
         patience.tick(0.5, 1000.0)
     assert patience.load("a") == pytest.approx(0, abs=1e-3)
     assert wait_s(patience) == math.inf
+
+
+def test_of_few_requests_a_load_is_chance_up_to_a_higher_one():
+    few = Patience()
+    few.first = quiet()
+    for _ in range(60):
+        few.came("a", 700)  # two a second: sixteen in the memory
+        few.tick(0.5, 1000.0)
+    assert few.load("a") == pytest.approx(1.4, rel=0.01)
+    assert wait_s(few) == math.inf
+    assert wait_s(pool(a=1400)) < 1
+
+
+def test_one_prompt_from_the_prefix_cache_tells_little_of_how_long_ones_are_read():
+    learnt = quiet()
+    before_s = learnt.first_token_s(20_000)
+    learnt.learn(0.2, 20_000)
+    assert learnt.first_token_s(20_000) == pytest.approx(before_s, rel=0.05)
+
+
+def test_an_objective_that_a_prompt_cannot_keep_is_none_for_it():
+    overloaded = pool(a=4000)
+    assert wait_s(overloaded, prompt_tokens=20_000, slo_s=0.5) == wait_s(
+        overloaded, prompt_tokens=20_000
+    )

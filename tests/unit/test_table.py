@@ -230,25 +230,19 @@ def test_a_first_token_that_does_not_tell_when_its_prompts_were_read_says_nothin
 def test_what_is_unread_is_an_obstacle_but_for_the_highest_of_several_classes(table):
     backend = table.get("m/b1")
     slot = table.take("m/b1", 100.0, Need(20_000, 10, streams=True))
-    assert backend.obstacle(20_000, 100.0, 0, 5) is None  # nobody knows how fast it reads
+    assert backend.obstacle(1, 100.0, 0, 5, prompt_tokens=20_000) is None  # nobody knows how fast
     table.first_token(slot, 101.0)
-    assert backend.obstacle(20_000, 101.0, 0, 5) is None
+    assert backend.obstacle(1, 101.0, 0, 5, prompt_tokens=20_000) is None
     table.take("m/b1", 101.0, Need(900, 10, streams=True))
     for classes in ((0, 5), (0, None)):
-        assert backend.obstacle(3100, 101.0, *classes) is None  # 20,000/s are 4,000 in 0.2 s
-        assert backend.obstacle(3101, 101.0, *classes) is Exclusion.READING
-    assert backend.obstacle(3101, 101.0, 5, 5) is None
-
-
-def test_while_the_highest_class_comes_the_others_leave_it_more_of_the_engine(table):
-    backend = table.get("m/b1")
-    slot = table.take("m/b1", 100.0, Need(20_000, 10, streams=True))
-    table.first_token(slot, 101.0)
-    table.take("m/b1", 101.0, Need(900, 10, streams=True))
-    table.highest_came("m", 101.0)
-    assert backend.obstacle(100, 101.0, 0, 5) is None  # 20,000/s are 1,000 in 50 ms
-    assert backend.obstacle(101, 101.0, 0, 5) is Exclusion.READING
-    assert backend.obstacle(101, 161.1, 0, 5) is None
+        assert (
+            backend.obstacle(1, 101.0, *classes, prompt_tokens=100) is None
+        )  # 20,000/s: 1,000 in 50 ms
+        assert backend.obstacle(1, 101.0, *classes, prompt_tokens=101) is Exclusion.READING
+        assert (
+            backend.obstacle(900, 101.0, *classes, prompt_tokens=100) is None
+        )  # its output is not read
+    assert backend.obstacle(1, 101.0, 5, 5, prompt_tokens=101) is None
 
 
 def test_with_admission_off_prompts_that_are_read_hold_nobody_up(clock):
