@@ -173,7 +173,7 @@ class Gate:
     async def wait(
         self, ask: Ask, *, deadline: float, body_bytes: int, request_id: str, announce: Announce | None = None
     ) -> Slot:  # fmt: skip
-        """Wait for a place, until `deadline` at most (monotonic seconds).
+        """Wait for a place, until `deadline` (monotonic seconds) or as long as the pool lets it wait.
 
         `announce` is called every two seconds meanwhile, first after the first of them.
 
