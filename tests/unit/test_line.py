@@ -1,0 +1,41 @@
+"""What a line takes for demand, and when it lets nobody's wait be shortened."""
+
+import math
+import random
+
+from gateway.admission.bounds import Limits
+from gateway.admission.line import Line
+from gateway.routing.choice import Chooser
+from tests.gatehouse import House, held
+
+DRAIN = 100.0  # tokens a second
+
+
+def line_of(world):
+    """Return another line before the same pool."""
+    limits, rng = Limits(10, 10_000, 10_000), random.Random(0)
+    return Line("m", limits, world.table, Chooser(world.table), world.loop, rng)
+
+
+@held
+async def test_a_second_attempt_of_a_request_is_no_new_demand():
+    world = House(m=["http://127.0.0.1:8001"])
+    line = line_of(world)
+    line.came(world.ask("flood", tokens=500))
+    line.came(world.ask("flood", tokens=500, tried=["m/b1"]))
+    line.patience.tick(10.0, DRAIN)
+    assert line.patience.load("flood") == 0.5  # 500 in ten seconds, of which 1,000 could end
+
+
+@held
+async def test_while_the_only_backend_starts_slowly_nobodys_wait_is_shortened():
+    world = House(m=["http://127.0.0.1:8001"])
+    line, ask = line_of(world), world.ask("flood", tokens=500, stream=True)
+    for _ in range(100):
+        line.patience.first.learn(0.1, 10)
+        for _ in range(20):
+            line.came(ask)
+        line.patience.tick(0.5, DRAIN)
+    assert line.may_wait_s(ask) < 60
+    world.table.get("m/b1").limit.restarted(world.loop.time())
+    assert line.may_wait_s(ask) == math.inf
