@@ -26,7 +26,7 @@ _ITEMS: Final = msgspec.json.Decoder(list[Raw])
 MAX_DEPTH: Final = 64
 
 _STRING: Final = msgspec.json.Decoder(str)
-_BEFORE_VALUE: Final = re.compile(rb'[ \t\r\n]*("(?:[^"\\]|\\.)*+")[ \t\r\n]*:[ \t\r\n]*')
+_BEFORE_VALUE: Final = re.compile(rb'[ \t\r\n]*("(?>(?:[^"\\]|\\.)*)")[ \t\r\n]*:[ \t\r\n]*')
 _AFTER_VALUE: Final = re.compile(rb"[ \t\r\n]*([,}])")
 
 

@@ -38,23 +38,25 @@ _WINDOW: Final = 64 * 1024  # the most that one match looks at
 _STEP_BYTES: Final = 2 * _WINDOW
 _STEP_TOKENS: Final = 2000
 
+# Runs are atomic groups, not possessive repeats of a group: those match too much before Python 3.11.5
+# (github.com/python/cpython/issues/106052), which Debian 12 does not have.
 _SPACE = rb"[ \t\r\n]*+"
 _PLAIN = rb'[^"\\\x00-\x1f]++'
 _ESCAPED = rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})'
 _TOKEN: Final = re.compile(
     rb"%(space)b[,:]?%(space)b"
-    rb'(?:("(?:%(plain)b|%(escaped)b)*+")(%(space)b:)?'
+    rb'(?:("(?>(?:%(plain)b|%(escaped)b)*)")(%(space)b:)?'
     rb"|([\[{])"
     rb"|([\]}])"
-    rb"|((?:-?(?:0|[1-9][0-9]*+)%(space)b,%(space)b){2,}+)"  # integers, each with its comma
+    rb"|((?>(?:-?(?:0|[1-9][0-9]*+)%(space)b,%(space)b){2,}))"  # integers, each with its comma
     rb'|([^ \t\r\n,:\[\]{}"]++))?' % {b"space": _SPACE, b"plain": _PLAIN, b"escaped": _ESCAPED}
 )
 _TEXT, _COLON, _OPEN, _CLOSE, _INTEGERS, _SCALAR = 1, 2, 3, 4, 5, 6
-_INSIDE_TEXT: Final = re.compile(rb"(?:%b|%b)*+" % (_PLAIN, _ESCAPED))
+_INSIDE_TEXT: Final = re.compile(rb"(?>(?:%b|%b)*)" % (_PLAIN, _ESCAPED))
 # What may stand before a cut: no half of a surrogate pair.
 _WHOLE_CHARS: Final = re.compile(
-    rb'(?:%b|\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
-    rb"|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))*+" % _PLAIN
+    rb'(?>(?:%b|\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
+    rb"|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))*)" % _PLAIN
 )
 _ESCAPE_BYTES: Final = 6  # the longest escape
 _SPACED: Final = re.compile(_SPACE)
