@@ -48,22 +48,14 @@ from gateway.core.types import (
     TrafficOk,
 )
 from gateway.counting.context import bound, settle, unsettled
-from gateway.ingress.answers import (
-    ENGINE_FULL,
-    answer,
-    answered_late,
-    engine_full,
-    own_headers,
-    unfit,
-    used,
-    watch_over,
-)
+from gateway.ingress.answers import ENGINE_FULL, engine_full, own_headers
 from gateway.ingress.bodies import Bodies, call_at_hand
 from gateway.ingress.downstream import Downstream
 from gateway.ingress.drain import shutting_down
 from gateway.ingress.early import Early
 from gateway.ingress.heads import header_lines
 from gateway.ingress.outgoing import outgoing
+from gateway.ingress.passing import Passing
 from gateway.ingress.settings import Settings
 from gateway.observe.ledger import Ledger
 from gateway.pools.table import Backend, PoolTable
@@ -71,8 +63,6 @@ from gateway.routing.catalog import Catalog, Catalogs
 from gateway.upstream import attempts
 from gateway.upstream.client import Client
 from gateway.upstream.engineids import engine_id
-from gateway.upstream.relay import Relay
-from gateway.upstream.reply import Reply
 from gateway.upstream.silence import Silence
 from gateway.wire.calls import named
 from gateway.wire.replies import error_body, error_headers, fault_of
@@ -96,6 +86,10 @@ class Handler:
     failed_keys: FailedKeys
     bodies: Bodies = field(default_factory=Bodies)
     draining: bool = False
+    passing: Passing = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.passing = Passing(self.table, self.ledger, self.clock)
 
     async def handle(self, down: Downstream) -> None:  # noqa: PLR0915 - the story, in one piece
         """Serve one request; every way out is settled exactly once.
@@ -203,9 +197,13 @@ class Handler:
                             raise engine_full(reply, ask.call)
                         down.extra_headers = own_headers(record, self.clock.now())
                         if reply.body is None:
-                            await self._relay(down, record, ask, reply, slot)
+                            await self.passing.relay(
+                                down, record, ask, reply, slot, settings.max_reply
+                            )
                         else:
-                            self._answer(down, record, ask, backend, reply)
+                            self.passing.answer(
+                                down, record, ask, backend, reply, settings.max_reply
+                            )
                         if backend.traffic_failures and reply.status < 500:
                             self.table.observe(backend.id, TrafficOk(self.clock.now()))
                         return
@@ -265,56 +263,6 @@ class Handler:
         if step is attempts.Next.TELL:
             raise engine_refused(ask, error) if isinstance(error, EngineFull) else error
         return step is attempts.Next.FRESH_CONNECTION
-
-    async def _relay(
-        self, down: Downstream, record: RequestRecord, ask: Ask, reply: Reply, slot: Slot
-    ) -> None:
-        """Relay a streamed reply; its usage is the backend's, or counted when it was cut."""
-        most_bytes, veil = self.settings.max_reply, ask.route.tenants_apart
-        watch = watch_over(reply, ask.call, down.id, most_bytes, veil=veil)
-
-        def first_token() -> None:
-            now = self.clock.now()
-            self.table.first_token(slot, now)
-            down.drop_body()
-            down.started_at = down.started_at or now
-
-        now = self.clock.now()
-        relay = Relay(
-            *(reply, watch, down, now),
-            on_first_token=first_token,
-            refuses=partial(unfit, reply, record.engine_id, most_bytes),
-        )
-        down.relay = relay
-        try:
-            error = await relay.run()
-        except asyncio.CancelledError:
-            # SDKs close at the stream's last frame, and do not wait for the end of the body.
-            if down.gone and watch.ended and watch.complete:
-                record.status, record.outcome = reply.status, Outcome.OK
-            raise
-        finally:
-            down.relay = None
-            record.first_byte_at = down.started_at
-            record.usage = used(watch, reply, record)
-        if error is not None:
-            raise error
-        record.status, record.outcome = reply.status, Outcome.OK
-
-    def _answer(
-        self, down: Downstream, record: RequestRecord, ask: Ask, backend: Backend, reply: Reply
-    ) -> None:
-        """Answer with a whole reply."""
-        if down.started:  # it waited in public; what came is no stream
-            raise answered_late(reply, ask.call)
-        most_bytes, veil = self.settings.max_reply, ask.route.tenants_apart
-        said = answer(reply, ask.call, down.id, record.engine_id, most_bytes, veil=veil)
-        record.status, record.outcome, record.usage = said.status, said.outcome, said.usage
-        if said.status >= 500:
-            self.table.observe(backend.id, TrafficFailed(self.clock.now(), "http_5xx"))
-            self.ledger.upstream_failed(backend.id, "http_5xx")
-        down.respond(said.status, said.lines, said.body)
-        record.first_byte_at = down.started_at
 
     def _refuse(
         self, down: Downstream, record: RequestRecord, error: GatewayError, ask: Ask | None = None
