@@ -114,7 +114,7 @@ class Gate:
             round(prompt / call.longest_ratio) if several else prompt,
             output * call.choices,
             streams=call.stream and not several,  # the first of several tells little of the others
-            batch=several or call.choices > 1,
+            sequences=call.sequences,
         )
 
     def learn(self, settled: Sequence[RequestRecord]) -> None:

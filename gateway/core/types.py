@@ -133,6 +133,7 @@ class Call(msgspec.Struct, frozen=True):
     max_new_tokens: int | None = None
     max_new_field: str | None = None
     choices: int = 1
+    sequences: int = 1  # that it becomes in an engine: one for each choice, prompt and document
     longest_ratio: float = 1.0  # of several prompts: the longest's share of all their text
     wants_usage: bool = False
     text_bytes: int | None = None
@@ -284,7 +285,7 @@ class Need(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int
     output_tokens: int
     streams: bool = False  # its first token will be seen, and tells that its prompt was read
-    batch: bool = False  # several sequences: those that find no room in the engine wait there
+    sequences: int = 1  # of several, those that find no room in the engine wait there
 
     @property
     def tokens(self) -> int:
@@ -317,6 +318,7 @@ class Credit(msgspec.Struct, gc=False):
     read_at: int | None = None  # scrapes seen when its prompt had been read; None: it is not yet
     held: bool = True
     tenant: str = ""
+    sequences: int = 1
 
 
 class Slot(msgspec.Struct, gc=False):

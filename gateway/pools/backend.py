@@ -143,7 +143,7 @@ class Backend:
         self.note_work(before, sample)
         self.scrape_count += 1
         self.since_scrape = 0
-        self.foreign = max(0, sample.running + sample.waiting - self.in_flight)
+        self.foreign = max(0, sample.running + sample.waiting - self.room.sequences)
         if before is not None:
             self.speed.observe(before, sample)
             written = sample.generation_tokens - before.generation_tokens

@@ -70,7 +70,7 @@ class Room:
     changed_at: float = -math.inf
     capacity_tokens: int | None = None  # the last one known; None too where the model uses no cache
     _reserve_tokens: float = 0.0
-    in_flight: int = 0
+    sequences: int = 0  # in flight: what our requests are in the engine's own counts
     _sample: LoadSample | None = None
     _scrapes: int = 0
     _fresh_tokens: int = 0  # whole needs, those read since the last scrape among them
@@ -91,8 +91,8 @@ class Room:
     # --- fed ---
 
     def take(
-        self, prompt_tokens: int, output_tokens: int, *, streams: bool = True, tenant: str = ""
-    ) -> Credit:
+        self, prompt_tokens: int, output_tokens: int, *, streams: bool = True, tenant: str = "", sequences: int = 1
+    ) -> Credit:  # fmt: skip
         """Credit a request that goes to the backend; give it back through `give_back`.
 
         `output_tokens` is what is expected, not what is allowed. One that streams is fresh until
@@ -104,15 +104,24 @@ class Room:
             prompt_tokens = min(prompt_tokens, capacity)
             output_tokens = capacity - prompt_tokens
         tokens = prompt_tokens + output_tokens
-        self.in_flight += 1
+        self.sequences += sequences
         self.tenants[tenant] = self.tenants.get(tenant, 0) + tokens
         self._fresh_tokens += tokens
         if streams:
             self.unread_tokens += prompt_tokens
-            return Credit(prompt_tokens, output_tokens, need_tokens, tenant=tenant)
+            return Credit(
+                prompt_tokens, output_tokens, need_tokens, tenant=tenant, sequences=sequences
+            )
         self._read_prompt += prompt_tokens
         self._read_output += output_tokens
-        return Credit(prompt_tokens, output_tokens, need_tokens, self._scrapes, tenant=tenant)
+        return Credit(
+            prompt_tokens,
+            output_tokens,
+            need_tokens,
+            self._scrapes,
+            tenant=tenant,
+            sequences=sequences,
+        )
 
     def first_token(self, credit: Credit) -> None:
         """Note that the prompt has been read: from the next scrape on, usage shows it."""
@@ -127,7 +136,7 @@ class Room:
         if not credit.held:
             return
         credit.held = False
-        self.in_flight -= 1
+        self.sequences -= credit.sequences
         prompt, output = credit.prompt_tokens, credit.output_tokens
         self.given_back_tokens += credit.need_tokens
         left = self.tenants.pop(credit.tenant, 0) - prompt - output
@@ -212,7 +221,7 @@ class Room:
         if capacity is not None and need_tokens > capacity:
             return Exclusion.TOO_LARGE
         sample = self._latest(now)
-        if self.in_flight == 0 and (sample is None or sample.running + sample.waiting == 0):
+        if self.sequences == 0 and (sample is None or sample.running + sample.waiting == 0):
             return None
         if sample is not None:
             if self._queued(sample):

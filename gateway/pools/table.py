@@ -193,7 +193,11 @@ class PoolTable:
         backend.since_scrape += 1
         backend.peak = max(backend.peak, backend.in_flight)
         credit = backend.room.take(
-            need.prompt_tokens, need.output_tokens, streams=need.streams, tenant=tenant
+            need.prompt_tokens,
+            need.output_tokens,
+            streams=need.streams,
+            tenant=tenant,
+            sequences=need.sequences,
         )
         backend.weigh_ours()
         return Slot(backend_id, now, backend.scrape_count, credit, backend.give_back)

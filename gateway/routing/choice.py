@@ -147,7 +147,7 @@ def obstacle(
         return None
     need, caller = ask.need, ask.caller
     tokens = need.prompt_tokens + need.output_tokens
-    if need.batch:
+    if need.sequences > 1:
         tokens = backend.room.enough(tokens)
     found = backend.obstacle(
         tokens, now, caller.priority, ask.top_priority, caller.tenant, need.prompt_tokens

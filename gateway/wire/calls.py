@@ -169,6 +169,7 @@ def measured_call(
         max_new_tokens=limit,
         max_new_field=limit_field,
         choices=choices * prompts.count if usage_on_request else 1,
+        sequences=choices * max(prompts.count, measure.documents),
         longest_ratio=prompts.longest_ratio,
         wants_usage=not usage_on_request or (options is not None and options.include_usage is True),
         text_bytes=prompts.text_bytes,

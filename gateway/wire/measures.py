@@ -48,7 +48,7 @@ _LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 class Measure:
     """One body, taken apart and measured."""
 
-    __slots__ = ("_facts", "_unknown", "endpoint", "fields", "plain")
+    __slots__ = ("_facts", "_unknown", "documents", "endpoint", "fields", "plain")
 
     def __init__(self, endpoint: Endpoint, fields: dict[str, Raw]) -> None:
         """Measure a body by its fields.
@@ -59,6 +59,7 @@ class Measure:
         self.endpoint = endpoint
         self.fields = fields
         self.plain = True  # its content surely is text
+        self.documents = 1  # to rank or score, each in a sequence of its own
         self._facts: list[Fact] = []
         self._unknown = 0
         known, looks, looked_at = _LOOKS[endpoint]
@@ -191,7 +192,9 @@ class Measure:
 
     def _documents(self, name: str, raw: Raw) -> None:
         if self.endpoint in PAIRED and begins(raw) == _LIST:
-            self.note("documents", float(len(items_of(raw))), name)
+            count = len(items_of(raw))
+            self.documents = max(self.documents, count)
+            self.note("documents", float(count), name)
 
     def _removed(self, name: str, raw: Raw) -> None:
         raise RequestError(

@@ -77,7 +77,7 @@ def test_a_full_backend_never_takes_work_unless_it_is_idle(steps):
         if kind == "scrape":
             (_, usage, running, waiting), last_scrape = step, now
         fresh = last_scrape >= 0 and now - last_scrape <= room.stale_s
-        idle = room.in_flight == 0 and running + waiting == 0
+        idle = room.sequences == 0 and running + waiting == 0
         if fresh and usage is not None and usage >= room.stop_ratio and not idle:
             assert room.verdict(1, now) is not None
 
@@ -107,7 +107,7 @@ def test_all_credit_comes_back(steps):
     room = Room()
     now, credits = after(room, steps)
     held = [credit for credit in credits if credit.held]
-    assert room.in_flight == len(held)
+    assert room.sequences == len(held)
     room.observe(LoadSample(now, 0, 0, None, CAPACITY))  # usage unknown: the whole credit shows
     need = sum(credit.prompt_tokens + credit.output_tokens for credit in held)
     assert room.projection(now).tokens == sum(room.tenants.values()) == need
@@ -117,7 +117,7 @@ def test_all_credit_comes_back(steps):
         assert room.tenants.get(tenant, 0) == tokens
     for credit in credits:
         room.give_back(credit)
-    assert room.in_flight == room.projection(now).tokens == 0
+    assert room.sequences == room.projection(now).tokens == 0
     assert room.tenants == {}
 
 

@@ -1571,7 +1571,7 @@ def test_a_batch_is_expected_to_take_what_all_of_its_prompts_and_outputs_do(prom
         need = house().gate.need(batch, limited, CALLER, 4096)
         assert need.prompt_tokens == tokens
         assert need.output_tokens == 100 * len(prompt)
-        assert need.batch
+        assert need.sequences == len(prompt)
 
     check()
 
@@ -1607,14 +1607,16 @@ async def test_documents_that_are_ranked_count_together_though_no_window_holds_t
     rank = parse_call(ENDPOINTS[b"/v1/rerank"], body.encode())
     need = house().gate.need(rank, Demand(4096, exact=False), CALLER, 4096)
     assert 25_000 <= need.prompt_tokens <= 26_000
-    assert need.batch
+    assert need.sequences == 100
 
 
 @held
 async def test_a_tenant_that_sends_batches_is_charged_for_all_of_them():
     world = house(backends=[single(ONE)])
     (first,) = await world.guests(1)
-    need = world.gate.need(call(longest_ratio=1 / 40), Demand(1000, exact=True), CALLER)
+    need = world.gate.need(
+        call(longest_ratio=1 / 40, sequences=40), Demand(1000, exact=True), CALLER
+    )
     assert need.prompt_tokens == 40_000
     batches = [world.guest("batches", need=need) for _ in range(2)]
     await turns()
@@ -1626,7 +1628,9 @@ async def test_a_tenant_that_sends_batches_is_charged_for_all_of_them():
 async def test_a_batch_larger_than_any_cache_goes_to_an_idle_backend_and_is_never_refused():
     world = house(backends=[ONE])
     world.scrape("m/b1", running=1, kv=0.6)
-    need = world.gate.need(call(longest_ratio=1 / 40), Demand(1000, exact=True), CALLER, 4096)
+    need = world.gate.need(
+        call(longest_ratio=1 / 40, sequences=40), Demand(1000, exact=True), CALLER, 4096
+    )
     assert need.tokens > CAPACITY
     batch = world.guest(need=need)
     await turns()

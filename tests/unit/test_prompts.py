@@ -37,6 +37,22 @@ def test_a_chat_is_one_prompt():
     assert (made.choices, made.longest_ratio, made.text_bytes) == (1, 1.0, len(made.body))
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "count"),
+    [
+        (CHAT, {"messages": said("hi"), "n": 4}, 4),
+        (BATCH, {"messages": [said("hi")] * 3, "n": 2}, 6),
+        ("/v1/completions", {"prompt": ["a", "b"], "n": 3}, 6),
+        ("/v1/embeddings", {"input": ["a", "b"]}, 2),
+        ("/v1/embeddings", {"input": [1, 2]}, 1),
+        ("/v1/rerank", {"query": "q", "documents": ["a"] * 5}, 5),
+        ("/v1/score", {"text_1": "a", "text_2": ["a"] * 5}, 5),
+    ],
+)
+def test_an_engine_runs_a_sequence_for_each_choice_prompt_and_document(path, fields, count):
+    assert call(path, **fields).sequences == count
+
+
 def test_an_image_in_one_conversation_leaves_the_batch_without_a_bound():
     made = call(BATCH, messages=[said("hi"), said([{"type": "text", "text": "a"}, IMAGE])])
     assert (made.choices, made.text_bytes) == (2, None)

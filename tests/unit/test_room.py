@@ -78,7 +78,7 @@ def test_a_request_that_came_and_went_between_scrapes_leaves_no_trace():
         busy.give_back(credit)
         busy.first_token(credit)
         busy.give_back(credit)
-    assert busy.in_flight == 0
+    assert busy.sequences == 0
     assert busy.projection(0.0).tokens == 3000
     busy.observe(scrape(1.0, 0.3))
     assert busy.projection(1.0).tokens == 3000

@@ -141,6 +141,17 @@ def test_what_is_ahead_is_never_less_than_what_we_know_to_be_there(table):
     assert backend.ahead_s == ahead_s(5)
 
 
+def test_sequences_of_our_own_batches_are_no_work_of_others(table):
+    backend = table.get("m/b1")
+    batch = table.take("m/b1", 100.0, Need(0, 0, sequences=8))
+    scrape(table, 101.0, running=9, waiting=1)
+    assert backend.ahead_s == ahead_s(1, 2)
+    batch.release()
+    assert backend.ahead_s == ahead_s(0, 2)
+    scrape(table, 102.0, running=2)
+    assert backend.ahead_s == ahead_s(0, 2)
+
+
 def test_unknown_work_is_ours_and_one_of_others_so_that_it_never_looks_free(table):
     backend = table.get("m/b1")
     assert backend.stale(100.0)
@@ -197,7 +208,7 @@ def test_what_a_request_needs_is_credited_until_its_slot_comes_back(table):
     assert backend.obstacle(500, 100.0) is None
     slot.release()
     assert backend.obstacle(4000, 100.0) is None
-    assert backend.room.in_flight == 0
+    assert backend.room.sequences == 0
 
 
 def test_a_prompt_that_streams_is_read_at_its_first_token_others_at_the_next_scrape(table):
