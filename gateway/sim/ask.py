@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from gateway.sim.config import SimConfig
 from gateway.sim.errors import SimError, bad_value, invalid, missing, unknown_model
+from gateway.sim.http import Received
 from gateway.sim.text import BEGIN, render_chat, tokenize
 
 CHAT: Final = "/v1/chat/completions"
@@ -25,6 +26,7 @@ COUNT_TOKENS: Final = "/v1/messages/count_tokens"
 _CONTROL: Final = re.compile(r"\[\[sim:([^\]]*)\]\]")
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s)")
 _BYTES_PER_TOKEN_MAX: Final = 12  # the longest token of a vocabulary, in characters: 24576 / 2048
+_SALT_CHARS_MAX: Final = 128
 _LIMIT_FIELDS: Final = {
     CHAT: ("max_completion_tokens", "max_tokens"),
     CHAT_BATCH: ("max_completion_tokens", "max_tokens"),
@@ -50,6 +52,7 @@ class Ask:
     path: str
     model: str  # as the client wrote it; echoed
     adapter: str | None
+    cache_salt: str
     prompts: tuple[tuple[int, ...], ...]
     text: str  # all prompt text, for triggers
     max_tokens: int
@@ -88,6 +91,15 @@ def parse_body(body: bytes) -> dict[str, Any]:
         shown = f"'<list of {len(value)} items>'" if isinstance(value, list) else repr(value)
         raise invalid("model_attributes_type", "body", text, shown)
     return value
+
+
+def read_json(request: Received) -> dict[str, Any]:
+    """Decode the body of a request that says it is JSON."""
+    kind = (request.header("content-type") or "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        text = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
+        raise SimError(400, text, kind="Bad Request")
+    return parse_body(request.body)
 
 
 def resolve_model(body: dict[str, Any], config: SimConfig, adapters: list[str]) -> str | None:
@@ -131,6 +143,7 @@ def parse_ask(path: str, body: dict[str, Any], config: SimConfig, adapters: list
         path=path,
         model=str(body.get("model") or config.model),
         adapter=adapter,
+        cache_salt=_cache_salt(body),
         prompts=prompts,
         text=text,
         max_tokens=max_tokens,
@@ -212,6 +225,22 @@ def _limit(path: str, body: dict[str, Any]) -> tuple[str, int | None]:
             # The Messages endpoint is translated to chat before the check, which shows in errors.
             return ("max_completion_tokens" if path == MESSAGES else name), value
     return "max_tokens", None
+
+
+def _cache_salt(body: dict[str, Any]) -> str:
+    """Return what keeps the blocks of this request apart from those of others; empty for nothing."""
+    salt = body.get("cache_salt")
+    if salt is None:
+        return ""
+    says = ""
+    if not isinstance(salt, str) or not salt:
+        says = "must be a non-empty string if provided"
+    elif len(salt) > _SALT_CHARS_MAX or any(char in salt for char in "@/\\\0"):
+        says = f"must be at most {_SALT_CHARS_MAX} characters and must not contain '@', '/', '\\\\', or NUL"
+    if says:
+        text = f"Parameter 'cache_salt' {says}. (parameter=cache_salt)"
+        raise SimError(400, text, param="cache_salt")
+    return str(salt)
 
 
 def _prompts(path: str, body: dict[str, Any]) -> tuple[tuple[tuple[int, ...], ...], str]:

@@ -1,11 +1,9 @@
-"""The settings of one simulated vLLM server."""
+"""The settings of one simulated vLLM server, and of an engine in it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Final
-
-from gateway.sim.engine import EngineConfig
 
 # What a text-generating vLLM with scoring and audio would serve; a real one serves fewer, by model.
 PATHS: Final = (
@@ -35,6 +33,30 @@ PATHS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Sizes and speeds of one engine. Times are seconds of the owner's clock."""
+
+    max_num_seqs: int = 64
+    num_blocks: int = 4096
+    block_size: int = 16
+    max_batched_tokens: int = 2048  # tokens one step computes at most; longer prompts go in chunks
+    max_loras: int = 1
+    prefill_tokens_per_s: float = 20_000.0
+    decode_step_s: float = 0.010
+    decode_step_per_seq_s: float = 0.00005
+    context_token_s: float = 0.0  # of a step, for each token of context that it reads
+    prefix_caching: bool = True
+    reserve_full_prompt: bool = (
+        True  # `scheduler_reserve_full_isl`; off: only the first chunk is to fit
+    )
+
+    @property
+    def capacity_tokens(self) -> int:
+        """How many tokens the KV cache holds."""
+        return self.num_blocks * self.block_size
+
+
+@dataclass(frozen=True, slots=True)
 class SimConfig:
     """One server. Pacing is in seconds of simulated time, which runs `speed` times as fast as ours.
 
@@ -58,6 +80,9 @@ class SimConfig:
     max_loras: int = 4
     prefill_tokens_per_s: float = 20_000.0
     decode_step_s: float = 0.010
+    context_token_s: float = 0.0
+    prompt_tokens_details: bool = False  # replies tell what the prefix cache had of a prompt
+    dev_mode: bool = False  # POST /reset_prefix_cache is served
     speed: float = 1.0
     reply_tokens: int = 24  # the length of a reply when the request states none
     paths: tuple[str, ...] = field(default=PATHS)
@@ -93,4 +118,5 @@ class SimConfig:
             max_loras=self.max_loras,
             prefill_tokens_per_s=self.prefill_tokens_per_s,
             decode_step_s=self.decode_step_s,
+            context_token_s=self.context_token_s,
         )

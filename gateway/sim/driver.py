@@ -48,6 +48,12 @@ class Driver:
         self.engine.abort(sequence_id)
         self._plan()
 
+    def forget_prefixes(self, *, preempt: bool) -> bool:
+        """Empty the prefix cache, see `Engine.forget_prefixes`."""
+        forgot = self.engine.forget_prefixes(preempt=preempt)
+        self._plan()
+        return forgot
+
     def freeze(self, *, frozen: bool) -> None:
         """Stop or resume stepping; time goes on meanwhile."""
         self._frozen = frozen

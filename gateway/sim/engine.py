@@ -18,46 +18,29 @@ still not all fit.
 What a scrape sees is written at the end of a step: the gauges by every step, the counters of tokens
 and iterations only by one from which a token came out. So while a lone long prompt is read in chunks
 those counters stand still, and only the usage of the KV cache tells that the engine works.
+A full block is found by its content from the moment it is scheduled, so requests of the same step
+share a prefix too. A lookup counts once, at the first admission, and not again after a preemption.
+
+A step takes its own time, and more for each sequence, each token that a prompt's part computes, and
+each token of context that it reads.
+
 Source: vLLM 0.32 v1/core/sched/scheduler.py (order of the rules; `make_stats`), kv_cache_manager.py
-(what is to fit), block_pool.py (eviction order), v1/engine/async_llm.py (`iteration_stats`).
+(what is to fit, what counts), v1/metrics/stats.py, v1/engine/async_llm.py (`iteration_stats`).
 """
 
 from __future__ import annotations
 
 import math
-import zlib
 from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
 from gateway.sim.blocks import BlockPool
-from gateway.sim.sequence import Emitted, Event, Preempted, Sequence
+from gateway.sim.config import EngineConfig
+from gateway.sim.sequence import CacheUse, Emitted, Event, Preempted, Sequence
 from gateway.sim.shown import Gauges, Totals
 
 _EPSILON_S: Final = 1e-9  # a step that ends "now" has ended, whatever the rounding
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """Sizes and speeds of one engine. Times are seconds of the owner's clock."""
-
-    max_num_seqs: int = 64
-    num_blocks: int = 4096
-    block_size: int = 16
-    max_batched_tokens: int = 2048  # tokens one step computes at most; longer prompts go in chunks
-    max_loras: int = 1
-    prefill_tokens_per_s: float = 20_000.0
-    decode_step_s: float = 0.010
-    decode_step_per_seq_s: float = 0.00005
-    prefix_caching: bool = True
-    reserve_full_prompt: bool = (
-        True  # `scheduler_reserve_full_isl`; off: only the first chunk is to fit
-    )
-
-    @property
-    def capacity_tokens(self) -> int:
-        """How many tokens the KV cache holds."""
-        return self.num_blocks * self.block_size
 
 
 @dataclass(slots=True)
@@ -138,6 +121,14 @@ class Engine:
         self._wake_at = -math.inf
         return True
 
+    def forget_prefixes(self, *, preempt: bool = False) -> bool:
+        """Empty the prefix cache; False while blocks are in use, unless the running are preempted for it."""
+        while preempt and self.running_queue:
+            self._preempt(self.running_queue[-1], [])
+        if preempt:
+            self._step, self._wake_at = None, -math.inf if self.waiting_queue else None
+        return self.blocks.forget()
+
     def next_event_time(self) -> float | None:
         """When `step` will next have something to do; None while idle."""
         return self._wake_at if self._step is None else self._step.ends_at
@@ -169,11 +160,13 @@ class Engine:
 
     def _duration(self, tokens: dict[Sequence, int]) -> float:
         prefill = sum(count for count in tokens.values() if count > 1)
+        context = sum(sequence.computed + count for sequence, count in tokens.items())
         config = self.config
         return (
             config.decode_step_s
             + config.decode_step_per_seq_s * len(tokens)
             + prefill / config.prefill_tokens_per_s
+            + config.context_token_s * context
         )
 
     def _adapter_fits(self, sequence: Sequence) -> bool:
@@ -201,7 +194,7 @@ class Engine:
                 if victim is sequence:
                     break
             else:
-                tokens[sequence] = wanted
+                self._begin(sequence, wanted, tokens)
                 budget -= wanted
         if not preempted:
             self._admit(now, budget, tokens)
@@ -221,13 +214,24 @@ class Engine:
                 self._release(sequence)
                 self.waiting_queue.appendleft(sequence)
                 break
-            self.totals.prefix_queries += sequence.length
-            self.totals.prefix_hits += sequence.computed
+            if sequence.cached is None:
+                sequence.cached = sequence.computed
+                self.totals.prefix_queries += sequence.length
+                self.totals.prefix_hits += sequence.computed
             self.running_queue.append(sequence)
             if wanted:
-                tokens[sequence] = wanted
+                self._begin(sequence, wanted, tokens)
                 budget -= wanted
         self.waiting_queue.extendleft(reversed(passed))
+
+    def _begin(self, sequence: Sequence, count: int, tokens: dict[Sequence, int]) -> None:
+        """Put `count` of its tokens into the step; the blocks that they fill are found from now on."""
+        tokens[sequence] = count
+        size, reached = self.config.block_size, sequence.computed + count
+        if self.config.prefix_caching and reached // size > sequence.computed // size:
+            sequence.hash_to(reached, size)
+            for index in range(sequence.computed // size, reached // size):
+                self.blocks.remember(sequence.blocks[index], sequence.hashes[index])
 
     def _preempt(self, victim: Sequence, events: list[Event]) -> None:
         self.running_queue.remove(victim)
@@ -239,23 +243,15 @@ class Engine:
 
     # --- blocks ---
 
-    def _hash_to(self, sequence: Sequence, tokens: int) -> None:
-        """Extend the chain of block hashes over the full blocks of the first `tokens` tokens."""
-        size = self.config.block_size
-        while (len(sequence.hashes) + 1) * size <= tokens:
-            start = len(sequence.hashes) * size
-            parent = sequence.hashes[-1] if sequence.hashes else _salt(sequence.adapter)
-            sequence.hashes.append(hash((parent, sequence.tokens(start, start + size))))
-
     def _reuse_prefix(self, sequence: Sequence) -> None:
         if not self.config.prefix_caching:
             return
         # The last token is always computed: its pass is what emits the next one.
-        self._hash_to(sequence, sequence.length - 1)
+        sequence.hash_to(sequence.length - 1, self.config.block_size)
         usable = (sequence.length - 1) // self.config.block_size
         sequence.blocks = self.blocks.find(sequence.hashes[:usable])
         self.blocks.share(sequence.blocks)
-        sequence.computed = sequence.cached = len(sequence.blocks) * self.config.block_size
+        sequence.computed = len(sequence.blocks) * self.config.block_size
 
     def _grow(self, sequence: Sequence, tokens: int) -> bool:
         """Hold blocks for `tokens` more computed tokens, or change nothing."""
@@ -304,14 +300,8 @@ class Engine:
 
     def _complete(self, step: _Step, now: float, events: list[Event]) -> None:
         computed_before = self.totals.prompt_tokens - self.totals.cached_tokens
-        size = self.config.block_size
         for sequence, count in step.tokens.items():
             sequence.computed += count
-            full = sequence.computed // size
-            if self.config.prefix_caching and full * size > sequence.computed - count:
-                self._hash_to(sequence, sequence.computed)
-                for index in range((sequence.computed - count) // size, full):
-                    self.blocks.remember(sequence.blocks[index], sequence.hashes[index])
             if sequence.computed == sequence.length:
                 events.append(self._emit(sequence, now))
         emitted = sum(isinstance(event, Emitted) for event in events)
@@ -327,7 +317,7 @@ class Engine:
             sequence.prefilled = True
             sequence.first_token_at = now
             totals.prompt_tokens += len(sequence.prompt)
-            totals.cached_tokens += sequence.cached
+            totals.cached_tokens += sequence.cached or 0
             totals.first_tokens += 1
             totals.ttft_s += now - sequence.arrived_at
         position = sequence.emitted
@@ -339,9 +329,11 @@ class Engine:
             del self._sequences[sequence.id]
             self._leave(sequence)
             totals.finished[finish] += 1
-        return Emitted(sequence.id, position, sequence.output[position], finish)
+        return Emitted(
+            sequence.id, position, sequence.output[position], finish, self._cache_use(sequence)
+        )
 
-
-def _salt(adapter: str | None) -> int:
-    """What keeps the blocks of different adapters apart; equal in every process."""
-    return zlib.crc32(adapter.encode()) if adapter else 0
+    def _cache_use(self, sequence: Sequence) -> CacheUse:
+        found, size = sequence.cached or 0, self.config.block_size
+        stored = len(sequence.prompt) // size * size if self.config.prefix_caching else 0
+        return CacheUse(found, max(0, stored - found))

@@ -8,6 +8,7 @@ from typing import Any, Final
 from gateway.sim.ask import Ask
 from gateway.sim.frames import Head, compact
 from gateway.sim.plan import Piece, Plan
+from gateway.sim.sequence import CacheUse
 
 # The chat error chunk does not fit the model it is parsed into, and that is what clients read.
 _MESSAGES_ERROR: Final = (
@@ -21,6 +22,7 @@ class ResponsesWriter:
     """`response.*` events with sequence numbers; there is no [DONE]."""
 
     def __init__(self, head: Head) -> None:
+        self.cache: CacheUse | None = None
         self._head = head
         self._sequence = 0
         self._item = f"{'fc' if head.ask.tool else 'msg'}_{head.id.removeprefix('resp_')}"
@@ -166,17 +168,22 @@ class ResponsesWriter:
         out: dict[str, Any] = {"output_tokens_per_turn": [], "tool_output_tokens_per_turn": []}
         return {
             "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0} | turns,
+            "input_tokens_details": self._cached() | turns,
             "output_tokens": self._tokens,
             "output_tokens_details": {"reasoning_tokens": 0, "tool_output_tokens": 0} | out,
             "total_tokens": prompt + self._tokens,
         }
+
+    def _cached(self) -> dict[str, int]:
+        found, stored = (self.cache.found, self.cache.stored) if self.cache else (0, 0)
+        return {"cached_tokens": found, "cache_write_tokens": stored}
 
 
 class MessagesWriter:
     """Anthropic events; there is no [DONE]."""
 
     def __init__(self, head: Head) -> None:
+        self.cache: CacheUse | None = None
         self._head = head
         self._begun = False
         self._block = False
@@ -262,11 +269,20 @@ class MessagesWriter:
         }
 
     def _start(self) -> bytes:
-        message = self._message([], None) | {"stop_sequence": None, "usage": self._usage()}
+        usage = {"input_tokens": self._head.ask.prompt_tokens, "output_tokens": self._tokens}
+        message = self._message([], None) | {"stop_sequence": None, "usage": usage}
         return _event("message_start", {"message": message})
 
     def _usage(self) -> dict[str, Any]:
-        return {"input_tokens": self._head.ask.prompt_tokens, "output_tokens": self._tokens}
+        prompt, cache = self._head.ask.prompt_tokens, self.cache
+        if cache is None:
+            return {"input_tokens": prompt, "output_tokens": self._tokens}
+        return {
+            "input_tokens": max(0, prompt - cache.found - cache.stored),
+            "output_tokens": self._tokens,
+            "cache_creation_input_tokens": cache.stored,
+            "cache_read_input_tokens": cache.found,
+        }
 
 
 def _event(kind: str, fields: dict[str, Any]) -> bytes:

@@ -14,12 +14,15 @@ from typing import Any, Final, Protocol
 from gateway.sim.ask import Ask
 from gateway.sim.errors import envelope
 from gateway.sim.plan import Piece, Plan
+from gateway.sim.sequence import CacheUse
 
 DONE: Final = b"data: [DONE]\n\n"
 
 
 class Writer(Protocol):
     """How one dialect writes its reply."""
+
+    cache: CacheUse | None  # what the prefix cache had, of the latest piece; None: not told
 
     def opening(self) -> list[bytes]:
         """Return the frames sent before the first token."""
@@ -72,9 +75,15 @@ def usage(prompt: int, completion: int) -> dict[str, Any]:
     }
 
 
-def full_usage(prompt: int, completion: int) -> dict[str, Any]:
-    """The counts of a reply that is not streamed."""
-    details = {"prompt_tokens_details": None, "completion_tokens_details": None}
+def full_usage(
+    prompt: int, completion: int, cached: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The counts of a reply that is not streamed; `cached` is what it tells of the prefix cache."""
+    unset = {"cached_tokens": None, "created_cache_tokens": None, "multimodal_tokens": None}
+    details = {
+        "prompt_tokens_details": unset | cached if cached else None,
+        "completion_tokens_details": None,
+    }
     return usage(prompt, completion) | details
 
 
@@ -82,6 +91,7 @@ class ChatWriter:
     """`chat.completion` and `chat.completion.chunk`."""
 
     def __init__(self, head: Head) -> None:
+        self.cache: CacheUse | None = None
         self._head = head
         self._open = False
         self._begun: set[int] = set()
@@ -123,7 +133,9 @@ class ChatWriter:
         """The usage chunk if asked for, then [DONE]."""
         if not self._head.ask.include_usage:
             return [DONE]
-        chunk = self._chunk([]) | {"usage": self._usage()}
+        cached = self._cached()
+        details = {"prompt_tokens_details": cached} if cached else {}
+        chunk = self._chunk([]) | {"usage": self._usage() | details}
         return [data_frame(chunk | {"system_fingerprint": self._head.fingerprint}), DONE]
 
     def broken(self, message: str) -> list[bytes]:
@@ -142,7 +154,9 @@ class ChatWriter:
             "choices": [self._choice(plan) for plan in plans],
             "service_tier": None,
             "system_fingerprint": head.fingerprint,
-            "usage": full_usage(head.ask.prompt_tokens, sum(len(p.tokens) for p in plans)),
+            "usage": full_usage(
+                head.ask.prompt_tokens, sum(len(p.tokens) for p in plans), self._cached()
+            ),
             "prompt_logprobs": None,
             "prompt_token_ids": ids,
             "prompt_text": None,
@@ -203,6 +217,12 @@ class ChatWriter:
     def _usage(self) -> dict[str, Any]:
         return usage(self._head.ask.prompt_tokens, self._tokens)
 
+    def _cached(self) -> dict[str, Any] | None:
+        cache = self.cache
+        if cache is None:
+            return None
+        return {"cached_tokens": cache.found, "created_cache_tokens": cache.stored}
+
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         head = self._head
         return {
@@ -218,6 +238,7 @@ class CompletionsWriter:
     """`text_completion`, streamed or not; the replies to all prompts share one stream."""
 
     def __init__(self, head: Head, prompt_texts: list[str]) -> None:
+        self.cache: CacheUse | None = None
         self._head = head
         self._texts = prompt_texts
         self._begun: set[int] = set()
@@ -258,7 +279,10 @@ class CompletionsWriter:
         ask = self._head.ask
         if not ask.include_usage:
             return [DONE]
-        chunk = self._chunk([]) | {"usage": usage(ask.prompt_tokens, self._tokens)}
+        cached = self._cached()
+        details = {"prompt_tokens_details": cached} if cached else {}
+        counts = usage(ask.prompt_tokens, self._tokens) | details
+        chunk = self._chunk([]) | {"usage": counts}
         return [data_frame(chunk | {"system_fingerprint": self._head.fingerprint}), DONE]
 
     def broken(self, message: str) -> list[bytes]:
@@ -285,11 +309,16 @@ class CompletionsWriter:
         return self._chunk(choices) | {
             "service_tier": None,
             "system_fingerprint": self._head.fingerprint,
-            "usage": full_usage(ask.prompt_tokens, sum(len(p.tokens) for p in plans)),
+            "usage": full_usage(
+                ask.prompt_tokens, sum(len(p.tokens) for p in plans), self._cached()
+            ),
             "kv_transfer_params": None,
             "ec_transfer_params": None,
             "metrics": None,
         }
+
+    def _cached(self) -> dict[str, Any] | None:
+        return None if self.cache is None else {"cached_tokens": self.cache.found}
 
     def _echo(self, index: int) -> str:
         return self._texts[index // self._head.ask.n] if self._head.ask.echo else ""

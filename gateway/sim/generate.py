@@ -34,8 +34,9 @@ class _Run:
     plans: dict[str, Plan]
     sink: asyncio.Queue[Emitted | None]
     cut: Fault | None
+    tells_cache: bool
 
-    def submit(self, ask: Ask) -> None:
+    def submit(self, ask: Ask, adapter_path: str) -> None:
         for sequence_id, plan in self.plans.items():
             sequence = Sequence(
                 id=sequence_id,
@@ -43,6 +44,7 @@ class _Run:
                 output=plan.tokens,
                 finish="length" if plan.finish == "length" else "stop",
                 adapter=ask.adapter,
+                salt=f"{adapter_path}\0{ask.cache_salt}",
                 ttft_s=ask.control.ttft_s,
                 itl_s=ask.control.itl_s,
             )
@@ -62,7 +64,9 @@ class _Run:
             plan = self.plans[event.id]
             finish = plan.finish if event.finish else None
             open_choices -= finish is not None
-            yield Piece(plan, event.position, plan.pieces[event.position], event.token, finish)
+            text = plan.pieces[event.position]
+            cache = event.cache if self.tells_cache else None
+            yield Piece(plan, event.position, text, event.token, finish, cache)
 
 
 async def generate(state: SimState, request: Received, reply: Reply, body: dict[str, Any]) -> None:
@@ -76,9 +80,10 @@ async def generate(state: SimState, request: Received, reply: Reply, body: dict[
     plans = plan_reply(ask, state.config.reply_tokens)
     cut = state.faults.take(*CUTS)
     by_id = {f"{reply_id}/{plan.index}": plan for plan in plans}
-    run = _Run(state.least_loaded(), by_id, asyncio.Queue(), cut)
+    tells_cache = state.config.prompt_tokens_details or request.path == RESPONSES
+    run = _Run(state.least_loaded(), by_id, asyncio.Queue(), cut, tells_cache)
     try:
-        run.submit(ask)
+        run.submit(ask, state.adapters.get(ask.adapter or "", ""))
         poison = state.faults.find("die_on_prompt")
         if poison is not None and str(poison.arg) in ask.text:
             state.die()
@@ -136,6 +141,7 @@ async def _stream(run: _Run, writer: Writer, request: Received, reply: Reply) ->
         if run.cut is not None and run.cut.number == 0:
             return await _break_stream(run.cut, writer, reply, list(open_plans.values()))
         async for piece in run.pieces():
+            writer.cache = piece.cache
             for frame in writer.piece(piece):
                 await reply.chunk(frame)
             request.tokens_emitted += 1
@@ -197,6 +203,7 @@ async def _whole(run: _Run, writer: Writer, request: Received, reply: Reply) -> 
     async for piece in run.pieces():
         if reached:
             break
+        writer.cache = piece.cache
         counts[piece.plan.index] += 1
         request.tokens_emitted += 1
         reached = cut is not None and cut.number == request.tokens_emitted

@@ -34,6 +34,7 @@ class Received:
     at: float
     connection: int
     reused: bool  # not the first request of its connection
+    query: str = ""
     status: int | None = None
     tokens_emitted: int = 0
     client_disconnected_at: float | None = None
@@ -250,9 +251,11 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """Queue the request; requests of one connection are answered in order."""
         draft = self._draft
+        path, _, query = draft.target.decode("latin-1").partition("?")
         request = Received(
             method=draft.method,
-            path=draft.target.split(b"?", 1)[0].decode("latin-1"),
+            path=path,
+            query=query,
             headers=draft.headers,
             body=bytes(draft.body),
             at=self._loop.time(),

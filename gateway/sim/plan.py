@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.sim.ask import Ask
+from gateway.sim.sequence import CacheUse
 from gateway.sim.text import TOKEN_BYTES, detokenize, reply_seed, reply_word, tokenize
 
 _ARGUMENT_WORDS: Final = 3
@@ -35,6 +36,7 @@ class Piece:
     text: str
     token: int | None
     finish: str | None
+    cache: CacheUse | None = None  # None: not to be told
 
     @property
     def stop_reason(self) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, field
 
 
@@ -14,6 +15,7 @@ class Sequence:
     output: tuple[int, ...]  # what will be emitted, one token a step
     finish: str = "stop"
     adapter: str | None = None
+    salt: str = ""  # keeps its blocks apart from those of others, beside the adapter
     ttft_s: float | None = None  # not sooner than this after arrival
     itl_s: float | None = None  # not sooner than this after the token before
     arrived_at: float = 0.0
@@ -21,7 +23,7 @@ class Sequence:
     first_token_at: float | None = None
     emitted: int = 0
     computed: int = 0
-    cached: int = 0
+    cached: int | None = None  # tokens that the prefix cache had when it was first admitted
     prefilled: bool = False  # its prompt was counted once
     blocks: list[int] = field(default_factory=list)
     hashes: list[int] = field(default_factory=list)
@@ -39,6 +41,25 @@ class Sequence:
             return self.prompt[start:end]
         return self.prompt[start:] + self.output[max(0, start - split) : end - split]
 
+    def hash_to(self, tokens: int, block_size: int) -> None:
+        """Extend the chain of block hashes over the full blocks of the first `tokens` tokens."""
+        while (len(self.hashes) + 1) * block_size <= tokens:
+            start = len(self.hashes) * block_size
+            parent = self.hashes[-1] if self.hashes else self._root()
+            self.hashes.append(hash((parent, self.tokens(start, start + block_size))))
+
+    def _root(self) -> int:
+        """Return what the first block follows: it keeps adapters and salts apart, equal in every process."""
+        return zlib.crc32(f"{self.adapter or ''}\0{self.salt}".encode())
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """Tokens of a prompt that the prefix cache had, and that it got from it."""
+
+    found: int
+    stored: int
+
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
@@ -48,6 +69,7 @@ class Emitted:
     position: int
     token: int
     finish: str | None
+    cache: CacheUse
 
 
 @dataclass(frozen=True, slots=True)

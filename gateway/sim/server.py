@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Self
 
 from gateway.sim import tasks, vectors
-from gateway.sim.ask import COUNT_TOKENS, MESSAGES, parse_body
+from gateway.sim.ask import COUNT_TOKENS, MESSAGES, parse_body, read_json
 from gateway.sim.config import SimConfig
 from gateway.sim.engine import Engine
 from gateway.sim.errors import SimError, engine_dead
@@ -257,13 +257,17 @@ class SimServer:
 
     async def _post(self, request: Received, reply: Reply) -> None:
         path = request.path
+        if path == tasks.RESET_CACHE and self.config.dev_mode:
+            preempt = "reset_running_requests=true" in request.query
+            reply.send(200, compact(tasks.reset_cache(self.state, preempt=preempt)), JSON)
+            return
         if path not in self.config.paths and path not in _TEXT_TASKS:
             raise SimError(404, "", plain={"detail": "Not Found"})
         if request.method != "POST":
             plain = {"detail": "Method Not Allowed"}
             raise SimError(405, "", plain=plain, allow="POST")
         if path in _TEXT_TASKS:
-            reply.send(200, _TEXT_TASKS[path](_json(request), self.state).encode())
+            reply.send(200, _TEXT_TASKS[path](read_json(request), self.state).encode())
             return
         if await self._broken_before(request, reply):
             return
@@ -274,13 +278,13 @@ class SimServer:
             kind = {"content-type": "text/plain; charset=utf-8"} if text else JSON
             reply.send(200, answer.encode() if isinstance(answer, str) else compact(answer), kind)
         elif path in GENERATING:
-            await generate(self.state, request, reply, _json(request))
+            await generate(self.state, request, reply, read_json(request))
         elif path in vectors.ENCODED:
-            await vectors.send(vectors.vectors(path, _json(request), self.state), reply)
+            await vectors.send(vectors.vectors(path, read_json(request), self.state), reply)
         else:
             if self.state.dead and path.startswith("/v1"):
                 raise engine_dead()
-            reply.send(200, compact(_JSON_TASKS[path](_json(request), self.state)), JSON)
+            reply.send(200, compact(_JSON_TASKS[path](read_json(request), self.state)), JSON)
 
     async def _broken_before(self, request: Received, reply: Reply) -> bool:
         """Carry out a fault that hits before any answer; True when that was the answer."""
@@ -339,11 +343,3 @@ def run(config: SimConfig, faults: Sequence[Fault | str] = ()) -> None:
 
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(serve())
-
-
-def _json(request: Received) -> dict[str, Any]:
-    kind = (request.header("content-type") or "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        text = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
-        raise SimError(400, text, kind="Bad Request")
-    return parse_body(request.body)

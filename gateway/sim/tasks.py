@@ -23,6 +23,7 @@ _FIXED_PATHS: Final = {
     "/v1/models": "get",
 }
 _METHODS: Final = {"/tokenizer_info": "get"}
+RESET_CACHE: Final = "/reset_prefix_cache"
 
 
 def list_models(state: SimState) -> dict[str, Any]:
@@ -129,6 +130,12 @@ def load_adapter(body: dict[str, Any], state: SimState) -> str:
         raise _lora_error(404, f"Loading lora {name} failed: No adapter found for {path}")
     state.loaded[name] = path
     return f"Success: LoRA adapter '{name}' added successfully."
+
+
+def reset_cache(state: SimState, *, preempt: bool) -> dict[str, Any]:
+    """POST /reset_prefix_cache: fails while a block is in use, unless the running are preempted for it."""
+    forgot = [driver.forget_prefixes(preempt=preempt) for driver in state.drivers]
+    return {"success": all(forgot)}
 
 
 def unload_adapter(body: dict[str, Any], state: SimState) -> str:

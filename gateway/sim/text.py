@@ -3,7 +3,8 @@
 * Text: one token per 4 bytes of UTF-8, the last one may be shorter: `ceil(bytes / 4)` tokens.
 * A completions prompt given as text costs 1 more (the begin-of-text token).
 * A chat costs, per message, 3 tokens (start, role, end) plus its text, and 2 for the reply's header
-  (none with `add_generation_prompt: false`). Every image, audio or other part costs 64 tokens.
+  (none with `add_generation_prompt: false`). Every image, audio or other part costs 64 tokens,
+  whose ids follow from its content: two pictures share no block of the prefix cache.
   Tools cost 3 tokens plus their JSON, compact.
 * Replies are made of 4-byte words, so N tokens of reply are 4 N bytes, and counting the reply again
   gives N.
@@ -13,6 +14,7 @@ Ids: 0..255 are special or unknown (they have no text), others hold their own by
 
 from __future__ import annotations
 
+import hashlib
 import json
 import zlib
 from collections.abc import Sequence
@@ -24,8 +26,7 @@ END: Final = 2
 ROLES: Final = {"system": 10, "developer": 10, "user": 11, "assistant": 12, "tool": 13}
 OTHER_ROLE: Final = 14
 TOOLS: Final = 15
-MEDIA: Final = 16
-MEDIA_TOKENS: Final = 64
+MEDIA: Final = 16  # the first of many
 TOKEN_BYTES: Final = 4
 _FIRST_TEXT_ID: Final = 256  # 0x01 before the bytes keeps leading zeros apart
 
@@ -71,10 +72,15 @@ def _content_ids(message: dict[str, Any]) -> list[int]:
         ids += tokenize(content)
     for part in content if isinstance(content, list) else ():
         text = part.get("text") if isinstance(part, dict) else None
-        ids += tokenize(text) if isinstance(text, str) else [MEDIA] * MEDIA_TOKENS
+        ids += tokenize(text) if isinstance(text, str) else _media_ids(part)
     if calls := message.get("tool_calls"):
         ids += tokenize(json.dumps(calls, separators=(",", ":")))
     return ids
+
+
+def _media_ids(part: Any) -> list[int]:
+    digest = hashlib.sha512(json.dumps(part).encode()).digest()
+    return [MEDIA + byte % (_FIRST_TEXT_ID - MEDIA) for byte in digest]
 
 
 def reply_seed(prompt: Sequence[int], adapter: str | None, choice: int) -> int:

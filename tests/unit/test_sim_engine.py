@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.sim.engine import Engine, EngineConfig
+from gateway.sim.config import EngineConfig
+from gateway.sim.engine import Engine
 from gateway.sim.sequence import Emitted, Preempted, Sequence
 
 CONFIG = EngineConfig(
@@ -55,6 +56,9 @@ def check_invariants(engine: Engine) -> None:
     assert sum(blocks.refs) == len(held)
     assert blocks.free + len(set(held)) == config.num_blocks
     assert all(len(s.blocks) * config.block_size >= s.computed for s in engine.running_queue)
+    for one in engine.running_queue if config.prefix_caching else ():
+        reached = one.computed // config.block_size
+        assert len(blocks.find(one.hashes[:reached])) == reached
 
 
 def tokens_of(happened, name: str) -> list[int]:
@@ -197,6 +201,62 @@ def test_adapters_do_not_share_the_cache():
     engine.add(sequence("base", prompt, output=1), 0.0)
     run(engine)
     engine.add(sequence("tuned", prompt, output=1, adapter="a"), 1.0)
+    run(engine, 1.0)
+    assert engine.totals.prefix_hits == 0
+
+
+def test_requests_of_the_same_step_share_a_prefix():
+    prompt = tuple(range(12))
+    engine = Engine(CONFIG)
+    engine.add(sequence("first", (*prompt, 1, 2), output=2), 0.0)
+    engine.add(sequence("second", (*prompt, 3, 4), output=2), 0.0)
+    happened = run(engine)
+    assert engine.totals.prefix_hits == 12
+    assert finished_at(happened, "first") == finished_at(happened, "second")
+    assert [e.cache.found for _, e in happened if e.position == 0] == [0, 12]
+    assert happened[0][0] == pytest.approx(0.010 + (14 + 2) / 1000)
+
+
+def test_a_step_takes_longer_the_more_context_it_reads():
+    engine = Engine(replace(CONFIG, context_token_s=0.001))
+    engine.add(sequence("a", prompt=20, output=3), 0.0)
+    at = [moment for moment, _ in run(engine)]
+    assert at == pytest.approx(
+        [0.030 + 0.020, 0.030 + 0.020 + 0.010 + 0.021, 0.081 + 0.010 + 0.022]
+    )
+
+
+def test_a_preempted_request_is_looked_up_once_more_but_counted_once():
+    engine = Engine(replace(CONFIG, num_blocks=10))
+    for name in ("old", "young"):
+        engine.add(sequence(name, prompt=12, output=20), 0.0)
+    happened = run(engine)
+    assert engine.totals.preemptions
+    assert engine.totals.prefix_queries == engine.totals.prompt_tokens == 24
+    assert all(e.cache.found == 0 for _, e in happened if isinstance(e, Emitted))
+
+
+def test_what_was_used_last_is_forgotten_last_and_shared_beginnings_live_longest():
+    engine = Engine(replace(CONFIG, num_blocks=12))
+    old, new = (sequence(name, prompt=16, output=1) for name in ("old", "new"))
+    for each in (old, new, sequence("big", prompt=24, output=1)):  # takes the 4 free, and 2 of old
+        engine.add(each, 0.0)
+        run(engine)
+    assert len(engine.blocks.find(old.hashes)) == 2
+    assert len(engine.blocks.find(new.hashes)) == 4
+
+
+def test_the_cache_is_emptied_only_while_nothing_uses_it_or_by_force():
+    engine = Engine(CONFIG)
+    prompt = tuple(range(12))
+    engine.add(sequence("a", prompt, output=5), 0.0)
+    run(engine, until=0.025)
+    assert not engine.forget_prefixes()
+    assert engine.forget_prefixes(preempt=True)
+    check_invariants(engine)
+    assert len(tokens_of(run(engine, 0.03), "a")) == 4  # of 5, the first came before
+    assert engine.forget_prefixes()
+    engine.add(sequence("b", prompt, output=1), 1.0)
     run(engine, 1.0)
     assert engine.totals.prefix_hits == 0
 
