@@ -27,7 +27,7 @@ from typing import Final
 from gateway.core.types import Phase
 from gateway.heal.decisions import GRAVITY, Cause, Restart, Sign
 from gateway.launch.launcher import Incarnation
-from gateway.pools.health import Tending
+from gateway.pools.facts import Tending
 
 FAILED_TESTS: Final = 2  # in a row, that prove that an engine does not work
 LONGEST_PAUSE: Final = 30  # looks between two tests of one that stays suspect

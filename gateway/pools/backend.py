@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from gateway.config.models import Admission, BackendConfig, HealthConfig, PoolConfig
 from gateway.config.sockets import PREFIX
 from gateway.core.types import Endpoint, Exclusion, LoadSample, Phase, Route, ServedModel, Slot
-from gateway.pools.health import HealthState
+from gateway.pools.facts import HealthState
 from gateway.pools.limit import Limit, unreserved
 from gateway.pools.progress import moved
 from gateway.pools.pulse import Pulse

@@ -9,15 +9,18 @@ facts add up to. The first line that applies wins:
     never seen healthy                                    STARTING  patient: a failure is the reason
     `fall` failed probes, or one that answered 503,
       or `burst` refused connects                         DOWN      its last failure
+      but probes that only time out count from the
+      last sign of life: a byte, or a step
     the engine sleeps                                     DOWN      asleep
     work runs, no progress for `progress_s`, nor for as
       long as the prompt that is read may take            DOWN      no_progress
     `burst` requests in a row failed                      DEGRADED  traffic
     our requests hear nothing for longer than is usual    DEGRADED  silent
+    `fall` probes timed out, with signs of life between   DEGRADED  slow_health
     metrics were seen, then none for `metrics_stale_s`    DEGRADED  metrics_stale
     otherwise                                             READY
 
-               one pass + models             burst, silent, metrics_stale
+               one pass + models             burst, silent, slow_health, metrics_stale
     STARTING ---------------------> READY <------------------------------> DEGRADED
                                       ^ |  ok, or `ejection_s` over           |
           `rise` passes + models read | | fall, burst, asleep, no_progress    |
@@ -42,7 +45,7 @@ one has lost the adapters loaded at run time.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Final, assert_never
 
@@ -58,7 +61,8 @@ from gateway.core.types import (
     TrafficFailed,
     TrafficOk,
 )
-from gateway.pools.progress import Listened, Progress, listened, scraped
+from gateway.pools.facts import HealthState, Policy, Tending
+from gateway.pools.progress import Listened, Progress, listened, moved, scraped
 
 _BY_OBSERVATION: Final = {
     Phase.STARTING: frozenset({Phase.READY, Phase.DEGRADED, Phase.DOWN}),
@@ -93,66 +97,6 @@ class Order(Enum):
 _HELD: Final = {Order.CORDON: Phase.CORDONED, Order.DRAIN: Phase.DRAINING, Order.RESUME: None}
 
 
-@dataclass(frozen=True, slots=True)
-class Tending:
-    """What the supervisor makes of a backend while it works on it.
-
-    `phase` is DRAINING, STARTING or DOWN; coming to STARTING also forgets what was known of the server
-    before, and `fresh` does so again: another process begins, and the last one answered until just now.
-    """
-
-    phase: Phase
-    reason: str  # short closed word
-    detail: str  # one sentence
-    fresh: bool = False
-    ready_at: float | None = (
-        None  # when it is expected to serve, as its last start went; None: unknown
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """The thresholds. Times are seconds."""
-
-    fall: int = 3  # failed probes in a row until DOWN
-    rise: int = 2  # passed probes in a row until a backend that was DOWN serves again
-    burst: int = 5  # failed requests in a row until DEGRADED; refused connects: DOWN
-    progress_s: float = 30.0
-    ejection_s: float = 30.0  # without a failure, until DEGRADED by traffic is tried again
-    metrics_stale_s: float = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class HealthState:
-    """What is known of one backend's health; `phase`, `reason`, `detail` follow from the rest."""
-
-    since: float  # when the phase began
-    phase: Phase = Phase.STARTING
-    reason: str = "new"  # short closed word
-    detail: str = "not checked yet"  # one sentence, with the numbers
-    held: Phase | None = None  # what an order made of it
-    tended: Tending | None = None  # what the supervisor makes of it
-    started: bool = False  # seen healthy once
-    up: bool = False  # the verdict of the probes
-    models_known: bool = False  # the model list was read since it last came up
-    trouble: str = "new"  # the latest failure while it is not up
-    probe_passes: int = 0  # in a row
-    probe_failures: int = 0  # in a row
-    connect_failures: int = 0  # requests in a row that found no connection
-    traffic_failures: int = 0  # requests in a row that failed by the backend's fault
-    traffic_reason: str = ""
-    retry_at: float = 0.0  # when a backend that is DEGRADED by traffic is tried again
-    asleep: bool = False
-    progress: Progress = Progress()
-    metrics_at: float | None = None
-    metrics_lost: bool = False
-
-    @property
-    def settled(self) -> bool:
-        """Whether the probes agree with each other; if not, it pays to look more often."""
-        return self.up and self.probe_failures == 0
-
-
 def advance(state: HealthState, observation: Observation, policy: Policy) -> HealthState:
     """Return the state after one observation."""
     if state.phase is Phase.STOPPED:
@@ -182,6 +126,8 @@ def listen(state: HealthState, said: Listened, at: float, policy: Policy) -> Hea
     """Return the state after our requests told what they heard."""
     if state.phase is Phase.STOPPED:
         return state
+    if said.heard_at > state.heard_at:
+        state = replace(state, heard_at=said.heard_at, unheard_failures=0)
     return _judged(replace(state, progress=listened(state.progress, said)), at, policy)
 
 
@@ -225,18 +171,21 @@ def _probe_passed(state: HealthState, at: float, policy: Policy) -> HealthState:
         state,
         probe_passes=state.probe_passes + 1,
         probe_failures=0,
+        unheard_failures=0,
         traffic_failures=failures,
         metrics_lost=_metrics_lost(state, at, policy),
     )
 
 
 def _probe_failed(state: HealthState, reason: str, policy: Policy) -> HealthState:
-    failures = state.probe_failures + 1
-    state = replace(state, probe_passes=0, probe_failures=failures)
+    failures, unheard = state.probe_failures + 1, state.unheard_failures + 1
+    state = replace(state, probe_passes=0, probe_failures=failures, unheard_failures=unheard)
     # vLLM answers 503 when its engine is dead, and for nothing else (v1 async_llm.check_health).
-    if state.up and failures < policy.fall and reason != "http_503":
-        return state
-    return _fall(state, reason)
+    if not state.up or reason == "http_503":
+        return _fall(state, reason)
+    # A server short of processor time answers late: what it serves meanwhile is better evidence.
+    counted = unheard if reason == "timeout" else failures
+    return _fall(state, reason) if counted >= policy.fall else state
 
 
 def _fall(state: HealthState, reason: str) -> HealthState:
@@ -262,8 +211,11 @@ def _rise(state: HealthState, policy: Policy) -> HealthState:
 
 
 def _scraped(state: HealthState, sample: LoadSample, policy: Policy) -> HealthState:
+    before = state.progress.sample
+    lives = before is not None and moved(before, sample)
     return replace(
         state,
+        unheard_failures=0 if lives else state.unheard_failures,
         progress=scraped(state.progress, sample, policy.progress_s),
         asleep=sample.asleep,
         metrics_at=sample.at,
@@ -312,22 +264,30 @@ def _verdict(state: HealthState, policy: Policy) -> tuple[Phase, str, str]:
         return _not_up(state, policy)
     if state.asleep:
         return Phase.DOWN, "asleep", "the engine is asleep"
-    stuck_s, silent_s = state.progress.stuck_s, state.progress.silent_s
-    if stuck_s:
+    if stuck_s := state.progress.stuck_s:
         why = f"requests are running, but the engine made no progress for {stuck_s:.0f} s"
         return Phase.DOWN, "no_progress", why
+    doubt = _doubt(state, policy)
+    return (Phase.DEGRADED, *doubt) if doubt else (Phase.READY, "healthy", "health checks pass")
+
+
+def _doubt(state: HealthState, policy: Policy) -> tuple[str, str] | None:
+    """Return why one that serves is the second choice, if it is."""
     if state.traffic_failures >= policy.burst:
         why = f"{policy.burst} or more requests failed in a row, most recently: {state.traffic_reason}"
-        return Phase.DEGRADED, "traffic", why
-    if silent_s:
+        return "traffic", why
+    if silent_s := state.progress.silent_s:
         why = f"requests wait, and nothing came from it for {silent_s:.0f} s: longer than usual"
-        return Phase.DEGRADED, "silent", why
+        return "silent", why
+    if state.probe_failures >= policy.fall:
+        why = f"it serves requests, but {state.probe_failures} health checks in a row timed out"
+        return "slow_health", why
     if state.metrics_lost:
         why = (
             f"health checks pass, but there have been no metrics for {policy.metrics_stale_s:.0f} s"
         )
-        return Phase.DEGRADED, "metrics_stale", why
-    return Phase.READY, "healthy", "health checks pass"
+        return "metrics_stale", why
+    return None
 
 
 def _not_up(state: HealthState, policy: Policy) -> tuple[Phase, str, str]:

@@ -33,7 +33,8 @@ from gateway.core.types import (
     Transition,
 )
 from gateway.pools.backend import Backend, configure, identify
-from gateway.pools.health import HealthState, Order, Policy, Tending, advance, listen, obey, tend
+from gateway.pools.facts import HealthState, Policy, Tending
+from gateway.pools.health import Order, advance, listen, obey, tend
 from gateway.pools.progress import Listened
 from gateway.pools.pulse import Pulse, Waits
 from gateway.pools.speed import Speed, slownesses

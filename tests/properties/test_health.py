@@ -15,7 +15,8 @@ from gateway.core.types import (
     TrafficFailed,
     TrafficOk,
 )
-from gateway.pools.health import ALLOWED, HealthState, Order, Policy, Tending, advance, obey, tend
+from gateway.pools.facts import HealthState, Policy, Tending
+from gateway.pools.health import ALLOWED, Order, advance, obey, tend
 
 POLICY = Policy()
 MODELS = (ServedModel("m", None, 4096),)

@@ -23,7 +23,8 @@ from gateway.core.types import (
     Usage,
     UsageSource,
 )
-from gateway.pools.health import Order, Tending
+from gateway.pools.facts import Tending
+from gateway.pools.health import Order
 from gateway.wire.calls import ENDPOINTS, parse_call
 from tests.gatehouse import CAPACITY, House, held, passes, turns
 

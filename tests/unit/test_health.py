@@ -14,17 +14,8 @@ from gateway.core.types import (
     TrafficFailed,
     TrafficOk,
 )
-from gateway.pools.health import (
-    ALLOWED,
-    HealthState,
-    Order,
-    Policy,
-    Tending,
-    advance,
-    listen,
-    obey,
-    tend,
-)
+from gateway.pools.facts import HealthState, Policy, Tending
+from gateway.pools.health import ALLOWED, Order, advance, listen, obey, tend
 from gateway.pools.progress import Listened
 
 POLICY = Policy()
@@ -69,6 +60,49 @@ def test_a_backend_that_never_started_stays_starting_and_says_why(reason):
     assert state.reason == reason
     assert reason in state.detail
     assert state.since == 0.0
+
+
+def test_probes_that_time_out_do_not_take_out_a_server_that_answers_requests():
+    state = READY
+    for second in range(1, 20):
+        state = after(state, ProbeFailed(float(second), "timeout"))
+        state = listen(state, said(heard_at=second + 0.5), second + 0.5, POLICY)
+    assert (state.phase, state.reason) == (Phase.DEGRADED, "slow_health")
+    assert "19 health checks" in state.detail
+    assert after(state, ProbePassed(20.0)).phase is Phase.READY
+
+
+def test_a_step_that_the_metrics_show_keeps_it_in_as_a_byte_does():
+    state = READY
+    for second in range(1, 20):
+        state = after(state, ProbeFailed(float(second), "timeout"))
+        state = after(state, scraped(second + 0.5, running=1, progress=float(second)))
+    assert (state.phase, state.reason) == (Phase.DEGRADED, "slow_health")
+
+
+def test_it_is_down_once_the_signs_of_life_end():
+    state = after(READY, ProbeFailed(1.0, "timeout"))
+    state = listen(state, said(heard_at=1.5), 1.5, POLICY)
+    state = after(state, ProbeFailed(2.0, "timeout"), ProbeFailed(3.0, "timeout"))
+    state = listen(state, said(heard_at=1.5), 3.5, POLICY)  # heard before
+    assert state.phase is Phase.DEGRADED
+    assert after(state, ProbeFailed(4.0, "timeout")).phase is Phase.DOWN
+
+
+def test_metrics_of_an_idle_engine_are_no_sign_of_life():
+    state = READY
+    for second in range(1, 4):
+        state = after(state, scraped(second - 0.5), ProbeFailed(float(second), "timeout"))
+    assert (state.phase, state.reason) == (Phase.DOWN, "timeout")
+
+
+@pytest.mark.parametrize("reason", ["refused", "http_500", "reset"])
+def test_what_an_old_stream_still_says_does_not_outweigh_refused_probes(reason):
+    state = READY
+    for second in range(1, 4):
+        state = after(state, ProbeFailed(float(second), reason))
+        state = listen(state, said(heard_at=second + 0.5), second + 0.5, POLICY)
+    assert (state.phase, state.reason) == (Phase.DOWN, reason)
 
 
 def test_three_failed_probes_in_a_row_bring_it_down():

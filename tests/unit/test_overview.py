@@ -20,7 +20,8 @@ from gateway.observe.metrics import Metrics, Readings
 from gateway.ops.moment import Moment, rfc3339
 from gateway.ops.overview import Facts, Overview, overview, verdict
 from gateway.ops.states import backend_state, pool_state
-from gateway.pools.health import Order, Tending
+from gateway.pools.facts import Tending
+from gateway.pools.health import Order
 from gateway.pools.table import PoolTable
 from gateway.routing.choice import Chooser
 

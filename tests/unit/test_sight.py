@@ -20,7 +20,7 @@ from gateway.heal.states import (
     Suspended,
 )
 from gateway.launch.launcher import Runs, Seen
-from gateway.pools.health import HealthState
+from gateway.pools.facts import HealthState
 from gateway.pools.table import Backend
 from tests.unit.test_states import EVERY, SIGN
 
