@@ -159,7 +159,7 @@ class Gate:
         if ask.call.endpoint in NO_ENGINE:
             return self._table.visit(backend.id, now)
         line.came(ask)
-        return self._table.take(backend.id, now, ask.need, ask.caller.tenant)
+        return self._table.take(backend.id, now, ask.need, ask.caller.tenant, ask.prefix)
 
     def has_room(self, ask: Ask) -> bool:
         """Whether `enter` would give a place to a request that was let in before."""

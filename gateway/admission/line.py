@@ -111,7 +111,7 @@ class Line:
             backend = self._finder.find(ask, now, full | held)
             if backend is None:
                 return self._blocked(waiting, kinds, now, full)
-            slot = self._table.take(backend.id, now, ask.need, ask.caller.tenant)
+            slot = self._table.take(backend.id, now, ask.need, ask.caller.tenant, ask.prefix)
             if backend.obstacle(1, now, *best) is not None:
                 full.add(backend.id)
                 kinds.clear()

@@ -16,6 +16,8 @@ import msgspec
 
 from gateway.core.asked import NOTHING_ASKED, Asked
 from gateway.core.asked import Caller as Caller
+from gateway.core.exclusion import Exclusion as Exclusion
+from gateway.core.prefix import Prefix, Sent
 
 
 class Endpoint(Enum):
@@ -307,6 +309,7 @@ class Ask(msgspec.Struct):
     top_priority: int | None = None
     tried: dict[str, float] = {}  # when an attempt failed there
     returned: bool = False  # its client says that it was refused before (`x-stainless-retry-count`)
+    prefix: Prefix | None = None  # None: nothing is known of its beginning
 
 
 class Credit(msgspec.Struct, gc=False):
@@ -315,6 +318,7 @@ class Credit(msgspec.Struct, gc=False):
     prompt_tokens: int
     output_tokens: int
     need_tokens: int = 0  # both, and what a batch that is larger than the cache needs on top
+    unread_tokens: int = 0  # of the prompt, that the engine has to read
     read_at: int | None = None  # scrapes seen when its prompt had been read; None: it is not yet
     held: bool = True
     tenant: str = ""
@@ -332,6 +336,7 @@ class Slot(msgspec.Struct, gc=False):
     scrape_count: int  # scrapes seen when taken: newer ones already include this request
     credit: Credit
     _give_back: Callable[[Slot], None] | None = None
+    sent: Sent | None = None  # its prompt's beginning, if what the backend holds is known
 
     def held_from(self, give_back: Callable[[Slot], None] | None) -> bool:
         """Whether it was taken from there and was not given back yet."""
@@ -342,42 +347,6 @@ class Slot(msgspec.Struct, gc=False):
         give_back, self._give_back = self._give_back, None
         if give_back is not None:
             give_back(self)
-
-
-class Exclusion(Enum):
-    """Why a backend was not eligible for a request."""
-
-    NOT_SERVING = "not_serving"  # its phase takes no work
-    MODEL_MISSING = "model_missing"  # it does not hold the model or adapter
-    ENDPOINT_MISSING = "endpoint_missing"
-    WINDOW_TOO_SMALL = "window_too_small"
-    AT_LIMIT = "at_limit"  # as many requests as its concurrency limit allows
-    READING = "reading"  # it still reads prompts, and the highest class is not to wait behind more
-    ENGINE_QUEUED = "engine_queued"  # the engine's own queue is long
-    KV_FULL = "kv_full"  # its KV cache reached the ratio from which it takes nothing
-    NO_KV_ROOM = "no_kv_room"  # the request needs more KV cache than is free
-    CLAIMED = "claimed"  # what is free is kept for a request that has waited longer
-    TOO_LARGE = "too_large"  # the request is larger than its whole KV cache
-    ALREADY_TRIED = "already_tried"
-
-    __hash__ = object.__hash__  # as for Endpoint
-
-    @property
-    def passes(self) -> bool:
-        """Whether waiting cures it: the backend is well and suits the request, but has no room."""
-        return self in _PASSING
-
-
-_PASSING = frozenset(
-    {
-        Exclusion.AT_LIMIT,
-        Exclusion.READING,
-        Exclusion.ENGINE_QUEUED,
-        Exclusion.KV_FULL,
-        Exclusion.NO_KV_ROOM,
-        Exclusion.CLAIMED,
-    }
-)
 
 
 class Usage(msgspec.Struct, frozen=True):

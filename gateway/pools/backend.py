@@ -10,7 +10,17 @@ from urllib.parse import urlsplit
 
 from gateway.config.models import Admission, BackendConfig, HealthConfig, PoolConfig
 from gateway.config.sockets import PREFIX
-from gateway.core.types import Endpoint, Exclusion, LoadSample, Phase, Route, ServedModel, Slot
+from gateway.core.prefix import Held, Prefix
+from gateway.core.types import (
+    Endpoint,
+    Exclusion,
+    LoadSample,
+    Need,
+    Phase,
+    Route,
+    ServedModel,
+    Slot,
+)
 from gateway.pools.facts import HealthState
 from gateway.pools.limit import Limit, unreserved
 from gateway.pools.progress import moved
@@ -79,6 +89,8 @@ class Backend:
     ahead_s: float = 0.0  # until all that is there is done
     own_ratio: float = 1.0  # times a request's token cost, what the request itself takes here
 
+    held: Held | None = None  # what its prefix cache holds; None: nobody asks
+
     # What it serves.
     models: dict[str, ServedModel] = field(default_factory=dict)
     base_model: str | None = None  # the name it knows the pool's model by; None: it has it not
@@ -137,6 +149,45 @@ class Backend:
         queues = self.in_flight > 0 and not admits
         return self.pulse.canary_s(token_s, self.limit.prefill.at(now), queues=queues)
 
+    # --- its requests ---
+
+    def take(self, now: float, need: Need, tenant: str = "", prefix: Prefix | None = None) -> Slot:
+        """Count one request, and what it needs, until its slot is released."""
+        self.in_flight += 1
+        self.since_scrape += 1
+        self.peak = max(self.peak, self.in_flight)
+        held = self.held
+        sent = held.sent(prefix) if held is not None and prefix is not None else None
+        credit = self.room.take(
+            need.prompt_tokens,
+            need.output_tokens,
+            streams=need.streams,
+            tenant=tenant,
+            sequences=need.sequences,
+            cached_tokens=0 if sent is None else sent.cached_tokens,
+        )
+        self.weigh_ours()
+        return Slot(self.id, now, self.scrape_count, credit, self.give_back, sent)
+
+    def first_token(self, slot: Slot, now: float) -> None:
+        """Note that the prompt of a request in flight has been read."""
+        seconds, credit = now - slot.taken_at, slot.credit
+        self.limit.first_token(now, seconds, credit.prompt_tokens, credit.unread_tokens)
+        self.room.first_token(credit)
+        self.weigh_ours()
+
+    def taken_back(self, slot: Slot) -> None:
+        """Count a request no more, however it ended."""
+        self.in_flight -= 1
+        if slot.sent is not None and slot.credit.read_at is None and self.held is not None:
+            self.held.unsent(slot.sent)
+        self.room.give_back(slot.credit)
+        if slot.scrape_count == self.scrape_count:
+            self.since_scrape -= 1
+        self.weigh_ours()
+
+    # --- what its pages say ---
+
     def scraped(self, sample: LoadSample) -> None:
         """Take in what a scrape shows of its load."""
         before, self.sample = self.sample, sample
@@ -170,6 +221,10 @@ class Backend:
         (prompts, outputs), foreign, cost = self.room.left(), self.foreign, self.token_cost
         outputs += foreign * (USUAL_TOKENS + 1) + self.in_flight  # each takes a step at least
         self.ahead_s = self.slowness * (prompts * cost.prompt_s + outputs * cost.output_s)
+
+    def cached_tokens(self, prefix: Prefix | None) -> int:
+        """Return how many tokens of a prompt its prefix cache is thought to hold."""
+        return self.held.tokens(prefix) if prefix is not None and self.held is not None else 0
 
     def kv_usage_ratio(self, now: float) -> float | None:
         """Return how full its KV cache was at the last scrape; None while that is unknown or stale."""

@@ -158,12 +158,16 @@ class Limit:
         """Note a 503 of the engine's own admission control."""
         self._refused += 1
 
-    def first_token(self, now: float, ttft_s: float, prompt_tokens: int) -> None:
+    def first_token(
+        self, now: float, ttft_s: float, prompt_tokens: int, read_tokens: int | None = None
+    ) -> None:
         """Judge a first token that came `ttft_s` after the request was sent to the backend.
 
-        One of a backend that starts slowly is not judged: it is slow because it is cold, not full.
+        The pace is learnt from what was read of the prompt: `read_tokens`, all of it if that is None.
+        It is late by the whole prompt, as how much of it is cached is a guess. One of a backend that
+        starts slowly is not judged: it is slow because it is cold, not full.
         """
-        self.prefill.learn(now, ttft_s, prompt_tokens)
+        self.prefill.learn(now, ttft_s, prompt_tokens if read_tokens is None else read_tokens)
         if self._started_ratio(now) < 1:
             return
         is_late = late(ttft_s, prompt_tokens, self.objective_s, self.prefill.at(now))

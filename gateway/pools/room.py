@@ -78,7 +78,9 @@ class Room:
     _read_output: int = 0
     _old_prompt: int = 0
     _old_output: int = 0
-    unread_tokens: int = 0  # prompts of streams whose first token has not come
+    unread_tokens: int = 0  # to be read of the prompts of streams whose first token has not come
+    _unseen_tokens: int = 0  # the same of others; the next scrape is taken to show them read
+    _output_tokens: int = 0  # expected of all in flight
     _ended_tokens: float = 0.0
     _share: float = 1.0  # what a credited token really takes
     tenants: dict[str, int] = field(default_factory=dict)  # tokens in flight, whole needs
@@ -91,13 +93,21 @@ class Room:
     # --- fed ---
 
     def take(
-        self, prompt_tokens: int, output_tokens: int, *, streams: bool = True, tenant: str = "", sequences: int = 1
-    ) -> Credit:  # fmt: skip
+        self,
+        prompt_tokens: int,
+        output_tokens: int,
+        *,
+        streams: bool = True,
+        tenant: str = "",
+        sequences: int = 1,
+        cached_tokens: int = 0,
+    ) -> Credit:
         """Credit a request that goes to the backend; give it back through `give_back`.
 
         `output_tokens` is what is expected, not what is allowed. One that streams is fresh until
         `first_token`; of one that does not, nobody sees when its prompt is read: the next scrape is
         taken to show it. Of what is larger than the cache, a batch, the cache is all that it can hold.
+        `cached_tokens` of the prompt need not be read; they take their room all the same.
         """
         need_tokens, capacity = prompt_tokens + output_tokens, self.capacity_tokens
         if capacity is not None and need_tokens > capacity:
@@ -107,27 +117,25 @@ class Room:
         self.sequences += sequences
         self.tenants[tenant] = self.tenants.get(tenant, 0) + tokens
         self._fresh_tokens += tokens
+        self._output_tokens += output_tokens
+        unread_tokens = max(0, prompt_tokens - cached_tokens)
+        credit = Credit(prompt_tokens, output_tokens, need_tokens, unread_tokens)
+        credit.tenant, credit.sequences = tenant, sequences
         if streams:
-            self.unread_tokens += prompt_tokens
-            return Credit(
-                prompt_tokens, output_tokens, need_tokens, tenant=tenant, sequences=sequences
-            )
+            self.unread_tokens += unread_tokens
+            return credit
+        credit.read_at = self._scrapes
+        self._unseen_tokens += unread_tokens
         self._read_prompt += prompt_tokens
         self._read_output += output_tokens
-        return Credit(
-            prompt_tokens,
-            output_tokens,
-            need_tokens,
-            self._scrapes,
-            tenant=tenant,
-            sequences=sequences,
-        )
+        return credit
 
     def first_token(self, credit: Credit) -> None:
         """Note that the prompt has been read: from the next scrape on, usage shows it."""
         if credit.held and credit.read_at is None:
             credit.read_at = self._scrapes
-            self.unread_tokens -= credit.prompt_tokens
+            self.unread_tokens -= credit.unread_tokens
+            credit.unread_tokens = 0
             self._read_prompt += credit.prompt_tokens
             self._read_output += credit.output_tokens
 
@@ -142,8 +150,11 @@ class Room:
         left = self.tenants.pop(credit.tenant, 0) - prompt - output
         if left > 0:
             self.tenants[credit.tenant] = left
+        self._output_tokens -= output
         if credit.read_at is None:
-            self.unread_tokens -= prompt
+            self.unread_tokens -= credit.unread_tokens
+        elif credit.read_at == self._scrapes:
+            self._unseen_tokens -= credit.unread_tokens
         if credit.read_at is not None and credit.read_at < self._scrapes:
             self._old_prompt -= prompt
             self._old_output -= output
@@ -164,7 +175,7 @@ class Room:
         self._fresh_tokens -= self._read_prompt + self._read_output
         self._old_prompt += self._read_prompt
         self._old_output += self._read_output
-        self._read_prompt = self._read_output = 0
+        self._read_prompt = self._read_output = self._unseen_tokens = 0
         self._ended_tokens = 0.0
         self._share = self._shared(sample)
         moved = self._move(sample)
@@ -256,8 +267,7 @@ class Room:
 
     def left(self) -> tuple[int, int]:
         """Return what our requests leave to do: prompts not known to be read, and outputs expected."""
-        prompts = self.unread_tokens + self._read_prompt
-        return prompts, self._fresh_tokens - prompts + self._old_output
+        return self.unread_tokens + self._unseen_tokens, self._output_tokens
 
     def projection(self, now: float) -> Projection:
         """Return what the verdict goes by, for people."""

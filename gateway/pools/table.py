@@ -19,6 +19,7 @@ from typing import Final
 
 from gateway.config.models import BackendConfig, HealthConfig, PoolConfig
 from gateway.core.aio import Clock
+from gateway.core.prefix import Prefix
 from gateway.core.types import (
     Credit,
     LoadSample,
@@ -183,25 +184,18 @@ class PoolTable:
 
     # --- slots ------------------------------------------------------------------------------------
 
-    def take(self, backend_id: str, now: float, need: Need = _NO_NEED, tenant: str = "") -> Slot:
+    def take(
+        self, backend_id: str, now: float, need: Need = _NO_NEED, tenant: str = "", prefix: Prefix | None = None
+    ) -> Slot:  # fmt: skip
         """Count one request of a tenant, and what it needs, on a backend until its slot is released.
+
+        With a `prefix` the backend is taken to hold its prompt from now on: an engine reads in order,
+        so whoever comes next finds it read, or about to be.
 
         Raises:
             KeyError: the backend is not configured (any more).
         """
-        backend = self._backends[backend_id]
-        backend.in_flight += 1
-        backend.since_scrape += 1
-        backend.peak = max(backend.peak, backend.in_flight)
-        credit = backend.room.take(
-            need.prompt_tokens,
-            need.output_tokens,
-            streams=need.streams,
-            tenant=tenant,
-            sequences=need.sequences,
-        )
-        backend.weigh_ours()
-        return Slot(backend_id, now, backend.scrape_count, credit, backend.give_back)
+        return self._backends[backend_id].take(now, need, tenant, prefix)
 
     def visit(self, backend_id: str, now: float) -> Slot:
         """Return a slot for what no engine works on: it takes no place and is no load."""
@@ -212,9 +206,8 @@ class PoolTable:
         backend = self._backends.get(slot.backend_id)
         told = slot.credit.read_at is None  # of others nobody knows what was read by then
         if told and backend is not None and slot.held_from(backend.give_back):
-            backend.room.first_token(slot.credit)
             seconds, prompt_tokens = now - slot.taken_at, slot.credit.prompt_tokens
-            backend.limit.first_token(now, seconds, prompt_tokens)
+            backend.first_token(slot, now)
             for listener in self.on_read:
                 listener(backend.pool, seconds, prompt_tokens)
 
@@ -244,11 +237,7 @@ class PoolTable:
             backend.limit.refused()
 
     def _give_back(self, backend: Backend, slot: Slot) -> None:
-        backend.in_flight -= 1
-        backend.room.give_back(slot.credit)
-        if slot.scrape_count == backend.scrape_count:
-            backend.since_scrape -= 1
-        backend.weigh_ours()
+        backend.taken_back(slot)
         for listener in self.on_capacity:
             listener(backend.pool)
         if self._leaving and backend.in_flight == 0 and backend in self._leaving:

@@ -127,11 +127,21 @@ class Chooser:
 
 
 def _costs(backends: Sequence[Backend], ask: Ask) -> list[float]:
-    """Return the seconds until a request that is sent there now would be done, for each."""
+    """Return the seconds until a request that is sent there now would be done, for each.
+
+    What a backend holds of the prompt already, it does not read again.
+    """
     if not backends:
         return []
-    own_s = backends[0].token_cost.of(ask.need.prompt_tokens, ask.need.output_tokens)
-    return [each.ahead_s + own_s * each.own_ratio for each in backends]
+    cost, prefix = backends[0].token_cost, ask.prefix
+    own_s = cost.of(ask.need.prompt_tokens, ask.need.output_tokens)
+    if prefix is None:
+        return [each.ahead_s + own_s * each.own_ratio for each in backends]
+    prompt_s = cost.prompt_s
+    return [
+        each.ahead_s + (own_s - each.cached_tokens(prefix) * prompt_s) * each.own_ratio
+        for each in backends
+    ]
 
 
 def obstacle(
@@ -149,9 +159,10 @@ def obstacle(
     tokens = need.prompt_tokens + need.output_tokens
     if need.sequences > 1:
         tokens = backend.room.enough(tokens)
-    found = backend.obstacle(
-        tokens, now, caller.priority, ask.top_priority, caller.tenant, need.prompt_tokens
-    )
+    to_read = need.prompt_tokens
+    if backend.room.unread_tokens:  # else it is not asked for
+        to_read -= backend.cached_tokens(ask.prefix)
+    found = backend.obstacle(tokens, now, caller.priority, ask.top_priority, caller.tenant, to_read)
     if found is None and barred and backend.id in barred:
         return Exclusion.CLAIMED
     return found

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.config.models import Config
 from gateway.core.errors import EndpointNotServed, MissingModel, ModelNotFound
+from gateway.core.prefix import Prefix, Sent
 from gateway.core.types import (
     Ask,
     Call,
@@ -696,3 +697,77 @@ def test_a_name_is_as_well_as_the_best_backend_that_holds_it(table):
     assert (told("m"), told("lora-a")) == ("ready", "degraded")
     make_down(table, "m/b3")
     assert (told("m"), told("lora-a")) == ("ready", "unavailable")
+
+
+# --- what a backend holds of a prompt ---------------------------------------------------------------
+
+
+class Holds:
+    """A prefix cache that holds so many tokens of any prompt."""
+
+    def __init__(self, tokens):
+        self.held_tokens = tokens
+        self.unsent_keys = []
+
+    def tokens(self, prefix):
+        return min(self.held_tokens, prefix.prompt_tokens)
+
+    def sent(self, prefix):
+        return Sent(prefix, self.tokens(prefix), len(prefix.keys))
+
+    def unsent(self, sent):
+        self.unsent_keys.append(sent.new_keys)
+
+    def forget(self):
+        self.held_tokens = 0
+
+
+def begins(prompt_tokens=1000):
+    return Prefix([7], (1.0,), prompt_tokens, 10)
+
+
+def test_a_request_goes_where_most_of_its_prompt_is_cached(table):
+    for name, tokens in (("b1", 0), ("b2", 900), ("b3", 500)):
+        table.get(f"m/{name}").held = Holds(tokens)
+    wanted = {"need": Need(1000, 10), "prefix": begins()}
+    assert {chosen(table, seed=seed, **wanted) for seed in range(10)} == {"b2"}
+    seconds = told(table, **wanted).expected_s
+    prompt_s = table.get("m/b1").token_cost.prompt_s
+    saved = (seconds["m/b1"] - seconds["m/b2"]) / prompt_s
+    assert saved == pytest.approx(900 * table.get("m/b1").own_ratio)
+
+
+def test_a_request_goes_elsewhere_when_reading_anew_takes_less_than_the_wait(table):
+    table.get("m/b1").held = Holds(1000)
+    wanted = {"need": Need(1000, 10, streams=True), "prefix": begins()}
+    went = []
+    for _ in range(40):
+        name = chosen(table, seed=len(went), **wanted)
+        went.append(name)
+        table.take(f"m/{name}", NOW, Need(0, 100))
+    assert went[0] == "b1"
+    assert {"b2", "b3"} <= set(went)
+
+
+def test_what_is_cached_is_no_work_ahead_and_takes_its_room(table):
+    backend = table.get("m/b1")
+    backend.held = Holds(900)
+    slot = table.take("m/b1", NOW, Need(1000, 10, streams=True), prefix=begins())
+    assert backend.room.left() == (100, 10)
+    assert backend.room.projection(NOW).tokens is None
+    assert sum(backend.room.tenants.values()) == 1010
+    table.first_token(slot, NOW + 0.1)
+    assert backend.room.left() == (0, 10)
+    assert backend.limit.prefill.at(NOW + 0.1) == pytest.approx(1000)  # the 100 that were read
+    slot.release()
+    assert backend.room.left() == (0, 0)
+    assert backend.held.unsent_keys == []
+
+
+def test_a_prompt_that_was_never_read_is_not_held(table):
+    backend = table.get("m/b1")
+    backend.held = Holds(0)
+    slot = table.take("m/b1", NOW, Need(1000, 10, streams=True), prefix=begins())
+    slot.release()
+    slot.release()
+    assert backend.held.unsent_keys == [1]

@@ -1,0 +1,41 @@
+"""Why a backend may not take a request: one closed list, for the choice, refusals and people."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Exclusion(Enum):
+    """Why a backend was not eligible for a request."""
+
+    NOT_SERVING = "not_serving"  # its phase takes no work
+    MODEL_MISSING = "model_missing"  # it does not hold the model or adapter
+    ENDPOINT_MISSING = "endpoint_missing"
+    WINDOW_TOO_SMALL = "window_too_small"
+    AT_LIMIT = "at_limit"  # as many requests as its concurrency limit allows
+    READING = "reading"  # it still reads prompts, and the highest class is not to wait behind more
+    ENGINE_QUEUED = "engine_queued"  # the engine's own queue is long
+    KV_FULL = "kv_full"  # its KV cache reached the ratio from which it takes nothing
+    NO_KV_ROOM = "no_kv_room"  # the request needs more KV cache than is free
+    CLAIMED = "claimed"  # what is free is kept for a request that has waited longer
+    TOO_LARGE = "too_large"  # the request is larger than its whole KV cache
+    ALREADY_TRIED = "already_tried"
+
+    __hash__ = object.__hash__  # members are single objects; Enum's own hash is a call into Python
+
+    @property
+    def passes(self) -> bool:
+        """Whether waiting cures it: the backend is well and suits the request, but has no room."""
+        return self in _PASSING
+
+
+_PASSING = frozenset(
+    {
+        Exclusion.AT_LIMIT,
+        Exclusion.READING,
+        Exclusion.ENGINE_QUEUED,
+        Exclusion.KV_FULL,
+        Exclusion.NO_KV_ROOM,
+        Exclusion.CLAIMED,
+    }
+)
