@@ -171,6 +171,7 @@ def _caller(info: KeyInfo) -> Caller | None:
         parameters=info.parameters,
         max_context_tokens=info.max_context_tokens,
         max_output_tokens=info.max_output_tokens,
+        falls_back=info.fallback,
     )
 
 
@@ -245,6 +246,7 @@ def create(  # noqa: PLR0913 - a key's settings, by keyword
     max_context_tokens: int | None = None,
     max_output_tokens: int | None = None,
     priority: int = 0,
+    fallback: bool = True,
     expires_in_s: float | None = None,
     wall_now: float | None = None,
 ) -> CreatedKey:
@@ -262,6 +264,7 @@ def create(  # noqa: PLR0913 - a key's settings, by keyword
         max_context_tokens=max_context_tokens,
         max_output_tokens=max_output_tokens,
         priority=priority,
+        fallback=fallback,
         created_s=now,
         expires_s=None if expires_in_s is None else now + expires_in_s,
     )

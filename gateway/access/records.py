@@ -9,6 +9,7 @@
   max_output: 4096
   priority: 0
   parameters: {allow: [priority], max: {n: 4}}   # what it may ask for; see `config policy`
+  fallback: false           # no other pool may answer in place of the one that it asks for
   created: "2026-11-21T09:30:00Z"
   expires: "2026-12-21T09:30:00Z"
   not_after: "..."          # replaced by a newer key; works until then
@@ -50,6 +51,7 @@ class KeyInfo:
     max_output_tokens: int | None = None
     priority: int = 0
     parameters: Overrides | None = None
+    fallback: bool = True
     created_s: float | None = None
     expires_s: float | None = None
     revoked_s: float | None = None
@@ -92,6 +94,8 @@ def as_node(record: KeyRecord) -> CommentedMap:
         node["priority"] = info.priority
     if info.parameters is not None:
         node["parameters"] = _spelled(info.parameters)
+    if not info.fallback:
+        node["fallback"] = False
     for field, at in (("created", info.created_s), ("expires", info.expires_s)):
         if at is not None:
             node[field] = timestamp(at)
@@ -220,6 +224,12 @@ def _number(value: object) -> int:
     return value
 
 
+def _yes_or_no(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("expected true or false")
+    return value
+
+
 def _parameters(value: object) -> Overrides:
     try:
         return overrides_of(ParametersConfig.model_validate(value))
@@ -263,6 +273,7 @@ _FIELDS: Final[Mapping[str, tuple[str, Callable[[object], object]]]] = {
     "max_output": ("max_output_tokens", read_limit),
     "priority": ("priority", _number),
     "parameters": ("parameters", _parameters),
+    "fallback": ("fallback", _yes_or_no),
     "created": ("created_s", _time),
     "expires": ("expires_s", _time),
     "revoked": ("revoked_s", _time),

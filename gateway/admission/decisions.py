@@ -16,6 +16,7 @@ from gateway.admission.bounds import Full
 from gateway.config.findings import KeyPath
 from gateway.config.models import PoolConfig
 from gateway.core.errors import GatewayError, Rejected
+from gateway.core.traffic import Fallback
 from gateway.core.types import Ask, Exclusion, Need, ShedReason
 from gateway.pools.table import Backend
 
@@ -73,6 +74,7 @@ class Decision:
     need: Need
     may_wait_s: float
     said: tuple[Said, ...]
+    fallback: Fallback | None  # the pool that it asked for could not take it
     impatient: bool  # its client waits less long than `queue.max_wait`
     hurried: bool = (
         False  # what the pool allows ends its wait before its client or `queue.max_wait` does
@@ -179,6 +181,7 @@ def decide(  # noqa: PLR0913 - all that a decision is made of
         need=ask.need,
         may_wait_s=wait_s,
         said=tuple(said),
+        fallback=ask.fallback,
         impatient=wait_s < pool.queue.max_wait - _ROUNDING_S,
         setting=_commonest(held) or ("pools", route.pool, "admission"),
     )

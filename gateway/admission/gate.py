@@ -162,7 +162,7 @@ class Gate:
         return self._table.take(backend.id, now, ask.need, ask.caller.tenant, ask.prefix)
 
     def has_room(self, ask: Ask) -> bool:
-        """Whether `enter` would give a place to a request that was let in before."""
+        """Whether `enter` would let a request in again."""
         return self._finder.find(ask, self._clock.now()) is not None
 
     def may_follow(self, ask: Ask) -> bool:
@@ -226,10 +226,9 @@ class Gate:
         deadline = now + self._pools[ask.route.pool].queue.max_wait
         turn = asyncio.get_running_loop().create_future()
         decision, _ = self._judge(line, line.waiting(ask, turn, deadline, body_bytes), "")
-        if not _waits_its_turn(line, ask):
-            backend = self._finder.find(ask, now)
-            if backend is not None:
-                decision.admitted(backend.id, now)
+        backend = None if _waits_its_turn(line, ask) else self._finder.find(ask, now)
+        if backend is not None:
+            decision.admitted(backend.id, now)
         return decision
 
     def shed(self, ask: Ask, error: Rejected, request_id: str, backend_id: str | None) -> None:
@@ -237,15 +236,16 @@ class Gate:
 
         `backend_id` is where it was sent last. A request for a pool that is gone is not kept.
         """
-        decision, now = self.decisions.get(request_id), self._clock.now()
-        if decision is None or decision.need is not ask.need:  # of another request by the same id
-            if ask.route.pool not in self._pools:
-                return
-            decision, _ = self._decide(ask, request_id, now, wait_s=0.0)
-            self.decisions.keep(decision)
-        if decision.state is not State.REFUSED:
-            decision.refused(error, now)
-            decision.backend_id = backend_id
+        kept = self._kept(ask, request_id, now := self._clock.now())
+        if kept is not None and kept.state is not State.REFUSED:
+            kept.refused(error, now)
+            kept.backend_id = backend_id
+
+    def note(self, ask: Ask, request_id: str, backend_id: str) -> None:
+        """Keep that another pool's request was let in, if it was at once."""
+        kept = self._kept(ask, request_id, now := self._clock.now())
+        if kept is not None and kept.state is not State.ADMITTED:
+            kept.admitted(backend_id, now)
 
     def tick(self, now: float) -> None:
         """Measure how fast each pool drains, and look after those who wait; about twice a second."""
@@ -267,6 +267,16 @@ class Gate:
         return None if at is None else self._clock.now() - at
 
     # --- inside -----------------------------------------------------------------------------------
+
+    def _kept(self, ask: Ask, request_id: str, now: float) -> Decision | None:
+        """Return the decision of a request, made now where `wait` made none; None: its pool is gone."""
+        decision = self.decisions.get(request_id)
+        if decision is None or decision.need is not ask.need:  # of another request by the same id
+            if ask.route.pool not in self._pools:
+                return None
+            decision, _ = self._decide(ask, request_id, now, wait_s=0.0)
+            self.decisions.keep(decision)
+        return decision
 
     def _judge(
         self, line: Line, waiting: Waiting, request_id: str

@@ -45,6 +45,9 @@ def keys_create(  # noqa: PLR0913 - the options of a verb
     priority: Annotated[
         int, typer.Option(help="Priority; requests with a higher one go first.")
     ] = 0,
+    fallback: Annotated[
+        bool, typer.Option(help="Whether another pool may answer when the asked one cannot.")
+    ] = True,
     output: AsTable = "table",
 ) -> None:
     """Create a key and print it once. Creates the keys file if needed."""
@@ -60,6 +63,7 @@ def keys_create(  # noqa: PLR0913 - the options of a verb
         name=name,
         tenant=option("--tenant", read_name, tenant or None),
         priority=priority,
+        fallback=fallback,
         models=tuple(models or ("*",)),
         max_context_tokens=option("--max-context", read_limit, max_context),
         max_output_tokens=option("--max-output", read_limit, max_output),

@@ -200,6 +200,7 @@ def key_rows(keys: Sequence[KeyInfo]) -> list[Row]:
             "models": list(key.models),
             "max_context": key.max_context_tokens,
             "max_output": key.max_output_tokens,
+            "fallback": key.fallback,
             "created": _time(key.created_s),
             "ends": _time(key.revoked_s if key.revoked_s is not None else key.ends_s),
         }

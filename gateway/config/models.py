@@ -29,6 +29,7 @@ from gateway.config.limits import CorsConfig, LimitsConfig, Proxy, TimeoutsConfi
 from gateway.config.log import LogConfig, LogFormat, LogLevel
 from gateway.config.parameters import ParametersConfig, PrefixCache
 from gateway.config.supervision import LaunchConfig, Remedy, RestartConfig, SupervisionConfig
+from gateway.config.traffic import MODEL_NAME, FallbackConfig, ModelName
 from gateway.config.units import (
     Address,
     BackendUrl,
@@ -47,10 +48,8 @@ from gateway.config.units import (
 )
 from gateway.core.types import Endpoint
 
-MODEL_NAME: Final = r"^[a-zA-Z0-9][a-zA-Z0-9._:/-]{0,127}$"
 BACKEND_NAME: Final = r"^[a-z0-9][a-z0-9-]{0,62}$"
 
-ModelName = Annotated[str, StringConstraints(pattern=MODEL_NAME)]
 BackendName = Annotated[str, StringConstraints(pattern=BACKEND_NAME)]
 Secret = Annotated[SecretStr | None, EmptyIsNone]
 
@@ -208,6 +207,7 @@ class PoolConfig(Section):
         "shared: tenants share the prefix cache. per_tenant: each tenant has its own (by a cache salt)"
         " and `cached_tokens` is hidden, so nobody can probe what others asked.",
     )
+    fallback: FallbackConfig = setting({}, "Pools that answer when this one cannot. Default: none.")
     queue: QueueConfig = setting({}, "The queue of this pool.")
     kv: KvConfig = setting({}, "When a KV cache counts as full.")
     slo: SloConfig = setting({}, "Latency targets.")
@@ -315,6 +315,7 @@ class Config(Section):
 
 
 __all__ = [
+    "MODEL_NAME",
     "Admission",
     "AdapterConfig",
     "AdminConfig",

@@ -71,6 +71,7 @@ class Caller:
     max_context_tokens: int | None = None
     max_output_tokens: int | None = None
     parameters: Overrides | None = None
+    falls_back: bool = True  # another pool may answer when the asked one cannot
 
     def may_use(self, model: str) -> bool:
         """Whether a model or adapter name matches one of the caller's globs (case matters)."""

@@ -18,6 +18,7 @@ from gateway.core.asked import NOTHING_ASKED, Asked
 from gateway.core.asked import Caller as Caller
 from gateway.core.exclusion import Exclusion as Exclusion
 from gateway.core.prefix import Prefix, Sent
+from gateway.core.traffic import Fallback
 
 
 class Endpoint(Enum):
@@ -310,6 +311,7 @@ class Ask(msgspec.Struct):
     tried: dict[str, float] = {}  # when an attempt failed there
     returned: bool = False  # its client says that it was refused before (`x-stainless-retry-count`)
     prefix: Prefix | None = None  # None: nothing is known of its beginning
+    fallback: Fallback | None = None  # its own pool could not take it
 
 
 class Credit(msgspec.Struct, gc=False):
@@ -366,7 +368,8 @@ class RequestRecord(msgspec.Struct, gc=False):
     received_at: float
     caller: Caller | None = None
     model: str | None = None  # as asked, only once it is known to exist
-    pool: str | None = None
+    pool: str | None = None  # that answered, or was asked last
+    fallback: Fallback | None = None  # of another pool
     adapter: str | None = None
     stream: bool = False
     backend_id: str | None = None

@@ -172,10 +172,17 @@ def used(watch: Watch, reply: Reply, record: RequestRecord) -> Usage | None:
     return Usage(need.prompt_tokens if need is not None else 0, watch.events, source)
 
 
+_STANDS_IN: Final = b"x-gateway-model: %b\r\n"
+
+
 def own_headers(record: RequestRecord, now: float) -> bytes:
-    """Return our header lines: who answered, after how many attempts, and where the time went (ms)."""
+    """Return our header lines: who answered, after how many attempts, and where the time went (ms).
+
+    The model is named where another one answers than was asked for.
+    """
     sent_at = record.sent_at or now
-    return (
+    other = b"" if record.fallback is None else _STANDS_IN % (record.pool or "").encode()
+    return other + (
         b"x-gateway-backend: %b\r\nx-gateway-attempts: %d\r\nserver-timing: queue;dur=%.1f, backend;dur=%.1f\r\n"
         % (
             (record.backend_id or "").encode(),

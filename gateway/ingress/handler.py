@@ -4,6 +4,7 @@
     read body      413, 408, 415
     parse          400
     resolve model  404, the same words for unknown and forbidden
+    fall back      what its pool cannot take may be another's, from here on: before anything was done
     fit context    400, before anything is forwarded
     admit          at once, or after a wait for room; 503 or 429 with Retry-After when there is none
     send           502, 504; elsewhere only if nothing was done
@@ -19,47 +20,45 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field
-from functools import partial
 
 from gateway.access.failures import FailedKeys
 from gateway.admission.gate import Gate
 from gateway.admission.refusals import engine_refused, heard_within_s
-from gateway.core.aio import Clock, beside
+from gateway.core.aio import Clock
 from gateway.core.errors import (
     AccessError,
     ClientGone,
+    ConnectFailed,
+    ContextLengthExceeded,
     EngineFull,
     GatewayError,
     MisdirectedReply,
     Rejected,
     UpstreamError,
 )
+from gateway.core.traffic import Fallback
 from gateway.core.types import (
     Ask,
-    Call,
-    Caller,
-    Demand,
     Outcome,
-    Phase,
     RequestRecord,
-    Route,
     Slot,
     TrafficFailed,
     TrafficOk,
 )
-from gateway.counting.context import bound, settle, unsettled
 from gateway.ingress.answers import ENGINE_FULL, engine_full, own_headers
 from gateway.ingress.bodies import Bodies, call_at_hand
 from gateway.ingress.downstream import Downstream
 from gateway.ingress.drain import shutting_down
 from gateway.ingress.early import Early
 from gateway.ingress.heads import header_lines
+from gateway.ingress.measuring import UNMEASURED, Measuring
 from gateway.ingress.outgoing import outgoing
 from gateway.ingress.passing import Passing
 from gateway.ingress.settings import Settings
 from gateway.observe.ledger import Ledger
 from gateway.pools.table import Backend, PoolTable
 from gateway.routing.catalog import Catalog, Catalogs
+from gateway.routing.fallback import cause_of, stand_ins
 from gateway.upstream import attempts
 from gateway.upstream.client import Client
 from gateway.upstream.engineids import engine_id
@@ -86,12 +85,14 @@ class Handler:
     failed_keys: FailedKeys
     bodies: Bodies = field(default_factory=Bodies)
     draining: bool = False
+    measuring: Measuring = field(init=False)
     passing: Passing = field(init=False)
 
     def __post_init__(self) -> None:
+        self.measuring = Measuring(self.table, self.gate)
         self.passing = Passing(self.table, self.ledger, self.clock)
 
-    async def handle(self, down: Downstream) -> None:  # noqa: PLR0915 - the story, in one piece
+    async def handle(self, down: Downstream) -> None:  # noqa: C901, PLR0915 - the story, in one piece
         """Serve one request; every way out is settled exactly once.
 
         Cancel: what was taken is given back before this returns; a client that is still there is told.
@@ -122,18 +123,14 @@ class Handler:
             call = call if call.model else named(call, route)
             record.model, record.pool, record.adapter = route.requested, route.pool, route.adapter
             record.stream, record.unknown_fields = call.stream, call.asked.unknown
-            settings.policies.judge(call.asked, route.pool, caller.parameters)
-            policy = settings.on_overflow[route.pool]
-            demand = bound(call, route=route, caller=caller, policy=policy)
-            if demand is None:
-                demand = await self._count(settings, call, route, caller)
-            record.demand = demand
-            need = self.gate.need(call, demand, caller, route.window_tokens)
-            record.need = need
             record.choices = call.choices
-            ask = Ask(route, call, demand, caller, need, self.gate.top_priority)
-            ask.returned = record.client_retry > 0
-            await self._forward(settings, down, record, ask)
+            ask = Ask(route, call, UNMEASURED, caller)
+            try:
+                if not self.measuring.at_once(settings, record, ask):
+                    await self.measuring.counted(settings, record, ask)
+                await self._forward(settings, down, record, ask)
+            except (Rejected, ContextLengthExceeded, ConnectFailed) as error:
+                await self._fall_back(settings, down, record, ask, error)
         except GatewayError as error:
             self._refuse(down, record, error, ask)
         except asyncio.CancelledError:
@@ -159,19 +156,30 @@ class Handler:
             down.task = None  # a cancelled one holds this frame, and all that the request read
             self.ledger.settle(record)
 
-    async def _count(self, settings: Settings, call: Call, route: Route, caller: Caller) -> Demand:
-        """Count the prompt exactly where its size alone does not tell whether it fits."""
-        backends = self.table.backends(route.pool)
-        serving = [each for each in backends if each.phase is Phase.READY]
-        serving = serving or [each for each in backends if each.phase is Phase.DEGRADED]
-        tokens = await settings.counters.count(call, route, serving)
-        policy = settings.on_overflow[route.pool]
-        if tokens is not None:
-            return settle(call, tokens, route=route, caller=caller, policy=policy)
-        if not serving:  # the gate says so, and when to come again
-            return Demand(len(call.body), exact=False, max_new_tokens=call.max_new_tokens)
-        judge = partial(unsettled, call, route=route, caller=caller, policy=policy)
-        return judge() if call.places is None else await beside(judge)
+    async def _fall_back(
+        self, settings: Settings, down: Downstream, record: RequestRecord, ask: Ask, error: GatewayError
+    ) -> None:  # fmt: skip
+        """Have another pool answer what its own one cannot take; raise `error` where none can."""
+        asked, cause = ask.route, cause_of(error)
+        if cause is None or down.started or not down.body_at_hand:
+            raise error
+        pool, catalog = settings.pools[asked.pool], self.catalogs.current(settings.pools)
+        before = record.pool, record.adapter, record.demand, record.need, record.backend_id
+        for route in stand_ins(cause, ask, pool, catalog):
+            record.pool, record.adapter = route.pool, route.adapter
+            record.fallback = Fallback(asked.pool, cause)
+            sent = record.attempts
+            other = Ask(route, ask.call, UNMEASURED, ask.caller)
+            try:
+                if not self.measuring.at_once(settings, record, other):
+                    await self.measuring.counted(settings, record, other)
+                return await self._forward(settings, down, record, other)
+            except GatewayError as failed:
+                if record.attempts > sent and cause_of(failed) is None:
+                    raise  # it may have been executed
+        record.pool, record.adapter, record.demand, record.need, record.backend_id = before
+        record.fallback = None
+        raise error
 
     async def _forward(
         self, settings: Settings, down: Downstream, record: RequestRecord, ask: Ask
@@ -179,6 +187,8 @@ class Handler:
         """Send the request to a backend with room, and to another where that repeats nothing."""
         while True:
             slot = self.gate.enter(ask) or await self._wait(settings, down, record, ask)
+            if ask.fallback is not None:
+                self.gate.note(ask, down.id, slot.backend_id)
             try:
                 backend = self.table.get(slot.backend_id)
                 fresh = False
@@ -271,11 +281,12 @@ class Handler:
         if isinstance(error, AccessError):
             error = self.failed_keys.judge(error, down.client_of(self.settings.proxies))
         record.outcome, record.error_code, record.status = error.outcome, error.code, error.status
+        measured = ask is not None and ask.demand is not UNMEASURED
         if isinstance(error, Rejected):
             record.shed_reason = error.shed_reason
-            if ask is not None:
+            if measured and ask is not None:
                 self.gate.shed(ask, error, down.id, record.backend_id)
-        if ask is None:
+        if not measured:
             line = ("POST", down.spec.path.decode())
             self.early.keep(error, down.id, line, record.caller)
         if down.started and not down.response_complete and not down.gone:

@@ -99,6 +99,11 @@ OVERHEAD: Final = _histogram(
 SHED: Final = _counter(
     "gateway_shed_total", "Requests refused for capacity, by reason.", "pool", "reason"
 )
+FALLBACKS: Final = _counter(
+    "gateway_fallbacks_total",
+    "Requests for a pool that another one took; cause is no_backend, overload or context.",
+    "pool", "to", "cause",
+)  # fmt: skip
 QUEUED: Final = _gauge(
     "gateway_queue_requests", "Requests waiting here for room on a backend.", "pool"
 )

@@ -19,6 +19,7 @@ import msgspec
 
 from gateway.config.models import LogConfig, LogFormat
 from gateway.core.aio import Clock
+from gateway.core.traffic import Fallback
 from gateway.core.types import RequestRecord
 from gateway.observe.instruments import UNKNOWN
 from gateway.observe.outlet import Outlet
@@ -41,7 +42,8 @@ class AccessLine(msgspec.Struct, frozen=True, gc=False):
     key_id: str | None
     tenant: str | None
     model: str | None
-    pool: str | None
+    pool: str | None  # that answered
+    fallback: Fallback | None  # it stood in for another one
     backend: str | None
     adapter: str | None
     endpoint: str
@@ -96,6 +98,7 @@ class AccessLog:
             caller.tenant if caller is not None else None,
             record.model,
             pool,
+            record.fallback,
             backend[len(pool) + 1 :] if backend is not None and pool is not None else None,
             record.adapter,
             UNKNOWN if record.endpoint is None else record.endpoint._value_,

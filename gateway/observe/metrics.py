@@ -127,7 +127,7 @@ class Metrics(Collector):
         """Count requests that ended. Of each, `ended_at` and `outcome` are set."""
         known = self._sums
         for record in settled:
-            usage = record.usage
+            usage, fallback = record.usage, record.fallback
             kind = (
                 record.pool, record.model, record.endpoint, record.outcome, record.status,
                 None if usage is None else usage.source,
@@ -143,6 +143,9 @@ class Metrics(Collector):
                 self._time(record, sums, record.sent_at)
             if sums.rare or record.queue_s or record.client_retry or record.unknown_fields:
                 self._count_rare(record, sums)
+            if fallback is not None:
+                fallen = self._values[table.FALLBACKS.name]
+                fallen[fallback.pool, sums.names[0], fallback.cause.value] += 1
 
     def _time(self, record: RequestRecord, sums: Sums, sent_at: float) -> None:
         received_at = record.received_at

@@ -14,12 +14,13 @@ from gateway.access.keys import KeyRing, OpenRing
 from gateway.admission.decisions import Decision, State
 from gateway.admission.gate import Gate
 from gateway.core.errors import GatewayError, RequestError, ShuttingDown
-from gateway.core.types import Ask, Call, Caller, Endpoint, Route
+from gateway.core.types import Ask, Call, Caller, Demand, Endpoint, Route
 from gateway.counting.context import settle
 from gateway.ops.explain import (
     SCHEMA_VERSION,
     BackendTold,
     Book,
+    FallbackTold,
     SettingTold,
     backend_told,
     queued,
@@ -29,10 +30,12 @@ from gateway.ops.explain import (
 )
 from gateway.ops.moment import Moment, rfc3339
 from gateway.routing.catalog import Catalogs
+from gateway.routing.fallback import cause_by, stand_ins
 from gateway.wire.calls import ENDPOINTS
 
 _BYTES_PER_TOKEN: Final = 4  # of English text: how large the body is taken to be
 _ANYBODY: Final = Caller(key_id="anonymous", name="anonymous", tenant="anonymous")
+_UNMEASURED: Final = Demand(0, exact=False)
 _SPECS: Final = {spec.endpoint: spec for spec in ENDPOINTS.values()}
 
 
@@ -62,6 +65,7 @@ class DryRun(TypedDict):
     message: str | None
     retry_after_s: float | None
     setting: SettingTold | None
+    fallback: FallbackTold | None  # its own pool would refuse it; `pool` would take it
     backends: list[BackendTold]
 
 
@@ -104,22 +108,40 @@ def dry_run(
     if wish.key_id is not None:
         caller = _holder(deciding, wish.key_id, moment.wall)
     call, config = _call(wish), book.loaded.config
-    route = deciding.catalogs.current(config.pools).resolve(call, caller)
-    run = _blank(wish, route, caller, moment)
+    catalog = deciding.catalogs.current(config.pools)
+    route = catalog.resolve(call, caller)
+    asked = Ask(route, call, _UNMEASURED, caller)
+    run = _blank(wish, asked, moment)
     if draining:
         return _refused(run, ShuttingDown("This gateway is shutting down."))
+    run = _at_pool(run, asked, wish, deciding.gate, book)
+    cause = cause_by(run["code"])
+    if cause is None:
+        return run
+    for other in stand_ins(cause, asked, config.pools[route.pool], catalog):
+        ask = Ask(other, call, _UNMEASURED, caller)
+        second = _at_pool(_blank(wish, ask, moment), ask, wish, deciding.gate, book)
+        if second["verdict"] != "refused":
+            why = f"{route.pool} would refuse it: {run['status']} {run['code']}."
+            second["sentence"] = f"{why} {second['sentence']}"
+            second["model"] = route.requested
+            second["fallback"] = FallbackTold(pool=route.pool, cause=cause.value)
+            return second
+    return run
+
+
+def _at_pool(run: DryRun, ask: Ask, wish: Wish, gate: Gate, book: Book) -> DryRun:
+    """Return what would happen to a request at the pool of its route."""
+    call, route, caller, tokens = ask.call, ask.route, ask.caller, wish.prompt_tokens
     try:
-        policy = config.pools[route.pool].on_overflow
-        tokens = wish.prompt_tokens
-        demand = settle(call, tokens, route=route, caller=caller, policy=policy)
+        policy = book.loaded.config.pools[route.pool].on_overflow
+        ask.demand = settle(call, tokens, route=route, caller=caller, policy=policy)
     except RequestError as error:
         run["setting"] = _fitting(error, route, caller, book)
         return _refused(run, error)
-    gate = deciding.gate
-    need = gate.need(call, demand, caller, route.window_tokens)
-    ask = Ask(route, call, demand, caller, need, gate.top_priority)
-    decision = gate.foresee(ask, body_bytes=tokens * _BYTES_PER_TOKEN)
-    return _foreseen(run, decision, book)
+    ask.need = gate.need(call, ask.demand, caller, route.window_tokens)
+    ask.top_priority = gate.top_priority
+    return _foreseen(run, gate.foresee(ask, body_bytes=tokens * _BYTES_PER_TOKEN), book)
 
 
 def _holder(deciding: Deciding, key_id: str, wall: float) -> Caller:
@@ -143,7 +165,8 @@ def _call(wish: Wish) -> Call:
     )
 
 
-def _blank(wish: Wish, route: Route, caller: Caller, moment: Moment) -> DryRun:
+def _blank(wish: Wish, ask: Ask, moment: Moment) -> DryRun:
+    route, caller = ask.route, ask.caller
     return DryRun(
         schema_version=SCHEMA_VERSION,
         at=rfc3339(moment.wall),
@@ -168,6 +191,7 @@ def _blank(wish: Wish, route: Route, caller: Caller, moment: Moment) -> DryRun:
         message=None,
         retry_after_s=None,
         setting=None,
+        fallback=None,
         backends=[],
     )
 

@@ -16,6 +16,7 @@ from gateway.config.findings import KeyPath, dotted
 from gateway.config.load import Loaded
 from gateway.config.models import Section
 from gateway.config.spell import spell
+from gateway.core.traffic import Cause, Fallback
 from gateway.ops.moment import Moment, rfc3339
 
 SCHEMA_VERSION: Final = 2
@@ -36,6 +37,13 @@ class BackendTold(TypedDict):
     verdict: str
     expected_s: float | None  # until it would be done there; less is better
     setting: SettingTold | None
+
+
+class FallbackTold(TypedDict):
+    """Which pool could not take a request that another took, and why."""
+
+    pool: str
+    cause: str  # core.traffic.Cause
 
 
 class Summary(TypedDict):
@@ -70,6 +78,9 @@ class Told(Summary):
     message: str | None  # as its client reads it
     retry_after_s: float | None
     setting: SettingTold | None
+    fallback: (
+        FallbackTold | None
+    )  # its own pool could not take it; `pool` is the one that was asked next
     backends: list[BackendTold]
 
 
@@ -136,12 +147,34 @@ def told(decision: Decision, book: Book, moment: Moment) -> Told:
         message=decision.message,
         retry_after_s=rounded(decision.retry_after_s),
         setting=setting_told(decision, book),
+        fallback=fallback_told(decision.fallback),
         backends=[backend_told(each, book) for each in decision.said],
     )
 
 
+def fallback_told(fallback: Fallback | None) -> FallbackTold | None:
+    """Return from which pool a request came, if it was sent to another."""
+    if fallback is None:
+        return None
+    return FallbackTold(pool=fallback.pool, cause=fallback.cause.value)
+
+
+_BECAUSE: Final = {
+    Cause.NO_BACKEND: "none of its backends serves",
+    Cause.OVERLOAD: "it is overloaded",
+    Cause.CONTEXT: "its context window is too small",
+}
+
+
 def sentence(decision: Decision, now: float) -> str:
-    """Return what became of a request, in one or two sentences."""
+    """Return what became of a request, in two or three sentences at most."""
+    said, fallback = _outcome(decision, now), decision.fallback
+    if fallback is None:
+        return said
+    return f"{said} The pool {fallback.pool} could not take it: {_BECAUSE[fallback.cause]}."
+
+
+def _outcome(decision: Decision, now: float) -> str:
     waited, name = f"{_waited_s(decision, now):.1f} s", decision.id
     match decision.state:
         case State.WAITING:

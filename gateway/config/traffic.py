@@ -1,0 +1,48 @@
+"""Settings of traffic between pools: which pools answer in place of another, and for what cause."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from pydantic import BeforeValidator, StringConstraints, WithJsonSchema
+
+from gateway.config.units import Section, setting
+from gateway.core.traffic import Cause
+
+MODEL_NAME: Final = r"^[a-zA-Z0-9][a-zA-Z0-9._:/-]{0,127}$"
+ModelName = Annotated[str, StringConstraints(pattern=MODEL_NAME)]
+
+
+def _widened(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+_NAME_SCHEMA: Final = {"type": "string", "pattern": MODEL_NAME}
+Names = Annotated[
+    tuple[ModelName, ...],
+    BeforeValidator(_widened),
+    WithJsonSchema({"anyOf": [_NAME_SCHEMA, {"type": "array", "items": _NAME_SCHEMA}]}),
+]
+
+
+class FallbackConfig(Section):
+    """Pools that answer when this one cannot: one name, or several in order. Theirs are not followed."""
+
+    no_backend: Names = setting((), "When no backend of this pool serves.")
+    overload: Names = setting((), "When this pool refuses a request because it is full (503).")
+    context: Names = setting(
+        (), "When prompt plus output do not fit its context window: pools with a larger one."
+    )
+    adapters: tuple[ModelName, ...] = setting(
+        (), "LoRA adapters whose requests fall back too, to the other pool's base model."
+    )
+
+    def of(self, cause: Cause) -> tuple[str, ...]:
+        """Return the pools that answer for a cause, the first that can."""
+        match cause:
+            case Cause.NO_BACKEND:
+                return self.no_backend
+            case Cause.OVERLOAD:
+                return self.overload
+            case Cause.CONTEXT:
+                return self.context

@@ -1,0 +1,78 @@
+"""What is wrong with traffic between pools: names that lead nowhere, and what a fallback would give away.
+
+Pure, as `config.check`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from gateway.config.check import Remark
+from gateway.config.findings import KeyPath, Severity
+from gateway.config.models import Config, PoolConfig
+from gateway.config.parameters import PrefixCache
+from gateway.core.traffic import Cause
+
+_OF_TENANTS: Final = PrefixCache.PER_TENANT
+
+
+def check_traffic(config: Config) -> Iterator[Remark]:
+    """Yield everything that is wrong or doubtful with settings that lead from one pool to another."""
+    for name, pool in config.pools.items():
+        yield from _fallback(("pools", name, "fallback"), name, pool, config)
+
+
+def _fallback(path: KeyPath, name: str, pool: PoolConfig, config: Config) -> Iterator[Remark]:
+    fallback = pool.fallback
+    for cause in Cause:
+        for other in fallback.of(cause):
+            here: KeyPath = (*path, cause.value)
+            if other == name:
+                yield Remark(
+                    here,
+                    "fallback-loop",
+                    f"the pool `{name}` cannot answer in place of itself",
+                    "name another pool",
+                )
+            elif other not in config.pools:
+                known = ", ".join(each for each in config.pools if each != name) or "none"
+                yield Remark(
+                    here,
+                    "unknown-pool",
+                    f"there is no pool `{other}`",
+                    f"a fallback is the name of another pool, not of an alias or adapter; there are: {known}",
+                )
+            else:
+                yield from _given_away(here, cause, pool, other, config.pools[other])
+    listed = None if pool.adapters == "auto" else {each.name for each in pool.adapters}
+    for place, adapter in enumerate(fallback.adapters):
+        if listed is not None and adapter not in listed:
+            yield Remark(
+                (*path, "adapters", place),
+                "unknown-adapter",
+                f"`{adapter}` is none of the adapters that this pool lists",
+                "add it to `adapters` of the pool, or remove it here",
+            )
+
+
+def _given_away(
+    path: KeyPath, cause: Cause, pool: PoolConfig, name: str, other: PoolConfig
+) -> Iterator[Remark]:
+    """Say what a request would lose at the pool that stands in."""
+    if pool.prefix_cache is _OF_TENANTS and other.prefix_cache is not _OF_TENANTS:
+        yield Remark(
+            path,
+            "shared-fallback",
+            f"requests of this pool have a prefix cache per tenant, and in `{name}` they would share one",
+            f"write `prefix_cache: per_tenant` in `{name}` too, or remove this fallback",
+        )
+    mine, its = pool.max_context, other.max_context
+    if cause is Cause.CONTEXT and its is not None and mine is not None and its <= mine:
+        yield Remark(
+            path,
+            "smaller-window",
+            f"`{name}` takes {its} tokens, no more than this pool ({mine}), so it never helps",
+            "name a pool with a larger `max_context`",
+            Severity.WARNING,
+        )

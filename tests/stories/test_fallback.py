@@ -1,0 +1,191 @@
+"""What its own pool cannot take, another pool answers: never silently, never after the first byte."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gateway.access import keys
+from gateway.core.types import Phase
+from gateway.pools.health import Order
+from gateway.process import reload
+from gateway.sim.server import SimConfig
+from tests.stories.support import frames, gateway, story
+from tests.stories.test_explain import explain, route
+
+BIG = SimConfig(model="big", speed=0)
+SMALL = SimConfig(model="small", speed=0)
+TWO = """\
+pools:
+  big:
+    fallback: {{ {fallback} }}
+    queue: {{max_requests: 0}}
+    {more}
+    backends: [{{url: <0>, max_in_flight: 1}}]
+  small:
+    backends: [<1>]
+"""
+
+
+def two(fallback, more=""):
+    return TWO.format(fallback=fallback, more=more)
+
+
+def take_out(world, backend="big/b1"):
+    world.process.table.order(backend, Order.CORDON)
+    assert world.process.table.get(backend).phase is Phase.CORDONED
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_without_a_backend_another_pool_answers_and_says_so(stream):
+    @story
+    async def told():
+        async with gateway(BIG, SMALL, pools=two("no_backend: small"), access=True) as world:
+            usual = await world.chat(model="big", max_tokens=3, stream=stream)
+            assert "x-gateway-model" not in usual.headers
+            take_out(world)
+            reply = await world.chat(model="big", max_tokens=3, stream=stream)
+            assert reply.status_code == 200, reply.text
+            assert reply.headers["x-gateway-model"] == "small"
+            assert reply.headers["x-gateway-backend"] == "small/b1"
+            said = json.loads(frames(reply.text)[0]) if stream else reply.json()
+            assert said["model"] == "small"
+            first, line = world.access_lines()
+            assert first["fallback"] is None
+            assert (line["model"], line["pool"], line["backend"]) == ("big", "small", "b1")
+            assert line["fallback"] == {"pool": "big", "cause": "no_backend"}
+            assert line["completion_tokens"] == 3
+            counted = 'gateway_fallbacks_total{cause="no_backend",pool="big",to="small"} 1.0'
+            assert counted in await world.metrics()
+            await world.settled()
+
+    told()
+
+
+@story
+async def test_an_overloaded_pool_has_another_one_answer_and_explain_and_route_tell_it():
+    async with gateway(
+        SimConfig(model="big", reply_tokens=4000), SMALL, pools=two("overload: [small]")
+    ) as world:
+        body = {"model": "big", "messages": [{"role": "user", "content": "go on"}], "stream": True}
+        async with world.http.stream("POST", "/v1/chat/completions", json=body) as holding:
+            assert holding.status_code == 200
+            await world.until(lambda: world.in_flight() == 1)
+            foreseen = await route(world, model="big")
+            assert (foreseen["verdict"], foreseen["pool"]) == ("now", "small")
+            assert foreseen["model"] == "big"
+            assert foreseen["fallback"] == {"pool": "big", "cause": "overload"}
+            assert "big would refuse it: 503 server_is_overloaded." in foreseen["sentence"]
+            reply = await world.chat(model="big", max_tokens=1)
+            assert reply.headers["x-gateway-model"] == "small"
+            told = await explain(world, reply.headers["x-request-id"])
+            assert (told["pool"], told["backend"], told["state"]) == (
+                "small",
+                "small/b1",
+                "admitted",
+            )
+            assert told["fallback"] == {"pool": "big", "cause": "overload"}
+            assert "The pool big could not take it: it is overloaded." in told["sentence"]
+            # Nothing says so of no backend: that cause has no setting.
+            take_out(world)
+            refused = await world.chat(model="big")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (
+                503,
+                "model_unavailable",
+            )
+
+
+@story
+async def test_a_prompt_too_long_for_its_pool_goes_where_the_window_is_larger():
+    small_window = SimConfig(model="big", speed=0, max_model_len=64)
+    async with gateway(small_window, SMALL, pools=two("context: small")) as world:
+        words = "word " * 200
+        reply = await world.chat(words, model="big", max_tokens=2)
+        assert (reply.status_code, reply.headers.get("x-gateway-model")) == (200, "small")
+        assert (await route(world, model="big", tokens=200))["pool"] == "small"
+        # Too long for both: the client is told of the window that it asked for.
+        refused = await world.chat("word " * 40_000, model="big", max_tokens=2)
+        assert refused.json()["error"]["code"] == "context_length_exceeded"
+        assert "64 tokens" in refused.json()["error"]["message"]
+        assert not [each for each in world.sims[0].requests if "chat" in each.path]
+
+
+@story
+async def test_a_key_may_rule_it_out_and_must_be_allowed_the_other_model():
+    async with gateway(BIG, SMALL, pools=two("no_backend: small")) as world:
+        take_out(world)
+        file = world.path.parent / "keys.yaml"
+        never = keys.create(file, name="never", fallback=False)
+        only = keys.create(file, name="only", models=("big",))
+        both = keys.create(file, name="both", models=("big", "small"))
+        assert await reload(world.process)
+        for key, status in ((never, 503), (only, 503), (both, 200)):
+            headers = {"authorization": f"Bearer {key.key}"}
+            reply = await world.chat(model="big", max_tokens=1, headers=headers)
+            assert reply.status_code == status, reply.text
+            if status == 503:
+                assert "Model `big` is temporarily unavailable" in reply.json()["error"]["message"]
+                assert "x-gateway-model" not in reply.headers
+        assert [each.fallback for each in keys.list_keys(file)] == [True, False, True, True]
+
+
+@story
+async def test_adapters_fall_back_only_where_the_setting_names_them_and_vectors_never():
+    lora = SimConfig(model="big", adapters=("sql", "legal"), speed=0)
+    pools = two("no_backend: small, adapters: [sql]")
+    async with gateway(lora, SMALL, pools=pools) as world:
+        take_out(world)
+        reply = await world.chat(model="sql", max_tokens=1)
+        assert (reply.status_code, reply.json()["model"]) == (200, "small")
+        assert (await world.chat(model="legal", max_tokens=1)).status_code == 503
+        embedded = await world.http.post("/v1/embeddings", json={"model": "big", "input": "a"})
+        assert embedded.status_code == 503
+
+
+@story
+async def test_what_the_other_pool_forbids_does_not_go_there():
+    pools = two("no_backend: small").replace(
+        "  small:\n", "  small:\n    parameters: {deny: [logit_bias]}\n"
+    )
+    async with gateway(BIG, SMALL, pools=pools) as world:
+        take_out(world)
+        assert (await world.chat(model="big", max_tokens=1)).status_code == 200
+        reply = await world.chat(model="big", max_tokens=1, logit_bias={"1": 1})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "model_unavailable")
+        assert len(world.sims[1].received("/v1/chat/completions")) == 1
+
+
+@story
+async def test_two_pools_may_stand_in_for_each_other_and_a_request_never_goes_round():
+    pools = two("no_backend: small").replace(
+        "  small:\n", "  small:\n    fallback: {no_backend: big}\n"
+    )
+    async with gateway(BIG, SMALL, pools=pools) as world:
+        take_out(world)
+        assert (await world.chat(model="big", max_tokens=1)).json()["model"] == "small"
+        take_out(world, "small/b1")
+        reply = await world.chat(model="big", max_tokens=1)
+        assert reply.status_code == 503
+        assert "Model `big` is temporarily unavailable" in reply.json()["error"]["message"]
+        told = await explain(world, reply.headers["x-request-id"])
+        assert (told["pool"], told["state"], told["fallback"]) == ("big", "refused", None)
+
+
+@story
+async def test_a_stream_that_broke_is_never_begun_again_elsewhere():
+    pools = two("no_backend: small, overload: small")
+    async with gateway(BIG, SMALL, pools=pools) as world:
+        world.sims[0].inject("reset_after:3")
+        reply = await world.chat(model="big", stream=True)
+        assert "error" in json.loads(frames(reply.text)[-2])
+        assert world.sims[1].received("/v1/chat/completions") == []
+
+
+@story
+async def test_a_backend_that_refuses_connections_has_its_requests_answered_by_the_other_pool():
+    async with gateway(BIG, SMALL, pools=two("no_backend: small")) as world:
+        await world.sims[0].__aexit__(None, None, None)
+        reply = await world.chat(model="big", max_tokens=1)
+        assert (reply.status_code, reply.headers.get("x-gateway-model")) == (200, "small")
+        await world.settled()

@@ -1,0 +1,61 @@
+"""What is wrong with settings that lead from one pool to another."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.test_config_check import codes, findings, warnings
+
+
+def pools(first, second="", more=""):
+    return (
+        f"pools: {{a: {{backends: [http://h:1], {first}}}, b: {{backends: [http://h:2], {second}}}}}\n"
+        + more
+    )
+
+
+@pytest.mark.parametrize(
+    ("fallback", "code"),
+    [
+        ("{no_backend: b}", None),
+        ("{overload: [b], context: b}", None),
+        ("{overload: a}", "fallback-loop"),
+        ("{overload: [b, c]}", "unknown-pool"),
+        ("{overload: gpt}", "unknown-pool"),
+        ("{no_backend: b, adapters: [sql]}", None),
+    ],
+)
+def test_a_fallback_names_other_pools(fallback, code):
+    found = codes(pools(f"fallback: {fallback}", "aliases: [gpt]"))
+    assert found == ([] if code is None else [code])
+
+
+def test_the_finding_says_where_and_what_to_write():
+    (found,) = findings(pools("fallback: {context: c}"))
+    assert found.path == ("pools", "a", "fallback", "context")
+    assert "there is no pool `c`" in found.message
+    assert found.hint.endswith("there are: b")
+
+
+def test_two_pools_may_stand_in_for_each_other():
+    assert findings(pools("fallback: {overload: b}", "fallback: {overload: a}")) == ()
+
+
+def test_an_adapter_that_falls_back_is_one_of_the_pool():
+    both = "adapters: [sql], fallback: {{overload: b, adapters: [{}]}}"
+    assert codes(pools(both.format("sql"))) == []
+    assert codes(pools(both.format("sqll"))) == ["unknown-adapter"]
+
+
+def test_tenants_that_are_kept_apart_do_not_fall_back_to_a_shared_cache():
+    apart = "prefix_cache: per_tenant"
+    fallback = f"{apart}, fallback: {{overload: b}}"
+    assert codes(pools(fallback)) == ["shared-fallback"]
+    assert codes(pools(fallback, apart)) == []
+
+
+def test_a_window_that_is_no_larger_never_helps():
+    assert warnings(pools("max_context: 8k, fallback: {context: b}", "max_context: 8k")) == [
+        "smaller-window"
+    ]
+    assert warnings(pools("max_context: 8k, fallback: {context: b}", "max_context: 9k")) == []
