@@ -11,7 +11,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	@$(BIN)/python -m pip install --quiet --editable '.[redis,kubernetes]' --group dev
+	@$(BIN)/python -m pip install --quiet --editable '.[redis,kubernetes,kvevents]' --group dev
 	@touch $@
 
 demo: setup            ## gateway and three simulated backends on loopback

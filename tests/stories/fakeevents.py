@@ -1,0 +1,59 @@
+"""An engine's publisher of KV events as vLLM's is: a PUB socket, and a ROUTER that replays."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import zmq
+import zmq.asyncio
+
+from tests.kvengine import Engine
+
+END = b"\xff" * 8
+
+
+class Publisher:
+    """Publishes what its engine does, unless it is told to lose it; answers replays while it lives."""
+
+    def __init__(self, context, engine=None, *, port=0, replay_port=0, replays=True):
+        self.engine = engine or Engine()
+        self.replays = 0
+        self.is_silent = False
+        self._publish, self.port = bound(context, zmq.PUB, port)
+        self._replay, self.replay_port = bound(context, zmq.ROUTER, replay_port)
+        self._task = asyncio.ensure_future(self._answer()) if replays else None  # noqa: TID251
+
+    async def send(self, messages, *, lost=False):
+        for number, payload in messages:
+            if not lost:
+                await self._publish.send_multipart([b"", number.to_bytes(8, "big"), payload])
+
+    async def send_raw(self, *frames):
+        await self._publish.send_multipart(frames)
+
+    async def _answer(self):
+        while True:
+            client, _, number = await self._replay.recv_multipart()
+            self.replays += 1
+            if self.is_silent:
+                continue
+            for at, payload in self.engine.replay(int.from_bytes(number, "big")):
+                await self._replay.send_multipart(
+                    [client, b"", b"", at.to_bytes(8, "big"), payload]
+                )
+            await self._replay.send_multipart([client, b"", b"", END, b""])
+
+    async def close(self):
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        self._publish.close(linger=0)
+        self._replay.close(linger=0)
+
+
+def bound(context, kind, port):
+    socket = context.socket(kind)
+    socket.bind(f"tcp://127.0.0.1:{port or '*'}")
+    return socket, int(socket.get(zmq.LAST_ENDPOINT).decode().rpartition(":")[2])
