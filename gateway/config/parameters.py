@@ -15,7 +15,8 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from gateway.config.units import Section, setting
-from gateway.core.asked import Asked, Media, Overrides, UnknownFields
+from gateway.core.asked import Media, Overrides, UnknownFields
+from gateway.core.types import Call
 from gateway.wire.parameters import Policy, effective, judge
 from gateway.wire.table import TABLE, Rule
 
@@ -120,15 +121,15 @@ class Policies:
         }
         self._made: dict[tuple[str | None, Overrides | None], Policy] = {}
 
-    def judge(self, asked: Asked, pool: str, key: Overrides | None) -> None:
+    def judge(self, call: Call, pool: str, key: Overrides | None) -> None:
         """Let a request to a pool, by a key with these overrides, pass or refuse it.
 
         Raises:
             RequestError: see `wire.parameters.judge`.
         """
         policy = self._made.get((pool, key)) or self.of(pool, key)
-        if asked.facts or policy.denied_names:
-            judge(asked, policy)
+        if call.asked.facts or policy.denied_names:
+            judge(call, policy)
 
     def of(self, pool: str | None, key: Overrides | None) -> Policy:
         """Return the policy for requests by a key with these overrides: to a pool, or to any (None)."""

@@ -38,9 +38,8 @@ class Fact(msgspec.Struct, frozen=True, gc=False):
 
 
 class Asked(msgspec.Struct, frozen=True, gc=False):
-    """What a body asks for: its top-level fields, what was measured, how many fields are unknown."""
+    """What a body asks for: what was measured, and how many fields are unknown."""
 
-    fields: tuple[str, ...] = ()
     facts: tuple[Fact, ...] = ()
     unknown: int = 0
 

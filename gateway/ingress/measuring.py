@@ -30,7 +30,7 @@ class Measuring:
             RequestError: its pool takes no such call, or it does not fit (400).
         """
         call, route, caller = ask.call, ask.route, ask.caller
-        settings.policies.judge(call.asked, route.pool, caller.parameters)
+        settings.policies.judge(call, route.pool, caller.parameters)
         policy = settings.on_overflow[route.pool]
         demand = bound(call, route=route, caller=caller, policy=policy)
         if demand is None:

@@ -12,15 +12,16 @@ from types import MappingProxyType
 from typing import Final
 
 import msgspec
-from msgspec import Raw, structs
+from msgspec import UNSET, Raw, structs
 
 from gateway.core.errors import NO_MODEL, MissingModel, RequestError, UnsupportedMediaType
 from gateway.core.types import Call, Dialect, Endpoint, Route
+from gateway.wire.content import CHECKED_BYTES
 from gateway.wire.forms import FormReader
 from gateway.wire.large import fields_at_hand, spliced
 from gateway.wire.measures import Measure
 from gateway.wire.objects import fields_of, is_given
-from gateway.wire.ordinary import Ordinary, ordinary
+from gateway.wire.ordinary import Ordinary, ordinary, short_chat
 from gateway.wire.peek import Peek, peek, take_apart
 from gateway.wire.prompts import prompts_of, truncates
 from gateway.wire.small import check_depth, is_small
@@ -44,6 +45,7 @@ class EndpointSpec:
     multipart: bool = False
 
 
+_CHAT: Final = Endpoint.CHAT  # looked up once: 0.15 us before Python 3.12
 _CHAT_LIMITS: Final = ("max_completion_tokens", "max_tokens")
 # Source: vLLM 0.32. Of several paths of one endpoint the first is the one that vLLM recommends.
 _ALLOWED: Final = (
@@ -113,6 +115,10 @@ def parse_at_once(spec: EndpointSpec, body: bytes, content_type: bytes) -> Call 
     """
     if content_type != b"application/json":
         _check_json_type(content_type)
+    if spec.endpoint is _CHAT and len(body) <= CHECKED_BYTES:
+        found = short_chat(body)
+        if found is not None:
+            return _ordinary_call(spec, body, content_type, found)
     try:
         fields = take_apart(body)
     except RequestError:
@@ -138,7 +144,7 @@ def _ordinary_call(spec: EndpointSpec, body: bytes, content_type: bytes, found: 
         body=body,
         max_new_tokens=limit,
         max_new_field=limit_field,
-        wants_usage=options is not None and options.include_usage is True,
+        wants_usage=bool(options) and options.include_usage is True,
         text_bytes=found.text_bytes,
         content_type=content_type,
         asked=found.asked,
@@ -261,8 +267,8 @@ def _check_json_type(content_type: bytes) -> None:
 
 def _limit(spec: EndpointSpec, seen: Peek) -> tuple[int | None, str | None]:
     for field in spec.limits:
-        limit: int | None = getattr(seen, field)
-        if limit is None:
+        limit = getattr(seen, field)
+        if limit is None or limit is UNSET:
             continue
         if limit < 0:
             raise RequestError(

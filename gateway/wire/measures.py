@@ -80,7 +80,7 @@ class Measure:
             facts.append(Fact(row, float(prompts), prompts_field))
             if choices > 1:
                 facts.append(Fact("sequences", float(prompts * choices), "n"))
-        return Asked(tuple(self.fields), tuple(facts), self._unknown)
+        return Asked(tuple(facts), self._unknown)
 
     def _look_at_unknown(self, names: Set[str]) -> None:
         given = [

@@ -2,7 +2,8 @@
 
 An ordinary body has usual fields only, of their plain types and within their ranges, and all of its
 content is text, in strings or in parts. No row of the policy limits any of that. What types cannot say
-is checked beside: names that come twice, and how deep tools are nested.
+is checked beside: names that come twice, and how deep tools are nested. A short chat without tools,
+which most are, is read in one go (`short_chat`).
 
 This is a shortcut, never a judgement: a body that is not ordinary is measured field by field. A test
 holds that both say the same of every ordinary body.
@@ -16,7 +17,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from gateway.core.asked import Asked, Fact
+from gateway.core.asked import NOTHING_ASKED, Asked, Fact
 from gateway.core.types import Endpoint
 from gateway.wire.content import CHECKED_BYTES
 from gateway.wire.measures import FEW_TOOLS_BYTES, RANGES
@@ -29,9 +30,24 @@ from gateway.wire.small import containers, most_containers
 class Ordinary(msgspec.Struct, gc=False):
     """An ordinary body, read."""
 
-    seen: Any  # its fields as attributes; what is absent is None
+    seen: Any  # its fields as attributes; what is absent is UNSET
     text_bytes: int  # of its prompt, at most
     asked: Asked
+
+
+def short_chat(body: bytes) -> Ordinary | None:
+    """Read a short ordinary chat without tools; None for any other body.
+
+    Written again, it must take all of its bytes: then no name in it came twice, for one was dropped.
+    """
+    try:
+        seen = _SHORT_CHAT.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    again = msgspec.json.encode(seen)
+    if body.startswith(b" ", body.find(b":") + 1):  # with the spaces of Python's json
+        again = msgspec.json.format(again, indent=0)
+    return Ordinary(seen, len(body), NOTHING_ASKED) if len(again) == len(body) else None
 
 
 def ordinary(endpoint: Endpoint, body: bytes, fields: Mapping[str, Raw]) -> Ordinary | None:
@@ -48,21 +64,21 @@ def ordinary(endpoint: Endpoint, body: bytes, fields: Mapping[str, Raw]) -> Ordi
         seen = decoder.decode(_without_text(endpoint, body, fields) if long else body)
     except (KeyError, msgspec.DecodeError, RecursionError):
         return None
-    asked = Asked(tuple(fields))
     if endpoint is Endpoint.COMPLETIONS:
-        return Ordinary(seen, len(prompt), asked)
+        return Ordinary(seen, len(prompt), NOTHING_ASKED)
     # Messages that take all of their bytes again were all of them: no name in them was dropped.
     accounted = not long and len(msgspec.json.encode(seen.messages)) == len(prompt)
     if not accounted and _may_repeat(prompt, seen.messages):
         return None
-    if seen.tools is None:
-        return Ordinary(seen, len(body), asked)
+    if not isinstance(seen.tools, list):
+        return Ordinary(seen, len(body), NOTHING_ASKED)
     if most_containers(seen.tools) > MAX_DEPTH - 2:  # the body and the list are levels too
         return None
     tools_bytes = len(fields["tools"])
+    asked = NOTHING_ASKED
     if tools_bytes > FEW_TOOLS_BYTES:
         size = Fact("tools_bytes", float(tools_bytes), "tools")
-        asked = Asked(asked.fields, (size, Fact("tools", float(len(seen.tools)), "tools")))
+        asked = Asked((size, Fact("tools", float(len(seen.tools)), "tools")))
     return Ordinary(seen, len(body) + TOOLS_GROWTH * tools_bytes, asked)
 
 
@@ -128,38 +144,43 @@ class _Message(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class _StreamOptions(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
+    include_usage: bool | None | UnsetType = UNSET
+    continuous_usage_stats: bool | None | UnsetType = UNSET
 
 
 _QUOTE: Final = b'"'[0]
+_Null = type(None)
 _Name = str | None
 _Switch = bool | None
 _Limit = Integer | None
+# An integer stays one, so that it is written again as it was.
 _RANGES: Final = {
-    name: Annotated[float, Meta(ge=least, le=most)] | None for name, (least, most) in RANGES.items()
+    name: Annotated[float, Meta(ge=least, le=most)]
+    | Annotated[int, Meta(ge=int(least), le=int(most))]
+    | None
+    for name, (least, most) in RANGES.items()
 }
 # Those that are in most bodies first, in the order of the OpenAI SDK: so the decoder finds them soonest.
 _FIELDS: Final[Mapping[str, Any]] = {
     "model": _Name,
     "frequency_penalty": _RANGES["frequency_penalty"],
-    "logit_bias": None,
-    "logprobs": None,
+    "logit_bias": _Null,
+    "logprobs": _Null,
     "max_tokens": _Limit,
     "metadata": dict[str, str] | None,
     "n": Literal[1] | None,
     "parallel_tool_calls": _Switch,
     "presence_penalty": _RANGES["presence_penalty"],
-    "response_format": None,
+    "response_format": _Null,
     "seed": int | None,
     "service_tier": _Name,
-    "stop": None,
+    "stop": _Null,
     "store": _Switch,
     "stream": _Switch,
     "stream_options": _StreamOptions | None,
     "temperature": _RANGES["temperature"],
     "tool_choice": Literal["auto", "none"] | None,
-    "top_logprobs": None,
+    "top_logprobs": _Null,
     "top_p": _RANGES["top_p"],
     "user": _Name,
     "top_k": _RANGES["top_k"],
@@ -171,12 +192,15 @@ _FIELDS: Final[Mapping[str, Any]] = {
 
 def _decoder(required: str, kind: Any, **more: Any) -> msgspec.json.Decoder[Any]:
     fields: list[Any] = [(required, kind)]
-    fields += [(name, each, None) for name, each in {**_FIELDS, **more}.items()]
+    fields += [(name, each | UnsetType, UNSET) for name, each in {**_FIELDS, **more}.items()]
     return msgspec.json.Decoder(
         msgspec.defstruct("_Body", fields, forbid_unknown_fields=True, gc=False)
     )
 
 
+_SHORT_CHAT: Final = _decoder(
+    *("messages", list[_Message]), max_completion_tokens=_Limit, reasoning_effort=_Name
+)
 _DECODERS: Final = {
     Endpoint.CHAT: _decoder(
         *("messages", list[_Message]),
@@ -184,5 +208,5 @@ _DECODERS: Final = {
         reasoning_effort=_Name,
         tools=list[Raw],
     ),
-    Endpoint.COMPLETIONS: _decoder("prompt", str, echo=_Switch, suffix=None),
+    Endpoint.COMPLETIONS: _decoder("prompt", str, echo=_Switch, suffix=_Null),
 }

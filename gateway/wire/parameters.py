@@ -7,12 +7,14 @@ decides. What passes, passes byte for byte.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.core.asked import Asked, Fact, Media, Overrides, UnknownFields
+from gateway.core.asked import Fact, Media, Overrides, UnknownFields
 from gateway.core.errors import RequestError
+from gateway.core.types import Call
+from gateway.wire.objects import fields_of
 from gateway.wire.table import TABLE, Row, Rule
 
 UNLIMITED: Final = float("inf")
@@ -77,16 +79,17 @@ def _setting(row: Row, where: str) -> str:
 # --- the judgement --------------------------------------------------------------------------------
 
 
-def judge(asked: Asked, policy: Policy) -> None:
+def judge(call: Call, policy: Policy) -> None:
     """Let a request pass, or refuse it.
 
     Raises:
         RequestError: 400; names the field, the limit and the setting that decides.
     """
-    if policy.denied_names and not policy.denied_names.isdisjoint(asked.fields):
-        name = next(each for each in asked.fields if each in policy.denied_names)
-        raise _unsupported(name, f"`{policy.denied[name]}` refuses it")
-    for fact in asked.facts:
+    if policy.denied_names:
+        for name in _names_of(call):
+            if name in policy.denied_names:
+                raise _unsupported(name, f"`{policy.denied[name]}` refuses it")
+    for fact in call.asked.facts:
         if fact.row == "media":
             _judge_media(fact, policy)
             continue
@@ -96,6 +99,13 @@ def judge(asked: Asked, policy: Policy) -> None:
         ruling = policy.rulings[fact.row]
         if fact.value > ruling.most:
             raise _refusal(TABLE[fact.row], fact, ruling)
+
+
+def _names_of(call: Call) -> Collection[str]:
+    """Return the names of a JSON body's fields; a form has none."""
+    if call.places is not None:
+        return call.places
+    return () if call.model_at is not None else fields_of(call.body)
 
 
 _MEDIA_ORDER: Final = tuple(Media)

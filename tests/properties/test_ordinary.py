@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gateway.core.asked import Media, Overrides, UnknownFields
 from gateway.core.errors import GatewayError
 from gateway.wire.calls import ENDPOINTS, measured_call, parse_at_once, parse_call
-from gateway.wire.ordinary import ordinary
+from gateway.wire.ordinary import ordinary, short_chat
 from gateway.wire.parameters import effective, judge
 from gateway.wire.peek import take_apart
 from gateway.wire.small import is_small
@@ -45,7 +45,7 @@ def outcome(read):
 
 def judged(call, policy):
     try:
-        judge(call.asked, policy)
+        judge(call, policy)
     except GatewayError as error:
         return told(error)
     return None
@@ -192,6 +192,7 @@ def same(path, body):
 
 @given(body=CHATS)
 @settings(max_examples=600, deadline=None)
+@example(body=b'{"\xffessages":[],"logit_bias":null}')
 def test_a_chat_is_read_alike_both_ways(body):
     same(CHAT, body)
 
@@ -304,3 +305,18 @@ def test_the_shortcut_is_taken_by_what_most_clients_send():
     assert is_ordinary(CHAT, {**chat, "messages": parts * 50})
     assert not is_ordinary(CHAT, {**chat, "messages": [{"role": "user", "content": [TEXT, {}]}]})
     assert not is_ordinary(CHAT, {**chat, "logit_bias": {"1": 1}})
+
+
+@pytest.mark.parametrize("style", STYLES[:3])
+def test_a_short_chat_is_read_in_one_go(style):
+    chat = {"model": "m", "messages": HI, "temperature": 0, "top_p": 0.9, "stop": None}
+
+    def is_read(**more):
+        return short_chat(json.dumps({**chat, **more}, **style).encode()) is not None
+
+    assert is_read()
+    assert is_read(stream=True, stream_options={"include_usage": True}, max_tokens=5)
+    assert not is_read(tools=[tool()])
+    assert not is_read(n=2)
+    assert short_chat(b'{"n":1,"messages":[],"n":1}') is None
+    assert short_chat(b'{"messages":[{"role":"user","role":"user"}]}') is None

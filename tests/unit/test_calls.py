@@ -37,7 +37,7 @@ def responses(**fields: object) -> Call:
 def refused(spec, body, content_type=b"application/json") -> RequestError:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     with pytest.raises(RequestError) as caught:
-        judge(parse_call(spec, data, content_type).asked, effective([]))
+        judge(parse_call(spec, data, content_type), effective([]))
     assert caught.value.code
     return caught.value
 
@@ -329,7 +329,7 @@ def test_a_template_hidden_in_the_templates_arguments_is_refused():
 def test_fields_of_vllm_that_are_not_ours_to_judge_pass():
     call = chat(cache_salt="s", user="u", top_k=5, structured_outputs={"json": {}}, min_p=0.1,
                 unknown={"x": [1]})  # fmt: skip
-    judge(call.asked, effective([]))
+    judge(call, effective([]))
 
 
 @pytest.mark.parametrize(

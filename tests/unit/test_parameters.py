@@ -29,15 +29,15 @@ from tests.parametercases import (
 )
 
 
-def asked(path, fields, spaced=False):
+def call(path, fields, spaced=False):
     separators = (", ", ": ") if spaced else (",", ":")
     body = json.dumps({"model": "m", **BASE[path], **fields}, separators=separators).encode()
-    return parse_call(ENDPOINTS[path.encode()], body).asked
+    return parse_call(ENDPOINTS[path.encode()], body)
 
 
 def check(path, fields, *layers):
-    judge(asked(path, fields), effective(layers))
-    judge(asked(path, fields, spaced=True), effective(layers))
+    judge(call(path, fields), effective(layers))
+    judge(call(path, fields, spaced=True), effective(layers))
 
 
 def refused(path, fields, *layers):
@@ -181,8 +181,8 @@ def test_media_may_be_inline_only_or_from_anywhere():
 
 
 def test_unknown_fields_pass_and_are_counted_or_are_refused():
-    assert asked(CHAT, {"mine": 1, "yours": 2}).unknown == 2
-    assert asked(CHAT, {"metadata": {}, "store": True, "service_tier": "auto"}).unknown == 0
+    assert call(CHAT, {"mine": 1, "yours": 2}).asked.unknown == 2
+    assert call(CHAT, {"metadata": {}, "store": True, "service_tier": "auto"}).asked.unknown == 0
     strict = ("parameters", Overrides(unknown_fields=UnknownFields.REFUSE))
     error = refused(CHAT, {"mi\u0000ne": 1}, strict)
     assert (error.param, error.code) == ("mi?ne", "unknown_parameter")
@@ -200,7 +200,7 @@ def test_a_pool_and_a_key_have_their_own_policy():
         }
     )
     policies = Policies(config)
-    request = asked(CHAT, {"n": 3})
+    request = call(CHAT, {"n": 3})
     policies.judge(request, "b", None)
     with pytest.raises(RequestError, match=r"pools\.a\.parameters\.max\.n"):
         policies.judge(request, "a", None)
@@ -212,7 +212,7 @@ def test_a_pool_and_a_key_have_their_own_policy():
 
 def test_a_field_that_a_key_may_not_send_is_refused_without_any_fact():
     policies = Policies(Config.model_validate({"pools": {"a": {"backends": ["http://h:1"]}}}))
-    request = asked(CHAT, {"user": "me"})
+    request = call(CHAT, {"user": "me"})
     policies.judge(request, "a", None)
     with pytest.raises(RequestError, match="`user` is not accepted"):
         policies.judge(request, "a", Overrides(deny=frozenset({"user"})))
@@ -231,8 +231,8 @@ def test_what_clients_really_send_passes(name):
 
 
 def test_known_fields_are_those_of_each_endpoint():
-    assert asked(EMBEDDINGS, {"n": 3}).unknown == 1
-    assert asked(COMPLETIONS, {"messages": HI}).unknown == 1
+    assert call(EMBEDDINGS, {"n": 3}).asked.unknown == 1
+    assert call(COMPLETIONS, {"messages": HI}).asked.unknown == 1
     assert {row.rule for row in TABLE.values()} == set(Rule)
     assert all(isinstance(each, Endpoint) for row in TABLE.values() for each in row.endpoints)
 

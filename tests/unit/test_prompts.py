@@ -108,9 +108,9 @@ def test_cohere_cuts_a_text_unless_it_is_asked_not_to():
     ],
 )
 def test_too_many_prompts_are_refused(path, field, items, most):
-    judge(call(path, **{field: items * most}).asked, effective([]))
+    judge(call(path, **{field: items * most}), effective([]))
     with pytest.raises(RequestError) as caught:
-        judge(call(path, **{field: items * (most + 1)}).asked, effective([]))
+        judge(call(path, **{field: items * (most + 1)}), effective([]))
     assert caught.value.param == field
     assert str(most) in caught.value.message
 
