@@ -91,8 +91,8 @@ async def passes(seconds):
 class Guest:
     """One request before the gate, as the handler makes it: enter, else wait."""
 
-    def __init__(self, house, ask, wait_s, body_bytes):
-        self.house, self.ask = house, ask
+    def __init__(self, house, ask, wait_s, body_bytes, request_id="r"):
+        self.house, self.ask, self.request_id = house, ask, request_id
         self.began = self.ended = house.loop.time()
         self.task = house.loop.create_task(self._go(wait_s, body_bytes))
         self.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # is seen
@@ -101,7 +101,10 @@ class Guest:
         gate = self.house.gate
         try:
             return gate.enter(self.ask) or await gate.wait(
-                self.ask, deadline=self.began + wait_s, body_bytes=body_bytes, request_id="r"
+                self.ask,
+                deadline=self.began + wait_s,
+                body_bytes=body_bytes,
+                request_id=self.request_id,
             )
         finally:
             self.ended = self.house.loop.time()
@@ -202,9 +205,9 @@ class House:
             returned,
         )
 
-    def guest(self, tenant="t", *, wait_s=30.0, body_bytes=0, **asked):
+    def guest(self, tenant="t", *, wait_s=30.0, body_bytes=0, request_id="r", **asked):
         """Have a request come; it is at the gate after the next turn of the loop."""
-        return Guest(self, self.ask(tenant, **asked), wait_s, body_bytes)
+        return Guest(self, self.ask(tenant, **asked), wait_s, body_bytes, request_id)
 
     async def guests(self, count, tenant="t", **asked):
         """Have several come, one after the other."""

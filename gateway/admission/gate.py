@@ -202,6 +202,7 @@ class Gate:
             slot = await waiting.turn
         except GatewayError as error:
             if error is not refusal:
+                decision.may_wait_s = waiting.deadline - waiting.came_at  # it may be less by now
                 decision.hurried = waiting.hurried
                 decision.refused(error, self._clock.now())
             raise

@@ -142,7 +142,8 @@ class Line:
         self.patience.tick(seconds, self.drain.tokens_per_s)
         self.promises.passed(seconds)
         if self.queue:
-            self._hurry(now)
+            if self._may_hurry(now):
+                self._hurry(now)
             self.let_in()
             self._refuse_lost(now)
             self._refuse_hopeless(now)
@@ -177,8 +178,12 @@ class Line:
     ) -> Waiting:  # fmt: skip
         """Return a request that wants to wait until `deadline`, or as long as the pool allows."""
         now = self._clock.now()
-        waiting = Waiting(ask, turn, now, deadline, body_bytes, announce)
-        waiting.hurry(now + self.may_wait_s(ask))
+        waiting, need = Waiting(ask, turn, now, deadline, body_bytes, announce), ask.need
+        waiting.target_s = self.patience.target_s(
+            need.prompt_tokens, streams=need.streams, returned=ask.returned, slo_s=self._slo_s
+        )
+        if self._may_hurry(now):
+            waiting.hurry(now + waiting.target_s * self.patience.stretch(waiting.tenant))
         return waiting
 
     def ahead_s(self, waiting: Waiting) -> float | None:
@@ -198,18 +203,6 @@ class Line:
         in_flight = sum(each.in_flight for each in self._backends)
         usual_tokens = held_tokens(self._backends) // max(1, in_flight)
         return self.drain.eta_s(max(ask.need.tokens, usual_tokens))
-
-    def may_wait_s(self, ask: Ask) -> float:
-        """Return how long a request may wait now, see `Patience`."""
-        if not self._guarded or all_start(self._backends, self._clock.now()):
-            return math.inf
-        need = ask.need
-        return self.patience.may_wait_s(
-            *(ask.caller.tenant, need.prompt_tokens),
-            streams=need.streams,
-            returned=ask.returned,
-            slo_s=self._slo_s,
-        )
 
     def doubt(self, waiting: Waiting) -> float:
         """Return by how much an estimate must be over the time a request has, to refuse it unheard.
@@ -278,10 +271,18 @@ class Line:
         why = self._finder.explain(waiting.ask, self._clock.now()).excluded
         waiting.refuse(no_backend(waiting.ask, why, self._rng))
 
+    def _may_hurry(self, now: float) -> bool:
+        """Whether the pool may end waits before their settings do, see `Patience`."""
+        overloaded = self._guarded and self.patience.overloaded
+        return overloaded and not all_start(self._backends, now)
+
     def _hurry(self, now: float) -> None:
         """Let nobody wait longer than it would now be allowed to; who came before an overload least of all."""
-        for waiting in self.queue if self.patience.overloaded else ():
-            self.queue.hurry(waiting, max(now, waiting.came_at + self.may_wait_s(waiting.ask)))
+        stretches = {tenant: self.patience.stretch(tenant) for tenant in self.queue.tenants}
+        for waiting in self.queue:
+            deadline = waiting.came_at + waiting.target_s * stretches[waiting.tenant]
+            if deadline < waiting.deadline:
+                self.queue.hurry(waiting, max(now, deadline))
 
     def _refuse_hopeless(self, now: float) -> None:
         """Refuse those whose turn will surely come too late, rather than let them wait for nothing.
@@ -302,7 +303,7 @@ class Line:
         for waiting in suspects[:_LOOKED_AT_ONCE]:
             eta_s, left_s = self.queue.ahead(waiting).tokens / rate, waiting.deadline - now
             if eta_s > _HOPELESS * left_s and self.queue.remove(waiting):
-                ask = waiting.ask
+                ask, waiting.deadline = waiting.ask, now
                 why = self._finder.explain(ask, now).excluded
                 waiting.refuse(too_late(ask, why, eta_s, left_s, self.retry_after_s(ask)))
                 self.told(ask)
@@ -315,6 +316,7 @@ class Line:
             if starts_s is None or not starts_s > _HOPELESS * left_s > _HOPELESS * _SOON_S:
                 continue
             if self.queue.remove(waiting):
+                waiting.deadline = now
                 waiting.refuse(starting(waiting.ask, starts_s, left_s, self._rng))
 
     def _arm(self) -> None:

@@ -146,28 +146,28 @@ class Patience:
         pays = (own / self._fair - _CALM) / (_FULL - _CALM)
         return 1 + (self._load - 1) * min(1.0, max(0.0, pays))
 
-    def target_s(self, prompt_tokens: int, *, streams: bool, slo_s: float | None = None) -> float:
-        """Return how late a request may be in a queue that stands; 0 while nobody knows."""
+    def target_s(
+        self, prompt_tokens: int, *, streams: bool, returned: bool = False, slo_s: float | None = None
+    ) -> float:  # fmt: skip
+        """Return how late a request may be in a queue that stands; infinite while nobody knows.
+
+        One that `returned` was refused before, and came again when it was told to. It stays the same
+        while anybody waits.
+        """
         quiet = self.first if streams else self.whole
+        if quiet.base_s is None:
+            return math.inf
         quiet_s = quiet.first_token_s(prompt_tokens)
         if streams and slo_s is not None and slo_s > quiet_s:
-            return slo_s - quiet_s
-        return max(quiet_s, _BASES * (quiet.base_s or 0.0))
+            target_s = slo_s - quiet_s
+        else:
+            target_s = max(quiet_s, _BASES * quiet.base_s)
+        return target_s * (_RETURNED if returned else 1.0)
 
-    def may_wait_s(
-        self, tenant: str, prompt_tokens: int, *, streams: bool, returned: bool = False, slo_s: float | None = None
-    ) -> float:  # fmt: skip
-        """Return how long a request may wait; infinite when the queue will empty, or nobody knows.
-
-        One that `returned` was refused before, and came again when it was told to.
-        """
+    def stretch(self, tenant: str) -> float:
+        """Return how many targets a tenant's requests may wait; infinite when the queue will empty."""
         excess = self.load(tenant) - self._noise
-        target_s = self.target_s(prompt_tokens, streams=streams, slo_s=slo_s)
-        if excess <= 0 or target_s <= 0:
-            return math.inf
-        if returned:
-            target_s *= _RETURNED
-        return target_s * max(1.0, _SLACK * math.pow(excess, -_STEEP))
+        return max(1.0, _SLACK * math.pow(excess, -_STEEP)) if excess > 0 else math.inf
 
 
 def _fair(rates: list[float], drain: float) -> float:

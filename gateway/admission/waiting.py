@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -43,6 +44,7 @@ class Waiting:
     deadline: float
     body_bytes: int = 0
     announce: Announce | None = None
+    target_s: float = math.inf  # how late it may be where the queue stands
     hurried: bool = False  # what the pool allows ends its wait, not a setting nor its client
     announced_at: float = field(init=False)
     ahead_tokens: int = 0  # when it was last announced

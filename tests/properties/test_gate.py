@@ -261,7 +261,7 @@ class AtTheGate(RuleBasedStateMachine):
         counted = {}
         for backend in (*table, *table.leaving()):
             counted[backend.id] = counted.get(backend.id, 0) + backend.in_flight
-            assert backend.room.in_flight == backend.in_flight
+            assert backend.room.sequences == backend.in_flight
         for backend_id, count in counted.items():
             inside = [e for e in self.guests if e.inside and e.slot.backend_id == backend_id]
             assert count == len(inside)
@@ -331,7 +331,7 @@ class AtTheGate(RuleBasedStateMachine):
         assert not any(each.waits or each.inside for each in self.guests)
         for backend in (*self.house.table, *self.house.table.leaving()):
             backend.room.observe(LoadSample(self.loop.time(), 0, 0, None, CAPACITY))
-            assert (backend.in_flight, backend.room.in_flight) == (0, 0)
+            assert (backend.in_flight, backend.room.sequences) == (0, 0)
             assert (backend.room.unread_tokens, backend.room.tenants) == (0, {})
             assert backend.room.projection(self.loop.time()).tokens == 0
         assert not self.house.table.leaving()

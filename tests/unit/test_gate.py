@@ -1645,6 +1645,10 @@ async def test_a_batch_larger_than_any_cache_goes_to_an_idle_backend_and_is_neve
 # --- a queue that stands ----------------------------------------------------------------------------
 
 
+def decision_of(world, guest):
+    return world.gate.decisions.get(guest.request_id)
+
+
 async def overloaded(world, seconds=12):
     """Have a tenant stream, then send several times what one place can do; return those who wait."""
     for _ in range(30):  # quiet first tokens of a sixteenth of a second
@@ -1655,7 +1659,9 @@ async def overloaded(world, seconds=12):
         await turns()
     running, guests = None, []
     for _ in range(4 * seconds):
-        guests += await world.guests(4, "flood", stream=True, wait_s=60.0)
+        for _ in range(4):
+            asked = {"stream": True, "wait_s": 60.0, "request_id": f"r{len(guests)}"}
+            guests += await world.guests(1, "flood", **asked)
         if running is not None and running.inside:
             running.end()
         await passes(0.25)
@@ -1673,7 +1679,20 @@ async def test_a_queue_that_stands_holds_nobody_longer_than_is_of_use():
     assert world.waiting() < 10
     for each in late:
         assert each.refusal.shed_reason in (ShedReason.QUEUE_TIMEOUT, ShedReason.TOO_LATE)
-    assert world.gate.decisions.get("r").setting == ("pools", "m", "admission")
+        assert decision_of(world, each).setting == ("pools", "m", "admission")
+
+
+@held
+async def test_who_is_refused_hears_it_at_once_or_at_the_deadline_it_has_by_then():
+    world = house()
+    refused = [each for each in await overloaded(world) if each.refusal is not None]
+    assert len(refused) > 100
+    off = []
+    for each in refused:
+        took_s, wait_s = each.ended - each.began, decision_of(world, each).may_wait_s
+        if took_s > 0.05 and abs(took_s - wait_s) > 0.002:
+            off.append((took_s, wait_s))
+    assert not off
 
 
 @held
@@ -1698,4 +1717,4 @@ async def test_a_refusal_after_a_wait_that_was_shortened_names_admission():
     guests = await overloaded(world)
     late = [each for each in guests if each.refusal is not None and each.ended > each.began]
     assert late
-    assert world.gate.decisions.get("r").hurried
+    assert all(decision_of(world, each).hurried for each in late)

@@ -29,7 +29,7 @@ def pool(*, drain=1000.0, seconds=60, **demand):
 
 
 def wait_s(patience, tenant="a", prompt_tokens=10, **more):
-    return patience.may_wait_s(tenant, prompt_tokens, streams=True, **more)
+    return patience.target_s(prompt_tokens, streams=True, **more) * patience.stretch(tenant)
 
 
 # --- what is quiet ----------------------------------------------------------------------------------
@@ -94,10 +94,10 @@ def test_a_set_objective_leaves_what_the_first_token_itself_does_not_need():
 
 def test_what_is_no_stream_goes_by_whole_replies():
     overloaded = pool(a=4000)
-    assert overloaded.may_wait_s("a", 10, streams=False) == math.inf  # none was seen
+    assert overloaded.target_s(10, streams=False) == math.inf  # none was seen
     for _ in range(100):
         overloaded.whole.learn(5.0, 0)
-    assert overloaded.may_wait_s("a", 10, streams=False) == pytest.approx(15.0, rel=0.1)
+    assert overloaded.target_s(10, streams=False) == pytest.approx(15.0, rel=0.1)
 
 
 # --- who pays -----------------------------------------------------------------------------------------
