@@ -248,6 +248,8 @@ def excluded_by(
         case Exclusion.ENDPOINT_MISSING:
             own = place < len(pool.backends) and pool.backends[place].endpoints is not None
             return (*here, "backends", place, "endpoints") if own else (*here, "endpoints")
+        case Exclusion.IN_RESERVE:
+            return (*here, "backends", place, "weight")
         case Exclusion.WINDOW_TOO_SMALL:
             return (*here, "max_context")
         case Exclusion.NOT_SERVING | Exclusion.TOO_LARGE | Exclusion.ALREADY_TRIED:

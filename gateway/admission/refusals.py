@@ -33,6 +33,7 @@ _WORDS: Final[Mapping[Exclusion, tuple[str, str]]] = {
     Exclusion.NOT_SERVING: ("is down", "are down"),
     Exclusion.MODEL_MISSING: ("has not loaded it", "have not loaded it"),
     Exclusion.ENDPOINT_MISSING: ("does not serve this endpoint", "do not serve this endpoint"),
+    Exclusion.IN_RESERVE: ("is kept in reserve", "are kept in reserve"),
     Exclusion.WINDOW_TOO_SMALL: (
         "has a context window too small for this request",
         "have a context window too small for this request",

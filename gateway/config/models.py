@@ -28,8 +28,16 @@ from pydantic_core import PydanticCustomError
 from gateway.config.limits import CorsConfig, LimitsConfig, Proxy, TimeoutsConfig
 from gateway.config.log import LogConfig, LogFormat, LogLevel
 from gateway.config.parameters import ParametersConfig, PrefixCache
+from gateway.config.process import AdminConfig, HealthConfig, KeysConfig, Secret, ShutdownConfig
 from gateway.config.supervision import LaunchConfig, Remedy, RestartConfig, SupervisionConfig
-from gateway.config.traffic import MODEL_NAME, FallbackConfig, ModelName
+from gateway.config.traffic import (
+    MODEL_NAME,
+    FallbackConfig,
+    Labels,
+    ModelName,
+    PreferConfig,
+    Weight,
+)
 from gateway.config.units import (
     Address,
     BackendUrl,
@@ -51,7 +59,6 @@ from gateway.core.types import Endpoint
 BACKEND_NAME: Final = r"^[a-z0-9][a-z0-9-]{0,62}$"
 
 BackendName = Annotated[str, StringConstraints(pattern=BACKEND_NAME)]
-Secret = Annotated[SecretStr | None, EmptyIsNone]
 
 _SOCKET: Final = TypeAdapter[Any](SocketPath)
 
@@ -78,6 +85,13 @@ class BackendConfig(Section):
     api_key: Secret = setting(None, "Bearer token sent to the backend (vLLM's --api-key).")
     max_in_flight: Annotated[int, Field(ge=1)] | None = setting(
         None, "Most requests in flight from this gateway. Default: no fixed limit."
+    )
+    weight: Weight = setting(
+        1.0,
+        "Its share of the pool's work: twice as much as 1 at 2; at 0 none unless no other serves.",
+    )
+    labels: Labels = setting(
+        {}, "Where or what it is, such as {zone: eu-1}; see `prefer` of the pool."
     )
     endpoints: tuple[Endpoint, ...] | None = setting(
         None, "Endpoints it serves. Default: those of the pool, or what the backend reports."
@@ -208,6 +222,7 @@ class PoolConfig(Section):
         " and `cached_tokens` is hidden, so nobody can probe what others asked.",
     )
     fallback: FallbackConfig = setting({}, "Pools that answer when this one cannot. Default: none.")
+    prefer: PreferConfig = setting({}, "Backends that are nearer than others. Default: none.")
     queue: QueueConfig = setting({}, "The queue of this pool.")
     kv: KvConfig = setting({}, "When a KV cache counts as full.")
     slo: SloConfig = setting({}, "Latency targets.")
@@ -230,42 +245,6 @@ class PoolConfig(Section):
         gt=0,
         le=1,
     )
-
-
-class AdminConfig(Section):
-    """The admin listener: metrics, overview, operations. It is separate from the public one."""
-
-    listen: Address = setting("127.0.0.1:9090", "Address, or unix:/path.")
-    token: Secret = setting(
-        None, "Required bearer token. Without one, only loopback and UNIX sockets are allowed."
-    )
-
-
-class KeysConfig(Section):
-    """Where the API keys are stored (hashes only)."""
-
-    file: FilePath = setting("keys.yaml", "Path of the keys file, relative to this file.")
-
-
-class HealthConfig(Section):
-    """How backends are monitored."""
-
-    interval: Duration = setting("2s", "Time between two health checks (/health).")
-    timeout: Duration = setting("2s", "Deadline of a health check or a metrics scrape.")
-    fall: int = setting(3, "Failed health checks in a row after which a backend is down.", ge=1)
-    rise: int = setting(2, "Passed health checks in a row after which it is ready again.", ge=1)
-    scrape_interval: Duration = setting("1s", "Time between two scrapes of /metrics.")
-    scrape_stale: Duration = setting("3s", "Age at which load figures count as unknown.")
-    models_interval: Duration = setting("10s", "Time between two reads of /v1/models.")
-    progress: Duration = setting(
-        "30s", "With requests running, no progress for this long means that the engine hangs."
-    )
-
-
-class ShutdownConfig(Section):
-    """How the gateway shuts down."""
-
-    grace: DurationOrZero = setting("120s", "How long running requests may take to finish.")
 
 
 def _check_redis(value: SecretStr | None) -> SecretStr | None:

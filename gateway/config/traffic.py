@@ -1,12 +1,13 @@
-"""Settings of traffic between pools: which pools answer in place of another, and for what cause."""
+"""Settings of traffic: how the backends of a pool share it, and which pools answer in place of another."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, StringConstraints, WithJsonSchema
+from pydantic import BeforeValidator, Field, StringConstraints, WithJsonSchema
 
-from gateway.config.units import Section, setting
+from gateway.config.units import Duration, Section, setting
 from gateway.core.traffic import Cause
 
 MODEL_NAME: Final = r"^[a-zA-Z0-9][a-zA-Z0-9._:/-]{0,127}$"
@@ -23,6 +24,26 @@ Names = Annotated[
     BeforeValidator(_widened),
     WithJsonSchema({"anyOf": [_NAME_SCHEMA, {"type": "array", "items": _NAME_SCHEMA}]}),
 ]
+
+
+Weight = Annotated[float, Field(ge=0, le=1000)]
+Labels = dict[
+    Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(max_length=64)]
+]
+
+
+class PreferConfig(Section):
+    """Which backends are nearer: they get all requests until the others are clearly less busy."""
+
+    labels: Labels = setting({}, 'Labels that a near backend has, all of them: {zone: "${ZONE}"}.')
+    spill_over: Duration = setting(
+        "2s",
+        "How much longer the queue of the near ones, in seconds, must be before others are used.",
+    )
+
+    def away_s(self, labels: Mapping[str, str]) -> float:
+        """Return the seconds by which a backend with such labels counts as busier than it is."""
+        return 0.0 if self.labels.items() <= labels.items() else self.spill_over
 
 
 class FallbackConfig(Section):

@@ -20,7 +20,30 @@ _OF_TENANTS: Final = PrefixCache.PER_TENANT
 def check_traffic(config: Config) -> Iterator[Remark]:
     """Yield everything that is wrong or doubtful with settings that lead from one pool to another."""
     for name, pool in config.pools.items():
+        yield from _shares(("pools", name), pool)
         yield from _fallback(("pools", name, "fallback"), name, pool, config)
+
+
+def _shares(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
+    """Weights and labels part some backends of a pool from others."""
+    if all(backend.weight == 0 for backend in pool.backends):
+        yield Remark(
+            (*path, "backends", 0, "weight"),
+            "no-weight",
+            "every backend of this pool has weight 0, so they share its work evenly",
+            "leave weight 0 to backends that are kept in reserve",
+            Severity.WARNING,
+        )
+    wanted = pool.prefer.labels.items()
+    if wanted and not any(wanted <= backend.labels.items() for backend in pool.backends):
+        labels = ", ".join(f"{name}: {value}" for name, value in wanted)
+        yield Remark(
+            (*path, "prefer", "labels"),
+            "nobody-near",
+            f"no backend of this pool has the labels {{{labels}}}, so none is preferred",
+            "give them to the `labels` of the backends that are near",
+            Severity.WARNING,
+        )
 
 
 def _fallback(path: KeyPath, name: str, pool: PoolConfig, config: Config) -> Iterator[Remark]:

@@ -11,6 +11,7 @@ class Exclusion(Enum):
     NOT_SERVING = "not_serving"  # its phase takes no work
     MODEL_MISSING = "model_missing"  # it does not hold the model or adapter
     ENDPOINT_MISSING = "endpoint_missing"
+    IN_RESERVE = "in_reserve"  # its weight is 0, and another can serve
     WINDOW_TOO_SMALL = "window_too_small"
     AT_LIMIT = "at_limit"  # as many requests as its concurrency limit allows
     READING = "reading"  # it still reads prompts, and the highest class is not to wait behind more

@@ -56,6 +56,10 @@ class Backend:
     guarded: bool = True  # admission is on; else only a configured limit holds
     stale_s: float = 3.0  # age from which a scrape says nothing about the load
     base_names: tuple[str, ...] = ()  # what the pool's model may be called here, best first
+    share: float = 1.0  # of the pool's work, by its weight
+    weighted: bool = False  # the backends of its pool have different weights
+    in_reserve: bool = False  # its weight is 0
+    away_s: float = 0.0  # by which it counts as busier than it is, for others are nearer
     only_base_name: bool = False  # `served_model` is configured: no guessing
     set_endpoints: frozenset[Endpoint] | None = None  # configured: wins over what it tells
 
@@ -86,7 +90,7 @@ class Backend:
     # What the choice between backends goes by: expected seconds, renewed whenever they change.
     foreign: int = 1  # requests of others that it holds; one while nobody knows
     token_cost: TokenCost = TokenCost()  # of its pool
-    ahead_s: float = 0.0  # until all that is there is done
+    ahead_s: float = 0.0  # until all that is there is done, as the choice counts it
     own_ratio: float = 1.0  # times a request's token cost, what the request itself takes here
 
     held: Held | None = None  # what its prefix cache holds; None: nobody asks
@@ -217,10 +221,14 @@ class Backend:
         self.weigh_ours()
 
     def weigh_ours(self) -> None:
-        """Renew `ahead_s`, after one of our requests came or went."""
+        """Renew `ahead_s`, after one of our requests came or went.
+
+        With twice the share of another a backend counts as no busier than it with twice the work.
+        """
         (prompts, outputs), foreign, cost = self.room.left(), self.foreign, self.token_cost
         outputs += foreign * (USUAL_TOKENS + 1) + self.in_flight  # each takes a step at least
-        self.ahead_s = self.slowness * (prompts * cost.prompt_s + outputs * cost.output_s)
+        ahead_s = self.slowness * (prompts * cost.prompt_s + outputs * cost.output_s)
+        self.ahead_s = ahead_s / self.share + self.away_s
 
     def cached_tokens(self, prefix: Prefix | None) -> int:
         """Return how many tokens of a prompt its prefix cache is thought to hold."""
@@ -318,6 +326,10 @@ def configure(
     elif backend.set_endpoints is not None:
         backend.endpoints = None  # the setting is gone; the next model list tells
     backend.set_endpoints = frozenset(told) if told is not None else None
+    backend.share, backend.in_reserve = config.weight or 1.0, config.weight == 0
+    backend.weighted = len({each.weight for each in pool.backends}) > 1
+    backend.away_s = pool.prefer.away_s(config.labels)
+    backend.weigh_ours()
     identify(backend)
 
 

@@ -84,6 +84,8 @@ class Chooser:
             return backends[0] if obstacle(backends[0], ask, now, barred) is None else None
         costs = _costs(backends, ask)
         if told is None and backends:  # the common case in one look
+            if backends[0].weighted:
+                costs = self._shared_out(costs, backends, ask)
             best = backends[self._least(costs)]
             if obstacle(best, ask, now, barred) is None:
                 return best
@@ -99,6 +101,21 @@ class Chooser:
             elif told is not None:
                 told.excluded[backend.id] = reason
         return found
+
+    def _shared_out(
+        self, costs: Sequence[float], backends: Sequence[Backend], ask: Ask
+    ) -> list[float]:
+        """Add seconds by chance, so that among backends with equal work each is as likely as its share.
+
+        Of exponentially distributed times the least is each one's as often as its rate is of all rates
+        (Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006). About a request's
+        own time, they decide where little is under way; where much is, the work there does (`ahead_s`).
+        """
+        need, wait_s = ask.need, self._rng.expovariate
+        own_s = backends[0].token_cost.of(need.prompt_tokens, need.output_tokens)
+        return [
+            cost + own_s * wait_s(each.share) for cost, each in zip(costs, backends, strict=True)
+        ]
 
     def _least(self, costs: Sequence[float]) -> int:
         """Return the place of the least; of several one by chance."""
@@ -184,6 +201,13 @@ def _suited(members: Sequence[Backend], ask: Ask) -> Suited:
             ready.append(backend)
         else:
             degraded.append(backend)
+    if all(each.in_reserve for each in (*ready, *degraded)):
+        return Suited(ready, degraded, unfit)
+    for each in (*ready, *degraded):
+        if each.in_reserve:
+            unfit[each.id] = Exclusion.IN_RESERVE
+    ready = [each for each in ready if not each.in_reserve]
+    degraded = [each for each in degraded if not each.in_reserve]
     return Suited(ready, degraded, unfit)
 
 

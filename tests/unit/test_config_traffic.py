@@ -59,3 +59,19 @@ def test_a_window_that_is_no_larger_never_helps():
         "smaller-window"
     ]
     assert warnings(pools("max_context: 8k, fallback: {context: b}", "max_context: 9k")) == []
+
+
+def test_weights_and_labels_that_change_nothing_are_doubtful():
+    weighted = "pools: {{m: {{backends: [{{url: 'http://h:1', weight: {}}}, {{url: 'http://h:2', weight: 0}}]}}}}"
+    assert warnings(weighted.format(1)) == []
+    assert warnings(weighted.format(0)) == ["no-weight"]
+    labelled = (
+        "pools: {{m: {{backends: [{{url: 'http://h:1', labels: {{zone: a}}}}],"
+        " prefer: {{labels: {{zone: {}}}}}}}}}"
+    )
+    assert warnings(labelled.format("a")) == []
+    assert warnings(labelled.format("b")) == ["nobody-near"]
+
+
+def test_a_weight_is_not_negative():
+    assert codes("pools: {m: {backends: [{url: 'http://h:1', weight: -1}]}}") == ["out-of-range"]
