@@ -17,7 +17,7 @@ from gateway.config.models import PoolConfig
 from gateway.config.supervision import LaunchConfig
 from gateway.core.errors import ConfigError
 from gateway.core.types import Call, Route
-from gateway.counting.tokens import Asker, BackendCounter, LocalCounter, prepared
+from gateway.counting.tokens import Asker, BackendCounter, LocalCounter, Made, prepared
 from gateway.pools.table import Backend
 
 log = logging.getLogger("gateway.counting")
@@ -84,6 +84,20 @@ class PromptCounters:
             return None
         asked = min(backends, key=lambda backend: backend.in_flight)
         return await self._counter(asked).count(chat, asked.served_name(route))
+
+    async def read(
+        self, call: Call, route: Route, make: Callable[[Sequence[int]], Made], *, within_s: float
+    ) -> Made | None:
+        """Return what `make` makes of the token ids of the call's only prompt.
+
+        None when the pool has no tokenizer here, or it cannot tell within `within_s`.
+        Cancel: nothing is held.
+        """
+        local = self._local.get(route.pool)
+        chat = None if local is None else await prepared(call)
+        if local is None or chat is None:
+            return None
+        return await local.read(chat, make, within_s=within_s)
 
     async def tokenizer_info(self, backend: Backend) -> bytes:
         """Return what a backend says of its tokenizer: a JSON object.

@@ -11,15 +11,13 @@ flags (`--chat-template`, `--default-chat-template-kwargs`, `--chat-template-con
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Annotated, Any, Final, Protocol, TypeVar
 
-import jinja2
 import msgspec
 from msgspec import structs
 from tokenizers import Tokenizer
@@ -28,8 +26,8 @@ from gateway.core.aio import beside
 from gateway.core.errors import ConfigError
 from gateway.core.types import Call, Endpoint
 from gateway.counting.anthropic import chat_of_message
+from gateway.counting.folder import settings, special_tokens, templates
 from gateway.counting.messages import Json, Unmodelled, chat_of_response
-from gateway.counting.templates import ChatTemplate
 from gateway.wire.calls import upstream_body
 from gateway.wire.vllm import TEXT_FIELD, longest_chat, parse_tokenize, tokenize_request
 
@@ -42,16 +40,9 @@ SLICE_CHARS: Final = 1 << 18
 # A cut may split a word's one token into a few.
 _CUT_TOKENS: Final = 16
 
-# Architectures whose chats vLLM 0.32 renders in code, without a Jinja template.
-_OWN_RENDERER: Final = (
-    *("DeepseekV32", "DeepseekV4"),
-    *("GptOss", "KimiK3", "MoonshotKimia", "Inkling"),
-)
-_NAMED_TOKENS: Final = tuple(
-    f"{each}_token" for each in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-)
-
 Prepared = TypeVar("Prepared")
+Made = TypeVar("Made")
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
 def countable(call: Call) -> Call | None:
@@ -89,22 +80,22 @@ class LocalCounter:
         Raises:
             ConfigError: the folder has none, or not one that can be used.
         """
-        config = _settings(folder / "tokenizer_config.json")
+        config = settings(folder / "tokenizer_config.json")
         try:
             self._tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         except Exception as error:  # the library raises nothing narrower
             raise ConfigError([f"{folder / 'tokenizer.json'}: error: {error}"]) from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        special = _special_tokens(folder, config)
+        special = special_tokens(folder, config)
         self._tokenizer.add_special_tokens(
             [each for each in special.values() if self._tokenizer.token_to_id(each) is None]
         )
-        self._templates = _templates(folder, config, special)
+        self._templates = templates(folder, config, special)
         self._known = not any(folder.glob("consolidated*.safetensors"))  # else Mistral's own
         self._deadline_s = deadline_s
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="tokenizer")
-        self._pending: set[Future[int | None]] = set()
+        self._pending: set[Future[Any]] = set()
 
     async def count(
         self, call: Call, served_model: str, *, window_tokens: int | None = None
@@ -118,14 +109,32 @@ class LocalCounter:
         """
         if call.prompt_token_ids is not None:
             return call.prompt_token_ids
+        work = partial(self._count, call, window_tokens)
+        return await self._in_thread(call, work, self._deadline_s)
+
+    async def read(
+        self, call: Call, make: Callable[[Sequence[int]], Made], *, within_s: float
+    ) -> Made | None:
+        """Return what `make` makes of the token ids of the call's only prompt; None when they cannot be told.
+
+        `make` is called in the thread that has the ids.
+
+        Cancel: as for `count`.
+        """
+        return await self._in_thread(call, partial(self._read, call, make), within_s)
+
+    async def _in_thread(
+        self, call: Call, work: Callable[[float], Made | None], within_s: float
+    ) -> Made | None:
         self._pending = {each for each in self._pending if not each.done()}
-        if not self._known or call.text_bytes is None or len(self._pending) >= MAX_WAITING:
+        if not self._known or len(self._pending) >= MAX_WAITING:
             return None
-        until = time.monotonic() + self._deadline_s
-        future = self._pool.submit(self._count, call, window_tokens, until)
+        if call.text_bytes is None and call.prompt_token_ids is None:
+            return None
+        future = self._pool.submit(work, time.monotonic() + within_s)
         self._pending.add(future)
         try:
-            async with asyncio.timeout(self._deadline_s):
+            async with asyncio.timeout(within_s):
                 return await asyncio.wrap_future(future)
         except TimeoutError:
             return None
@@ -137,6 +146,17 @@ class LocalCounter:
             texts, adds_special = self._texts(call.endpoint, request, until)
             return max(self._tokens(text, adds_special, window_tokens) for text in texts)
         except (Unmodelled, msgspec.DecodeError, RecursionError, UnicodeError):
+            return None
+
+    def _read(self, call: Call, make: Callable[[Sequence[int]], Made], until: float) -> Made | None:
+        """Read in a thread."""
+        try:
+            request = msgspec.json.decode(call.body, type=dict[str, Any])
+            if call.prompt_token_ids is not None:
+                return make(_given_ids(request.get("prompt")))
+            texts, adds_special = self._texts(call.endpoint, request, until)
+            return make(self._ids(texts[0], adds_special)) if len(texts) == 1 else None
+        except (Unmodelled, msgspec.MsgspecError, RecursionError, UnicodeError):
             return None
 
     def _texts(self, endpoint: Endpoint, request: Json, until: float) -> tuple[list[str], bool]:
@@ -161,10 +181,14 @@ class LocalCounter:
         return self._encoded(text, adds_special)
 
     def _encoded(self, text: str, adds_special: bool) -> int:
+        return len(self._ids(text, adds_special))
+
+    def _ids(self, text: str, adds_special: bool) -> list[int]:
         try:
             # `encode` would stop all other threads for as long as it takes; this one does not.
             encoded = self._tokenizer.encode_batch_fast([text], add_special_tokens=adds_special)
-            return len(encoded[0].ids)
+            ids: list[int] = encoded[0].ids
+            return ids
         except TypeError as error:  # half a surrogate pair, from within a tool call's arguments
             raise Unmodelled("text that is not Unicode") from error
 
@@ -276,6 +300,12 @@ def _flag(request: Json, *, default: bool) -> bool:
     return value
 
 
+def _given_ids(prompt: Any) -> list[int]:
+    """Return the ids of a prompt that is given as such, alone or as the only one of a list."""
+    only = prompt[0] if isinstance(prompt, list) and len(prompt) == 1 else prompt
+    return msgspec.convert(only if isinstance(only, list) else prompt, list[TokenId])
+
+
 def _prompts(value: Any) -> list[str]:
     prompts = [value] if isinstance(value, str) else value
     if not isinstance(prompts, list) or not all(isinstance(each, str) for each in prompts):
@@ -283,52 +313,3 @@ def _prompts(value: Any) -> list[str]:
     if not prompts:
         raise Unmodelled("no prompt")
     return prompts
-
-
-# --- the folder -----------------------------------------------------------------------------------
-
-
-def _settings(path: Path) -> Json:
-    """Read a JSON file of the folder; empty when there is none."""
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ConfigError([f"{path}: error: {error}"]) from error
-    return value if isinstance(value, dict) else {}
-
-
-def _special_tokens(folder: Path, config: Json) -> dict[str, str]:
-    """Return the named special tokens: templates write them."""
-    found = {}
-    older = _settings(folder / "special_tokens_map.json")
-    for name in _NAMED_TOKENS:
-        token = config.get(name, older.get(name))
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str):
-            found[name] = token
-    return found
-
-
-def _templates(folder: Path, config: Json, special: Mapping[str, str]) -> dict[str, ChatTemplate]:
-    """Return the chat templates by name; those in files win, none for a model rendered in code."""
-    architectures = _settings(folder / "config.json").get("architectures") or []
-    if any(str(each).startswith(_OWN_RENDERER) for each in architectures):
-        return {}
-    sources: dict[str, str] = {}
-    in_config = config.get("chat_template")
-    if in_config is None:
-        in_config = _settings(folder / "chat_template.json").get("chat_template")
-    try:
-        if isinstance(in_config, str):
-            sources["default"] = in_config
-        elif isinstance(in_config, list):
-            sources = {each["name"]: each["template"] for each in in_config}
-        files = sorted(folder.glob("additional_chat_templates/*.jinja"))
-        if (folder / "chat_template.jinja").exists():
-            sources = {"default": (folder / "chat_template.jinja").read_text("utf-8")}
-            sources |= {file.stem: file.read_text("utf-8") for file in files}
-        return {name: ChatTemplate(source, special) for name, source in sources.items()}
-    except (jinja2.TemplateError, LookupError, TypeError, ValueError, OSError) as error:
-        raise ConfigError([f"{folder}: error: its chat template is wrong: {error}"]) from error

@@ -55,6 +55,14 @@ def chat(folder, *contents, **more):
     return count(folder, CHAT, messages=messages, **more)
 
 
+def ids(folder, path, *, within_s=20.0, **body):
+    async def main():
+        counter = LocalCounter(folder, deadline_s=20.0)
+        return await counter.read(call(path, **body), list, within_s=within_s)
+
+    return asyncio.run(main())
+
+
 # --- here -----------------------------------------------------------------------------------------
 
 
@@ -66,6 +74,25 @@ def test_a_completion_gets_a_begin_mark_unless_told_otherwise(folder):
     assert count(folder, COMPLETIONS, prompt="hello") == 6
     assert count(folder, COMPLETIONS, prompt="hello", add_special_tokens=False) == 5
     assert chat(folder, "hello", add_special_tokens=True) == 7
+
+
+def test_the_ids_of_the_only_prompt_can_be_had(folder):
+    read, h = ids(folder, CHAT, messages=[{"role": "user", "content": "hh"}]), ids(folder, COMPLETIONS, prompt="h")  # fmt: skip
+    assert len(h) == 2  # after the mark of the beginning
+    assert read[1:] == [h[1], h[1]]
+    assert ids(folder, COMPLETIONS, prompt=[7, 8]) == [7, 8]
+    assert ids(folder, COMPLETIONS, prompt=[[7, 8]]) == [7, 8]
+
+
+def test_ids_that_cannot_be_had_in_time_or_at_all_are_none(folder):
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    for path, body in (
+        (COMPLETIONS, {"prompt": ["a", "b"]}),
+        (COMPLETIONS, {"prompt": [[7], [8]]}),
+        (CHAT, {"messages": [{"role": "user", "content": [image]}]}),
+    ):
+        assert ids(folder, path, **body) is None
+    assert ids(folder, COMPLETIONS, prompt="x" * 1_000_000, within_s=0.0) is None
 
 
 def test_a_prompt_that_the_engine_cuts_is_counted_whole(folder):
