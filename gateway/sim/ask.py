@@ -68,6 +68,7 @@ class Ask:
     tool_forced: bool  # named by the client: the finish reason is then "stop"
     return_token_ids: bool
     echo: bool
+    begun_tokens: int  # of the reply, that end the prompt already
     body: dict[str, Any]
 
     @property
@@ -131,6 +132,10 @@ def parse_ask(path: str, body: dict[str, Any], config: SimConfig, adapters: list
         raise SimError(400, text, param="stream_options")
     adapter = resolve_model(body, config, adapters)
     prompts, text = _prompts(path, body)
+    begun_tokens = 0
+    if path == CHAT and (given := _given_ids(body, config)) is not None:
+        begun_tokens = max(0, len(given) - len(prompts[0]))
+        prompts = (given,)
     max_tokens = _budget(path, max(map(len, prompts)), text, config, (limit_field, limit))
     if n < 1:
         raise SimError(400, f"n must be at least 1, got {n}.")
@@ -159,8 +164,16 @@ def parse_ask(path: str, body: dict[str, Any], config: SimConfig, adapters: list
         tool_forced=forced,
         return_token_ids=bool(body.get("return_token_ids")),
         echo=bool(body.get("echo")),
+        begun_tokens=begun_tokens,
         body=body,
     )
+
+
+def _given_ids(body: dict[str, Any], config: SimConfig) -> tuple[int, ...] | None:
+    """Return the token ids that stand in for a chat's rendered prompt; older servers ignore them."""
+    given = body.get("kv_transfer_params") if config.takes_prompt_ids else None
+    ids = given.get("prompt_token_ids") if isinstance(given, dict) else None
+    return None if ids is None or body.get("echo") else _prompt_ids(ids, begin=False)
 
 
 def count_chat(path: str, body: dict[str, Any]) -> tuple[list[int], str]:

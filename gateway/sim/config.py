@@ -90,6 +90,7 @@ class SimConfig:
     old_metrics: bool = False  # names of vLLM <= 0.9
     dp: int = 1
     version: str = "0.32.0"
+    takes_prompt_ids: bool = True  # in place of a chat's rendered prompt; before about 0.28: no
     keep_alive_s: float = 5.0  # idle connections are closed after it, as vLLM's uvicorn does
     death_linger_s: float = 0.2  # from the engine's death until the listener is gone
 

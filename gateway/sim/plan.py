@@ -7,7 +7,7 @@ from typing import Final
 
 from gateway.sim.ask import Ask
 from gateway.sim.sequence import CacheUse
-from gateway.sim.text import TOKEN_BYTES, detokenize, reply_seed, reply_word, tokenize
+from gateway.sim.text import TOKEN_BYTES, detokenize, reply_seed, reply_words, tokenize
 
 _ARGUMENT_WORDS: Final = 3
 
@@ -62,7 +62,7 @@ def _plan_choice(
 ) -> Plan:
     seed = reply_seed(prompt, ask.adapter, choice)
     if ask.tool is not None:
-        words = "".join(reply_word(seed, i) for i in range(_ARGUMENT_WORDS))
+        words = "".join(reply_words(seed, _ARGUMENT_WORDS))
         tokens = tuple(tokenize(f'{{"value": "{words}"}}'))
         pieces = ("", *(detokenize([token]) for token in tokens))
         tokens = (*tokenize(ask.tool[:TOKEN_BYTES] or "tool"), *tokens)
@@ -71,10 +71,12 @@ def _plan_choice(
     natural = ask.control.tokens
     if natural is None and ask.stated_max_tokens is None and not ask.ignore_eos:
         natural = reply_tokens
+    if natural is not None:
+        natural -= min(ask.begun_tokens, natural)
     ends = natural is not None and natural <= ask.max_tokens
     length = natural if natural is not None and ends else ask.max_tokens
     finish = "stop" if ends else "length"
-    pieces = tuple(reply_word(seed, position) for position in range(length))
+    pieces = reply_words(seed, length)
     tokens = tuple(tokenize("".join(pieces)))
     return _stop_early(Plan(index, prompt, pieces, tokens, finish), ask.stop)
 

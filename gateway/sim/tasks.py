@@ -11,7 +11,7 @@ from gateway.sim.ask import count_chat, parse_ask, resolve_model
 from gateway.sim.config import SimConfig
 from gateway.sim.errors import SimError, missing
 from gateway.sim.state import SimState
-from gateway.sim.text import BEGIN, detokenize, reply_word, tokenize
+from gateway.sim.text import BEGIN, detokenize, reply_words, tokenize
 
 _BYTES_PER_AUDIO_SECOND: Final = 32_000  # 16 kHz, 16 bit
 _FIXED_PATHS: Final = {
@@ -95,7 +95,7 @@ def transcribe(form: dict[str, bytes], state: SimState) -> dict[str, Any] | str:
         raise missing("file", len(form))
     model = {"model": form.get("model", b"").decode()}
     resolve_model(model, state.config, list(state.adapters))
-    text = "".join(reply_word(zlib.crc32(form["file"]), i) for i in range(4)).strip()
+    text = "".join(reply_words(zlib.crc32(form["file"]), 4)).strip()
     if form.get("response_format", b"json") == b"text":
         return text
     seconds = -(-len(form["file"]) // _BYTES_PER_AUDIO_SECOND)

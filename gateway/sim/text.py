@@ -84,13 +84,23 @@ def _media_ids(part: Any) -> list[int]:
 
 
 def reply_seed(prompt: Sequence[int], adapter: str | None, choice: int) -> int:
-    """Make the seed of a reply: equal prompts get equal replies, on every machine."""
-    data = b"".join(i.to_bytes(8, "big") for i in prompt)
-    return zlib.crc32(f"{adapter or ''}/{choice}".encode(), zlib.crc32(data))
+    """Make the seed of a reply: equal prompts get equal replies, on every machine.
+
+    A prompt that ends with the beginning of a reply gets the rest of it.
+    """
+    return _after(zlib.crc32(f"{adapter or ''}/{choice}".encode()), prompt)
 
 
-def reply_word(seed: int, position: int) -> str:
-    """Return the word at `position` of the reply with that seed; always 4 bytes."""
-    draw = zlib.crc32(position.to_bytes(4, "big"), seed)
-    start = draw % (len(_WORDS) // TOKEN_BYTES) * TOKEN_BYTES
-    return _WORDS[start : start + TOKEN_BYTES]
+def reply_words(seed: int, count: int) -> tuple[str, ...]:
+    """Return the first words of the reply with that seed, each of 4 bytes; a word follows from all before."""
+    words = []
+    for _ in range(count):
+        start = zlib.crc32(b"next", seed) % (len(_WORDS) // TOKEN_BYTES) * TOKEN_BYTES
+        word = _WORDS[start : start + TOKEN_BYTES]
+        words.append(word)
+        seed = _after(seed, tokenize(word))
+    return tuple(words)
+
+
+def _after(seed: int, ids: Sequence[int]) -> int:
+    return zlib.crc32(b"".join(i.to_bytes(8, "big") for i in ids), seed)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.sim.ask import Control, parse_control
-from gateway.sim.text import detokenize, render_chat, reply_word, tokenize
+from gateway.sim.text import detokenize, render_chat, reply_seed, reply_words, tokenize
 
 
 @given(st.text())
@@ -27,11 +27,18 @@ def test_text_parts_count_as_text_and_pictures_as_64():
     assert len(render_chat([{"role": "user", "content": parts}])) == 3 + 1 + 64 + 2
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(0, 10_000))
-def test_every_reply_word_is_one_token(seed, position):
-    word = reply_word(seed, position)
-    assert len(word) == 4
-    assert len(tokenize(word)) == 1
+@given(st.integers(0, 2**32 - 1))
+def test_every_reply_word_is_one_token(seed):
+    for word in reply_words(seed, 50):
+        assert len(word) == 4
+        assert len(tokenize(word)) == 1
+
+
+@given(st.lists(st.integers(0, 2**32)), st.integers(0, 20), st.sampled_from([None, "a"]))
+def test_a_prompt_that_ends_with_the_beginning_of_a_reply_gets_the_rest(prompt, begun, adapter):
+    whole = reply_words(reply_seed(prompt, adapter, 0), 20)
+    beginning = tokenize("".join(whole[:begun]))
+    assert reply_words(reply_seed(prompt + beginning, adapter, 0), 20 - begun) == whole[begun:]
 
 
 def test_a_prompt_steers_its_reply():
