@@ -18,7 +18,8 @@ from gateway.config.check import Remark
 from gateway.config.findings import Finding, KeyPath, Severity
 from gateway.config.load import Loaded, placed
 from gateway.config.models import PoolConfig
-from gateway.pools.backend import Backend, configure, identify
+from gateway.pools.backend import Backend
+from gateway.pools.configured import configure, identify
 from gateway.watch.fetch import FetchError, Pages
 from gateway.wire.vllm import parse_models, parse_version
 

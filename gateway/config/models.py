@@ -27,7 +27,7 @@ from pydantic_core import PydanticCustomError
 
 from gateway.config.limits import CorsConfig, LimitsConfig, Proxy, TimeoutsConfig
 from gateway.config.log import LogConfig, LogFormat, LogLevel
-from gateway.config.parameters import ParametersConfig, PrefixCache
+from gateway.config.parameters import ParametersConfig, PrefixCache, PrefixRouting
 from gateway.config.process import AdminConfig, HealthConfig, KeysConfig, Secret, ShutdownConfig
 from gateway.config.supervision import LaunchConfig, Remedy, RestartConfig, SupervisionConfig
 from gateway.config.traffic import (
@@ -223,6 +223,11 @@ class PoolConfig(Section):
     )
     fallback: FallbackConfig = setting({}, "Pools that answer when this one cannot. Default: none.")
     prefer: PreferConfig = setting({}, "Backends that are nearer than others. Default: none.")
+    prefix: PrefixRouting = setting(
+        "approximate",
+        "approximate: requests go where much of their prompt was sent before, if that saves more than"
+        " the wait there. off: the choice goes by load alone.",
+    )
     queue: QueueConfig = setting({}, "The queue of this pool.")
     kv: KvConfig = setting({}, "When a KV cache counts as full.")
     slo: SloConfig = setting({}, "Latency targets.")
@@ -313,6 +318,7 @@ __all__ = [
     "ParametersConfig",
     "PoolConfig",
     "PrefixCache",
+    "PrefixRouting",
     "QueueConfig",
     "RestartConfig",
     "Section",

@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from gateway.config.models import Config
 
 
+class PrefixRouting(Enum):
+    """Whether the choice of a backend knows what its prefix cache holds."""
+
+    APPROXIMATE = "approximate"
+    OFF = "off"
+
+
 class PrefixCache(Enum):
     """Who shares the prefix cache of an engine."""
 

@@ -16,11 +16,18 @@ class Prefix(msgspec.Struct, gc=False):
     Tenants, adapters and models that have caches apart have keys apart.
     """
 
-    keys: list[int]  # the longest first
-    shares: tuple[float, ...]  # how much of the prompt each beginning is, likewise; 0..1
-    prompt_tokens: int  # of the whole, as in `Need`
+    keys: list[int]  # the longest first; one at least
+    ends: tuple[int, ...]  # how long each of them is
+    size: int  # of the whole prompt, in the unit of the ends
+    prompt_tokens: int  # the same as `Need` has it
     output_tokens: int  # that the engine is expected to keep beside it
     home: int = 0  # alike for prompts that begin alike, in every process
+
+    def tokens_before(self, place: int) -> int:
+        """Return how many tokens the beginning at a place of `keys` has; 0 past the last place."""
+        if place >= len(self.keys):
+            return 0
+        return self.prompt_tokens * self.ends[place] // self.size
 
 
 class Sent(msgspec.Struct, gc=False):
@@ -28,6 +35,7 @@ class Sent(msgspec.Struct, gc=False):
 
     prefix: Prefix
     cached_tokens: int  # that it was thought to hold before
+    known_tokens: int  # that it held by what was sent there, whatever that is worth
     new_keys: int  # that were new there
 
 
@@ -42,6 +50,12 @@ class Held(Protocol):
 
     def sent(self, prefix: Prefix) -> Sent:
         """Note that a prompt was sent there."""
+
+    def ended(self, sent: Sent, cached_tokens: int | None) -> None:
+        """Note that a prompt was read; `cached_tokens` of it were found, if its reply tells."""
+
+    def scraped(self, capacity_tokens: int | None, hits: float | None) -> None:
+        """Take in how much the cache holds, and the engine's counter of tokens found, if it tells."""
 
     def unsent(self, sent: Sent) -> None:
         """Take that back: it ended before the engine was seen to read it."""

@@ -146,6 +146,7 @@ class Call(msgspec.Struct, frozen=True):
     unnamed: bool = False  # the body names no model
     model_at: tuple[int, int] | None = None  # of a form, whose beginning `body` is: its value
     asked: Asked = NOTHING_ASKED
+    fields: Mapping[str, msgspec.Raw] | None = None  # of a small JSON body, if it was taken apart
     places: Places | None = None  # of a large JSON body
 
     @property
@@ -195,6 +196,7 @@ class LoadSample:
     running_adapters: tuple[str, ...] = ()
     steps: float = 0.0  # sum of what every step may move, of those that make no token too
     generation_tokens: float = 0.0
+    prefix_hits: float | None = None  # prompt tokens found in the prefix cache, ever
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,6 +376,7 @@ class RequestRecord(msgspec.Struct, gc=False):
     stream: bool = False
     backend_id: str | None = None
     attempts: int = 0
+    sent: Sent | None = None  # of the last attempt
     engine_id: str = ""  # what the engine calls the last attempt
     body_at: float | None = None  # its whole body was there; of an upload, what names its model
     queue_s: float = 0.0  # waited for a place on a backend

@@ -62,7 +62,7 @@ def countable(call: Call) -> Call | None:
         # The backend counts a Messages request itself, but none that is longer than its window.
         return call if call.endpoint is Endpoint.MESSAGES else None
     body = msgspec.json.encode(chat)
-    return structs.replace(call, endpoint=Endpoint.CHAT, body=body, places=None)
+    return structs.replace(call, endpoint=Endpoint.CHAT, body=body, fields=None, places=None)
 
 
 _AS_CHAT: Final = {

@@ -195,6 +195,7 @@ class Handler:
                 while backend is not None:  # else a reload took it away while this request waited
                     record.attempts += 1
                     record.backend_id, record.engine_id = backend.id, engine_id()
+                    record.sent = slot.sent
                     record.sent_at = now = self.clock.now()
                     silence = Silence(settings.patience, now, backend.works, ask.need)
                     salt = settings.salt(ask) if ask.route.tenants_apart else None

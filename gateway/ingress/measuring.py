@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -12,6 +12,7 @@ from gateway.core.types import Ask, Demand, Phase, RequestRecord
 from gateway.counting.context import bound, settle, unsettled
 from gateway.ingress.settings import Settings
 from gateway.pools.table import PoolTable
+from gateway.prefix.beginnings import Beginnings
 
 UNMEASURED: Final = Demand(0, exact=False)  # of an ask of which nothing is known yet
 
@@ -22,6 +23,7 @@ class Measuring:
 
     table: PoolTable
     gate: Gate
+    beginnings: Beginnings = field(default_factory=Beginnings)
 
     def at_once(self, settings: Settings, record: RequestRecord, ask: Ask) -> bool:
         """Whether its size tells what it needs; else its prompt must be counted.
@@ -64,5 +66,6 @@ class Measuring:
         record.demand = ask.demand = demand
         window = ask.route.window_tokens
         record.need = ask.need = self.gate.need(ask.call, demand, ask.caller, window)
+        ask.prefix = self.beginnings.of(ask, self.table.backends(ask.route.pool))
         ask.top_priority = self.gate.top_priority
         ask.returned, ask.fallback = record.client_retry > 0, record.fallback

@@ -1,4 +1,4 @@
-"""`Backend`: one vLLM server as it is now, and how it reads its settings and its model list."""
+"""`Backend`: one vLLM server as it is now."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
 
-from gateway.config.models import Admission, BackendConfig, HealthConfig, PoolConfig
 from gateway.config.sockets import PREFIX
 from gateway.core.prefix import Held, Prefix
 from gateway.core.types import (
@@ -206,7 +205,12 @@ class Backend:
                 self.writes.learn(sample.at, sample.at - before.at, int(written))
             if sample.progress < before.progress:  # another process
                 self.limit.restarted(sample.at)
+                self.forget_prefixes()
         self.room.observe(sample)
+        if self.held is not None:
+            if sample.asleep:
+                self.held.forget()
+            self.held.scraped(self.room.capacity_tokens, sample.prefix_hits)
         self.weigh(sample.at)
 
     def weigh(self, now: float) -> None:
@@ -229,6 +233,11 @@ class Backend:
         outputs += foreign * (USUAL_TOKENS + 1) + self.in_flight  # each takes a step at least
         ahead_s = self.slowness * (prompts * cost.prompt_s + outputs * cost.output_s)
         self.ahead_s = ahead_s / self.share + self.away_s
+
+    def forget_prefixes(self) -> None:
+        """Note that its prefix cache is empty: it is another process."""
+        if self.held is not None:
+            self.held.forget()
 
     def cached_tokens(self, prefix: Prefix | None) -> int:
         """Return how many tokens of a prompt its prefix cache is thought to hold."""
@@ -303,43 +312,3 @@ class Backend:
     def models_known(self) -> bool:
         """Whether its model list was read since it last came up."""
         return self.health.models_known
-
-
-def configure(
-    backend: Backend, pool: PoolConfig, config: BackendConfig, health: HealthConfig | None
-) -> None:
-    """Bring the settings of a backend up to date; what it is and does stays."""
-    backend.guarded = pool.admission is Admission.ON
-    limit, room = backend.limit, backend.room
-    limit.fix(config.max_in_flight)
-    limit.objective_s, limit.gap_objective_s = pool.slo.ttft, pool.slo.itl
-    limit.slow_start_s = pool.slow_start
-    room.stop_ratio, room.resume_ratio = pool.kv.stop_admitting, pool.kv.resume
-    if health is not None:
-        backend.stale_s = room.stale_s = health.scrape_stale
-    backend.only_base_name = pool.served_model is not None
-    guesses = (backend.pool, *pool.aliases)
-    backend.base_names = guesses if pool.served_model is None else (pool.served_model,)
-    told = config.endpoints if config.endpoints is not None else pool.endpoints
-    if told is not None:
-        backend.endpoints = frozenset(told)
-    elif backend.set_endpoints is not None:
-        backend.endpoints = None  # the setting is gone; the next model list tells
-    backend.set_endpoints = frozenset(told) if told is not None else None
-    backend.share, backend.in_reserve = config.weight or 1.0, config.weight == 0
-    backend.weighted = len({each.weight for each in pool.backends}) > 1
-    backend.away_s = pool.prefer.away_s(config.labels)
-    backend.weigh_ours()
-    identify(backend)
-
-
-def identify(backend: Backend) -> None:
-    """Find the pool's model among those the backend lists, and its window."""
-    bases = [model for model in backend.models.values() if model.parent is None]
-    named = {model.name for model in bases}
-    base = next((name for name in backend.base_names if name in named), None)
-    if base is None and len(bases) == 1 and not backend.only_base_name:
-        base = bases[0].name
-    backend.base_model = base
-    windows = (model.window_tokens for model in bases if model.window_tokens is not None)
-    backend.window_tokens = min(windows, default=None)

@@ -32,8 +32,10 @@ from gateway.core.types import (
     ScrapeFailed,
     Slot,
     Transition,
+    UsageSource,
 )
-from gateway.pools.backend import Backend, configure, identify
+from gateway.pools.backend import Backend
+from gateway.pools.configured import configure, identify
 from gateway.pools.facts import HealthState, Policy, Tending
 from gateway.pools.health import Order, advance, listen, obey, tend
 from gateway.pools.progress import Listened
@@ -153,6 +155,7 @@ class PoolTable:
         before = backend.health.tended
         if tending is None and before is not None and before.phase is Phase.STARTING:
             backend.limit.restarted(now)
+            backend.forget_prefixes()
             backend.pulse, backend.speed = Pulse(), Speed()
         return self._adopt(backend, tend(backend.health, tending, now, self._policy), now)
 
@@ -212,11 +215,17 @@ class PoolTable:
                 listener(backend.pool, seconds, prompt_tokens)
 
     def ended(self, settled: Sequence[RequestRecord]) -> None:
-        """Learn from requests that ended how fast their backends write a stream."""
+        """Learn from requests that ended how fast their backends write, and what these had cached."""
         for record in settled:
+            backend = self._backends.get(record.backend_id or "")
+            if backend is None:
+                continue
+            sent, usage = record.sent, record.usage
+            told = usage is not None and usage.source is UsageSource.UPSTREAM
+            if told and usage is not None and sent is not None and backend.held is not None:
+                backend.held.ended(sent, usage.cached_tokens)
             gap_s = record.token_gap_s if record.stream else None
-            backend = self._backends.get(record.backend_id or "") if gap_s is not None else None
-            if backend is not None and gap_s is not None:
+            if gap_s is not None:
                 backend.limit.token_gap(record.ended_at or 0.0, record.sent_at or 0.0, gap_s)
 
     def highest_came(self, pool: str, now: float) -> None:
@@ -323,6 +332,8 @@ class PoolTable:
         if state.phase is before:
             return None
         self.revision += 1
+        if state.phase is Phase.DOWN and state.reason == "refused":
+            backend.forget_prefixes()  # nobody listens there: its process has ended
         if before is Phase.DOWN:
             backend.speed = Speed()  # how slow it was when it stood still says nothing
         transition = Transition(backend.id, before, state.phase, state.reason, state.detail, at)

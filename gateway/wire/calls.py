@@ -105,7 +105,7 @@ def parse_call(spec: EndpointSpec, body: bytes, content_type: bytes = b"applicat
     found = ordinary(spec.endpoint, body, fields)
     if found is None:
         return measured_call(spec, body, content_type, fields)
-    return _ordinary_call(spec, body, content_type, found)
+    return _ordinary_call(spec, body, content_type, fields, found)
 
 
 def parse_at_once(spec: EndpointSpec, body: bytes, content_type: bytes) -> Call | None:
@@ -118,7 +118,7 @@ def parse_at_once(spec: EndpointSpec, body: bytes, content_type: bytes) -> Call 
     if spec.endpoint is _CHAT and len(body) <= CHECKED_BYTES:
         found = short_chat(body)
         if found is not None:
-            return _ordinary_call(spec, body, content_type, found)
+            return _ordinary_call(spec, body, content_type, None, found)
     try:
         fields = take_apart(body)
     except RequestError:
@@ -127,11 +127,13 @@ def parse_at_once(spec: EndpointSpec, body: bytes, content_type: bytes) -> Call 
         return None
     found = ordinary(spec.endpoint, body, fields)
     if found is not None:
-        return _ordinary_call(spec, body, content_type, found)
+        return _ordinary_call(spec, body, content_type, fields, found)
     return measured_call(spec, body, content_type, fields) if is_small(body) else None
 
 
-def _ordinary_call(spec: EndpointSpec, body: bytes, content_type: bytes, found: Ordinary) -> Call:
+def _ordinary_call(
+    spec: EndpointSpec, body: bytes, content_type: bytes, fields: Mapping[str, Raw] | None, found: Ordinary
+) -> Call:  # fmt: skip
     """Return the call of an ordinary body."""
     seen = found.seen
     limit, limit_field = _limit(spec, seen)
@@ -148,6 +150,7 @@ def _ordinary_call(spec: EndpointSpec, body: bytes, content_type: bytes, found: 
         text_bytes=found.text_bytes,
         content_type=content_type,
         asked=found.asked,
+        fields=fields,
     )
 
 
@@ -183,6 +186,7 @@ def measured_call(
         truncates_prompt=truncates(endpoint, seen),
         content_type=content_type,
         asked=measure.asked(choices=choices, prompts=prompts.count, prompts_field=prompts.field),
+        fields=fields,
     )
 
 

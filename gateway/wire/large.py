@@ -44,6 +44,7 @@ def completed(call: Call, scan: BodyScan) -> Call:
     return structs.replace(
         call,
         body=scan.body,
+        fields=None,  # their values are cut
         places=scan.fields,
         prompt_token_ids=ids,
         longest_ratio=ratio,
@@ -78,6 +79,8 @@ def fields_at_hand(call: Call) -> dict[str, Raw]:
     Raises:
         RequestError, msgspec.DecodeError: see `fields_of`.
     """
+    if call.fields is not None:
+        return dict(call.fields)
     if call.places is None:
         return fields_of(call.body)
     return {

@@ -26,6 +26,8 @@ _NAMES: Final = (
     "iteration_tokens_total_count",
     "num_preemptions_total",
     "prefix_cache_queries_total",
+    "prefix_cache_hits_total",
+    "gpu_prefix_cache_hits_total",
     "estimated_flops_per_gpu_total",
     "engine_sleep_state",
     "cache_config_info",
@@ -95,6 +97,7 @@ def parse_metrics(body: bytes, now: float) -> LoadSample | None:
         running_adapters=_names(_labels(adapters).get(b"running_lora_adapters", b"")),
         steps=sum(sums.get(name, 0.0) for name in _STEPS) + max(adapters_at, 0.0),
         generation_tokens=sums.get("generation_tokens_total", 0.0),
+        prefix_hits=sums.get("prefix_cache_hits_total", sums.get("gpu_prefix_cache_hits_total")),
     )
 
 

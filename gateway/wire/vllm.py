@@ -144,7 +144,7 @@ def longest_chat(call: Call) -> Call:
     fields = fields_of(call.body)
     fields["messages"] = _longest(fields.get("messages", Raw()))
     body = msgspec.json.encode(fields)
-    return structs.replace(call, endpoint=Endpoint.CHAT, body=body, places=None)
+    return structs.replace(call, endpoint=Endpoint.CHAT, body=body, fields=fields, places=None)
 
 
 def _longest(raw: Raw) -> Raw:

@@ -713,7 +713,7 @@ class Holds:
         return min(self.held_tokens, prefix.prompt_tokens)
 
     def sent(self, prefix):
-        return Sent(prefix, self.tokens(prefix), len(prefix.keys))
+        return Sent(prefix, self.tokens(prefix), self.tokens(prefix), len(prefix.keys))
 
     def unsent(self, sent):
         self.unsent_keys.append(sent.new_keys)
@@ -723,7 +723,7 @@ class Holds:
 
 
 def begins(prompt_tokens=1000):
-    return Prefix([7], (1.0,), prompt_tokens, 10)
+    return Prefix([7], (4,), 4, prompt_tokens, 10)
 
 
 def test_a_request_goes_where_most_of_its_prompt_is_cached(table):

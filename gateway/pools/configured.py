@@ -1,0 +1,53 @@
+"""How a backend reads its settings and its model list."""
+
+from __future__ import annotations
+
+from gateway.config.models import Admission, BackendConfig, HealthConfig, PoolConfig
+from gateway.config.parameters import PrefixRouting
+from gateway.pools.backend import Backend
+from gateway.prefix.approximate import Approximate
+
+
+def configure(
+    backend: Backend, pool: PoolConfig, config: BackendConfig, health: HealthConfig | None
+) -> None:
+    """Bring the settings of a backend up to date; what it is and does stays."""
+    backend.guarded = pool.admission is Admission.ON
+    limit, room = backend.limit, backend.room
+    limit.fix(config.max_in_flight)
+    limit.objective_s, limit.gap_objective_s = pool.slo.ttft, pool.slo.itl
+    limit.slow_start_s = pool.slow_start
+    knows = pool.prefix is PrefixRouting.APPROXIMATE and len(pool.backends) > 1
+    if not knows:
+        backend.held = None
+    elif backend.held is None:
+        backend.held = Approximate()
+    room.stop_ratio, room.resume_ratio = pool.kv.stop_admitting, pool.kv.resume
+    if health is not None:
+        backend.stale_s = room.stale_s = health.scrape_stale
+    backend.only_base_name = pool.served_model is not None
+    guesses = (backend.pool, *pool.aliases)
+    backend.base_names = guesses if pool.served_model is None else (pool.served_model,)
+    told = config.endpoints if config.endpoints is not None else pool.endpoints
+    if told is not None:
+        backend.endpoints = frozenset(told)
+    elif backend.set_endpoints is not None:
+        backend.endpoints = None  # the setting is gone; the next model list tells
+    backend.set_endpoints = frozenset(told) if told is not None else None
+    backend.share, backend.in_reserve = config.weight or 1.0, config.weight == 0
+    backend.weighted = len({each.weight for each in pool.backends}) > 1
+    backend.away_s = pool.prefer.away_s(config.labels)
+    backend.weigh_ours()
+    identify(backend)
+
+
+def identify(backend: Backend) -> None:
+    """Find the pool's model among those the backend lists, and its window."""
+    bases = [model for model in backend.models.values() if model.parent is None]
+    named = {model.name for model in bases}
+    base = next((name for name in backend.base_names if name in named), None)
+    if base is None and len(bases) == 1 and not backend.only_base_name:
+        base = bases[0].name
+    backend.base_model = base
+    windows = (model.window_tokens for model in bases if model.window_tokens is not None)
+    backend.window_tokens = min(windows, default=None)

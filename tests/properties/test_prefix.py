@@ -1,0 +1,134 @@
+"""What is thought to be cached, over any prompts that are sent, read, cut short, forgotten."""
+
+import json
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.prefix import Prefix
+from gateway.core.types import Ask, Caller, Demand, Endpoint, Need, Route
+from gateway.prefix.approximate import MOST_KEYS, Approximate
+from gateway.prefix.beginnings import Beginnings
+from gateway.routing.choice import Chooser
+from gateway.wire.calls import ENDPOINTS, parse_call
+from tests.properties.test_pick import CALL, NOW, ROUTE, STATES, pool_of
+
+SPEC = next(spec for spec in ENDPOINTS.values() if spec.endpoint is Endpoint.CHAT)
+
+
+class Asked:
+    held = object()
+
+
+# Prompts that begin alike: a walk down a small tree.
+WALKS = st.lists(st.integers(0, 2), min_size=1, max_size=8)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["sent", "sent", "sent", "unsent", "ended", "forget"]), WALKS),
+    max_size=60,
+)
+
+
+def prompt(walk, tokens=1000):
+    keys = [hash(tuple(walk[:end])) for end in range(len(walk), 0, -1)]
+    return Prefix(keys, tuple(range(len(walk), 0, -1)), len(walk), tokens, 10)
+
+
+@given(steps=STEPS, capacity=st.sampled_from([None, 500, 5000, 10**6]), asked=WALKS)
+def test_it_never_holds_more_than_was_sent_since_it_was_empty(steps, capacity, asked):
+    held, sent = Approximate(), []
+    held.scraped(capacity, None)
+    for step, walk in steps:
+        if step == "forget":
+            held.forget()
+            sent.clear()
+            assert len(held) == 0
+            continue
+        note = held.sent(prompt(walk))
+        if step == "unsent":
+            held.unsent(note)
+            assert held.tokens(prompt(walk)) <= note.known_tokens
+            continue
+        sent.append(walk)
+        if step == "ended":
+            held.ended(note, None)
+    longest = max((_alike(asked, each) for each in sent), default=0)
+    assert 0 <= held.tokens(prompt(asked)) <= 1000 * longest // len(asked)
+
+
+def _alike(one, other):
+    count = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+@given(sizes=st.lists(st.integers(1, 3000), min_size=1, max_size=100), seed=st.integers(0, 100))
+def test_its_memory_is_bounded_whatever_is_sent(sizes, seed):
+    rng, held = random.Random(seed), Approximate()
+    held.scraped(1 << 40, None)
+    for size in sizes:
+        keys = [rng.getrandbits(64) for _ in range(size)]
+        held.sent(Prefix(keys, tuple(range(size, 0, -1)), size, size, 0))
+        assert len(held) <= 2 * (MOST_KEYS + 3000)
+
+
+@given(
+    expected=st.lists(
+        st.tuples(st.integers(0, 9000), st.none() | st.integers(0, 9000)), max_size=50
+    ),
+    hits=st.lists(st.none() | st.floats(0, 1e6), max_size=10),
+)
+def test_trust_is_a_share_whatever_is_told(expected, hits):
+    held = Approximate()
+    for each in hits:
+        held.scraped(None, each)
+    for tokens, found in expected:
+        held.ended(held.sent(prompt([1, 2], tokens)), found)
+        assert 0.0 <= held.trust <= 1.0
+
+
+@given(
+    texts=st.lists(st.text(min_size=300, max_size=600), min_size=2, max_size=2),
+    tenants=st.tuples(st.sampled_from("ab"), st.sampled_from("cd")),
+    salts=st.tuples(st.sampled_from([None, "x", "yz"]), st.sampled_from([None, "x", "yz"])),
+)
+def test_tenants_whose_caches_are_apart_never_share_a_key(texts, tenants, salts):
+    route, reads, keys = Route("m", "m", "m", tenants_apart=True), Beginnings(), []
+    for tenant, salt in zip(tenants, salts, strict=True):
+        body = {
+            "model": "m",
+            "messages": [{"role": "user", "content": texts[0]}],
+            "cache_salt": salt,
+        }
+        call = parse_call(SPEC, json.dumps(body).encode())
+        ask = Ask(route, call, Demand(100, False), Caller("k", "n", tenant), Need(100, 10))
+        keys.append(set(reads.of(ask, [Asked()]).keys))
+    assert not keys[0] & keys[1]
+
+
+@given(
+    states=st.lists(STATES, min_size=1, max_size=6),
+    sent=st.lists(st.tuples(st.integers(1, 6), WALKS), max_size=20),
+    walk=WALKS,
+    seed=st.integers(0, 2**32),
+)
+def test_a_cached_prompt_makes_no_backend_eligible_that_is_not(states, sent, walk, seed):
+    table = pool_of(states)
+    for backend in table:
+        backend.held = Approximate()
+    for place, each in sent:
+        backend = table.get(f"m/b{place}")
+        if backend is not None:
+            backend.held.sent(prompt(each))
+    need, chooser = Need(1000, 10), Chooser(table, random.Random(seed))
+    without = Ask(ROUTE, CALL, Demand(100, False), Caller("k", "n", "t"), need)
+    asked = Ask(ROUTE, CALL, Demand(100, False), Caller("k", "n", "t"), need, prefix=prompt(walk))
+    told, choice = chooser.explain(asked, NOW), chooser.find(asked, NOW)
+    assert told.excluded == chooser.explain(without, NOW).excluded
+    assert (choice is None) == (not told.expected_s)
+    assert all(seconds > 0 for seconds in told.expected_s.values())
+    if choice is not None:
+        assert told.expected_s[choice.id] == min(told.expected_s.values())

@@ -1,0 +1,136 @@
+"""Requests go where their prompt was read before, while that is quicker."""
+
+import asyncio
+import dataclasses
+import time
+
+from gateway.access import keys
+from gateway.core.aio import start
+from gateway.process import reload
+from gateway.sim.server import SimConfig
+from tests.stories.support import FAST, gateway, story
+
+TELLS = dataclasses.replace(FAST, prompt_tokens_details=True)
+READS_SLOWLY = SimConfig(model="m", prefill_tokens_per_s=20_000, decode_step_s=0.002)
+GROUPS = 6
+
+
+def system(group):
+    return f"You are helper number {group}. " + f"Rule {group}: be kind to trains. " * 60
+
+
+async def ask(world, group, question, **more):
+    headers = more.pop("headers", None)
+    body = {
+        "model": "m",
+        "messages": [
+            {"role": "system", "content": system(group)},
+            {"role": "user", "content": f"Question {question}"},
+        ],
+        "max_tokens": 2,
+        **more,
+    }
+    reply = await world.http.post("/v1/chat/completions", json=body, headers=headers)
+    assert reply.status_code == 200, reply.text
+    return reply
+
+
+def hit_ratio(world):
+    totals = [engine.totals for sim in world.sims for engine in sim.state.engines]
+    return sum(each.prefix_hits for each in totals) / sum(each.prefix_queries for each in totals)
+
+
+def groups_of(sim):
+    """Return which groups' requests a backend had."""
+    bodies = [each.body.decode() for each in sim.received("/v1/chat/completions")]
+    return {group for group in range(GROUPS) for body in bodies if f"number {group}." in body}
+
+
+@story
+async def test_prompts_that_begin_alike_go_to_one_backend_while_it_has_room():
+    async with gateway(FAST, FAST, FAST) as world:
+        for question in range(8):
+            for group in range(GROUPS):
+                await ask(world, group, question, stream=question % 2 == 0)
+        homes = [groups_of(sim) for sim in world.sims]
+        assert sum(map(len, homes)) == GROUPS  # each at one of them
+        assert hit_ratio(world) > 0.8
+        await world.settled()
+
+
+@story
+async def test_without_it_they_go_anywhere():
+    async with gateway(FAST, FAST, FAST, pool={"prefix": "off"}) as world:
+        for question in range(8):
+            for group in range(GROUPS):
+                await ask(world, group, question)
+        assert sum(len(groups_of(sim)) for sim in world.sims) > GROUPS
+        assert all(each.held is None for each in world.process.table)
+
+
+@story
+async def test_one_hot_beginning_spreads_over_the_backends_that_its_load_needs():
+    async with gateway(READS_SLOWLY, READS_SLOWLY, READS_SLOWLY) as world:
+        await ask(world, 0, "first")
+        async with asyncio.TaskGroup() as group:
+            for number in range(60):
+                group.create_task(ask(world, 0, number, max_tokens=60, stream=True))
+        counts = [len(sim.received("/v1/chat/completions")) for sim in world.sims]
+        assert min(counts) >= 10, counts
+        await world.settled()
+
+
+@story
+async def test_a_restart_forgets():
+    async with gateway(FAST, FAST) as world:
+        for question in range(3):
+            await ask(world, 0, question)
+        place = next(place for place, sim in enumerate(world.sims) if groups_of(sim))
+        backend = world.process.table.get(f"m/b{place + 1}")
+        assert len(backend.held) > 0
+        sim = world.sims[place]
+        await sim.stop()
+        await world.until(lambda: len(backend.held) == 0)
+        await sim.start()
+
+
+@story
+async def test_an_engine_whose_cache_was_reset_is_believed_no_longer():
+    sims = [dataclasses.replace(TELLS, dev_mode=True)] * 2
+    async with gateway(*sims) as world:
+        for question in range(8):
+            await ask(world, 0, question)
+        backend = next(each for each in world.process.table if each.held._young)
+        assert backend.held.trust == 1.0
+        for question in range(60):
+            for sim in world.sims:
+                await world.http.post(sim.url + "/reset_prefix_cache")
+            await ask(world, 0, question + 100)
+        world.process.ledger.post()
+        assert backend.held.trust < 0.7
+
+
+@story
+async def test_tenants_with_caches_apart_follow_no_other_tenants_prompts():
+    async with gateway(FAST, FAST, pool={"prefix_cache": "per_tenant"}) as world:
+        file = world.path.parent / "keys.yaml"
+        other = keys.create(file, name="other", tenant="other", wall_now=time.time())
+        assert await reload(world.process)
+        await ask(world, 0, 1)
+        backend = next(each for each in world.process.table if each.held._young)
+        before = len(backend.held)
+        headers = {"authorization": f"Bearer {other.key}"}
+        await ask(world, 0, 1, headers=headers)
+        kept = [len(each.held) for each in world.process.table]
+        assert sum(kept) == 2 * before
+
+
+@story
+async def test_a_prompt_whose_client_left_before_it_was_read_is_not_held():
+    slow = SimConfig(model="m", prefill_tokens_per_s=100)
+    async with gateway(slow, slow) as world:
+        asked = start(ask(world, 0, 1, stream=True), name="asks")
+        await world.until(lambda: any(len(each.held) for each in world.process.table))
+        asked.cancel()
+        await world.settled()
+        assert all(len(each.held) == 0 for each in world.process.table)

@@ -1,0 +1,314 @@
+"""The beginnings of prompts, and what a backend's prefix cache is thought to hold of them."""
+
+import dataclasses
+import json
+
+import pytest
+
+from gateway.core.prefix import Prefix
+from gateway.core.types import Ask, Caller, Demand, Endpoint, Need, Route
+from gateway.prefix.approximate import MOST_KEYS, Approximate
+from gateway.prefix.beginnings import ENDS, Beginnings
+from gateway.wire.calls import ENDPOINTS, parse_at_once, parse_call
+from gateway.wire.large import completed
+from gateway.wire.scan import BodyScan
+
+SPECS = {spec.endpoint: spec for spec in ENDPOINTS.values()}
+ROUTE = Route("m", "m", "m")
+ANYONE = Caller("k", "n", "t")
+SYSTEM = "You answer questions about trains. " * 40
+
+
+class Asked:
+    held = object()
+
+
+SEVERAL = [Asked(), Asked()]
+
+
+def body(text, **more):
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
+    return json.dumps({"model": "m", "messages": messages, **more}).encode()
+
+
+def call_of(raw, endpoint=Endpoint.CHAT):
+    return parse_call(SPECS[endpoint], raw)
+
+
+def begin(call, *, seed=1, route=ROUTE, caller=ANYONE, backends=SEVERAL):
+    tokens = (call.text_bytes or 4000) // 4
+    ask = Ask(route, call, Demand(tokens, exact=False), caller, Need(tokens, 100))
+    return Beginnings(seed).of(ask, backends)
+
+
+def shared(one, other):
+    """Return how many bytes of beginnings two prompts share."""
+    both = [end for key, end in zip(one.keys, one.ends, strict=True) if key in other.keys]
+    return max(both, default=0)
+
+
+# --- beginnings -------------------------------------------------------------------------------------
+
+
+def test_prompts_share_the_beginnings_up_to_where_they_part():
+    one, other = begin(call_of(body("When?"))), begin(call_of(body("Where to?" * 200)))
+    parts_at = len(json.dumps([{"role": "system", "content": SYSTEM}]))
+    assert shared(one, other) == max(end for end in ENDS if end <= parts_at)
+
+
+def test_a_conversation_that_goes_on_keeps_its_beginnings():
+    turns = [{"role": "user", "content": "word " * 300}]
+    first = begin(call_of(json.dumps({"model": "m", "messages": turns}).encode()))
+    turns += [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "x" * 2000}]
+    then = begin(call_of(json.dumps({"model": "m", "messages": turns}).encode()))
+    assert set(first.keys) < set(then.keys)
+
+
+def test_a_large_body_has_the_same_beginnings_as_a_small_one():
+    raw = body("Where to? " * 400, tools=[{"type": "function", "function": {"name": "f" * 400}}])
+    scan = BodyScan()
+    scan.feed(raw)
+    scan.end()
+    while scan.step():
+        pass
+    large = completed(call_of(scan.skim()), scan)
+    assert large.places is not None
+    assert begin(large) == begin(call_of(raw))
+
+
+def test_tools_come_before_messages():
+    tools = [{"type": "function", "function": {"name": "look", "description": "d" * 900}}]
+    one, other = (begin(call_of(body(text * 50, tools=tools))) for text in ("When?", "Where?"))
+    less = begin(call_of(body("When?" * 50)))
+    assert shared(one, other) > shared(one, less) == 0
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields"),
+    [
+        (Endpoint.COMPLETIONS, {"prompt": SYSTEM}),
+        (Endpoint.COMPLETIONS, {"prompt": list(range(1000))}),
+        (Endpoint.RESPONSES, {"instructions": SYSTEM, "input": "hi"}),
+        (Endpoint.MESSAGES, {"system": SYSTEM, "messages": [], "max_tokens": 1}),
+    ],
+)
+def test_every_generating_endpoint_has_beginnings(endpoint, fields):
+    raw = json.dumps({"model": "m", **fields}).encode()
+    assert len(begin(call_of(raw, endpoint)).keys) > 3
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        json.dumps({"model": "m", "messages": [{"role": "user", "content": "short"}]}).encode(),
+        body("x", prompt_logprobs=1),
+        body("x", truncate_prompt_tokens=10),
+    ],
+)
+def test_short_prompts_and_such_as_are_read_anew_have_none(raw):
+    assert begin(call_of(raw)) is None
+
+
+def test_nothing_is_looked_for_where_nobody_asks():
+    class Alone:
+        held = None
+
+    assert begin(call_of(body("x")), backends=[Alone()]) is None
+    assert begin(call_of(body("x")), backends=[]) is None
+
+
+def test_several_prompts_have_none():
+    raw = json.dumps({"model": "m", "prompt": [SYSTEM, SYSTEM]}).encode()
+    assert begin(call_of(raw, Endpoint.COMPLETIONS)) is None
+
+
+def test_what_has_a_cache_of_its_own_has_keys_of_its_own():
+    plain = call_of(body("x"))
+    apart = dataclasses.replace(ROUTE, tenants_apart=True)
+    others = [
+        begin(plain, route=dataclasses.replace(ROUTE, adapter="lora")),
+        begin(plain, route=apart),
+        begin(plain, route=apart, caller=Caller("k", "n", "another")),
+        begin(call_of(body("x", cache_salt="mine"))),
+        begin(call_of(body("x", cache_salt="yours"))),
+        begin(call_of(body("x", max_tokens=1), Endpoint.MESSAGES)),
+        begin(plain, seed=2),
+    ]
+    found = [frozenset(each.keys) for each in (begin(plain), *others)]
+    assert len(frozenset.union(*found)) == sum(map(len, found))
+
+
+def test_tenants_share_keys_where_they_share_the_cache():
+    plain = call_of(body("x"))
+    assert begin(plain) == begin(plain, caller=Caller("k2", "n2", "another"))
+
+
+def test_the_home_of_a_prompt_is_the_same_in_every_process():
+    homes = {begin(call_of(body("x")), seed=seed).home for seed in range(3)}
+    assert len(homes) == 1
+
+
+# --- what a backend holds ---------------------------------------------------------------------------
+
+
+def prompt(*keys, tokens=1000, output=0):
+    """Return a prompt whose beginnings have these keys, the shortest first."""
+    count = len(keys)
+    ends = tuple(range(count, 0, -1))
+    return Prefix([*reversed(keys)], ends, count, tokens, output)
+
+
+def test_it_holds_what_was_sent_there_and_all_that_begins_like_it():
+    held = Approximate()
+    assert held.tokens(prompt(1, 2, 3, 4)) == 0
+    held.sent(prompt(1, 2, 3, 4))
+    assert held.tokens(prompt(1, 2, 3, 4)) == 1000
+    assert held.tokens(prompt(1, 2, 8, 9)) == 500
+    assert held.tokens(prompt(7, 2, 3, 4)) == 0
+
+
+def test_it_tells_what_it_held_before_and_what_is_new():
+    held = Approximate()
+    held.sent(prompt(1, 2, 8, 9))
+    sent = held.sent(prompt(1, 2, 3, 4))
+    assert (sent.cached_tokens, sent.known_tokens, sent.new_keys) == (500, 500, 2)
+
+
+def test_what_was_never_read_is_not_held_and_the_rest_stays():
+    held = Approximate()
+    held.sent(prompt(1, 2, 8, 9))
+    held.unsent(held.sent(prompt(1, 2, 3, 4)))
+    assert held.tokens(prompt(1, 2, 3, 4)) == 500
+    assert held.tokens(prompt(1, 2, 8, 9)) == 1000
+
+
+def test_nobody_drives_out_what_others_sent_with_requests_that_are_never_read():
+    held = Approximate()
+    held.capacity_tokens = 10_000
+    held.sent(prompt(1, 2, 3, 4))
+    for number in range(100):
+        held.unsent(held.sent(prompt(100 + number, tokens=5000)))
+    assert held.tokens(prompt(1, 2, 3, 4)) == 1000
+
+
+def test_what_was_used_least_lately_is_gone_after_two_caches():
+    held = Approximate()
+    held.capacity_tokens = 10_000
+    held.sent(prompt(1, 2))
+    held.sent(prompt(3, 4))
+    for number in range(30):
+        held.sent(prompt(3, 4))
+        assert number >= 10 or held.tokens(prompt(1, 2)) == 1000
+        held.sent(prompt(100 + number))
+    assert held.tokens(prompt(1, 2)) == 0
+    assert held.tokens(prompt(3, 4)) == 1000
+
+
+def test_outputs_take_their_room_too():
+    held = Approximate()
+    held.capacity_tokens = 10_000
+    held.sent(prompt(1, tokens=100))
+    for number in range(25):
+        held.sent(prompt(100 + number, tokens=100, output=900))
+    assert held.tokens(prompt(1, tokens=100)) == 0
+
+
+def test_it_keeps_a_bounded_number_of_keys():
+    held = Approximate()
+    for number in range(3000):
+        held.sent(prompt(*range(number * 50, number * 50 + 50), tokens=50))
+    assert len(held) <= 2 * (MOST_KEYS + 50)
+
+
+def test_a_restart_forgets_all():
+    held = Approximate()
+    held.sent(prompt(1, 2))
+    held.forget()
+    assert (len(held), held.tokens(prompt(1, 2))) == (0, 0)
+
+
+# --- how much that is believed ----------------------------------------------------------------------
+
+
+def use(held, times, found, *, tell=True, tokens=1000):
+    """Send prompts that it is thought to hold, of which so much is found."""
+    hits = held._hits or 0.0
+    for _ in range(times):
+        sent = held.sent(prompt(1, 2, tokens=tokens))
+        if not tell:
+            hits += found
+            held.scraped(None, hits)
+        held.ended(sent, found if tell else None)
+
+
+def test_an_engine_that_finds_what_is_expected_is_believed():
+    held = Approximate()
+    use(held, 30, found=1000)
+    assert held.trust == 1.0
+
+
+@pytest.mark.parametrize("tell", [True, False])
+def test_an_engine_that_finds_half_of_it_saves_half(tell):
+    held = Approximate()
+    held.scraped(None, 0.0)
+    use(held, 300, found=500, tell=tell)
+    assert held.trust == pytest.approx(0.5, abs=0.05)
+    assert held.tokens(prompt(1, 2)) == pytest.approx(500, abs=50)
+    assert held.sent(prompt(1, 2)).known_tokens == 1000
+
+
+@pytest.mark.parametrize("tell", [True, False])
+def test_an_engine_without_a_cache_attracts_nothing(tell):
+    held = Approximate()
+    held.scraped(None, 0.0)
+    use(held, 20, found=0, tell=tell)
+    assert held.tokens(prompt(1, 2)) == 0
+    held.sent(prompt(1, 2))
+    assert held.tokens(prompt(1, 2)) == 0
+
+
+def test_a_cache_that_was_reset_is_believed_again_once_it_finds_what_is_sent():
+    held = Approximate()
+    use(held, 300, found=1000)
+    use(held, 300, found=0)
+    assert held.trust < 0.1
+    use(held, 300, found=1000)
+    assert held.trust > 0.9
+
+
+def test_a_reply_that_tells_nothing_where_others_tell_found_nothing():
+    held = Approximate()
+    use(held, 1, found=1000)
+    for _ in range(300):
+        held.ended(held.sent(prompt(1, 2)), None)
+    assert held.trust < 0.1
+
+
+def test_an_engine_that_tells_nothing_is_believed():
+    held = Approximate()
+    for _ in range(300):
+        held.ended(held.sent(prompt(1, 2)), None)
+        held.scraped(None, None)
+    assert held.trust == 1.0
+
+
+def test_what_others_find_there_gives_no_credit_for_long():
+    held = Approximate()
+    held.scraped(None, 0.0)
+    held.scraped(None, 1e9)
+    use(held, 300, found=0, tell=False)
+    assert held.trust < 0.1
+
+
+def test_a_short_chat_and_what_it_grows_into_begin_alike():
+    turns = [{"role": "user", "content": "word " * 150}]
+    first = {"model": "m", "messages": turns, "user": "messages", "stream": True}
+    more = {**first, "messages": [*turns, {"role": "assistant", "content": "x" * 3000}]}
+    for dumps in (json.dumps, lambda each: json.dumps(each, separators=(",", ":"))):
+        short, long = (dumps(each).encode() for each in (first, more))
+        call = parse_at_once(SPECS[Endpoint.CHAT], short, b"application/json")
+        assert call.fields is None
+        one, other = begin(call), begin(call_of(long))
+        assert shared(one, other) >= one.ends[1] > 500
+        tuned = call_of(dumps({**first, "reasoning_effort": "low"}).encode())
+        assert shared(begin(tuned), other) == 0
