@@ -43,6 +43,8 @@ class Outcome:
     first_s: float | None = None  # the first data event
     last_s: float | None = None
     ended_s: float | None = None
+    place: int | None = None  # of the server that was asked, where that is known
+    cached_tokens: int | None = None  # that the engine had of its prompt, where that is known
     gap_s: float = 0.0  # the longest silence between two data events
     status: int = 0
     end: End = End.UNFINISHED

@@ -32,7 +32,8 @@ from loadtest.outcomes import Outcome, figures
 from loadtest.overload import goodput
 from loadtest.scenarios import TENANTS, Cell, Study
 from loadtest.simulated_table import table_of
-from loadtest.virtual import Direct, Engines, Gateway, VirtualLoop
+from loadtest.virtual import Direct, Engines, VirtualLoop
+from loadtest.virtual_gateway import Gateway
 
 # The settings of the pool; None stands for no gateway. `default` is what is shipped.
 ARMS: Final[dict[str, dict[str, Any] | None]] = {

@@ -25,6 +25,9 @@ class BlockPool:
         """Blocks that nobody references."""
         return len(self._free)
 
+    def __contains__(self, content: int) -> bool:
+        return content in self._by_content
+
     def find(self, hashes: list[int]) -> list[int]:
         """Return the blocks of the longest prefix that is still cached."""
         found = []

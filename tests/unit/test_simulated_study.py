@@ -14,7 +14,8 @@ from loadtest.outcomes import End
 from loadtest.scenarios import Cell
 from loadtest.simulated import ARMS, WARM_S, cells_of, measure
 from loadtest.simulated_table import table_of
-from loadtest.virtual import Direct, Engines, Gateway, VirtualLoop
+from loadtest.virtual import Direct, Engines, VirtualLoop
+from loadtest.virtual_gateway import Gateway
 
 STUDY = BENCHES["study"]
 SHORT = Shot(0.0, "t1", "short", 100, 20, 1)
