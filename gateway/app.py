@@ -44,8 +44,9 @@ from gateway.ingress.settings import admin_ingress, connections_for, settings_fo
 from gateway.launch import disk
 from gateway.observe.ledger import Ledger
 from gateway.observe.log import AccessLog, set_up_logging
-from gateway.observe.metrics import Metrics, Readings
+from gateway.observe.metrics import Metrics
 from gateway.observe.outlet import Outlet
+from gateway.observe.readings import Readings
 from gateway.ops.api import admin_app
 from gateway.ops.dryrun import Deciding
 from gateway.pools.store import MemoryStore, SharedStore

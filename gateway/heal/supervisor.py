@@ -126,8 +126,9 @@ class Supervisor:
 
     def ended(self, settled: Sequence[RequestRecord]) -> None:
         """Count requests that came to an end on a backend, as `observe.ledger` posts them."""
-        for record in settled:
-            unit = self.units.get(record.backend_id or "")
+        units = self.units
+        for record in settled if units else ():
+            unit = units.get(record.backend_id or "")
             known = record.error_code == BackendDown.default_code  # of that its unit is told
             if unit is not None and record.outcome in _COUNTED and not known:
                 at = record.ended_at or self.clock.now()

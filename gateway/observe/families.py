@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -27,12 +27,20 @@ class Histogram:
         self.bounds = bounds
         self.cells: dict[Labels, list[float]] = {}
 
-    def observe(self, labels: Labels, value: float) -> None:
-        """Count one value."""
+    def observe(self, labels: Labels, *values: float) -> None:
+        """Count values; of many at a time each costs little."""
+        if not values:
+            return
         if (cell := self.cells.get(labels)) is None:
             cell = self.cells[labels] = [0] * (len(self.bounds) + 2)
-        cell[bisect_left(self.bounds, value)] += 1
-        cell[-1] += value
+        cell[-1] += sum(values)
+        ordered = sorted(values)
+        counted = 0
+        for bucket, bound in enumerate(self.bounds):
+            upto = bisect_right(ordered, bound, counted)
+            cell[bucket] += upto - counted
+            counted = upto
+        cell[-2] += len(ordered) - counted
 
 
 @dataclass(slots=True)
@@ -49,6 +57,11 @@ class Sums:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    durations: list[float] = field(default_factory=list)  # seconds, as the others
+    overheads: list[float] = field(default_factory=list)
+    ttfts: list[float] = field(default_factory=list)
+    token_gaps: list[float] = field(default_factory=list)
+    waits: list[float] = field(default_factory=list)
 
 
 def family(each: Instrument, values: Mapping[Labels, float]) -> Metric:

@@ -72,7 +72,7 @@ class AccessLog:
         self._outlet = outlet
         self._clock = clock
         self._encode = msgspec.json.Encoder().encode
-        self._second = -1
+        self._second = 0.0
         self._prefix = ""
 
     def write(self, settled: Sequence[RequestRecord]) -> None:
@@ -121,11 +121,12 @@ class AccessLog:
 
     def _time(self, wall: float) -> str:
         """Return a wall time as text; its seconds are formatted once a second, not once a line."""
-        second = int(wall)
-        if second != self._second:
-            self._second = second
-            self._prefix = time.strftime("%Y-%m-%dT%H:%M:%S.", time.gmtime(second))
-        return self._prefix + _MILLIS[int((wall - second) * 1000)]
+        past_s = wall - self._second
+        if not 0.0 <= past_s < 1.0:
+            self._second = wall // 1.0
+            self._prefix = time.strftime("%Y-%m-%dT%H:%M:%S.", time.gmtime(wall))
+            past_s = wall - self._second
+        return self._prefix + _MILLIS[int(past_s * 1000)]
 
 
 def _micros(seconds: float) -> float:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import platform
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
-from typing import Final, Protocol
+from typing import Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -23,7 +22,6 @@ from gateway import __version__
 from gateway.core.aio import Clock
 from gateway.core.events import Event, EventKind
 from gateway.core.types import (
-    LoadSample,
     Outcome,
     Phase,
     RequestRecord,
@@ -34,57 +32,17 @@ from gateway.observe import instruments as table
 from gateway.observe.exposition import pieces
 from gateway.observe.families import Histogram, Labels, Sums, family, histogram_family
 from gateway.observe.instruments import INSTRUMENTS, OTHER, UNKNOWN, Kind
+from gateway.observe.readings import Readings
 
 # Beyond this many (pool, model) pairs new ones share one series: adapters may come and go for ever.
 MAX_NAMES: Final = 1000
+
+_SUMMED: Final = 1000  # requests that are alike and summed up at a time, which takes 0.2 ms
 
 _LEAST_WAIT_S: Final = 0.001  # less is what a refusal at once takes, not a wait
 _AT_ONCE: Final = {ShedReason.NO_ROOM, ShedReason.QUEUE_FULL, ShedReason.TENANT_QUEUE_FULL}
 
 _CODES: Final = {0: "none", 499: "499"} | {each.value: str(each.value) for each in HTTPStatus}
-
-
-class BackendReading(Protocol):
-    """What a scrape reads of a backend; `pools.table.Backend` has it."""
-
-    @property
-    def pool(self) -> str:
-        """Name of its pool."""
-
-    @property
-    def name(self) -> str:
-        """Its name within the pool."""
-
-    @property
-    def phase(self) -> Phase:
-        """Where it is in its life."""
-
-    @property
-    def in_flight(self) -> int:
-        """Requests of this gateway on it."""
-
-    @property
-    def sample(self) -> LoadSample | None:
-        """Its last load figures."""
-
-    def stale(self, now: float) -> bool:
-        """Whether those say nothing any more."""
-
-    def allowed(self, now: float) -> int | None:
-        """How many requests of this gateway it may have at a time; None: as many as there are."""
-
-
-@dataclass(frozen=True, slots=True)
-class Readings:
-    """Where a scrape finds what others own. Called on the event loop."""
-
-    backends: Callable[[], Iterable[BackendReading]] = tuple
-    connections: Callable[[], Mapping[str, int]] = dict  # by side: client, backend
-    shed: Callable[[], Mapping[str, int]] = dict  # connections, by reason
-    queues: Callable[[], Mapping[str, tuple[int, int]]] = dict  # by pool: requests and tokens
-    held: Callable[[], Mapping[str, bool]] = dict  # by pool: its restarts are on hold
-    bodies: Callable[[], tuple[int, int]] = lambda: (0, 0)  # bytes held, and most that may be
-    log_dropped: Callable[[], int] = int
 
 
 class Metrics(Collector):
@@ -111,6 +69,7 @@ class Metrics(Collector):
         self._ttft = self._histograms[table.TTFT.name]
         self._inter_token = self._histograms[table.INTER_TOKEN.name]
         self._overhead = self._histograms[table.OVERHEAD.name]
+        self._queue_wait = self._histograms[table.QUEUE_WAIT.name]
         self._lag = self._histograms[table.LOOP_LAG.name]
         self._names: dict[tuple[str | None, str | None], tuple[str, str]] = {}
         self._sums: dict[tuple[object, ...], Sums] = {}  # since the values were read last
@@ -127,7 +86,7 @@ class Metrics(Collector):
         """Count requests that ended. Of each, `ended_at` and `outcome` are set."""
         known = self._sums
         for record in settled:
-            usage, fallback = record.usage, record.fallback
+            usage = record.usage
             kind = (
                 record.pool, record.model, record.endpoint, record.outcome, record.status,
                 None if usage is None else usage.source,
@@ -138,26 +97,25 @@ class Metrics(Collector):
                 sums.prompt_tokens += usage.prompt_tokens
                 sums.completion_tokens += usage.completion_tokens
                 sums.cached_tokens += usage.cached_tokens or 0
-            if record.sent_at is not None:
-                sums.attempts += record.attempts
-                self._time(record, sums, record.sent_at)
-            if sums.rare or record.queue_s or record.client_retry or record.unknown_fields:
+            received_at, sent_at = record.received_at, record.sent_at
+            if sent_at is not None:
+                attempts = record.attempts
+                sums.attempts += attempts
+                sums.durations.append((record.ended_at or sent_at) - received_at)
+                if attempts == 1:  # later ones include the failed ones' time, which is not ours
+                    own_s = sent_at - (record.body_at or received_at) - record.queue_s
+                    sums.overheads.append(own_s if own_s > 0.0 else 0.0)
+                if record.stream and record.first_byte_at is not None:
+                    sums.ttfts.append(record.first_byte_at - received_at)
+                    if (gap_s := record.token_gap_s) is not None:
+                        sums.token_gaps.append(gap_s)
+            if (
+                sums.rare or record.queue_s or record.client_retry or record.unknown_fields
+                or record.fallback is not None
+            ):  # fmt: skip
                 self._count_rare(record, sums)
-            if fallback is not None:
-                fallen = self._values[table.FALLBACKS.name]
-                fallen[fallback.pool, sums.names[0], fallback.cause.value] += 1
-
-    def _time(self, record: RequestRecord, sums: Sums, sent_at: float) -> None:
-        received_at = record.received_at
-        self._duration.observe(sums.names, (record.ended_at or sent_at) - received_at)
-        if record.attempts == 1:  # later attempts include the failed ones' time, which is not ours
-            own_s = max(0.0, sent_at - (record.body_at or received_at) - record.queue_s)
-            self._overhead.observe(sums.endpoint, own_s)
-        first_at = record.first_byte_at
-        if record.stream and first_at is not None:
-            self._ttft.observe(sums.names, first_at - received_at)
-            if (gap_s := record.token_gap_s) is not None:
-                self._inter_token.observe(sums.names, gap_s)
+            if sums.requests >= _SUMMED:
+                self._sum_up()
 
     def _count_rare(self, record: RequestRecord, sums: Sums) -> None:
         """Count what an ordinary request has not."""
@@ -168,12 +126,15 @@ class Metrics(Collector):
         elif outcome is Outcome.CLIENT_GONE:
             self._values[table.CLIENT_DISCONNECTS.name][pool, _stage(record)] += 1
         if record.queue_s >= _LEAST_WAIT_S and record.shed_reason not in _AT_ONCE:
-            self._histograms[table.QUEUE_WAIT.name].observe((pool,), record.queue_s)
+            sums.waits.append(record.queue_s)
         if record.client_retry:
             self._values[table.CLIENT_RETRIES.name][(pool,)] += 1
         if record.unknown_fields:
             labels = (pool, *sums.endpoint)
             self._values[table.UNKNOWN_FIELDS.name][labels] += record.unknown_fields
+        if (fallback := record.fallback) is not None:
+            fallen = self._values[table.FALLBACKS.name]
+            fallen[fallback.pool, pool, fallback.cause.value] += 1
 
     def _begin(self, kind: tuple[object, ...], record: RequestRecord) -> Sums:
         """Begin to sum up requests that are alike."""
@@ -204,6 +165,11 @@ class Metrics(Collector):
                 tokens[*names, "completion"] += sums.completion_tokens
             if sums.cached_tokens:
                 tokens[*names, "cached"] += sums.cached_tokens
+            self._duration.observe(names, *sums.durations)
+            self._ttft.observe(names, *sums.ttfts)
+            self._inter_token.observe(names, *sums.token_gaps)
+            self._overhead.observe(sums.endpoint, *sums.overheads)
+            self._queue_wait.observe(names[:1], *sums.waits)
         self._sums.clear()
 
     def _name(self, record: RequestRecord) -> tuple[str, str]:

@@ -5,7 +5,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.core.aio import SystemClock
 from gateway.observe.instruments import INSTRUMENTS, PROCESS_METRICS, Kind, reference
-from gateway.observe.metrics import Metrics, Readings
+from gateway.observe.metrics import Metrics
+from gateway.observe.readings import Readings
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "deploy" / "METRICS.md"

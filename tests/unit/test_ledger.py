@@ -9,8 +9,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.core.types import Endpoint, Outcome, Phase, RequestRecord, Transition
 from gateway.observe.ledger import Ledger
 from gateway.observe.log import AccessLog
-from gateway.observe.metrics import Metrics, Readings
+from gateway.observe.metrics import Metrics
 from gateway.observe.outlet import Outlet
+from gateway.observe.readings import Readings
 
 
 class HeldClock:

@@ -10,7 +10,8 @@ from gateway.heal.cure import Cure
 from gateway.ingress.early import Early
 from gateway.ingress.routes import Readiness
 from gateway.launch.launcher import Changes
-from gateway.observe.metrics import Metrics, Readings
+from gateway.observe.metrics import Metrics
+from gateway.observe.readings import Readings
 from gateway.ops.api import admin_app
 from gateway.ops.dryrun import Deciding
 from gateway.pools.table import PoolTable

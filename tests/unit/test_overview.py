@@ -16,7 +16,8 @@ from gateway.core.types import (
     Scraped,
     ServedModel,
 )
-from gateway.observe.metrics import Metrics, Readings
+from gateway.observe.metrics import Metrics
+from gateway.observe.readings import Readings
 from gateway.ops.moment import Moment, rfc3339
 from gateway.ops.overview import Facts, Overview, overview, verdict
 from gateway.ops.states import backend_state, pool_state

@@ -34,7 +34,8 @@ from gateway.core.types import (
 )
 from gateway.ingress.early import Early
 from gateway.ingress.routes import Readiness
-from gateway.observe.metrics import Metrics, Readings
+from gateway.observe.metrics import Metrics
+from gateway.observe.readings import Readings
 from gateway.ops.api import admin_app
 from gateway.ops.dryrun import Deciding, DryRun
 from gateway.ops.explain import Told

@@ -1,0 +1,52 @@
+"""What a scrape of the metrics reads of others: they own it, and are asked each time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.core.types import LoadSample, Phase
+
+
+class BackendReading(Protocol):
+    """What a scrape reads of a backend; `pools.table.Backend` has it."""
+
+    @property
+    def pool(self) -> str:
+        """Name of its pool."""
+
+    @property
+    def name(self) -> str:
+        """Its name within the pool."""
+
+    @property
+    def phase(self) -> Phase:
+        """Where it is in its life."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests of this gateway on it."""
+
+    @property
+    def sample(self) -> LoadSample | None:
+        """Its last load figures."""
+
+    def stale(self, now: float) -> bool:
+        """Whether those say nothing any more."""
+
+    def allowed(self, now: float) -> int | None:
+        """How many requests of this gateway it may have at a time; None: as many as there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """Where a scrape finds what others own. Called on the event loop."""
+
+    backends: Callable[[], Iterable[BackendReading]] = tuple
+    connections: Callable[[], Mapping[str, int]] = dict  # by side: client, backend
+    shed: Callable[[], Mapping[str, int]] = dict  # connections, by reason
+    queues: Callable[[], Mapping[str, tuple[int, int]]] = dict  # by pool: requests and tokens
+    held: Callable[[], Mapping[str, bool]] = dict  # by pool: its restarts are on hold
+    bodies: Callable[[], tuple[int, int]] = lambda: (0, 0)  # bytes held, and most that may be
+    log_dropped: Callable[[], int] = int
