@@ -58,6 +58,7 @@ from gateway.upstream.client import Client
 from gateway.upstream.relay import TICK_S
 from gateway.watch.adapter_loader import AdapterLoader
 from gateway.watch.discovery import Watchers
+from gateway.watch.engine_events import EngineEvents
 from gateway.watch.fetch import Pages
 
 log = logging.getLogger("gateway.app")
@@ -141,6 +142,7 @@ def build(
     return Process(
         path, config, loaded, clock, table, client, metrics, outlet, ledger, ingress, admin_ingress(config),
         handler, watchers, supervisor, AdapterLoader(table, clock, supervisor.events, config.pools),
+        EngineEvents(table, config.pools, clock),
     )  # fmt: skip
 
 
@@ -207,6 +209,7 @@ async def run(process: Process, sockets: tuple[socket.socket, socket.socket] | N
             background = [
                 group.create_task(process.watchers.run(), name="watchers"),
                 group.create_task(process.adapter_loader.run(), name="adapters"),
+                group.create_task(process.engine_events.run(), name="kv events"),
                 group.create_task(process.ledger.run(), name="ledger"),
                 group.create_task(disk.watch(config.state), name="disk"),
                 group.create_task(_ticks(process), name="ticks"),

@@ -26,6 +26,7 @@ from gateway.pools.table import PoolTable
 from gateway.upstream.client import Client
 from gateway.watch.adapter_loader import AdapterLoader
 from gateway.watch.discovery import Watchers
+from gateway.watch.engine_events import EngineEvents
 from gateway.watch.fetch import Pages
 
 log = logging.getLogger("gateway.app")
@@ -52,6 +53,7 @@ class Process:
     watchers: Watchers
     supervisor: Supervisor
     adapter_loader: AdapterLoader
+    engine_events: EngineEvents
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
     listening: asyncio.Event = field(default_factory=asyncio.Event)
@@ -175,7 +177,7 @@ def _swap(process: Process, loaded: Loaded, settings: Settings) -> None:
     process.handler.gate.configure(loaded.config.pools, settings.keys.priorities)
     process.watchers.health = loaded.config.health
     process.supervisor.apply(loaded.config)
-    process.adapter_loader.pools = loaded.config.pools
+    process.adapter_loader.pools = process.engine_events.pools = loaded.config.pools
     process.metrics.configured(digest(loaded.config))
     process.client.keep_only(process.table.ids())
     process.metrics.reloaded(ok=True)

@@ -21,6 +21,7 @@ from gateway.config.explain import explain
 from gateway.config.findings import Finding, KeyPath, Place, Severity
 from gateway.config.models import Config
 from gateway.config.placement import check_placement
+from gateway.config.prefixcheck import check_prefix
 from gateway.config.trafficcheck import check_traffic
 from gateway.core.errors import ConfigError
 
@@ -183,7 +184,8 @@ def _take_out(values: Any, path: KeyPath) -> bool:
 
 
 def _report_remarks(document: Document, config: Config, wrong: set[KeyPath]) -> None:
-    for remark in (*check_meaning(config), *check_traffic(config), *check_placement(config)):
+    checks = (check_meaning, check_traffic, check_prefix, check_placement)
+    for remark in (remark for check in checks for remark in check(config)):
         # A section that lost a wrong value must not be judged by the default in its place.
         section = remark.path[:-1] or remark.path
         if not any(path[: len(section)] == section for path in wrong):

@@ -25,6 +25,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from gateway.config.kvevents import KvEventsConfig
 from gateway.config.limits import CorsConfig, LimitsConfig, Proxy, TimeoutsConfig
 from gateway.config.log import LogConfig, LogFormat, LogLevel
 from gateway.config.parameters import ParametersConfig, PrefixCache, PrefixRouting
@@ -100,6 +101,9 @@ class BackendConfig(Section):
         None, "How to restart a server that something else starts."
     )
     launch: LaunchConfig | None = setting(None, "Start the server from here, instead of `url`.")
+    kv_events: Annotated[KvEventsConfig | None, OrText("endpoint")] = setting(
+        None, "Where it publishes KV events. Default: what the server, or its command line, tells."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -226,7 +230,8 @@ class PoolConfig(Section):
     prefix: PrefixRouting = setting(
         "approximate",
         "approximate: requests go where much of their prompt was sent before, if that saves more than"
-        " the wait there. off: the choice goes by load alone.",
+        " the wait there. precise: where the engines tell that they hold it, by vLLM's KV events (needs"
+        " `tokenizer` and the extra kvevents). off: the choice goes by load alone.",
     )
     queue: QueueConfig = setting({}, "The queue of this pool.")
     kv: KvConfig = setting({}, "When a KV cache counts as full.")

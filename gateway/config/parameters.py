@@ -28,6 +28,7 @@ class PrefixRouting(Enum):
     """Whether the choice of a backend knows what its prefix cache holds."""
 
     APPROXIMATE = "approximate"
+    PRECISE = "precise"
     OFF = "off"
 
 

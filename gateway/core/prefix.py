@@ -10,6 +10,19 @@ from typing import Protocol
 import msgspec
 
 
+class Blocks(Protocol):
+    """The token ids of a prompt, in the blocks by which an engine caches them."""
+
+    salt: str | None
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether its blocks differ from those of others with the same tokens: an adapter, a salt."""
+
+    def of(self, block_tokens: int) -> list[bytes]:
+        """Return a digest of all up to its end for each block of so many tokens."""
+
+
 class Prefix(msgspec.Struct, gc=False):
     """The beginnings of one prompt, each by a key that two prompts share only if all before it is alike.
 
@@ -22,6 +35,7 @@ class Prefix(msgspec.Struct, gc=False):
     prompt_tokens: int  # the same as `Need` has it
     output_tokens: int  # that the engine is expected to keep beside it
     home: int = 0  # alike for prompts that begin alike, in every process
+    blocks: Blocks | None = None  # where its token ids are known, and asked for
 
     def tokens_before(self, place: int) -> int:
         """Return how many tokens the beginning at a place of `keys` has; 0 past the last place."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
+
+import msgspec
 
 from gateway.admission.gate import Gate
 from gateway.core.aio import beside
@@ -12,9 +15,15 @@ from gateway.core.types import Ask, Demand, Phase, RequestRecord
 from gateway.counting.context import bound, settle, unsettled
 from gateway.ingress.settings import Settings
 from gateway.pools.table import PoolTable
-from gateway.prefix.beginnings import Beginnings
+from gateway.prefix.beginnings import FIRST_BYTES, READ, Beginnings, written_salt
+from gateway.prefix.precise import PromptBlocks, block_sizes
 
 UNMEASURED: Final = Demand(0, exact=False)  # of an ask of which nothing is known yet
+
+# To read the ids of a prompt: a tenth of what a fast engine needs to compute as much.
+_READ_S: Final = 0.02
+_READ_BYTE_S: Final = 1e-6
+_MOST_READ_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +44,7 @@ class Measuring:
         settings.policies.judge(call, route.pool, caller.parameters)
         policy = settings.on_overflow[route.pool]
         demand = bound(call, route=route, caller=caller, policy=policy)
-        if demand is None:
+        if demand is None or route.pool in settings.precise:
             return False
         self._note(record, ask, demand)
         return True
@@ -43,29 +52,67 @@ class Measuring:
     async def counted(self, settings: Settings, record: RequestRecord, ask: Ask) -> None:
         """Count the prompt exactly where its size alone does not tell whether it fits.
 
+        Where engines tell what they hold, its token ids are read too, if that takes no longer than it
+        is worth.
+
         Raises:
             RequestError: it does not fit (400).
         Cancel: nothing is held.
         """
         call, route, caller = ask.call, ask.route, ask.caller
+        blocks = await self._blocks(settings, ask) if route.pool in settings.precise else None
+        if blocks is not None:
+            policy = settings.on_overflow[route.pool]
+            demand = settle(call, len(blocks), route=route, caller=caller, policy=policy)
+            return self._note(record, ask, demand, blocks)
+        self._note(record, ask, await self._counted(settings, ask))
+
+    async def _blocks(self, settings: Settings, ask: Ask) -> PromptBlocks | None:
+        """Return the blocks of a prompt; None when no engine is asked about it, or nobody has its ids."""
+        call, route = ask.call, ask.route
+        sizes = block_sizes(self.table.backends(route.pool))
+        if not sizes or len(call.body) < FIRST_BYTES or call.endpoint not in READ:
+            return None
+        written = written_salt(call)
+        salt = msgspec.json.decode(written, type=str | None) if written else None
+        make_salt = settings.salt(ask) if route.tenants_apart else None
+        if make_salt is not None:
+            salt = make_salt(salt)
+
+        def cut(tokens: Sequence[int]) -> PromptBlocks:
+            blocks = PromptBlocks(tokens, route.adapter, salt)
+            for size in sizes:
+                blocks.of(size)
+            return blocks
+
+        within_s = min(_READ_S + len(call.body) * _READ_BYTE_S, _MOST_READ_S)
+        return await settings.counters.read(call, route, cut, within_s=within_s)
+
+    async def _counted(self, settings: Settings, ask: Ask) -> Demand:
+        call, route, caller = ask.call, ask.route, ask.caller
+        policy = settings.on_overflow[route.pool]
+        demand = bound(call, route=route, caller=caller, policy=policy)
+        if demand is not None:
+            return demand
         backends = self.table.backends(route.pool)
         serving = [each for each in backends if each.phase is Phase.READY]
         serving = serving or [each for each in backends if each.phase is Phase.DEGRADED]
         tokens = await settings.counters.count(call, route, serving)
-        policy = settings.on_overflow[route.pool]
         if tokens is not None:
-            demand = settle(call, tokens, route=route, caller=caller, policy=policy)
-        elif not serving:  # the gate says so, and when to come again
-            demand = Demand(len(call.body), exact=False, max_new_tokens=call.max_new_tokens)
-        else:
-            judge = partial(unsettled, call, route=route, caller=caller, policy=policy)
-            demand = judge() if call.places is None else await beside(judge)
-        self._note(record, ask, demand)
+            return settle(call, tokens, route=route, caller=caller, policy=policy)
+        if not serving:  # the gate says so, and when to come again
+            return Demand(len(call.body), exact=False, max_new_tokens=call.max_new_tokens)
+        judge = partial(unsettled, call, route=route, caller=caller, policy=policy)
+        return judge() if call.places is None else await beside(judge)
 
-    def _note(self, record: RequestRecord, ask: Ask, demand: Demand) -> None:
+    def _note(
+        self, record: RequestRecord, ask: Ask, demand: Demand, blocks: PromptBlocks | None = None
+    ) -> None:
         record.demand = ask.demand = demand
         window = ask.route.window_tokens
         record.need = ask.need = self.gate.need(ask.call, demand, ask.caller, window)
         ask.prefix = self.beginnings.of(ask, self.table.backends(ask.route.pool))
+        if ask.prefix is not None:
+            ask.prefix.blocks = blocks
         ask.top_priority = self.gate.top_priority
         ask.returned, ask.fallback = record.client_retry > 0, record.fallback

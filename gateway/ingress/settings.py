@@ -11,7 +11,7 @@ from typing import Final
 from gateway.access.keys import KeyRing, OpenRing
 from gateway.access.salt import salt_for
 from gateway.config.models import Config, OverflowPolicy, PoolConfig, TimeoutsConfig
-from gateway.config.parameters import Policies
+from gateway.config.parameters import Policies, PrefixRouting
 from gateway.core.addresses import Proxies
 from gateway.core.endpoints import NO_ENGINE
 from gateway.core.types import Ask
@@ -49,6 +49,7 @@ class Settings:
     max_reply: int
     pools: Mapping[str, PoolConfig]
     on_overflow: Mapping[str, OverflowPolicy]  # by pool
+    precise: frozenset[str]  # pools whose engines tell what they hold
 
     def salt(self, ask: Ask) -> Callable[[str | None], str] | None:
         """Return what makes the salt of a prefix cache that tenants do not share; None where there is none."""
@@ -83,6 +84,9 @@ def settings_for(
         max_body=config.limits.max_body,
         max_reply=config.limits.max_reply,
         pools=config.pools,
+        precise=frozenset(
+            name for name, pool in config.pools.items() if pool.prefix is PrefixRouting.PRECISE
+        ),
         on_overflow={name: pool.on_overflow for name, pool in config.pools.items()},
         counters=PromptCounters(
             config.pools,

@@ -6,6 +6,7 @@ from gateway.config.models import Admission, BackendConfig, HealthConfig, PoolCo
 from gateway.config.parameters import PrefixRouting
 from gateway.pools.backend import Backend
 from gateway.prefix.approximate import Approximate
+from gateway.prefix.precise import Precise
 
 
 def configure(
@@ -17,11 +18,7 @@ def configure(
     limit.fix(config.max_in_flight)
     limit.objective_s, limit.gap_objective_s = pool.slo.ttft, pool.slo.itl
     limit.slow_start_s = pool.slow_start
-    knows = pool.prefix is PrefixRouting.APPROXIMATE and len(pool.backends) > 1
-    if not knows:
-        backend.held = None
-    elif backend.held is None:
-        backend.held = Approximate()
+    _know_prefixes(backend, pool)
     room.stop_ratio, room.resume_ratio = pool.kv.stop_admitting, pool.kv.resume
     if health is not None:
         backend.stale_s = room.stale_s = health.scrape_stale
@@ -39,6 +36,19 @@ def configure(
     backend.away_s = pool.prefer.away_s(config.labels)
     backend.weigh_ours()
     identify(backend)
+
+
+def _know_prefixes(backend: Backend, pool: PoolConfig) -> None:
+    """Give it what knows its prefix cache; what is known stays as long as that is of the same kind."""
+    kind: type[Approximate | Precise] | None = None
+    if pool.prefix is PrefixRouting.PRECISE:
+        kind = Precise
+    elif pool.prefix is PrefixRouting.APPROXIMATE and len(pool.backends) > 1:
+        kind = Approximate
+    if kind is None:
+        backend.held = None
+    elif not isinstance(backend.held, kind):
+        backend.held = kind()
 
 
 def identify(backend: Backend) -> None:

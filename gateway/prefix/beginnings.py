@@ -37,6 +37,7 @@ _PARTS: Final[Mapping[Endpoint, tuple[str, ...]]] = {
     Endpoint.RESPONSES: ("reasoning", "tools", "instructions", "previous_input_messages", "input"),
     Endpoint.MESSAGES: ("tools", "system", "messages"),
 }
+READ: Final = frozenset(_PARTS)
 # With these an engine reads a prompt that is cached, or another one than is written.
 _MESSAGES, _EFFORT = b'"messages"', b'"reasoning_effort"'
 _ANEW: Final = ("prompt_logprobs", "truncate_prompt_tokens", "prompt_embeds")
@@ -87,7 +88,9 @@ class Beginnings:
             return None
         route, need = ask.route, ask.need
         tenant = ask.caller.tenant if route.tenants_apart else ""
-        key = _root(self._seed, route.pool, route.adapter, tenant, call.endpoint, _salt(call))
+        key = _root(
+            self._seed, route.pool, route.adapter, tenant, call.endpoint, written_salt(call)
+        )
         count = bisect_right(ENDS, size)
         keys = []
         for part in _SLICES[:count]:
@@ -125,7 +128,7 @@ def _text(call: Call, names: Sequence[str]) -> memoryview | None:
     return memoryview(b"".join(parts))
 
 
-def _salt(call: Call) -> bytes:
+def written_salt(call: Call) -> bytes:
     """Return the client's own salt, as it is written."""
     if call.places is None:
         return bytes(call.fields.get("cache_salt", b"")) if call.fields is not None else b""

@@ -20,6 +20,8 @@ from gateway.wire.kvevents import AllBlocksCleared, BlockHash, BlockRemoved, Blo
 # With blocks of 16 tokens a cache of four million tokens; some 80 MB.
 MOST_BLOCKS: Final = 1 << 18
 
+_MOST_EXPECTED: Final = 1 << 16  # blocks that were sent and have not come
+
 _DIGEST_BYTES: Final = 16
 _ROOT: Final = bytes(_DIGEST_BYTES)
 _TOKEN_BYTES: Final = 4
@@ -73,22 +75,43 @@ class Mirror:
         self._group: int | None = None
         self._blocks: dict[BlockHash, _Block] = {}
         self._holders: dict[bytes, BlockHash] = {}  # by digest
+        self._expected: dict[bytes, None] = {}  # digests, the oldest first
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     def clear(self) -> None:
         """Forget all blocks."""
-        self._blocks, self._holders = {}, {}
+        self._blocks, self._holders, self._expected = {}, {}, {}
 
     def held(self, digests: Iterable[bytes]) -> int:
         """Return how many blocks the engine holds from the beginning of a prompt on, without a gap."""
-        holders, count = self._holders, 0
+        holders, expected, count = self._holders, self._expected, 0
         for digest in digests:
-            if digest not in holders:
+            if digest not in holders and digest not in expected:
                 break
             count += 1
         return count
+
+    # --- what it will hold soon ---
+
+    def expect(self, digests: Iterable[bytes]) -> None:
+        """Take blocks as held that the engine was sent, and has not told of yet."""
+        self._expected.update(dict.fromkeys(each for each in digests if each not in self._holders))
+        if len(self._expected) > _MOST_EXPECTED:
+            for digest in list(islice(self._expected, len(self._expected) - _MOST_EXPECTED // 2)):
+                del self._expected[digest]
+
+    def expect_no_more(self, digests: Iterable[bytes]) -> None:
+        """Take that back, of those that have not come."""
+        for digest in digests:
+            self._expected.pop(digest, None)
+
+    def expect_nothing(self) -> None:
+        """Take back all that has not come."""
+        self._expected = {}
+
+    # --- what it tells ---
 
     def apply(self, events: Iterable[Event]) -> None:
         """Follow what an engine did to its cache."""
@@ -132,6 +155,7 @@ class Mirror:
             digest = _digest(digest, tokens, _extra(adapter, _keys(event, place)))
             self._blocks[name] = _Block(digest)
             self._holders[digest] = name
+            self._expected.pop(digest, None)
         if len(self._blocks) > self.most_blocks:
             self._drop_oldest()
 

@@ -19,6 +19,7 @@ from gateway.core.aio import Clock, periodic
 from gateway.core.types import Observation
 from gateway.pools.table import Backend, PoolTable
 from gateway.watch.fetch import Pages
+from gateway.watch.members import for_each_member
 from gateway.watch.probe import Prober
 from gateway.watch.scrape import scrape
 
@@ -38,23 +39,7 @@ class Watchers:
 
         Cancel: all loops end, nothing is observed any more.
         """
-        changed = asyncio.Event()
-        changed.set()
-        watched: dict[Backend, asyncio.Task[None]] = {}
-        self.table.on_members.append(changed.set)
-        try:
-            async with asyncio.TaskGroup() as group:
-                while True:
-                    await changed.wait()
-                    changed.clear()
-                    members = set(self.table)
-                    for gone in watched.keys() - members:
-                        watched.pop(gone).cancel()
-                    for new in members - watched.keys():
-                        task = group.create_task(self._watch(new), name=f"watch {new.id}")
-                        watched[new] = task
-        finally:
-            self.table.on_members.remove(changed.set)
+        await for_each_member(self.table, self._watch, name="watch")
 
     async def _watch(self, backend: Backend) -> None:
         def report(observation: Observation) -> None:

@@ -1,0 +1,128 @@
+"""Follow what the engines of precise pools tell of their prefix caches.
+
+run -- one task per backend -- look   where it publishes: its configuration, its page, its command line
+                            '- one subscription for each of its engines, as long as that stays true
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.config.kvevents import flag_of
+from gateway.config.models import BackendConfig, PoolConfig
+from gateway.core.aio import Clock, guarded
+from gateway.core.types import Phase
+from gateway.pools.table import Backend, PoolTable
+from gateway.prefix.follower import Follower
+from gateway.prefix.precise import Precise
+from gateway.watch.fetch import FetchError, Pages
+from gateway.watch.members import for_each_member
+from gateway.wire.kvsources import MOST_RANKS, Source, parse_sources, source_of
+
+if TYPE_CHECKING:
+    from zmq.asyncio import Context
+
+_Followed = dict[tuple[int, Source], asyncio.Task[None]]
+
+_FIRST_LOOK_S: Final = 1.0
+_LOOK_S: Final = 5.0  # after a restart an engine may publish at another port
+_TIMEOUT_S: Final = 5.0
+_SERVING: Final = frozenset({Phase.READY, Phase.DEGRADED})
+_LOCAL: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+class EngineEvents:
+    """All subscriptions of one process. `pools` may be replaced at any time."""
+
+    def __init__(self, table: PoolTable, pools: Mapping[str, PoolConfig], clock: Clock) -> None:
+        self.pools = pools
+        self._table = table
+        self._clock = clock
+        self._context: Context | None = None
+
+    async def run(self) -> None:
+        """Follow until cancelled. Cancel: all subscriptions end, and nothing is known any more."""
+        try:
+            await for_each_member(self._table, self._follow, name="kv events", wanted=_is_precise)
+        finally:
+            if self._context is not None:
+                self._context.destroy(linger=0)
+
+    async def _follow(self, backend: Backend) -> None:
+        """Follow a backend's engines. Cancel: they are followed no more."""
+        held = backend.held
+        assert isinstance(held, Precise)
+        followed: _Followed = {}
+        try:
+            async with asyncio.TaskGroup() as group:
+                with closing(Pages(backend)) as pages:
+                    while True:
+                        if backend.phase in _SERVING:
+                            sources = await self._sources(backend, pages)
+                            self._renew(backend, held, followed, sources, group)
+                        await asyncio.sleep(_LOOK_S if followed else _FIRST_LOOK_S)
+        finally:
+            held.followers.clear()
+
+    def _renew(
+        self,
+        backend: Backend,
+        held: Precise,
+        followed: _Followed,
+        sources: Mapping[int, Source],
+        group: asyncio.TaskGroup,
+    ) -> None:
+        """Follow these engines from now on; those that publish elsewhere, or whose task failed, anew."""
+        from gateway.watch.kvevents import Subscriber  # its library is an extra
+
+        for (rank, source), task in [*followed.items()]:
+            if sources.get(rank) != source or task.done():
+                task.cancel()
+                del followed[rank, source], held.followers[rank]
+        for rank, source in sources.items() - followed.keys():
+            follower = held.followers[rank] = Follower()
+            subscriber = Subscriber(self._context_at_hand(), source, follower, self._clock)
+            name = f"kv events {backend.id} {rank}"
+            work = guarded(subscriber.run(), name=name)
+            followed[rank, source] = group.create_task(work, name=name)
+
+    def _context_at_hand(self) -> Context:
+        import zmq.asyncio
+
+        if self._context is None:
+            self._context = zmq.asyncio.Context()
+        return self._context
+
+    async def _sources(self, backend: Backend, pages: Pages) -> Mapping[int, Source]:
+        """Return where the engines of a backend publish, by their ranks; empty when they do not."""
+        config = self._config_of(backend)
+        host = None if backend.socket is not None or backend.host in _LOCAL else backend.host
+        if config is not None and config.kv_events is not None:
+            told = config.kv_events.model_dump() | {"enable_kv_cache_events": True}
+            return _of_ranks(told, host, config.kv_events.ranks)
+        try:
+            page = await pages.get("/kv_event_sources", timeout_s=_TIMEOUT_S)
+        except FetchError:
+            page = b""
+        sources = parse_sources(page, host)
+        if sources is not None:
+            return sources
+        flag = flag_of(config.launch) if config is not None and config.launch is not None else None
+        return {} if flag is None else _of_ranks(flag[0], host, flag[1])
+
+    def _config_of(self, backend: Backend) -> BackendConfig | None:
+        pool = self.pools.get(backend.pool)
+        members = () if pool is None else pool.backends
+        return next((each for each in members if each.name == backend.name), None)
+
+
+def _is_precise(backend: Backend) -> bool:
+    return isinstance(backend.held, Precise)
+
+
+def _of_ranks(told: Mapping[str, Any], host: str | None, ranks: int) -> dict[int, Source]:
+    found = {rank: source_of(told, host, rank) for rank in range(min(ranks, MOST_RANKS))}
+    return {rank: source for rank, source in found.items() if source is not None}

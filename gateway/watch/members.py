@@ -1,0 +1,38 @@
+"""One task for each backend of the pool table that is to have one, across reloads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from gateway.pools.table import Backend, PoolTable
+
+
+async def for_each_member(
+    table: PoolTable,
+    work: Callable[[Backend], Coroutine[Any, Any, None]],
+    *,
+    name: str,
+    wanted: Callable[[Backend], bool] = lambda backend: True,
+) -> None:
+    """Run work for each wanted backend until cancelled; one that goes, or is wanted no more, loses its task.
+
+    Cancel: all tasks end.
+    """
+    changed = asyncio.Event()
+    changed.set()
+    at_work: dict[Backend, asyncio.Task[None]] = {}
+    table.on_members.append(changed.set)
+    try:
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await changed.wait()
+                changed.clear()
+                members = {backend for backend in table if wanted(backend)}
+                for gone in at_work.keys() - members:
+                    at_work.pop(gone).cancel()
+                for new in members - at_work.keys():
+                    at_work[new] = group.create_task(work(new), name=f"{name} {new.id}")
+    finally:
+        table.on_members.remove(changed.set)

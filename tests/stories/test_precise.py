@@ -1,0 +1,142 @@
+"""Requests go where the engines tell that they hold the prompt; where they tell nothing, by what was sent."""
+
+import contextlib
+import json
+
+import zmq.asyncio
+from tokenizers import Tokenizer
+
+from gateway.access.salt import salt_for
+from gateway.process import reload
+from tests.kvengine import Engine
+from tests.stories.fakeevents import Publisher
+from tests.stories.support import FAST, gateway, story
+from tests.unit.test_tokens import folder  # noqa: F401 - the fixture
+
+PROMPT = "Be kind to trains. " * 20
+
+
+@contextlib.asynccontextmanager
+async def publishers(count=2):
+    context = zmq.asyncio.Context()
+    made = [Publisher(context, Engine()) for _ in range(count)]
+    try:
+        yield made
+    finally:
+        for each in made:
+            await each.close()
+        context.destroy(linger=0)
+
+
+def pools(publishers, folder, **more):  # noqa: F811
+    backends = [
+        {
+            "url": f"<{place}>",
+            "kv_events": {
+                "endpoint": f"tcp://*:{each.port}",
+                "replay_endpoint": f"tcp://*:{each.replay_port}",
+            },
+        }
+        for place, each in enumerate(publishers)
+    ]
+    pool = {"backends": backends, "prefix": "precise", "tokenizer": str(folder), **more}
+    return "pools: " + json.dumps({"m": pool})
+
+
+def ids(folder, text):  # noqa: F811
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer.encode(text).ids
+
+
+async def follows(world):
+    backends = list(world.process.table)
+    await world.until(lambda: all(each.held.knows for each in backends))
+
+
+async def ask(world, text, **more):
+    body = {"model": "m", "prompt": text, "max_tokens": 1, **more}
+    reply = await world.http.post("/v1/completions", json=body)
+    assert reply.status_code == 200, reply.text
+
+
+def asked(world):
+    return [len(sim.received("/v1/completions")) for sim in world.sims]
+
+
+async def tell(world, publisher, place, *prompt):
+    """Have an engine read a prompt that nobody sent through the gateway, and tell of it."""
+    await publisher.send(publisher.engine.read((*prompt, None, None)[:3]))
+    mirror = [*world.process.table][place].held.followers[0].mirror
+    await world.until(lambda: len(mirror) == len(set(publisher.engine.cached)))
+
+
+@story
+async def test_a_prompt_goes_where_an_engine_tells_that_it_is(folder):  # noqa: F811
+    async with publishers() as told, gateway(FAST, FAST, pools=pools(told, folder)) as world:
+        await follows(world)
+        await tell(world, told[1], 1, ids(folder, PROMPT))
+        for question in range(8):
+            await ask(world, PROMPT + str(question))
+        assert asked(world) == [0, 8]
+        other = "Something else. " * 20
+        await tell(world, told[0], 0, ids(folder, other))
+        for question in range(4):
+            await ask(world, other + str(question))
+        assert asked(world) == [4, 8]
+        await world.settled()
+
+
+@story
+async def test_a_prompt_that_an_engine_has_thrown_away_is_not_sought_there(folder):  # noqa: F811
+    async with publishers() as told, gateway(FAST, FAST, pools=pools(told, folder)) as world:
+        await follows(world)
+        await tell(world, told[0], 0, ids(folder, PROMPT))
+        await ask(world, PROMPT + "?")
+        await told[0].send(told[0].engine.clear())
+        await tell(world, told[1], 1, ids(folder, PROMPT))
+        for question in range(4):
+            await ask(world, PROMPT + str(question))
+        assert asked(world) == [1, 4]
+
+
+@story
+async def test_tenants_apart_find_only_blocks_with_their_own_salt(folder):  # noqa: F811
+    async with publishers() as told:
+        async with gateway(FAST, FAST, pools=pools(told, folder, prefix_cache="per_tenant")) as world:  # fmt: skip
+            await follows(world)
+            tokens = ids(folder, PROMPT)
+            secret = world.process.handler.settings.keys.salting
+            await tell(world, told[0], 0, tokens)
+            await tell(world, told[1], 1, tokens, None, salt_for(secret, "test"))
+            for question in range(6):
+                await ask(world, PROMPT + str(question))
+            assert asked(world) == [0, 6]
+
+
+@story
+async def test_without_events_what_was_sent_decides(folder):  # noqa: F811
+    async with publishers() as told, gateway(FAST, FAST, pools=pools(told, folder)) as world:
+        await follows(world)
+        await ask(world, PROMPT)
+        first = asked(world).index(1)
+        await told[0].close()
+        await told[1].close()
+        await world.until(lambda: not any(each.held.knows for each in world.process.table))
+        for question in range(4):
+            await ask(world, PROMPT + str(question))
+        assert asked(world)[first] == 5
+
+
+@story
+async def test_a_reload_begins_and_ends_it(folder):  # noqa: F811
+    async with publishers() as told, gateway(FAST, FAST, pools=pools(told, folder)) as world:
+        await follows(world)
+        text = world.path.read_text()
+        world.path.write_text(text.replace('"precise"', '"approximate"'))
+        assert await reload(world.process)
+        assert not any(hasattr(each.held, "followers") for each in world.process.table)
+        world.path.write_text(text)
+        assert await reload(world.process)
+        await follows(world)

@@ -1,0 +1,142 @@
+"""What is known of a backend whose engines tell what they hold, and where that is not enough."""
+
+import pytest
+
+from gateway.core.prefix import Prefix
+from gateway.prefix.follower import Follower
+from gateway.prefix.mirror import MOST_BLOCKS, Mirror
+from gateway.prefix.precise import Precise, PromptBlocks, block_sizes
+from tests.kvengine import SIZE, Engine, catch_up, deliver
+
+TOKENS = list(range(1, 42))  # ten blocks and a token
+ALL = len(TOKENS) - 1
+
+
+def prompt(tokens=TOKENS, adapter=None, salt=None, *, key=1):
+    """Return a prompt whose only beginning is half of it."""
+    blocks = None if tokens is None else PromptBlocks(tokens, adapter, salt)
+    return Prefix([key], (1,), 2, len(tokens or TOKENS), 8, blocks=blocks)
+
+
+class Told:
+    """A backend whose engines are at hand."""
+
+    def __init__(self, count=1, **more):
+        self.held, self.engines = Precise(), [Engine(**more) for _ in range(count)]
+        for rank, engine in enumerate(self.engines):
+            self.held.followers[rank] = follower = Follower()
+            catch_up(follower, engine)
+
+    def read(self, tokens=TOKENS, adapter=None, salt=None, *, rank=0):
+        self.deliver(self.engines[rank].read((tokens, adapter, salt)), rank)
+
+    def deliver(self, messages, rank=0):
+        deliver(self.held.followers[rank], self.engines[rank], messages)
+
+    def tokens(self, *args, **more):
+        return self.held.tokens(prompt(*args, **more))
+
+
+def test_it_holds_what_its_engine_tells_whatever_was_sent_there():
+    told = Told()
+    told.read()
+    assert told.tokens() == ALL
+    assert told.tokens(TOKENS[:20] + [0] * 20) == 20
+    told.held.sent(prompt(None))  # the guess takes half of it for held
+    told.deliver(told.engines[0].clear())
+    assert told.tokens() == 0
+    assert told.tokens(None) == len(TOKENS) // 2  # of a prompt without ids only the guess knows
+
+
+@pytest.mark.parametrize("what", ["missing", "late", "nobody", "empty"])
+def test_where_events_are_missing_or_late_it_is_the_guess(what):
+    told = Told()
+    if what != "empty":
+        told.read()
+    told.held.sent(prompt(None))
+    match what:
+        case "missing":
+            told.held.followers[0].disconnected()
+        case "late":
+            told.held.followers[0].is_late = True
+        case "nobody":
+            told.held.followers.clear()
+    assert told.tokens() == len(TOKENS) // 2
+    assert (told.held.block_sizes == {SIZE}) is False
+    assert told.held.knows is (what == "empty")
+
+
+def test_of_an_engine_that_was_followed_late_the_guess_may_know_more():
+    told = Told()
+    told.engines[0].read((TOKENS, None, None))
+    follower = told.held.followers[0] = Follower()
+    deliver(follower, told.engines[0], told.engines[0].read(([5] * 9, None, None)), replays=False)
+    assert told.tokens() == 0
+    told.held.sent(prompt(None))
+    assert told.tokens() == len(TOKENS) // 2
+    assert told.tokens([5] * 9, key=2) == 8
+
+
+def test_what_was_sent_is_expected_until_it_comes_or_fails():
+    told = Told()
+    told.read([7] * 9)
+    sent = told.held.sent(prompt())
+    assert sent.cached_tokens == 0
+    assert told.tokens() == ALL
+    told.held.unsent(sent)
+    assert told.tokens() == 0
+    told.held.sent(prompt())
+    told.read()
+    told.deliver(told.engines[0].clear())
+    assert told.tokens() == 0  # it came, so nothing more of it is expected
+    told.held.sent(prompt())
+    told.held.forget()
+    assert told.tokens() == 0
+
+
+def test_salts_and_adapters_are_apart():
+    told = Told()
+    told.read()
+    told.read(salt="s")
+    told.read(adapter="s")
+    assert told.tokens(salt="s") == told.tokens(adapter="s") == told.tokens() == ALL
+    assert told.tokens(salt="t") == told.tokens(adapter="t") == told.tokens(adapter="s", salt="s") == 0  # fmt: skip
+
+
+def test_an_engine_that_does_not_tell_salts_is_believed_only_where_there_are_none():
+    told = Told()
+    event = ["BlockStored", [1], None, TOKENS[:SIZE], SIZE, None]
+    told.engines[0].arrays = True
+    told.deliver(told.engines[0].publish(dict(enumerate(event))))
+    assert told.tokens() == SIZE
+    told.held.sent(prompt(None))
+    half = len(TOKENS) // 2
+    assert told.tokens(salt="s") == told.tokens(adapter="a") == half
+    told.held.sent(prompt(TOKENS, None, "s", key=2))
+    assert told.tokens() == half  # whose block it is nobody knows any more
+
+
+def test_its_mirror_is_no_larger_than_its_cache():
+    told = Told()
+    told.read()
+    mirror = told.held.followers[0].mirror
+    told.held.scraped(400, None)
+    assert mirror.most_blocks == 126
+    told.held.scraped(None, None)
+    assert mirror.most_blocks == MOST_BLOCKS
+
+
+def test_what_is_expected_is_bounded():
+    mirror = Mirror()
+    for place in range(100):
+        mirror.expect([b"%d %d" % (place, each) for each in range(1000)])
+    assert mirror.held([b"0 0"]) == 0
+    assert mirror.held([b"99 999"]) == 1
+
+
+def test_the_sizes_of_blocks_are_those_of_engines_that_tell():
+    told, silent = Told(), Told()
+    told.read()
+    assert block_sizes([told, silent]) == {SIZE}
+    told.held.followers[0].disconnected()
+    assert block_sizes([told, silent]) == set()
