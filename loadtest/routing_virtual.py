@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from gateway.core.prefix import Prefix, Sent
 from gateway.core.types import Ask, Call
+from gateway.prefix.beginnings import Beginnings
 from gateway.sim.config import SimConfig
 from gateway.sim.engine import Engine
 from gateway.sim.sequence import Sequence as EngineSequence
@@ -47,7 +48,8 @@ ENGINE: Final = SimConfig(
 )
 # The settings of the pool in each arm of the gateway.
 GATEWAYS: Final[dict[str, dict[str, Any]]] = {
-    "by load": {},
+    "gateway": {},
+    "by load": {"prefix": "off"},
     "sees caches": {},
 }
 MODELS: Final[dict[str, Callable[[random.Random, Sequence[Engine]], Model]]] = {
@@ -104,7 +106,11 @@ class Modelled:
 
 
 class RoutingGateway(Gateway):
-    """The gateway, which gets the real body of each request."""
+    """The gateway, which gets the real body of each request. Its engines tell no cached tokens, as shipped."""
+
+    def __init__(self, engines: CachingEngines, settings: dict[str, Any], seed: int) -> None:
+        super().__init__(engines, settings, seed)
+        self._beginnings = Beginnings(seed)
 
     def call(self, shot: Shot) -> Call:
         """Return what is known of a request's body."""
@@ -112,6 +118,10 @@ class RoutingGateway(Gateway):
         texts = shot.texts()
         body = shot.body(texts)
         return make_call(shot, body, sum(len(text) for _, text in texts))
+
+    def prefix(self, shot: Shot, ask: Ask) -> Prefix | None:
+        """Return what a request's beginning is to a prefix cache."""
+        return self._beginnings.of(ask, self.table.backends("m"))
 
 
 class SeeingGateway(RoutingGateway):
@@ -128,7 +138,8 @@ class SeeingGateway(RoutingGateway):
         assert isinstance(shot, Asked)
         found = EngineSequence("", shot.ids(), ())
         found.hash_to(shot.prompt_tokens - 1, self._engines.config.block_size)
-        return Prefix(found.hashes, (), shot.prompt_tokens, shot.output_tokens)
+        tokens = shot.prompt_tokens
+        return Prefix(found.hashes, (), tokens, tokens, shot.output_tokens, found.hashes[0])
 
 
 class _Seen:
@@ -141,7 +152,14 @@ class _Seen:
         return self._size * held_blocks(self._engine, prefix.keys)
 
     def sent(self, prefix: Prefix) -> Sent:
-        return Sent(prefix, self.tokens(prefix), 0)
+        tokens = self.tokens(prefix)
+        return Sent(prefix, tokens, tokens, 0)
+
+    def ended(self, sent: Sent, cached_tokens: int | None) -> None:
+        pass
+
+    def scraped(self, capacity_tokens: int | None, hits: float | None) -> None:
+        pass
 
     def unsent(self, sent: Sent) -> None:
         pass

@@ -172,12 +172,14 @@ class Gateway:
         slot = self.gate.enter(ask) or await self._wait(ask, record)
         place = self._places[slot.backend_id]
         outcome.place = place
-        record.backend_id, record.sent_at = slot.backend_id, self._loop.time()
+        record.backend_id, record.sent = slot.backend_id, slot.sent
+        record.sent_at = self._loop.time()
         reply = Reply(shot, outcome, clock, lambda: self._first_token(slot, record))
         self._live[place][record.id] = Silence(ENDLESS, record.sent_at, need=need), reply
         try:
             await self._engines.run(place, reply)
-            record.usage = _usage(shot, outcome)
+            told = self._engines.config.prompt_tokens_details
+            record.usage = _usage(shot, outcome.cached_tokens if told else None)
         finally:
             del self._live[place][record.id]
             self._heard_at[place] = self._loop.time()
@@ -246,9 +248,9 @@ def make_call(shot: Shot, body: bytes, text_bytes: int) -> Call:
     )
 
 
-def _usage(shot: Shot, outcome: outcomes.Outcome) -> Usage:
+def _usage(shot: Shot, cached_tokens: int | None) -> Usage:
     source = UsageSource.UPSTREAM
-    return Usage(shot.prompt_tokens, shot.output_tokens, source, outcome.cached_tokens)
+    return Usage(shot.prompt_tokens, shot.output_tokens, source, cached_tokens)
 
 
 def _caller(tenant: str) -> Caller:
