@@ -52,6 +52,7 @@ from gateway.ops.dryrun import Deciding
 from gateway.pools.store import MemoryStore, SharedStore
 from gateway.pools.table import PoolTable
 from gateway.process import Process, watch_keys, watch_reloads
+from gateway.rollout.rollouts import Rollouts
 from gateway.routing.catalog import Catalogs
 from gateway.routing.choice import Chooser
 from gateway.upstream.client import Client
@@ -138,10 +139,13 @@ def build(
     watchers = Watchers(table, config.health, clock)
     supervisor = supervise(table, clock, MemoryStore(clock), config)
     supervisor.events.on_event.append(ledger.event)
-    ledger.on_posted.append(supervisor.ended)
+    rollouts = Rollouts(table, clock, supervisor.events, config.state)
+    rollouts.apply(config.pools)
+    ledger.on_posted += [supervisor.ended, rollouts.settled]
+    ledger.on_failed.append(rollouts.failed)
     return Process(
         path, config, loaded, clock, table, client, metrics, outlet, ledger, ingress, admin_ingress(config),
-        handler, watchers, supervisor, AdapterLoader(table, clock, supervisor.events, config.pools),
+        handler, watchers, supervisor, rollouts, AdapterLoader(table, clock, supervisor.events, config.pools),
         EngineEvents(table, config.pools, clock),
     )  # fmt: skip
 
@@ -193,6 +197,7 @@ async def run(process: Process, sockets: tuple[socket.socket, socket.socket] | N
                 lambda: process.handler.settings.keys,
             ),
             early=process.handler.early,
+            trial=process.rollouts.get,
             orders=Orders(
                 process.table,
                 process.supervisor,

@@ -23,6 +23,7 @@ from gateway.observe.ledger import Ledger
 from gateway.observe.metrics import Metrics
 from gateway.observe.outlet import Outlet
 from gateway.pools.table import PoolTable
+from gateway.rollout.rollouts import Rollouts
 from gateway.upstream.client import Client
 from gateway.watch.adapter_loader import AdapterLoader
 from gateway.watch.discovery import Watchers
@@ -52,6 +53,7 @@ class Process:
     handler: Handler
     watchers: Watchers
     supervisor: Supervisor
+    rollouts: Rollouts
     adapter_loader: AdapterLoader
     engine_events: EngineEvents
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -177,6 +179,7 @@ def _swap(process: Process, loaded: Loaded, settings: Settings) -> None:
     process.handler.gate.configure(loaded.config.pools, settings.keys.priorities)
     process.watchers.health = loaded.config.health
     process.supervisor.apply(loaded.config)
+    process.rollouts.apply(loaded.config.pools)
     process.adapter_loader.pools = process.engine_events.pools = loaded.config.pools
     process.metrics.configured(digest(loaded.config))
     process.client.keep_only(process.table.ids())

@@ -316,8 +316,7 @@ class Gate:
     ) -> tuple[Decision, Mapping[str, Exclusion]]:
         """Return the decision of a request that comes, and why backends cannot take it."""
         backends, pool = self._backends(ask), self._pools[ask.route.pool]
-        weighed = self._finder.explain(ask, now)
-        at = now, self._clock.wall()
+        weighed, at = self._finder.explain(ask, now), (now, self._clock.wall())
         decision = decide(request_id, ask, backends, weighed, pool=pool, at=at, wait_s=wait_s)
         return decision, weighed.excluded
 

@@ -52,6 +52,9 @@ def print_overview(overview: dict[str, Any]) -> None:
     _line(f"{head}  up {up}\n  {overview.get('verdict', '')}")
     for hold in overview.get("holds", []):
         _line(f"  {_hold(hold)}")
+    for pool in overview.get("pools", []):
+        if canary := pool.get("canary"):
+            _line(f"  {pool.get('name')}: {canary.get('sentence')}")
     if told := _bodies(overview.get("totals", {})):
         _line(f"  {told}")
     _line()

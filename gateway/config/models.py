@@ -33,10 +33,12 @@ from gateway.config.process import AdminConfig, HealthConfig, KeysConfig, Secret
 from gateway.config.supervision import LaunchConfig, Remedy, RestartConfig, SupervisionConfig
 from gateway.config.traffic import (
     MODEL_NAME,
+    CanaryConfig,
     FallbackConfig,
     Labels,
     ModelName,
     PreferConfig,
+    Revision,
     Weight,
 )
 from gateway.config.units import (
@@ -91,6 +93,7 @@ class BackendConfig(Section):
         1.0,
         "Its share of the pool's work: twice as much as 1 at 2; at 0 none unless no other serves.",
     )
+    revision: Revision | None = setting(None, "What it runs, such as v2; see `canary` of the pool.")
     labels: Labels = setting(
         {}, "Where or what it is, such as {zone: eu-1}; see `prefer` of the pool."
     )
@@ -233,6 +236,7 @@ class PoolConfig(Section):
         " the wait there. precise: where the engines tell that they hold it, by vLLM's KV events (needs"
         " `tokenizer` and the extra kvevents). off: the choice goes by load alone.",
     )
+    canary: CanaryConfig | None = setting(None, "A revision on trial. Default: none.")
     queue: QueueConfig = setting({}, "The queue of this pool.")
     kv: KvConfig = setting({}, "When a KV cache counts as full.")
     slo: SloConfig = setting({}, "Latency targets.")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self
 
-from pydantic import BeforeValidator, Field, StringConstraints, WithJsonSchema
+from pydantic import BeforeValidator, Field, StringConstraints, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
 
 from gateway.config.units import Duration, Section, setting
-from gateway.core.traffic import Cause
+from gateway.core.traffic import Cause, Trial
 
 MODEL_NAME: Final = r"^[a-zA-Z0-9][a-zA-Z0-9._:/-]{0,127}$"
 ModelName = Annotated[str, StringConstraints(pattern=MODEL_NAME)]
@@ -32,6 +33,9 @@ Labels = dict[
 ]
 
 
+Revision = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}$")]
+
+
 class PreferConfig(Section):
     """Which backends are nearer: they get all requests until the others are clearly less busy."""
 
@@ -44,6 +48,41 @@ class PreferConfig(Section):
     def away_s(self, labels: Mapping[str, str]) -> float:
         """Return the seconds by which a backend with such labels counts as busier than it is."""
         return 0.0 if self.labels.items() <= labels.items() else self.spill_over
+
+
+class CanaryConfig(Section):
+    """A revision on trial: which requests go to its backends, and what follows from how they fare."""
+
+    revision: Revision = Field(description="The `revision` of the backends that are on trial.")
+    weight: Annotated[float, Field(gt=0, lt=1)] | None = setting(
+        None,
+        "Share of the conversations (0..1); one stays where it began. One of weight, keys, header.",
+    )
+    keys: tuple[str, ...] = setting((), "Ids of the keys whose requests go there.")
+    header: bool = setting(
+        False, "Requests with the header `x-gateway-revision: REVISION` go there."
+    )
+    automatic: bool = setting(
+        False,
+        "Roll back or promote by itself. Otherwise `status` and `events` tell what was found.",
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if (self.weight is not None) + bool(self.keys) + self.header != 1:
+            raise PydanticCustomError(
+                "one_of", "write one of weight, keys and header: it says which requests go there"
+            )
+        return self
+
+    @property
+    def by_chance(self) -> bool:
+        """Whether the two sides get alike requests."""
+        return self.weight is not None
+
+    def trial(self) -> Trial:
+        """Return which requests go to the revision."""
+        return Trial(self.revision, self.weight or 0.0, frozenset(self.keys), self.header)
 
 
 class FallbackConfig(Section):

@@ -21,6 +21,7 @@ def check_traffic(config: Config) -> Iterator[Remark]:
     """Yield everything that is wrong or doubtful with settings that lead from one pool to another."""
     for name, pool in config.pools.items():
         yield from _shares(("pools", name), pool)
+        yield from _canary(("pools", name, "canary"), pool)
         yield from _fallback(("pools", name, "fallback"), name, pool, config)
 
 
@@ -42,6 +43,38 @@ def _shares(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
             "nobody-near",
             f"no backend of this pool has the labels {{{labels}}}, so none is preferred",
             "give them to the `labels` of the backends that are near",
+            Severity.WARNING,
+        )
+
+
+def _canary(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
+    """A revision on trial has backends, and so have the others."""
+    canary = pool.canary
+    if canary is None:
+        return
+    mine = [backend for backend in pool.backends if backend.revision == canary.revision]
+    share = sum(backend.weight for backend in mine) / (sum(b.weight for b in pool.backends) or 1)
+    if not mine:
+        yield Remark(
+            (*path, "revision"),
+            "unknown-revision",
+            f"no backend of this pool has the revision `{canary.revision}`",
+            f"write `revision: {canary.revision}` at the backends that are on trial",
+        )
+    elif len(mine) == len(pool.backends):
+        yield Remark(
+            (*path, "revision"),
+            "no-other-revision",
+            f"every backend of this pool has the revision `{canary.revision}`, so there is nothing to compare",
+            "remove `canary`, or list the backends of the revision before it too",
+            Severity.WARNING,
+        )
+    elif canary.weight is not None and canary.weight > 2 * share:
+        yield Remark(
+            (*path, "weight"),
+            "heavy-canary",
+            f"{canary.weight:.0%} of the conversations go to {share:.0%} of the backends, which may be too few",
+            "the others take what has no room there; lower the weight, or add backends of the revision",
             Severity.WARNING,
         )
 

@@ -28,6 +28,7 @@ class EventKind(Enum):
     ADAPTER = "adapter"  # an adapter was loaded
     ADAPTER_FAILED = "adapter_failed"
     STOPPED = "stopped"
+    CANARY = "canary"  # what was found of a revision on trial
     HOLD = "hold"  # an operator holds restarts, or lets them go on
     OPERATOR = "operator"  # an operator's other verbs
 

@@ -1,4 +1,4 @@
-"""Why a request is answered by another pool than the one that it asked for."""
+"""Why a request is answered by another pool, or by another revision, than others are."""
 
 from __future__ import annotations
 
@@ -13,6 +13,15 @@ class Cause(Enum):
     NO_BACKEND = "no_backend"  # none serves
     OVERLOAD = "overload"
     CONTEXT = "context"  # prompt plus output do not fit its window
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """Which requests of a pool go to the revision that is on trial; by one of the three."""
+
+    revision: str
+    share: float = 0.0  # of the conversations, 0..1
+    keys: frozenset[str] = frozenset()  # ids
+    by_header: bool = False
 
 
 class Fallback(msgspec.Struct, frozen=True, gc=False):

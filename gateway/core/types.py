@@ -18,7 +18,7 @@ from gateway.core.asked import NOTHING_ASKED, Asked
 from gateway.core.asked import Caller as Caller
 from gateway.core.exclusion import Exclusion as Exclusion
 from gateway.core.prefix import Prefix, Sent
-from gateway.core.traffic import Fallback
+from gateway.core.traffic import Fallback, Trial
 
 
 class Endpoint(Enum):
@@ -166,6 +166,7 @@ class Route:
     window_tokens: int | None = None  # the smallest of the backends' and the pool's `max_context`
     engine_tokens: int | None = None  # the smallest of the backends'
     tenants_apart: bool = False  # each tenant has a prefix cache of its own
+    trial: Trial | None = None  # a revision is on trial
 
 
 class Demand(msgspec.Struct, frozen=True):
@@ -314,6 +315,7 @@ class Ask(msgspec.Struct):
     returned: bool = False  # its client says that it was refused before (`x-stainless-retry-count`)
     prefix: Prefix | None = None  # None: nothing is known of its beginning
     fallback: Fallback | None = None  # its own pool could not take it
+    on_trial: bool | None = None  # goes to the revision on trial; None: there is none
 
 
 class Credit(msgspec.Struct, gc=False):
@@ -375,6 +377,7 @@ class RequestRecord(msgspec.Struct, gc=False):
     adapter: str | None = None
     stream: bool = False
     backend_id: str | None = None
+    revision: str = ""  # of that backend
     attempts: int = 0
     sent: Sent | None = None  # of the last attempt
     engine_id: str = ""  # what the engine calls the last attempt

@@ -178,10 +178,12 @@ _STANDS_IN: Final = b"x-gateway-model: %b\r\n"
 def own_headers(record: RequestRecord, now: float) -> bytes:
     """Return our header lines: who answered, after how many attempts, and where the time went (ms).
 
-    The model is named where another one answers than was asked for.
+    The model is named where another one answers than was asked for, a revision where backends have one.
     """
     sent_at = record.sent_at or now
     other = b"" if record.fallback is None else _STANDS_IN % (record.pool or "").encode()
+    if record.revision:
+        other += b"x-gateway-revision: %b\r\n" % record.revision.encode()
     return other + (
         b"x-gateway-backend: %b\r\nx-gateway-attempts: %d\r\nserver-timing: queue;dur=%.1f, backend;dur=%.1f\r\n"
         % (

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key", b"api-key"})
 _READ_HEADERS: Final = _CREDENTIALS | {
     b"content-type", b"content-encoding", b"x-request-id", b"x-stainless-retry-count",
-    b"x-stainless-read-timeout", b"expect",
+    b"x-stainless-read-timeout", b"expect", b"x-session-id", b"x-gateway-revision",
 } | TRACE  # fmt: skip
 _MESSAGES: Final = Dialect.MESSAGES  # looked up once: 0.15 us before Python 3.12
 _SECONDS: Final = re.compile(rb"\d{1,6}(?:\.\d{1,9})?")
@@ -59,8 +59,8 @@ class Downstream:
         "_announced_bytes", "_dropped", "_event_stream", "_expects_continue", "_http11", "_protocol",
         "_transport", "body", "body_complete", "bytes_out", "content_type", "cors_lines", "credentials",
         "extra_headers", "gone", "hold", "id", "is_encoded", "keep_alive", "patience_s", "received_at",
-        "record", "relay", "response_complete", "retry_count", "spec", "started", "started_at", "stopped_by",
-        "takes_chunks", "task", "trace", "upload", "writing_paused",
+        "record", "relay", "response_complete", "retry_count", "revision", "session", "spec", "started",
+        "started_at", "stopped_by", "takes_chunks", "task", "trace", "upload", "writing_paused",
     )  # fmt: skip
 
     def __init__(
@@ -77,6 +77,8 @@ class Downstream:
         self.trace: tuple[tuple[bytes, bytes], ...] = ()  # its trace headers, as they came
         self.patience_s = math.inf  # how long the client says it waits for bytes
         self.is_encoded = False  # its body is compressed
+        self.session = b""  # what its client says that it belongs to
+        self.revision = b""  # that it wishes for
         self._expects_continue = False
         self._http11 = True
         self.body = Body()
@@ -135,6 +137,10 @@ class Downstream:
         """Take a header that few requests have."""
         if name == b"content-encoding" and value.lower() != b"identity":
             self.is_encoded = True
+        elif name == b"x-session-id":
+            self.session = value
+        elif name == b"x-gateway-revision":
+            self.revision = value
         elif name == b"x-request-id" and CLIENT_ID.fullmatch(value):
             self.id = value.decode()
         elif name == b"expect" and value.lower() == b"100-continue":

@@ -59,6 +59,7 @@ from gateway.observe.ledger import Ledger
 from gateway.pools.table import Backend, PoolTable
 from gateway.routing.catalog import Catalog, Catalogs
 from gateway.routing.fallback import cause_of, stand_ins
+from gateway.routing.trial import assign
 from gateway.upstream import attempts
 from gateway.upstream.client import Client
 from gateway.upstream.engineids import engine_id
@@ -125,6 +126,8 @@ class Handler:
             record.stream, record.unknown_fields = call.stream, call.asked.unknown
             record.choices = call.choices
             ask = Ask(route, call, UNMEASURED, caller)
+            if route.trial is not None:
+                assign(ask, down.session, down.revision)
             try:
                 if not self.measuring.at_once(settings, record, ask):
                     await self.measuring.counted(settings, record, ask)
@@ -170,6 +173,7 @@ class Handler:
             record.fallback = Fallback(asked.pool, cause)
             sent = record.attempts
             other = Ask(route, ask.call, UNMEASURED, ask.caller)
+            assign(other, down.session, down.revision)
             try:
                 if not self.measuring.at_once(settings, record, other):
                     await self.measuring.counted(settings, record, other)
@@ -196,6 +200,7 @@ class Handler:
                     record.attempts += 1
                     record.backend_id, record.engine_id = backend.id, engine_id()
                     record.sent = slot.sent
+                    record.revision = backend.revision
                     record.sent_at = now = self.clock.now()
                     silence = Silence(settings.patience, now, backend.works, ask.need)
                     salt = settings.salt(ask) if ask.route.tenants_apart else None

@@ -36,11 +36,13 @@ class Ledger:
     """Where what happened becomes numbers and lines. Synchronous, so a `finally` may call it.
 
     What was settled is posted within half a second, and before anybody reads the metrics; listeners
-    in `on_posted` are told then, and must not raise.
+    in `on_posted` are told then, those in `on_failed` of each attempt that fails by a backend's fault, at
+    once. They must not raise.
     """
 
     def __init__(self, metrics: Metrics, access_log: AccessLog, clock: Clock) -> None:
         self.on_posted: list[Callable[[Sequence[RequestRecord]], None]] = []
+        self.on_failed: list[Callable[[str], None]] = []
         self._settled: list[RequestRecord] = []
         self._metrics = metrics
         metrics.before_reading = self.post
@@ -131,3 +133,5 @@ class Ledger:
     def upstream_failed(self, backend_id: str, reason: str) -> None:
         """Count an attempt that failed by the backend's fault, whatever became of the request."""
         self._metrics.upstream_failed(backend_id, reason)
+        for listener in self.on_failed:
+            listener(backend_id)

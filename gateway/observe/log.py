@@ -45,6 +45,7 @@ class AccessLine(msgspec.Struct, frozen=True, gc=False):
     pool: str | None  # that answered
     fallback: Fallback | None  # it stood in for another one
     backend: str | None
+    revision: str | None
     adapter: str | None
     endpoint: str
     stream: bool
@@ -100,6 +101,7 @@ class AccessLog:
             pool,
             record.fallback,
             backend[len(pool) + 1 :] if backend is not None and pool is not None else None,
+            record.revision or None,
             record.adapter,
             UNKNOWN if record.endpoint is None else record.endpoint._value_,
             record.stream,

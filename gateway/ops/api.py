@@ -39,6 +39,7 @@ from gateway.ops.overview import Facts, overview
 from gateway.ops.reasons import BadParameter, Reasons, bad_parameter
 from gateway.ops.replies import json_reply, problem, reply
 from gateway.pools.table import PoolTable
+from gateway.rollout.rollouts import Rollout
 
 _OPEN_PATHS: Final = frozenset({"/livez", "/readyz"})
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -54,6 +55,7 @@ def admin_app(  # noqa: PLR0913 - all that is shown
     ready: Callable[[], Readiness],
     deciding: Deciding,
     early: Early,
+    trial: Callable[[str], Rollout | None],
     orders: Orders,
     file: Path | None = None,
 ) -> Starlette:
@@ -85,6 +87,7 @@ def admin_app(  # noqa: PLR0913 - all that is shown
             gate=deciding.gate,
             units=orders.supervisor.units,
             holds=orders.supervisor.holds,
+            trial=trial,
         )
         shown = overview(facts, Moment(clock.now(), clock.wall()))
         return json_reply(shown)

@@ -7,7 +7,7 @@ never renamed or removed. Times are RFC 3339 in UTC. What is unknown or out of d
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypedDict
@@ -29,7 +29,9 @@ from gateway.ops.states import (
     pool_state,
 )
 from gateway.ops.supervision import SupervisionOverview, supervision
+from gateway.ops.trials import TrialOverview, trial_told
 from gateway.pools.table import Backend, PoolTable
+from gateway.rollout.rollouts import Rollout
 from gateway.routing.catalog import Catalog
 
 SCHEMA_VERSION: Final = 1
@@ -82,6 +84,7 @@ class PoolOverview(TypedDict):
     adapters: list[str]
     endpoints: list[str] | None  # null: the backends do not tell
     queue: QueueOverview
+    canary: TrialOverview | None  # null: no revision is on trial
     backends: list[BackendOverview]
 
 
@@ -151,6 +154,7 @@ class Facts:
     gate: Gate
     units: Mapping[str, Supervised]
     holds: Mapping[str | None, float]  # `Supervisor.holds`
+    trial: Callable[[str], Rollout | None]  # of a pool
 
 
 def overview(facts: Facts, moment: Moment) -> Overview:
@@ -217,6 +221,7 @@ def pool_overviews(facts: Facts, moment: Moment) -> list[PoolOverview]:
                     oldest_s=None if oldest_s is None else round(oldest_s, 3),
                     max_requests=config.queue.max_requests,
                 ),
+                canary=trial_told(facts.trial(name)),
                 backends=backends,
             )
         )

@@ -57,7 +57,9 @@ class Backend:
     base_names: tuple[str, ...] = ()  # what the pool's model may be called here, best first
     share: float = 1.0  # of the pool's work, by its weight
     weighted: bool = False  # the backends of its pool have different weights
-    in_reserve: bool = False  # its weight is 0
+    in_reserve: bool = False  # its weight is 0, or the other revision took its place
+    revision: str = ""
+    on_trial: bool = False  # its revision is
     away_s: float = 0.0  # by which it counts as busier than it is, for others are nearer
     only_base_name: bool = False  # `served_model` is configured: no guessing
     set_endpoints: frozenset[Endpoint] | None = None  # configured: wins over what it tells

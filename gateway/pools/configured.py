@@ -5,8 +5,20 @@ from __future__ import annotations
 from gateway.config.models import Admission, BackendConfig, HealthConfig, PoolConfig
 from gateway.config.parameters import PrefixRouting
 from gateway.pools.backend import Backend
+from gateway.pools.facts import HealthState
 from gateway.prefix.approximate import Approximate
 from gateway.prefix.precise import Precise
+
+
+def member(pool: str, config: BackendConfig, known: Backend | None, now: float) -> Backend:
+    """Return the backend of a setting: the `known` one of its name, if its address and key are the same."""
+    key = config.api_key.get_secret_value() if config.api_key is not None else None
+    if known is not None and known.url == config.url and known.api_key == key:
+        return known
+    backend = Backend(pool, config.name, config.url, key, health=HealthState(since=now))
+    backend.since = now
+    backend.weigh(now)
+    return backend
 
 
 def configure(
@@ -33,6 +45,8 @@ def configure(
     backend.set_endpoints = frozenset(told) if told is not None else None
     backend.share, backend.in_reserve = config.weight or 1.0, config.weight == 0
     backend.weighted = len({each.weight for each in pool.backends}) > 1
+    backend.revision = config.revision or ""
+    backend.on_trial = pool.canary is not None and config.revision == pool.canary.revision
     backend.away_s = pool.prefer.away_s(config.labels)
     backend.weigh_ours()
     identify(backend)

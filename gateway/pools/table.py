@@ -35,7 +35,7 @@ from gateway.core.types import (
     UsageSource,
 )
 from gateway.pools.backend import Backend
-from gateway.pools.configured import configure, identify
+from gateway.pools.configured import configure, identify, member
 from gateway.pools.facts import HealthState, Policy, Tending
 from gateway.pools.health import Order, advance, listen, obey, tend
 from gateway.pools.progress import Listened
@@ -159,6 +159,12 @@ class PoolTable:
             backend.pulse, backend.speed = Pulse(), Speed()
         return self._adopt(backend, tend(backend.health, tending, now, self._policy), now)
 
+    def keep_back(self, pool: str, *, on_trial: bool) -> None:
+        """Keep the backends on trial, or all others, in reserve, until the settings are applied again."""
+        for backend in self.backends(pool):
+            backend.in_reserve = backend.in_reserve or backend.on_trial == on_trial
+        self._changed()
+
     def narrow(self, backend_id: str, window_tokens: int) -> None:
         """Note that a backend will come up with a smaller window, before its model list says so."""
         backend = self._backends.get(backend_id)
@@ -169,14 +175,8 @@ class PoolTable:
     def _member(
         self, pool: str, config: BackendConfig, before: Mapping[str, Backend], now: float
     ) -> Backend:
-        key = config.api_key.get_secret_value() if config.api_key is not None else None
-        known = before.get(f"{pool}/{config.name}")
-        if known is not None and known.url == config.url and known.api_key == key:
-            return known
-        backend = Backend(pool, config.name, config.url, key, health=HealthState(since=now))
-        backend.since = now
-        backend.weigh(now)
-        backend.give_back = partial(self._give_back, backend)
+        backend = member(pool, config, before.get(f"{pool}/{config.name}"), now)
+        backend.give_back = backend.give_back or partial(self._give_back, backend)
         return backend
 
     def _leave(self, backend: Backend, now: float) -> None:

@@ -220,6 +220,7 @@ def _route(
         window_tokens=min(capped, default=None),
         engine_tokens=min(told, default=None),
         tenants_apart=config.prefix_cache is PrefixCache.PER_TENANT,
+        trial=config.canary.trial() if config.canary is not None else None,
     )
 
 

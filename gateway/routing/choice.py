@@ -2,7 +2,8 @@
 
     suited      who could serve it however busy they are; kept until a model list or a phase changes
     by cost     the seconds until a request that is sent there now would be done
-    obstacle    the first backend without one is taken; DEGRADED ones only when no READY one is free
+    obstacle    the first backend without one is taken; those of another revision only when none of the
+                request's own is free, DEGRADED ones only when no READY one is
 
 The same pass writes down what it saw of each backend when it is given a place for it, so `explain`
 and `route` tell what `find` does.
@@ -27,8 +28,8 @@ NOBODY: Final[frozenset[str]] = frozenset()
 class Suited:
     """What does not change between two requests for one model, adapter and endpoint."""
 
-    ready: Sequence[Backend]
-    degraded: Sequence[Backend]
+    ready: Sequence[Backend]  # of the request's own revision, where one is on trial
+    later: Sequence[Sequence[Backend]]  # each only when none before it is free
     unfit: Mapping[str, Exclusion]  # why each other member of the pool cannot serve them
 
 
@@ -36,7 +37,7 @@ class Suited:
 class Choice:
     """Why a request goes where it goes, for people.
 
-    One that is neither in `expected_s` nor excluded is DEGRADED while a READY one is free.
+    One that is neither in `expected_s` nor excluded is a later choice, while an earlier one is free.
     """
 
     backend_id: str | None = None
@@ -50,15 +51,16 @@ class Chooser:
     def __init__(self, table: PoolTable, rng: random.Random | None = None) -> None:
         self._table = table
         self._rng = rng or random.Random()
-        self._known: dict[tuple[str, str | None, Endpoint], Suited] = {}
+        self._known: dict[tuple[str, str | None, Endpoint, bool | None], Suited] = {}
         self._revision = -1  # of the table, when they were found
 
     def find(self, ask: Ask, now: float, barred: AbstractSet[str] = NOBODY) -> Backend | None:
         """Return the best of the backends that may take a request now and are not `barred`, if any."""
         suited = self._suited(ask)
         found = self._first(suited.ready, ask, now, barred)
-        if found is None and suited.degraded:
-            return self._first(suited.degraded, ask, now, barred)
+        if found is None:
+            for backends in suited.later:
+                found = found or self._first(backends, ask, now, barred)
         return found
 
     def explain(self, ask: Ask, now: float) -> Choice:
@@ -68,12 +70,11 @@ class Chooser:
             if (unfit := suited.unfit.get(backend.id)) is not None:
                 tried = was_tried(backend, ask)
                 told.excluded[backend.id] = Exclusion.ALREADY_TRIED if tried else unfit
-        found = self._first(suited.ready, ask, now, NOBODY, told)
-        second = Choice(excluded=told.excluded)
-        other = self._first(suited.degraded, ask, now, NOBODY, second)
-        if found is None:
-            found, told = other, second
-        told.backend_id = found.id if found is not None else None
+        for backends in (suited.ready, *suited.later):
+            looked_at = Choice(excluded=told.excluded)
+            found = self._first(backends, ask, now, NOBODY, looked_at)
+            if found is not None and told.backend_id is None:
+                told.backend_id, told.expected_s = found.id, looked_at.expected_s
         return told
 
     def _first(
@@ -136,7 +137,7 @@ class Chooser:
         if self._revision != table.revision:
             self._known.clear()
             self._revision = table.revision
-        key = route.pool, route.adapter, ask.call.endpoint
+        key = route.pool, route.adapter, ask.call.endpoint, ask.on_trial
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = _suited(table.backends(route.pool), ask)
@@ -201,14 +202,17 @@ def _suited(members: Sequence[Backend], ask: Ask) -> Suited:
             ready.append(backend)
         else:
             degraded.append(backend)
-    if all(each.in_reserve for each in (*ready, *degraded)):
-        return Suited(ready, degraded, unfit)
-    for each in (*ready, *degraded):
-        if each.in_reserve:
-            unfit[each.id] = Exclusion.IN_RESERVE
-    ready = [each for each in ready if not each.in_reserve]
-    degraded = [each for each in degraded if not each.in_reserve]
-    return Suited(ready, degraded, unfit)
+    if not all(each.in_reserve for each in (*ready, *degraded)):
+        for each in (*ready, *degraded):
+            if each.in_reserve:
+                unfit[each.id] = Exclusion.IN_RESERVE
+        ready = [each for each in ready if not each.in_reserve]
+        degraded = [each for each in degraded if not each.in_reserve]
+    later = [degraded]
+    if ask.on_trial is not None:
+        later.insert(0, [each for each in ready if each.on_trial is not ask.on_trial])
+        ready = [each for each in ready if each.on_trial is ask.on_trial]
+    return Suited(ready, [backends for backends in later if backends], unfit)
 
 
 def _unfit(backend: Backend, ask: Ask) -> Exclusion | None:

@@ -75,3 +75,22 @@ def test_weights_and_labels_that_change_nothing_are_doubtful():
 
 def test_a_weight_is_not_negative():
     assert codes("pools: {m: {backends: [{url: 'http://h:1', weight: -1}]}}") == ["out-of-range"]
+
+
+def on_trial(canary, *revisions):
+    backends = ", ".join(
+        f"{{url: 'http://h:{n}', revision: {r}}}" for n, r in enumerate(revisions, 1)
+    )
+    return f"pools: {{m: {{canary: {{{canary}}}, backends: [{backends}]}}}}"
+
+
+def test_a_revision_on_trial_has_backends_and_others_beside_it():
+    assert findings(on_trial("revision: v2, weight: 0.1", "v1", "v2")) == ()
+    assert codes(on_trial("revision: v3, weight: 0.1", "v1", "v2")) == ["unknown-revision"]
+    assert warnings(on_trial("revision: v1, weight: 0.1", "v1", "v1")) == ["no-other-revision"]
+    assert warnings(on_trial("revision: v2, weight: 0.8", "v1", "v1", "v2")) == ["heavy-canary"]
+
+
+@pytest.mark.parametrize("how", ["", ", weight: 0.1, header: true", ", weight: 0"])
+def test_one_thing_says_which_requests_go_to_it(how):
+    assert len(codes(on_trial(f"revision: v2{how}", "v1", "v2"))) == 1

@@ -10,7 +10,7 @@ from gateway.observe.log import AccessLine, AccessLog, JsonFormatter, set_up_log
 from gateway.observe.outlet import Outlet
 
 FIELDS = {
-    "ts", "id", "key_id", "tenant", "model", "pool", "fallback", "backend", "adapter", "endpoint", "stream",
+    "ts", "id", "key_id", "tenant", "model", "pool", "fallback", "backend", "revision", "adapter", "endpoint", "stream",
     "outcome", "status", "code", "queue_s", "ttft_s", "duration_s", "prompt_tokens",
     "completion_tokens", "cached_tokens", "usage_source", "attempts", "engine_request_id", "bytes_out",
     "client_retry",
@@ -108,6 +108,7 @@ def test_a_line_has_exactly_the_allowed_fields(outlet, written):
         "pool": "org/m",
         "fallback": None,
         "backend": "b1",
+        "revision": None,
         "adapter": "lora-a",
         "endpoint": "chat",
         "stream": True,
@@ -140,7 +141,7 @@ def test_what_is_not_known_is_null(outlet, written):
     assert set(line) == FIELDS
     unknown = {name for name, value in line.items() if value is None}
     assert unknown == {
-        "key_id", "tenant", "model", "pool", "fallback", "backend", "adapter", "code", "engine_request_id", "ttft_s",
+        "key_id", "tenant", "model", "pool", "fallback", "backend", "revision", "adapter", "code", "engine_request_id", "ttft_s",
         "prompt_tokens", "completion_tokens", "cached_tokens", "usage_source",
     }  # fmt: skip
 

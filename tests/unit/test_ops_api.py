@@ -56,6 +56,7 @@ class Desk:
             ready=lambda: self.readiness,
             deciding=Deciding(self.gate, Catalogs(table, clock), OpenRing),
             early=Early(lambda record: None, clock),
+            trial=lambda pool: None,
             orders=self.orders,
         )
         self.client = TestClient(self.app, base_url="http://127.0.0.1:9090")

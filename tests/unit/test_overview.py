@@ -68,7 +68,16 @@ class Fleet:
 
     def overview(self, *, draining=False):
         facts = Facts(
-            self.table, self.metrics, self.config, None, draining, 90.0, self.gate, {}, {}
+            self.table,
+            self.metrics,
+            self.config,
+            None,
+            draining,
+            90.0,
+            self.gate,
+            {},
+            {},
+            lambda pool: None,
         )
         return overview(facts, Moment(self.clock.now(), self.clock.wall()))
 

@@ -94,6 +94,7 @@ class Desk:
             ready=lambda: Readiness(True, (("accepting", not self.draining, ""),)),
             deciding=Deciding(self.gate, Catalogs(self.table, self.clock), lambda: self.ring),
             early=Early(lambda record: None, self.clock),
+            trial=lambda pool: None,
             orders=orders(self.table, self.clock, self.loaded.config),
             file=file,
         )

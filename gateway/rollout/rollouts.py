@@ -1,0 +1,150 @@
+"""Revisions on trial: what is known of each, what was found, and what follows.
+
+    settled --> the two sides of a trial --> a look, at twice the samples of the last one
+                                              |-- open: go on
+                                              `-- worse, fine: told once, as an event and in `status`
+                                                   `-- automatic: the other side is kept in reserve
+
+What was carried out outlives the gateway (`rollouts.json` in the state folder): a revision that was found
+worse takes no requests after a restart either, until the settings of its trial change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gateway.config.models import PoolConfig
+from gateway.config.traffic import CanaryConfig
+from gateway.core.aio import Clock
+from gateway.core.events import EventKind, Events
+from gateway.core.types import Outcome, RequestRecord
+from gateway.heal.statefile import digest, read_state, write_state
+from gateway.pools.table import PoolTable
+from gateway.rollout.verdict import FEWEST, Arm, Finding, judge, look_at
+
+_SAVED: Final = msgspec.json.Decoder(dict[str, tuple[str, Finding]])
+FILE: Final = "rollouts.json"
+
+
+@dataclass(slots=True)
+class Rollout:
+    """One trial. `carried_out`: what was found is in force."""
+
+    config: CanaryConfig
+    trial: Arm = field(default_factory=Arm)
+    stable: Arm = field(default_factory=Arm)
+    look: int = 1  # the next one
+    finding: Finding = Finding.OPEN
+    carried_out: bool = False
+
+    def told(self) -> str:
+        """Return the state of the trial in one or two sentences."""
+        revision = self.config.revision
+        match self.finding:
+            case Finding.OPEN:
+                needs = look_at(self.look)
+                head = f"revision {revision} is on trial; looked at again with {needs} requests"
+            case Finding.WORSE:
+                done = "rolled back" if self.carried_out else "roll it back"
+                head = f"revision {revision} is worse: {done}"
+            case Finding.FINE:
+                done = "promoted" if self.carried_out else "it may be promoted"
+                head = f"revision {revision} is no worse: {done}"
+        if not self.trial.requests:
+            return f"{head}."
+        return f"{head}. {revision}: {self.trial.told()}. Others: {self.stable.told()}."
+
+
+class Rollouts:
+    """All trials of one process; the one writer of their state. Synchronous."""
+
+    def __init__(self, table: PoolTable, clock: Clock, events: Events, folder: Path) -> None:
+        self._table = table
+        self._clock = clock
+        self._events = events
+        self._file = folder / FILE
+        self._saved: dict[str, tuple[str, Finding]] = read_state(self._file, _SAVED) or {}
+        self._running: dict[str, Rollout] = {}
+
+    def get(self, pool: str) -> Rollout | None:
+        """Return the trial of a pool; None when it has none."""
+        return self._running.get(pool)
+
+    def apply(self, pools: Mapping[str, PoolConfig]) -> None:
+        """Follow the settings: trials that stay as they are go on, others begin, or are over.
+
+        Called after the table has taken the settings over.
+        """
+        before, self._running = self._running, {}
+        for name, pool in pools.items():
+            if pool.canary is None:
+                continue
+            known = before.get(name)
+            same = known is not None and known.config == pool.canary
+            rollout = known if known is not None and same else self._begun(name, pool.canary)
+            self._running[name] = rollout
+            if rollout.carried_out:
+                self._keep_back(name, rollout)
+
+    def settled(self, records: Sequence[RequestRecord]) -> None:
+        """Learn from requests that ended. What a client did itself says nothing."""
+        if not self._running:
+            return
+        for record in records:
+            arm = self._arm(record.backend_id)
+            if arm is None or record.outcome not in (Outcome.OK, Outcome.UPSTREAM_REJECTED):
+                continue
+            arm.requests += 1
+            if record.outcome is Outcome.UPSTREAM_REJECTED:  # both sides get as many wrong requests
+                arm.failed += 1
+            elif record.stream and record.first_byte_at is not None and record.sent_at is not None:
+                arm.first_s.append(record.first_byte_at - record.sent_at)
+                if (gap_s := record.token_gap_s) is not None:
+                    arm.gap_s.append(gap_s)
+        for name, rollout in self._running.items():
+            self._look(name, rollout)
+
+    def failed(self, backend_id: str) -> None:
+        """Learn that an attempt failed by the backend's fault, whatever became of the request."""
+        if self._running and (arm := self._arm(backend_id)) is not None:
+            arm.requests += 1
+            arm.failed += 1
+
+    def _arm(self, backend_id: str | None) -> Arm | None:
+        backend = self._table.get(backend_id or "")
+        rollout = self._running.get(backend.pool) if backend is not None else None
+        if backend is None or rollout is None:
+            return None
+        return rollout.trial if backend.on_trial else rollout.stable
+
+    def _look(self, name: str, rollout: Rollout) -> None:
+        trial, stable = rollout.trial, rollout.stable
+        if rollout.finding is not Finding.OPEN or stable.requests < FEWEST:
+            return
+        if trial.requests < look_at(rollout.look):
+            return
+        found = judge(trial, stable, rollout.look, times=rollout.config.by_chance)
+        rollout.look += 1
+        if found is not Finding.OPEN:
+            rollout.finding = found
+            rollout.carried_out = rollout.config.automatic
+            if rollout.carried_out:
+                self._saved[name] = digest(rollout.config), found
+                write_state(self._file, self._saved, "what was found of a revision")
+                self._keep_back(name, rollout)
+            self._events.note(self._clock, EventKind.CANARY, name, found.value, rollout.told())
+
+    def _begun(self, name: str, config: CanaryConfig) -> Rollout:
+        """Return a trial, with what a gateway before this one found of it."""
+        trial, found = self._saved.get(name, ("", Finding.OPEN))
+        if trial != digest(config) or not config.automatic:
+            return Rollout(config)
+        return Rollout(config, finding=found, carried_out=True)
+
+    def _keep_back(self, name: str, rollout: Rollout) -> None:
+        self._table.keep_back(name, on_trial=rollout.finding is Finding.WORSE)

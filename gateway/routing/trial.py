@@ -1,0 +1,30 @@
+"""Which requests go to a revision on trial. Pure: the same conversation has the same answer everywhere."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from gateway.core.types import Ask
+from gateway.wire.conversation import beginning
+
+_BYTES = 8
+
+
+def assign(ask: Ask, session: bytes, wished: bytes) -> None:
+    """Note whether a request goes to the revision on trial of its pool, if that has one.
+
+    By the header `x-gateway-revision` (`wished`), by its key, or by a hash of key and conversation, so
+    that no conversation changes sides and a share of a half holds all that is in one of a tenth. A
+    conversation is what `x-session-id` (`session`) says, else how it begins.
+    """
+    trial = ask.route.trial
+    if trial is None:
+        return
+    if trial.by_header:
+        ask.on_trial = wished == trial.revision.encode()
+    elif trial.keys:
+        ask.on_trial = ask.caller.key_id in trial.keys
+    else:
+        told = blake2b(session or beginning(ask.call), digest_size=_BYTES)
+        told.update(f"\n{ask.caller.key_id}\n{ask.route.pool}\n{trial.revision}".encode())
+        ask.on_trial = int.from_bytes(told.digest()) < trial.share * 2 ** (8 * _BYTES)

@@ -1,0 +1,154 @@
+"""A revision on trial gets its part of the conversations, and what is found of it follows."""
+
+from __future__ import annotations
+
+import json
+
+import httpx2
+import pytest
+
+from gateway.access import keys
+from gateway.process import reload
+from tests.stories.support import FAST, gateway, story
+from tests.stories.test_explain import verb
+
+POOLS = """\
+pools:
+  m:
+    canary: {{revision: v2, {how}}}
+    backends:
+      - {{url: <0>, revision: v1}}
+      - {{url: <1>, revision: v2}}
+"""
+
+
+def pools(how):
+    return POOLS.format(how=how)
+
+
+async def overview(world):
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        told = (await http.get(world.admin_url + "/admin/v1/overview")).json()
+    return told["pools"][0]["canary"]
+
+
+def revision(reply):
+    assert reply.status_code == 200, reply.text
+    return reply.headers["x-gateway-revision"]
+
+
+@story
+async def test_a_share_of_the_conversations_goes_there_and_none_changes_sides():
+    async with gateway(FAST, FAST, pools=pools("weight: 0.3"), access=True) as world:
+        sides = {}
+        for number in range(60):
+            text = f"conversation {number}"
+            sides[text] = revision(await world.chat(text, max_tokens=1))
+        on_trial = sum(side == "v2" for side in sides.values())
+        assert 6 < on_trial < 32
+        for text, side in list(sides.items())[:12]:
+            turns = [
+                {"role": "user", "content": text},
+                {"role": "assistant", "content": "and"},
+                {"role": "user", "content": "more"},
+            ]
+            body = {"model": "m", "messages": turns, "max_tokens": 1}
+            assert revision(await world.http.post("/v1/chat/completions", json=body)) == side
+        headers = {"x-session-id": "one"}
+        one = {revision(await world.chat(f"{n}", max_tokens=1, headers=headers)) for n in range(12)}
+        assert len(one) == 1
+        lines = world.access_lines()
+        assert [line["revision"] for line in lines[:60]] == list(sides.values())
+
+
+@story
+async def test_by_header_and_by_key_only_those_who_are_named_go_there():
+    async with gateway(FAST, FAST, pools=pools("header: true")) as world:
+        assert {revision(await world.chat(max_tokens=1)) for _ in range(8)} == {"v1"}
+        wish = {"x-gateway-revision": "v2"}
+        assert {revision(await world.chat(max_tokens=1, headers=wish)) for _ in range(8)} == {"v2"}
+        tester = keys.create(world.path.parent / "keys.yaml", name="tester")
+        text = world.path.read_text()
+        world.path.write_text(text.replace("header: true", f"keys: [{tester.id}]"))
+        assert await reload(world.process)
+        assert {revision(await world.chat(max_tokens=1, headers=wish)) for _ in range(8)} == {"v1"}
+        theirs = {"authorization": f"Bearer {tester.key}"}
+        assert revision(await world.chat(max_tokens=1, headers=theirs)) == "v2"
+
+
+@story
+async def test_who_cannot_be_served_by_their_own_side_are_served_by_the_other():
+    async with gateway(FAST, FAST, pools=pools("header: true")) as world:
+        wish = {"x-gateway-revision": "v2"}
+        world.sims[1].inject("refuse")
+        assert revision(await world.chat(max_tokens=1, headers=wish)) == "v1"
+        world.sims[1].clear()
+        await world.until(lambda: world.process.table.get("m/b2").phase.value == "ready")
+        world.sims[0].inject("refuse")
+        assert revision(await world.chat(max_tokens=1)) == "v2"
+
+
+async def fill(world, count):
+    replies = [await world.chat(f"c {number}", max_tokens=1) for number in range(count)]
+    world.process.ledger.post()
+    return replies
+
+
+@pytest.mark.parametrize("automatic", [False, True])
+def test_a_revision_that_fails_is_found_worse_and_rolled_back_where_that_is_automatic(automatic):
+    @story
+    async def found():
+        how = f"weight: 0.5, automatic: {json.dumps(automatic)}"
+        async with gateway(FAST, FAST, pools=pools(how), extra="state: state") as world:
+            assert (await overview(world))["finding"] == "open"
+            world.sims[1].inject("http_500:422")
+            await fill(world, 100)
+            told = await overview(world)
+            assert (told["finding"], told["carried_out"]) == ("worse", automatic)
+            assert told["requests"] == told["failed"] >= 20
+            event = next(world.process.supervisor.events.newest())
+            assert (event.kind.value, event.backend_id, event.label) == ("canary", "m", "worse")
+            after = {reply.status_code for reply in await fill(world, 40)}
+            assert after == ({200} if automatic else {200, 400})
+            code, text = await verb(world, "status")
+            assert (
+                "m: revision v2 is worse: " + ("rolled back" if automatic else "roll it back")
+                in text
+            )
+            if automatic:
+                # A reload changes nothing, and neither does the next gateway.
+                assert await reload(world.process)
+                assert {reply.status_code for reply in await fill(world, 20)} == {200}
+                saved = json.loads((world.path.parent / "state/rollouts.json").read_text())
+                assert saved["m"][1] == "worse"
+
+    found()
+
+
+@story
+async def test_a_gateway_that_starts_anew_keeps_to_what_was_found():
+    from gateway.app import build
+    from gateway.config.load import load_config
+    from gateway.observe.outlet import Outlet
+
+    how = "weight: 0.5, automatic: true"
+    async with gateway(FAST, FAST, pools=pools(how), extra="state: state") as world:
+        world.sims[1].inject("http_500:422")
+        await fill(world, 100)
+        again = build(load_config(world.path), world.path, Outlet())
+        assert again.rollouts.get("m").carried_out
+        assert again.table.get("m/b2").in_reserve
+        text = world.path.read_text()
+        world.path.write_text(text.replace("weight: 0.5", "weight: 0.4"))  # another trial
+        anew = build(load_config(world.path), world.path, Outlet())
+        assert not anew.table.get("m/b2").in_reserve
+
+
+@story
+async def test_a_revision_whose_requests_fail_in_a_row_harms_few_before_the_verdict():
+    async with gateway(FAST, FAST, pools=pools("weight: 0.5, automatic: true")) as world:
+        world.sims[1].inject("http_500")
+        replies = await fill(world, 100)
+        assert sum(reply.status_code != 200 for reply in replies) < 8
+        told = await overview(world)
+        assert (told["finding"], told["failed"]) == ("open", told["requests"])
