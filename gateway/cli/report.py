@@ -145,7 +145,14 @@ def _waits(backend: dict[str, Any]) -> str:
 def _doubt(backend: dict[str, Any]) -> str:
     if backend.get("saturated"):
         return "saturated"
-    return "metrics are out of date" if backend.get("stale") else ""
+    if backend.get("stale"):
+        return "metrics are out of date"
+    events = backend.get("kv_events")
+    if events is None or events.get("known"):
+        return ""
+    if not events.get("engines"):
+        return "it publishes no KV events: its prefix cache is guessed"
+    return "its KV events are missing: its prefix cache is guessed"
 
 
 def print_reason(told: dict[str, Any]) -> None:

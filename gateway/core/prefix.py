@@ -53,11 +53,26 @@ class Sent(msgspec.Struct, gc=False):
     new_keys: int  # that were new there
 
 
+class KvEvents(msgspec.Struct, frozen=True, gc=False):
+    """How well a backend's engines are followed by what they tell of their caches."""
+
+    known: bool  # what they hold is known; else it is guessed
+    engines: int  # that are listened to
+    blocks: int  # that they hold, as far as is known
+    losses: int  # times that blocks had to be forgotten, because messages were missed
+    garbled: int  # messages that nobody could read
+    strange: int  # events of kinds that are not known
+
+
 class Held(Protocol):
     """What the prefix cache of one backend holds, as far as the gateway knows.
 
     The pool table owns it. Synchronous, and without side effects but for those named.
     """
+
+    @property
+    def kv_events(self) -> KvEvents | None:
+        """How well it is told by its engines; None: nobody asks them."""
 
     def tokens(self, prefix: Prefix) -> int:
         """Return how many tokens of a prompt it holds; 0 up to `prompt_tokens`."""

@@ -198,6 +198,21 @@ KV_USAGE: Final = _gauge(
     "KV cache usage (0 to 1) reported by the backend; absent while out of date.",
     "pool", "backend",
 )  # fmt: skip
+EVENTS_KNOWN: Final = _gauge(
+    "gateway_kv_events_known",
+    "1 while a backend's KV events tell what its prefix cache holds, 0 while that is guessed.",
+    "pool", "backend",
+)  # fmt: skip
+EVENTS_LOSSES: Final = _counter(
+    "gateway_kv_events_losses_total",
+    "Times that what KV events told of a backend was forgotten: messages were missed, or it started anew.",
+    "pool", "backend",
+)  # fmt: skip
+EVENTS_GARBLED: Final = _counter(
+    "gateway_kv_events_garbled_total",
+    "Messages of a backend that are no KV events, or of kinds that are not known.",
+    "pool", "backend",
+)  # fmt: skip
 RUNNING: Final = _gauge(
     "gateway_backend_running",
     "Requests running in the backend, of all its clients; absent while out of date.",

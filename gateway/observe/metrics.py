@@ -32,7 +32,7 @@ from gateway.observe import instruments as table
 from gateway.observe.exposition import pieces
 from gateway.observe.families import Histogram, Labels, Sums, family, histogram_family
 from gateway.observe.instruments import INSTRUMENTS, OTHER, UNKNOWN, Kind
-from gateway.observe.readings import Readings
+from gateway.observe.readings import BackendReading, Readings
 
 # Beyond this many (pool, model) pairs new ones share one series: adapters may come and go for ever.
 MAX_NAMES: Final = 1000
@@ -271,16 +271,7 @@ class Metrics(Collector):
                 values[table.LIMIT.name][labels] = allowed
             if replaced:  # a leaving backend whose name has a new owner: only its requests count
                 continue
-            for phase in Phase:
-                values[table.BACKEND_PHASE.name][*labels, phase.value] = backend.phase is phase
-            sample = backend.sample
-            age_s = now - sample.at if sample is not None else float("inf")
-            values[table.SCRAPE_AGE.name][labels] = age_s
-            if sample is not None and not backend.stale(now):
-                values[table.RUNNING.name][labels] = sample.running
-                values[table.WAITING.name][labels] = sample.waiting
-                if sample.kv_usage_ratio is not None:
-                    values[table.KV_USAGE.name][labels] = sample.kv_usage_ratio
+            self._read_backend(backend, labels, now)
         for pool, (requests, tokens) in self.readings.queues().items():
             values[table.QUEUED.name][(pool,)] = requests
             values[table.QUEUED_TOKENS.name][(pool,)] = tokens
@@ -294,6 +285,23 @@ class Metrics(Collector):
         bodies[()], most[()] = self.readings.bodies()
         values[table.ACCESS_LOG_DROPPED.name][()] = self.readings.log_dropped()
 
+    def _read_backend(self, backend: BackendReading, labels: Labels, now: float) -> None:
+        values = self._values
+        for phase in Phase:
+            values[table.BACKEND_PHASE.name][*labels, phase.value] = backend.phase is phase
+        sample = backend.sample
+        age_s = now - sample.at if sample is not None else float("inf")
+        values[table.SCRAPE_AGE.name][labels] = age_s
+        if sample is not None and not backend.stale(now):
+            values[table.RUNNING.name][labels] = sample.running
+            values[table.WAITING.name][labels] = sample.waiting
+            if sample.kv_usage_ratio is not None:
+                values[table.KV_USAGE.name][labels] = sample.kv_usage_ratio
+        if (told := backend.kv_events) is not None:
+            values[table.EVENTS_KNOWN.name][labels] = told.known
+            values[table.EVENTS_LOSSES.name][labels] = told.losses
+            values[table.EVENTS_GARBLED.name][labels] = told.garbled + told.strange
+
 
 _READ_WHEN_SCRAPED: Final = (
     table.IN_FLIGHT,
@@ -306,6 +314,7 @@ _READ_WHEN_SCRAPED: Final = (
     table.RUNNING,
     table.WAITING,
     table.KV_USAGE,
+    table.EVENTS_KNOWN,
     table.OPEN_CONNECTIONS,
 )
 

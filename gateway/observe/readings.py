@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from gateway.core.prefix import KvEvents
 from gateway.core.types import LoadSample, Phase
 
 
@@ -31,6 +32,10 @@ class BackendReading(Protocol):
     @property
     def sample(self) -> LoadSample | None:
         """Its last load figures."""
+
+    @property
+    def kv_events(self) -> KvEvents | None:
+        """How well its engines are followed by what they tell; None: nobody asks them."""
 
     def stale(self, now: float) -> bool:
         """Whether those say nothing any more."""

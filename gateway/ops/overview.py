@@ -20,6 +20,7 @@ from gateway.heal.states import Proving, Starting
 from gateway.heal.supervised import Supervised
 from gateway.observe.metrics import Metrics
 from gateway.ops.moment import Moment, rfc3339
+from gateway.ops.prefixes import KvEventsOverview, kv_events
 from gateway.ops.states import (
     BACKENDS_WORST_FIRST,
     POOLS_WORST_FIRST,
@@ -62,6 +63,7 @@ class BackendOverview(TypedDict):
     version: str | None
     window_tokens: int | None
     models: list[str]  # adapters included
+    kv_events: KvEventsOverview | None  # null: not in a pool with `prefix: precise`
     supervision: SupervisionOverview | None  # null: nobody here starts or restarts it
 
 
@@ -259,6 +261,7 @@ def _backend(backend: Backend, unit: Supervised | None, moment: Moment) -> Backe
         version=backend.version,
         window_tokens=backend.window_tokens,
         models=list(backend.models),
+        kv_events=kv_events(backend),
         supervision=None if unit is None else supervision(unit, moment),
     )
 

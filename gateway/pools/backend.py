@@ -9,7 +9,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from gateway.config.sockets import PREFIX
-from gateway.core.prefix import Held, Prefix
+from gateway.core.prefix import Held, KvEvents, Prefix
 from gateway.core.types import (
     Endpoint,
     Exclusion,
@@ -244,6 +244,11 @@ class Backend:
     def cached_tokens(self, prefix: Prefix | None) -> int:
         """Return how many tokens of a prompt its prefix cache is thought to hold."""
         return self.held.tokens(prefix) if prefix is not None and self.held is not None else 0
+
+    @property
+    def kv_events(self) -> KvEvents | None:
+        """How well its engines are followed by what they tell; None: nobody asks them."""
+        return None if self.held is None else self.held.kv_events
 
     def kv_usage_ratio(self, now: float) -> float | None:
         """Return how full its KV cache was at the last scrape; None while that is unknown or stale."""

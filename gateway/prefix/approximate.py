@@ -14,7 +14,7 @@ from bisect import bisect_left
 from math import exp
 from typing import Final
 
-from gateway.core.prefix import Prefix, Sent
+from gateway.core.prefix import KvEvents, Prefix, Sent
 
 UNKNOWN_CAPACITY_TOKENS: Final = 250_000  # an 8B model on a GPU of 48 GiB
 MOST_KEYS: Final = 1 << 15  # in either set, of about 75 bytes
@@ -52,6 +52,11 @@ class Approximate:
     def __len__(self) -> int:
         """Return how many beginnings are kept."""
         return len(self._young) + len(self._old)
+
+    @property
+    def kv_events(self) -> KvEvents | None:
+        """Nothing: no engine is asked."""
+        return None
 
     # --- asked and told of prompts ---
 

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from gateway.core.prefix import Blocks, Prefix, Sent
+from gateway.core.prefix import Blocks, KvEvents, Prefix, Sent
 from gateway.prefix.approximate import Approximate
 from gateway.prefix.beginnings import Holder
 from gateway.prefix.follower import Follower
@@ -75,6 +75,19 @@ class Precise:
     def knows(self) -> bool:
         """Whether every engine tells what it holds."""
         return bool(self.followers) and all(each.knows for each in self.followers.values())
+
+    @property
+    def kv_events(self) -> KvEvents:
+        """How well its engines are followed."""
+        followers = self.followers.values()
+        return KvEvents(
+            known=self.knows,
+            engines=len(followers),
+            blocks=sum(len(each.mirror) for each in followers),
+            losses=sum(each.losses for each in followers),
+            garbled=sum(each.garbled for each in followers),
+            strange=sum(each.strange for each in followers),
+        )
 
     @property
     def block_sizes(self) -> set[int]:

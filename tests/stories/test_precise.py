@@ -3,6 +3,7 @@
 import contextlib
 import json
 
+import httpx2
 import zmq.asyncio
 from tokenizers import Tokenizer
 
@@ -65,6 +66,12 @@ def asked(world):
     return [len(sim.received("/v1/completions")) for sim in world.sims]
 
 
+async def kv_events(world):
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        told = (await http.get(world.admin_url + "/admin/v1/overview")).json()
+    return [each["kv_events"] for each in told["pools"][0]["backends"]]
+
+
 async def tell(world, publisher, place, *prompt):
     """Have an engine read a prompt that nobody sent through the gateway, and tell of it."""
     await publisher.send(publisher.engine.read((*prompt, None, None)[:3]))
@@ -119,11 +126,13 @@ async def test_tenants_apart_find_only_blocks_with_their_own_salt(folder):  # no
 async def test_without_events_what_was_sent_decides(folder):  # noqa: F811
     async with publishers() as told, gateway(FAST, FAST, pools=pools(told, folder)) as world:
         await follows(world)
+        assert [each["known"] for each in await kv_events(world)] == [True, True]
         await ask(world, PROMPT)
         first = asked(world).index(1)
         await told[0].close()
         await told[1].close()
         await world.until(lambda: not any(each.held.knows for each in world.process.table))
+        assert [each["known"] for each in await kv_events(world)] == [False, False]
         for question in range(4):
             await ask(world, PROMPT + str(question))
         assert asked(world)[first] == 5

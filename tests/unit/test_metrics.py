@@ -12,6 +12,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.core.prefix import KvEvents
 from gateway.core.types import (
     Endpoint,
     LoadSample,
@@ -45,6 +46,7 @@ class Reading:
     in_flight: int = 0
     sample: LoadSample | None = None
     limit: int | None = None
+    kv_events: KvEvents | None = None
 
     def allowed(self, now):
         return self.limit
@@ -285,6 +287,17 @@ def test_backends_are_read_when_scraped():
     assert seen["gateway_backend_scrape_age_seconds", "m", "b1"] == 1.0
     backend.in_flight = 0
     assert samples(of)["gateway_inflight_requests", "m", "b1"] == 0
+
+
+def test_how_well_kv_events_are_followed_is_told_where_they_are():
+    told = KvEvents(known=True, engines=1, blocks=9, losses=2, garbled=3, strange=4)
+    seen = samples(metrics(Reading(kv_events=told), Reading(name="b2")))
+    found = {key: value for key, value in seen.items() if "kv_events" in key[0]}
+    assert found == {
+        ("gateway_kv_events_known", "m", "b1"): 1,
+        ("gateway_kv_events_losses_total", "m", "b1"): 2,
+        ("gateway_kv_events_garbled_total", "m", "b1"): 7,
+    }
 
 
 def test_a_backend_is_in_exactly_one_phase():
