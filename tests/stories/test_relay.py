@@ -65,6 +65,7 @@ class Client:
 
     def __init__(self):
         self.started = self.writing_paused = self.takes_chunks = False
+        self.bytes_out = 0
         self.written, self.writes, self.ends, self.cuts = b"", 0, 0, 0
 
     def begin(self, reply, data=b""):
