@@ -24,6 +24,8 @@ from typing import Final
 import uvloop
 
 from gateway.access.failures import FailedKeys
+from gateway.adapters.keepers import Adapters
+from gateway.adapters.memory import Memory
 from gateway.admission.gate import Gate
 from gateway.config.load import Loaded, load_config
 from gateway.config.models import Config
@@ -57,7 +59,6 @@ from gateway.routing.catalog import Catalogs
 from gateway.routing.choice import Chooser
 from gateway.upstream.client import Client
 from gateway.upstream.relay import TICK_S
-from gateway.watch.adapter_loader import AdapterLoader
 from gateway.watch.discovery import Watchers
 from gateway.watch.engine_events import EngineEvents
 from gateway.watch.fetch import Pages
@@ -143,10 +144,12 @@ def build(
     rollouts.apply(config.pools)
     ledger.on_posted += [supervisor.ended, rollouts.settled]
     ledger.on_failed.append(rollouts.failed)
+    adapters = Adapters(table, clock, supervisor.events, Memory(config.state))
+    adapters.apply(config.pools)
+    handler.gate.on_wanted.append(adapters.want)
     return Process(
         path, config, loaded, clock, table, client, metrics, outlet, ledger, ingress, admin_ingress(config),
-        handler, watchers, supervisor, rollouts, AdapterLoader(table, clock, supervisor.events, config.pools),
-        EngineEvents(table, config.pools, clock),
+        handler, watchers, supervisor, rollouts, adapters, EngineEvents(table, config.pools, clock),
     )  # fmt: skip
 
 
@@ -213,8 +216,8 @@ async def run(process: Process, sockets: tuple[socket.socket, socket.socket] | N
             supervised = group.create_task(process.supervisor.run(), name="supervisor")
             background = [
                 group.create_task(process.watchers.run(), name="watchers"),
-                group.create_task(process.adapter_loader.run(), name="adapters"),
                 group.create_task(process.engine_events.run(), name="kv events"),
+                group.create_task(process.adapters.run(), name="adapters"),
                 group.create_task(process.ledger.run(), name="ledger"),
                 group.create_task(disk.watch(config.state), name="disk"),
                 group.create_task(_ticks(process), name="ticks"),

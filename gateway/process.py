@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.access.keys import KeyRing
+from gateway.adapters.keepers import Adapters
 from gateway.config.load import Loaded, load_config
 from gateway.config.models import Config
 from gateway.config.reload import diff, digest
@@ -25,7 +26,6 @@ from gateway.observe.outlet import Outlet
 from gateway.pools.table import PoolTable
 from gateway.rollout.rollouts import Rollouts
 from gateway.upstream.client import Client
-from gateway.watch.adapter_loader import AdapterLoader
 from gateway.watch.discovery import Watchers
 from gateway.watch.engine_events import EngineEvents
 from gateway.watch.fetch import Pages
@@ -54,7 +54,7 @@ class Process:
     watchers: Watchers
     supervisor: Supervisor
     rollouts: Rollouts
-    adapter_loader: AdapterLoader
+    adapters: Adapters
     engine_events: EngineEvents
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
@@ -180,7 +180,8 @@ def _swap(process: Process, loaded: Loaded, settings: Settings) -> None:
     process.watchers.health = loaded.config.health
     process.supervisor.apply(loaded.config)
     process.rollouts.apply(loaded.config.pools)
-    process.adapter_loader.pools = process.engine_events.pools = loaded.config.pools
+    process.engine_events.pools = loaded.config.pools
+    process.adapters.apply(loaded.config.pools)
     process.metrics.configured(digest(loaded.config))
     process.client.keep_only(process.table.ids())
     process.metrics.reloaded(ok=True)

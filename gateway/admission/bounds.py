@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from gateway.config.models import QueueConfig
+
 
 class Full(Enum):
     """Which bound refused a request that wanted to wait; closed, because it is a metric label."""
@@ -49,6 +51,12 @@ class Limits:
     tokens: int
     bytes: int
     tenant_ratio: float = 0.5
+
+    @classmethod
+    def of(cls, queue: QueueConfig, *, shared: bool) -> Limits:
+        """Return those of the settings; what is not shared is one tenant's alone."""
+        share = queue.tenant_share if shared else 1.0
+        return cls(queue.max_requests, queue.max_tokens, queue.max_bytes, share)
 
     def full(self, held: Held, own: Held, tokens: int, size_bytes: int) -> Full | None:
         """Return the bound that one more request would break; `own` is what its tenant holds."""

@@ -243,7 +243,12 @@ def excluded_by(
             return (*here, "kv", "stop_admitting")
         case Exclusion.READING | Exclusion.ENGINE_QUEUED | Exclusion.CLAIMED:
             return (*here, "admission")
-        case Exclusion.MODEL_MISSING:
+        case (
+            Exclusion.MODEL_MISSING
+            | Exclusion.ADAPTER_LOADING
+            | Exclusion.ADAPTER_DUE
+            | Exclusion.ADAPTER_FAILED
+        ):
             return (*here, "adapters" if ask.route.adapter is not None else "served_model")
         case Exclusion.ENDPOINT_MISSING:
             own = place < len(pool.backends) and pool.backends[place].endpoints is not None

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
@@ -25,7 +25,7 @@ from gateway.admission.forecast import Outputs
 from gateway.admission.line import Line
 from gateway.admission.refusals import no_backend, no_room, queue_full, starting, too_late
 from gateway.admission.waiting import Announce, Finder, Waiting, awaits, passes
-from gateway.config.models import PoolConfig, QueueConfig
+from gateway.config.models import PoolConfig
 from gateway.core.aio import Clock
 from gateway.core.endpoints import NO_ENGINE, NO_OUTPUT, PAIRED
 from gateway.core.errors import GatewayError, Overloaded, Rejected, TooManyWaiting
@@ -38,6 +38,7 @@ from gateway.core.types import (
     Need,
     Outcome,
     RequestRecord,
+    Route,
     Slot,
 )
 from gateway.pools.table import Backend, PoolTable
@@ -56,6 +57,7 @@ class Gate:
     ) -> None:
         self.top_priority: int | None = None
         self.decisions = Decisions()
+        self.on_wanted: list[Callable[[Route], None]] = []  # what finds no place at once
         self._table = table
         self._finder = finder
         self._clock = clock
@@ -76,7 +78,7 @@ class Gate:
         self._pools = pools
         self.top_priority = max(priorities) if len(priorities) > 1 else None
         for name, pool in pools.items():
-            limits = _limits(pool.queue, shared=bool(priorities))
+            limits = Limits.of(pool.queue, shared=bool(priorities))
             if name in self._lines:
                 self._lines[name].queue.limits = limits
             else:
@@ -159,7 +161,7 @@ class Gate:
         if ask.call.endpoint in NO_ENGINE:
             return self._table.visit(backend.id, now)
         line.came(ask)
-        return self._table.take(backend.id, now, ask.need, ask.caller.tenant, ask.prefix)
+        return self._table.take(backend.id, now, *ask.stake)
 
     def has_room(self, ask: Ask) -> bool:
         """Whether `enter` would let a request in again."""
@@ -188,6 +190,8 @@ class Gate:
         if line is None:  # a reload took the pool away while the prompt was counted
             raise no_backend(ask, {}, self._rng)
         line.came(ask)
+        for listener in self.on_wanted if ask.route.adapter is not None else ():
+            listener(ask.route)
         turn = asyncio.get_running_loop().create_future()
         waiting = line.waiting(ask, turn, deadline, body_bytes, announce)
         decision, refusal = self._judge(line, waiting, request_id)
@@ -343,8 +347,3 @@ def _told(line: Line, ask: Ask, refusal: GatewayError) -> GatewayError:
     if isinstance(refusal, Overloaded | TooManyWaiting):
         line.told(ask)
     return refusal
-
-
-def _limits(queue: QueueConfig, *, shared: bool) -> Limits:
-    share = queue.tenant_share if shared else 1.0
-    return Limits(queue.max_requests, queue.max_tokens, queue.max_bytes, share)

@@ -30,7 +30,7 @@ from gateway.admission.waiting import (
 )
 from gateway.config.models import Admission, PoolConfig
 from gateway.core.aio import Clock
-from gateway.core.types import Ask, Slot
+from gateway.core.types import AWAITS_ADAPTER, Ask, Slot
 from gateway.pools.table import Backend, PoolTable
 
 Kinds = dict[tuple[object, ...], Blocked]
@@ -111,7 +111,7 @@ class Line:
             backend = self._finder.find(ask, now, full | held)
             if backend is None:
                 return self._blocked(waiting, kinds, now, full)
-            slot = self._table.take(backend.id, now, ask.need, ask.caller.tenant, ask.prefix)
+            slot = self._table.take(backend.id, now, *ask.stake)
             if backend.obstacle(1, now, *best) is not None:
                 full.add(backend.id)
                 kinds.clear()
@@ -251,7 +251,7 @@ class Line:
             usable = [each for each in self._backends if passes(why.get(each.id))]
             best = min(usable, key=lambda each: each.in_flight, default=None)
             ids = frozenset(each.id for each in usable)
-            shut = fits and ids <= full
+            shut = fits and all(i in full or why.get(i) in AWAITS_ADAPTER for i in ids)
             known = Blocked(ids, best.id if best else None, shut=shut)
             if fits:
                 kinds[waiting.kind] = known

@@ -32,6 +32,12 @@ _JITTER: Final = 0.3  # spreads those who were refused together
 _WORDS: Final[Mapping[Exclusion, tuple[str, str]]] = {
     Exclusion.NOT_SERVING: ("is down", "are down"),
     Exclusion.MODEL_MISSING: ("has not loaded it", "have not loaded it"),
+    Exclusion.ADAPTER_LOADING: ("is loading it", "are loading it"),
+    Exclusion.ADAPTER_DUE: (
+        "cannot load it before others are unused",
+        "cannot load it before others are unused",
+    ),
+    Exclusion.ADAPTER_FAILED: ("could not load it", "could not load it"),
     Exclusion.ENDPOINT_MISSING: ("does not serve this endpoint", "do not serve this endpoint"),
     Exclusion.IN_RESERVE: ("is kept in reserve", "are kept in reserve"),
     Exclusion.WINDOW_TOO_SMALL: (

@@ -142,6 +142,7 @@ def _pool(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
                 f"backends {first + 1} and {place + 1} of this pool are both named `{backend.name}`",
                 "unnamed backends are called b1, b2, ... by position; choose another name",
             )
+    yield from _placed(path, pool)
     if pool.kv.resume >= pool.kv.stop_admitting:
         yield Remark(
             (*path, "kv", "resume"),
@@ -157,6 +158,35 @@ def _pool(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
             f"nginx waits 60s by default; stay below {format_duration(LONG_WAIT_S)}",
             Severity.WARNING,
         )
+
+
+def _placed(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
+    """What is said of where adapters go can be done."""
+    known = [each.name for each in pool.backends]
+    for place, adapter in enumerate(() if pool.adapters == "auto" else pool.adapters):
+        here: KeyPath = (*path, "adapters", place)
+        if adapter.path is None and (adapter.replicas is not None or adapter.pin):
+            yield Remark(
+                here,
+                "adapter-path",
+                f"`{adapter.name}` has replicas or pin, but no path, so the gateway cannot load it",
+                "add its path on the backends",
+            )
+        for unknown in sorted({*adapter.pin} - {*known}):
+            yield Remark(
+                (*here, "pin"),
+                "unknown-backend",
+                f"this pool has no backend `{unknown}`",
+                f"its backends are {', '.join(known)}",
+            )
+        if adapter.replicas is not None and adapter.replicas > len(known):
+            yield Remark(
+                (*here, "replicas"),
+                "too-many-replicas",
+                f"{adapter.replicas} replicas of `{adapter.name}`, but the pool has {len(known)} backends",
+                "it is kept on all of them",
+                Severity.WARNING,
+            )
 
 
 def _tenants(config: Config) -> Iterator[Remark]:

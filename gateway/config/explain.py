@@ -11,7 +11,8 @@ from pydantic_core import ErrorDetails
 
 from gateway.config.check import Remark
 from gateway.config.findings import KeyPath, dotted
-from gateway.config.models import BACKEND_NAME, MODEL_NAME, Config, Section
+from gateway.config.models import Config, Section
+from gateway.config.names import BACKEND_NAME, MODEL_NAME
 from gateway.config.supervision import CONTAINER, KUBERNETES, UNIT
 
 _NAMES: Final = {

@@ -7,12 +7,13 @@ entrypoints/openai/cli_args.py, `LoRAParserAction` (`name=path`, or JSON with `n
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Final
 
 from pydantic import JsonValue
 
 from gateway.config.flags import in_force, is_flag
-from gateway.config.models import PoolConfig
+from gateway.config.models import BackendConfig, PoolConfig
 from gateway.config.supervision import LaunchConfig
 
 _LORA_MODULES: Final = "lora-modules"
@@ -33,9 +34,44 @@ def adapters_of(pool: PoolConfig) -> list[str]:
     found: dict[str, None] = {}
     for backend in pool.backends:
         if backend.launch is not None:
-            flags = in_force(backend.launch.command, backend.launch.args)
-            found |= dict.fromkeys(_names(flags.get(_LORA_MODULES)))
+            found |= dict.fromkeys(adapters_at(backend.launch))
     return [*found]
+
+
+def adapters_at(launch: LaunchConfig) -> list[str]:
+    """Return the names of the adapters that a server loads by `--lora-modules`."""
+    return _names(in_force(launch.command, launch.args).get(_LORA_MODULES))
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLimits:
+    """What a server allows of adapters; None: not known."""
+
+    most: int | None = None  # that it keeps in memory
+    most_rank: int | None = None
+    why_none: str = ""  # why it takes none at all
+
+
+def adapter_limits(backend: BackendConfig) -> AdapterLimits:
+    """Return what a backend's settings say: its own, else its command line with vLLM's defaults.
+
+    Source: vLLM 0.32, config/lora.py: rank 16, one adapter at a time, as many kept as used at a time.
+    """
+    launch = backend.launch
+    if launch is None:
+        return AdapterLimits(backend.max_cpu_loras)
+    flags = in_force(launch.command, launch.args)
+    if flags.get("enable-lora") is not True:
+        if "serve" not in launch.command:  # a script, whose flags nobody sees here
+            return AdapterLimits(backend.max_cpu_loras)
+        return AdapterLimits(0, None, "its command line has no --enable-lora")
+    at_a_time = _number(flags.get("max-loras")) or 1
+    most = backend.max_cpu_loras or _number(flags.get("max-cpu-loras")) or at_a_time
+    return AdapterLimits(most, _number(flags.get("max-lora-rank")) or 16)
+
+
+def _number(value: JsonValue) -> int | None:
+    return int(value) if isinstance(value, int | str) and str(value).isdecimal() else None
 
 
 def _names(value: JsonValue) -> list[str]:

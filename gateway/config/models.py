@@ -16,7 +16,6 @@ from pydantic import (
     BeforeValidator,
     Field,
     SecretStr,
-    StringConstraints,
     TypeAdapter,
     ValidationError,
     ValidationInfo,
@@ -25,18 +24,18 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from gateway.config.adapters import AdapterConfig
 from gateway.config.kvevents import KvEventsConfig
 from gateway.config.limits import CorsConfig, LimitsConfig, Proxy, TimeoutsConfig
 from gateway.config.log import LogConfig, LogFormat, LogLevel
+from gateway.config.names import BackendName, ModelName
 from gateway.config.parameters import ParametersConfig, PrefixCache, PrefixRouting
 from gateway.config.process import AdminConfig, HealthConfig, KeysConfig, Secret, ShutdownConfig
 from gateway.config.supervision import LaunchConfig, Remedy, RestartConfig, SupervisionConfig
 from gateway.config.traffic import (
-    MODEL_NAME,
     CanaryConfig,
     FallbackConfig,
     Labels,
-    ModelName,
     PreferConfig,
     Revision,
     Weight,
@@ -58,10 +57,6 @@ from gateway.config.units import (
     setting,
 )
 from gateway.core.types import Endpoint
-
-BACKEND_NAME: Final = r"^[a-z0-9][a-z0-9-]{0,62}$"
-
-BackendName = Annotated[str, StringConstraints(pattern=BACKEND_NAME)]
 
 _SOCKET: Final = TypeAdapter[Any](SocketPath)
 
@@ -97,6 +92,10 @@ class BackendConfig(Section):
     labels: Labels = setting(
         {}, "Where or what it is, such as {zone: eu-1}; see `prefer` of the pool."
     )
+    max_cpu_loras: Annotated[int, Field(ge=1)] | None = setting(
+        None,
+        "Most LoRA adapters to load on it (its --max-cpu-loras). Default: as its `launch` says, else no limit.",
+    )
     endpoints: tuple[Endpoint, ...] | None = setting(
         None, "Endpoints it serves. Default: those of the pool, or what the backend reports."
     )
@@ -123,15 +122,6 @@ class BackendConfig(Section):
             with suppress(ValidationError):
                 url = f"unix:{_SOCKET.validate_python(socket, context=info.context)}"
         return {**data, "url": url}
-
-
-class AdapterConfig(Section):
-    """One LoRA adapter. A plain name is short for {name: ...}."""
-
-    name: ModelName = Field(description="The model name that clients use for this adapter.")
-    path: str | None = setting(
-        None, "Path on the backend. The gateway loads it there, also after a restart."
-    )
 
 
 class QueueConfig(Section):
@@ -308,7 +298,6 @@ class Config(Section):
 
 
 __all__ = [
-    "MODEL_NAME",
     "Admission",
     "AdapterConfig",
     "AdminConfig",

@@ -8,11 +8,9 @@ from typing import Annotated, Any, Final, Self
 from pydantic import BeforeValidator, Field, StringConstraints, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
+from gateway.config.names import MODEL_NAME, ModelName
 from gateway.config.units import Duration, Section, setting
 from gateway.core.traffic import Cause, Trial
-
-MODEL_NAME: Final = r"^[a-zA-Z0-9][a-zA-Z0-9._:/-]{0,127}$"
-ModelName = Annotated[str, StringConstraints(pattern=MODEL_NAME)]
 
 
 def _widened(value: Any) -> Any:

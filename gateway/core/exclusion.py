@@ -10,6 +10,9 @@ class Exclusion(Enum):
 
     NOT_SERVING = "not_serving"  # its phase takes no work
     MODEL_MISSING = "model_missing"  # it does not hold the model or adapter
+    ADAPTER_LOADING = "adapter_loading"  # it loads the adapter, or another in its place, right now
+    ADAPTER_DUE = "adapter_due"  # it will, once it has room for it and may
+    ADAPTER_FAILED = "adapter_failed"  # it could not, or never can
     ENDPOINT_MISSING = "endpoint_missing"
     IN_RESERVE = "in_reserve"  # its weight is 0, and another can serve
     WINDOW_TOO_SMALL = "window_too_small"
@@ -30,8 +33,12 @@ class Exclusion(Enum):
         return self in _PASSING
 
 
+# What waits for an adapter holds nothing up: the room that it would need is not what it waits for.
+AWAITS_ADAPTER = frozenset({Exclusion.ADAPTER_LOADING, Exclusion.ADAPTER_DUE})
 _PASSING = frozenset(
     {
+        Exclusion.ADAPTER_LOADING,
+        Exclusion.ADAPTER_DUE,
         Exclusion.AT_LIMIT,
         Exclusion.READING,
         Exclusion.ENGINE_QUEUED,

@@ -16,6 +16,7 @@ import msgspec
 
 from gateway.core.asked import NOTHING_ASKED, Asked
 from gateway.core.asked import Caller as Caller
+from gateway.core.exclusion import AWAITS_ADAPTER as AWAITS_ADAPTER
 from gateway.core.exclusion import Exclusion as Exclusion
 from gateway.core.prefix import Prefix, Sent
 from gateway.core.traffic import Fallback, Trial
@@ -195,6 +196,7 @@ class LoadSample:
     preemptions: float = 0.0
     asleep: bool = False
     running_adapters: tuple[str, ...] = ()
+    max_loras: int | None = None  # adapters that run at a time; None: no request for one ran yet
     steps: float = 0.0  # sum of what every step may move, of those that make no token too
     generation_tokens: float = 0.0
     prefix_hits: float | None = None  # prompt tokens found in the prefix cache, ever
@@ -317,6 +319,11 @@ class Ask(msgspec.Struct):
     fallback: Fallback | None = None  # its own pool could not take it
     on_trial: bool | None = None  # goes to the revision on trial; None: there is none
 
+    @property
+    def stake(self) -> tuple[Need, str, Prefix | None, str | None]:
+        """What a backend that takes it is told: its need, tenant, beginning and adapter."""
+        return self.need, self.caller.tenant, self.prefix, self.route.adapter
+
 
 class Credit(msgspec.Struct, gc=False):
     """What one request in flight is credited with; `pools.room.Room` alone makes and changes it."""
@@ -343,6 +350,7 @@ class Slot(msgspec.Struct, gc=False):
     credit: Credit
     _give_back: Callable[[Slot], None] | None = None
     sent: Sent | None = None  # its prompt's beginning, if what the backend holds is known
+    adapter: str | None = None
 
     def held_from(self, give_back: Callable[[Slot], None] | None) -> bool:
         """Whether it was taken from there and was not given back yet."""

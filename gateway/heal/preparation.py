@@ -41,7 +41,7 @@ class Preparation:
 
         `held` are those of the server before it, with their paths. One that fails is told as an event.
         """
-        wanted = adapters.wanted(pool, held)
+        wanted = adapters.wanted(pool, held, self.backend.name)
         if not wanted:
             return ""
         # What is known may be the last word of the server before.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import urlsplit
@@ -22,8 +22,8 @@ from gateway.core.types import (
 )
 from gateway.pools.facts import HealthState
 from gateway.pools.limit import Limit, unreserved
-from gateway.pools.progress import moved
-from gateway.pools.pulse import Pulse
+from gateway.pools.progress import Listened, moved
+from gateway.pools.pulse import Pulse, Waits
 from gateway.pools.rate import Rate
 from gateway.pools.room import Room
 from gateway.pools.speed import Speed
@@ -102,6 +102,8 @@ class Backend:
     window_tokens: int | None = None
     endpoints: frozenset[Endpoint] | None = None
     version: str | None = None
+    riding: dict[str, int] = field(default_factory=dict)  # requests in flight by adapter
+    lacking: Mapping[str, Exclusion] = field(default_factory=dict)  # adapters kept from requests
 
     give_back: Callable[[Slot], None] | None = field(default=None, repr=False)
 
@@ -154,9 +156,19 @@ class Backend:
         queues = self.in_flight > 0 and not admits
         return self.pulse.canary_s(token_s, self.limit.prefill.at(now), queues=queues)
 
+    def hear(self, waits: Waits, now: float) -> Listened:
+        """Take in what its requests have heard of it, and return what that tells of its life."""
+        pulse, rate = self.pulse, self.limit.prefill.at(now)
+        pulse.sees_steps, pulse.starts = not self.stale(now), self.starts(now)
+        pulse.listen(waits, now)
+        patience_s, reading_s = pulse.patience_s(rate), pulse.reading_s(rate)
+        return Listened(pulse.heard_at, pulse.quiet_s(now), patience_s, reading_s)
+
     # --- its requests ---
 
-    def take(self, now: float, need: Need, tenant: str = "", prefix: Prefix | None = None) -> Slot:
+    def take(
+        self, now: float, need: Need, tenant: str = "", prefix: Prefix | None = None, adapter: str | None = None
+    ) -> Slot:  # fmt: skip
         """Count one request, and what it needs, until its slot is released."""
         self.in_flight += 1
         self.since_scrape += 1
@@ -171,8 +183,10 @@ class Backend:
             sequences=need.sequences,
             cached_tokens=0 if sent is None else sent.cached_tokens,
         )
+        if adapter is not None:
+            self.riding[adapter] = self.riding.get(adapter, 0) + 1
         self.weigh_ours()
-        return Slot(self.id, now, self.scrape_count, credit, self.give_back, sent)
+        return Slot(self.id, now, self.scrape_count, credit, self.give_back, sent, adapter)
 
     def first_token(self, slot: Slot, now: float) -> None:
         """Note that the prompt of a request in flight has been read."""
@@ -184,6 +198,10 @@ class Backend:
     def taken_back(self, slot: Slot) -> None:
         """Count a request no more, however it ended."""
         self.in_flight -= 1
+        if slot.adapter is not None:
+            left = self.riding.pop(slot.adapter) - 1
+            if left:
+                self.riding[slot.adapter] = left
         if slot.sent is not None and slot.credit.read_at is None and self.held is not None:
             self.held.unsent(slot.sent)
         self.room.give_back(slot.credit)

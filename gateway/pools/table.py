@@ -19,6 +19,7 @@ from typing import Final
 
 from gateway.config.models import BackendConfig, HealthConfig, PoolConfig
 from gateway.core.aio import Clock
+from gateway.core.exclusion import Exclusion
 from gateway.core.prefix import Prefix
 from gateway.core.types import (
     Credit,
@@ -38,7 +39,6 @@ from gateway.pools.backend import Backend
 from gateway.pools.configured import configure, identify, member
 from gateway.pools.facts import HealthState, Policy, Tending
 from gateway.pools.health import Order, advance, listen, obey, tend
-from gateway.pools.progress import Listened
 from gateway.pools.pulse import Pulse, Waits
 from gateway.pools.speed import Speed, slownesses
 from gateway.pools.work import token_cost
@@ -185,10 +185,18 @@ class PoolTable:
         if backend.in_flight:
             self._leaving.append(backend)
 
+    def withhold(self, backend: Backend, lacking: Mapping[str, Exclusion]) -> None:
+        """Note which adapters requests cannot have on a backend, whatever its list says, and why."""
+        if backend.lacking != lacking:
+            backend.lacking = lacking
+            self.revision += 1
+            self._tell_capacity(backend.pool)
+
     # --- slots ------------------------------------------------------------------------------------
 
     def take(
-        self, backend_id: str, now: float, need: Need = _NO_NEED, tenant: str = "", prefix: Prefix | None = None
+        self, backend_id: str, now: float, need: Need = _NO_NEED, tenant: str = "", prefix: Prefix | None = None,
+        adapter: str | None = None,
     ) -> Slot:  # fmt: skip
         """Count one request of a tenant, and what it needs, on a backend until its slot is released.
 
@@ -198,7 +206,7 @@ class PoolTable:
         Raises:
             KeyError: the backend is not configured (any more).
         """
-        return self._backends[backend_id].take(now, need, tenant, prefix)
+        return self._backends[backend_id].take(now, need, tenant, prefix, adapter)
 
     def visit(self, backend_id: str, now: float) -> Slot:
         """Return a slot for what no engine works on: it takes no place and is no load."""
@@ -279,7 +287,8 @@ class PoolTable:
     def listen(self, said: Iterable[tuple[Backend, Waits]], now: float) -> None:
         """Note what the requests at each backend have heard of it; called about twice a second."""
         for backend, waits in said:
-            self._listen(backend, waits, now)
+            heard = backend.hear(waits, now)
+            self._adopt(backend, listen(backend.health, heard, now, self._policy), now)
         for members in self._pools.values():
             found = slownesses([each.speed for each in members], now)
             cost = token_cost(
@@ -288,14 +297,6 @@ class PoolTable:
             for backend, slowness in zip(members, found, strict=True):
                 backend.slowness, backend.token_cost = slowness, cost
                 backend.weigh(now)
-
-    def _listen(self, backend: Backend, waits: Waits, now: float) -> None:
-        pulse, rate = backend.pulse, backend.limit.prefill.at(now)
-        pulse.sees_steps, pulse.starts = not backend.stale(now), backend.starts(now)
-        pulse.listen(waits, now)
-        patience_s, reading_s = pulse.patience_s(rate), pulse.reading_s(rate)
-        said = Listened(pulse.heard_at, pulse.quiet_s(now), patience_s, reading_s)
-        self._adopt(backend, listen(backend.health, said, now, self._policy), now)
 
     def _scraped(self, backend: Backend, sample: LoadSample) -> None:
         backend.scraped(sample)

@@ -222,6 +222,8 @@ def _unfit(backend: Backend, ask: Ask) -> Exclusion | None:
     adapter = ask.route.adapter
     if adapter is None:
         missing = backend.base_model is None
+    elif (lacking := backend.lacking.get(adapter)) is not None:
+        return lacking
     else:
         held = backend.models.get(adapter)
         missing = held is None or held.parent is None

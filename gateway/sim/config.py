@@ -78,6 +78,8 @@ class SimConfig:
     block_size: int = 16
     encoder_only: bool = False  # its metrics show no KV cache: the one block that is never used
     max_loras: int = 4
+    max_lora_rank: int = 16
+    adapter_load_s: float = 0.0  # of our time; the engines stand still meanwhile
     prefill_tokens_per_s: float = 20_000.0
     decode_step_s: float = 0.010
     context_token_s: float = 0.0

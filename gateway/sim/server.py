@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Self
 
-from gateway.sim import tasks, vectors
+from gateway.sim import adapters, tasks, vectors
 from gateway.sim.ask import COUNT_TOKENS, MESSAGES, parse_body, read_json
 from gateway.sim.config import SimConfig
 from gateway.sim.engine import Engine
@@ -47,10 +47,6 @@ _JSON_TASKS: Final[dict[str, _JsonTask]] = {
     **vectors.TASKS,
     "/tokenize": tasks.tokenize_body,
     "/detokenize": tasks.detokenize_body,
-}
-_TEXT_TASKS: Final[dict[str, Callable[[dict[str, Any], SimState], str]]] = {
-    "/v1/load_lora_adapter": tasks.load_adapter,
-    "/v1/unload_lora_adapter": tasks.unload_adapter,
 }
 _TOKENIZER_INFO: Final = "/tokenizer_info"
 _GETS: Final = ("/health", "/version", "/metrics", "/load", "/ping", "/v1/models", "/openapi.json")
@@ -261,13 +257,14 @@ class SimServer:
             preempt = "reset_running_requests=true" in request.query
             reply.send(200, compact(tasks.reset_cache(self.state, preempt=preempt)), JSON)
             return
-        if path not in self.config.paths and path not in _TEXT_TASKS:
+        if path not in self.config.paths and path not in adapters.PATHS:
             raise SimError(404, "", plain={"detail": "Not Found"})
         if request.method != "POST":
             plain = {"detail": "Method Not Allowed"}
             raise SimError(405, "", plain=plain, allow="POST")
-        if path in _TEXT_TASKS:
-            reply.send(200, _TEXT_TASKS[path](read_json(request), self.state).encode())
+        if path in adapters.PATHS:
+            said = await adapters.order(path, read_json(request), self.state)
+            reply.send(200, said.encode())
             return
         if await self._broken_before(request, reply):
             return

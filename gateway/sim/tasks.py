@@ -115,36 +115,10 @@ def parse_form(content_type: str, body: bytes) -> dict[str, bytes]:
     return fields
 
 
-def load_adapter(body: dict[str, Any], state: SimState) -> str:
-    """POST /v1/load_lora_adapter: every path exists, unless it has "missing" in it."""
-    name, path = body.get("lora_name"), body.get("lora_path")
-    if not name or not path:
-        raise _lora_error(400, "Both 'lora_name' and 'lora_path' must be provided.")
-    if name == state.config.model:
-        raise _lora_error(400, f"The lora adapter '{name}' conflicts with a served base model.")
-    if name in state.loaded and not body.get("load_inplace"):
-        says = f"The lora adapter '{name}' has already been loaded."
-        advice = "If you want to load the adapter in place, set 'load_inplace' to True."
-        raise _lora_error(400, f"{says} {advice}")
-    if "missing" in path:
-        raise _lora_error(404, f"Loading lora {name} failed: No adapter found for {path}")
-    state.loaded[name] = path
-    return f"Success: LoRA adapter '{name}' added successfully."
-
-
 def reset_cache(state: SimState, *, preempt: bool) -> dict[str, Any]:
     """POST /reset_prefix_cache: fails while a block is in use, unless the running are preempted for it."""
     forgot = [driver.forget_prefixes(preempt=preempt) for driver in state.drivers]
     return {"success": all(forgot)}
-
-
-def unload_adapter(body: dict[str, Any], state: SimState) -> str:
-    """POST /v1/unload_lora_adapter."""
-    name = body.get("lora_name")
-    if name not in state.loaded:
-        raise _lora_error(404, f"The lora adapter '{name}' cannot be found.")
-    del state.loaded[name]
-    return f"Success: LoRA adapter '{name}' removed successfully."
 
 
 def _model(name: str, root: str, parent: str | None, window: int | None) -> dict[str, Any]:
@@ -178,7 +152,3 @@ def _model(name: str, root: str, parent: str | None, window: int | None) -> dict
 def fresh_id(prefix: str) -> str:
     """Return an id as vLLM makes them."""
     return f"{prefix}-{uuid.uuid4().hex[:16]}"
-
-
-def _lora_error(status: int, message: str) -> SimError:
-    return SimError(status, message, kind="NotFoundError" if status == 404 else "InvalidUserInput")

@@ -1,4 +1,4 @@
-"""Keep LoRA adapters loaded: those of the configuration, and those that a restart would lose.
+"""What a backend can be told about LoRA adapters: load one, unload one; and which a new server should hold.
 
 vLLM forgets at a restart what was loaded at run time. What it held before is known from its model
 list (`root` is the adapter's path), so it can be loaded again, and is verified in the new list.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
+from gateway.config.launched import adapter_limits
 from gateway.config.models import PoolConfig
 from gateway.pools.table import Backend
 from gateway.watch.fetch import FetchError, Pages
@@ -19,16 +20,29 @@ from gateway.watch.fetch import FetchError, Pages
 _MOST_SHOWN: Final = 300  # characters of the server's answer
 
 
-def wanted(pool: PoolConfig, held: Mapping[str, str]) -> dict[str, str]:
-    """Return the adapters that a backend of the pool should hold, with their paths.
+def wanted(pool: PoolConfig, held: Mapping[str, str], backend: str) -> dict[str, str]:
+    """Return the adapters that a server which starts anew should hold, with their paths.
 
-    `held` are those it had before a restart. With a list in the configuration only its names count;
-    one without a path is loaded from where it was.
+    With a list in the configuration only its names count: all of them if they fit there, otherwise
+    those that are pinned there and, as far as there is room, those that the server before it held. One
+    without a path is loaded from where it was.
+
+    Args:
+        pool: its settings.
+        held: what the server before it held, with the paths.
+        backend: its name in the pool.
     """
     if pool.adapters == "auto":
         return dict(held)
     paths = {each.name: each.path or held.get(each.name) for each in pool.adapters}
-    return {name: path for name, path in paths.items() if path is not None}
+    known = {name: path for name, path in paths.items() if path is not None}
+    limits = [adapter_limits(each) for each in pool.backends if each.name == backend]
+    most = limits[0].most if limits else None
+    if most is None or len(known) <= most:
+        return known
+    pinned = {each.name for each in pool.adapters if backend in each.pin}
+    first = sorted(known, key=lambda name: (name not in pinned, name not in held))
+    return {name: known[name] for name in first[:most] if name in pinned or name in held}
 
 
 def held_by(backend: Backend) -> dict[str, str]:
@@ -41,7 +55,7 @@ def held_by(backend: Backend) -> dict[str, str]:
 
 
 class AdapterError(Exception):
-    """An adapter could not be loaded; the message is for people."""
+    """An adapter could not be loaded or unloaded; the message is for people."""
 
 
 async def load(pages: Pages, name: str, path: str, *, timeout_s: float) -> None:
@@ -51,17 +65,49 @@ async def load(pages: Pages, name: str, path: str, *, timeout_s: float) -> None:
         AdapterError: it does not.
     Cancel: it may be loaded all the same.
     """
-    body = msgspec.json.encode({"lora_name": name, "lora_path": path})
+    body = {"lora_name": name, "lora_path": path}
+    status, said = await _order(
+        pages, "load", body, f"the adapter {name} was not loaded", timeout_s
+    )
+    if status != HTTPStatus.OK and "already been loaded" not in said:
+        raise AdapterError(f"the adapter {name} was not loaded ({status}): {said}")
+
+
+async def unload(pages: Pages, name: str, *, timeout_s: float) -> None:
+    """Have a backend unload an adapter. One that it has not is fine.
+
+    Raises:
+        AdapterError: it does not.
+    Cancel: it may be unloaded all the same.
+    """
+    failed = f"the adapter {name} was not unloaded"
+    status, said = await _order(pages, "unload", {"lora_name": name}, failed, timeout_s)
+    if status != HTTPStatus.OK and "cannot be found" not in said:
+        raise AdapterError(f"{failed} ({status}): {said}")
+
+
+async def _order(
+    pages: Pages, verb: str, body: Mapping[str, str], failed: str, timeout_s: float
+) -> tuple[int, str]:
+    """Return the status of an order, and what the server says to it."""
+    path = f"/v1/{verb}_lora_adapter"
     try:
-        status, reply = await pages.post("/v1/load_lora_adapter", body, timeout_s=timeout_s)
+        status, reply = await pages.post(path, msgspec.json.encode(body), timeout_s=timeout_s)
     except FetchError as error:
-        raise AdapterError(f"the adapter {name} was not loaded: {error.reason}") from error
-    said = reply.decode(errors="replace")[:_MOST_SHOWN]
-    if status == HTTPStatus.OK or "already been loaded" in said:
-        return
+        raise AdapterError(f"{failed}: {error.reason}") from error
+    said = _said(reply)
     if status == HTTPStatus.NOT_FOUND and "lora" not in said.lower():
         raise AdapterError(
-            f"the adapter {name} was not loaded: the server cannot load adapters; start it with"
-            " --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+            f"{failed}: the server cannot do this while it runs; start it with --enable-lora and"
+            " VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
         )
-    raise AdapterError(f"the adapter {name} was not loaded ({status}): {said}")
+    return status, said
+
+
+def _said(reply: bytes) -> str:
+    """Return the message of an error, or what was said in its place."""
+    try:
+        told: Any = msgspec.json.decode(reply)
+        return str(told["error"]["message"])[:_MOST_SHOWN]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return reply.decode(errors="replace")[:_MOST_SHOWN]

@@ -85,6 +85,7 @@ def parse_metrics(body: bytes, now: float) -> LoadSample | None:
                 sums[name] = sums.get(name, 0.0) + value
     if "num_requests_running" not in sums:
         return None
+    told = _labels(adapters)
     return LoadSample(
         at=now,
         running=int(sums["num_requests_running"]),
@@ -94,7 +95,8 @@ def parse_metrics(body: bytes, now: float) -> LoadSample | None:
         progress=sum(sums.get(name, 0.0) for name in _PROGRESS),
         preemptions=sums.get("num_preemptions_total", 0.0),
         asleep=asleep,
-        running_adapters=_names(_labels(adapters).get(b"running_lora_adapters", b"")),
+        running_adapters=_names(told.get(b"running_lora_adapters", b"")),
+        max_loras=_count(told.get(b"max_lora")),
         steps=sum(sums.get(name, 0.0) for name in _STEPS) + max(adapters_at, 0.0),
         generation_tokens=sums.get("generation_tokens_total", 0.0),
         prefix_hits=sums.get("prefix_cache_hits_total", sums.get("gpu_prefix_cache_hits_total")),

@@ -80,6 +80,8 @@ async def test_a_managed_one_is_not_stopped_at_the_end():
 
 # --- adapters -------------------------------------------------------------------------------------
 
+WITH_LORA = {"enable-lora": True, "max-cpu-loras": 4}
+
 
 async def load(world, name, path):
     body = {"lora_name": name, "lora_path": path}
@@ -157,7 +159,10 @@ async def test_an_adapter_that_runs_is_known_before_the_model_list_is_due():
 @story
 async def test_adapters_of_the_configuration_are_loaded_from_their_paths():
     adapters = [{"name": "sql", "path": "/a/sql"}, {"name": "fr", "path": "/a/fr"}, "chat"]
-    async with machine() as on, fleet(on, launched(on["m/b1"]), adapters=adapters) as world:
+    async with (
+        machine() as on,
+        fleet(on, launched(on["m/b1"], args=WITH_LORA), adapters=adapters) as world,
+    ):
         assert world.slot().sim.state.adapters == {"sql": "/a/sql", "fr": "/a/fr"}
         assert (await world.chat(model="fr", max_tokens=1)).status_code == 200
 
@@ -165,7 +170,10 @@ async def test_adapters_of_the_configuration_are_loaded_from_their_paths():
 @story
 async def test_an_adapter_that_cannot_be_loaded_is_told_and_the_rest_serves():
     adapters = [{"name": "sql", "path": "/missing"}, {"name": "fr", "path": "/a/fr"}]
-    async with machine() as on, fleet(on, launched(on["m/b1"]), adapters=adapters) as world:
+    async with (
+        machine() as on,
+        fleet(on, launched(on["m/b1"], args=WITH_LORA), adapters=adapters) as world,
+    ):
         assert world.slot().sim.state.adapters == {"fr": "/a/fr"}
         (failed,) = world.told(EventKind.ADAPTER_FAILED)
         assert failed.label == "sql"

@@ -91,6 +91,8 @@ def test_a_refusal_comes_a_quarter_second_or_a_tenth_before_its_client_gives_up(
 
 def test_waiting_cures_a_want_of_room_and_nothing_else():
     assert set(WAITING) == {
+        Exclusion.ADAPTER_LOADING,
+        Exclusion.ADAPTER_DUE,
         Exclusion.AT_LIMIT,
         Exclusion.READING,
         Exclusion.ENGINE_QUEUED,

@@ -1,0 +1,208 @@
+"""All pools' adapters: one keeper for each, what operators order of them, and what is told of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gateway.adapters.keeper import Means, PoolAdapters
+from gateway.adapters.memory import Memory, Order
+from gateway.adapters.seen import SERVING
+from gateway.adapters.server import Server, VllmServer
+from gateway.adapters.weights import sizes
+from gateway.config.models import PoolConfig
+from gateway.core.aio import Clock, guarded, periodic
+from gateway.core.events import Event, EventKind, Events
+from gateway.core.types import Route
+from gateway.pools.table import Backend, PoolTable
+
+_EVERY_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One adapter on one backend, or why it is not there; for people."""
+
+    adapter: str
+    backend_id: str
+    state: str  # loaded, loading, unloading, or not_loaded
+    path: str | None  # that the server tells, or that it would be loaded from
+    by: str  # who loaded it: gateway, or other; who wants it: operator, settings; or empty
+    in_flight: int
+    detail: str
+
+
+class OrderRefused(Exception):
+    """An order that is not carried out; the message is for people. `code` is the machine's word."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Adapters:
+    """The keepers. `run` is their background work; everything else is synchronous."""
+
+    def __init__(
+        self,
+        table: PoolTable,
+        clock: Clock,
+        events: Events,
+        memory: Memory,
+        connect: Callable[[Backend], Server] = VllmServer,
+    ) -> None:
+        self.pools: dict[str, PoolAdapters] = {}
+        self.memory = memory
+        self._table, self._clock, self._events = table, clock, events
+        self._means = Means(table, clock, events, memory, connect, self._start)
+        self._group: asyncio.TaskGroup | None = None
+        self._changed = True
+        events.on_event.append(self._heard)
+
+    def apply(self, pools: Mapping[str, PoolConfig]) -> None:
+        """Take over settings; a pool that stays keeps what is known of it."""
+        for name in self.pools.keys() - pools.keys():
+            del self.pools[name]
+        for name, settings in pools.items():
+            if name in self.pools:
+                self.pools[name].known.settings = settings
+            else:
+                self.pools[name] = PoolAdapters(name, settings, self._means)
+        self._changed = True
+
+    def want(self, route: Route) -> None:
+        """A request for an adapter did not find a place at once."""
+        keeper = self.pools.get(route.pool)
+        if keeper is not None and route.adapter is not None and self._group is not None:
+            keeper.want(route.adapter)
+
+    async def run(self) -> None:
+        """Look after all pools, for ever. Cancel: a change that is under way may come to its end."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            await periodic(self._turn, every_s=_EVERY_S, name="adapters")
+
+    async def _turn(self) -> None:
+        if self._changed:
+            self._changed = False
+            found = await asyncio.to_thread(sizes, self._paths())
+            for keeper in self.pools.values():
+                keeper.known.sizes = found
+        for keeper in self.pools.values():
+            keeper.turn()
+
+    def _paths(self) -> list[str]:
+        return [
+            path
+            for name, keeper in self.pools.items()
+            for path in keeper.known.paths(self._table.backends(name)).values()
+        ]
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        assert self._group is not None
+        self._group.create_task(guarded(work, name=name), name=name)
+
+    def _heard(self, event: Event) -> None:
+        """Note what supervision loaded on a server that it restarted."""
+        if event.kind is EventKind.ADAPTER:
+            self.memory.note(event.backend_id, event.label)
+
+    # --- operators --------------------------------------------------------------------------------
+
+    def order(self, backend_id: str, name: str, order: Order | None) -> str:
+        """Keep an order of an operator, or end it with None; returns what comes of it, for people.
+
+        Raises:
+            KeyError: no such backend (404).
+            OrderRefused: it could never be carried out (409).
+        """
+        backend = self._table.get(backend_id)
+        if backend is None:
+            raise KeyError(backend_id)
+        keeper = self.pools[backend.pool]
+        held, settings = name in backend.adapters, keeper.known.settings
+        before = self.memory.orders(backend_id).get(name)
+        if order is not None and order.keep:
+            self._check(backend, name, order, settings)
+        if order is None and before is None:
+            return f"No order holds for {name} on {backend_id}; nothing changes."
+        self.memory.order(backend_id, name, order)
+        self._changed = True
+        if order is None:
+            said = f"No order holds for {name} on {backend_id} any more: the settings decide."
+        elif order.keep:
+            said = f"{backend_id} {'keeps' if held else 'loads'} {name}, until another order comes."
+        else:
+            said = f"{backend_id} {'unloads' if held else 'does not load'} {name}, until another order comes."
+            if held and (count := backend.riding.get(name, 0)):
+                said += f" {count} in flight there come{'s' if count == 1 else ''} to an end first."
+        if self._group is not None:
+            keeper.look()
+        why = f" {order.why}" if order is not None and order.why else ""
+        self._events.note(self._clock, EventKind.OPERATOR, backend_id, "adapter", said + why)
+        return (
+            said
+            if self.memory.saved
+            else f"{said} This is not saved, and ends with this gateway: see its log."
+        )
+
+    def _check(self, backend: Backend, name: str, order: Order, settings: PoolConfig) -> None:
+        listed = (
+            None if settings.adapters == "auto" else {each.name: each for each in settings.adapters}
+        )
+        known = backend.models.get(name)
+        if known is not None and known.parent is None:
+            raise OrderRefused("not_an_adapter", f"{name} is the base model of {backend.id}.")
+        if listed is not None and name not in listed:
+            raise OrderRefused(
+                "not_listed",
+                f"{name} is not in `pools.{backend.pool}.adapters`, so no request could reach it. Add it and reload.",
+            )
+        path = listed[name].path if listed is not None else None
+        if path is not None and order.path not in (None, path):
+            raise OrderRefused(
+                "other_path",
+                f"The settings have {name} from {path}. Change its path there and reload.",
+            )
+        if path is None and order.path is None and known is None:
+            raise OrderRefused(
+                "no_path", f"Nobody said where {name} is. Give its path on {backend.id}."
+            )
+
+    def told(self) -> list[Held]:
+        """Return every adapter on every backend, and why it is not on others."""
+        found = []
+        for pool, keeper in self.pools.items():
+            backends = self._table.backends(pool)
+            paths = keeper.known.paths(backends)
+            names = dict.fromkeys((*paths, *(name for each in backends for name in each.adapters)))
+            found += [self._told(keeper, each, name, paths) for name in names for each in backends]
+        return found
+
+    def _told(
+        self, keeper: PoolAdapters, backend: Backend, name: str, paths: Mapping[str, str]
+    ) -> Held:
+        now, model = self._clock.now(), backend.models.get(name)
+        change, order = keeper.changes.get(backend.id), self.memory.orders(backend.id).get(name)
+        wants = "operator" if order is not None else "settings" if name in paths else ""
+        if change is not None and name in (change.move.load, change.move.unload):
+            state = "loading" if change.move.load == name else "unloading"
+            usual = "" if keeper.usual_s is None else f", usually at most {keeper.usual_s:.1f} s"
+            detail = f"for {now - change.began_at:.1f} s{usual}"
+        elif model is not None:
+            state = "loaded"
+            wants = "gateway" if name in keeper.known.memory.loaded(backend.id) else "other"
+            stale = name in paths and model.root not in (None, paths[name])
+            detail = f"wanted from {paths[name]}" if stale else ""
+        else:
+            state, detail = "not_loaded", "not asked for there"
+            if backend.phase not in SERVING:
+                detail = f"the backend is {backend.phase.value}"
+            elif name not in paths:
+                detail = "the gateway has no path for it"
+            elif why := keeper.known.why_not(backend, name, paths, now):
+                detail = why
+        path = model.root if model is not None else paths.get(name)
+        return Held(name, backend.id, state, path, wants, backend.riding.get(name, 0), detail)

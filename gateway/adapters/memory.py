@@ -1,0 +1,82 @@
+"""What has to be known of adapters after this gateway: which it loaded, and what operators ordered.
+
+<state>/adapters.json    {"loaded": {"pool/b1": ["sql"]},
+                          "orders": {"pool/b1": {"sql": {"keep": true, "path": null, "at": ..., "why": ""}}}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gateway.heal.statefile import read_state, write_state
+
+FILE: Final = "adapters.json"
+
+
+class Order(msgspec.Struct, frozen=True):
+    """An operator wants an adapter on a backend, or does not. `at` is in seconds since the epoch."""
+
+    keep: bool
+    path: str | None = None  # None: as configured
+    at: float = 0.0
+    why: str = ""
+
+
+class _Kept(msgspec.Struct):
+    loaded: dict[str, list[str]] = {}
+    orders: dict[str, dict[str, Order]] = {}
+
+
+_FORMAT: Final = msgspec.json.Decoder(_Kept)
+
+
+@dataclass(slots=True)
+class Memory:
+    """The file, and what it says. One owner."""
+
+    folder: Path
+    saved: bool = True  # the file has all of it
+    _kept: _Kept = field(default_factory=_Kept)
+
+    def __post_init__(self) -> None:
+        self._kept = read_state(self.folder / FILE, _FORMAT) or _Kept()
+
+    def loaded(self, backend_id: str) -> frozenset[str]:
+        """Return the adapters that this gateway, or the one before it, loaded on a backend."""
+        return frozenset(self._kept.loaded.get(backend_id, ()))
+
+    def note(self, backend_id: str, name: str) -> None:
+        """Note that this gateway loaded an adapter."""
+        names = self._kept.loaded.setdefault(backend_id, [])
+        if name not in names:
+            names.append(name)
+            self._save()
+
+    def only(self, backend_id: str, held: Collection[str]) -> None:
+        """Forget what a backend does not hold any more."""
+        names = self._kept.loaded.get(backend_id, [])
+        left = [name for name in names if name in held]
+        if left != names:
+            self._kept.loaded[backend_id] = left
+            self._save()
+
+    def orders(self, backend_id: str) -> dict[str, Order]:
+        """Return what operators ordered of a backend, by adapter."""
+        return self._kept.orders.get(backend_id, {})
+
+    def order(self, backend_id: str, name: str, order: Order | None) -> None:
+        """Keep an order until another one comes, or, with None, end it."""
+        orders = self._kept.orders.setdefault(backend_id, {})
+        if order is None:
+            orders.pop(name, None)
+        else:
+            orders[name] = order
+        self._save()
+
+    def _save(self) -> None:
+        self.saved = write_state(self.folder / FILE, self._kept, "what was loaded and ordered")

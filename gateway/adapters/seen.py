@@ -1,0 +1,194 @@
+"""What placement goes by: one pool's adapters and backends, read from settings, live state and memory.
+
+Nothing here changes anything, or waits for anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.adapters.memory import Memory, Order
+from gateway.adapters.placement import Place, Wanted
+from gateway.adapters.weights import Size
+from gateway.config.launched import AdapterLimits, adapter_limits, adapters_at
+from gateway.config.models import PoolConfig
+from gateway.core.types import Phase
+from gateway.pools.table import Backend
+
+SERVING: Final = frozenset({Phase.READY, Phase.DEGRADED})
+# The first version whose source was seen to keep adapters apart when one is loaded while requests for
+# others run; 0.24 was shown to mix them up without a sign (vllm#47724).
+_KEEPS_APART: Final = (0, 32)
+_VERSION: Final = re.compile(r"v?(\d+)\.(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A load that failed: when it may be tried again, and vLLM's own words."""
+
+    tries: int
+    until: float
+    why: str
+
+
+@dataclass(slots=True)
+class Known:
+    """What is known of one pool's adapters besides its settings. The pool's keeper alone changes it."""
+
+    memory: Memory
+    settings: PoolConfig
+    demand: dict[str, float] = field(default_factory=dict)  # requests at a time, fading
+    waits_since: dict[str, float] = field(default_factory=dict)  # that no backend has
+    asked_at: dict[str, float] = field(default_factory=dict)  # the last of those requests
+    fresh_until: dict[str, float] = field(default_factory=dict)
+    failures: dict[tuple[str, str], Failure] = field(default_factory=dict)
+    rest_until: dict[str, float] = field(default_factory=dict)
+    gone: dict[tuple[str, str], float] = field(default_factory=dict)  # unloaded until a moment ago
+    changing: dict[str, frozenset[str]] = field(default_factory=dict)  # by backend
+    sizes: Mapping[str, Size] = field(default_factory=dict)  # by path
+
+    def paths(self, backends: Collection[Backend]) -> dict[str, str]:
+        """Return the adapters that can be loaded, with their paths: of the settings, then of orders."""
+        found: dict[str, str] = {}
+        for each in backends:
+            for name, order in self.memory.orders(each.id).items():
+                if order.keep and order.path is not None:
+                    found[name] = order.path
+        listed = () if self.settings.adapters == "auto" else self.settings.adapters
+        return found | {each.name: each.path for each in listed if each.path is not None}
+
+    def wanted(self, backends: Collection[Backend], now: float) -> list[Wanted]:
+        """Return what is wanted of a pool's backends, in the order of the settings."""
+        pins: dict[str, set[str]] = {}
+        for each in backends:
+            for name, order in self.memory.orders(each.id).items():
+                if order.keep:
+                    pins.setdefault(name, set()).add(each.id)
+        listed = () if self.settings.adapters == "auto" else self.settings.adapters
+        copies: dict[str, int | None] = {}
+        for adapter in listed:
+            copies[adapter.name] = adapter.replicas
+            own = {each.id for each in backends if each.name in adapter.pin}
+            pins[adapter.name] = pins.get(adapter.name, set()) | own
+        paths = self.paths(backends)
+        return [
+            Wanted(
+                name,
+                # What is in no list is wanted where an operator ordered it, and nowhere else.
+                copies=copies[name] if name in copies else len(pins[name]),
+                pins=frozenset(pins.get(name, ())),
+                demand=self.demand.get(name, 0.0),
+                waits_since=self.waits_since.get(name),
+                fresh=self.fresh_until.get(name, 0.0) > now,
+                weight=self._weight(paths[name]),
+            )
+            for name in paths
+        ]
+
+    def place(self, backend: Backend, paths: Mapping[str, str], now: float) -> Place:
+        """Return a backend as placement sees it."""
+        gone = {name for place, name in self.gone if place == backend.id}
+        held = frozenset(backend.adapters) - gone
+        out = frozenset(
+            name for name, each in self.memory.orders(backend.id).items() if not each.keep
+        )
+        return Place(
+            id=backend.id,
+            room=self.limits(backend).most,
+            held=held,
+            stale=frozenset(
+                name
+                for name in held & paths.keys()
+                if backend.models[name].root not in (None, paths[name])
+            ),
+            ours=self.ours(backend) | out,
+            riding=riding(backend, now),
+            out=out,
+            changing=self.changing.get(backend.id, frozenset()),
+            barred=self._barred(backend, paths, now),
+            closed=mixes(backend) and bool(riding(backend, now)),
+            rested=self.rest_until.get(backend.id, 0.0) <= now or backend.ahead_s == 0,
+            load_s=backend.ahead_s,
+        )
+
+    def ours(self, backend: Backend) -> frozenset[str]:
+        """Return what the gateway loaded on a backend and may unload by itself."""
+        if self.settings.adapters == "auto":
+            return frozenset()
+        config = next((b for b in self.settings.backends if b.name == backend.name), None)
+        launch = config.launch if config is not None else None
+        own = frozenset() if launch is None else frozenset(adapters_at(launch))
+        unlisted = {each.name for each in self.settings.adapters if each.path is None}
+        return self.memory.loaded(backend.id) & frozenset(backend.adapters) - own - unlisted
+
+    def limits(self, backend: Backend) -> AdapterLimits:
+        """Return what a backend allows of adapters, as far as it is known."""
+        found = (b for b in self.settings.backends if b.name == backend.name)
+        return next((adapter_limits(config) for config in found), AdapterLimits())
+
+    def why_not(self, backend: Backend, name: str, paths: Mapping[str, str], now: float) -> str:
+        """Return, for people, why a backend that lacks an adapter does not load it now; empty: it may."""
+        barred = self._barred(backend, paths, now)
+        if name in barred:
+            return barred[name]
+        limits = self.limits(backend)
+        if limits.most is not None and len(backend.adapters) >= limits.most:
+            return (
+                f"it keeps {limits.most} adapters, and has as many"
+                if limits.most
+                else limits.why_none
+            )
+        if mixes(backend) and riding(backend, now):
+            version = backend.version or "which tells no version"
+            return (
+                f"vLLM {version} may mix adapters up: it loads none while requests for others run"
+            )
+        return ""
+
+    def _barred(self, backend: Backend, paths: Mapping[str, str], now: float) -> dict[str, str]:
+        found = {}
+        limits, orders = self.limits(backend), self.memory.orders(backend.id)
+        for name, path in paths.items():
+            size, failed = self.sizes.get(path), self.failures.get((backend.id, name))
+            rank = size.rank if size is not None else None
+            if not orders.get(name, _KEEP).keep:
+                found[name] = f"an operator unloaded it there{_because(orders[name].why)}"
+            elif limits.why_none:
+                found[name] = limits.why_none
+            elif rank is not None and limits.most_rank is not None and rank > limits.most_rank:
+                found[name] = f"its rank is {rank}, the server allows {limits.most_rank}"
+            elif failed is not None and failed.until > now:
+                found[name] = failed.why
+        return found
+
+    def _weight(self, path: str) -> float:
+        size = self.sizes.get(path)
+        return (
+            16.0 if size is None else size.bytes / 2**20 if size.bytes else float(size.rank or 16)
+        )
+
+
+_KEEP: Final = Order(keep=True)
+
+
+def _because(why: str) -> str:
+    return f": {why}" if why else ""
+
+
+def riding(backend: Backend, now: float) -> frozenset[str]:
+    """Return the adapters with requests on a backend: ours, and what its metrics show of others'."""
+    sample = backend.sample
+    shown = sample.running_adapters if sample is not None and sample.running else ()
+    return frozenset(backend.riding) | (frozenset() if backend.stale(now) else frozenset(shown))
+
+
+def mixes(backend: Backend) -> bool:
+    """Whether a load while requests for adapters run may have them answered by another's weights.
+
+    So it is for a version that does not tell itself: nobody would see it happen.
+    """
+    found = _VERSION.match(backend.version or "")
+    return found is None or (int(found[1]), int(found[2])) < _KEEPS_APART

@@ -1,0 +1,221 @@
+"""Adapters are loaded where they are wanted and fit; requests wait for a load, and are never misled."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+
+from gateway.adapters.keepers import OrderRefused
+from gateway.adapters.memory import Memory, Order
+from gateway.core.aio import start
+from gateway.core.events import EventKind
+from gateway.process import reload
+from gateway.sim.server import SimConfig
+from tests.stories.support import gateway, story
+
+SIM = SimConfig(model="m", speed=0)
+SLOW = replace(SIM, adapter_load_s=0.4)
+
+
+def pool(adapters, backends=1, most=None, **more):
+    told = "" if most is None else f", max_cpu_loras: {most}"
+    servers = ", ".join(f"{{url: '<{place}>'{told}}}" for place in range(backends))
+    rest = "".join(f", {key}: {json.dumps(value)}" for key, value in more.items())
+    return f"pools: {{m: {{backends: [{servers}], adapters: {json.dumps(adapters)}{rest}}}}}"
+
+
+def lora(name, path=None, **more):
+    return {"name": name, "path": path or f"/loras/{name}", **more}
+
+
+def held(world, place=0):
+    return dict(world.sims[place].state.loaded)
+
+
+def told(world, kind):
+    return [each for each in world.process.supervisor.events.newest() if each.kind is kind]
+
+
+def loads(world, place=0):
+    return len(world.sims[place].received("/v1/load_lora_adapter"))
+
+
+@story
+async def test_all_are_loaded_everywhere_once_where_nothing_is_known_to_be_short():
+    async with gateway(SIM, SIM, pools=pool([lora("sql"), lora("fr")], 2)) as world:
+        everything = {"sql": "/loras/sql", "fr": "/loras/fr"}
+        await world.until(lambda: held(world) == held(world, 1) == everything)
+        await asyncio.sleep(1.2)
+        assert loads(world) == loads(world, 1) == 2
+        assert {each.label for each in told(world, EventKind.ADAPTER)} == {"sql", "fr"}
+        assert (await world.chat(model="sql", max_tokens=1)).status_code == 200
+
+
+@story
+async def test_a_request_for_an_adapter_that_nobody_has_waits_for_its_load_and_no_longer():
+    adapters = [lora("a"), lora("b")]
+    async with gateway(SLOW, pools=pool(adapters, most=1)) as world:
+        await world.until(lambda: held(world) == {"a": "/loras/a"})
+        reply = await world.chat(model="b", max_tokens=1)
+        assert reply.status_code == 200, reply.text
+        assert held(world) == {"b": "/loras/b"}
+        asked = [
+            json.loads(each.body)["model"]
+            for each in world.sims[0].received("/v1/chat/completions")
+        ]
+        assert asked == ["b"]
+
+
+@story
+async def test_no_backend_gets_more_than_it_keeps():
+    adapters = [lora(f"a{each}") for each in range(6)]
+    async with gateway(SIM, SIM, pools=pool(adapters, 2, most=2)) as world:
+        await world.until(lambda: len(held(world)) == len(held(world, 1)) == 2)
+        assert not held(world).keys() & held(world, 1).keys()  # a first copy comes before a second
+        for name in ("a4", "a5", "a0", "a3", "a1", "a2"):
+            assert (await world.chat(model=name, max_tokens=1)).status_code == 200
+            assert max(len(held(world)), len(held(world, 1))) <= 2
+
+
+@story
+async def test_what_has_requests_in_flight_stays_until_they_have_ended():
+    slow = SimConfig(model="m", decode_step_s=0.05)
+    async with gateway(slow, pools=pool([lora("a"), lora("b")], most=1)) as world:
+        await world.until(lambda: "a" in held(world))
+        await asyncio.sleep(1.1)  # what was just loaded stays for a while
+        first = start(world.chat(model="a", max_tokens=20), name="first")
+        await world.until(lambda: world.process.table.get("m/b1").riding == {"a": 1})
+        second = start(world.chat(model="b", max_tokens=1), name="second")
+        await world.until(lambda: "a" in world.process.table.get("m/b1").lacking)
+        assert "a" in held(world)
+        assert (await first).json()["usage"]["completion_tokens"] == 20
+        assert (await second).status_code == 200
+        assert list(held(world)) == ["b"]
+
+
+@story
+async def test_a_load_that_fails_says_why_blocks_no_other_and_is_tried_again_later():
+    adapters = [lora("bad", "/loras/missing"), lora("big", "/loras/rank-64"), lora("good")]
+    async with gateway(SIM, pools=pool(adapters)) as world:
+        await world.until(lambda: "good" in held(world))
+        await world.until(lambda: len(told(world, EventKind.ADAPTER_FAILED)) == 2)
+        said = {each.label: each.detail for each in told(world, EventKind.ADAPTER_FAILED)}
+        assert "No adapter found for /loras/missing" in said["bad"]
+        assert "LoRA rank 64 is greater than max_lora_rank 16" in said["big"]
+        reply = await world.chat(model="bad", max_tokens=1)
+        assert reply.status_code == 503
+        assert "its only backend could not load it" in reply.json()["error"]["message"]
+        assert (await world.chat(model="good", max_tokens=1)).status_code == 200
+        assert loads(world) == 3  # a pause before the next try
+
+
+@story
+async def test_a_request_waits_for_a_load_no_longer_than_loads_take():
+    async with gateway(SIM, pools=pool([lora("a")], most=1)) as world:
+        await world.until(lambda: "a" in held(world))
+        keeper = world.process.adapters.pools["m"]
+        keeper.loads_s.append(0.05)
+        world.sims[0].state.config = replace(SIM, adapter_load_s=6.0)
+        world.sims[0].state.loaded.clear()
+        await world.until(lambda: not world.process.table.get("m/b1").adapters)
+        async with asyncio.timeout(5):
+            reply = await world.chat(model="a", max_tokens=1)
+        assert reply.status_code == 503
+        assert "could not load it" in reply.json()["error"]["message"]
+
+
+@story
+async def test_what_the_server_loaded_by_itself_is_left_alone():
+    own = replace(SIM, adapters=("theirs",))
+    async with gateway(own, pools=pool(["theirs", lora("a"), lora("b")], most=2)) as world:
+        await world.until(lambda: "a" in held(world))
+        assert (await world.chat(model="b", max_tokens=1)).status_code == 200
+        assert held(world).keys() == {"theirs", "b"}
+
+
+@story
+async def test_a_new_path_comes_with_a_reload_and_what_is_listed_no_more_goes():
+    async with gateway(SIM, SIM, pools=pool([lora("a"), lora("b")], 2)) as world:
+        await world.until(lambda: len(held(world)) == len(held(world, 1)) == 2)
+        text = (
+            world.path.read_text()
+            .replace("/loras/a", "/loras/a2")
+            .replace('{"name": "b"', '{"name": "c"')
+        )
+        world.path.write_text(text)
+        assert await reload(world.process)
+        new = {"a": "/loras/a2", "c": "/loras/b"}
+        await world.until(lambda: held(world) == held(world, 1) == new, 15)
+
+
+@story
+async def test_an_operators_order_beats_placement_and_outlives_the_gateway():
+    async with gateway(SIM, SIM, pools=pool([lora("a", replicas=1)], 2)) as world:
+        adapters = world.process.adapters
+        await world.until(lambda: len(held(world)) + len(held(world, 1)) == 1)
+        for place in (1, 2):
+            adapters.order(f"m/b{place}", "a", Order(keep=True))
+        await world.until(lambda: "a" in held(world) and "a" in held(world, 1))
+        said = adapters.order("m/b1", "a", Order(keep=False, why="it answers nonsense"))
+        assert said.startswith("m/b1 unloads a")
+        await world.until(lambda: not held(world))
+        (row,) = [each for each in adapters.told() if each.backend_id == "m/b1"]
+        assert row.detail == "an operator unloaded it there: it answers nonsense"
+        again = Memory(world.process.config.state)
+        assert not again.orders("m/b1")["a"].keep
+        assert again.orders("m/b2")["a"].keep
+        adapters.order("m/b1", "a", None)
+        assert "settings decide" not in adapters.order("m/b1", "a", None)
+
+
+@story
+async def test_orders_that_can_never_be_carried_out_are_refused():
+    async with gateway(SIM, pools=pool(["a", lora("b")])) as world:
+        adapters = world.process.adapters
+        for name, order, code in (
+            ("zz", Order(keep=True, path="/x"), "not_listed"),
+            ("a", Order(keep=True), "no_path"),
+            ("b", Order(keep=True, path="/other"), "other_path"),
+            ("m", Order(keep=True, path="/x"), "not_an_adapter"),
+        ):
+            with pytest.raises(OrderRefused) as refused:
+                adapters.order("m/b1", name, order)
+            assert refused.value.code == code
+
+
+@story
+async def test_one_that_only_an_operator_names_is_loaded_where_he_said():
+    async with gateway(SIM, SIM, pools=pool("auto", 2)) as world:
+        world.process.adapters.order("m/b2", "x", Order(keep=True, path="/loras/x"))
+        await world.until(lambda: held(world, 1) == {"x": "/loras/x"})
+        assert held(world) == {}
+        await world.until(lambda: "x" in world.process.table.get("m/b2").adapters)
+        assert (await world.chat(model="x", max_tokens=1)).status_code == 200
+
+
+@story
+async def test_a_version_that_mixes_adapters_up_loads_none_while_adapters_run():
+    old = SimConfig(model="m", version="0.24.0", decode_step_s=0.05)
+    async with gateway(old, pools=pool([lora("a"), lora("b")], most=2)) as world:
+        await world.until(lambda: len(held(world)) == 2)
+        running = start(world.chat(model="a", max_tokens=30), name="running")
+        await world.until(lambda: world.process.table.get("m/b1").riding == {"a": 1})
+        before = loads(world)
+        del world.sims[0].state.loaded["b"]
+        await world.until(lambda: world.process.table.get("m/b1").adapters == ("a",))
+        assert not running.done()
+        (row,) = [each for each in world.process.adapters.told() if each.adapter == "b"]
+        assert "may mix adapters up" in row.detail
+        assert loads(world) == before
+        assert (await running).status_code == 200
+        await world.until(lambda: loads(world) == before + 1)
+
+
+@story
+async def test_a_server_that_comes_back_empty_has_its_adapters_again():
+    async with gateway(SIM, pools=pool([lora("a"), lora("b")])) as world:
+        await world.until(lambda: len(held(world)) == 2)
+        world.sims[0].state.loaded.clear()
+        await world.until(lambda: len(held(world)) == 2)
+        assert (await world.chat(model="b", max_tokens=1)).status_code == 200

@@ -1,0 +1,91 @@
+"""Where adapters go."""
+
+from gateway.adapters.placement import Move, Place, Wanted, lacks, plan
+from gateway.core.exclusion import Exclusion
+
+
+def place(name, room=2, held=(), **more):
+    more.setdefault("ours", frozenset(held))
+    return Place(f"m/{name}", room, frozenset(held), **more)
+
+
+def test_while_all_fit_every_backend_gets_all_but_only_idle_ones_at_the_same_time():
+    wanted = [Wanted("sql"), Wanted("fr")]
+    assert plan(wanted, [place("b1"), place("b2")]) == [
+        Move("m/b1", None, "sql"),
+        Move("m/b2", None, "fr"),
+    ]
+    busy = [place("b1", load_s=2.0), place("b2", load_s=1.0)]
+    assert plan(wanted, busy) == [Move("m/b2", None, "sql")]
+
+
+def test_without_a_known_room_nothing_is_bounded():
+    wanted = [Wanted(f"a{each}") for each in range(20)]
+    held = [each.name for each in wanted[:-1]]
+    assert plan(wanted, [place("b1", None, held)]) == [Move("m/b1", None, "a19")]
+
+
+def test_one_that_requests_wait_for_pushes_out_the_coldest_without_requests():
+    wanted = [Wanted("a", demand=5), Wanted("b", demand=0.1), Wanted("c", waits_since=1.0)]
+    assert plan(wanted, [place("b1", 2, ["a", "b"])]) == [Move("m/b1", "b", "c")]
+    riding = place("b1", 2, ["a", "b"], riding=frozenset({"b"}))
+    assert plan(wanted, [riding]) == [Move("m/b1", "a", "c")]
+    full = place("b1", 2, ["a", "b"], riding=frozenset({"a", "b"}))
+    assert plan(wanted, [full]) == [Move("m/b1", "b", "c")]  # once it has none
+    assert plan([*wanted[:2], Wanted("c", demand=99)], [full]) == []
+    assert lacks(wanted, [full]) == {"m/b1": {"c": Exclusion.ADAPTER_DUE}}
+
+
+def test_what_somebody_else_loaded_stays():
+    wanted = [Wanted("a"), Wanted("b", waits_since=1.0)]
+    foreign = place("b1", 1, ["a"], ours=frozenset())
+    assert plan(wanted, [foreign]) == []
+    assert lacks(wanted, [foreign]) == {"m/b1": {}}  # waiting is of no use
+
+
+def test_a_hot_adapter_gets_a_second_copy_and_a_little_more_demand_moves_nothing():
+    def site(hot):
+        wanted = [Wanted("hot", demand=hot), Wanted("warm", demand=2.0), Wanted("cold", demand=1.0)]
+        return plan(wanted, [place("b1", 1, ["hot"]), place("b2", 1, ["warm"])])
+
+    assert site(20.0) == [Move("m/b2", "warm", "hot")]
+    assert site(3.5) == []
+
+
+def test_a_pinned_adapter_is_never_pushed_out_and_comes_first():
+    wanted = [
+        Wanted("a", pins=frozenset({"m/b1"})),
+        Wanted("b", fresh=True, demand=9),
+    ]
+    assert plan(wanted, [place("b1", 1, ["b"])]) == []
+    calm = [wanted[0], Wanted("b", demand=9)]
+    assert plan(calm, [place("b1", 1, ["b"])]) == [Move("m/b1", "b", "a")]
+    assert plan(calm, [place("b1", 1, ["a"])]) == []
+
+
+def test_replicas_go_up_and_down_as_the_number_says():
+    places = [place(f"b{each}", 1, ["x"]) for each in range(3)]
+    (gone,) = plan([Wanted("x", copies=2)], places)
+    assert (gone.unload, gone.load) == ("x", None)
+    empty = [place(f"b{each}", 1) for each in range(3)]
+    assert len(plan([Wanted("x", copies=2)], empty)) == 2 - 1  # one more at the next look
+
+
+def test_a_new_path_comes_one_backend_after_the_other():
+    stale = [place(f"b{each}", 2, ["x"], stale=frozenset({"x"})) for each in range(2)]
+    assert plan([Wanted("x")], stale) == [Move("m/b0", "x", "x")]
+    under_way = [place("b0", 2, changing=frozenset({"x"})), stale[1]]
+    assert plan([Wanted("x")], under_way) == []
+
+
+def test_big_ones_are_spread():
+    wanted = [Wanted("big", weight=64), Wanted("big2", weight=64, copies=1), Wanted("s", weight=8)]
+    places = [place("b1", 3, ["big"]), place("b2", 3, ["s"])]
+    assert Move("m/b2", None, "big2") in plan(wanted, places)
+
+
+def test_what_cannot_be_loaded_there_is_loaded_elsewhere_and_told():
+    wanted = [Wanted("x", copies=1)]
+    places = [place("b1", 2, barred={"x": "its rank is 64"}), place("b2", 2, load_s=9.0)]
+    assert plan(wanted, places) == [Move("m/b2", None, "x")]
+    assert lacks(wanted, places)["m/b1"] == {"x": Exclusion.ADAPTER_FAILED}
