@@ -97,13 +97,13 @@ def call_at_hand(down: Downstream, limit_bytes: int) -> Call | None:
     Raises:
         RequestError, UnsupportedMediaType: see `parse_call`.
     """
-    body = down.body
-    if down.spec.multipart or down.is_encoded or body.came_bytes > limit_bytes:
+    body, fields = down.body, down.fields
+    if down.spec.multipart or body.came_bytes > limit_bytes or b"content-encoding" in fields:
         return None
     short = body.at_hand()
     if short is None:
         return None
-    call = parse_at_once(down.spec, short, down.content_type)
+    call = parse_at_once(down.spec, short, fields.get(b"content-type", b""))
     if call is None:
         body.put_back(short)
     return call

@@ -108,7 +108,7 @@ class Handler:
                 raise asyncio.CancelledError
             if self.draining:
                 raise shutting_down()
-            credentials = down.credentials
+            credentials = down.fields
             record.caller = caller = settings.keys.authenticate(
                 credentials.get(b"authorization"),
                 credentials.get(b"x-api-key"),

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 CLIENT_ID: Final = re.compile(rb"[A-Za-z0-9_.-]{1,128}")  # a client's own request id
-TRACE: Final = frozenset({b"traceparent", b"tracestate"})
 
 _ABSOLUTE: Final = re.compile(rb"https?://[^/?#]+([^#]*)", re.IGNORECASE)
 
@@ -18,6 +17,17 @@ _as_line: Final = b"%b: %b\r\n".__mod__
 def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Return headers as the lines of a head."""
     return b"".join(map(_as_line, headers))
+
+
+def joined(headers: Collection[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Return headers by name. Different values of one name are joined by commas (RFC 9110 section 5.3)."""
+    fields = dict(headers)
+    if len(fields) == len(headers):
+        return fields
+    values: dict[bytes, dict[bytes, None]] = {name: {} for name in fields}
+    for name, value in headers:
+        values[name][value] = None
+    return {name: b",".join(each) for name, each in values.items()}
 
 
 def origin_form(target: bytes) -> bytes:

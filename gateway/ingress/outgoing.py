@@ -29,5 +29,5 @@ def outgoing(
         max_new_tokens=ask.demand.max_new_tokens,
         salt=salt,
     )
-    trace = trace_lines(down.trace) if down.trace else b""
+    trace = trace_lines(down.headers) if b"traceparent" in down.fields else b""
     return Outgoing(down.spec.path, call.content_type, engine_id, body, down.upload, trace)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -163,8 +162,7 @@ class GatewayProtocol(RequestReader):
             request = PlainRequest(self, self._ingress.new_id(), http11, keep_alive)
             request.takes = self._ingress.takes
         else:
-            request = Downstream(self, spec, new_id=self._ingress.new_id(), now=time.monotonic())
-            request.read_head(self.headers, http11=http11, keep_alive=keep_alive)
+            request = Downstream(self, spec, self._ingress.new_id(), http11, keep_alive)
         if self._ingress.cors is not None:
             request.cors_lines = self._ingress.cors.lines(self.headers)
         self.cycle = request
