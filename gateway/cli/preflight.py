@@ -56,11 +56,14 @@ class _Visit:
         pages = Pages(self.backend)
         step = "/health"
         try:
-            await pages.get(step, timeout_s=TIMEOUT_S)
+            if not self.backend.plain:  # others need not have it
+                await pages.get(step, timeout_s=TIMEOUT_S)
             step = "/v1/models"
             models = parse_models(await pages.get(step, timeout_s=TIMEOUT_S))
             self.backend.models = {model.name: model for model in models}
             identify(self.backend)
+            if self.backend.plain:
+                return
             step = "/version"
             self.backend.version = parse_version(await pages.get(step, timeout_s=TIMEOUT_S))
         except FetchError as error:

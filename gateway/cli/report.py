@@ -145,6 +145,8 @@ def _waits(backend: dict[str, Any]) -> str:
 def _doubt(backend: dict[str, Any]) -> str:
     if backend.get("saturated"):
         return "saturated"
+    if backend.get("engine") == "openai":
+        return "no vLLM: its own load is unknown"
     if backend.get("stale"):
         return "metrics are out of date"
     events = backend.get("kv_events")

@@ -56,6 +56,7 @@ from gateway.config.units import (
     Tokens,
     setting,
 )
+from gateway.core.traffic import Engine
 from gateway.core.types import Endpoint
 
 _SOCKET: Final = TypeAdapter[Any](SocketPath)
@@ -81,6 +82,7 @@ class BackendConfig(Section):
         description="Scheme, host and port, or unix:/path. Omit it with `launch`.",
     )
     api_key: Secret = setting(None, "Bearer token sent to the backend (vLLM's --api-key).")
+    engine: Engine | None = setting(None, "What kind of server it is. Default: that of the pool.")
     max_in_flight: Annotated[int, Field(ge=1)] | None = setting(
         None, "Most requests in flight from this gateway. Default: no fixed limit."
     )
@@ -190,6 +192,11 @@ class PoolConfig(Section):
         None,
         "The model's name on the backends. Default: the pool's name or an alias if a backend serves"
         " it, otherwise the backend's only base model.",
+    )
+    engine: Engine = setting(
+        "vllm",
+        "vllm, or openai: any other server with OpenAI's API (llama.cpp, Ollama, TGI, SGLang). Nothing"
+        " that only vLLM knows is asked of it, and its load is judged by its concurrency limit.",
     )
     max_context: Annotated[Tokens | None, OrWord("auto", None)] = setting(
         "auto",

@@ -11,8 +11,8 @@ from typing import Final
 from gateway.config.check import Remark
 from gateway.config.findings import KeyPath, Severity
 from gateway.config.models import Config, PoolConfig
-from gateway.config.parameters import PrefixCache
-from gateway.core.traffic import Cause
+from gateway.config.parameters import PrefixCache, PrefixRouting
+from gateway.core.traffic import Cause, Engine
 
 _OF_TENANTS: Final = PrefixCache.PER_TENANT
 
@@ -20,9 +20,51 @@ _OF_TENANTS: Final = PrefixCache.PER_TENANT
 def check_traffic(config: Config) -> Iterator[Remark]:
     """Yield everything that is wrong or doubtful with settings that lead from one pool to another."""
     for name, pool in config.pools.items():
+        yield from _engines(("pools", name), pool)
         yield from _shares(("pools", name), pool)
         yield from _canary(("pools", name, "canary"), pool)
         yield from _fallback(("pools", name, "fallback"), name, pool, config)
+
+
+def _engines(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
+    """What only vLLM can do is not asked of another server."""
+    plain = [
+        place
+        for place, backend in enumerate(pool.backends)
+        if (backend.engine or pool.engine) is Engine.OPENAI
+    ]
+    if not plain:
+        return
+    for place in plain:
+        if pool.backends[place].launch is not None:
+            yield Remark(
+                (*path, "backends", place, "launch"),
+                "not-vllm",
+                "only vLLM can be started from here, and this backend has `engine: openai`",
+                "start it otherwise and write its `url`, or remove `engine`",
+            )
+    if pool.prefix_cache is _OF_TENANTS:
+        yield Remark(
+            (*path, "prefix_cache"),
+            "not-vllm",
+            "only vLLM keeps the prefix caches of tenants apart, and this pool has `engine: openai`",
+            "use separate servers for tenants that must not learn of each other",
+        )
+    if pool.prefix is PrefixRouting.PRECISE:
+        yield Remark(
+            (*path, "prefix"),
+            "not-vllm",
+            "only vLLM tells what its prefix cache holds, and this pool has `engine: openai`",
+            "write `prefix: approximate`",
+        )
+    for place, adapter in enumerate(() if pool.adapters == "auto" else pool.adapters):
+        if adapter.path is not None:
+            yield Remark(
+                (*path, "adapters", place, "path"),
+                "not-vllm",
+                f"only vLLM loads adapters at run time, so `{adapter.name}` cannot be loaded here",
+                "load it when the server starts, and write its name alone",
+            )
 
 
 def _shares(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:

@@ -7,6 +7,13 @@ from enum import Enum
 import msgspec
 
 
+class Engine(Enum):
+    """What kind of server a backend is."""
+
+    VLLM = "vllm"
+    OPENAI = "openai"  # any other with OpenAI's API: what it does not tell is unknown
+
+
 class Cause(Enum):
     """Why a pool does not answer a request itself; a metric label, and the name of a setting."""
 

@@ -80,6 +80,7 @@ class PromptCounters:
             tokens = await local.count(chat, route.served_model, window_tokens=route.window_tokens)
             if tokens is not None:
                 return tokens
+        backends = [backend for backend in backends if not backend.plain]  # others cannot count
         if not backends:
             return None
         asked = min(backends, key=lambda backend: backend.in_flight)

@@ -9,6 +9,7 @@ import msgspec
 
 from gateway.core.errors import (
     BackendBroke,
+    ContextLengthExceeded,
     EngineFull,
     GatewayError,
     MisdirectedReply,
@@ -22,13 +23,12 @@ from gateway.upstream.reading import is_encoded
 from gateway.upstream.reply import Reply
 from gateway.upstream.watch import PlainWatch, Watch
 from gateway.wire.frames import json_usage, whole_answer, whole_event_answer
-from gateway.wire.replies import normalise_upstream_error, upstream_fault
+from gateway.wire.replies import CONTEXT_CODE, normalise_upstream_error, upstream_fault
 from gateway.wire.sse import StreamWatch, VeiledStream
 from gateway.wire.veil import Veil, veiled
 
 _OK: Final = Outcome.OK  # looked up once: 0.15 us before Python 3.12
 GENERATES: Final = (Dialect.CHAT, Dialect.COMPLETIONS)
-ENGINE_FULL: Final = 503  # vLLM's own admission control: back-pressure, not sickness
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
@@ -121,6 +121,14 @@ def _plain_usage(reply: Reply, body: bytes) -> Usage | None:
 def engine_full(reply: Reply, call: Call) -> EngineFull:
     """Return the error for an engine's own refusal for capacity, in its words."""
     return EngineFull(upstream_fault(reply.status, reply.body or b"", call.dialect).message)
+
+
+def too_long(reply: Reply, call: Call) -> ContextLengthExceeded | None:
+    """Return the error for a request that the engine found too long for its window; None for another."""
+    fault = upstream_fault(reply.status, reply.body or b"", call.dialect)
+    if fault.code != CONTEXT_CODE:
+        return None
+    return ContextLengthExceeded(fault.message, param=fault.param)
 
 
 def answered_late(reply: Reply, call: Call) -> GatewayError:

@@ -19,11 +19,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from gateway.access.failures import FailedKeys
 from gateway.admission.gate import Gate
 from gateway.admission.refusals import engine_refused, heard_within_s
+from gateway.config.models import PoolConfig
 from gateway.core.aio import Clock
 from gateway.core.errors import (
     AccessError,
@@ -45,7 +48,7 @@ from gateway.core.types import (
     TrafficFailed,
     TrafficOk,
 )
-from gateway.ingress.answers import ENGINE_FULL, engine_full, own_headers
+from gateway.ingress.answers import engine_full, own_headers, too_long
 from gateway.ingress.bodies import Bodies, call_at_hand
 from gateway.ingress.downstream import Downstream
 from gateway.ingress.drain import shutting_down
@@ -63,11 +66,15 @@ from gateway.routing.trial import assign
 from gateway.upstream import attempts
 from gateway.upstream.client import Client
 from gateway.upstream.engineids import engine_id
+from gateway.upstream.reply import Reply
 from gateway.upstream.silence import Silence
 from gateway.wire.calls import named
 from gateway.wire.replies import error_body, error_headers, fault_of
 
 log = logging.getLogger("gateway.handler")
+
+_FULL: Final = 503  # vLLM's own admission control: back-pressure, not sickness
+_TOO_MANY: Final = 429  # the same, as TGI says it
 
 
 @dataclass(slots=True)
@@ -209,8 +216,8 @@ class Handler:
                         reply = await self.client.connections(backend).send(
                             out, silence, fresh=fresh
                         )
-                        if reply.status == ENGINE_FULL and reply.body is not None:
-                            raise engine_full(reply, ask.call)
+                        if reply.status != 200 and reply.body is not None:
+                            _check_taken(reply, ask, backend, settings.pools)
                         down.extra_headers = own_headers(record, self.clock.now())
                         if reply.body is None:
                             await self.passing.relay(
@@ -306,6 +313,19 @@ class Handler:
     def catalog(self) -> Catalog:
         """Return the names in force."""
         return self.catalogs.current(self.settings.pools)
+
+
+def _check_taken(reply: Reply, ask: Ask, backend: Backend, pools: Mapping[str, PoolConfig]) -> None:
+    """Look whether an engine took a request that it answers with an error.
+
+    Raises:
+        EngineFull: it refused it for capacity.
+        ContextLengthExceeded: it is too long for it, and another pool may take it.
+    """
+    if reply.status == _FULL or (backend.plain and reply.status == _TOO_MANY):
+        raise engine_full(reply, ask.call)
+    if pools[ask.route.pool].fallback.context and (error := too_long(reply, ask.call)):
+        raise error
 
 
 def _left(record: RequestRecord) -> None:

@@ -23,11 +23,14 @@ def outgoing(
     call, route = ask.call, ask.route
     body = upstream_body(
         call,
-        # A backend that is not told which model takes its base model.
-        served_model=None if call.unnamed and route.adapter is None else backend.served_name(route),
+        # A vLLM that is not told which model takes its base model.
+        served_model=None
+        if call.unnamed and route.adapter is None and not backend.plain
+        else backend.served_name(route),
         inject_usage=call.stream and call.hides_usage,
         max_new_tokens=ask.demand.max_new_tokens,
         salt=salt,
+        plain=backend.plain,
     )
     trace = trace_lines(down.headers) if b"traceparent" in down.fields else b""
     return Outgoing(down.spec.path, call.content_type, engine_id, body, down.upload, trace)

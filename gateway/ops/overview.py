@@ -15,6 +15,7 @@ from typing import Final, TypedDict
 from gateway import __version__
 from gateway.admission.gate import Gate
 from gateway.config.models import Config
+from gateway.core.traffic import Engine
 from gateway.core.types import Phase, Transition
 from gateway.heal.states import Proving, Starting
 from gateway.heal.supervised import Supervised
@@ -60,6 +61,7 @@ class BackendOverview(TypedDict):
     saturated: bool  # takes no more work now
     limit: int | None  # most requests of this gateway now; null: none
     kv_projected_ratio: float | None  # of its KV cache, with what was sent since the last scrape
+    engine: str  # core.traffic.Engine
     version: str | None
     window_tokens: int | None
     models: list[str]  # adapters included
@@ -258,6 +260,7 @@ def _backend(backend: Backend, unit: Supervised | None, moment: Moment) -> Backe
         saturated=backend.saturated(moment.now),
         limit=backend.allowed(moment.now),
         kv_projected_ratio=None if projected is None else round(projected, 3),
+        engine=(Engine.OPENAI if backend.plain else Engine.VLLM).value,
         version=backend.version,
         window_tokens=backend.window_tokens,
         models=list(backend.models),

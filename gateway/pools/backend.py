@@ -58,6 +58,7 @@ class Backend:
     share: float = 1.0  # of the pool's work, by its weight
     weighted: bool = False  # the backends of its pool have different weights
     in_reserve: bool = False  # its weight is 0, or the other revision took its place
+    plain: bool = False  # no vLLM: what it does not tell is unknown
     revision: str = ""
     on_trial: bool = False  # its revision is
     away_s: float = 0.0  # by which it counts as busier than it is, for others are nearer

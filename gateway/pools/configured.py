@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gateway.config.models import Admission, BackendConfig, HealthConfig, PoolConfig
 from gateway.config.parameters import PrefixRouting
+from gateway.core.traffic import Engine
 from gateway.pools.backend import Backend
 from gateway.pools.facts import HealthState
 from gateway.prefix.approximate import Approximate
@@ -37,6 +38,9 @@ def configure(
     backend.only_base_name = pool.served_model is not None
     guesses = (backend.pool, *pool.aliases)
     backend.base_names = guesses if pool.served_model is None else (pool.served_model,)
+    backend.plain = (config.engine or pool.engine) is Engine.OPENAI
+    if backend.plain:  # Ollama lists the tag of a model that has none
+        backend.base_names += tuple(f"{name}:latest" for name in backend.base_names)
     told = config.endpoints if config.endpoints is not None else pool.endpoints
     if told is not None:
         backend.endpoints = frozenset(told)

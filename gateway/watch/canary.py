@@ -62,7 +62,8 @@ async def _ask(
         return
     body: dict[str, object] = {"model": model}
     if endpoint is Endpoint.COMPLETIONS:
-        body |= {"prompt": prompt, "max_tokens": tokens, "temperature": 0}
+        text_or_ids = "a " * len(prompt) if backend.plain else prompt
+        body |= {"prompt": text_or_ids, "max_tokens": tokens, "temperature": 0}
     else:
         body |= {"input": prompt}
     sent = msgspec.json.encode(body)

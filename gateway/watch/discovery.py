@@ -54,6 +54,8 @@ class Watchers:
 
                 async def scraped() -> None:
                     nonlocal told
+                    if backend.plain:  # what its /metrics mean, if it has any, is not known
+                        return
                     await scrape(pages, self.clock, report, timeout_s=self.health.timeout)
                     # Loaded by somebody else just now; until the list is read nobody knows its path.
                     before, told = told, _unlisted(backend)

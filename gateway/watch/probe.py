@@ -1,9 +1,9 @@
 """Ask a backend whether it is well, and what it serves.
 
-A probe is `GET /health`. A backend that is not up yet must show its model list in the same turn:
-a server that answers but serves nothing we can name is not ready, and the reason says so
-(`models_...`). Its endpoints and version do not change while it runs, so they are read with the
-first list only.
+A probe is `GET /health`; of a plain OpenAI server that has no such page, `GET /v1/models`. A backend that
+is not up yet must show its model list in the same turn: a server that answers but serves nothing we can
+name is not ready, and the reason says so (`models_...`). Its endpoints and version do not change while it
+runs, so they are read with the first list only.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ log = logging.getLogger("gateway.watch")
 
 # How often a backend is probed while it starts, is down, or has just failed a probe.
 FAST_S: Final = 0.5
+_NO_PAGE: Final = frozenset({"http_404", "http_405", "http_501"})
 
 
 @dataclass(slots=True)
@@ -36,6 +37,7 @@ class Prober:
     endpoints: frozenset[Endpoint] | None = None
     version: str | None = None
     described: bool = False  # endpoints and version were read from the running server
+    without_health: bool = False  # it has no page /health
 
     def pause_s(self, interval_s: float) -> float:
         """Return the time to the next probe: shorter while the last ones disagree."""
@@ -44,14 +46,27 @@ class Prober:
     async def probe(self, timeout_s: float) -> None:
         """Make one probe and report it."""
         try:
-            await self.pages.get("/health", timeout_s=timeout_s)
+            await self._is_well(timeout_s)
             if not self.backend.models_known:
                 self.described = False
                 self.report(await self._models(timeout_s))
         except FetchError as failed:
+            self.without_health = False  # another server may come up there
             self.report(ProbeFailed(self.clock.now(), failed.reason))
         else:
             self.report(ProbePassed(self.clock.now()))
+
+    async def _is_well(self, timeout_s: float) -> None:
+        if self.backend.plain and self.without_health:
+            await self.pages.get("/v1/models", timeout_s=timeout_s)
+            return
+        try:
+            await self.pages.get("/health", timeout_s=timeout_s)
+        except FetchError as failed:
+            if not self.backend.plain or failed.reason not in _NO_PAGE:
+                raise
+            await self.pages.get("/v1/models", timeout_s=timeout_s)
+            self.without_health = True
 
     async def refresh_models(self, timeout_s: float) -> None:
         """Read the model list of a backend that is up again; a failure keeps what was known."""
@@ -81,10 +96,12 @@ class Prober:
 
     async def _describe(self, timeout_s: float) -> None:
         """Read endpoints and version. What a server does not tell stays unknown."""
-        version = await self._page("/version", timeout_s)
+        version = b"" if self.backend.plain else await self._page("/version", timeout_s)
         openapi = await self._page("/openapi.json", timeout_s)
         self.version = parse_version(version) if version else None
         self.endpoints = parse_openapi_endpoints(openapi) if openapi else None
+        if self.backend.plain and not self.endpoints:
+            self.endpoints = None  # it describes something else
         self.described = version is not None and openapi is not None
 
     async def _page(self, path: str, timeout_s: float) -> bytes | None:

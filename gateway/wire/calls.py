@@ -222,11 +222,13 @@ def upstream_body(
     inject_usage: bool,
     max_new_tokens: int | None = None,
     salt: Callable[[str | None], str] | None = None,
+    plain: bool = False,
 ) -> bytes:
     """Return the body for the backend: `call.body` itself when nothing must change.
 
     `served_model` is the name that the backend knows; None leaves it to the client's body.
-    `salt` makes the salt of the prefix cache out of the client's own one.
+    `salt` makes the salt of the prefix cache out of the client's own one. `plain`: the backend is no vLLM,
+    and knows a limit of the output by its oldest name.
     """
     body = call.body
     renames = served_model is not None and (call.unnamed or served_model != call.model)
@@ -238,7 +240,8 @@ def upstream_body(
     )
     limit_field = None
     if max_new_tokens is not None and max_new_tokens != call.max_new_tokens:
-        limit_field = call.max_new_field or _STANDARD_LIMIT.get(call.endpoint)
+        fields_of_limits = _OLDEST_LIMIT if plain else _STANDARD_LIMIT
+        limit_field = call.max_new_field or fields_of_limits.get(call.endpoint)
     if not (renames or adds_usage or limit_field or salt):
         return body
     fields = fields_at_hand(call)
@@ -258,6 +261,7 @@ def upstream_body(
 
 
 _STANDARD_LIMIT: Final = {spec.endpoint: spec.limits[0] for spec in _ALLOWED if spec.limits}
+_OLDEST_LIMIT: Final = {spec.endpoint: spec.limits[-1] for spec in _ALLOWED if spec.limits}
 
 
 def _usage_on_request(dialect: Dialect) -> bool:

@@ -153,13 +153,18 @@ def _retry_after(seconds: float) -> list[tuple[bytes, bytes]]:
 
 # --- backends' errors ----------------------------------------------------------------------------
 
-# Source: the texts of vLLM 0.32 and of the releases before it, each with the window as a number.
+# Source: the texts of vLLM 0.32 and of the releases before it, and of other engines (llama.cpp, SGLang and
+# TGI as of 2026), each with the window as a number.
 _CONTEXT_LENGTH: Final = re.compile(
     r"maximum context length is (\d+)"
     r"|maximum context length \((\d+)\)"
     r"|longer than the maximum model length of (\d+)"
     r"|exceeds the max_model_len (\d+)"
     r"|cannot be greater than max_model_len ?= ?(\d+)"
+    r"|available context size \((\d+)"  # llama.cpp
+    r"|model's context length \((\d+)"  # SGLang
+    r"|maximum context length of (\d+)"  # SGLang
+    r"|must be <= (\d+)\. Given: \d+ `inputs` tokens"  # TGI
 )
 
 

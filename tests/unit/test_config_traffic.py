@@ -94,3 +94,23 @@ def test_a_revision_on_trial_has_backends_and_others_beside_it():
 @pytest.mark.parametrize("how", ["", ", weight: 0.1, header: true", ", weight: 0"])
 def test_one_thing_says_which_requests_go_to_it(how):
     assert len(codes(on_trial(f"revision: v2{how}", "v1", "v2"))) == 1
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "prefix_cache: per_tenant",
+        "prefix: precise, tokenizer: /models/m",
+        "adapters: [{name: sql, path: /lora/sql}]",
+    ],
+)
+def test_what_only_vllm_does_is_not_asked_of_another_engine(asked):
+    pool = "pools: {{m: {{engine: {}, {}, backends: ['http://h:1']}}}}"
+    assert codes(pool.format("openai", asked)) == ["not-vllm"]
+    assert "not-vllm" not in codes(pool.format("vllm", asked))
+
+
+def test_only_vllm_is_started_from_here():
+    launch = "launch: {command: [vllm, serve, /models/m], port: 8001}"
+    pool = f"pools: {{m: {{backends: [{{engine: openai, {launch}}}]}}}}"
+    assert "not-vllm" in codes(pool)
