@@ -201,6 +201,7 @@ async def run(process: Process, sockets: tuple[socket.socket, socket.socket] | N
             ),
             early=process.handler.early,
             trial=process.rollouts.get,
+            adapters=process.adapters,
             orders=Orders(
                 process.table,
                 process.supervisor,

@@ -1,5 +1,7 @@
 """Operators' orders over a pool table, for tests of the admin app that are about something else."""
 
+from gateway.adapters.keepers import Adapters
+from gateway.adapters.memory import Memory
 from gateway.heal.orders import Orders
 from gateway.heal.supervisor import Supervisor
 from gateway.pools.store import MemoryStore
@@ -9,3 +11,10 @@ def orders(table, clock, config):
     """Return what `admin_app` needs; nothing is supervised unless the configuration says so."""
     store = MemoryStore(clock)
     return Orders(table, Supervisor(table, clock, store, config), clock, lambda _: None)
+
+
+def adapters(table, clock, config, ordered):
+    """Return the keepers of a table's adapters; nothing runs."""
+    found = Adapters(table, clock, ordered.supervisor.events, Memory(config.state))
+    found.apply(config.pools)
+    return found

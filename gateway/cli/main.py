@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from gateway.cli import keyverbs, operating, verbs
+from gateway.cli import adapterverbs, keyverbs, operating, verbs
 from gateway.cli.console import Exit, VerbError, option, print_failure, print_json
 from gateway.cli.diagnose import diagnose
 from gateway.cli.plan import plan
@@ -28,6 +28,7 @@ config_app = group("Show the settings in force and their schema.")
 app.add_typer(keyverbs.keys_app, name="keys")
 app.add_typer(config_app, name="config")
 app.add_typer(operating.remedies_app, name="remedies")
+app.add_typer(adapterverbs.adapters_app, name="adapters")
 
 AsTable = verbs.AsTable
 AsText = Annotated[Literal["text", "json"], typer.Option("--output", "-o", help="text or json.")]

@@ -142,6 +142,16 @@ def _waits(backend: dict[str, Any]) -> str:
     return f"{waits.get('cause')}: not restarted{until}, {why}"
 
 
+def _adapter_news(kept_back: dict[str, str]) -> str:
+    """Return which adapters a backend loads now, or could not load."""
+    told = []
+    for why, words in (("adapter_loading", "loading"), ("adapter_failed", "could not load")):
+        names = [name for name, each in kept_back.items() if each == why]
+        if names:
+            told.append(f"{words} {', '.join(sorted(names))}")
+    return "; ".join(told)
+
+
 def _doubt(backend: dict[str, Any]) -> str:
     if backend.get("saturated"):
         return "saturated"
@@ -149,6 +159,8 @@ def _doubt(backend: dict[str, Any]) -> str:
         return "no vLLM: its own load is unknown"
     if backend.get("stale"):
         return "metrics are out of date"
+    if told := _adapter_news(backend.get("adapters_kept_back") or {}):
+        return told
     events = backend.get("kv_events")
     if events is None or events.get("known"):
         return ""

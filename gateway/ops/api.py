@@ -25,12 +25,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.access.failures import FailedKeys
+from gateway.adapters.keepers import Adapters
 from gateway.config.load import Loaded
 from gateway.core.aio import Clock
 from gateway.heal.orders import Orders
 from gateway.ingress.early import Early
 from gateway.ingress.routes import Readiness
 from gateway.observe.metrics import Metrics
+from gateway.ops.adapters import OrderAdapters
 from gateway.ops.dryrun import Deciding
 from gateway.ops.explain import Book
 from gateway.ops.moment import Moment
@@ -57,6 +59,7 @@ def admin_app(  # noqa: PLR0913 - all that is shown
     early: Early,
     trial: Callable[[str], Rollout | None],
     orders: Orders,
+    adapters: Adapters,
     file: Path | None = None,
 ) -> Starlette:
     """Make the app of the admin listener.
@@ -115,6 +118,7 @@ def admin_app(  # noqa: PLR0913 - all that is shown
             Route("/admin/v1/overview", get_overview),
             *reasons.routes(),
             *Operate(orders).routes(),
+            *OrderAdapters(adapters, table, clock.wall).routes(),
             Route("/livez", livez),
             Route("/readyz", readyz),
         ],

@@ -31,6 +31,7 @@ from gateway.ops.moment import rfc3339
 from gateway.ops.reasons import BadParameter, number
 from gateway.ops.replies import json_reply, problem, reply
 from gateway.pools.store import StoreUnavailable
+from gateway.pools.table import PoolTable
 
 _BODY_BYTES: Final = 16 * 1024
 _LOG_BYTES: Final = 64 * 1024
@@ -55,7 +56,7 @@ class HoldBody(msgspec.Struct, forbid_unknown_fields=True):
     reason: str = ""
 
 
-Body = TypeVar("Body", OrderBody, HoldBody)
+Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +89,13 @@ class Operate:
         return Route(path, post, methods=["POST"])
 
     async def _give(self, request: Request, verb: Verb) -> Response:
-        backend_id, body = request.path_params["backend"], await _body(request, OrderBody)
+        backend_id, body = request.path_params["backend"], await read_body(request, OrderBody)
         try:
             touched = await self.orders.give(
                 backend_id, verb, dry_run=body.dry_run, force=body.force, why=body.reason
             )
         except KeyError:
-            return self._unknown(backend_id)
+            return unknown_backend(self.orders.table, backend_id)
         except OrderRefused as error:
             return problem(HTTPStatus.CONFLICT, error.code, str(error))
         return json_reply(_told(touched, dry_run=body.dry_run))
@@ -106,7 +107,7 @@ class Operate:
         try:
             text = await self.orders.log(backend_id, most)
         except KeyError:
-            return self._unknown(backend_id)
+            return unknown_backend(self.orders.table, backend_id)
         except OrderRefused as error:
             return problem(HTTPStatus.CONFLICT, error.code, str(error))
         except LaunchError as error:
@@ -115,7 +116,7 @@ class Operate:
 
     async def post_hold(self, request: Request) -> Response:
         """Hold automatic restarts."""
-        body = await _body(request, HoldBody)
+        body = await read_body(request, HoldBody)
         self._check_pool(body.pool)
         if body.for_s is not None and not 0 < body.for_s <= 30 * 86400:
             raise BadParameter("for_s must be more than 0 and at most 2592000 (30 days).")
@@ -127,7 +128,7 @@ class Operate:
 
     async def post_lift(self, request: Request) -> Response:
         """Let automatic restarts go on."""
-        body = await _body(request, HoldBody)
+        body = await read_body(request, HoldBody)
         self._check_pool(body.pool)
         try:
             await self.orders.lift(body.pool)
@@ -146,7 +147,7 @@ class Operate:
         try:
             gone = self.orders.drop_remedies(backend_id)
         except KeyError:
-            return self._unknown(backend_id)
+            return unknown_backend(self.orders.table, backend_id)
         if gone is None:
             told = f"{backend_id} runs as configured: no remedy changed its command line."
         else:
@@ -163,18 +164,25 @@ class Operate:
         rows = [_event(each) for each in kept[:limit]]
         return json_reply({"object": "list", "data": rows, "has_more": len(kept) > limit})
 
-    def _unknown(self, backend_id: str) -> Response:
-        known = ", ".join(sorted(self.orders.table.ids()))
-        detail = f"There is no backend {backend_id[:200]}. Known backends: {known}."
-        return problem(HTTPStatus.NOT_FOUND, "backend_not_found", detail)
-
     def _check_pool(self, pool: str | None) -> None:
         pools = self.orders.table.pools()
         if pool is not None and pool not in pools:
             raise BadParameter(f"There is no pool {pool[:200]}. Known pools: {', '.join(pools)}.")
 
 
-async def _body(request: Request, kind: type[Body]) -> Body:
+def unknown_backend(table: PoolTable, backend_id: str) -> Response:
+    """Answer that there is no such backend, and which there are (404)."""
+    known = ", ".join(sorted(table.ids()))
+    detail = f"There is no backend {backend_id[:200]}. Known backends: {known}."
+    return problem(HTTPStatus.NOT_FOUND, "backend_not_found", detail)
+
+
+async def read_body(request: Request, kind: type[Body]) -> Body:
+    """Return the JSON body of a request.
+
+    Raises:
+        BadParameter: it is too large, or not what is expected.
+    """
     raw = bytearray()
     async for chunk in request.stream():
         raw += chunk

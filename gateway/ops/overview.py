@@ -64,6 +64,7 @@ class BackendOverview(TypedDict):
     version: str | None
     window_tokens: int | None
     models: list[str]  # adapters included
+    adapters_kept_back: dict[str, str]  # adapters that it cannot serve now, and why: an `Exclusion`
     kv_events: KvEventsOverview | None  # null: not in a pool with `prefix: precise`
     supervision: SupervisionOverview | None  # null: nobody here starts or restarts it
 
@@ -263,6 +264,7 @@ def _backend(backend: Backend, unit: Supervised | None, moment: Moment) -> Backe
         version=backend.version,
         window_tokens=backend.window_tokens,
         models=list(backend.models),
+        adapters_kept_back={name: why.value for name, why in backend.lacking.items()},
         kv_events=kv_events(backend),
         supervision=None if unit is None else supervision(unit, moment),
     )

@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import sys
+from asyncio.subprocess import PIPE, STDOUT
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -219,3 +222,50 @@ async def test_a_server_that_comes_back_empty_has_its_adapters_again():
         world.sims[0].state.loaded.clear()
         await world.until(lambda: len(held(world)) == 2)
         assert (await world.chat(model="b", max_tokens=1)).status_code == 200
+
+
+# --- what operators see and say -------------------------------------------------------------------
+
+
+async def vllm_gateway(world, *words):
+    """Run a verb of the command line against the gateway; returns its exit code and what it printed."""
+    program = Path(sys.executable).with_name("vllm-gateway")
+    ran = await asyncio.create_subprocess_exec(
+        program, *words, "--server", world.admin_url, stdout=PIPE, stderr=STDOUT
+    )
+    out, _ = await ran.communicate()
+    return ran.returncode, " ".join(out.decode().split())
+
+
+@story
+async def test_the_command_line_lists_loads_unloads_and_leaves_it_to_the_settings():
+    adapters = [lora("a", replicas=1, pin=["b1"]), lora("bad", "/loras/missing", pin=["b1"])]
+    async with gateway(SIM, SIM, pools=pool(adapters, 2, most=2)) as world:
+        await world.until(
+            lambda: "a" in held(world) and len(told(world, EventKind.ADAPTER_FAILED)) == 2
+        )
+        code, said = await vllm_gateway(world, "adapters", "list")
+        assert code == 0
+        assert "a m/b1 loaded gateway 0 /loras/a" in said
+        assert "a m/b2 not loaded settings 0 /loras/a not asked for there" in said
+        assert "No adapter found for /loras/missing" in said
+        assert "could not load bad" in (await vllm_gateway(world, "status"))[1]
+        route = await world.http.get(f"{world.admin_url}/admin/v1/route", params={"model": "bad"})
+        assert {each["verdict"] for each in route.json()["backends"]} == {"adapter_failed"}
+
+        code, said = await vllm_gateway(world, "adapters", "load", "m/b2", "a")
+        assert (code, said) == (0, "m/b2 loads a, until another order comes.")
+        await world.until(lambda: "a" in held(world, 1))
+        code, said = await vllm_gateway(
+            world, "adapters", "unload", "m/b1", "a", "--reason", "bad words"
+        )
+        assert (code, said) == (0, "m/b1 unloads a, until another order comes.")
+        await world.until(lambda: held(world) == {})
+        _, said = await vllm_gateway(world, "adapters", "list", "--adapter", "a")
+        assert "an operator unloaded it there: bad words" in said
+        code, said = await vllm_gateway(world, "adapters", "release", "m/b1", "a")
+        assert (code, said) == (0, "No order holds for a on m/b1 any more: the settings decide.")
+        await world.until(lambda: "a" in held(world))
+
+        assert (await vllm_gateway(world, "adapters", "load", "m/b2", "zz"))[0] == 5
+        assert (await vllm_gateway(world, "adapters", "load", "m/b9", "a"))[0] == 4

@@ -17,7 +17,7 @@ from gateway.ops.dryrun import Deciding
 from gateway.pools.table import PoolTable
 from gateway.routing.catalog import Catalogs
 from gateway.routing.choice import Chooser
-from tests.orderdesk import orders
+from tests.orderdesk import adapters, orders
 
 TOKEN = "admin-token-of-the-tests"
 PATHS = ("/metrics", "/admin/v1/overview", "/admin/v1/decisions", "/livez", "/readyz")
@@ -58,6 +58,7 @@ class Desk:
             early=Early(lambda record: None, clock),
             trial=lambda pool: None,
             orders=self.orders,
+            adapters=adapters(table, clock, self.loaded.config, self.orders),
         )
         self.client = TestClient(self.app, base_url="http://127.0.0.1:9090")
 
@@ -277,5 +278,7 @@ def test_no_route_is_shared_with_the_public_side(desk):
         *(f"{backend}:{verb}" for verb in ("drain", "undrain", "restart")),
         *(f"{backend}/logs", "/admin/v1/restarts:hold", "/admin/v1/restarts:lift"),
         *("/admin/v1/remedies", f"{backend}/remedies:drop"),
+        *(f"{backend}/adapters:{verb}" for verb in ("load", "unload", "release")),
+        "/admin/v1/adapters",
     }
     assert {route.path for route in desk.app.routes} == {*PATHS, *more}

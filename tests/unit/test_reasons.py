@@ -42,7 +42,7 @@ from gateway.ops.explain import Told
 from gateway.pools.table import PoolTable
 from gateway.routing.catalog import Catalogs
 from gateway.routing.choice import Chooser
-from tests.orderdesk import orders
+from tests.orderdesk import adapters, orders
 
 YAML = """\
 pools:
@@ -86,6 +86,7 @@ class Desk:
             self.table.observe(each, ModelsSeen(100.0, (ServedModel("m", None, 4096),)))
             self.table.observe(each, ProbePassed(100.0))
         self.draining = False
+        ordered = orders(self.table, self.clock, self.loaded.config)
         app = admin_app(
             table=self.table,
             metrics=Metrics(Readings(), self.clock),
@@ -95,7 +96,8 @@ class Desk:
             deciding=Deciding(self.gate, Catalogs(self.table, self.clock), lambda: self.ring),
             early=Early(lambda record: None, self.clock),
             trial=lambda pool: None,
-            orders=orders(self.table, self.clock, self.loaded.config),
+            orders=ordered,
+            adapters=adapters(self.table, self.clock, self.loaded.config, ordered),
             file=file,
         )
         self.http = TestClient(app, base_url="http://127.0.0.1:9090")
