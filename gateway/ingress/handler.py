@@ -65,7 +65,7 @@ from gateway.routing.fallback import cause_of, stand_ins
 from gateway.routing.trial import assign
 from gateway.upstream import attempts
 from gateway.upstream.client import Client
-from gateway.upstream.engineids import engine_id
+from gateway.upstream.engineids import engine_id, plain_id
 from gateway.upstream.reply import Reply
 from gateway.upstream.silence import Silence
 from gateway.wire.calls import named
@@ -205,7 +205,8 @@ class Handler:
                 fresh = False
                 while backend is not None:  # else a reload took it away while this request waited
                     record.attempts += 1
-                    record.backend_id, record.engine_id = backend.id, engine_id()
+                    record.backend_id = backend.id
+                    record.engine_id = plain_id() if backend.plain else engine_id()
                     record.sent = slot.sent
                     record.revision = backend.revision
                     record.sent_at = now = self.clock.now()

@@ -30,6 +30,11 @@ def engine_id() -> str:
     return _PROCESS + _drawn.pop()
 
 
+def plain_id() -> str:
+    """Return a new id for a server that is no vLLM: a UUID, for llama-cpp-python refuses others with a bare 400."""
+    return engine_id()[len(_PROCESS) :]
+
+
 def is_of_another(reply: bytes, own_id: str) -> bool:
     """Whether the beginning of a reply, or of its first frame, names another attempt."""
     return (

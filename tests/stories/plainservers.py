@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
 from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
@@ -67,6 +68,9 @@ class Plain:
         return await self.answer(request, "text_completion")
 
     async def answer(self, request: Request, kind: str) -> Response:
+        uuid.UUID(
+            request.headers.get("x-request-id", str(uuid.uuid4()))
+        )  # as llama-cpp-python does
         body = await request.json()
         self.bodies.append(body)
         if self.refuse is not None:
