@@ -7,7 +7,7 @@ bytes are passed on first, and judged second (by `wire.sse`).
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Raw
@@ -56,6 +56,29 @@ class Chunk(msgspec.Struct):
     system_fingerprint: Raw = Raw()
 
 
+class Ended(msgspec.Struct, gc=False):
+    """One choice of a whole reply that came to a usual end; an abort is none."""
+
+    finish_reason: (
+        Literal["stop", "length", "tool_calls", "function_call", "content_filter"] | None
+    ) = None
+
+
+class Counts(msgspec.Struct, gc=False):
+    """Token counts as a whole reply tells them."""
+
+    prompt_tokens: int
+    completion_tokens: int | None = None
+    prompt_tokens_details: Details | None = None
+
+
+class Completed(msgspec.Struct, gc=False):
+    """A whole Chat or Completions reply, as nearly all are."""
+
+    choices: list[Ended] | None = None
+    usage: Counts | None = None
+
+
 class Response(msgspec.Struct):
     """The answer inside a Responses API event."""
 
@@ -97,6 +120,7 @@ class Started(msgspec.Struct):
 
 
 CHUNK: Final = msgspec.json.Decoder(Chunk)
+COMPLETED: Final = msgspec.json.Decoder(Completed)
 EVENT: Final = msgspec.json.Decoder(Event)
 USAGE: Final = msgspec.json.Decoder(UsageObject)
 STARTED: Final = msgspec.json.Decoder(Started)
@@ -104,6 +128,7 @@ DELTA: Final = msgspec.json.Decoder(Delta)
 WHOLE: Final = msgspec.json.Decoder(Whole)
 ANY: Final = msgspec.json.Decoder(dict[str, Raw])
 
+_UPSTREAM: Final = UsageSource.UPSTREAM  # looked up once: 0.15 us before Python 3.12
 _USAGE_OBJECT: Final = re.compile(rb'"(?:usage|billed_units)":\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 _ABORTED: Final = re.compile(rb'"finish_reason":\s*"(?:abort|error)"')
 
@@ -126,12 +151,14 @@ def _told(found: bytes) -> Usage | None:
 
 def whole_answer(body: bytes) -> tuple[bool, Usage | None]:
     """Judge a chat or completions reply with status 200: was it aborted by the engine, and its usage."""
-    answer = decode_or_none(CHUNK, body)
-    if answer is None:  # not as expected somewhere; what matters may still be found
+    answer = decode_or_none(COMPLETED, body)
+    if answer is None:  # an abort, or not as expected; what matters may still be found
         return json_aborted(body), json_usage(body)
-    reasons = [choice.finish_reason for choice in answer.choices or ()]
-    usage = as_usage(answer.usage) if answer.usage is not None else None
-    return "abort" in reasons or "error" in reasons, usage
+    if (told := answer.usage) is None:
+        return False, None
+    details = told.prompt_tokens_details
+    cached = None if details is None else details.cached_tokens
+    return False, Usage(told.prompt_tokens, told.completion_tokens or 0, _UPSTREAM, cached)
 
 
 def whole_event_answer(body: bytes, dialect: Dialect) -> tuple[bool, Usage | None]:

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from gateway.core.types import Dialect, Usage, UsageSource
+from gateway.wire.frames import whole_answer
 from gateway.wire.replies import Fault
 from gateway.wire.sse import HEARTBEAT, HOLD_BYTES, StreamWatch, json_aborted, json_usage
 
@@ -625,6 +626,39 @@ RESPONSES_USAGE = b'"usage":{"input_tokens":4,"x_details":{"cached_tokens":2},"o
 def test_usage_is_found_in_a_reply_or_its_end(body, usage):
     expected = None if usage is None else Usage(*usage[:2], UsageSource.UPSTREAM, usage[2])
     assert json_usage(body) == expected
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize(
+    ("reasons", "aborted"),
+    [
+        (["stop", "length"], False),
+        (["tool_calls", None], False),
+        (["a new one", "stop"], False),
+        (["stop", "abort"], True),
+        (["error"], True),
+        ([], False),
+    ],
+)
+@pytest.mark.parametrize(
+    ("usage", "told"),
+    [
+        (USAGE, Usage(5, 3, UsageSource.UPSTREAM)),
+        ({**USAGE, "completion_tokens": None}, Usage(5, 0, UsageSource.UPSTREAM)),
+        (
+            {**USAGE, "prompt_tokens_details": {"cached_tokens": 4}},
+            Usage(5, 3, UsageSource.UPSTREAM, 4),
+        ),
+        ({"input_tokens": 7, "output_tokens": 1}, Usage(7, 1, UsageSource.UPSTREAM)),
+        ({"prompt_tokens": None}, None),
+        (None, None),
+    ],
+)
+def test_a_whole_answer_tells_how_it_ended_and_what_it_took(reasons, aborted, usage, told, indent):
+    said = {"role": "assistant", "content": '"finish_reason":"abort"'}
+    choices = [{"message": said, "finish_reason": reason} for reason in reasons]
+    body = json.dumps({"id": "x", "choices": choices, "usage": usage}, indent=indent).encode()
+    assert whole_answer(body) == (aborted, told)
 
 
 def test_an_aborted_reply_is_recognised_whatever_its_text_says():
