@@ -166,7 +166,7 @@ class Gateway:
             tokens = shot.prompt_tokens
             demand = settle(call, tokens, route=route, caller=caller, policy=pool.on_overflow)
         record.demand = demand
-        need = self.gate.need(call, demand, caller, route.window_tokens)
+        need = self.gate.needs.of(call, demand, caller, route.window_tokens)
         ask = Ask(route, call, demand, caller, need, self.gate.top_priority, returned=retry)
         ask.prefix = self.prefix(shot, ask)
         slot = self.gate.enter(ask) or await self._wait(ask, record)

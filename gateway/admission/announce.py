@@ -2,47 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
-from gateway.admission.forecast import Drain
+from gateway.admission.forecast import Forecast
 from gateway.admission.queue import FairQueue
 from gateway.admission.waiting import Waiting
-from gateway.core.types import Ask
 
 _EVERY_S: Final = 2.0  # often enough to look alive, rarer than any idle time-out on the way
 _AT_ONCE: Final = 64  # per tick: a position costs up to 70 us
 
 
-class Standing(Protocol):
-    """What is to be known of a line; `line.Line`."""
-
-    queue: FairQueue
-    drain: Drain
-
-    def room_s(self, ask: Ask) -> float | None:
-        """Estimate how long a request that is first waits for room."""
-
-
-def announce(line: Standing, now: float) -> None:
+def announce(queue: FairQueue, forecast: Forecast, now: float) -> None:
     """Tell those who asked for it where they are; a few at a time, because to know is not free."""
     due = [
         waiting
-        for waiting in line.queue
+        for waiting in queue
         if waiting.announce is not None and now - waiting.announced_at >= _EVERY_S
     ]
     for waiting in due[:_AT_ONCE]:
-        ahead = line.queue.ahead(waiting)
+        ahead = queue.ahead(waiting)
         waiting.announced_at = now
         if ahead.tokens < waiting.ahead_tokens:
             waiting.moved_at = now
         waiting.ahead_tokens = ahead.tokens
         if waiting.announce is not None and not waiting.turn.done():
-            waiting.announce(ahead.requests + 1, _left_s(line, waiting, ahead.tokens, now))
+            waiting.announce(ahead.requests + 1, _left_s(forecast, waiting, ahead.tokens, now))
 
 
-def _left_s(line: Standing, waiting: Waiting, ahead_tokens: int, now: float) -> float | None:
+def _left_s(forecast: Forecast, waiting: Waiting, ahead_tokens: int, now: float) -> float | None:
     """Estimate how long a request still waits; None when nobody knows, or it should have gone by now."""
-    ahead_s, room_s = line.drain.eta_s(ahead_tokens), line.room_s(waiting.ask)
+    ahead_s, room_s = forecast.drain.eta_s(ahead_tokens), forecast.room_s(waiting.ask, now)
     if ahead_s is None or room_s is None:
         return None
     left_s = ahead_s + room_s - (now - max(waiting.came_at, waiting.moved_at))

@@ -1,15 +1,18 @@
-"""What is learnt to look ahead: how long outputs get, how fast a pool drains, and who comes again."""
+"""What a pool looks ahead by: how fast it drains, who comes again, and what that makes of a wait."""
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Final
 
-DEFAULT_OUTPUT_TOKENS: Final = 256  # a chat answer of a few paragraphs; public traces have 150-350
+from gateway.admission.queue import FairQueue
+from gateway.admission.waiting import SERVING, Waiting, awaits, held_tokens, starts_in_s
+from gateway.core.types import Ask
+from gateway.pools.backend import Backend
+from gateway.pools.rate import Fading
 
-_WEIGHT: Final = 0.1  # of the newest output: the mean follows the last twenty or so
 _DRAIN_S: Final = 10.0  # memory of the drain rate: long enough to hold several ends of long replies
 _DRAIN_KEPT_S: Final = 60.0  # while nobody waits: what it was for long is known for two minutes
 _BELIEVED_RATIO: Final = 0.5
@@ -19,60 +22,8 @@ _RETRY_MOST_S: Final = 30.0  # SDKs ignore waits over a minute; halved, because 
 _RETRY_UNKNOWN_S: Final = 5.0  # nothing drained yet: about the length of one reply
 _JITTER: Final = 0.3  # spreads those who were refused together
 _FADES_S: Final = _RETRY_MOST_S  # whoever did not come back by then is hardly going to
+_COMES_NEW: Final = 0.5  # of what drains: it goes to those who come for the first time
 _PROMISED_LEAST: Final = 1.0  # tokens; less is forgotten
-
-
-@dataclass(slots=True)
-class _Mean:
-    tokens: float
-    count: int
-
-
-class Outputs:
-    """The mean output length per (model, key), of at most `most` entries, least recently fed first out.
-
-    What is not known is taken from the model's mean, and that from the default; either also stands
-    in as the first value of a new mean, so that one odd reply says little.
-    """
-
-    def __init__(self, default_tokens: int = DEFAULT_OUTPUT_TOKENS, most: int = 10_000) -> None:
-        self._default = float(default_tokens)
-        self._most = most
-        self._means: OrderedDict[tuple[str, str | None], _Mean] = OrderedDict()
-
-    def __len__(self) -> int:
-        """Return how many means are kept."""
-        return len(self._means)
-
-    def expect(self, model: str, key: str, max_new_tokens: int | None = None) -> int:
-        """Return the expected output in tokens, never more than `max_new_tokens`."""
-        tokens = math.ceil(self._mean(model, key))
-        return tokens if max_new_tokens is None else min(tokens, max_new_tokens)
-
-    def ended(self, model: str, key: str, tokens: int) -> None:
-        """Learn from an output that came to its own end."""
-        for entry in ((model, key), (model, None)):  # the model last: its mean outlives its keys'
-            self._learn(entry, tokens)
-
-    def cut(self, model: str, key: str, tokens: int) -> None:
-        """Learn from an output that was cut (by its limit, its client, a failure): a lower bound."""
-        for entry in ((model, key), (model, None)):
-            if tokens > self._mean(*entry):
-                self._learn(entry, tokens)
-
-    def _mean(self, model: str, key: str | None) -> float:
-        known = self._means.get((model, key)) or self._means.get((model, None))
-        return known.tokens if known is not None else self._default
-
-    def _learn(self, entry: tuple[str, str | None], tokens: int) -> None:
-        mean = self._means.get(entry)
-        if mean is None:
-            mean = self._means[entry] = _Mean(self._mean(*entry), 1)
-            if len(self._means) > self._most:
-                self._means.popitem(last=False)
-        self._means.move_to_end(entry)
-        mean.count += 1
-        mean.tokens += (tokens - mean.tokens) * max(_WEIGHT, 1 / mean.count)
 
 
 class Drain:
@@ -83,8 +34,7 @@ class Drain:
     """
 
     def __init__(self) -> None:
-        self._tokens = 0.0  # given back; fades with age, as does the next
-        self._busy_s = 0.0
+        self._rate = Fading(_DRAIN_S)
         self._seen = 0.0  # given back since nothing was known
         self._believed = False
 
@@ -96,23 +46,20 @@ class Drain:
         """
         self._seen += tokens
         self._believed = self._believed or self._seen >= _BELIEVED_RATIO * held_tokens
-        kept = math.exp(-seconds / _DRAIN_S)
-        self._tokens = self._tokens * kept + tokens
-        self._busy_s = self._busy_s * kept + seconds
+        self._rate.passed(seconds, tokens)
 
     def rested(self, seconds: float) -> None:
         """Note that for so many seconds nobody waited."""
-        kept = math.exp(-seconds / _DRAIN_KEPT_S)
-        self._tokens *= kept
-        self._busy_s *= kept
-        if self._busy_s < _DRAIN_LEAST_S:
+        self._rate.fade(seconds, _DRAIN_KEPT_S)
+        if self._rate.seconds < _DRAIN_LEAST_S:
             self._seen, self._believed = 0.0, False
 
     @property
     def tokens_per_s(self) -> float | None:
         """The rate; None while too little work, or no end of any, was seen."""
-        known = self._believed and self._tokens > 0 and self._busy_s >= _DRAIN_LEAST_S
-        return self._tokens / self._busy_s if known else None
+        rate = self._rate
+        known = self._believed and rate.amount > 0 and rate.seconds >= _DRAIN_LEAST_S
+        return rate.per_s if known else None
 
     def eta_s(self, tokens_ahead: int) -> float | None:
         """Return in how many seconds `tokens_ahead` will have drained; None when nobody knows."""
@@ -170,3 +117,81 @@ class Promises:
             self.tokens += tokens
         if not self._tokens:
             self.tokens = 0.0  # no rounding stays
+
+
+class Forecast:
+    """What is to be expected of one pool, by what drains, waits and was told to come again."""
+
+    def __init__(self, queue: FairQueue, backends: Callable[[], Sequence[Backend]]) -> None:
+        self.drain = Drain()
+        self._promises = Promises()
+        self._queue = queue
+        self._backends = backends
+        self._given_back_tokens = 0  # at the last tick
+        self._stood = False  # somebody waited at the last tick
+        self._refused = False  # and somebody was refused since
+
+    # --- fed ---
+
+    def tick(self, seconds: float) -> None:
+        """Measure how fast the pool drains; about twice a second.
+
+        Only while somebody waits, then as now: else what ends tells how much was asked for, and a
+        pool with little to do would seem slow to the first burst.
+        """
+        backends = self._backends()
+        given_back = sum(each.room.given_back_tokens for each in backends)
+        tokens, self._given_back_tokens = given_back - self._given_back_tokens, given_back
+        serving = any(each.phase in SERVING for each in backends)  # an outage drains nothing
+        works = tokens > 0 or any(each.in_flight for each in backends)
+        stands = serving and works and (bool(self._queue) or self._refused)
+        stood, self._stood, self._refused = self._stood, stands, False
+        if seconds > 0 and stands and stood:
+            self.drain.passed(seconds, max(0, tokens), held_tokens(backends))
+        elif not stands:
+            self.drain.rested(seconds)
+        self._promises.passed(seconds)
+
+    def refused(self, ask: Ask) -> None:
+        """Note that a request was refused, and told when to come again."""
+        self._refused = True
+        self._promises.made(ask.caller.tenant, ask.need.tokens)
+
+    def returned(self, ask: Ask) -> None:
+        """Note that a request came again."""
+        self._promises.kept(ask.caller.tenant, ask.need.tokens)
+
+    # --- asked ---
+
+    def ahead_s(self, waiting: Waiting) -> float | None:
+        """Estimate how long what goes before a request takes; None when nobody knows."""
+        eta_s = self.drain.eta_s(self._queue.held.tokens)  # a bound, and quick
+        if eta_s is None or waiting.came_at + eta_s <= waiting.deadline:
+            return eta_s
+        return self.drain.eta_s(self._queue.ahead(waiting).tokens)
+
+    def room_s(self, ask: Ask, now: float) -> float | None:
+        """Estimate how long a request that is first waits for room; None when nobody knows.
+
+        What it needs has to drain, and nothing does before one of those that run has ended.
+        """
+        backends = self._backends()
+        if awaits(backends, ask):
+            return starts_in_s(backends, ask, now)
+        in_flight = sum(each.in_flight for each in backends)
+        usual_tokens = held_tokens(backends) // max(1, in_flight)
+        return self.drain.eta_s(max(ask.need.tokens, usual_tokens))
+
+    def retry_after_s(self, ask: Ask, u: float) -> float:
+        """Return when a refused request is to come again, 1 to 30 s; `u` is a random number in [0, 1).
+
+        That is when its tenant has had its turns for all it has here and was told to come again with,
+        this request included: each other tenant is served as much meanwhile, if it has as much.
+        """
+        tenant, cost = ask.caller.tenant, ask.need.tokens
+        queue, promises = self._queue, self._promises
+        held = queue.tenants.get(tenant)
+        own = (held.tokens if held is not None else 0) + (promises.of(tenant) + cost) / _COMES_NEW
+        tenants = max(len(queue.tenants), len(promises), 1)
+        ahead = min(own * tenants, queue.held.tokens + (promises.tokens + cost) / _COMES_NEW)
+        return self.drain.retry_after_s(round(ahead), u)

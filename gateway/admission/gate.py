@@ -21,21 +21,18 @@ from typing import Final
 
 from gateway.admission.bounds import Limits
 from gateway.admission.decisions import Decision, Decisions, State, decide
-from gateway.admission.forecast import Outputs
 from gateway.admission.line import Line
+from gateway.admission.needs import Needs
 from gateway.admission.refusals import no_backend, no_room, queue_full, starting, too_late
-from gateway.admission.waiting import Announce, Finder, Waiting, awaits, passes
+from gateway.admission.waiting import Announce, Finder, Waiting, awaits
 from gateway.config.models import PoolConfig
 from gateway.core.aio import Clock
-from gateway.core.endpoints import NO_ENGINE, NO_OUTPUT, PAIRED
+from gateway.core.endpoints import NO_ENGINE
 from gateway.core.errors import GatewayError, Overloaded, Rejected, TooManyWaiting
 from gateway.core.types import (
     Ask,
-    Call,
-    Caller,
-    Demand,
+    Chance,
     Exclusion,
-    Need,
     Outcome,
     RequestRecord,
     Route,
@@ -43,9 +40,7 @@ from gateway.core.types import (
 )
 from gateway.pools.table import Backend, PoolTable
 
-_BYTES_PER_TOKEN: Final = 4  # of English text and code; for a prompt that nobody has counted
 _TENANTS_COUNTED: Final = 32  # among more, a position is an estimate that costs too much
-_UNKNOWN_PROMPT_TOKENS: Final = 1024  # pictures and sound: about one picture's worth
 _LEARNT_FROM: Final = 4  # of each batch of ended requests: means need no more
 
 
@@ -62,7 +57,7 @@ class Gate:
         self._finder = finder
         self._clock = clock
         self._rng = rng or random.Random()
-        self._outputs = Outputs()
+        self.needs = Needs()
         self._lines: dict[str, Line] = {}
         self._pools: Mapping[str, PoolConfig] = {}
         self._ticked_at = clock.now()
@@ -89,59 +84,17 @@ class Gate:
         for name in self._lines.keys() - pools.keys():
             self._lines.pop(name).close()
 
-    # --- what a request needs -------------------------------------------------------------------
-
-    def need(
-        self, call: Call, demand: Demand, caller: Caller, window_tokens: int | None = None
-    ) -> Need:
-        """Estimate what a request will take of a KV cache; the output as learnt of model and key.
-
-        No sequence is expected to be over the window: an engine holds that at least, so no estimate
-        alone refuses. All choices of a prompt share its place; several prompts have one each.
-        """
-        if call.endpoint in NO_ENGINE:
-            return Need(0, 0)
-        together = call.endpoint in PAIRED and not call.truncates_prompt
-        prompt, size = demand.prompt_tokens, call.text_bytes
-        if not demand.exact:
-            likely = _UNKNOWN_PROMPT_TOKENS if size is None else size // _BYTES_PER_TOKEN + 1
-            prompt = likely if together else min(prompt, likely)
-        output = 0
-        if call.endpoint not in NO_OUTPUT:
-            output = self._outputs.expect(call.model, caller.key_id, demand.max_new_tokens)
-            if window_tokens is not None:
-                output = min(output, max(window_tokens - prompt, 1))
-        several = together or call.longest_ratio < 1.0
-        return Need(
-            round(prompt / call.longest_ratio) if several else prompt,
-            output * call.choices,
-            streams=call.stream and not several,  # the first of several tells little of the others
-            sequences=call.sequences,
-        )
-
     def learn(self, settled: Sequence[RequestRecord]) -> None:
-        """Learn from a few of the requests that ended how long outputs of their model and key get."""
+        """Learn from requests that ended what others will need, and how long whole replies take."""
+        self.needs.learn(settled)
         for record in settled[-_LEARNT_FROM:]:
-            usage, demand = record.usage, record.demand
-            self._learn_whole(record)
-            if usage is None or demand is None or record.model is None or record.caller is None:
+            line = self._lines.get(record.pool or "")
+            sent_at, ended_at = record.sent_at, record.ended_at
+            whole = record.outcome is Outcome.OK and not record.stream
+            if line is None or line.queue or not whole or record.endpoint in NO_ENGINE:
                 continue
-            tokens = usage.completion_tokens // record.choices
-            most = demand.max_new_tokens
-            cut = record.outcome is not Outcome.OK or (most is not None and tokens >= most)
-            if tokens and record.endpoint not in NO_OUTPUT:
-                learn = self._outputs.cut if cut else self._outputs.ended
-                learn(record.model, record.caller.key_id, tokens)
-
-    def _learn_whole(self, record: RequestRecord) -> None:
-        """Learn how long a reply takes that is no stream, while nobody waits."""
-        line = self._lines.get(record.pool or "")
-        sent_at, ended_at = record.sent_at, record.ended_at
-        well = (
-            record.outcome is Outcome.OK and not record.stream and record.endpoint not in NO_ENGINE
-        )
-        if line is not None and not line.queue and well and sent_at and ended_at:
-            line.patience.whole.learn(ended_at - sent_at, 0)
+            if sent_at and ended_at:  # and nobody waited meanwhile
+                line.patience.whole.learn(ended_at - sent_at, 0)
 
     # --- in and out -------------------------------------------------------------------------------
 
@@ -163,14 +116,13 @@ class Gate:
         line.came(ask)
         return self._table.take(backend.id, now, *ask.stake)
 
-    def has_room(self, ask: Ask) -> bool:
-        """Whether `enter` would let a request in again."""
-        return self._finder.find(ask, self._clock.now()) is not None
-
-    def may_follow(self, ask: Ask) -> bool:
-        """Whether another backend could take a request after one attempt failed: now, or once it has room."""
-        why = self._finder.explain(ask, self._clock.now()).excluded
-        return any(passes(why.get(each.id)) for each in self._backends(ask))
+    def chance(self, ask: Ask) -> Chance:
+        """Return when another backend could take a request of which an attempt failed."""
+        weighed = self._finder.explain(ask, self._clock.now())
+        if weighed.expected_s:
+            return Chance.NOW
+        later = any(reason.passes for reason in weighed.excluded.values())
+        return Chance.LATER if later else Chance.NEVER
 
     async def wait(
         self, ask: Ask, *, deadline: float, body_bytes: int, request_id: str, announce: Announce | None = None
@@ -292,7 +244,10 @@ class Gate:
         decision, why = self._decide(ask, request_id, now, wait_s)
         decision.hurried = waiting.hurried
         full, refusal = None, None
-        eta_s, room_s = line.ahead_s(waiting), 0.0 if decision.has_room else line.room_s(ask)
+        eta_s, room_s = (
+            line.forecast.ahead_s(waiting),
+            0.0 if decision.has_room else line.forecast.room_s(ask, now),
+        )
         lost = len(why) >= len(decision.said) and not any(reason.passes for reason in why.values())
         if (starting_up := awaits(self._backends(ask), ask)) and eta_s is None:
             eta_s = 0.0  # nothing is known of the drain; its start is what it waits for
@@ -303,11 +258,16 @@ class Gate:
             decision.starts_too_late = True
             refusal = starting(ask, room_s, wait_s, self._rng)
         elif wait_s <= 0:
-            refusal = no_room(ask, why, line.retry_after_s(ask))
+            refusal = no_room(ask, why, line.forecast.retry_after_s(ask, self._rng.random()))
         elif not starting_up and eta_s is not None and eta_s > line.doubt(waiting) * wait_s:
-            refusal = too_late(ask, why, eta_s, wait_s, line.retry_after_s(ask))
+            refusal = too_late(
+                ask, why, eta_s, wait_s, line.forecast.retry_after_s(ask, self._rng.random())
+            )
         elif (full := queue.full(waiting)) is not None:
-            body_bytes, again_s = waiting.body_bytes, line.retry_after_s(ask)
+            body_bytes, again_s = (
+                waiting.body_bytes,
+                line.forecast.retry_after_s(ask, self._rng.random()),
+            )
             refusal = queue_full(ask, full, queue, why, body_bytes, again_s)
         elif len(queue.tenants) <= _TENANTS_COUNTED:
             decision.position = queue.ahead(waiting).requests + 1
@@ -345,5 +305,5 @@ def _waits_its_turn(line: Line, ask: Ask) -> bool:
 
 def _told(line: Line, ask: Ask, refusal: GatewayError) -> GatewayError:
     if isinstance(refusal, Overloaded | TooManyWaiting):
-        line.told(ask)
+        line.forecast.refused(ask)
     return refusal

@@ -7,11 +7,12 @@ import math
 import random
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import Final
 
 from gateway.admission.announce import announce
 from gateway.admission.bounds import Limits
-from gateway.admission.forecast import Drain, Promises
+from gateway.admission.forecast import Forecast
 from gateway.admission.patience import Patience
 from gateway.admission.queue import Blocked, Claims, FairQueue
 from gateway.admission.refusals import no_backend, starting, too_late, waited_too_long
@@ -23,7 +24,6 @@ from gateway.admission.waiting import (
     all_start,
     awaits,
     coming,
-    held_tokens,
     left_alone,
     passes,
     starts_in_s,
@@ -37,7 +37,6 @@ Kinds = dict[tuple[object, ...], Blocked]
 
 _NOTHING: Final[frozenset[str]] = frozenset()
 _LOOKED_AT_ONCE: Final = 64  # per tick: a position costs up to 70 us
-_COMES_NEW: Final = 0.5  # of what drains: it goes to those who come for the first time
 _DOUBT: Final = 4.0  # times the time that a tenant's only request has
 _SOON_S: Final = 1.0  # whoever waits no longer than this knows soon enough
 _HOPELESS: Final = 1.5  # times the time that is left: a drain rate is an estimate
@@ -50,9 +49,8 @@ class Line:
         self, pool: str, limits: Limits, table: PoolTable, finder: Finder, clock: Clock, rng: random.Random
     ) -> None:  # fmt: skip
         self.queue = FairQueue(limits)
-        self.drain = Drain()
+        self.forecast = Forecast(self.queue, partial(table.backends, pool))
         self.patience = Patience()
-        self.promises = Promises()
         self.top_priority: int | None = None  # as of `Gate`
         self._guarded = True  # admission is on
         self._slo_s: float | None = None  # `slo.ttft`, if it is set
@@ -61,9 +59,6 @@ class Line:
         self._finder = finder
         self._clock = clock
         self._rng = rng
-        self._given_back_tokens = 0  # by the backends, at the last tick
-        self._stood = False  # somebody waited at the last tick
-        self._refused = False  # and somebody was refused since
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._seen: tuple[object, ...] = ()  # names, phases, sizes, when last looked who is lost
@@ -123,36 +118,16 @@ class Line:
         self._arm()
 
     def tick(self, now: float, seconds: float) -> None:
-        """Measure how fast the pool drains, and look after those who wait; about twice a second.
-
-        Only while somebody waits, then as now: else what ends tells how much was asked for, and a
-        pool with little to do would seem slow to the first burst.
-        """
-        backends = self._backends
-        given_back = sum(each.room.given_back_tokens for each in backends)
-        tokens, self._given_back_tokens = given_back - self._given_back_tokens, given_back
-        serving = any(each.phase in SERVING for each in backends)  # an outage drains nothing
-        works = tokens > 0 or any(each.in_flight for each in backends)
-        stands = serving and works and (bool(self.queue) or self._refused)
-        stood, self._stood, self._refused = self._stood, stands, False
-        if seconds > 0 and stands and stood:
-            self.drain.passed(seconds, max(0, tokens), held_tokens(self._backends))
-        elif not stands:
-            self.drain.rested(seconds)
-        self.patience.tick(seconds, self.drain.tokens_per_s)
-        self.promises.passed(seconds)
+        """Measure how fast the pool drains, and look after those who wait; about twice a second."""
+        self.forecast.tick(seconds)
+        self.patience.tick(seconds, self.forecast.drain.tokens_per_s)
         if self.queue:
             if self._may_hurry(now):
                 self._hurry(now)
             self.let_in()
             self._refuse_lost(now)
             self._refuse_hopeless(now)
-            announce(self, now)
-
-    def told(self, ask: Ask) -> None:
-        """Note that a request was refused, and told when to come again."""
-        self._refused = True
-        self.promises.made(ask.caller.tenant, ask.need.tokens)
+            announce(self.queue, self.forecast, now)
 
     def came(self, ask: Ask) -> None:
         """Note that a request came, maybe again."""
@@ -161,7 +136,7 @@ class Line:
         if ask.caller.priority == ask.top_priority:
             self._table.highest_came(self._pool, self._clock.now())
         if ask.returned and not ask.tried:
-            self.promises.kept(ask.caller.tenant, ask.need.tokens)
+            self.forecast.returned(ask)
 
     def close(self) -> None:
         """Refuse everybody: no backend serves the pool, or it is gone."""
@@ -186,24 +161,6 @@ class Line:
             waiting.hurry(now + waiting.target_s * self.patience.stretch(waiting.tenant))
         return waiting
 
-    def ahead_s(self, waiting: Waiting) -> float | None:
-        """Estimate how long what goes before a request takes; None when nobody knows."""
-        eta_s = self.drain.eta_s(self.queue.held.tokens)  # a bound, and quick
-        if eta_s is None or waiting.came_at + eta_s <= waiting.deadline:
-            return eta_s
-        return self.drain.eta_s(self.queue.ahead(waiting).tokens)
-
-    def room_s(self, ask: Ask) -> float | None:
-        """Estimate how long a request that is first waits for room; None when nobody knows.
-
-        What it needs has to drain, and nothing does before one of those that run has ended.
-        """
-        if awaits(self._backends, ask):
-            return starts_in_s(self._backends, ask, self._clock.now())
-        in_flight = sum(each.in_flight for each in self._backends)
-        usual_tokens = held_tokens(self._backends) // max(1, in_flight)
-        return self.drain.eta_s(max(ask.need.tokens, usual_tokens))
-
     def doubt(self, waiting: Waiting) -> float:
         """Return by how much an estimate must be over the time a request has, to refuse it unheard.
 
@@ -214,20 +171,6 @@ class Line:
         """
         only = waiting.returned or waiting.tenant not in self.queue.tenants
         return _DOUBT if only else 1.0
-
-    def retry_after_s(self, ask: Ask) -> float:
-        """Return when a refused request is to come again; jittered.
-
-        That is when its tenant has had its turns for all it has here and was told to come again with,
-        this request included: each other tenant is served as much meanwhile, if it has as much.
-        """
-        tenant, cost = ask.caller.tenant, ask.need.tokens
-        queue, promises = self.queue, self.promises
-        held = queue.tenants.get(tenant)
-        own = (held.tokens if held is not None else 0) + (promises.of(tenant) + cost) / _COMES_NEW
-        tenants = max(len(queue.tenants), len(promises), 1)
-        ahead = min(own * tenants, queue.held.tokens + (promises.tokens + cost) / _COMES_NEW)
-        return self.drain.retry_after_s(round(ahead), self._rng.random())
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -292,7 +235,7 @@ class Line:
         if not any(each.phase in SERVING for each in self._backends):
             self._refuse_unserved(now)
             return
-        rate = self.drain.tokens_per_s
+        rate = self.forecast.drain.tokens_per_s
         if rate is None:
             return
         suspects, tokens = [], 0
@@ -305,8 +248,16 @@ class Line:
             if eta_s > _HOPELESS * left_s and self.queue.remove(waiting):
                 ask, waiting.deadline = waiting.ask, now
                 why = self._finder.explain(ask, now).excluded
-                waiting.refuse(too_late(ask, why, eta_s, left_s, self.retry_after_s(ask)))
-                self.told(ask)
+                waiting.refuse(
+                    too_late(
+                        ask,
+                        why,
+                        eta_s,
+                        left_s,
+                        self.forecast.retry_after_s(ask, self._rng.random()),
+                    )
+                )
+                self.forecast.refused(ask)
 
     def _refuse_unserved(self, now: float) -> None:
         """Refuse those whose time will surely be over before a backend has started."""
@@ -344,7 +295,11 @@ class Line:
                 else:
                     waiting.refuse(starting(ask, starts_s, waited_s, self._rng))
                 continue
-            waiting.refuse(waited_too_long(ask, why, waited_s, self.retry_after_s(ask)))
-            self.told(ask)
+            waiting.refuse(
+                waited_too_long(
+                    ask, why, waited_s, self.forecast.retry_after_s(ask, self._rng.random())
+                )
+            )
+            self.forecast.refused(ask)
         self.let_in()  # others may have stood back for them
         self._arm()

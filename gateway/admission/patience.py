@@ -26,6 +26,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from gateway.pools.rate import Fading
+
 _DEMAND_S: Final = 8.0  # memory of the pool's demand: several ends of long replies
 _TENANT_S: Final = 15.0  # of one tenant's: two long requests in a few seconds are chance
 _DECILE: Final = 0.1  # of first tokens: these were the quickest
@@ -70,24 +72,6 @@ class Quiet:
         return decile + step * (_DECILE if seen > decile else _DECILE - 1)
 
 
-class _Fading:
-    """A rate whose memory fades."""
-
-    def __init__(self, memory_s: float) -> None:
-        self._memory_s = memory_s
-        self.amount = 0.0
-        self._seconds = 0.0
-
-    def passed(self, seconds: float, amount: float) -> None:
-        kept = math.exp(-seconds / self._memory_s)
-        self.amount = kept * self.amount + amount
-        self._seconds = kept * self._seconds + seconds
-
-    @property
-    def per_s(self) -> float:
-        return self.amount / self._seconds if self._seconds else 0.0
-
-
 class Patience:
     """What one pool lets its requests wait. Its line feeds it, about twice a second but for `came`."""
 
@@ -96,8 +80,8 @@ class Patience:
         self.whole = Quiet()  # to the end of a reply that is no stream
         self._came: dict[str, int] = {}  # tokens by tenant, since the last tick
         self._requests = 0  # since then
-        self._arrivals = _Fading(_DEMAND_S)  # of requests
-        self._demand = _Fading(_DEMAND_S)
+        self._arrivals = Fading(_DEMAND_S)  # of requests
+        self._demand = Fading(_DEMAND_S)
         self._tenants: dict[str, float] = {}  # tokens of each, fading: its share is what counts
         self._per_token = 0.0  # tokens a second that each of these stands for now
         self._load = 0.0  # 0 while nobody knows

@@ -363,6 +363,14 @@ class Slot(msgspec.Struct, gc=False):
             give_back(self)
 
 
+class Chance(Enum):
+    """When a backend can take a request that was tried elsewhere."""
+
+    NOW = "now"
+    LATER = "later"  # once others have ended
+    NEVER = "never"
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Tokens of one request."""
 

@@ -281,8 +281,7 @@ class Handler:
             attempts=record.attempts,
             answering=down.answering,
             body_at_hand=down.body_at_hand,
-            room=self.gate.has_room(ask),
-            room_later=self.gate.may_follow(ask),
+            chance=self.gate.chance(ask),
         )
         if step is attempts.Next.TELL:
             raise engine_refused(ask, error) if isinstance(error, EngineFull) else error

@@ -110,7 +110,7 @@ class Measuring:
     ) -> None:
         record.demand = ask.demand = demand
         window = ask.route.window_tokens
-        record.need = ask.need = self.gate.need(ask.call, demand, ask.caller, window)
+        record.need = ask.need = self.gate.needs.of(ask.call, demand, ask.caller, window)
         ask.prefix = self.beginnings.of(ask, self.table.backends(ask.route.pool))
         if ask.prefix is not None:
             ask.prefix.blocks = blocks

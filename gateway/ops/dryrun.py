@@ -139,7 +139,7 @@ def _at_pool(run: DryRun, ask: Ask, wish: Wish, gate: Gate, book: Book) -> DryRu
     except RequestError as error:
         run["setting"] = _fitting(error, route, caller, book)
         return _refused(run, error)
-    ask.need = gate.need(call, ask.demand, caller, route.window_tokens)
+    ask.need = gate.needs.of(call, ask.demand, caller, route.window_tokens)
     ask.top_priority = gate.top_priority
     return _foreseen(run, gate.foresee(ask, body_bytes=tokens * _BYTES_PER_TOKEN), book)
 

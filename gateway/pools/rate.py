@@ -1,4 +1,4 @@
-"""How fast something goes, by the best that was seen of it lately. Pure."""
+"""How fast something goes: the best that was seen of it lately, or the mean of the last seconds. Pure."""
 
 from __future__ import annotations
 
@@ -31,3 +31,29 @@ class Rate:
     def at(self, now: float) -> float | None:
         """Return the rate; None while nothing was measured."""
         return self._best * math.exp2((self._at - now) / _HALF_LIFE_S) or None
+
+
+class Fading:
+    """How fast something went on average, over a memory that fades: what is older by it weighs 1/e."""
+
+    def __init__(self, memory_s: float) -> None:
+        self.amount = 0.0  # fades with age, as does the next
+        self.seconds = 0.0
+        self._memory_s = memory_s
+
+    def passed(self, seconds: float, amount: float) -> None:
+        """Note how much there was in the seconds since the last call."""
+        self.fade(seconds, self._memory_s)
+        self.amount += amount
+        self.seconds += seconds
+
+    def fade(self, seconds: float, memory_s: float) -> None:
+        """Let time pass in which nothing was measured."""
+        kept = math.exp(-seconds / memory_s)
+        self.amount *= kept
+        self.seconds *= kept
+
+    @property
+    def per_s(self) -> float:
+        """The mean; 0 while nothing was measured."""
+        return self.amount / self.seconds if self.seconds else 0.0

@@ -23,6 +23,7 @@ from enum import Enum
 from typing import Final
 
 from gateway.core.errors import ConnectFailed, EngineFull, StaleConnection, UpstreamError
+from gateway.core.types import Chance
 
 MAX_ATTEMPTS: Final = 3
 
@@ -41,20 +42,18 @@ def after(
     attempts: int,
     answering: bool,
     body_at_hand: bool,
-    room: bool,
-    room_later: bool,
+    chance: Chance,
 ) -> Next:
     """Decide what follows the last of `attempts`, which failed with `error`.
 
-    `answering`: the client has a byte of a reply. `room`: a backend that was not tried has room now;
-    `room_later`: it has, or will have when others have ended.
+    `answering`: the client has a byte of a reply. `chance`: when a backend that was not tried has room.
     """
     if answering or not body_at_hand or attempts >= MAX_ATTEMPTS:
         return Next.TELL
     if isinstance(error, StaleConnection):
         return Next.FRESH_CONNECTION
-    if isinstance(error, ConnectFailed) and room_later:
+    if isinstance(error, ConnectFailed) and chance is not Chance.NEVER:
         return Next.ELSEWHERE
-    if isinstance(error, EngineFull) and room:
+    if isinstance(error, EngineFull) and chance is Chance.NOW:
         return Next.ELSEWHERE
     return Next.TELL

@@ -63,7 +63,7 @@ def world(backends: int, limit: int | None) -> tuple[PoolTable, Gate]:
 def ask(gate: Gate, tenant: int) -> Ask:
     """Make a request's question for a backend."""
     caller = Caller(f"k{tenant}", "somebody", f"t{tenant}")
-    return Ask(ROUTE, CALL, DEMAND, caller, gate.need(CALL, DEMAND, caller))
+    return Ask(ROUTE, CALL, DEMAND, caller, gate.needs.of(CALL, DEMAND, caller))
 
 
 def at_once(backends: int, rounds: int = 5, times: int = 5000) -> float:

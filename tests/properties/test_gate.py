@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from gateway.core.errors import ContextLengthExceeded, Rejected
-from gateway.core.types import LoadSample, Phase, ShedReason, TrafficFailed
+from gateway.core.types import Chance, LoadSample, Phase, ShedReason, TrafficFailed
 from gateway.pools.health import Order
 from gateway.routing.choice import Chooser
 from tests.gatehouse import CAPACITY, HeldLoop, House, passes, turns
@@ -202,9 +202,9 @@ class AtTheGate(RuleBasedStateMachine):
         guest = inside[place % len(inside)]
         ask = guest.ask
         ask.tried[guest.slot.backend_id] = math.inf
-        room = self.house.gate.has_room(ask)
+        chance = self.house.gate.chance(ask)
         guest.end()
-        if room:
+        if chance is Chance.NOW:
             again = self.house.gate.enter(ask)
             if again is not None:
                 assert again.backend_id not in ask.tried

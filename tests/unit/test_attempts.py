@@ -14,6 +14,7 @@ from gateway.core.errors import (
     StreamBroke,
     UpstreamError,
 )
+from gateway.core.types import Chance
 from gateway.upstream.attempts import MAX_ATTEMPTS, Next, after
 
 TELL, ELSEWHERE, FRESH = Next.TELL, Next.ELSEWHERE, Next.FRESH_CONNECTION
@@ -28,16 +29,12 @@ AFTER_THE_FIRST = {
     BackendTimeout: (TELL, TELL, TELL),
     UpstreamError: (TELL, TELL, TELL),
 }
-ROOMS = (
-    {"room": False, "room_later": False},
-    {"room": False, "room_later": True},
-    {"room": True, "room_later": True},
-)
+CHANCES = (Chance.NEVER, Chance.LATER, Chance.NOW)
 
 
-def follows(error, *, attempts=1, answering=False, body_at_hand=True, **rooms):
+def follows(error, *, attempts=1, answering=False, body_at_hand=True, chance=Chance.NOW):
     asked = {"attempts": attempts, "answering": answering, "body_at_hand": body_at_hand}
-    return after(error("x"), **asked, **(rooms or ROOMS[2]))
+    return after(error("x"), **asked, chance=chance)
 
 
 def test_the_table_knows_every_failure_of_a_backend():
@@ -49,7 +46,7 @@ def test_the_table_knows_every_failure_of_a_backend():
 
 @pytest.mark.parametrize(("error", "expected"), AFTER_THE_FIRST.items())
 def test_only_what_surely_was_not_executed_is_tried_again_where_there_is_room(error, expected):
-    assert tuple(follows(error, **rooms) for rooms in ROOMS) == expected
+    assert tuple(follows(error, chance=chance) for chance in CHANCES) == expected
 
 
 @pytest.mark.parametrize("error", AFTER_THE_FIRST)
@@ -59,8 +56,8 @@ def test_only_what_surely_was_not_executed_is_tried_again_where_there_is_room(er
     + [{"attempts": made} for made in (MAX_ATTEMPTS, MAX_ATTEMPTS + 1, 100)],
 )
 def test_nothing_is_tried_again_after_a_first_byte_without_a_body_or_for_ever(error, over):
-    for attempts, rooms in product(range(1, MAX_ATTEMPTS + 1), ROOMS):
-        assert follows(error, **{"attempts": attempts, **over}, **rooms) is TELL
+    for attempts, chance in product(range(1, MAX_ATTEMPTS + 1), CHANCES):
+        assert follows(error, **{"attempts": attempts, **over}, chance=chance) is TELL
 
 
 @pytest.mark.parametrize("error", [ConnectFailed, EngineFull])

@@ -1,6 +1,7 @@
 import pytest
 
-from gateway.admission.forecast import DEFAULT_OUTPUT_TOKENS, Drain, Outputs, Promises
+from gateway.admission.forecast import Drain, Promises
+from gateway.admission.needs import DEFAULT_OUTPUT_TOKENS, Outputs
 
 # --- output length --------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from gateway.core.errors import ContextLengthExceeded, Overloaded, TooManyWaitin
 from gateway.core.types import (
     Call,
     Caller,
+    Chance,
     Demand,
     Dialect,
     Endpoint,
@@ -1338,10 +1339,9 @@ async def test_one_that_was_let_in_before_goes_ahead_of_those_who_wait():
     assert large.waits
     assert world.gate.enter(world.ask()) is None  # a new one takes its turn
     again = world.ask(tried=["m/b1"])
-    assert world.gate.has_room(again)
+    assert world.gate.chance(again) is Chance.NOW
     assert world.gate.enter(again).backend_id == "m/b2"
-    assert not world.gate.has_room(again)
-    assert world.gate.may_follow(again)  # it may wait for b2, which is only full
+    assert world.gate.chance(again) is Chance.LATER  # it may wait for b2, which is only full
     assert world.gate.enter(again) is None
 
 
@@ -1350,8 +1350,7 @@ async def test_one_that_was_let_in_before_is_not_sent_to_the_same_backend_again(
     world = house(backends=[single(ONE), single(TWO)])
     world.down("m/b2")
     again = world.ask(tried=["m/b1"])
-    assert not world.gate.has_room(again)
-    assert not world.gate.may_follow(again)
+    assert world.gate.chance(again) is Chance.NEVER
     assert world.gate.enter(again) is None
     assert world.gate.enter(world.ask()).backend_id == "m/b1"
 
@@ -1367,7 +1366,7 @@ def test_what_no_engine_works_on_passes_the_queue_and_takes_no_place(endpoint):
     async def check():
         world = house(backends=[single(ONE)])
         inside, waits = await world.guests(2)
-        need = world.gate.need(call(endpoint=endpoint), Demand(10**6, exact=False), CALLER)
+        need = world.gate.needs.of(call(endpoint=endpoint), Demand(10**6, exact=False), CALLER)
         asks = world.guest(endpoint=endpoint, need=need)
         await turns()
         assert asks.slot.backend_id == "m/b1"
@@ -1448,7 +1447,7 @@ def ended(tokens, *, outcome=Outcome.OK, most=None, choices=1, key="key", model=
 
 def output(world, *, most=None, choices=1, caller=CALLER):
     demand = Demand(10, exact=True, max_new_tokens=most)
-    return world.gate.need(call(choices=choices), demand, caller).output_tokens
+    return world.gate.needs.of(call(choices=choices), demand, caller).output_tokens
 
 
 @pytest.mark.parametrize(
@@ -1464,7 +1463,7 @@ def output(world, *, most=None, choices=1, caller=CALLER):
 def test_a_prompt_counts_as_what_it_is_likely_to_have(demand, text_bytes, prompt):
     @held
     async def check():
-        need = house().gate.need(call(text_bytes, stream=True), demand, CALLER)
+        need = house().gate.needs.of(call(text_bytes, stream=True), demand, CALLER)
         assert need.prompt_tokens == prompt
         assert need.streams
 
@@ -1538,20 +1537,20 @@ async def test_a_request_is_admitted_by_what_its_output_is_expected_to_take():
     world = house(backends=[ONE])
     world.scrape("m/b1", running=1, kv=0.5)
     ask = world.ask(tokens=3900)
-    ask.need = world.gate.need(call(), Demand(3900, exact=True), CALLER)
+    ask.need = world.gate.needs.of(call(), Demand(3900, exact=True), CALLER)
     assert world.gate.enter(ask) is None  # 4,156 of 4,000
     for _ in range(100):
         world.gate.learn([ended(40)])
-    ask.need = world.gate.need(call(), Demand(3900, exact=True), CALLER)
+    ask.need = world.gate.needs.of(call(), Demand(3900, exact=True), CALLER)
     assert world.gate.enter(ask) is not None
 
 
 @held
 async def test_no_estimate_of_the_output_makes_a_sequence_larger_than_its_window():
     for choices in (1, 8):
-        need = house().gate.need(call(choices=choices), Demand(4000, exact=True), CALLER, 4096)
+        need = house().gate.needs.of(call(choices=choices), Demand(4000, exact=True), CALLER, 4096)
         assert (need.prompt_tokens, need.output_tokens) == (4000, 96 * choices)
-    full = house().gate.need(call(), Demand(4096, exact=True), CALLER, 4096)
+    full = house().gate.needs.of(call(), Demand(4096, exact=True), CALLER, 4096)
     assert full.output_tokens == 1
 
 
@@ -1569,7 +1568,7 @@ def test_a_batch_is_expected_to_take_what_all_of_its_prompts_and_outputs_do(prom
         body = json.dumps({"model": "m", "prompt": prompt, "max_tokens": 100, "stream": True})
         batch = parse_call(ENDPOINTS[b"/v1/completions"], body.encode())
         limited = msgspec.structs.replace(demand, max_new_tokens=100)
-        need = house().gate.need(batch, limited, CALLER, 4096)
+        need = house().gate.needs.of(batch, limited, CALLER, 4096)
         assert need.prompt_tokens == tokens
         assert need.output_tokens == 100 * len(prompt)
         assert need.sequences == len(prompt)
@@ -1585,7 +1584,7 @@ def test_what_generates_nothing_is_expected_to_have_no_output_however_long_answe
         for _ in range(50):
             world.gate.learn([ended(2000)])
         reads = call(endpoint=endpoint)
-        need = world.gate.need(reads, Demand(100, exact=True), CALLER, 4096)
+        need = world.gate.needs.of(reads, Demand(100, exact=True), CALLER, 4096)
         assert (need.prompt_tokens, need.output_tokens) == (100, 0)
 
     check()
@@ -1606,7 +1605,7 @@ async def test_what_generates_nothing_teaches_nothing_of_outputs():
 async def test_documents_that_are_ranked_count_together_though_no_window_holds_them_all():
     body = json.dumps({"model": "m", "query": "q", "documents": ["word " * 200] * 100})
     rank = parse_call(ENDPOINTS[b"/v1/rerank"], body.encode())
-    need = house().gate.need(rank, Demand(4096, exact=False), CALLER, 4096)
+    need = house().gate.needs.of(rank, Demand(4096, exact=False), CALLER, 4096)
     assert 25_000 <= need.prompt_tokens <= 26_000
     assert need.sequences == 100
 
@@ -1615,7 +1614,7 @@ async def test_documents_that_are_ranked_count_together_though_no_window_holds_t
 async def test_a_tenant_that_sends_batches_is_charged_for_all_of_them():
     world = house(backends=[single(ONE)])
     (first,) = await world.guests(1)
-    need = world.gate.need(
+    need = world.gate.needs.of(
         call(longest_ratio=1 / 40, sequences=40), Demand(1000, exact=True), CALLER
     )
     assert need.prompt_tokens == 40_000
@@ -1629,7 +1628,7 @@ async def test_a_tenant_that_sends_batches_is_charged_for_all_of_them():
 async def test_a_batch_larger_than_any_cache_goes_to_an_idle_backend_and_is_never_refused():
     world = house(backends=[ONE])
     world.scrape("m/b1", running=1, kv=0.6)
-    need = world.gate.need(
+    need = world.gate.needs.of(
         call(longest_ratio=1 / 40, sequences=40), Demand(1000, exact=True), CALLER, 4096
     )
     assert need.tokens > CAPACITY

@@ -1,0 +1,120 @@
+"""What a request is expected to take of an engine, by its prompt and by how long outputs get."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.core.endpoints import NO_ENGINE, NO_OUTPUT, PAIRED
+from gateway.core.types import Call, Caller, Demand, Need, Outcome, RequestRecord
+
+DEFAULT_OUTPUT_TOKENS: Final = 256  # a chat answer of a few paragraphs; public traces have 150-350
+
+_WEIGHT: Final = 0.1  # of the newest output: the mean follows the last twenty or so
+_BYTES_PER_TOKEN: Final = 4  # of English text and code; for a prompt that nobody has counted
+_UNKNOWN_PROMPT_TOKENS: Final = 1024  # pictures and sound: about one picture's worth
+_LEARNT_FROM: Final = 4  # of each batch of ended requests: means need no more
+
+
+@dataclass(slots=True)
+class _Mean:
+    tokens: float
+    count: int
+
+
+class Outputs:
+    """The mean output length per (model, key), of at most `most` entries, least recently fed first out.
+
+    What is not known is taken from the model's mean, and that from the default; either also stands
+    in as the first value of a new mean, so that one odd reply says little.
+    """
+
+    def __init__(self, default_tokens: int = DEFAULT_OUTPUT_TOKENS, most: int = 10_000) -> None:
+        self._default = float(default_tokens)
+        self._most = most
+        self._means: OrderedDict[tuple[str, str | None], _Mean] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Return how many means are kept."""
+        return len(self._means)
+
+    def expect(self, model: str, key: str, max_new_tokens: int | None = None) -> int:
+        """Return the expected output in tokens, never more than `max_new_tokens`."""
+        tokens = math.ceil(self._mean(model, key))
+        return tokens if max_new_tokens is None else min(tokens, max_new_tokens)
+
+    def ended(self, model: str, key: str, tokens: int) -> None:
+        """Learn from an output that came to its own end."""
+        for entry in ((model, key), (model, None)):  # the model last: its mean outlives its keys'
+            self._learn(entry, tokens)
+
+    def cut(self, model: str, key: str, tokens: int) -> None:
+        """Learn from an output that was cut (by its limit, its client, a failure): a lower bound."""
+        for entry in ((model, key), (model, None)):
+            if tokens > self._mean(*entry):
+                self._learn(entry, tokens)
+
+    def _mean(self, model: str, key: str | None) -> float:
+        known = self._means.get((model, key)) or self._means.get((model, None))
+        return known.tokens if known is not None else self._default
+
+    def _learn(self, entry: tuple[str, str | None], tokens: int) -> None:
+        mean = self._means.get(entry)
+        if mean is None:
+            mean = self._means[entry] = _Mean(self._mean(*entry), 1)
+            if len(self._means) > self._most:
+                self._means.popitem(last=False)
+        self._means.move_to_end(entry)
+        mean.count += 1
+        mean.tokens += (tokens - mean.tokens) * max(_WEIGHT, 1 / mean.count)
+
+
+class Needs:
+    """Estimates what requests need, and learns from those that ended."""
+
+    def __init__(self) -> None:
+        self.outputs = Outputs()
+
+    def of(
+        self, call: Call, demand: Demand, caller: Caller, window_tokens: int | None = None
+    ) -> Need:
+        """Estimate what a request will take of a KV cache; the output as learnt of model and key.
+
+        No sequence is expected to be over the window: an engine holds that at least, so no estimate
+        alone refuses. All choices of a prompt share its place; several prompts have one each.
+        """
+        if call.endpoint in NO_ENGINE:
+            return Need(0, 0)
+        together = call.endpoint in PAIRED and not call.truncates_prompt
+        prompt, size = demand.prompt_tokens, call.text_bytes
+        if not demand.exact:
+            likely = _UNKNOWN_PROMPT_TOKENS if size is None else size // _BYTES_PER_TOKEN + 1
+            prompt = likely if together else min(prompt, likely)
+        output = 0
+        if call.endpoint not in NO_OUTPUT:
+            output = self.outputs.expect(call.model, caller.key_id, demand.max_new_tokens)
+            if window_tokens is not None:
+                output = min(output, max(window_tokens - prompt, 1))
+        several = together or call.longest_ratio < 1.0
+        return Need(
+            round(prompt / call.longest_ratio) if several else prompt,
+            output * call.choices,
+            streams=call.stream and not several,  # the first of several tells little of the others
+            sequences=call.sequences,
+        )
+
+    def learn(self, settled: Sequence[RequestRecord]) -> None:
+        """Learn from a few of the requests that ended how long outputs of their model and key get."""
+        for record in settled[-_LEARNT_FROM:]:
+            usage, demand = record.usage, record.demand
+            if usage is None or demand is None or record.model is None or record.caller is None:
+                continue
+            tokens = usage.completion_tokens // record.choices
+            most = demand.max_new_tokens
+            cut = record.outcome is not Outcome.OK or (most is not None and tokens >= most)
+            if tokens and record.endpoint not in NO_OUTPUT:
+                learn = self.outputs.cut if cut else self.outputs.ended
+                learn(record.model, record.caller.key_id, tokens)
