@@ -93,6 +93,7 @@ class Backend:
     foreign: int = 1  # requests of others that it holds; one while nobody knows
     token_cost: TokenCost = TokenCost()  # of its pool
     ahead_s: float = 0.0  # until all that is there is done, as the choice counts it
+    writing_s: float = 0.0  # of those, for outputs
     own_ratio: float = 1.0  # times a request's token cost, what the request itself takes here
 
     held: Held | None = None  # what its prefix cache holds; None: nobody asks
@@ -246,14 +247,15 @@ class Backend:
         self.weigh_ours()
 
     def weigh_ours(self) -> None:
-        """Renew `ahead_s`, after one of our requests came or went.
+        """Renew `ahead_s` and `writing_s`, after one of our requests came or went.
 
         With twice the share of another a backend counts as no busier than it with twice the work.
         """
         (prompts, outputs), foreign, cost = self.room.left(), self.foreign, self.token_cost
         outputs += foreign * (USUAL_TOKENS + 1) + self.in_flight  # each takes a step at least
-        ahead_s = self.slowness * (prompts * cost.prompt_s + outputs * cost.output_s)
-        self.ahead_s = ahead_s / self.share + self.away_s
+        each_s = self.slowness / self.share
+        self.writing_s = each_s * outputs * cost.output_s
+        self.ahead_s = each_s * prompts * cost.prompt_s + self.writing_s + self.away_s
 
     def forget_prefixes(self) -> None:
         """Note that its prefix cache is empty: it is another process."""
@@ -287,7 +289,7 @@ class Backend:
 
         A reserve is kept for the highest band, whose priority is `top_priority`, from the others, while
         it came lately; and for tenants with little in flight here from one that holds clearly more than
-        its share.
+        its share. What has no `prompt_tokens` to read need not stand back for what is unread.
         """
         limit = self.limit
         if not self.guarded:
@@ -300,7 +302,8 @@ class Backend:
             return Exclusion.TOO_LARGE if never else Exclusion.AT_LIMIT
         lower = top_priority is not None and priority < top_priority
         unread, is_highest = self.room.unread_tokens, top_priority is not None and not lower
-        if unread and not is_highest and unread + prompt_tokens > limit.readable_tokens(now):
+        reads = unread > 0 and prompt_tokens > 0
+        if reads and not is_highest and unread + prompt_tokens > limit.readable_tokens(now):
             return Exclusion.READING
         reserves = 2 if lower and now < self.highest_came_at + LATELY_S else 1
         if 2 * self.in_flight < allowed:  # no places are short

@@ -1,7 +1,8 @@
 """The choice of a backend for one request: one pass over its pool, in the order of expected seconds.
 
     suited      who could serve it however busy they are; kept until a model list or a phase changes
-    by cost     the seconds until a request that is sent there now would be done
+    by cost     the seconds until a request that is sent there now would be done; where it is known how
+                a prompt begins, the seconds that it takes of all who are there (decision 017)
     obstacle    the first backend without one is taken; those of another revision only when none of the
                 request's own is free, DEGRADED ones only when no READY one is
 
@@ -17,11 +18,19 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
+from xxhash import xxh3_64_intdigest
+
 from gateway.core.endpoints import NO_ENGINE
 from gateway.core.types import Ask, Endpoint, Exclusion, Phase
 from gateway.pools.table import Backend, PoolTable
 
 NOBODY: Final[frozenset[str]] = frozenset()
+
+# Of the seconds in which all outputs at a backend are written, so much does not hold up who comes: they are
+# written side by side. Simulated chats at 8 backends: 0.59 of the prompts were found cached with none of it,
+# 0.77 with nine tenths, 0.87 with this and with 0.99 alike (0.88 where a seer chooses).
+_BESIDE: Final = 0.97
+_ABOUT_EQUAL: Final = 0.02  # of what it costs to read the whole prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +96,11 @@ class Chooser:
         if told is None and backends:  # the common case in one look
             if backends[0].weighted:
                 costs = self._shared_out(costs, backends, ask)
-            best = backends[self._least(costs)]
+            best = backends[self._least(costs, backends, ask)]
             if obstacle(best, ask, now, barred) is None:
                 return best
         found = None
-        for place in self._in_order(costs):
+        for place in self._in_order(costs, backends, ask):
             backend = backends[place]
             reason = obstacle(backend, ask, now, barred)
             if reason is None:
@@ -118,18 +127,29 @@ class Chooser:
             cost + own_s * wait_s(each.share) for cost, each in zip(costs, backends, strict=True)
         ]
 
-    def _least(self, costs: Sequence[float]) -> int:
-        """Return the place of the least; of several one by chance."""
-        least = min(costs)
+    def _least(self, costs: Sequence[float], backends: Sequence[Backend], ask: Ask) -> int:
+        """Return the place of the least; of about equal ones that of the prompt's beginning, or any."""
+        least, prefix = min(costs), ask.prefix
+        if prefix is not None:
+            most = least + _ABOUT_EQUAL * _reading_s(
+                backends[costs.index(least)], prefix.prompt_tokens
+            )
+            near = [place for place, cost in enumerate(costs) if cost <= most]
+            if len(near) == 1:
+                return near[0]
+            return max(near, key=lambda place: _lot(backends[place], prefix.home))
         if costs.count(least) == 1:
             return costs.index(least)
         return self._rng.choice([place for place, cost in enumerate(costs) if cost == least])
 
-    def _in_order(self, costs: Sequence[float]) -> list[int]:
-        """Return the places of the costs, least first, equals by chance."""
+    def _in_order(self, costs: Sequence[float], backends: Sequence[Backend], ask: Ask) -> list[int]:
+        """Return the places of the costs, that of `_least` first, equals by chance."""
         places = list(range(len(costs)))
-        self._rng.shuffle(places)
-        return sorted(places, key=costs.__getitem__)
+        if places:
+            best = self._least(costs, backends, ask)
+            self._rng.shuffle(places)
+            places.sort(key=lambda place: (place != best, costs[place]))
+        return places
 
     def _suited(self, ask: Ask) -> Suited:
         """Return who suits a request; looked for once, until the table is another."""
@@ -145,21 +165,37 @@ class Chooser:
 
 
 def _costs(backends: Sequence[Backend], ask: Ask) -> list[float]:
-    """Return the seconds until a request that is sent there now would be done, for each.
+    """Return what a request costs at each, in seconds.
 
-    What a backend holds of the prompt already, it does not read again.
+    Where nothing is known of its beginning, that is when it would be done there. Else it is what it takes
+    of all who are there: what is not cached is read while they wait, and their outputs are written beside
+    its own.
     """
     if not backends:
         return []
-    cost, prefix = backends[0].token_cost, ask.prefix
-    own_s = cost.of(ask.need.prompt_tokens, ask.need.output_tokens)
+    cost, need, prefix = backends[0].token_cost, ask.need, ask.prefix
     if prefix is None:
+        own_s = cost.of(need.prompt_tokens, need.output_tokens)
         return [each.ahead_s + own_s * each.own_ratio for each in backends]
-    prompt_s = cost.prompt_s
+    written_s, prompt_tokens = cost.of(0, need.output_tokens), need.prompt_tokens
     return [
-        each.ahead_s + (own_s - each.cached_tokens(prefix) * prompt_s) * each.own_ratio
+        each.ahead_s
+        - _BESIDE * each.writing_s
+        + written_s * each.own_ratio
+        + _reading_s(each, prompt_tokens - each.cached_tokens(prefix))
         for each in backends
     ]
+
+
+def _lot(backend: Backend, home: int) -> int:
+    """Return the lot that a backend draws for prompts of one beginning, the same in every process."""
+    return xxh3_64_intdigest(backend.id.encode(), home)
+
+
+def _reading_s(backend: Backend, tokens: int) -> float:
+    """Return what it takes of all at a backend that it reads so many tokens."""
+    streams = 1 + backend.in_flight + backend.foreign
+    return tokens * backend.token_cost.prompt_s * streams * backend.own_ratio
 
 
 def obstacle(
@@ -177,9 +213,10 @@ def obstacle(
     tokens = need.prompt_tokens + need.output_tokens
     if need.sequences > 1:
         tokens = backend.room.enough(tokens)
-    to_read = need.prompt_tokens
-    if backend.room.unread_tokens:  # else it is not asked for
-        to_read -= backend.cached_tokens(ask.prefix)
+    to_read, unread = need.prompt_tokens, backend.room.unread_tokens
+    if unread and ask.prefix is not None:  # else it is not asked for
+        cached_tokens = backend.cached_tokens(ask.prefix)
+        to_read = 0 if cached_tokens >= unread else to_read - cached_tokens
     found = backend.obstacle(tokens, now, caller.priority, ask.top_priority, caller.tenant, to_read)
     if found is None and barred and backend.id in barred:
         return Exclusion.CLAIMED
