@@ -43,6 +43,7 @@ from gateway.ingress.reader import ClientLimits
 from gateway.ingress.routes import public_app
 from gateway.ingress.server import Ingress
 from gateway.ingress.settings import admin_ingress, connections_for, settings_for
+from gateway.ingress.shadow import Shadows
 from gateway.launch import disk
 from gateway.observe.ledger import Ledger
 from gateway.observe.log import AccessLog, set_up_logging
@@ -108,13 +109,16 @@ def build(
     )
     access_log = AccessLog(outlet, clock, enabled=config.log.access)
     ledger = Ledger(metrics, access_log, clock)
+    chooser = Chooser(table)
+    gate = Gate(table, chooser, clock)
     handler = Handler(
         settings=settings_for(config, Pages),
         table=table,
         client=client,
         ledger=ledger,
         clock=clock,
-        gate=Gate(table, Chooser(table), clock),
+        gate=gate,
+        shadows=Shadows(table, chooser, gate, client, clock, metrics.shadowed),
         catalogs=Catalogs(table, clock),
         live=set(),
         early=Early(ledger.settle, clock),
@@ -243,6 +247,7 @@ async def run(process: Process, sockets: tuple[socket.socket, socket.socket] | N
             )
             await process.stopping.wait()
             process.handler.draining = True
+            process.handler.shadows.close()
             await drain(process.ingress.live, process.config.shutdown.grace, process.hurry)
             public.leave()
             supervised.cancel()
@@ -254,6 +259,7 @@ async def run(process: Process, sockets: tuple[socket.socket, socket.socket] | N
                 task.cancel()
     finally:
         _close(public, admin)
+        process.handler.shadows.close()
         process.client.close()
         await process.supervisor.close()
         process.ledger.post()
@@ -287,6 +293,7 @@ async def _ticks(process: Process) -> None:
         process.admin.tick(now)
         end_late(process.ingress.live, now, process.config.timeouts.total)
         process.handler.gate.tick(process.clock.now())
+        process.handler.shadows.tick()
         due = loop.time() + TICK_S
 
     await periodic(tick, every_s=TICK_S, name="ticks", jitter_ratio=0.0)

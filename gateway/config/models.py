@@ -38,6 +38,7 @@ from gateway.config.traffic import (
     Labels,
     PreferConfig,
     Revision,
+    ShadowConfig,
     Weight,
 )
 from gateway.config.units import (
@@ -234,6 +235,9 @@ class PoolConfig(Section):
         " `tokenizer` and the extra kvevents). off: the choice goes by load alone.",
     )
     canary: CanaryConfig | None = setting(None, "A revision on trial. Default: none.")
+    shadow: ShadowConfig | None = setting(
+        None, "A pool that gets copies of requests. Default: none."
+    )
     queue: QueueConfig = setting({}, "The queue of this pool.")
     kv: KvConfig = setting({}, "When a KV cache counts as full.")
     slo: SloConfig = setting({}, "Latency targets.")

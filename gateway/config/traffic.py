@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from gateway.config.names import MODEL_NAME, ModelName
 from gateway.config.units import Duration, Section, setting
-from gateway.core.traffic import Cause, Trial
+from gateway.core.traffic import Cause, Shadow, Trial
 
 
 def _widened(value: Any) -> Any:
@@ -81,6 +81,20 @@ class CanaryConfig(Section):
     def trial(self) -> Trial:
         """Return which requests go to the revision."""
         return Trial(self.revision, self.weight or 0.0, frozenset(self.keys), self.header)
+
+
+class ShadowConfig(Section):
+    """Copies of some requests go to another pool; nobody gets their replies. Dropped first under load."""
+
+    to: ModelName = Field(description="The pool that gets the copies.")
+    share: Annotated[float, Field(gt=0, le=1)] = setting(
+        0.01, "Share of the conversations that are copied (0..1]."
+    )
+    max_in_flight: int = setting(4, "Most copies at a time.", ge=1, le=1000)
+
+    def shadow(self) -> Shadow:
+        """Return what is copied, and where to."""
+        return Shadow(self.to, self.share, self.max_in_flight)
 
 
 class FallbackConfig(Section):

@@ -24,6 +24,7 @@ def check_traffic(config: Config) -> Iterator[Remark]:
         yield from _shares(("pools", name), pool)
         yield from _canary(("pools", name, "canary"), pool)
         yield from _fallback(("pools", name, "fallback"), name, pool, config)
+        yield from _shadow(("pools", name, "shadow"), name, pool, config)
 
 
 def _engines(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
@@ -152,6 +153,31 @@ def _fallback(path: KeyPath, name: str, pool: PoolConfig, config: Config) -> Ite
                 f"`{adapter}` is none of the adapters that this pool lists",
                 "add it to `adapters` of the pool, or remove it here",
             )
+
+
+def _shadow(path: KeyPath, name: str, pool: PoolConfig, config: Config) -> Iterator[Remark]:
+    if pool.shadow is None:
+        return
+    to = pool.shadow.to
+    here: KeyPath = (*path, "to")
+    if to == name:
+        yield Remark(
+            here,
+            "shadow-loop",
+            f"the pool `{name}` would get copies of its own requests",
+            "name another pool; for a revision of this one, list its servers as a pool of their own",
+        )
+    elif to not in config.pools:
+        known = ", ".join(each for each in config.pools if each != name) or "none"
+        hint = f"the copies go to another pool, by its name; there are: {known}"
+        yield Remark(here, "unknown-pool", f"there is no pool `{to}`", hint)
+    elif pool.prefix_cache is _OF_TENANTS and config.pools[to].prefix_cache is not _OF_TENANTS:
+        yield Remark(
+            here,
+            "shared-shadow",
+            f"requests of this pool have a prefix cache per tenant, and their copies in `{to}` would share one",
+            f"write `prefix_cache: per_tenant` in `{to}` too, or remove the shadow",
+        )
 
 
 def _given_away(

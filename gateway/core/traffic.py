@@ -31,6 +31,14 @@ class Trial(msgspec.Struct, frozen=True):
     by_header: bool = False
 
 
+class Shadow(msgspec.Struct, frozen=True):
+    """To which pool copies of some requests go, whose replies nobody gets."""
+
+    pool: str
+    share: float  # of the conversations, 0..1
+    most: int  # copies at a time
+
+
 class Fallback(msgspec.Struct, frozen=True, gc=False):
     """From which pool a request came here, and why."""
 

@@ -19,7 +19,7 @@ from gateway.core.asked import Caller as Caller
 from gateway.core.exclusion import AWAITS_ADAPTER as AWAITS_ADAPTER
 from gateway.core.exclusion import Exclusion as Exclusion
 from gateway.core.prefix import Prefix, Sent
-from gateway.core.traffic import Fallback, Trial
+from gateway.core.traffic import Fallback, Shadow, Trial
 
 
 class Endpoint(Enum):
@@ -168,6 +168,7 @@ class Route:
     engine_tokens: int | None = None  # the smallest of the backends'
     tenants_apart: bool = False  # each tenant has a prefix cache of its own
     trial: Trial | None = None  # a revision is on trial
+    shadow: Shadow | None = None  # another pool gets copies
 
 
 class Demand(msgspec.Struct, frozen=True):

@@ -58,6 +58,7 @@ from gateway.ingress.measuring import UNMEASURED, Measuring
 from gateway.ingress.outgoing import outgoing
 from gateway.ingress.passing import Passing
 from gateway.ingress.settings import Settings
+from gateway.ingress.shadow import Shadows
 from gateway.observe.ledger import Ledger
 from gateway.pools.table import Backend, PoolTable
 from gateway.routing.catalog import Catalog, Catalogs
@@ -91,6 +92,7 @@ class Handler:
     live: set[Downstream]
     early: Early
     failed_keys: FailedKeys
+    shadows: Shadows
     bodies: Bodies = field(default_factory=Bodies)
     draining: bool = False
     measuring: Measuring = field(init=False)
@@ -213,6 +215,8 @@ class Handler:
                     silence = Silence(settings.patience, now, backend.works, ask.need)
                     salt = settings.salt(ask) if ask.route.tenants_apart else None
                     out = outgoing(down, ask, backend, record.engine_id, salt)
+                    if ask.route.shadow is not None and record.attempts == 1:
+                        self.shadows.copy(settings, down, ask, silence.patience)
                     try:
                         reply = await self.client.connections(backend).send(
                             out, silence, fresh=fresh

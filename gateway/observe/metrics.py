@@ -204,6 +204,12 @@ class Metrics(Collector):
         pool, _, name = backend_id.rpartition("/")
         self._values[table.UPSTREAM_FAILURES.name][pool, name, reason] += 1
 
+    def shadowed(self, pool: str, to: str, outcome: str, first_s: float | None) -> None:
+        """Count a copy of a request; `outcome` is a closed word."""
+        self._values[table.SHADOWS.name][pool, to, outcome] += 1
+        if first_s is not None:
+            self._histograms[table.SHADOW_TTFT.name].observe((pool, to), first_s)
+
     def failed_key(self, listener: str, result: str) -> None:
         """Count a request without a valid key; both are closed words."""
         self._values[table.FAILED_KEYS.name][listener, result] += 1

@@ -221,6 +221,7 @@ def _route(
         engine_tokens=min(told, default=None),
         tenants_apart=config.prefix_cache is PrefixCache.PER_TENANT,
         trial=config.canary.trial() if config.canary is not None else None,
+        shadow=config.shadow.shadow() if config.shadow is not None else None,
     )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import Final
 
 from gateway.core.types import Ask
 from gateway.wire.conversation import beginning
 
-_BYTES = 8
+_BYTES: Final = 8
 
 
 def assign(ask: Ask, session: bytes, wished: bytes) -> None:
@@ -25,6 +26,11 @@ def assign(ask: Ask, session: bytes, wished: bytes) -> None:
     elif trial.keys:
         ask.on_trial = ask.caller.key_id in trial.keys
     else:
-        told = blake2b(session or beginning(ask.call), digest_size=_BYTES)
-        told.update(f"\n{ask.caller.key_id}\n{ask.route.pool}\n{trial.revision}".encode())
-        ask.on_trial = int.from_bytes(told.digest()) < trial.share * 2 ** (8 * _BYTES)
+        ask.on_trial = place_of(ask, session, trial.revision) < trial.share
+
+
+def place_of(ask: Ask, session: bytes, purpose: str) -> float:
+    """Return a number between 0 and 1 that is the same for each turn of a conversation, and differs by purpose."""
+    told = blake2b(session or beginning(ask.call), digest_size=_BYTES)
+    told.update(f"\n{ask.caller.key_id}\n{ask.route.pool}\n{purpose}".encode())
+    return int.from_bytes(told.digest()) / 256**_BYTES

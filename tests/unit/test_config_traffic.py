@@ -114,3 +114,16 @@ def test_only_vllm_is_started_from_here():
     launch = "launch: {command: [vllm, serve, /models/m], port: 8001}"
     pool = f"pools: {{m: {{backends: [{{engine: openai, {launch}}}]}}}}"
     assert "not-vllm" in codes(pool)
+
+
+@pytest.mark.parametrize(
+    ("to", "code"), [("b", []), ("a", ["shadow-loop"]), ("c", ["unknown-pool"])]
+)
+def test_copies_go_to_another_pool(to, code):
+    assert codes(pools(f"shadow: {{to: {to}, share: 0.1}}")) == code
+
+
+def test_tenants_that_are_kept_apart_are_kept_apart_in_copies_too():
+    apart = "prefix_cache: per_tenant"
+    assert codes(pools(f"{apart}, shadow: {{to: b}}")) == ["shared-shadow"]
+    assert codes(pools(f"{apart}, shadow: {{to: b}}", apart)) == []

@@ -24,8 +24,9 @@ from gateway.core.types import (
     Usage,
     UsageSource,
 )
+from gateway.observe.buckets import TTFT_BUCKETS
 from gateway.observe.families import Histogram
-from gateway.observe.instruments import INSTRUMENTS, TTFT_BUCKETS
+from gateway.observe.instruments import INSTRUMENTS
 from gateway.observe.metrics import MAX_NAMES, Metrics
 from gateway.observe.readings import Readings
 

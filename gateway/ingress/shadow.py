@@ -1,0 +1,210 @@
+"""Copies of requests for another pool, whose replies nobody gets.
+
+A copy is bounded and goes first: it is made of a share of the conversations and of small bodies only, with at
+most `max_in_flight` at a time. It takes a place only where more than half are free and nobody waits in either
+pool, never waits itself, is sent once, and is given up as soon as somebody waits for its pool. It is in no
+access line, no usage and no limit of a key, and what it meets says nothing of a backend's health.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from gateway.admission.gate import Gate
+from gateway.config.parameters import PrefixCache
+from gateway.core import aio
+from gateway.core.aio import Clock
+from gateway.core.endpoints import GENERATES, READS
+from gateway.core.errors import GatewayError, RequestError, UpstreamError
+from gateway.core.traffic import Shadow
+from gateway.core.types import Ask, Call, Caller, Demand, Route, Slot
+from gateway.ingress.downstream import Downstream
+from gateway.ingress.settings import Settings
+from gateway.pools.table import Backend, PoolTable
+from gateway.routing.trial import place_of
+from gateway.upstream.client import Client, Outgoing
+from gateway.upstream.engineids import engine_id, plain_id
+from gateway.upstream.reply import Reply
+from gateway.upstream.silence import Patience, Silence
+from gateway.wire.calls import upstream_body
+
+log = logging.getLogger("gateway.shadow")
+
+NOBODY: Final = Caller(key_id="shadow", name="shadow", tenant="shadow")
+_COPIED: Final = GENERATES | READS
+_NOTHING_KNOWN: Final = Demand(0, exact=False)
+
+# pool, where to, outcome (ok, rejected, failed or dropped), seconds to the first byte
+Count = Callable[[str, str, str, float | None], None]
+
+
+class Finder(Protocol):
+    """Who knows a backend with room; `routing.choice.Chooser`."""
+
+    def find(self, ask: Ask, now: float) -> Backend | None:
+        """Return the best that may take a request now."""
+
+
+class Shadows:
+    """All copies under way; their one owner."""
+
+    def __init__(
+        self, table: PoolTable, finder: Finder, gate: Gate, client: Client, clock: Clock, count: Count
+    ) -> None:  # fmt: skip
+        self._table = table
+        self._finder = finder
+        self._gate = gate
+        self._client = client
+        self._clock = clock
+        self._count = count
+        self._under_way: dict[asyncio.Task[None], tuple[str, str]] = {}  # from which pool to which
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    def copy(self, settings: Settings, down: Downstream, ask: Ask, patience: Patience) -> None:
+        """Send a copy of a request that is being sent, if it is among those that are copied."""
+        shadow, call = ask.route.shadow, ask.call
+        if shadow is None or shadow.pool not in settings.pools or call.endpoint not in _COPIED:
+            return
+        try:
+            if place_of(ask, down.session, f"shadow of {shadow.pool}") >= shadow.share:
+                return
+            if not self._may_start(down, ask, shadow) or not self._start(
+                settings, down, ask, patience
+            ):
+                self._count(ask.route.pool, shadow.pool, "dropped", None)
+        except Exception:  # a copy never harms its request
+            log.exception("a copy of a request failed", extra={"event": "shadow_failed"})
+
+    def tick(self) -> None:
+        """Give up copies to pools for which somebody waits."""
+        for task, (_, to) in self._under_way.items():
+            if self._gate.oldest_s(to) is not None:
+                task.cancel()
+
+    def close(self) -> None:
+        """Give all up."""
+        for task in self._under_way:
+            task.cancel()
+
+    def _may_start(self, down: Downstream, ask: Ask, shadow: Shadow) -> bool:
+        if down.hold is not None or down.upload is not None:
+            return False
+        under_way = sum(pool == ask.route.pool for pool, _ in self._under_way.values())
+        waits = [self._gate.oldest_s(pool) for pool in (ask.route.pool, shadow.pool)]
+        return under_way < shadow.most and waits == [None, None]
+
+    def _start(self, settings: Settings, down: Downstream, ask: Ask, patience: Patience) -> bool:
+        """Start a copy where it has room; False where it has none, or the other pool takes no such call."""
+        assert ask.route.shadow is not None
+        to, call, now = ask.route.shadow.pool, ask.call, self._clock.now()
+        try:
+            settings.policies.judge(call, to, ask.caller.parameters)
+        except RequestError:
+            return False
+        copy = Ask(Route(to, to, to), call, _NOTHING_KNOWN, NOBODY, ask.need)
+        backend = self._finder.find(copy, now)
+        allowed = None if backend is None else backend.allowed(now)
+        if backend is None or (allowed is not None and 2 * backend.in_flight >= allowed):
+            return False
+        apart = settings.pools[to].prefix_cache is PrefixCache.PER_TENANT
+        out = _outgoing(down, call, backend, settings.salt(ask) if apart else None)
+        slot = self._table.take(backend.id, now, ask.need, NOBODY.tenant)
+        silence = Silence(patience, now, backend.works, ask.need)
+        within_s = settings.config.timeouts.total
+        sending = self._send(ask.route.pool, backend, slot, out, silence, within_s)
+        task = aio.start(sending, name=f"shadow {backend.id}")
+        self._under_way[task] = ask.route.pool, to
+        task.add_done_callback(self._ended)
+        return True
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._under_way.pop(task, None)
+
+    async def _send(
+        self, pool: str, backend: Backend, slot: Slot, out: Outgoing, silence: Silence, within_s: float
+    ) -> None:  # fmt: skip
+        """Send a copy and read its reply to the end; cancelled, it closes its connection."""
+        first_s, outcome = None, "dropped"
+        try:
+            async with asyncio.timeout(within_s):
+                reply = await self._client.connections(backend).send(out, silence, fresh=False)
+                first_s = self._clock.now() - slot.taken_at
+                if reply.body is None:
+                    await _Discarded(reply, silence).read()
+            outcome = _OUTCOMES.get(reply.status // 100, "failed")
+        except (GatewayError, TimeoutError):
+            outcome = "failed"
+        finally:
+            slot.release()
+            self._count(pool, backend.pool, outcome, first_s)
+
+
+_OUTCOMES: Final = {2: "ok", 4: "rejected"}
+
+
+def _outgoing(
+    down: Downstream, call: Call, backend: Backend, salt: Callable[[str | None], str] | None
+) -> Outgoing:
+    """Return a copy as its backend gets it: under its model's name, with an id of its own."""
+    body = upstream_body(
+        call,
+        served_model=backend.base_model or backend.pool,
+        inject_usage=False,
+        max_new_tokens=call.max_new_tokens,
+        salt=salt,
+        plain=backend.plain,
+    )
+    name = plain_id() if backend.plain else engine_id()
+    return Outgoing(down.spec.path, call.content_type, name, body)
+
+
+class _Discarded:
+    """Reads a body that the connection hands on in parts, and keeps nothing (`upstream.reply.Sink`)."""
+
+    def __init__(self, reply: Reply, silence: Silence) -> None:
+        self._connection = reply.connection
+        self._silence = silence
+        self._heard = True
+        self._whole: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def read(self) -> None:
+        """Return at its end. Cancel: the connection is closed."""
+        assert self._connection is not None
+        self._connection.attach(self)
+        try:
+            await self._whole
+        finally:
+            if self._connection is not None:
+                self._connection.abort()
+
+    def on_data(self, data: bytes) -> None:
+        """Drop it."""
+        self._heard = True
+
+    def on_chunk(self, chunk: bytes) -> bool:
+        """Leave the framing to the parser."""
+        return False
+
+    def on_end(self, data: bytes) -> None:
+        """Have read it; the connection may be another's by now."""
+        self._connection = None
+        if not self._whole.done():
+            self._whole.set_result(None)
+
+    def on_lost(self, error: UpstreamError) -> None:
+        """Learn that the backend broke off."""
+        if not self._whole.done():
+            self._whole.set_exception(error)
+
+    def on_tick(self, now: float) -> None:
+        """End it when the backend is silent for too long."""
+        if self._heard:
+            self._silence.broken(now)
+            self._heard = False
+        elif self._silence.too_long(now) and not self._whole.done():
+            self._whole.set_exception(self._silence.error())

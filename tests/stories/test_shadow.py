@@ -1,0 +1,143 @@
+"""Copies of requests go to another pool: nobody gets their replies, and nobody pays or waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from gateway.sim.server import SimConfig
+from tests.stories.support import FAST, gateway, story
+
+NEXT = SimConfig(model="next", speed=0)
+SLOW = SimConfig(model="next", reply_tokens=4000)
+POOLS = """\
+pools:
+  m:
+    shadow: {{to: next, {how}}}
+    backends: [{{url: <0>, max_in_flight: 8}}]
+  next:
+    backends: [<1>]
+"""
+ALL = "share: 1"
+
+
+def pools(how=ALL):
+    return POOLS.format(how=how)
+
+
+def copies(world):
+    return world.sims[1].received("/v1/chat/completions")
+
+
+async def counted(world, outcome):
+    name = f'gateway_shadow_requests_total{{outcome="{outcome}",pool="m",to="next"}} '
+    found = [line for line in (await world.metrics()).splitlines() if line.startswith(name)]
+    return float(found[0].removeprefix(name)) if found else 0.0
+
+
+def under_way(world):
+    return world.process.table.get("next/b1").in_flight
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_other_pool_gets_a_copy_and_the_client_its_own_reply(stream):
+    @story
+    async def copied():
+        async with gateway(FAST, NEXT, pools=pools(), access=True) as world:
+            reply = await world.chat("hello", max_tokens=3, stream=stream)
+            assert reply.status_code == 200
+            assert reply.headers["x-gateway-backend"] == "m/b1"
+            await world.until(lambda: copies(world) and under_way(world) == 0)
+            (copy,) = copies(world)
+            asked = json.loads(copy.body)
+            assert (asked["model"], asked["messages"][0]["content"]) == ("next", "hello")
+            assert asked.get("stream", False) is stream
+            # It is told apart from every request of a client.
+            (line,) = world.access_lines()
+            assert (line["model"], line["pool"]) == ("m", "m")
+            text = await world.metrics()
+            assert (
+                'gateway_requests_total{code="200",endpoint="chat",model="m",outcome="ok",pool="m"} 1.0'
+                in text
+            )
+            assert 'gateway_tokens_total{kind="completion",model="m",pool="m"} 3.0' in text
+            assert 'pool="next"} 1' not in "\n".join(
+                each for each in text.splitlines() if each.startswith("gateway_requests_total")
+            )
+            assert await counted(world, "ok") == 1
+            await world.settled()
+
+    copied()
+
+
+@pytest.mark.parametrize(
+    "fault", ["http_500", "http_500:422", "reset_before_headers", "stall_after", "refuse"]
+)
+def test_what_becomes_of_a_copy_is_nothing_to_its_client_and_to_the_backends_health(fault):
+    @story
+    async def ignored():
+        async with gateway(FAST, NEXT, pools=pools("share: 1, max_in_flight: 100")) as world:
+            world.sims[1].inject(fault)
+            for number in range(8):
+                reply = await world.chat(f"c {number}", max_tokens=2, stream=True)
+                assert reply.status_code == 200
+            backend = world.process.table.get("next/b1")
+            assert backend.traffic_failures == 0
+            if fault not in ("stall_after", "refuse"):
+                await world.until(lambda: under_way(world) == 0)
+                kind = "rejected" if fault.endswith("422") else "failed"
+                assert await counted(world, kind) >= 1
+        # What was under way ends with the gateway.
+
+    ignored()
+
+
+@story
+async def test_no_more_copies_than_the_setting_are_under_way():
+    slow = SimConfig(model="next", reply_tokens=4000, max_model_len=100_000)
+    async with gateway(FAST, slow, pools=pools("share: 1, max_in_flight: 2")) as world:
+        world.process.table.get("next/b1").limit.fix(100)
+        for number in range(6):
+            assert (await world.chat(f"c {number}", stream=True)).status_code == 200
+        assert under_way(world) == 2
+        assert await counted(world, "dropped") == 4
+
+
+@story
+async def test_copies_leave_half_of_the_places_to_others_and_are_given_up_when_somebody_waits():
+    slow = SimConfig(model="next", reply_tokens=4000, max_model_len=100_000)
+    text = pools("share: 1, max_in_flight: 100").replace("<1>", "{url: <1>, max_in_flight: 4}")
+    async with gateway(FAST, slow, pools=text) as world:
+        for number in range(8):
+            assert (await world.chat(f"c {number}", stream=True)).status_code == 200
+        assert under_way(world) == 2
+        body = {"model": "next", "messages": [{"role": "user", "content": "go on"}], "stream": True}
+
+        async def client():
+            async with world.http.stream("POST", "/v1/chat/completions", json=body) as reply:
+                assert reply.status_code == 200
+                await enough.wait()
+
+        enough = asyncio.Event()
+        shadows = world.process.handler.shadows
+        async with asyncio.TaskGroup() as group:
+            for _ in range(4):
+                group.create_task(client(), name="client")
+            # Two find places; the others wait, so the copies go.
+            await world.until(lambda: under_way(world) == 4 and len(shadows) == 0)
+            enough.set()
+        assert await counted(world, "dropped") == 8
+
+
+@story
+async def test_a_share_of_the_conversations_is_copied_each_with_all_its_turns():
+    async with gateway(FAST, NEXT, pools=pools("share: 0.4, max_in_flight: 100")) as world:
+        for _ in range(2):
+            for number in range(40):
+                await world.chat(f"conversation {number}", max_tokens=1)
+                await world.until(lambda: under_way(world) == 0)
+        said = [json.loads(each.body)["messages"][0]["content"] for each in copies(world)]
+        assert 8 < len(set(said)) < 26
+        assert all(said.count(each) == 2 for each in said)
