@@ -187,6 +187,7 @@ class Connection(Reading, asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._fail(BackendBroke("the backend sent something that is not HTTP/1.1"))
             return
+        self._between_chunks &= data.endswith(b"\n")  # else the next one's size may have begun
         if self._framing_bytes > MAX_FRAMING_BYTES and not self._complete:
             self._fail(BackendBroke("the backend sent too much between the parts of its reply"))
         elif self.state is STREAM:

@@ -83,6 +83,7 @@ class Reading:
         if self._complete or status > 599:
             raise httptools.HttpParserError("a second reply to one request, or no status at all")
         if status == 200 and is_event_stream(headers):
+            self._between_chunks = headers.get(b"transfer-encoding") == b"chunked"
             self._start_stream()
         else:
             self.state = COLLECT
@@ -96,7 +97,7 @@ class Reading:
             self._start_stream()
 
     def on_chunk_header(self) -> None:
-        """Note that a chunk has begun."""
+        """Note that a chunk has begun: its size is read."""
         self._between_chunks = False
 
     def on_chunk_complete(self) -> None:

@@ -28,6 +28,7 @@ from gateway.core.errors import (
 )
 from gateway.upstream.reply import Reply
 from gateway.upstream.watch import Watch
+from gateway.wire.chunks import inside
 from gateway.wire.replies import Fault, fault_of
 from gateway.wire.sse import HEARTBEAT
 
@@ -125,7 +126,9 @@ class Relay:
         self._note_first_token()
 
     def on_chunk(self, chunk: bytes) -> bool:
-        """Pass on a read as it is framed when it is just more tokens; False: it is to be parsed."""
+        """Pass on a read as it is framed when it is just more tokens, or what it holds when it is one
+        chunk; False: it is to be parsed.
+        """
         shape, client = self._shape, self._client
         events = 1 if shape.fits(chunk) else shape.count(chunk)
         if events and client.takes_chunks:
@@ -134,7 +137,10 @@ class Relay:
             write = client.write_chunk  # a method that is looked up as one would cost twice as much
             write(chunk)
             return True
-        return False
+        frame = inside(chunk)
+        if frame:
+            self.on_data(frame)
+        return bool(frame)
 
     def _begin(self, out: bytes) -> bool:
         """Write the head and the first bytes, unless they are those of a failure."""

@@ -3,7 +3,8 @@
 An engine writes one frame per chunk of the chunked transfer coding (RFC 9112 section 7.1), and the
 frames of one stream differ in one string only. So a read that is exactly one chunk with the head and
 the tail of a frame that was judged before, and nothing but the inside of a string between them, says
-nothing new. Nor does a read of several such chunks.
+nothing new. Nor does a read of several such chunks. Any other read that is exactly one chunk needs no
+parser to be taken out of it.
 
     d2\\r\\n   data: {"id":"x",...,"delta":{"content":"   some text   "},"finish_reason":null}]}\\n\\n   \\r\\n
     size     head, as before                         no end of it   tail, as before
@@ -20,16 +21,27 @@ _QUOTE: Final = ord('"')
 
 
 def _size_line(chunk_bytes: int) -> bytes:
-    """Return how a chunk of so many bytes, framing included, begins."""
+    """Return how a chunk of so many bytes, framing included, begins; empty: none has so many."""
     for digits in (1, 2, 3):
         line = b"%x\r\n" % max(0, chunk_bytes - digits - 4)
         if len(line) == digits + 2 and line[:1] != b"0":
             return line
-    return _NEVER
+    return b""
 
 
 # By a chunk's size: how it begins.
 _SIZE_LINES: Final = tuple(map(_size_line, range(_MAX_CHUNK)))
+
+
+def inside(data: bytes) -> bytes:
+    """Return what the chunk holds that `data` is, from its first to its last byte; empty: it is not
+    one, or one that only the parser reads, as the last, one of 4 KiB or one with extensions.
+    """
+    size = len(data)
+    line = _SIZE_LINES[size] if size < _MAX_CHUNK else b""
+    if line and data.startswith(line) and data.endswith(b"\r\n"):
+        return data[len(line) : -2]
+    return b""
 
 
 class Shape:
@@ -65,9 +77,10 @@ class Shape:
 
     def _expect(self, size: int) -> tuple[bytes, int]:
         """Return how a chunk of this size begins if it fits, and the bytes of its text."""
-        if size >= _MAX_CHUNK or not self._head:
+        line = _SIZE_LINES[size] if size < _MAX_CHUNK else b""
+        if not (line and self._head):
             return _NEVER, -1
-        beginning = _SIZE_LINES[size] + self._head
+        beginning = line + self._head
         expected = beginning, size - len(beginning) - len(self._tail)
         if len(self._sizes) == _MOST_SIZES:
             self._sizes.clear()
@@ -79,7 +92,7 @@ class Shape:
 
         An engine that is faster than we read leaves several in one read.
         """
-        if not data.endswith(self._tail):
+        if not self._tail or not data.endswith(self._tail):
             return 0
         count = begin = 0
         while begin < len(data):

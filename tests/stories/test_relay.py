@@ -294,3 +294,33 @@ def test_a_reused_connection_that_dies_after_more_than_a_round_trip_may_have_wor
                 await asked
 
     main()
+
+
+# Cut behind its first digit and its sixth byte, the first chunk looks like another one.
+BODY = (
+    chunk(b":abcd\r\n:efghijklmno\n\n")
+    + b"".join(chunk(TOKEN.replace(b"x", text)) for text in (b"1", b"2", b"\\n"))
+    + chunk(b": a comment\n")
+    + chunk(b"\n")
+    + chunk(LAST)
+    + b"0\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize("first", range(1, len(BODY) - 1))
+def test_reads_that_end_anywhere_in_a_chunk_make_no_difference(first):
+    async def relayed(*reads):
+        _, client, connection, running = await start(patience())
+        client.takes_chunks = True
+        client.write_chunk = lambda chunk: client.write(chunk.split(b"\r\n")[1])
+        for read in reads:
+            connection.data_received(read)
+        assert await running is None
+        return client.written
+
+    async def main():
+        whole = await relayed(BODY)
+        for second in range(first + 1, min(first + 16, len(BODY))):
+            assert await relayed(BODY[:first], BODY[first:second], BODY[second:]) == whole
+
+    asyncio.run(main())

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.wire.chunks import Shape
+from gateway.wire.chunks import Shape, inside
 
 
 def frame(text, **more):
@@ -147,3 +147,24 @@ def test_bytes_put_anywhere_into_a_chunk_never_make_the_parser_see_something_els
         body = parsed(candidate)
         assert body.chunks == 1
         assert chunk(body.data) == candidate
+
+
+@pytest.mark.parametrize("data", [b"x", b"ab" * 9, frame("a"), frame("a") + b"data: [DONE]\n\n"])
+def test_what_is_exactly_one_chunk_is_taken_out_of_it(data):
+    assert inside(chunk(data)) == data
+
+
+@given(st.binary(min_size=1, max_size=300), st.data())
+def test_what_is_taken_out_of_a_chunk_is_what_the_parser_finds_in_it(content, data):
+    whole = chunk(content)
+    at = data.draw(st.integers(0, len(whole)))
+    cut = data.draw(st.integers(at, min(len(whole), at + 3)))
+    candidate = whole[:at] + data.draw(st.binary(max_size=4)) + whole[cut:]
+    if found := inside(candidate):
+        body = parsed(candidate)
+        assert (body.data, body.chunks) == (found, 1)
+
+
+@pytest.mark.parametrize("size", [0, 4090, 4096, 70_000])
+def test_the_last_chunk_and_long_ones_are_left_to_the_parser(size):
+    assert inside(chunk(b"x" * size)) == b""
