@@ -148,6 +148,10 @@ class _Seen:
     def __init__(self, engine: Engine, block_size: int) -> None:
         self._engine, self._size = engine, block_size
 
+    @property
+    def kv_events(self) -> None:
+        return None
+
     def tokens(self, prefix: Prefix) -> int:
         return self._size * held_blocks(self._engine, prefix.keys)
 
@@ -159,6 +163,12 @@ class _Seen:
         pass
 
     def scraped(self, capacity_tokens: int | None, hits: float | None) -> None:
+        pass
+
+    def read(self, sent: Sent) -> None:
+        pass
+
+    def over(self, sent: Sent) -> None:
         pass
 
     def unsent(self, sent: Sent) -> None:

@@ -36,6 +36,7 @@ class Prefix(msgspec.Struct, gc=False):
     output_tokens: int  # that the engine is expected to keep beside it
     home: int = 0  # alike for prompts that begin alike, in every process
     blocks: Blocks | None = None  # where its token ids are known, and asked for
+    steers: bool = True  # vLLM lets us name the engine that takes it, where a server has several
 
     def tokens_before(self, place: int) -> int:
         """Return how many tokens the beginning at a place of `keys` has; 0 past the last place."""
@@ -51,6 +52,9 @@ class Sent(msgspec.Struct, gc=False):
     cached_tokens: int  # that it was thought to hold before
     known_tokens: int  # that it held by what was sent there, whatever that is worth
     new_keys: int  # that were new there
+    rank: int | None = None  # of the engine that takes it, where a server has several
+    work_tokens: int = 0  # what it still costs that engine
+    by: object = None  # who counts it there
 
 
 class KvEvents(msgspec.Struct, frozen=True, gc=False):
@@ -89,5 +93,19 @@ class Held(Protocol):
     def unsent(self, sent: Sent) -> None:
         """Take that back: it ended before the engine was seen to read it."""
 
+    def read(self, sent: Sent) -> None:
+        """Note that the engine has read a prompt."""
+
+    def over(self, sent: Sent) -> None:
+        """Note that a request is there no more, however it ended."""
+
     def forget(self) -> None:
         """Note that it is empty: another process, or its cache was reset."""
+
+
+class Holder(Protocol):
+    """A backend, as far as prefixes are concerned."""
+
+    @property
+    def held(self) -> Held | None:
+        """What its prefix cache holds; None: nobody asks."""

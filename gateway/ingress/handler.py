@@ -214,7 +214,7 @@ class Handler:
                     record.sent_at = now = self.clock.now()
                     silence = Silence(settings.patience, now, backend.works, ask.need)
                     salt = settings.salt(ask) if ask.route.tenants_apart else None
-                    out = outgoing(down, ask, backend, record.engine_id, salt)
+                    out = outgoing(down, ask, backend, record.engine_id, salt, slot.rank)
                     if ask.route.shadow is not None and record.attempts == 1:
                         self.shadows.copy(settings, down, ask, silence.patience)
                     try:

@@ -11,12 +11,13 @@ import msgspec
 
 from gateway.admission.gate import Gate
 from gateway.core.aio import beside
-from gateway.core.types import Ask, Demand, Phase, RequestRecord
+from gateway.core.types import Ask, Demand, Endpoint, Phase, RequestRecord
 from gateway.counting.context import bound, settle, unsettled
 from gateway.ingress.settings import Settings
 from gateway.pools.table import PoolTable
 from gateway.prefix.beginnings import FIRST_BYTES, READ, Beginnings, written_salt
-from gateway.prefix.precise import PromptBlocks, block_sizes
+from gateway.prefix.precise import PromptBlocks
+from gateway.prefix.ranked import block_sizes
 
 UNMEASURED: Final = Demand(0, exact=False)  # of an ask of which nothing is known yet
 
@@ -114,5 +115,6 @@ class Measuring:
         ask.prefix = self.beginnings.of(ask, self.table.backends(ask.route.pool))
         if ask.prefix is not None:
             ask.prefix.blocks = blocks
+            ask.prefix.steers = ask.call.endpoint is not Endpoint.RESPONSES
         ask.top_priority = self.gate.top_priority
         ask.returned, ask.fallback = record.client_retry > 0, record.fallback

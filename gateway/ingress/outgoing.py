@@ -18,8 +18,13 @@ def outgoing(
     backend: Backend,
     engine_id: str,
     salt: Callable[[str | None], str] | None,
+    rank: int | None = None,
 ) -> Outgoing:
-    """Return a request with the name that `backend` knows its model by, and its id for the engine."""
+    """Return a request with the name that `backend` knows its model by, and its id for the engine.
+
+    With a rank it is for one of several engines of the server. Source: vLLM 0.32
+    `entrypoints/generate/base/serving.py`; chats, completions and messages are led by it.
+    """
     call, route = ask.call, ask.route
     body = upstream_body(
         call,
@@ -33,4 +38,6 @@ def outgoing(
         plain=backend.plain,
     )
     trace = trace_lines(down.headers) if b"traceparent" in down.fields else b""
+    if rank is not None:
+        trace += b"x-data-parallel-rank: %d\r\n" % rank
     return Outgoing(down.spec.path, call.content_type, engine_id, body, down.upload, trace)

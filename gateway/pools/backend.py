@@ -28,6 +28,7 @@ from gateway.pools.rate import Rate
 from gateway.pools.room import Room
 from gateway.pools.speed import Speed
 from gateway.pools.work import USUAL_TOKENS, TokenCost, own_ratio
+from gateway.prefix.ranked import by_engine
 
 # So long after its last request a reserve is kept for the highest class: whoever pauses to read or to
 # think is back before, and who is away for the night does not hold a tenth of every cache.
@@ -96,6 +97,7 @@ class Backend:
     writing_s: float = 0.0  # of those, for outputs
     own_ratio: float = 1.0  # times a request's token cost, what the request itself takes here
 
+    knows_prefixes: Callable[[], Held] | None = None  # makes what knows one engine's cache
     held: Held | None = None  # what its prefix cache holds; None: nobody asks
 
     # What it serves.
@@ -195,6 +197,8 @@ class Backend:
         seconds, credit = now - slot.taken_at, slot.credit
         self.limit.first_token(now, seconds, credit.prompt_tokens, credit.unread_tokens)
         self.room.first_token(credit)
+        if slot.sent is not None and self.held is not None:
+            self.held.read(slot.sent)
         self.weigh_ours()
 
     def taken_back(self, slot: Slot) -> None:
@@ -204,8 +208,10 @@ class Backend:
             left = self.riding.pop(slot.adapter) - 1
             if left:
                 self.riding[slot.adapter] = left
-        if slot.sent is not None and slot.credit.read_at is None and self.held is not None:
-            self.held.unsent(slot.sent)
+        if slot.sent is not None and self.held is not None:
+            self.held.over(slot.sent)
+            if slot.credit.read_at is None:
+                self.held.unsent(slot.sent)
         self.room.give_back(slot.credit)
         if slot.scrape_count == self.scrape_count:
             self.since_scrape -= 1
@@ -229,6 +235,7 @@ class Backend:
                 self.limit.restarted(sample.at)
                 self.forget_prefixes()
         self.room.observe(sample)
+        self.held = by_engine(self.held, self.knows_prefixes, sample.engines)
         if self.held is not None:
             if sample.asleep:
                 self.held.forget()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from gateway.config.models import Admission, BackendConfig, HealthConfig, PoolConfig
 from gateway.config.parameters import PrefixRouting
+from gateway.core.prefix import Held
 from gateway.core.traffic import Engine
 from gateway.pools.backend import Backend
 from gateway.pools.facts import HealthState
 from gateway.prefix.approximate import Approximate
 from gateway.prefix.precise import Precise
+from gateway.prefix.ranked import Ranked
 
 
 def member(pool: str, config: BackendConfig, known: Backend | None, now: float) -> Backend:
@@ -58,15 +62,19 @@ def configure(
 
 def _know_prefixes(backend: Backend, pool: PoolConfig) -> None:
     """Give it what knows its prefix cache; what is known stays as long as that is of the same kind."""
-    kind: type[Approximate | Precise] | None = None
-    if pool.prefix is PrefixRouting.PRECISE:
-        kind = Precise
-    elif pool.prefix is PrefixRouting.APPROXIMATE and len(pool.backends) > 1:
-        kind = Approximate
-    if kind is None:
+    kinds: Mapping[PrefixRouting, Callable[[], Held]]
+    kinds = {PrefixRouting.PRECISE: Precise, PrefixRouting.APPROXIMATE: Approximate}
+    before, backend.knows_prefixes = backend.knows_prefixes, kinds.get(pool.prefix)
+    if backend.knows_prefixes is not before:
         backend.held = None
-    elif not isinstance(backend.held, kind):
-        backend.held = kind()
+    if isinstance(backend.held, Ranked):
+        return
+    if backend.knows_prefixes is None or (
+        pool.prefix is PrefixRouting.APPROXIMATE and len(pool.backends) == 1
+    ):
+        backend.held = None
+    elif backend.held is None:
+        backend.held = backend.knows_prefixes()
 
 
 def identify(backend: Backend) -> None:

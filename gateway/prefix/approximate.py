@@ -90,6 +90,12 @@ class Approximate:
             left = self._young_tokens - _new_tokens(sent.prefix, sent.new_keys)
             self._young_tokens = max(0, left)
 
+    def read(self, sent: Sent) -> None:
+        """Keep what is known: it is there since it was sent."""
+
+    def over(self, sent: Sent) -> None:
+        """Keep what is known: the engine does too."""
+
     def forget(self) -> None:
         """Note that it is empty: another process, or its cache was reset."""
         self._young, self._old, self._young_tokens = set(), set(), 0

@@ -11,11 +11,11 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from secrets import randbits
-from typing import Final, Protocol
+from typing import Final
 
 from xxhash import xxh3_64_intdigest as digest
 
-from gateway.core.prefix import Held, Prefix
+from gateway.core.prefix import Holder, Prefix
 from gateway.core.types import Ask, Call, Endpoint
 from gateway.wire.large import fields_at_hand
 
@@ -55,14 +55,6 @@ ENDS: Final = _ends()
 _SLICES: Final = tuple(slice(begin, end) for begin, end in zip((0, *ENDS), ENDS, strict=False))
 # By how many there are: the ends, the longest first.
 _ENDS_OF: Final = tuple(tuple(reversed(ENDS[:count])) for count in range(len(ENDS) + 1))
-
-
-class Holder(Protocol):
-    """A backend, as far as this is concerned."""
-
-    @property
-    def held(self) -> Held | None:
-        """What its prefix cache holds; None: nobody asks."""
 
 
 class Beginnings:

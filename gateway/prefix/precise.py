@@ -7,12 +7,11 @@ expected; so a burst of prompts that begin alike goes to one place, and not to a
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from gateway.core.prefix import Blocks, KvEvents, Prefix, Sent
+from gateway.core.prefix import KvEvents, Prefix, Sent
 from gateway.prefix.approximate import Approximate
-from gateway.prefix.beginnings import Holder
 from gateway.prefix.follower import Follower
 from gateway.prefix.mirror import MOST_BLOCKS, Mirror, prefix_digests
 
@@ -48,113 +47,90 @@ class PromptBlocks:
         return digests
 
 
-def block_sizes(backends: Iterable[Holder]) -> set[int]:
-    """Return the sizes of blocks, in tokens, that the engines of a pool tell of; none if none does."""
-    sizes: set[int] = set()
-    for backend in backends:
-        if isinstance(backend.held, Precise):
-            sizes |= backend.held.block_sizes
-    return sizes
-
-
 class Precise:
-    """One backend's prefix cache as its engines tell it, see `core.prefix.Held`.
+    """The prefix cache of one engine as it tells of it itself, see `core.prefix.Held`.
 
-    `followers` has one for each engine of the server, by its data-parallel rank. Who reads their events
-    puts them there.
+    `follower` is put there by who reads its events; None while nobody does.
     """
 
-    __slots__ = ("_salted", "followers", "guess")
+    __slots__ = ("_salted", "follower", "guess")
 
     def __init__(self) -> None:
         self.guess = Approximate()
-        self.followers: dict[int, Follower] = {}
+        self.follower: Follower | None = None
         self._salted = False  # a prompt with a salt was sent there
 
     @property
     def knows(self) -> bool:
-        """Whether every engine tells what it holds."""
-        return bool(self.followers) and all(each.knows for each in self.followers.values())
+        """Whether its engine tells what it holds."""
+        return self.follower is not None and self.follower.knows
 
     @property
     def kv_events(self) -> KvEvents:
-        """How well its engines are followed."""
-        followers = self.followers.values()
-        return KvEvents(
-            known=self.knows,
-            engines=len(followers),
-            blocks=sum(len(each.mirror) for each in followers),
-            losses=sum(each.losses for each in followers),
-            garbled=sum(each.garbled for each in followers),
-            strange=sum(each.strange for each in followers),
-        )
-
-    @property
-    def block_sizes(self) -> set[int]:
-        """The sizes of the blocks that its engines tell of, in tokens; none while it does not know."""
-        sizes = {each.mirror.block_tokens for each in self.followers.values() if each.knows}
-        return {size for size in sizes if size is not None}
+        """How well its engine is followed."""
+        found = self.follower
+        if found is None:
+            return KvEvents(known=False, engines=0, blocks=0, losses=0, garbled=0, strange=0)
+        counts = (len(found.mirror), found.losses, found.garbled, found.strange)
+        return KvEvents(found.knows, 1, *counts)
 
     def tokens(self, prefix: Prefix) -> int:
         """Return how many tokens of a prompt it holds, or is expected to."""
-        blocks = prefix.blocks
-        told = None if blocks is None else self._told(blocks)
-        if told is None:
+        blocks, follower = prefix.blocks, self.follower
+        if blocks is None or follower is None or not follower.knows:
             return self.guess.tokens(prefix)
+        mirror = follower.mirror
+        unsure = not mirror.tells_keys and (blocks.has_keys or self._salted)
+        if mirror.block_tokens is None or unsure:  # whose blocks they are nobody says
+            return self.guess.tokens(prefix)
+        told = mirror.held(blocks.of(mirror.block_tokens)) * mirror.block_tokens
         told = min(told, prefix.prompt_tokens)
-        if all(each.whole for each in self.followers.values()):
-            return told
-        return max(told, self.guess.tokens(prefix))
+        return told if follower.whole else max(told, self.guess.tokens(prefix))
 
     def sent(self, prefix: Prefix) -> Sent:
         """Note that a prompt was sent there: its engine is expected to hold it."""
         cached_tokens, sent = self.tokens(prefix), self.guess.sent(prefix)
-        blocks = prefix.blocks
+        blocks, mirror = prefix.blocks, self._mirror
         if blocks is not None:
             sent.cached_tokens = cached_tokens
             self._salted = self._salted or blocks.salt is not None
-            for mirror in self._mirrors():
-                mirror.expect(blocks.of(mirror.block_tokens or 1))
+            if mirror is not None and mirror.block_tokens is not None:
+                mirror.expect(blocks.of(mirror.block_tokens))
         return sent
 
     def unsent(self, sent: Sent) -> None:
         """Take that back: it ended before the engine was seen to read it."""
         self.guess.unsent(sent)
-        blocks = sent.prefix.blocks
-        if blocks is not None:
-            for mirror in self._mirrors():
-                mirror.expect_no_more(blocks.of(mirror.block_tokens or 1))
+        blocks, mirror = sent.prefix.blocks, self._mirror
+        if blocks is not None and mirror is not None and mirror.block_tokens is not None:
+            mirror.expect_no_more(blocks.of(mirror.block_tokens))
 
     def ended(self, sent: Sent, cached_tokens: int | None) -> None:
         """Note that a prompt was read; `cached_tokens` of it were found, if its reply tells."""
         self.guess.ended(sent, cached_tokens)
 
+    def read(self, sent: Sent) -> None:
+        """Keep what is known: it is there since it was sent."""
+
+    def over(self, sent: Sent) -> None:
+        """Keep what is known: the engine does too."""
+
     def scraped(self, capacity_tokens: int | None, hits: float | None) -> None:
         """Take in how much the cache holds, and the engine's counter of tokens found, if it tells."""
         self.guess.scraped(capacity_tokens, hits)
-        for mirror in self._mirrors():
+        mirror = self._mirror
+        if mirror is not None:
             blocks = MOST_BLOCKS
             if capacity_tokens and mirror.block_tokens:
                 blocks = int(capacity_tokens / mirror.block_tokens * _SPARE) + 1
             mirror.most_blocks = min(blocks, MOST_BLOCKS)
 
     def forget(self) -> None:
-        """Note that it is empty: what its engines hold now they tell themselves."""
+        """Note that it is empty: what its engine holds now it tells itself."""
         self.guess.forget()
-        for mirror in self._mirrors():
-            mirror.expect_nothing()
+        if self._mirror is not None:
+            self._mirror.expect_nothing()
 
-    def _told(self, blocks: Blocks) -> int | None:
-        """Return how many tokens its engines hold by what they tell; None while that is not known."""
-        most = None
-        for follower in self.followers.values():
-            mirror = follower.mirror
-            if not follower.knows or mirror.block_tokens is None:
-                return None
-            if not mirror.tells_keys and (blocks.has_keys or self._salted):
-                return None  # whose blocks these are nobody says
-            most = max(most or 0, mirror.held(blocks.of(mirror.block_tokens)) * mirror.block_tokens)
-        return most
-
-    def _mirrors(self) -> list[Mirror]:
-        return [each.mirror for each in self.followers.values() if each.mirror.block_tokens]
+    @property
+    def _mirror(self) -> Mirror | None:
+        return None if self.follower is None else self.follower.mirror

@@ -81,7 +81,7 @@ async def generate(state: SimState, request: Received, reply: Reply, body: dict[
     cut = state.faults.take(*CUTS)
     by_id = {f"{reply_id}/{plan.index}": plan for plan in plans}
     tells_cache = state.config.prompt_tokens_details or request.path == RESPONSES
-    run = _Run(state.least_loaded(), by_id, asyncio.Queue(), cut, tells_cache)
+    run = _Run(_driver(state, request), by_id, asyncio.Queue(), cut, tells_cache)
     try:
         run.submit(ask, state.adapters.get(ask.adapter or "", ""))
         poison = state.faults.find("die_on_prompt")
@@ -93,6 +93,17 @@ async def generate(state: SimState, request: Received, reply: Reply, body: dict[
             await _whole(run, writer, request, reply)
     finally:
         run.abort()
+
+
+def _driver(state: SimState, request: Received) -> Driver:
+    """Return the engine that the request names, where its endpoint lets it, or the least loaded one."""
+    named = request.header("x-data-parallel-rank") if request.path != RESPONSES else None
+    if named is None or not named.strip().isdecimal():
+        return state.least_loaded()
+    if int(named) >= len(state.drivers):
+        count = len(state.drivers)
+        raise SimError(400, f"data_parallel_rank {named} is out of range [0, {count}).")
+    return state.drivers[int(named)]
 
 
 def _admit(state: SimState, ask: Ask) -> None:

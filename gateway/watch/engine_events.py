@@ -18,6 +18,7 @@ from gateway.core.types import Phase
 from gateway.pools.table import Backend, PoolTable
 from gateway.prefix.follower import Follower
 from gateway.prefix.precise import Precise
+from gateway.prefix.ranked import precise_engines
 from gateway.watch.fetch import FetchError, Pages
 from gateway.watch.members import for_each_member
 from gateway.wire.kvsources import MOST_RANKS, Source, parse_sources, source_of
@@ -25,7 +26,7 @@ from gateway.wire.kvsources import MOST_RANKS, Source, parse_sources, source_of
 if TYPE_CHECKING:
     from zmq.asyncio import Context
 
-_Followed = dict[tuple[int, Source], asyncio.Task[None]]
+_Followed = dict[tuple[Precise, Source], asyncio.Task[None]]
 
 _FIRST_LOOK_S: Final = 1.0
 _LOOK_S: Final = 5.0  # after a restart an engine may publish at another port
@@ -53,8 +54,6 @@ class EngineEvents:
 
     async def _follow(self, backend: Backend) -> None:
         """Follow a backend's engines. Cancel: they are followed no more."""
-        held = backend.held
-        assert isinstance(held, Precise)
         followed: _Followed = {}
         try:
             async with asyncio.TaskGroup() as group:
@@ -62,32 +61,42 @@ class EngineEvents:
                     while True:
                         if backend.phase in _SERVING:
                             sources = await self._sources(backend, pages)
-                            self._renew(backend, held, followed, sources, group)
+                            self._renew(backend, followed, sources, group)
                         await asyncio.sleep(_LOOK_S if followed else _FIRST_LOOK_S)
         finally:
-            held.followers.clear()
+            for engine, _ in followed:
+                engine.follower = None
 
     def _renew(
         self,
         backend: Backend,
-        held: Precise,
         followed: _Followed,
         sources: Mapping[int, Source],
         group: asyncio.TaskGroup,
     ) -> None:
-        """Follow these engines from now on; those that publish elsewhere, or whose task failed, anew."""
+        """Follow these engines from now on; those that publish elsewhere, or whose task failed, anew.
+
+        Of a server with several, all are followed or none.
+        """
         from gateway.watch.kvevents import Subscriber  # its library is an extra
 
-        for (rank, source), task in [*followed.items()]:
-            if sources.get(rank) != source or task.done():
+        engines = precise_engines(backend.held)
+        wanted: set[tuple[Precise, Source]] = set()
+        if len(engines) == len(sources):
+            wanted = {
+                (each, sources[rank]) for each, rank in zip(engines, sorted(sources), strict=True)
+            }
+        for key, task in [*followed.items()]:
+            if key not in wanted or task.done():
                 task.cancel()
-                del followed[rank, source], held.followers[rank]
-        for rank, source in sources.items() - followed.keys():
-            follower = held.followers[rank] = Follower()
-            subscriber = Subscriber(self._context_at_hand(), source, follower, self._clock)
-            name = f"kv events {backend.id} {rank}"
+                del followed[key]
+                key[0].follower = None
+        for engine, source in wanted - followed.keys():
+            engine.follower = Follower()
+            subscriber = Subscriber(self._context_at_hand(), source, engine.follower, self._clock)
+            name = f"kv events {backend.id} {engines.index(engine)}"
             work = guarded(subscriber.run(), name=name)
-            followed[rank, source] = group.create_task(work, name=name)
+            followed[engine, source] = group.create_task(work, name=name)
 
     def _context_at_hand(self) -> Context:
         import zmq.asyncio
@@ -120,7 +129,7 @@ class EngineEvents:
 
 
 def _is_precise(backend: Backend) -> bool:
-    return isinstance(backend.held, Precise)
+    return backend.knows_prefixes is Precise
 
 
 def _of_ranks(told: Mapping[str, Any], host: str | None, ranks: int) -> dict[int, Source]:

@@ -40,6 +40,8 @@ _SAMPLE: Final = re.compile(
     + rb')(?:\{((?:[^"}\n]|"(?:[^"\\\n]|\\.)*")*)\})?[ \t]+(\S+)',
     re.MULTILINE,
 )
+_LOADS: Final = frozenset({"num_requests_running", "num_requests_waiting"})
+_ENGINE: Final = re.compile(rb'(?:^|,)engine="(\d{1,3})"')
 _LABEL: Final = re.compile(rb'(\w+)="((?:[^"\\]|\\.)*)"')
 _PROGRESS: Final = (
     "generation_tokens_total",
@@ -68,6 +70,7 @@ def parse_metrics(body: bytes, now: float) -> LoadSample | None:
     kv_usage: float | None = None
     caches: list[bytes] = []
     asleep = False
+    engines: dict[int, int] = {}
     adapters, adapters_at = b"", -math.inf
     for name, labels, value in _samples(body):
         match name:
@@ -83,6 +86,9 @@ def parse_metrics(body: bytes, now: float) -> LoadSample | None:
                     adapters, adapters_at = labels, value
             case _:
                 sums[name] = sums.get(name, 0.0) + value
+                if name in _LOADS and (engine := _ENGINE.search(labels)) is not None:
+                    rank = int(engine[1])
+                    engines[rank] = engines.get(rank, 0) + int(value)
     if "num_requests_running" not in sums:
         return None
     told = _labels(adapters)
@@ -99,8 +105,15 @@ def parse_metrics(body: bytes, now: float) -> LoadSample | None:
         max_loras=_count(told.get(b"max_lora")),
         steps=sum(sums.get(name, 0.0) for name in _STEPS) + max(adapters_at, 0.0),
         generation_tokens=sums.get("generation_tokens_total", 0.0),
+        engines=_by_rank(engines),
         prefix_hits=sums.get("prefix_cache_hits_total", sums.get("gpu_prefix_cache_hits_total")),
     )
+
+
+def _by_rank(engines: dict[int, int]) -> tuple[int, ...]:
+    """Return the requests of several engines that are the whole server; empty for others."""
+    whole = len(engines) > 1 and engines.keys() == set(range(len(engines)))
+    return tuple(engines[rank] for rank in range(len(engines))) if whole else ()
 
 
 def _samples(body: bytes) -> Iterator[tuple[str, bytes, float]]:

@@ -55,7 +55,7 @@ class Engine:
     replay: int
     stack: contextlib.ExitStack
 
-    def start(self, folder):
+    def start(self, folder, *more, **env):
         lora = need(MODELS / "lora-a", "the LoRA adapter")
         events = {
             "enable_kv_cache_events": True,
@@ -65,10 +65,13 @@ class Engine:
         flags = [
             *("--block-size", "32", "--num-gpu-blocks-override", "100", "--max-model-len", "1024"),
             *("--kv-events-config", json.dumps(events)),
+            *more,
             *("--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"lora-a={lora}"),
         ]
         log = folder / f"vllm-{self.port}-{time.monotonic():.0f}.log"
-        self.stack.enter_context(running(vllm_command(self.port, *flags), log=log, env=VLLM_ENV))
+        self.stack.enter_context(
+            running(vllm_command(self.port, *flags), log=log, env=VLLM_ENV | env)
+        )
 
     def stop(self):
         self.stack.close()
@@ -107,7 +110,7 @@ def routed(folder, engines, prefix, **more):
     pool = {"backends": backends, "prefix": prefix, "tokenizer": str(MODELS / "tiny"), **more}
     extra = "health: {timeout: 10s}\ntimeouts: {connect: 10s}\n"
     with gateway(folder, "pools: " + json.dumps({"tiny": pool}), extra) as world:
-        wait_until(lambda: states(world) == ["ready", "ready"], 60, "both serve")
+        wait_until(lambda: set(states(world)) == {"ready"}, 60, "all serve")
         if prefix == "precise":
             wait_until(lambda: all(known(world)), 60, "their events are followed")
         yield world
@@ -260,3 +263,20 @@ def test_an_engine_that_starts_anew_is_followed_anew(engines, tmp_path):
         with counted(engines[1:]) as ratio:
             play(world, talks, 1)
             assert ratio() > 0.5  # they stay where they are cached
+
+
+def test_each_of_several_engines_of_one_server_gets_its_own_conversations(tmp_path):
+    """They answer as one; by load alone each turn would find its prompt at one of two."""
+    with contextlib.ExitStack() as stack:
+        server = Engine(free_port(), free_port(), free_port() + 1000, stack)
+        server.start(tmp_path, "--data-parallel-size", "2", VLLM_ENABLE_V1_MULTIPROCESSING="1")
+        wait_until(server.ready, 400, "vLLM serves with two engines")
+        found = {}
+        for prefix in ("off", "approximate", "precise"):
+            (folder := tmp_path / prefix).mkdir()
+            talks = [Conversation(random.Random(f"{prefix} {place}")) for place in range(CONVERSATIONS)]  # fmt: skip
+            with routed(folder, [server], prefix) as world, counted([server]) as ratio:
+                play(world, talks, TURNS)
+                found[prefix] = ratio()
+        print(found)
+        assert min(found["approximate"], found["precise"]) > found["off"]

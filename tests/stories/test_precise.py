@@ -75,7 +75,7 @@ async def kv_events(world):
 async def tell(world, publisher, place, *prompt):
     """Have an engine read a prompt that nobody sent through the gateway, and tell of it."""
     await publisher.send(publisher.engine.read((*prompt, None, None)[:3]))
-    mirror = [*world.process.table][place].held.followers[0].mirror
+    mirror = [*world.process.table][place].held.follower.mirror
     await world.until(lambda: len(mirror) == len(set(publisher.engine.cached)))
 
 
@@ -145,7 +145,7 @@ async def test_a_reload_begins_and_ends_it(folder):  # noqa: F811
         text = world.path.read_text()
         world.path.write_text(text.replace('"precise"', '"approximate"'))
         assert await reload(world.process)
-        assert not any(hasattr(each.held, "followers") for each in world.process.table)
+        assert not any(hasattr(each.held, "follower") for each in world.process.table)
         world.path.write_text(text)
         assert await reload(world.process)
         await follows(world)

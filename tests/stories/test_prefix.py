@@ -6,6 +6,7 @@ import time
 
 from gateway.access import keys
 from gateway.core.aio import start
+from gateway.prefix.ranked import Ranked
 from gateway.process import reload
 from gateway.sim.server import SimConfig
 from tests.stories.support import FAST, gateway, story
@@ -134,3 +135,35 @@ async def test_a_prompt_whose_client_left_before_it_was_read_is_not_held():
         asked.cancel()
         await world.settled()
         assert all(len(each.held) == 0 for each in world.process.table)
+
+
+@story
+async def test_several_engines_of_one_server_each_get_their_own_conversations():
+    async with gateway(dataclasses.replace(FAST, dp=3)) as world:
+        await world.until(lambda: isinstance([*world.process.table][0].held, Ranked))
+        for question in range(6):
+            for group in range(GROUPS):
+                await ask(world, group, question, stream=question % 2 == 0)
+        ranks = {}
+        for each in world.sims[0].received("/v1/chat/completions"):
+            (group,) = (n for n in range(GROUPS) if f"number {n}." in each.body.decode())
+            ranks.setdefault(group, set()).add(each.header("x-data-parallel-rank"))
+        assert all(len(each) == 1 for each in ranks.values())
+        assert len(set.union(*ranks.values())) > 1
+        assert hit_ratio(world) > 0.8
+        await world.settled()
+
+
+@story
+async def test_an_engine_is_named_only_where_the_endpoint_lets_it():
+    async with gateway(dataclasses.replace(FAST, dp=2)) as world:
+        await world.until(lambda: isinstance([*world.process.table][0].held, Ranked))
+        headers = {"x-data-parallel-rank": "7"}  # a client's is never passed on
+        body = {"model": "m", "max_output_tokens": 2, "input": system(0)}
+        reply = await world.http.post("/v1/responses", json=body, headers=headers)
+        assert reply.status_code == 200, reply.text
+        await ask(world, 0, "one", headers=headers)
+        (first,) = world.sims[0].received("/v1/responses")
+        (second,) = world.sims[0].received("/v1/chat/completions")
+        assert first.header("x-data-parallel-rank") is None
+        assert second.header("x-data-parallel-rank") in ("0", "1")

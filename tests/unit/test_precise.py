@@ -5,7 +5,8 @@ import pytest
 from gateway.core.prefix import Prefix
 from gateway.prefix.follower import Follower
 from gateway.prefix.mirror import MOST_BLOCKS, Mirror
-from gateway.prefix.precise import Precise, PromptBlocks, block_sizes
+from gateway.prefix.precise import Precise, PromptBlocks
+from gateway.prefix.ranked import block_sizes
 from tests.kvengine import SIZE, Engine, catch_up, deliver
 
 TOKENS = list(range(1, 42))  # ten blocks and a token
@@ -19,19 +20,18 @@ def prompt(tokens=TOKENS, adapter=None, salt=None, *, key=1):
 
 
 class Told:
-    """A backend whose engines are at hand."""
+    """A backend whose engine is at hand."""
 
-    def __init__(self, count=1, **more):
-        self.held, self.engines = Precise(), [Engine(**more) for _ in range(count)]
-        for rank, engine in enumerate(self.engines):
-            self.held.followers[rank] = follower = Follower()
-            catch_up(follower, engine)
+    def __init__(self, **more):
+        self.held, self.engine = Precise(), Engine(**more)
+        self.held.follower = Follower()
+        catch_up(self.held.follower, self.engine)
 
-    def read(self, tokens=TOKENS, adapter=None, salt=None, *, rank=0):
-        self.deliver(self.engines[rank].read((tokens, adapter, salt)), rank)
+    def read(self, tokens=TOKENS, adapter=None, salt=None):
+        self.deliver(self.engine.read((tokens, adapter, salt)))
 
-    def deliver(self, messages, rank=0):
-        deliver(self.held.followers[rank], self.engines[rank], messages)
+    def deliver(self, messages):
+        deliver(self.held.follower, self.engine, messages)
 
     def tokens(self, *args, **more):
         return self.held.tokens(prompt(*args, **more))
@@ -43,7 +43,7 @@ def test_it_holds_what_its_engine_tells_whatever_was_sent_there():
     assert told.tokens() == ALL
     assert told.tokens(TOKENS[:20] + [0] * 20) == 20
     told.held.sent(prompt(None))  # the guess takes half of it for held
-    told.deliver(told.engines[0].clear())
+    told.deliver(told.engine.clear())
     assert told.tokens() == 0
     assert told.tokens(None) == len(TOKENS) // 2  # of a prompt without ids only the guess knows
 
@@ -56,21 +56,21 @@ def test_where_events_are_missing_or_late_it_is_the_guess(what):
     told.held.sent(prompt(None))
     match what:
         case "missing":
-            told.held.followers[0].disconnected()
+            told.held.follower.disconnected()
         case "late":
-            told.held.followers[0].is_late = True
+            told.held.follower.is_late = True
         case "nobody":
-            told.held.followers.clear()
+            told.held.follower = None
     assert told.tokens() == len(TOKENS) // 2
-    assert (told.held.block_sizes == {SIZE}) is False
+    assert block_sizes([told]) == set()
     assert told.held.knows is (what == "empty")
 
 
 def test_of_an_engine_that_was_followed_late_the_guess_may_know_more():
     told = Told()
-    told.engines[0].read((TOKENS, None, None))
-    follower = told.held.followers[0] = Follower()
-    deliver(follower, told.engines[0], told.engines[0].read(([5] * 9, None, None)), replays=False)
+    told.engine.read((TOKENS, None, None))
+    follower = told.held.follower = Follower()
+    deliver(follower, told.engine, told.engine.read(([5] * 9, None, None)), replays=False)
     assert told.tokens() == 0
     told.held.sent(prompt(None))
     assert told.tokens() == len(TOKENS) // 2
@@ -87,7 +87,7 @@ def test_what_was_sent_is_expected_until_it_comes_or_fails():
     assert told.tokens() == 0
     told.held.sent(prompt())
     told.read()
-    told.deliver(told.engines[0].clear())
+    told.deliver(told.engine.clear())
     assert told.tokens() == 0  # it came, so nothing more of it is expected
     told.held.sent(prompt())
     told.held.forget()
@@ -106,8 +106,8 @@ def test_salts_and_adapters_are_apart():
 def test_an_engine_that_does_not_tell_salts_is_believed_only_where_there_are_none():
     told = Told()
     event = ["BlockStored", [1], None, TOKENS[:SIZE], SIZE, None]
-    told.engines[0].arrays = True
-    told.deliver(told.engines[0].publish(dict(enumerate(event))))
+    told.engine.arrays = True
+    told.deliver(told.engine.publish(dict(enumerate(event))))
     assert told.tokens() == SIZE
     told.held.sent(prompt(None))
     half = len(TOKENS) // 2
@@ -119,7 +119,7 @@ def test_an_engine_that_does_not_tell_salts_is_believed_only_where_there_are_non
 def test_its_mirror_is_no_larger_than_its_cache():
     told = Told()
     told.read()
-    mirror = told.held.followers[0].mirror
+    mirror = told.held.follower.mirror
     told.held.scraped(400, None)
     assert mirror.most_blocks == 126
     told.held.scraped(None, None)
@@ -138,5 +138,5 @@ def test_the_sizes_of_blocks_are_those_of_engines_that_tell():
     told, silent = Told(), Told()
     told.read()
     assert block_sizes([told, silent]) == {SIZE}
-    told.held.followers[0].disconnected()
+    told.held.follower.disconnected()
     assert block_sizes([told, silent]) == set()

@@ -715,6 +715,12 @@ class Holds:
     def sent(self, prefix):
         return Sent(prefix, self.tokens(prefix), self.tokens(prefix), len(prefix.keys))
 
+    def read(self, sent):
+        pass
+
+    def over(self, sent):
+        pass
+
     def unsent(self, sent):
         self.unsent_keys.append(sent.new_keys)
 
