@@ -20,13 +20,13 @@ from gateway.wire.replies import Fault, anthropic_type, openai_error
 OPENAI: Final = frozenset({Dialect.CHAT, Dialect.COMPLETIONS, Dialect.PLAIN})
 
 
-class Details(msgspec.Struct):
+class Details(msgspec.Struct, gc=False):
     """Usage details; OpenAI and Responses spell the field alike."""
 
     cached_tokens: int | None = None
 
 
-class UsageObject(msgspec.Struct):
+class UsageObject(msgspec.Struct, gc=False):
     """Token counts as Chat and Completions, Responses, Anthropic or Cohere write them."""
 
     prompt_tokens: int | None = None
@@ -39,14 +39,14 @@ class UsageObject(msgspec.Struct):
     image_tokens: int | None = None  # Cohere's, beside its input tokens
 
 
-class Choice(msgspec.Struct):
+class Choice(msgspec.Struct, gc=False):
     """One choice of a Chat or Completions chunk."""
 
     index: int = 0
     finish_reason: str | None = None
 
 
-class Chunk(msgspec.Struct):
+class Chunk(msgspec.Struct, gc=False):
     """A Chat or Completions frame."""
 
     choices: list[Choice] | None = None
@@ -79,14 +79,14 @@ class Completed(msgspec.Struct, gc=False):
     usage: Counts | None = None
 
 
-class Response(msgspec.Struct):
+class Response(msgspec.Struct, gc=False):
     """The answer inside a Responses API event."""
 
     status: str | None = None
     usage: UsageObject | None = None
 
 
-class Whole(msgspec.Struct):
+class Whole(msgspec.Struct, gc=False):
     """A whole Responses API or Anthropic reply."""
 
     type: str | None = None
@@ -95,13 +95,13 @@ class Whole(msgspec.Struct):
     usage: UsageObject | None = None
 
 
-class Delta(msgspec.Struct):
+class Delta(msgspec.Struct, gc=False):
     """The end of an Anthropic message; `stop_reason` null means that it was aborted."""
 
     stop_reason: str | None = None
 
 
-class Event(msgspec.Struct):
+class Event(msgspec.Struct, gc=False):
     """A Responses API or Anthropic frame."""
 
     type: str = ""
@@ -113,7 +113,7 @@ class Event(msgspec.Struct):
     error: Raw = Raw()
 
 
-class Started(msgspec.Struct):
+class Started(msgspec.Struct, gc=False):
     """The message inside Anthropic's `message_start`."""
 
     usage: UsageObject | None = None

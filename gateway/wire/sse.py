@@ -48,6 +48,9 @@ _CUT_SHORT: Final = Fault(
 _ABORTED: Final = Fault(502, "server_error", "backend_error", "The backend aborted the request.")
 DONE: Final = b"data: [DONE]\n\n"
 _FRAME_END: Final = re.compile(rb"\n\r?\n")
+_PLAIN, _RESPONSES = Dialect.PLAIN, Dialect.RESPONSES  # looked up once: 0.15 us before Python 3.12
+_CR: Final = ord("\r")
+_DONE_BYTES: Final = 16  # at most, of `[DONE]` and the white space around it
 _TAIL_BYTES: Final = 4096  # finish reason and usage are near the end of a frame too long to hold
 
 # What marks an ordinary frame, and how many line ends it has; PLAIN streams are rare and have none.
@@ -101,9 +104,9 @@ class StreamWatch:
         self._openai = dialect in OPENAI
         self._mark, self._lines = _ORDINARY[dialect]
         self._choices = choices
-        self._single = self._openai and choices == 1 and dialect is not Dialect.PLAIN
+        self._single = self._openai and choices == 1 and dialect is not _PLAIN
         # A Responses event has a sequence number: no two are alike.
-        self._learns = dialect is not Dialect.RESPONSES
+        self._learns = dialect is not _RESPONSES
         self._hide_usage = hide_usage
         self._request_id = request_id
         self._carry = b""
@@ -132,12 +135,16 @@ class StreamWatch:
                     and data.rfind(b'"finish_reason":"', 0, reason) < 0
                     and data.endswith(_TOKEN_ENDS)
                 ):
+                    if self.events:  # the first tells the role, and is like no other
+                        self.shape.learn(data)
                     self.events += 1
-                    self.shape.learn(data)
                     return data
                 if data.startswith(b"data: {") and data.endswith(b"\n\n"):
                     self.shape.forget()
                     return self._judge_chunk(data, data[6:])
+            if self._openai and data.endswith(DONE):
+                self.shape.forget()
+                return self._feed_slowly(data)
             lines = data.count(b"\n")
             if lines == self._lines and (
                 self._is_token(data) if self._openai else self._mark in data
@@ -203,12 +210,19 @@ class StreamWatch:
         if self._long is not None:
             data = self._pass_long(self._long, data, out)
         held = len(self._carry)
-        buffer = self._carry + data if held else data
+        if not held and _CR not in data:  # as vLLM writes them
+            *whole, carry = data.split(b"\n\n")
+            out += [self._judge(lines + b"\n\n") for lines in whole]
+            return self._hold(carry, out)
+        buffer = self._carry + data
         start = 0
         for end in _FRAME_END.finditer(buffer, max(0, held - 3)):
             out.append(self._judge(buffer[start : end.end()]))
             start = end.end()
-        carry = buffer[start:]
+        return self._hold(buffer[start:], out)
+
+    def _hold(self, carry: bytes, out: list[bytes]) -> bytes:
+        """Hold half a frame back, or pass its beginning on when it is too long; return what may go out."""
         if len(carry) > HOLD_BYTES:
             out.append(b"" if self.ended else carry)
             self._long = (carry[:_TAIL_BYTES], carry[-_TAIL_BYTES:])
@@ -236,10 +250,9 @@ class StreamWatch:
         """Return what is to be sent for one whole frame."""
         if self.ended:
             return b""
-        if self._openai and (
-            (frame.startswith(b"data: {") and frame.count(b"\n") == 2) or frame == DONE
-        ):
-            return self._judge_chunk(frame, frame[6:])  # as vLLM writes them: nothing to take apart
+        json = frame.removeprefix(b"data: ")
+        if self._openai and len(json) < len(frame) and json.find(b"\n") == len(json) - 2:
+            return self._judge_chunk(frame, json)  # as vLLM writes them: nothing to take apart
         payload: list[bytes] = []
         kept: list[bytes] = []
         lines = [line for line in frame.splitlines() if line]
@@ -260,12 +273,12 @@ class StreamWatch:
 
     def _judge_chunk(self, frame: bytes, payload: bytes) -> bytes:
         held, self._held = self._held, b""
-        if payload.strip() == b"[DONE]":
+        if len(payload) <= _DONE_BYTES and payload.strip() == b"[DONE]":
             return held + self._end(_CUT_SHORT, done=True)
         chunk = decode_or_none(frames.CHUNK, payload)
         if chunk is None:
             return held + frame
-        if is_given(chunk.error) or chunk.object == "error":
+        if (chunk.error and is_given(chunk.error)) or chunk.object == "error":
             return held + self._tell_backends(payload)
         if chunk.usage is not None:
             self.usage = as_usage(chunk.usage) or self.usage
@@ -285,7 +298,7 @@ class StreamWatch:
             return frame
         if event.type == "error" or (not event.type and is_given(event.error)):
             return self._tell_backends(payload)
-        if self._dialect is Dialect.RESPONSES:
+        if self._dialect is _RESPONSES:
             return self._judge_response(frame, event)
         return self._judge_message(frame, event)
 
@@ -341,7 +354,7 @@ class StreamWatch:
             if 0 <= index < self._choices:
                 self._finished.add(index)
             # An audio stream has a finish reason for every piece of sound: only its end tells.
-            whole = len(self._finished) == self._choices and self._dialect is not Dialect.PLAIN
+            whole = len(self._finished) == self._choices and self._dialect is not _PLAIN
             self.complete = whole and self.failed is None
         elif reason is not None:
             self._aborted = True
@@ -354,7 +367,7 @@ class StreamWatch:
         """Write the ending, after an error frame where the stream was no success."""
         if self.ended:
             return b""
-        if done and self._dialect is Dialect.PLAIN and self._finished and not self._aborted:
+        if done and self._dialect is _PLAIN and self._finished and not self._aborted:
             self.complete = self.failed is None
         out = b""
         if self._aborted:
