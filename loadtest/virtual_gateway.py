@@ -168,7 +168,7 @@ class Gateway:
         record.demand = demand
         need = self.gate.needs.of(call, demand, caller, route.window_tokens)
         ask = Ask(route, call, demand, caller, need, self.gate.top_priority, returned=retry)
-        ask.prefix = self.prefix(shot, ask)
+        ask.prefix, ask.asked_at = self.prefix(shot, ask), self._loop.time()
         slot = self.gate.enter(ask) or await self._wait(ask, record)
         place = self._places[slot.backend_id]
         outcome.place = place

@@ -14,6 +14,7 @@ one event loop, and nothing awaits in between, so no place is given twice or los
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -150,6 +151,9 @@ class Gate:
         self.decisions.keep(decision)
         if refusal is not None and not decision.has_room:
             raise _told(line, ask, refusal)
+        ask.asked_at = (
+            ask.asked_at if refusal is None else -math.inf
+        )  # now or never, wherever is room
         line.queue.offer(waiting, bounded=refusal is None)
         try:
             line.let_in()

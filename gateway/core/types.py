@@ -8,6 +8,7 @@ only in `observe` and in key expiry. Ratios are 0..1, never percent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -318,6 +319,7 @@ class Ask(msgspec.Struct):
     tried: dict[str, float] = {}  # when an attempt failed there
     returned: bool = False  # its client says that it was refused before (`x-stainless-retry-count`)
     prefix: Prefix | None = None  # None: nothing is known of its beginning
+    asked_at: float = -math.inf  # since when it may wait for where its prompt is cached
     fallback: Fallback | None = None  # its own pool could not take it
     on_trial: bool | None = None  # goes to the revision on trial; None: there is none
 

@@ -116,5 +116,6 @@ class Measuring:
         if ask.prefix is not None:
             ask.prefix.blocks = blocks
             ask.prefix.steers = ask.call.endpoint is not Endpoint.RESPONSES
+        ask.asked_at = record.body_at or record.received_at
         ask.top_priority = self.gate.top_priority
         ask.returned, ask.fallback = record.client_retry > 0, record.fallback

@@ -724,6 +724,9 @@ class Holds:
     def unsent(self, sent):
         self.unsent_keys.append(sent.new_keys)
 
+    def scraped(self, capacity_tokens, hits):
+        pass
+
     def forget(self):
         self.held_tokens = 0
 
@@ -775,6 +778,28 @@ def test_a_request_that_finds_its_prompt_cached_need_not_stand_back_for_less_rea
     assert why(table, **wanted, prefix=begins()) == {}
     table.take("m/b1", NOW, Need(200, 10, streams=True))
     assert why(table, **wanted, prefix=begins()) == {"m/b1": Exclusion.READING}
+
+
+def test_a_request_waits_for_where_it_is_cached_as_long_as_reading_anew_is_worth(table):
+    backend = table.get("m/b1")
+    backend.held = Holds(900)
+    backend.limit.prefill.learn(NOW, 1.0, 10_000)
+    table.take("m/b1", NOW, Need(1500, 10, streams=True))  # 150 ms
+    wanted = {"need": Need(1000, 10, streams=True), "prefix": begins()}
+    longest_s = 4 * 900 * backend.token_cost.prompt_s
+    assert chosen(table, asked_at=NOW, now=NOW, **wanted) is None
+    assert chosen(table, asked_at=NOW, now=NOW + 0.9 * longest_s, **wanted) is None
+    assert chosen(table, asked_at=NOW, now=NOW + 1.1 * longest_s, **wanted) in ("b2", "b3")
+    assert chosen(table, **wanted) in ("b2", "b3")  # one that may not wait
+    make_degraded(table, "m/b2")
+    assert chosen(table, asked_at=NOW, now=NOW, **wanted) == "b3"  # lest it goes to worse ones
+
+
+def test_a_request_waits_for_no_backend_that_is_full(table):
+    table.get("m/b1").held = Holds(900)
+    scrape(table, "m/b1", running=1, kv=0.95)
+    wanted = {"need": Need(1000, 10, streams=True), "prefix": begins(), "asked_at": NOW}
+    assert chosen(table, **wanted) in ("b2", "b3")
 
 
 def test_prompts_that_begin_alike_meet_wherever_it_costs_about_the_same(table):
