@@ -20,12 +20,12 @@ OTHER = ([2] * (4 * SIZE), None, None)
 
 
 @contextlib.asynccontextmanager
-async def following(publisher, *, replays=True):
+async def following(publisher, *, replays=True, clock=None):
     """Follow a publisher; yield the follower."""
     context, follower = zmq.asyncio.Context(), Follower()
     replay = f"tcp://127.0.0.1:{publisher.replay_port}" if replays else None
     source = Source(f"tcp://127.0.0.1:{publisher.port}", replay)
-    subscriber = Subscriber(context, source, follower, SystemClock())
+    subscriber = Subscriber(context, source, follower, clock or SystemClock())
     async with asyncio.TaskGroup() as group:
         task = group.create_task(subscriber.run())
         try:
@@ -155,6 +155,33 @@ async def test_nonsense_is_counted_and_survived():
         await until(lambda: held(follower, PROMPT) == 3)
         assert follower.garbled == 3
         assert not follower.whole
+
+
+class SlowMachine:
+    """A clock by which everything takes long."""
+
+    at = 0.0
+
+    def now(self):
+        self.at += 0.9
+        return self.at
+
+
+@story
+async def test_who_reads_more_slowly_than_an_engine_writes_knows_nothing_until_all_is_read():
+    async with publisher_of(replays=False) as publisher:
+        async with following(publisher, replays=False, clock=SlowMachine()) as follower:
+            await publish_until_seen(publisher, follower)
+            seen = set()
+            for token in range(1000, 1500):
+                messages = publisher.engine.read(([token] * (SIZE + 1), None, None))
+                await publisher.send(messages)
+            while follower.seen < publisher.engine.sent:
+                seen.add(follower.knows)
+                await asyncio.sleep(0)
+            assert False in seen
+            await until(lambda: follower.knows)
+            assert follower.losses == 0
 
 
 @story
