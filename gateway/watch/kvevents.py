@@ -25,11 +25,10 @@ log = logging.getLogger("gateway.watch")
 
 # A step of 16,384 tokens is a message of 0.1 MB; a prompt of a million tokens that another engine
 # computed comes in one of 6 MB.
-_MOST_MESSAGE_BYTES: Final = 16 << 20
+_MOST_MESSAGE_BYTES: Final = 8 << 20
 # What waits here; then the engine's own queue holds 100,000 (`hwm`), and drops what is more.
-_MOST_WAITING: Final = 2_000
-# An engine sends a replay in one go, as many as its `buffer_steps` (10,000).
-_MOST_REPLAYED: Final = 20_000
+_MOST_WAITING: Final = 256
+_MOST_REPLAYED: Final = 1_000  # an engine holds as many, and drops what is more of a replay
 _TURN: Final = 32  # messages between two looks of others at the loop
 _LATE_S: Final = 1.0  # so long behind, and what the mirror shows is old
 # vLLM looks for a question at least every 0.1 s, unless its engine keeps the interpreter busy.
@@ -94,21 +93,22 @@ class Subscriber:
         with suppress(zmq.Again):
             while True:
                 frames = socket.blocking.recv_multipart(zmq.NOBLOCK)
+                count += 1
                 try:
-                    number, payload = published(frames)
+                    await self._follow(*published(frames))
                 except Garbled:
                     follower.garbled += 1
-                    continue
-                followed = follower.published(number, payload)
-                if not followed and await self._catch_up():
-                    followed = follower.published(number, payload)
-                if not followed:
-                    follower.begin_with(number, payload)
-                count += 1
                 if count % _TURN == 0:
                     follower.is_late = self._clock.now() - self._drained_at > _LATE_S
                     await asyncio.sleep(0)
         follower.is_late = False
+
+    async def _follow(self, number: int, payload: bytes) -> None:
+        follower = self._follower
+        if follower.published(number, payload):
+            return
+        if not await self._catch_up() or not follower.published(number, payload):
+            follower.begin_with(number, payload)
 
     async def _catch_up(self) -> bool:
         """Follow what the engine repeats; False when it cannot be had."""
