@@ -202,6 +202,12 @@ class Gate:
             kept.refused(error, now)
             kept.backend_id = backend_id
 
+    def gone_elsewhere(self, ask: Ask) -> None:
+        """Do not expect a request back that was refused and told to come again: another pool has it."""
+        line = self._lines.get(ask.route.pool)
+        if line is not None:
+            line.forecast.returned(ask)
+
     def note(self, ask: Ask, request_id: str, backend_id: str) -> None:
         """Keep that another pool's request was let in, if it was at once."""
         kept = self._kept(ask, request_id, now := self._clock.now())

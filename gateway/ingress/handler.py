@@ -39,7 +39,7 @@ from gateway.core.errors import (
     Rejected,
     UpstreamError,
 )
-from gateway.core.traffic import Fallback
+from gateway.core.traffic import Cause, Fallback
 from gateway.core.types import (
     Ask,
     Outcome,
@@ -186,10 +186,14 @@ class Handler:
             try:
                 if not self.measuring.at_once(settings, record, other):
                     await self.measuring.counted(settings, record, other)
-                return await self._forward(settings, down, record, other)
+                await self._forward(settings, down, record, other)
             except GatewayError as failed:
                 if record.attempts > sent and cause_of(failed) is None:
                     raise  # it may have been executed
+            else:
+                if cause is Cause.OVERLOAD:
+                    self.gate.gone_elsewhere(ask)
+                return
         record.pool, record.adapter, record.demand, record.need, record.backend_id = before
         record.fallback = None
         raise error

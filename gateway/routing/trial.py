@@ -31,6 +31,6 @@ def assign(ask: Ask, session: bytes, wished: bytes) -> None:
 
 def place_of(ask: Ask, session: bytes, purpose: str) -> float:
     """Return a number between 0 and 1 that is the same for each turn of a conversation, and differs by purpose."""
-    told = blake2b(session or beginning(ask.call), digest_size=_BYTES)
+    told = blake2b(session or beginning(ask.call).encode("utf-8", "replace"), digest_size=_BYTES)
     told.update(f"\n{ask.caller.key_id}\n{ask.route.pool}\n{purpose}".encode())
     return int.from_bytes(told.digest()) / 256**_BYTES
