@@ -180,19 +180,13 @@ def used(watch: Watch, reply: Reply, record: RequestRecord) -> Usage | None:
     return Usage(need.prompt_tokens if need is not None else 0, watch.events, source)
 
 
-_STANDS_IN: Final = b"x-gateway-model: %b\r\n"
-
-
 def own_headers(record: RequestRecord, now: float) -> bytes:
     """Return our header lines: who answered, after how many attempts, and where the time went (ms).
 
     The model is named where another one answers than was asked for, a revision where backends have one.
     """
     sent_at = record.sent_at or now
-    other = b"" if record.fallback is None else _STANDS_IN % (record.pool or "").encode()
-    if record.revision:
-        other += b"x-gateway-revision: %b\r\n" % record.revision.encode()
-    return other + (
+    lines = (
         b"x-gateway-backend: %b\r\nx-gateway-attempts: %d\r\nserver-timing: queue;dur=%.1f, backend;dur=%.1f\r\n"
         % (
             (record.backend_id or "").encode(),
@@ -201,3 +195,8 @@ def own_headers(record: RequestRecord, now: float) -> bytes:
             (now - sent_at) * 1e3,
         )
     )
+    if record.fallback is not None:
+        lines += b"x-gateway-model: %b\r\n" % (record.pool or "").encode()
+    if record.revision:
+        lines += b"x-gateway-revision: %b\r\n" % record.revision.encode()
+    return lines

@@ -118,4 +118,6 @@ class Measuring:
             ask.prefix.steers = ask.call.endpoint is not Endpoint.RESPONSES
         ask.asked_at = record.body_at or record.received_at
         ask.top_priority = self.gate.top_priority
-        ask.returned, ask.fallback = record.client_retry > 0, record.fallback
+        ask.returned = record.client_retry > 0
+        if record.fallback is not None:
+            ask.fallback = record.fallback

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -189,3 +190,76 @@ async def test_a_backend_that_refuses_connections_has_its_requests_answered_by_t
         reply = await world.chat(model="big", max_tokens=1)
         assert (reply.status_code, reply.headers.get("x-gateway-model")) == (200, "small")
         await world.settled()
+
+
+@story
+async def test_who_waited_in_public_is_not_answered_by_another_model():
+    big = SimConfig(model="big", reply_tokens=4000)
+    pools = two("overload: small").replace(
+        "queue: {max_requests: 0}", "queue: {max_wait: 3s, announce: true}"
+    )
+    async with gateway(big, SMALL, pools=pools) as world:
+        body = {"model": "big", "messages": [{"role": "user", "content": "go on"}], "stream": True}
+        async with world.http.stream("POST", "/v1/chat/completions", json=body) as holding:
+            assert holding.status_code == 200
+            reply = await world.chat(model="big", stream=True)
+            assert reply.status_code == 200
+            assert "x-gateway-model" not in reply.headers
+            assert "overloaded" in frames(reply.text)[-2]
+            assert world.sims[1].received("/v1/chat/completions") == []
+
+
+@story
+async def test_a_share_of_the_queue_that_a_tenant_has_used_up_is_no_cause():
+    big = SimConfig(model="big", reply_tokens=4000)
+    pools = two("overload: small").replace(
+        "queue: {max_requests: 0}", "queue: {max_requests: 2, tenant_share: 0.5}"
+    )
+    async with gateway(big, SMALL, pools=pools) as world:
+        body = {"model": "big", "messages": [{"role": "user", "content": "go on"}], "stream": True}
+        leave = asyncio.Event()
+
+        async def client():
+            async with world.http.stream("POST", "/v1/chat/completions", json=body):
+                await leave.wait()
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(client(), name="holds the place")
+            await world.until(lambda: world.in_flight() == 1)
+            group.create_task(client(), name="waits")
+            await world.until(lambda: world.process.handler.gate.queues()["big"][0] == 1)
+            reply = await world.chat(model="big", max_tokens=5)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (429, "too_many_waiting")
+            leave.set()
+        assert world.sims[1].received("/v1/chat/completions") == []
+
+
+@story
+async def test_sound_is_written_by_the_other_model_too():
+    pools = two("no_backend: small")
+    async with gateway(BIG, SMALL, pools=pools) as world:
+        take_out(world)
+        reply = await world.http.post(
+            "/v1/audio/transcriptions",
+            data={"model": "big"},
+            files={"file": ("a.wav", b"RIFF" + bytes(2000), "audio/wav")},
+        )
+        assert (reply.status_code, reply.headers.get("x-gateway-model")) == (200, "small"), (
+            reply.text
+        )
+        (sent,) = world.sims[1].received("/v1/audio/transcriptions")
+        assert b"small" in sent.body
+
+
+@story
+async def test_who_was_answered_by_another_pool_is_not_expected_back():
+    big = SimConfig(model="big", reply_tokens=4000)
+    async with gateway(big, SMALL, pools=two("overload: small")) as world:
+        body = {"model": "big", "messages": [{"role": "user", "content": "go on"}], "stream": True}
+        async with world.http.stream("POST", "/v1/chat/completions", json=body):
+            await world.until(lambda: world.in_flight() == 1)
+            for _ in range(5):
+                reply = await world.chat("word " * 40, model="big", max_tokens=5)
+                assert reply.headers["x-gateway-model"] == "small"
+            promises = world.process.handler.gate._lines["big"].forecast._promises
+            assert len(promises) == 0

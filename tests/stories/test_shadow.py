@@ -141,3 +141,31 @@ async def test_a_share_of_the_conversations_is_copied_each_with_all_its_turns():
         said = [json.loads(each.body)["messages"][0]["content"] for each in copies(world)]
         assert 8 < len(set(said)) < 26
         assert all(said.count(each) == 2 for each in said)
+
+
+@story
+async def test_while_somebody_waits_for_the_own_pool_nothing_is_copied():
+    slow = SimConfig(model="m", reply_tokens=4000)
+    text = pools("share: 1, max_in_flight: 100").replace("max_in_flight: 8", "max_in_flight: 1")
+    async with gateway(slow, NEXT, pools=text) as world:
+        body = {"model": "m", "messages": [{"role": "user", "content": "go on"}], "stream": True}
+        gate = world.process.handler.gate
+        async with asyncio.TaskGroup() as group:
+            leave = asyncio.Event()
+
+            async def client():
+                async with world.http.stream("POST", "/v1/chat/completions", json=body):
+                    await leave.wait()
+
+            group.create_task(client(), name="first")
+            await world.until(lambda: len(copies(world)) == 1)
+            group.create_task(client(), name="second")
+            group.create_task(client(), name="third")
+            await world.until(lambda: gate.queues()["m"][0] == 2)
+            world.process.table.get("m/b1").limit.fix(2)
+            world.process.table.on_capacity[0]("m")  # the second goes in, and the third still waits
+            await world.until(lambda: gate.queues()["m"][0] == 1)
+            await world.until(lambda: world.process.table.get("m/b1").in_flight == 2)
+            assert len(copies(world)) == 1
+            leave.set()
+        assert await counted(world, "dropped") >= 1
