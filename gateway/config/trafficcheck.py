@@ -6,15 +6,12 @@ Pure, as `config.check`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 from gateway.config.check import Remark
 from gateway.config.findings import KeyPath, Severity
 from gateway.config.models import Config, PoolConfig
 from gateway.config.parameters import PrefixCache, PrefixRouting
 from gateway.core.traffic import Cause, Engine
-
-_OF_TENANTS: Final = PrefixCache.PER_TENANT
 
 
 def check_traffic(config: Config) -> Iterator[Remark]:
@@ -44,7 +41,7 @@ def _engines(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
                 "only vLLM can be started from here, and this backend has `engine: openai`",
                 "start it otherwise and write its `url`, or remove `engine`",
             )
-    if pool.prefix_cache is _OF_TENANTS:
+    if _keeps_apart(pool):
         yield Remark(
             (*path, "prefix_cache"),
             "not-vllm",
@@ -123,27 +120,21 @@ def _canary(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
 
 
 def _fallback(path: KeyPath, name: str, pool: PoolConfig, config: Config) -> Iterator[Remark]:
+    """Pools that answer in place of this one."""
     fallback = pool.fallback
     for cause in Cause:
         for other in fallback.of(cause):
             here: KeyPath = (*path, cause.value)
-            if other == name:
+            yield from _led(here, name, other, config, "fallback")
+            mine, its = pool.max_context, getattr(config.pools.get(other), "max_context", None)
+            if cause is Cause.CONTEXT and mine is not None and its is not None and its <= mine:
                 yield Remark(
                     here,
-                    "fallback-loop",
-                    f"the pool `{name}` cannot answer in place of itself",
-                    "name another pool",
+                    "smaller-window",
+                    f"`{other}` takes {its} tokens, no more than this pool ({mine}), so it never helps",
+                    "name a pool with a larger `max_context`",
+                    Severity.WARNING,
                 )
-            elif other not in config.pools:
-                known = ", ".join(each for each in config.pools if each != name) or "none"
-                yield Remark(
-                    here,
-                    "unknown-pool",
-                    f"there is no pool `{other}`",
-                    f"a fallback is the name of another pool, not of an alias or adapter; there are: {known}",
-                )
-            else:
-                yield from _given_away(here, cause, pool, other, config.pools[other])
     listed = None if pool.adapters == "auto" else {each.name for each in pool.adapters}
     for place, adapter in enumerate(fallback.adapters):
         if listed is not None and adapter not in listed:
@@ -156,47 +147,36 @@ def _fallback(path: KeyPath, name: str, pool: PoolConfig, config: Config) -> Ite
 
 
 def _shadow(path: KeyPath, name: str, pool: PoolConfig, config: Config) -> Iterator[Remark]:
-    if pool.shadow is None:
-        return
-    to = pool.shadow.to
-    here: KeyPath = (*path, "to")
+    """A pool that gets copies of this one's requests."""
+    if pool.shadow is not None:
+        yield from _led((*path, "to"), name, pool.shadow.to, config, "shadow")
+
+
+def _led(path: KeyPath, name: str, to: str, config: Config, kind: str) -> Iterator[Remark]:
+    """Check that requests of one pool, or their copies, may be led to another; `kind` names the setting."""
     if to == name:
         yield Remark(
-            here,
-            "shadow-loop",
-            f"the pool `{name}` would get copies of its own requests",
-            "name another pool; for a revision of this one, list its servers as a pool of their own",
+            path,
+            f"{kind}-loop",
+            f"the {kind} of the pool `{name}` is the pool itself",
+            "name another pool; a revision can be a pool of its own",
         )
     elif to not in config.pools:
         known = ", ".join(each for each in config.pools if each != name) or "none"
-        hint = f"the copies go to another pool, by its name; there are: {known}"
-        yield Remark(here, "unknown-pool", f"there is no pool `{to}`", hint)
-    elif pool.prefix_cache is _OF_TENANTS and config.pools[to].prefix_cache is not _OF_TENANTS:
         yield Remark(
-            here,
-            "shared-shadow",
-            f"requests of this pool have a prefix cache per tenant, and their copies in `{to}` would share one",
-            f"write `prefix_cache: per_tenant` in `{to}` too, or remove the shadow",
+            path,
+            "unknown-pool",
+            f"there is no pool `{to}`",
+            f"a {kind} is the name of another pool, not of an alias or adapter; there are: {known}",
+        )
+    elif _keeps_apart(config.pools[name]) and not _keeps_apart(config.pools[to]):
+        yield Remark(
+            path,
+            f"shared-{kind}",
+            f"requests of this pool have a prefix cache per tenant, and in `{to}` they would share one",
+            f"write `prefix_cache: per_tenant` in `{to}` too, or remove this {kind}",
         )
 
 
-def _given_away(
-    path: KeyPath, cause: Cause, pool: PoolConfig, name: str, other: PoolConfig
-) -> Iterator[Remark]:
-    """Say what a request would lose at the pool that stands in."""
-    if pool.prefix_cache is _OF_TENANTS and other.prefix_cache is not _OF_TENANTS:
-        yield Remark(
-            path,
-            "shared-fallback",
-            f"requests of this pool have a prefix cache per tenant, and in `{name}` they would share one",
-            f"write `prefix_cache: per_tenant` in `{name}` too, or remove this fallback",
-        )
-    mine, its = pool.max_context, other.max_context
-    if cause is Cause.CONTEXT and its is not None and mine is not None and its <= mine:
-        yield Remark(
-            path,
-            "smaller-window",
-            f"`{name}` takes {its} tokens, no more than this pool ({mine}), so it never helps",
-            "name a pool with a larger `max_context`",
-            Severity.WARNING,
-        )
+def _keeps_apart(pool: PoolConfig) -> bool:
+    return pool.prefix_cache is PrefixCache.PER_TENANT
