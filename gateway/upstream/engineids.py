@@ -25,8 +25,7 @@ _drawn: list[str] = []
 def engine_id() -> str:
     """Return a new id of 128 random bits."""
     if not _drawn:
-        drawn = os.urandom(16 * _DRAWN).hex()
-        _drawn.extend([drawn[at : at + 32] for at in range(0, len(drawn), 32)])
+        _drawn.extend(os.urandom(16 * _DRAWN).hex(" ", 16).split())
     return _PROCESS + _drawn.pop()
 
 
