@@ -29,7 +29,7 @@ from loadtest.routing_traces import NAMES, trace
 from loadtest.routing_virtual import ARMS, run
 
 # So long do the arrivals last, by the size of the pool; the first third fills caches and is not measured.
-SECONDS: Final = {2: 90.0, 8: 60.0, 32: 30.0}
+SECONDS: Final = {2: 60.0, 8: 36.0, 32: 18.0}
 _WARM_SHARE: Final = 1 / 3
 
 

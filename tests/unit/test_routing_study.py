@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 from dataclasses import replace
 
 import pytest
 
+from gateway.sim.sequence import Sequence as EngineSequence
+from gateway.sim.server import SimServer
 from loadtest.outcomes import End, Outcome
 from loadtest.routing import Job, figures, quantile, run_job
 from loadtest.routing_models import (
@@ -18,6 +21,7 @@ from loadtest.routing_models import (
     Rendezvous,
     Tree,
 )
+from loadtest.routing_sockets import Client, reset
 from loadtest.routing_table import bars, best_rival, no_worse, report
 from loadtest.routing_traces import NAMES, Asked, Part, Trace, text_of, trace
 from loadtest.routing_virtual import ARMS, ENGINE, CachingEngines, run
@@ -244,3 +248,40 @@ def test_the_report_takes_the_median_of_seeds_and_names_what_was_lost():
     text = report([*seeds, lost])
     assert "| chats | gateway | 50.0% | 100% |" in text
     assert "| never | 1.00 | 3 |" in text
+
+
+# --- over sockets ---
+
+
+def test_a_session_over_sockets_says_again_what_was_replied():
+    async def main():
+        config = replace(ENGINE, speed=1.0, dev_mode=True)
+        async with asyncio.timeout(10), SimServer(config) as sim:
+            address = ("127.0.0.1", sim.port)
+            client = Client([address], "key", speed=1.0)
+            session = trace("agents", 1, 20.0, seed=1).sessions[0][:2]
+            await client.session([replace(session[0], at_s=0.0), replace(session[1], after_s=0.0)])
+            totals = sim.engine.totals
+            await asyncio.to_thread(reset, address)
+            again = EngineSequence("", session[0].ids(), ())
+            again.hash_to(100, ENGINE.block_size)
+            return client.outcomes, totals, sim.engine.blocks.find(again.hashes)
+
+    (first, second), totals, left = asyncio.run(main())
+    assert [first.end, second.end] == [End.COMPLETE, End.COMPLETE]
+    assert first.first_s < first.ended_s <= second.sent_s
+    said = first.shot.prompt_tokens + first.shot.output_tokens
+    assert totals.prefix_queries == first.shot.prompt_tokens + second.shot.prompt_tokens
+    assert totals.prefix_hits == pytest.approx(said, abs=2 * ENGINE.block_size)
+    assert left == []
+
+
+def test_a_refusal_over_sockets_ends_the_session():
+    async def main():
+        async with asyncio.timeout(10), SimServer(ENGINE, ["admission_503"]) as sim:
+            client = Client([("127.0.0.1", sim.port)], "key", speed=1.0)
+            await client.session([asked(1), asked(2)])
+            return client.outcomes
+
+    (outcome,) = asyncio.run(main())
+    assert (outcome.end, outcome.status, outcome.first_s) == (End.REFUSED, 503, None)
