@@ -14,13 +14,13 @@ class Blocks(Protocol):
     """The token ids of a prompt, in the blocks by which an engine caches them."""
 
     salt: str | None
+    found: dict[object, int]  # by engine: blocks that it held when it was asked last
+    has_keys: (
+        bool  # its blocks differ from those of others with the same tokens: an adapter, a salt
+    )
 
-    @property
-    def has_keys(self) -> bool:
-        """Whether its blocks differ from those of others with the same tokens: an adapter, a salt."""
-
-    def of(self, block_tokens: int) -> list[bytes]:
-        """Return a digest of all up to its end for each block of so many tokens."""
+    def of(self, block_tokens: int) -> list[bytes] | None:
+        """Return a digest of all up to its end for each block of so many tokens; None: not at hand."""
 
 
 class Prefix(msgspec.Struct, gc=False):

@@ -81,10 +81,7 @@ class Measuring:
             salt = make_salt(salt)
 
         def cut(tokens: Sequence[int]) -> PromptBlocks:
-            blocks = PromptBlocks(tokens, route.adapter, salt)
-            for size in sizes:
-                blocks.of(size)
-            return blocks
+            return PromptBlocks(tokens, route.adapter, salt, sizes)
 
         within_s = min(_READ_S + len(call.body) * _READ_BYTE_S, _MOST_READ_S)
         return await settings.counters.read(call, route, cut, within_s=within_s)

@@ -84,10 +84,16 @@ class Mirror:
         """Forget all blocks."""
         self._blocks, self._holders, self._expected = {}, {}, {}
 
-    def held(self, digests: Iterable[bytes]) -> int:
-        """Return how many blocks the engine holds from the beginning of a prompt on, without a gap."""
-        holders, expected, count = self._holders, self._expected, 0
-        for digest in digests:
+    def held(self, digests: Sequence[bytes], before: int = 0) -> int:
+        """Return how many blocks the engine holds from the beginning of a prompt on, without a gap.
+
+        `before` is what was found the last time: an engine throws a block away before the one that it
+        follows, so while the last of them is there, all are, and only what came since is looked for.
+        """
+        holders, expected, count = self._holders, self._expected, before
+        if before and digests[before - 1] not in holders and digests[before - 1] not in expected:
+            count = 0
+        for digest in islice(digests, count, None):
             if digest not in holders and digest not in expected:
                 break
             count += 1

@@ -6,8 +6,7 @@ expected; so a burst of prompts that begin alike goes to one place, and not to a
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from gateway.core.prefix import KvEvents, Prefix, Sent
@@ -19,32 +18,29 @@ _SPARE: Final = 1.25  # an engine may have more blocks than it says that tokens 
 
 
 class PromptBlocks:
-    """The token ids of one prompt, cut into blocks as an engine does it, see `core.prefix.Blocks`."""
+    """The token ids of one prompt, cut into blocks as engines do it, see `core.prefix.Blocks`.
 
-    __slots__ = ("_adapter", "_digests", "_tokens", "salt")
+    Only the digests are kept, of blocks of the sizes that were asked for.
+    """
 
-    def __init__(self, tokens: Sequence[int], adapter: str | None, salt: str | None) -> None:
+    __slots__ = ("_digests", "_prompt_tokens", "found", "has_keys", "salt")
+
+    def __init__(
+        self, tokens: Sequence[int], adapter: str | None, salt: str | None, sizes: Iterable[int]
+    ) -> None:
         self.salt = salt
-        self._adapter = adapter
-        self._tokens = array("I", tokens)
-        self._digests: dict[int, list[bytes]] = {}  # by the size of the blocks
+        self.has_keys = salt is not None or adapter is not None
+        self.found: dict[object, int] = {}
+        self._prompt_tokens = len(tokens)
+        self._digests = {size: prefix_digests(tokens, size, adapter, salt) for size in sizes}
 
     def __len__(self) -> int:
         """Return the tokens of the prompt."""
-        return len(self._tokens)
+        return self._prompt_tokens
 
-    @property
-    def has_keys(self) -> bool:
-        """Whether its blocks differ from those of others with the same tokens."""
-        return self.salt is not None or self._adapter is not None
-
-    def of(self, block_tokens: int) -> list[bytes]:
-        """Return the digests of its blocks of so many tokens."""
-        digests = self._digests.get(block_tokens)
-        if digests is None:
-            digests = prefix_digests(self._tokens, block_tokens, self._adapter, self.salt)
-            self._digests[block_tokens] = digests
-        return digests
+    def of(self, block_tokens: int) -> list[bytes] | None:
+        """Return the digests of its blocks of so many tokens; None of a size that nobody asked for."""
+        return self._digests.get(block_tokens)
 
 
 class Precise:
@@ -83,8 +79,11 @@ class Precise:
         unsure = not mirror.tells_keys and (blocks.has_keys or self._salted)
         if mirror.block_tokens is None or unsure:  # whose blocks they are nobody says
             return self.guess.tokens(prefix)
-        told = mirror.held(blocks.of(mirror.block_tokens)) * mirror.block_tokens
-        told = min(told, prefix.prompt_tokens)
+        digests = blocks.of(mirror.block_tokens)
+        if digests is None:
+            return self.guess.tokens(prefix)
+        count = blocks.found[mirror] = mirror.held(digests, blocks.found.get(mirror, 0))
+        told = min(count * mirror.block_tokens, prefix.prompt_tokens)
         return told if follower.whole else max(told, self.guess.tokens(prefix))
 
     def sent(self, prefix: Prefix) -> Sent:
@@ -95,7 +94,7 @@ class Precise:
             sent.cached_tokens = cached_tokens
             self._salted = self._salted or blocks.salt is not None
             if mirror is not None and mirror.block_tokens is not None:
-                mirror.expect(blocks.of(mirror.block_tokens))
+                mirror.expect(blocks.of(mirror.block_tokens) or ())
         return sent
 
     def unsent(self, sent: Sent) -> None:
@@ -103,14 +102,15 @@ class Precise:
         self.guess.unsent(sent)
         blocks, mirror = sent.prefix.blocks, self._mirror
         if blocks is not None and mirror is not None and mirror.block_tokens is not None:
-            mirror.expect_no_more(blocks.of(mirror.block_tokens))
+            mirror.expect_no_more(blocks.of(mirror.block_tokens) or ())
 
     def ended(self, sent: Sent, cached_tokens: int | None) -> None:
         """Note that a prompt was read; `cached_tokens` of it were found, if its reply tells."""
         self.guess.ended(sent, cached_tokens)
 
     def read(self, sent: Sent) -> None:
-        """Keep what is known: it is there since it was sent."""
+        """Note that the engine has read a prompt: its blocks are asked for no more."""
+        sent.prefix.blocks = None
 
     def over(self, sent: Sent) -> None:
         """Keep what is known: the engine does too."""

@@ -64,6 +64,7 @@ class Ranked:
         rank = self._rank(sent)
         if rank is not None:
             self._work_tokens[rank] -= sent.work_tokens
+            self.engines[rank].read(sent)
             sent.work_tokens = _OUTPUT * sent.prefix.output_tokens
             self._work_tokens[rank] += sent.work_tokens
 

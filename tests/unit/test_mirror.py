@@ -118,6 +118,45 @@ def test_a_message_that_nobody_can_read_leaves_nothing_known():
     assert not follower.whole
 
 
+def test_what_was_found_before_is_not_looked_for_again_unless_its_end_is_gone():
+    mirror, digests = mirror_of(stored()), prefix_digests(TOKENS, SIZE)
+    assert mirror.held(digests, 1) == mirror.held(digests, 2) == 2
+    mirror.apply([BlockRemoved([102])])
+    assert mirror.held(digests, 2) == 1
+    mirror.apply([BlockRemoved([101])])
+    assert mirror.held(digests, 1) == 0
+    mirror.expect(digests)
+    assert mirror.held(digests, 2) == 2
+
+
+def test_another_process_is_known_by_the_time_of_its_messages():
+    other = list(range(20, 29))
+    for is_seen in (True, False):
+        engine, follower = Engine(), Follower()
+        engine.read((TOKENS, None, None))
+        catch_up(follower, engine)
+        second = engine.restarted()
+        (message,) = second.read((other, None, None))  # with the number of the one before
+        if is_seen:
+            assert not follower.published(*message)
+        else:
+            follower.disconnected()
+        catch_up(follower, second)
+        assert (held(follower.mirror), held(follower.mirror, tokens=other)) == (0, 2)
+        assert (follower.whole, follower.losses) == (True, 1)
+
+
+def test_a_long_replay_is_asked_for_again_until_it_brings_little():
+    engine, follower = Engine(), Follower()
+    for token in range(600):
+        engine.read(([token] * (SIZE + 1), None, None))
+    assert follower.replay_begins() == 0
+    assert all(follower.replayed(*each) for each in engine.replay(0))
+    assert not follower.replay_ended()  # the end of it may have been dropped
+    catch_up(follower, engine)
+    assert (follower.is_current, len(follower.mirror)) == (True, 600)
+
+
 def test_strange_events_are_counted():
     follower = Follower()
     follower.begin_with(3, msgspec.msgpack.encode([1.0, [{"type": "Later"}], 0]))

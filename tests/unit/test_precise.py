@@ -15,7 +15,7 @@ ALL = len(TOKENS) - 1
 
 def prompt(tokens=TOKENS, adapter=None, salt=None, *, key=1):
     """Return a prompt whose only beginning is half of it."""
-    blocks = None if tokens is None else PromptBlocks(tokens, adapter, salt)
+    blocks = None if tokens is None else PromptBlocks(tokens, adapter, salt, {SIZE})
     return Prefix([key], (1,), 2, len(tokens or TOKENS), 8, blocks=blocks)
 
 
@@ -92,6 +92,25 @@ def test_what_was_sent_is_expected_until_it_comes_or_fails():
     told.held.sent(prompt())
     told.held.forget()
     assert told.tokens() == 0
+
+
+def test_of_a_prompt_that_was_read_no_blocks_are_kept():
+    told = Told()
+    told.read([7] * 9)
+    sent = told.held.sent(prompt())
+    told.held.read(sent)
+    assert sent.prefix.blocks is None
+    assert told.tokens() == ALL  # the engine will tell
+
+
+def test_blocks_of_a_size_that_nobody_asked_for_are_guessed():
+    told = Told()
+    told.read()
+    told.held.sent(prompt(None))
+    other = prompt()
+    other.blocks = PromptBlocks(TOKENS, None, None, {2 * SIZE})
+    assert told.held.tokens(other) == len(TOKENS) // 2
+    told.held.unsent(told.held.sent(other))
 
 
 def test_salts_and_adapters_are_apart():
