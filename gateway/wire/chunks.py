@@ -39,9 +39,8 @@ def inside(data: bytes) -> bytes:
     """
     size = len(data)
     line = _SIZE_LINES[size] if size < _MAX_CHUNK else b""
-    if line and data.startswith(line) and data.endswith(b"\r\n"):
-        return data[len(line) : -2]
-    return b""
+    held = data.removeprefix(line).removesuffix(b"\r\n")
+    return held if line and len(held) == size - len(line) - 2 else b""
 
 
 class Shape:
