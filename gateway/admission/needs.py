@@ -23,6 +23,7 @@ _LEARNT_FROM: Final = 4  # of each batch of ended requests: means need no more
 class _Mean:
     tokens: float
     count: int
+    whole: int  # the tokens, rounded up
 
 
 class Outputs:
@@ -33,7 +34,7 @@ class Outputs:
     """
 
     def __init__(self, default_tokens: int = DEFAULT_OUTPUT_TOKENS, most: int = 10_000) -> None:
-        self._default = float(default_tokens)
+        self._default_tokens = default_tokens
         self._most = most
         self._means: OrderedDict[tuple[str, str | None], _Mean] = OrderedDict()
 
@@ -43,8 +44,12 @@ class Outputs:
 
     def expect(self, model: str, key: str, max_new_tokens: int | None = None) -> int:
         """Return the expected output in tokens, never more than `max_new_tokens`."""
-        tokens = math.ceil(self._mean(model, key))
-        return tokens if max_new_tokens is None else min(tokens, max_new_tokens)
+        means = self._means
+        mean = means.get((model, key)) or means.get((model, None))
+        tokens = self._default_tokens if mean is None else mean.whole
+        if max_new_tokens is not None and max_new_tokens < tokens:
+            return max_new_tokens
+        return tokens
 
     def ended(self, model: str, key: str, tokens: int) -> None:
         """Learn from an output that came to its own end."""
@@ -59,17 +64,18 @@ class Outputs:
 
     def _mean(self, model: str, key: str | None) -> float:
         known = self._means.get((model, key)) or self._means.get((model, None))
-        return known.tokens if known is not None else self._default
+        return known.tokens if known is not None else self._default_tokens
 
     def _learn(self, entry: tuple[str, str | None], tokens: int) -> None:
         mean = self._means.get(entry)
         if mean is None:
-            mean = self._means[entry] = _Mean(self._mean(*entry), 1)
+            mean = self._means[entry] = _Mean(self._mean(*entry), 1, 0)
             if len(self._means) > self._most:
                 self._means.popitem(last=False)
         self._means.move_to_end(entry)
         mean.count += 1
         mean.tokens += (tokens - mean.tokens) * max(_WEIGHT, 1 / mean.count)
+        mean.whole = math.ceil(mean.tokens)
 
 
 class Needs:

@@ -79,10 +79,9 @@ class Backend:
     scrape_count: int = 0
     peak: int = 0  # most in flight at a time since the last scrape
     sample: LoadSample | None = None
-    worked_at: float = (
-        -math.inf
-    )  # the last scrape that shows progress, and our requests in the engine
+    worked_at: float = -math.inf  # the last scrape that shows progress, with our requests in it
     highest_came_at: float = -math.inf  # to its pool, of the highest of several classes
+    highest_until: float = -math.inf  # its next is expected: long prompts of others stand back
     limit: Limit = field(default_factory=Limit)
     room: Room = field(default_factory=Room)
     pulse: Pulse = field(default_factory=Pulse)
@@ -309,9 +308,10 @@ class Backend:
             return Exclusion.TOO_LARGE if never else Exclusion.AT_LIMIT
         lower = top_priority is not None and priority < top_priority
         unread, is_highest = self.room.unread_tokens, top_priority is not None and not lower
-        reads = unread > 0 and prompt_tokens > 0
-        if reads and not is_highest and unread + prompt_tokens > limit.readable_tokens(now):
-            return Exclusion.READING
+        if unread > 0 and prompt_tokens > 0 and not is_highest:
+            beside = lower and now < self.highest_until
+            if unread + prompt_tokens > limit.readable_tokens(now, beside_highest=beside):
+                return Exclusion.READING
         reserves = 2 if lower and now < self.highest_came_at + LATELY_S else 1
         if 2 * self.in_flight < allowed:  # no places are short
             found = self.room.verdict(need_tokens, now, reserves)

@@ -47,6 +47,7 @@ _ABOUT_MOST: Final = 0.93  # of it; the gauge is written when some of the batch 
 _BELIEVED_S, _BELIEVED_MOST_S = 60.0, 960.0
 _JUDGED: Final = 10  # first tokens that make a verdict: one slow one alone is not yet p90
 _AHEAD_S: Final = 0.05  # two steps of an engine under load
+_BESIDE_HIGHEST_S: Final = 0.015  # while the highest class is here: below a step of a fast engine
 _AHEAD_LEAST_TOKENS: Final = 512  # a rate is a lower bound; a few short prompts go together
 _SLOWER: Final = 1.5  # times the best gap: a full batch decodes slower than a small one, and may
 _LATE_RATIO: Final = 0.1  # the objective holds for p90
@@ -126,14 +127,16 @@ class Limit:
             return self.value
         return max(1, int(self.value * self._started_ratio(now)))
 
-    def readable_tokens(self, now: float) -> float:
+    def readable_tokens(self, now: float, *, beside_highest: bool = False) -> float:
         """Return how much of prompts may be unread at a time; unknown while no prompt was read.
 
         An engine reads prompts in the order in which they came: what is unread is waited for by all who
-        come later, and no priority or fair share can change the order any more.
+        come later, and no priority or fair share can change the order any more. It is less of others'
+        prompts beside the highest of several classes.
         """
         rate = self.prefill.at(now)
-        return math.inf if rate is None else max(rate * _AHEAD_S, _AHEAD_LEAST_TOKENS)
+        ahead_s = _BESIDE_HIGHEST_S if beside_highest else _AHEAD_S
+        return math.inf if rate is None else max(rate * ahead_s, _AHEAD_LEAST_TOKENS)
 
     def _started_ratio(self, now: float) -> float:
         if self.ready_at is None or now >= self.ready_at + self.slow_start_s:
@@ -167,10 +170,11 @@ class Limit:
         It is late by the whole prompt, as how much of it is cached is a guess. One of a backend that
         starts slowly is not judged: it is slow because it is cold, not full.
         """
-        self.prefill.learn(now, ttft_s, prompt_tokens if read_tokens is None else read_tokens)
-        if self._started_ratio(now) < 1:
+        tokens = prompt_tokens if read_tokens is None else read_tokens
+        rate = self.prefill.learn(now, ttft_s, tokens)
+        if self.ready_at is not None and self._started_ratio(now) < 1:
             return
-        is_late = late(ttft_s, prompt_tokens, self.objective_s, self.prefill.at(now))
+        is_late = ttft_s > self.objective_s and late(ttft_s, prompt_tokens, self.objective_s, rate)
         if now - ttft_s < self.cut_at:
             self._late_before_cut |= is_late
         elif is_late:
@@ -184,8 +188,7 @@ class Limit:
         An engine that is slower than the objective when it has little to do is not slow for its load:
         only half as much again as its best counts.
         """
-        self.decode.learn(now, gap_s, 1)
-        best = self.decode.at(now)
+        best = self.decode.learn(now, gap_s, 1)
         if began < self.cut_at or self._started_ratio(now) < 1:
             return
         if gap_s > max(self.gap_objective_s, _SLOWER / best if best else 0.0):

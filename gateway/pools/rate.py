@@ -21,12 +21,13 @@ class Rate:
     _best: float = 0.0
     _at: float = 0.0
 
-    def learn(self, now: float, seconds: float, tokens: int) -> None:
-        """Take in one measurement; give a prompt's tokens without those known to be cached."""
-        seen = tokens / max(seconds, 0.001)
-        known = self.at(now)
-        if known is None or seen > known:
-            self._best, self._at = min(seen, 2 * (known or seen)), now
+    def learn(self, now: float, seconds: float, tokens: int) -> float | None:
+        """Take in one measurement; return the rate. Give a prompt's tokens without those known to be cached."""
+        seen, known = tokens / max(seconds, 0.001), self.at(now)
+        if known is not None and seen <= known:
+            return known
+        self._best, self._at = min(seen, 2 * (known or seen)), now
+        return self._best or None
 
     def at(self, now: float) -> float | None:
         """Return the rate; None while nothing was measured."""

@@ -45,6 +45,7 @@ from gateway.pools.work import token_cost
 
 __all__ = ["Backend", "PoolTable"]
 
+_HIGHEST_HERE_S: Final = 10.0  # less than a reserve is kept, for it costs the others more
 _NO_NEED: Final = Need(0, 0)
 _TRANSITIONS_KEPT: Final = 1000
 _SERVING: Final = frozenset({Phase.READY, Phase.DEGRADED})
@@ -239,7 +240,7 @@ class PoolTable:
     def highest_came(self, pool: str, now: float) -> None:
         """Note that the highest of several classes uses a pool: a reserve is kept for its next."""
         for backend in self._pools.get(pool, ()):
-            backend.highest_came_at = now
+            backend.highest_came_at, backend.highest_until = now, now + _HIGHEST_HERE_S
 
     def forgive(self, now: float) -> None:
         """Hold nothing of the time before against a backend: this process itself stood still."""

@@ -24,6 +24,7 @@ from gateway.core.endpoints import NO_ENGINE
 from gateway.core.types import Ask, Endpoint, Exclusion, Phase
 from gateway.pools.table import Backend, PoolTable
 
+_UNREAD_WEIGHT: Final = 10.0  # of what is unread, for the highest class, beside all other work
 NOBODY: Final[frozenset[str]] = frozenset()
 
 # Of the seconds in which all outputs at a backend are written, so much does not hold up who comes: they are
@@ -106,16 +107,18 @@ class Chooser:
         if told is None and len(backends) == 1:
             return backends[0] if obstacle(backends[0], ask, now, barred) is None else None
         costs = _costs(backends, ask)
+        several = ask.top_priority is not None
+        ranks, spared = _by_class(costs, backends, ask, now) if several else (costs, None)
         if told is None and backends:  # the common case in one look
             if backends[0].weighted:
-                costs = self._shared_out(costs, backends, ask)
-            best = backends[self._least(costs, backends, ask)]
-            if obstacle(best, ask, now, barred) is None:
+                ranks = self._shared_out(ranks, backends, ask)
+            best = backends[self._least(ranks, backends, ask)]
+            if best is not spared and obstacle(best, ask, now, barred) is None:
                 return best
         found = reads = None
-        for place in self._in_order(costs, backends, ask):
+        for place in self._in_order(ranks, backends, ask):
             backend = backends[place]
-            reason = obstacle(backend, ask, now, barred)
+            reason = Exclusion.READING if backend is spared else obstacle(backend, ask, now, barred)
             if reason is None:
                 if told is None:
                     holds_out = waits and reads is not None and _holds_out(ask, now, reads, backend)
@@ -124,7 +127,7 @@ class Chooser:
                 told.expected_s[backend.id] = costs[place]
             elif told is not None:
                 told.excluded[backend.id] = reason
-            elif reason is Exclusion.READING:
+            elif reason is Exclusion.READING and backend is not spared:
                 reads = reads or backend
         return found
 
@@ -156,7 +159,8 @@ class Chooser:
             return max(near, key=lambda place: _lot(backends[place], prefix.home))
         if costs.count(least) == 1:
             return costs.index(least)
-        return self._rng.choice([place for place, cost in enumerate(costs) if cost == least])
+        places = [place for place, cost in enumerate(costs) if cost == least]
+        return places[int(self._rng.random() * len(places))]
 
     def _in_order(self, costs: Sequence[float], backends: Sequence[Backend], ask: Ask) -> list[int]:
         """Return the places of the costs, that of `_least` first, equals by chance."""
@@ -221,6 +225,29 @@ def _reading_s(backend: Backend, tokens: int) -> float:
     """Return what it takes of all at a backend that it reads so many tokens."""
     streams = 1 + backend.in_flight + backend.foreign
     return tokens * backend.token_cost.prompt_s * streams * backend.own_ratio
+
+
+def _by_class(
+    costs: Sequence[float], backends: Sequence[Backend], ask: Ask, now: float
+) -> tuple[Sequence[float], Backend | None]:
+    """Return the costs by which the class of a request has it go, and a backend that is kept free of it.
+
+    What an engine reads cannot be interrupted, and its next step waits for it. So the highest of several
+    classes goes where least is unread. And while it comes, long prompts of the others are read on
+    all backends but one at a time.
+    """
+    if ask.caller.priority == ask.top_priority:
+        return [
+            cost + _UNREAD_WEIGHT * each.room.unread_tokens * each.token_cost.prompt_s
+            for cost, each in zip(costs, backends, strict=True)
+        ], None
+    if len(backends) < 2 or not backends[0].guarded or now >= backends[0].highest_until:
+        return costs, None
+    free = [each for each in backends if each.room.unread_tokens <= each.limit.readable_tokens(now)]
+    if len(free) > 1 or not free:
+        return costs, None
+    is_long = ask.need.prompt_tokens > free[0].limit.readable_tokens(now)
+    return costs, free[0] if is_long else None
 
 
 def obstacle(

@@ -292,6 +292,46 @@ def test_the_last_places_are_for_the_highest_priority():
     assert found(table, caller=low, top_priority=None) == ["b1"]
 
 
+LOW, HIGH = Caller("k", "n", "t", priority=0), Caller("k", "n", "t", priority=9)
+LONG, SHORT = Need(5000, 10, streams=True), Need(100, 10, streams=True)
+
+
+def two_read_long_prompts(table):
+    """Have b1 and b2 read, at a known pace, and b3 write a lot; the highest class comes."""
+    for backend in table:
+        backend.limit.prefill.learn(NOW, 1.0, 10_000)
+    for name in ("m/b1", "m/b2"):
+        table.take(name, NOW, LONG)
+    for _ in range(5):
+        table.first_token(table.take("m/b3", NOW, Need(1, 400, streams=True)), NOW)
+    table.highest_came("m", NOW)
+
+
+def test_long_prompts_of_others_leave_a_backend_free_for_the_highest_class(table):
+    assert found(table, caller=LOW, top_priority=9, need=LONG) == ["b1", "b2", "b3"]
+    two_read_long_prompts(table)
+    low = {"caller": LOW, "top_priority": 9}
+    assert set(why(table, **low, need=LONG).values()) == {Exclusion.READING}
+    assert chosen(table, **low, need=LONG) is None
+    assert found(table, **low, need=SHORT) == ["b3"]  # one that is soon read may go there
+    assert found(table, now=NOW + 11, **low, need=LONG) == ["b3"]  # the highest class is away
+    assert found(table, caller=LOW, top_priority=None, need=LONG) == ["b3"]
+
+
+def test_the_highest_class_goes_where_least_is_to_be_read_however_much_is_written_there(table):
+    two_read_long_prompts(table)
+    assert chosen(table, caller=HIGH, top_priority=9, need=SHORT) == "b3"
+    expected_s = told(table, caller=HIGH, top_priority=9, need=SHORT).expected_s
+    assert max(expected_s, key=expected_s.get) == "m/b3"
+
+
+def test_the_only_backend_is_kept_free_for_nobody():
+    table = table_of(pools(m=[URLS[0]]))
+    make_ready(table, "m/b1").limit.prefill.learn(NOW, 1.0, 10_000)
+    table.highest_came("m", NOW)
+    assert found(table, caller=LOW, top_priority=9, need=LONG) == ["b1"]
+
+
 def test_with_admission_off_only_a_configured_limit_holds():
     settings = {"admission": "off", "backends": [URLS[0], {"url": URLS[1], "max_in_flight": 1}]}
     table = table_of(pools(m=settings))
