@@ -143,6 +143,17 @@ async def test_an_output_limit_of_the_gateways_own_is_written_by_its_oldest_name
 
 
 @story
+async def test_nobody_is_asked_to_count_so_a_window_of_ones_own_is_held_by_bytes():
+    plain = Plain()
+    async with plain_gateway(plain, pool="    max_context: 2000\n") as world:
+        assert (await world.chat("word " * 300)).status_code == 200  # 1,500 bytes
+        reply = await world.chat("word " * 500)
+        assert reply.json()["error"]["code"] == "context_length_exceeded"
+        assert "could not be counted exactly" in reply.json()["error"]["message"]
+        assert "/tokenize" not in plain.asked
+
+
+@story
 async def test_what_an_engine_finds_too_long_may_go_to_another_pool():
     told = "request (900 tokens) exceeds the available context size (512 tokens), try increasing it"
     plain = Plain(refuse=(400, {"error": {"code": 400, "message": told}}))

@@ -162,12 +162,14 @@ async def test_two_pools_may_stand_in_for_each_other_and_a_request_never_goes_ro
     pools = two("no_backend: small").replace(
         "  small:\n", "  small:\n    fallback: {no_backend: big}\n"
     )
-    async with gateway(BIG, SMALL, pools=pools) as world:
+    async with gateway(BIG, SMALL, pools=pools, access=True) as world:
         take_out(world)
         assert (await world.chat(model="big", max_tokens=1)).json()["model"] == "small"
         take_out(world, "small/b1")
         reply = await world.chat(model="big", max_tokens=1)
         assert reply.status_code == 503
+        line = world.access_lines()[-1]
+        assert (line["pool"], line["fallback"], line["backend"]) == ("big", None, None)
         assert "Model `big` is temporarily unavailable" in reply.json()["error"]["message"]
         told = await explain(world, reply.headers["x-request-id"])
         assert (told["pool"], told["state"], told["fallback"]) == ("big", "refused", None)
@@ -263,3 +265,18 @@ async def test_who_was_answered_by_another_pool_is_not_expected_back():
                 assert reply.headers["x-gateway-model"] == "small"
             promises = world.process.handler.gate._lines["big"].forecast._promises
             assert len(promises) == 0
+
+
+@story
+async def test_what_another_pool_may_have_executed_is_told_and_goes_no_further():
+    tiny = SimConfig(model="tiny", speed=0)
+    pools = two("no_backend: [small, tiny]") + "  tiny: {backends: [<2>]}\n"
+    async with gateway(BIG, SMALL, tiny, pools=pools) as world:
+        take_out(world)
+        world.sims[1].inject("reset_before_headers")
+        reply = await world.chat(model="big", max_tokens=1)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (502, "backend_error")
+        assert reply.headers["x-gateway-model"] == "small"
+        assert world.sims[2].received("/v1/chat/completions") == []
+        take_out(world, "small/b1")
+        assert (await world.chat(model="big", max_tokens=1)).json()["model"] == "tiny"
