@@ -148,7 +148,7 @@ def build(
     rollouts.apply(config.pools)
     ledger.on_posted += [supervisor.ended, rollouts.settled]
     ledger.on_failed.append(rollouts.failed)
-    adapters = Adapters(table, clock, supervisor.events, Memory(config.state))
+    adapters = Adapters(table, clock, supervisor.events, Memory(config.state), handler.gate.awaited)
     adapters.apply(config.pools)
     handler.gate.on_wanted.append(adapters.want)
     return Process(

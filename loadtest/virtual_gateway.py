@@ -158,7 +158,7 @@ class Gateway:
     async def _serve(
         self, shot: Shot, record: RequestRecord, outcome: outcomes.Outcome, clock: Clock, *, retry: bool
     ) -> None:  # fmt: skip
-        call, caller, route = self.call(shot), _caller(shot.tenant), self._route
+        call, caller, route = self.call(shot), _caller(shot.tenant), self.route(shot)
         pool = self.config.pools["m"]
         record.model, record.pool, record.caller = "m", "m", caller
         demand = bound(call, route=route, caller=caller, policy=pool.on_overflow)
@@ -190,6 +190,10 @@ class Gateway:
         text_bytes = _BYTES_PER_TOKEN * shot.prompt_tokens
         body = bytes(text_bytes + _AROUND_BYTES)
         return make_call(shot, body, text_bytes)
+
+    def route(self, shot: Shot) -> Route:
+        """Return where a request's model leads."""
+        return self._route
 
     def prefix(self, shot: Shot, ask: Ask) -> Prefix | None:
         """Return what a request's beginning is to a prefix cache; here no two are alike."""

@@ -15,6 +15,8 @@ def orders(table, clock, config):
 
 def adapters(table, clock, config, ordered):
     """Return the keepers of a table's adapters; nothing runs."""
-    found = Adapters(table, clock, ordered.supervisor.events, Memory(config.state))
+    found = Adapters(
+        table, clock, ordered.supervisor.events, Memory(config.state), lambda pool: frozenset()
+    )
     found.apply(config.pools)
     return found

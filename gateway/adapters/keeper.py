@@ -14,6 +14,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Coroutine
+from collections.abc import Set as AbstractSet
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
@@ -92,14 +93,16 @@ class PoolAdapters:
             return
         known = self.known
         if name in known.paths(backends):
-            known.asked_at[name] = now = self._clock.now()
             known.demand[name] = known.demand.get(name, 0.0) + 1.0 / _MEMORY_S
             if name not in known.waits_since:
-                known.waits_since[name] = now
+                known.waits_since[name] = self._clock.now()
                 self.look()
 
-    def turn(self) -> None:
-        """Learn what is asked for, and look what is to be done; about twice a second."""
+    def turn(self, awaited: AbstractSet[str]) -> None:
+        """Learn what is asked for, and look what is to be done; about twice a second.
+
+        `awaited` are the adapters of requests that wait.
+        """
         now, known = self._clock.now(), self.known
         fades = math.exp((self._looked_at - now) / _MEMORY_S)
         self._looked_at = now
@@ -112,10 +115,8 @@ class PoolAdapters:
             known.demand[name] = faded
             if faded < _FORGOTTEN:
                 del known.demand[name]
-        longest_s = known.settings.queue.max_wait
-        for name, asked_at in [*known.asked_at.items()]:
-            if now > asked_at + longest_s:  # nobody waits any more
-                del known.asked_at[name], known.waits_since[name]
+        for name in known.waits_since.keys() - awaited:
+            del known.waits_since[name]
         self.look()
 
     def look(self) -> None:
@@ -203,6 +204,7 @@ class PoolAdapters:
         try:
             await server.load(name, path)
             seconds = self._clock.now() - began_at
+            self._table.forgive(self._clock.now(), backend)
             self.known.memory.note(backend.id, name)
             await self._see(backend, server)
             held = held_by(backend).get(name)
@@ -217,7 +219,6 @@ class PoolAdapters:
         self.known.failures.pop((backend.id, name), None)
         self.known.rest_until[backend.id] = self._clock.now() + _RESTS * seconds
         self.known.waits_since.pop(name, None)
-        self.known.asked_at.pop(name, None)
         self.known.fresh_until[name] = self._clock.now() + max(_FRESH_S, _RESTS * seconds)
         said = f"the adapter {name} is loaded"
         log.info(

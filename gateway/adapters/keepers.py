@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -43,7 +44,10 @@ class OrderRefused(Exception):
 
 
 class Adapters:
-    """The keepers. `run` is their background work; everything else is synchronous."""
+    """The keepers. `run` is their background work; everything else is synchronous.
+
+    `awaited` returns the adapters that requests of a pool wait for.
+    """
 
     def __init__(
         self,
@@ -51,6 +55,7 @@ class Adapters:
         clock: Clock,
         events: Events,
         memory: Memory,
+        awaited: Callable[[str], AbstractSet[str]],
         connect: Callable[[Backend], Server] = VllmServer,
     ) -> None:
         self.pools: dict[str, PoolAdapters] = {}
@@ -58,6 +63,7 @@ class Adapters:
         self._table, self._clock, self._events = table, clock, events
         self._means = Means(table, clock, events, memory, connect, self._start)
         self._group: asyncio.TaskGroup | None = None
+        self._awaited = awaited
         self._changed = True
         events.on_event.append(self._heard)
 
@@ -90,8 +96,8 @@ class Adapters:
             found = await asyncio.to_thread(sizes, self._paths())
             for keeper in self.pools.values():
                 keeper.known.sizes = found
-        for keeper in self.pools.values():
-            keeper.turn()
+        for name, keeper in self.pools.items():
+            keeper.turn(self._awaited(name))
 
     def _paths(self) -> list[str]:
         return [

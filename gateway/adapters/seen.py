@@ -42,7 +42,6 @@ class Known:
     settings: PoolConfig
     demand: dict[str, float] = field(default_factory=dict)  # requests at a time, fading
     waits_since: dict[str, float] = field(default_factory=dict)  # that no backend has
-    asked_at: dict[str, float] = field(default_factory=dict)  # the last of those requests
     fresh_until: dict[str, float] = field(default_factory=dict)
     failures: dict[tuple[str, str], Failure] = field(default_factory=dict)
     rest_until: dict[str, float] = field(default_factory=dict)

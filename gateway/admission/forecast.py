@@ -8,7 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.admission.queue import FairQueue
-from gateway.admission.waiting import SERVING, Waiting, awaits, held_tokens, starts_in_s
+from gateway.admission.waiting import (
+    SERVING,
+    Waiting,
+    awaits,
+    awaits_load,
+    held_tokens,
+    starts_in_s,
+)
 from gateway.core.types import Ask
 from gateway.pools.backend import Backend
 from gateway.pools.rate import Fading
@@ -136,15 +143,16 @@ class Forecast:
     def tick(self, seconds: float) -> None:
         """Measure how fast the pool drains; about twice a second.
 
-        Only while somebody waits, then as now: else what ends tells how much was asked for, and a
-        pool with little to do would seem slow to the first burst.
+        Only while somebody waits for room, then as now: else what ends tells how much was asked for,
+        and a pool with little to do would seem slow to the first burst.
         """
         backends = self._backends()
         given_back = sum(each.room.given_back_tokens for each in backends)
         tokens, self._given_back_tokens = given_back - self._given_back_tokens, given_back
         serving = any(each.phase in SERVING for each in backends)  # an outage drains nothing
         works = tokens > 0 or any(each.in_flight for each in backends)
-        stands = serving and works and (bool(self._queue) or self._refused)
+        queued = any(not awaits_load(backends, each.ask) for each in self._queue)
+        stands = serving and works and (queued or self._refused)
         stood, self._stood, self._refused = self._stood, stands, False
         if seconds > 0 and stands and stood:
             self.drain.passed(seconds, max(0, tokens), held_tokens(backends))

@@ -227,6 +227,12 @@ class Gate:
             for pool, line in self._lines.items()
         }
 
+    def awaited(self, pool: str) -> set[str]:
+        """Return the adapters that requests wait for, or with which they wait for room."""
+        line = self._lines.get(pool)
+        names = (each.ask.route.adapter for each in (line.queue if line is not None else ()))
+        return {name for name in names if name is not None}
+
     def oldest_s(self, pool: str) -> float | None:
         """Return how long what waits longest for a pool has waited; None when nothing does."""
         line = self._lines.get(pool)

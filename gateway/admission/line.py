@@ -23,6 +23,7 @@ from gateway.admission.waiting import (
     Waiting,
     all_start,
     awaits,
+    awaits_load,
     coming,
     left_alone,
     passes,
@@ -154,6 +155,8 @@ class Line:
         """Return a request that wants to wait until `deadline`, or as long as the pool allows."""
         now = self._clock.now()
         waiting, need = Waiting(ask, turn, now, deadline, body_bytes, announce), ask.need
+        if awaits_load(self._backends, ask):
+            return waiting  # it waits for a load, and that ends
         waiting.target_s = self.patience.target_s(
             need.prompt_tokens, streams=need.streams, returned=ask.returned, slo_s=self._slo_s
         )

@@ -120,6 +120,21 @@ def awaits(backends: Sequence[Backend], ask: Ask) -> bool:
     )
 
 
+def awaits_load(backends: Sequence[Backend], ask: Ask) -> bool:
+    """Whether a request waits for a load of adapters: its own, or another that holds up who has its own.
+
+    An engine stands still meanwhile. That ends soon, and is no overload.
+    """
+    adapter = ask.route.adapter
+    return adapter is not None and not any(
+        adapter in each.models
+        and adapter not in each.lacking
+        and Exclusion.ADAPTER_LOADING not in each.lacking.values()
+        for each in backends
+        if each.phase in SERVING
+    )
+
+
 def all_start(backends: Sequence[Backend], now: float) -> bool:
     """Whether none serves a pool, but such as start slowly: what they cannot take yet is no overload."""
     return all(each.starts(now) for each in backends if each.phase in SERVING)

@@ -242,9 +242,9 @@ class PoolTable:
         for backend in self._pools.get(pool, ()):
             backend.highest_came_at, backend.highest_until = now, now + _HIGHEST_HERE_S
 
-    def forgive(self, now: float) -> None:
-        """Hold nothing of the time before against a backend: this process itself stood still."""
-        for backend in self._backends.values():
+    def forgive(self, now: float, only: Backend | None = None) -> None:
+        """Hold nothing of the time before against backends: this process stood still, or had `only` do so."""
+        for backend in self._backends.values() if only is None else (only,):
             backend.limit.forgive(now)
             backend.pulse.forgive(now)
 

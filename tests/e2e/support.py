@@ -16,8 +16,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Self
 
 import pytest
@@ -104,7 +105,9 @@ def vllm_command(port: int, *flags: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def vllms(folder: pathlib.Path, *flags: Sequence[str]) -> Iterator[list[int]]:
+def vllms(
+    folder: pathlib.Path, *flags: Sequence[str], env: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[list[int]]:
     """Run a real vLLM with each of these flags; yield their ports. They start at the same time."""
     ports = [free_port() for _ in flags]
     with contextlib.ExitStack() as all_of_them:
@@ -113,7 +116,11 @@ def vllms(folder: pathlib.Path, *flags: Sequence[str]) -> Iterator[list[int]]:
             log = folder / f"vllm-{port}.log"
             command = vllm_command(port, *own)
             started.append(
-                (port, log, all_of_them.enter_context(running(command, log=log, env=VLLM_ENV)))
+                (
+                    port,
+                    log,
+                    all_of_them.enter_context(running(command, log=log, env=VLLM_ENV | {**env})),
+                )
             )
         deadline = time.monotonic() + 240 * len(ports)
         for port, log, child in started:

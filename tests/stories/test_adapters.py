@@ -5,6 +5,7 @@ import json
 import sys
 from asyncio.subprocess import PIPE, STDOUT
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -116,7 +117,8 @@ async def test_a_load_that_fails_says_why_blocks_no_other_and_is_tried_again_lat
 @story
 async def test_a_request_waits_for_a_load_no_longer_than_loads_take():
     async with gateway(SIM, pools=pool([lora("a")], most=1)) as world:
-        await world.until(lambda: "a" in held(world))
+        await world.until(lambda: "a" in world.process.table.get("m/b1").adapters)
+        await world.until(lambda: not world.process.adapters.pools["m"].changes)
         keeper = world.process.adapters.pools["m"]
         keeper.loads_s.append(0.05)
         world.sims[0].state.config = replace(SIM, adapter_load_s=6.0)
@@ -204,6 +206,7 @@ async def test_a_version_that_mixes_adapters_up_loads_none_while_adapters_run():
         await world.until(lambda: len(held(world)) == 2)
         running = start(world.chat(model="a", max_tokens=30), name="running")
         await world.until(lambda: world.process.table.get("m/b1").riding == {"a": 1})
+        await world.until(lambda: not world.process.adapters.pools["m"].changes)
         before = loads(world)
         del world.sims[0].state.loaded["b"]
         await world.until(lambda: world.process.table.get("m/b1").adapters == ("a",))
@@ -237,7 +240,7 @@ async def vllm_gateway(world, *words):
     return ran.returncode, " ".join(out.decode().split())
 
 
-@story
+@partial(story, seconds=120.0)  # each verb is a process of its own
 async def test_the_command_line_lists_loads_unloads_and_leaves_it_to_the_settings():
     adapters = [lora("a", replicas=1, pin=["b1"]), lora("bad", "/loras/missing", pin=["b1"])]
     async with gateway(SIM, SIM, pools=pool(adapters, 2, most=2)) as world:

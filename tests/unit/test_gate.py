@@ -7,6 +7,7 @@ import pytest
 
 from gateway.admission.decisions import State
 from gateway.core.errors import ContextLengthExceeded, Overloaded, TooManyWaiting, Unavailable
+from gateway.core.exclusion import Exclusion
 from gateway.core.types import (
     Call,
     Caller,
@@ -1717,3 +1718,71 @@ async def test_a_refusal_after_a_wait_that_was_shortened_names_admission():
     late = [each for each in guests if each.refusal is not None and each.ended > each.began]
     assert late
     assert all(decision_of(world, each).hurried for each in late)
+
+
+# --- adapters -------------------------------------------------------------------------------------
+
+
+@held
+async def test_who_waits_for_an_adapter_waits_for_its_load_also_in_an_overload():
+    world = house()
+    await overloaded(world)
+    backend = world.table.get("m/b1")
+    world.table.withhold(backend, {"sql": Exclusion.ADAPTER_LOADING})
+    (guest,) = await world.guests(1, "flood", adapter="sql", stream=True, wait_s=60.0)
+    assert world.gate.awaited("m") >= {"sql"}
+    await passes(5.0)
+    assert guest.waits
+    world.table.withhold(backend, {"sql": Exclusion.ADAPTER_FAILED})
+    await passes(0.6)
+    assert "could not load it" in guest.refusal.message
+
+
+@held
+async def test_what_waits_for_loads_alone_is_no_standing_queue():
+    world = house()
+    world.table.withhold(world.table.get("m/b1"), {"sql": Exclusion.ADAPTER_DUE})
+    (guest,) = await world.guests(1, "b", adapter="sql", wait_s=60.0)
+    for _ in range(8):
+        (other,) = await world.guests(1, "a", tokens=100)
+        await passes(1.0)
+        other.end()
+    assert guest.waits
+    assert world.gate._lines["m"].forecast.drain.tokens_per_s is None
+
+
+@held
+async def test_an_adapter_that_is_not_there_is_asked_for_in_the_turn_in_which_its_request_comes():
+    world = house()
+    world.gate.on_wanted.append(
+        lambda route: world.table.withhold(
+            world.table.get("m/b1"), {route.adapter: Exclusion.ADAPTER_LOADING}
+        )
+    )
+    (guest,) = await world.guests(1, adapter="sql")
+    assert guest.waits
+    world.up("m/b1", "sql")
+    await turns()
+    assert guest.waits  # its keeper says when it may be used
+    world.table.withhold(world.table.get("m/b1"), {})
+    await turns()
+    assert guest.inside
+    assert world.table.get("m/b1").riding == {"sql": 1}
+    guest.end()
+    await turns()
+    assert world.table.get("m/b1").riding == {}
+
+
+@held
+async def test_what_waits_for_an_adapter_claims_no_room_of_others():
+    world = House(m={"backends": [{"url": "http://h:1", "max_in_flight": 1}]})
+    world.table.withhold(world.table.get("m/b1"), {"sql": Exclusion.ADAPTER_DUE})
+    (guest,) = await world.guests(1, "a", adapter="sql", wait_s=600.0)
+    (inside,) = await world.guests(1, "b")
+    for _ in range(40):  # many times more than what is overtaken stands for
+        (after,) = await world.guests(1, "b", wait_s=600.0)
+        inside.end()
+        await turns()
+        assert after.inside
+        inside = after
+    assert guest.waits
