@@ -325,6 +325,18 @@ def test_the_highest_class_goes_where_least_is_to_be_read_however_much_is_writte
     assert max(expected_s, key=expected_s.get) == "m/b3"
 
 
+def test_beside_the_highest_class_less_of_others_prompts_is_sent_ahead(table):
+    backend = table.get("m/b1")
+    backend.limit.prefill.learn(NOW, 1.0, 100_000)
+    table.take("m/b1", NOW, Need(1000, 10, streams=True))
+    low = {"caller": LOW, "top_priority": 9, "need": Need(2000, 10, streams=True)}
+    assert "m/b1" not in why(table, **low)  # 50 ms are 5,000 tokens
+    table.highest_came("m", NOW)
+    assert why(table, **low)["m/b1"] is Exclusion.READING  # 15 ms are 1,500
+    assert "m/b1" not in why(table, now=NOW + 11, **low)
+    assert "m/b1" not in why(table, **{**low, "caller": HIGH})
+
+
 def test_the_only_backend_is_kept_free_for_nobody():
     table = table_of(pools(m=[URLS[0]]))
     make_ready(table, "m/b1").limit.prefill.learn(NOW, 1.0, 10_000)
