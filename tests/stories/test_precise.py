@@ -1,6 +1,8 @@
 """Requests go where the engines tell that they hold the prompt; where they tell nothing, by what was sent."""
 
+import asyncio
 import contextlib
+import dataclasses
 import json
 
 import httpx2
@@ -8,6 +10,7 @@ import zmq.asyncio
 from tokenizers import Tokenizer
 
 from gateway.access.salt import salt_for
+from gateway.prefix.ranked import precise_engines
 from gateway.process import reload
 from tests.kvengine import Engine
 from tests.stories.fakeevents import Publisher
@@ -102,6 +105,8 @@ async def test_a_prompt_that_an_engine_has_thrown_away_is_not_sought_there(folde
         await tell(world, told[0], 0, ids(folder, PROMPT))
         await ask(world, PROMPT + "?")
         await told[0].send(told[0].engine.clear())
+        mirror = [*world.process.table][0].held.follower.mirror
+        await world.until(lambda: len(mirror) == 0)
         await tell(world, told[1], 1, ids(folder, PROMPT))
         for question in range(4):
             await ask(world, PROMPT + str(question))
@@ -136,6 +141,17 @@ async def test_without_events_what_was_sent_decides(folder):  # noqa: F811
         for question in range(4):
             await ask(world, PROMPT + str(question))
         assert asked(world)[first] == 5
+
+
+@story
+async def test_of_several_engines_all_are_followed_or_none(folder):  # noqa: F811
+    two = dataclasses.replace(FAST, dp=2)
+    async with publishers(1) as told, gateway(two, pools=pools(told, folder)) as world:
+        (backend,) = world.process.table
+        await world.until(lambda: len(precise_engines(backend.held)) == 2)
+        await asyncio.sleep(1.5)  # longer than between two looks
+        assert [each["engines"] for each in await kv_events(world)] == [0]
+        await ask(world, PROMPT)
 
 
 @story

@@ -68,6 +68,10 @@ def test_requests_of_others_count():
     assert held.sent(prompt(1)).rank == 1
     held.loaded((0, 1))  # ours
     assert held.sent(prompt(2, home=1)).rank == 0
+    held = ranked()
+    held.over(held.sent(prompt(1)))
+    held.loaded((1, 0))  # not ours any more
+    assert held.sent(prompt(2)).rank == 1
 
 
 def test_what_failed_before_it_was_read_is_held_nowhere():
@@ -116,6 +120,10 @@ def test_a_reload_keeps_what_is_known_of_the_engines_and_a_lone_server_learns_of
     assert slot.rank == 0
     backend.taken_back(slot)
     assert held.tokens(prompt(1)) == 0  # nobody saw it read
+    slot = backend.take(1.0, Need(1000, 10, streams=True), prefix=prompt(2))
+    assert slot.rank == 0  # it has nothing else to do
+    backend.first_token(slot, 2.0)
+    assert backend.take(2.0, Need(1000, 10, streams=True), prefix=prompt(2)).rank == 0
     off = PoolConfig.model_validate({"backends": ["http://h:1"], "prefix": "off"})
     configure(backend, off, off.backends[0], None)
     backend.scraped(LoadSample(2.0, 0, 0, 0.0, engines=(0, 0)))
