@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.ingress.heads import origin_form, without_upgrade
+from gateway.ingress.heads import joined, origin_form, without_upgrade
 
 
 class Seen:
@@ -76,3 +76,16 @@ def test_the_head_again_reads_the_same_but_for_the_offer(others, frame, offer, c
 )
 def test_a_whole_url_is_reduced_to_its_path(target, path):
     assert origin_form(target) == path
+
+
+@pytest.mark.parametrize(
+    ("headers", "fields"),
+    [
+        ([], {}),
+        ([(b"a", b"1"), (b"b", b"2")], {b"a": b"1", b"b": b"2"}),
+        ([(b"a", b"1"), (b"b", b"2"), (b"a", b"3")], {b"a": b"1,3", b"b": b"2"}),
+        ([(b"a", b"1"), (b"a", b"1")], {b"a": b"1"}),  # sent twice, and means one thing
+    ],
+)
+def test_different_values_of_one_header_are_joined(headers, fields):
+    assert joined(headers) == fields
