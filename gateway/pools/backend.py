@@ -94,6 +94,7 @@ class Backend:
     token_cost: TokenCost = TokenCost()  # of its pool
     ahead_s: float = 0.0  # until all that is there is done, as the choice counts it
     writing_s: float = 0.0  # of those, for outputs
+    streams: int = 2  # that wait while it reads a prompt: all that are there, and the prompt's own
     own_ratio: float = 1.0  # times a request's token cost, what the request itself takes here
 
     knows_prefixes: Callable[[], Held] | None = None  # makes what knows one engine's cache
@@ -167,8 +168,6 @@ class Backend:
         patience_s, reading_s = pulse.patience_s(rate), pulse.reading_s(rate)
         return Listened(pulse.heard_at, pulse.quiet_s(now), patience_s, reading_s)
 
-    # --- its requests ---
-
     def take(
         self, now: float, need: Need, tenant: str = "", prefix: Prefix | None = None, adapter: str | None = None
     ) -> Slot:  # fmt: skip
@@ -216,8 +215,6 @@ class Backend:
             self.since_scrape -= 1
         self.weigh_ours()
 
-    # --- what its pages say ---
-
     def scraped(self, sample: LoadSample) -> None:
         """Take in what a scrape shows of its load."""
         before, self.sample = self.sample, sample
@@ -253,12 +250,13 @@ class Backend:
         self.weigh_ours()
 
     def weigh_ours(self) -> None:
-        """Renew `ahead_s` and `writing_s`, after one of our requests came or went.
+        """Renew `ahead_s` and what is beside it, after one of our requests came or went.
 
         With twice the share of another a backend counts as no busier than it with twice the work.
         """
         (prompts, outputs), foreign, cost = self.room.left(), self.foreign, self.token_cost
         outputs += foreign * (USUAL_TOKENS + 1) + self.in_flight  # each takes a step at least
+        self.streams = 1 + self.in_flight + foreign
         each_s = self.slowness / self.share
         self.writing_s = each_s * outputs * cost.output_s
         self.ahead_s = each_s * prompts * cost.prompt_s + self.writing_s + self.away_s

@@ -62,24 +62,32 @@ class Approximate:
 
     def tokens(self, prefix: Prefix) -> int:
         """Return how many tokens of a prompt it probably holds."""
-        place = self._place(prefix.keys)
+        keys = prefix.keys
+        shortest = keys[-1]
+        if shortest in self._young:
+            place = bisect_left(keys, True, key=self._young.__contains__)
+            if place and shortest in self._old:
+                place = min(place, bisect_left(keys, True, key=self._old.__contains__))
+        elif shortest in self._old:
+            place = bisect_left(keys, True, key=self._old.__contains__)
+        else:
+            return 0
         return int(self.trust * prefix.tokens_before(place))
 
     def sent(self, prefix: Prefix) -> Sent:
         """Note that a prompt was sent there: it holds it from now on."""
-        keys, young = prefix.keys, self._young
-        place = self._place(keys)
-        known_tokens = prefix.tokens_before(place)
-        sent = Sent(prefix, int(self.trust * known_tokens), known_tokens, place)
-        place = bisect_left(keys, True, key=young.__contains__)
+        keys, young, old = prefix.keys, self._young, self._old
+        place = new = bisect_left(keys, True, key=young.__contains__)
+        if new and keys[-1] in old:
+            new = min(new, bisect_left(keys, True, key=old.__contains__))
+        known_tokens = prefix.tokens_before(new)
+        if place:
+            young.update(keys)
         self._young_tokens += _new_tokens(prefix, place)
-        young.update(keys)
-        if (
-            self._young_tokens > (self.capacity_tokens or UNKNOWN_CAPACITY_TOKENS)
-            or len(young) > MOST_KEYS
-        ):
+        most = self.capacity_tokens or UNKNOWN_CAPACITY_TOKENS
+        if self._young_tokens > most or len(young) > MOST_KEYS:
             self._old, self._young, self._young_tokens = young, set(), 0
-        return sent
+        return Sent(prefix, int(self.trust * known_tokens), known_tokens, new)
 
     def unsent(self, sent: Sent) -> None:
         """Take that back: it ended before the engine was seen to read it."""
@@ -99,17 +107,6 @@ class Approximate:
     def forget(self) -> None:
         """Note that it is empty: another process, or its cache was reset."""
         self._young, self._old, self._young_tokens = set(), set(), 0
-
-    def _place(self, keys: list[int]) -> int:
-        """Return the place of the longest beginning that is held; their number when none is."""
-        young, old = self._young, self._old
-        place = count = len(keys)
-        shortest = keys[-1]
-        if shortest in young:
-            place = bisect_left(keys, True, key=young.__contains__)
-        if place and shortest in old:
-            place = min(place, bisect_left(keys, True, 0, count, key=old.__contains__))
-        return place
 
     # --- what was found ---
 

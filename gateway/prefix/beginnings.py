@@ -1,8 +1,9 @@
 """The beginnings of a prompt, each by a key, from the bytes of its body: without a tokenizer.
 
 What a chat template renders first comes first. Two prompts that are written alike up to an end have
-the same keys up to there. Not every byte is an end: each beginning is a quarter longer than the one
-before, so a prompt of any length has few, and what two prompts share is known to a fifth.
+the same keys up to there. Not every byte is an end: each beginning is half longer than the one
+before, from 4 KiB on a quarter, so a prompt of any length has few, and what two prompts share is known
+to a fifth.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gateway.wire.large import fields_at_hand
 
 FIRST_BYTES: Final = 256  # about 64 tokens; less is read in no time
 MOST_BYTES: Final = 4 << 20  # about a million tokens
-_GROWTH: Final = 1.25
+_FINER_BYTES: Final = 4096
 
 # What comes before the conversation in templates is hashed before it, and so is what changes that.
 _BEFORE_CHAT: Final = (
@@ -47,7 +48,7 @@ def _ends() -> tuple[int, ...]:
     found, end = [], float(FIRST_BYTES)
     while end <= MOST_BYTES:
         found.append(int(end))
-        end *= _GROWTH
+        end *= 1.5 if end < _FINER_BYTES else 1.25
     return tuple(found)
 
 
@@ -80,9 +81,8 @@ class Beginnings:
             return None
         route, need = ask.route, ask.need
         tenant = ask.caller.tenant if route.tenants_apart else ""
-        key = _root(
-            self._seed, route.pool, route.adapter, tenant, call.endpoint, written_salt(call)
-        )
+        salt = written_salt(call) if call.places or call.fields else b""
+        key = _root(self._seed, route.pool, route.adapter, tenant, call.endpoint, salt)
         count = bisect_right(ENDS, size)
         keys = []
         for part in _SLICES[:count]:

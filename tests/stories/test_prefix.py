@@ -72,11 +72,18 @@ async def test_without_it_they_go_anywhere():
 @story
 async def test_one_hot_beginning_spreads_over_the_backends_that_its_load_needs():
     async with gateway(READS_SLOWLY, READS_SLOWLY, READS_SLOWLY) as world:
-        await ask(world, 0, "first")
+        async with asyncio.TaskGroup() as group:  # so each has shown how fast it reads
+            for number in range(1, GROUPS):
+                group.create_task(ask(world, number, "first", stream=True))
+        assert all(groups_of(sim) for sim in world.sims)
+        await ask(world, 0, "first", stream=True)
+        before = [len(sim.received("/v1/chat/completions")) for sim in world.sims]
         async with asyncio.TaskGroup() as group:
             for number in range(60):
-                group.create_task(ask(world, 0, number, max_tokens=60, stream=True))
-        counts = [len(sim.received("/v1/chat/completions")) for sim in world.sims]
+                read = f"{number} " * 800  # by whoever gets it, whatever it holds
+                group.create_task(ask(world, 0, read, max_tokens=20, stream=True))
+        after = [len(sim.received("/v1/chat/completions")) for sim in world.sims]
+        counts = [now - then for then, now in zip(before, after, strict=True)]
         assert min(counts) >= 10, counts
         await world.settled()
 

@@ -309,6 +309,6 @@ def test_a_short_chat_and_what_it_grows_into_begin_alike():
         call = parse_at_once(SPECS[Endpoint.CHAT], short, b"application/json")
         assert call.fields is None
         one, other = begin(call), begin(call_of(long))
-        assert shared(one, other) >= one.ends[1] > 500
+        assert shared(one, other) >= one.ends[1] > 300
         tuned = call_of(dumps({**first, "reasoning_effort": "low"}).encode())
         assert shared(begin(tuned), other) == 0
