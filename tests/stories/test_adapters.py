@@ -132,11 +132,12 @@ async def test_a_request_waits_for_a_load_no_longer_than_loads_take():
 
 @story
 async def test_what_the_server_loaded_by_itself_is_left_alone():
-    own = replace(SIM, adapters=("theirs",))
-    async with gateway(own, pools=pool(["theirs", lora("a"), lora("b")], most=2)) as world:
+    own = replace(SIM, adapters=("0-theirs",))
+    listed = [lora("0-theirs", "/adapters/0-theirs"), lora("a"), lora("b")]
+    async with gateway(own, pools=pool(listed, most=2)) as world:
         await world.until(lambda: "a" in held(world))
         assert (await world.chat(model="b", max_tokens=1)).status_code == 200
-        assert held(world).keys() == {"theirs", "b"}
+        assert held(world).keys() == {"0-theirs", "b"}
 
 
 @story
