@@ -56,6 +56,9 @@ class Said(NamedTuple):
     exclusion: Exclusion | None
     expected_s: float | None
     setting: KeyPath | None  # that excluded it; None when no setting did
+    cached_tokens: int | None = (
+        None  # of its prompt, that it was thought to hold; None: nobody asked
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -165,7 +168,9 @@ def decide(  # noqa: PLR0913 - all that a decision is made of
         reason, setting = weighed.excluded.get(backend.id), None
         if reason is not None:
             setting = excluded_by(reason, backend, place, ask, pool, now)
-        said.append(Said(backend.id, reason, weighed.expected_s.get(backend.id), setting))
+        cached_tokens = None if ask.prefix is None else backend.cached_tokens(ask.prefix)
+        expected_s = weighed.expected_s.get(backend.id)
+        said.append(Said(backend.id, reason, expected_s, setting, cached_tokens))
     route, caller = ask.route, ask.caller
     held = [each for each in said if _passes(each)]
     return Decision(

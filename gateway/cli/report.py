@@ -199,10 +199,12 @@ def _needs(told: dict[str, Any]) -> str:
 
 def _verdict_row(backend: dict[str, Any]) -> Row:
     setting, expected_s = backend.get("setting"), backend.get("expected_s")
+    cached = backend.get("cached_tokens")
     return {
         "backend": backend.get("id"),
         "verdict": str(backend.get("verdict", "")).replace("_", " "),
-        "done in": "" if expected_s is None else f"{expected_s:.2f} s",
+        "costs": "" if expected_s is None else f"{expected_s:.2f} s",
+        "cached": "" if cached is None else f"{cached} tokens",
         "setting": "" if setting is None else _setting(setting),
     }
 

@@ -57,6 +57,7 @@ class Sums:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    expected_tokens: int = 0  # to be found cached
     durations: list[float] = field(default_factory=list)  # seconds, as the others
     overheads: list[float] = field(default_factory=list)
     ttfts: list[float] = field(default_factory=list)

@@ -145,7 +145,8 @@ SUPERVISION: Final = _counter(
 )  # fmt: skip
 TOKENS: Final = _counter(
     "gateway_tokens_total",
-    "Tokens of finished requests; kind is prompt, cached (part of prompt) or completion.",
+    "Tokens of finished requests; kind is prompt, completion, cached (part of prompt, where replies tell) or "
+    "expected (to be cached where they were sent).",
     "pool", "model", "kind",
 )  # fmt: skip
 USAGE_SOURCE: Final = _counter(

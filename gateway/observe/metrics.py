@@ -97,6 +97,7 @@ class Metrics(Collector):
                 sums.prompt_tokens += usage.prompt_tokens
                 sums.completion_tokens += usage.completion_tokens
                 sums.cached_tokens += usage.cached_tokens or 0
+                sums.expected_tokens += 0 if record.sent is None else record.sent.cached_tokens
             received_at, sent_at = record.received_at, record.sent_at
             if sent_at is not None:
                 attempts = record.attempts
@@ -165,6 +166,8 @@ class Metrics(Collector):
                 tokens[*names, "completion"] += sums.completion_tokens
             if sums.cached_tokens:
                 tokens[*names, "cached"] += sums.cached_tokens
+            if sums.expected_tokens:
+                tokens[*names, "expected"] += sums.expected_tokens
             self._duration.observe(names, *sums.durations)
             self._ttft.observe(names, *sums.ttfts)
             self._inter_token.observe(names, *sums.token_gaps)

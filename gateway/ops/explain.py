@@ -35,7 +35,8 @@ class BackendTold(TypedDict):
 
     id: str
     verdict: str
-    expected_s: float | None  # until it would be done there; less is better
+    expected_s: float | None  # that it costs there; less is better
+    cached_tokens: int | None  # of its prompt, that it was thought to hold; null: nobody asked
     setting: SettingTold | None
 
 
@@ -203,6 +204,7 @@ def backend_told(said: Said, book: Book) -> BackendTold:
         id=said.backend_id,
         verdict=verdict if said.exclusion is None else said.exclusion.value,
         expected_s=rounded(said.expected_s),
+        cached_tokens=said.cached_tokens,
         setting=book.told(said.setting),
     )
 

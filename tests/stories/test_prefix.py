@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import json
 import time
 
 from gateway.access import keys
@@ -174,3 +175,32 @@ async def test_an_engine_is_named_only_where_the_endpoint_lets_it():
         (second,) = world.sims[0].received("/v1/chat/completions")
         assert first.header("x-data-parallel-rank") is None
         assert second.header("x-data-parallel-rank") in ("0", "1")
+
+
+@story
+async def test_metrics_and_explain_tell_what_was_expected_to_be_cached():
+    async with gateway(TELLS, TELLS) as world:
+        for question in range(4):
+            await ask(world, 0, question)
+        told = await world.metrics()
+        expected, cached = (
+            float(next(line for line in told.splitlines() if f'kind="{kind}"' in line).split()[-1])
+            for kind in ("expected", "cached")
+        )
+        assert 0.5 * cached < expected < 1.5 * cached
+
+
+@story
+async def test_explain_tells_what_each_backend_was_thought_to_hold():
+    full = dataclasses.replace(READS_SLOWLY, prefill_tokens_per_s=2000)
+    settings = {
+        "backends": [{"url": "<0>", "max_in_flight": 1}, {"url": "<1>", "max_in_flight": 1}]
+    }
+    async with gateway(full, full, pools=f"pools: {json.dumps({'m': settings})}") as world:
+        await ask(world, 0, "first")
+        async with asyncio.TaskGroup() as group:
+            for number in range(4):
+                group.create_task(ask(world, 0, number))
+        waited = next(iter(world.process.handler.gate.decisions))
+        told = [each.cached_tokens for each in waited.said]
+        assert max(told) > 0

@@ -570,8 +570,14 @@ WAITED = {
     **{"model": "gpt", "pool": "m", "tenant": "acme", "key_id": "k7m2q9xd", "priority": 0},
     **{"prompt_tokens": 900, "output_tokens": 256, "message": None, "setting": STOP},
     "backends": [
-        {"id": "m/b1", "verdict": "kv_full", "expected_s": None, "setting": STOP},
-        {"id": "m/b2", "verdict": "room", "expected_s": 0.417, "setting": None},
+        {
+            "id": "m/b1",
+            "verdict": "kv_full",
+            "expected_s": None,
+            "cached_tokens": 700,
+            "setting": STOP,
+        },
+        {"id": "m/b2", "verdict": "room", "expected_s": 0.417, "cached_tokens": 0, "setting": None},
     ],
 }
 
@@ -585,9 +591,9 @@ def test_explain_says_what_happened_then_the_backends_then_the_setting(run):
         "req_1 waited 3.2 s for gpt and was sent to m/b2.",
         "  model gpt · pool m · key k7m2q9xd (acme) · priority 0 · 900 prompt + 256 output tokens",
         "",
-        "BACKEND  VERDICT  DONE IN  SETTING",
-        "m/b1     kv full           pools.m.kv.stop_admitting: 0.9 (gateway.yaml:12)",
-        "m/b2     room     0.42 s",
+        "BACKEND  VERDICT  COSTS   CACHED      SETTING",
+        "m/b1     kv full          700 tokens  pools.m.kv.stop_admitting: 0.9 (gateway.yaml:12)",
+        "m/b2     room     0.42 s  0 tokens",
         "",
         "Decided by pools.m.kv.stop_admitting: 0.9 (gateway.yaml:12)",
     ]
