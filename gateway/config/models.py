@@ -163,6 +163,13 @@ class Admission(Enum):
     OFF = "off"
 
 
+class Resume(Enum):
+    """Whether a stream may go on at another backend."""
+
+    EXACT = "exact"
+    OFF = "off"
+
+
 class SloConfig(Section):
     """Latency targets; the concurrency limits adapt to them."""
 
@@ -225,6 +232,11 @@ class PoolConfig(Section):
         "shared",
         "shared: tenants share the prefix cache. per_tenant: each tenant has its own (by a cache salt)"
         " and `cached_tokens` is hidden, so nobody can probe what others asked.",
+    )
+    resume: Resume = setting(
+        "exact",
+        "exact: a stream whose backend fails goes on at another one, token for token, where that can be"
+        " exact. off: it ends with an error.",
     )
     fallback: FallbackConfig = setting({}, "Pools that answer when this one cannot. Default: none.")
     prefer: PreferConfig = setting({}, "Backends that are nearer than others. Default: none.")
@@ -328,6 +340,7 @@ __all__ = [
     "PoolConfig",
     "PrefixCache",
     "PrefixRouting",
+    "Resume",
     "QueueConfig",
     "RestartConfig",
     "Section",

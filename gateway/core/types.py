@@ -150,6 +150,7 @@ class Call(msgspec.Struct, frozen=True):
     asked: Asked = NOTHING_ASKED
     fields: Mapping[str, msgspec.Raw] | None = None  # of a small JSON body, if it was taken apart
     places: Places | None = None  # of a large JSON body
+    tells_ids: bool = False  # the backend is to tell the ids of all tokens: see `resume.stream`
 
     @property
     def hides_usage(self) -> bool:
@@ -417,6 +418,7 @@ class RequestRecord(msgspec.Struct, gc=False):
     status: int = 0
     outcome: Outcome | None = None
     error_code: str | None = None
+    resumed: int = 0  # how often another backend went on with its stream
     demand: Demand | None = None
     usage: Usage | None = None
     client_retry: int = 0  # x-stainless-retry-count

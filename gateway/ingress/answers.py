@@ -24,8 +24,9 @@ from gateway.upstream.reply import Reply
 from gateway.upstream.watch import PlainWatch, Watch
 from gateway.wire.frames import json_usage, whole_answer, whole_event_answer
 from gateway.wire.replies import CONTEXT_CODE, normalise_upstream_error, upstream_fault
-from gateway.wire.sse import StreamWatch, VeiledStream
+from gateway.wire.sse import StreamWatch
 from gateway.wire.veil import Veil, veiled
+from gateway.wire.veiledstream import VeiledStream
 
 _OK: Final = Outcome.OK  # looked up once: 0.15 us before Python 3.12
 GENERATES: Final = (Dialect.CHAT, Dialect.COMPLETIONS)

@@ -24,6 +24,7 @@ from gateway.ingress.bodies import Hold
 from gateway.ingress.body import Body
 from gateway.ingress.heads import CLIENT_ID, joined
 from gateway.ingress.upload import Upload
+from gateway.resume.stream import TrailedStream
 from gateway.upstream.relay import Relay
 from gateway.upstream.reply import Reply
 from gateway.wire.calls import EndpointSpec
@@ -54,8 +55,8 @@ class Downstream:
         "_announced_bytes", "_dropped", "_event_stream", "_http11", "_protocol", "_transport",
         "body", "body_complete", "bytes_out", "cors_lines", "extra_headers", "fields", "gone",
         "headers", "hold", "id", "keep_alive", "received_at", "record", "relay", "response_complete",
-        "spec", "started", "started_at", "stopped_by", "takes_chunks", "task", "upload", "write_chunk",
-        "writing_paused",
+        "spec", "started", "started_at", "stopped_by", "takes_chunks", "task", "trailed", "upload",
+        "write_chunk", "writing_paused",
     )  # fmt: skip
 
     def __init__(
@@ -98,6 +99,9 @@ class Downstream:
         # Once the story has begun, so that a cancellation ends in its `finally`; for reading.
         self.record: RequestRecord | None = None
         self.relay: Relay | None = None
+        self.trailed: TrailedStream | None = (
+            None  # its stream, if that may go on at another backend
+        )
         self.stopped_by: GatewayError | None = None  # why it ends early
         self.task: asyncio.Task[None] | None = None
 

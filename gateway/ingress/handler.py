@@ -37,6 +37,7 @@ from gateway.core.errors import (
     GatewayError,
     MisdirectedReply,
     Rejected,
+    StreamBroke,
     UpstreamError,
 )
 from gateway.core.traffic import Cause, Fallback
@@ -202,6 +203,8 @@ class Handler:
         self, settings: Settings, down: Downstream, record: RequestRecord, ask: Ask
     ) -> None:
         """Send the request to a backend with room, and to another where that repeats nothing."""
+        self.passing.keep_trail(settings.pools, ask)
+        most_bytes = settings.max_reply
         while True:
             slot = self.gate.enter(ask) or await self._wait(settings, down, record, ask)
             if ask.fallback is not None:
@@ -229,13 +232,9 @@ class Handler:
                             _check_taken(reply, ask, backend, settings.pools)
                         down.extra_headers = own_headers(record, self.clock.now())
                         if reply.body is None:
-                            await self.passing.relay(
-                                down, record, ask, reply, slot, settings.max_reply
-                            )
+                            await self.passing.relay(down, record, ask, reply, slot, most_bytes)
                         else:
-                            self.passing.answer(
-                                down, record, ask, backend, reply, settings.max_reply
-                            )
+                            self.passing.answer(down, record, ask, backend, reply, most_bytes)
                         if backend.traffic_failures and reply.status < 500:
                             self.table.observe(backend.id, TrafficOk(self.clock.now()))
                         return
@@ -254,7 +253,8 @@ class Handler:
         queue = settings.pools[ask.route.pool].queue
         # It may have waited before an attempt failed.
         own_end = began + queue.max_wait - record.queue_s
-        sent_at = record.body_at or down.received_at  # a client's time-out runs from then
+        # A client's time-out runs from then, until it has the first byte.
+        sent_at = began if down.answering else record.body_at or down.received_at
         announces = queue.announce and ask.call.stream and down.upload is None
         try:
             return await self.gate.wait(
@@ -284,12 +284,15 @@ class Handler:
             self.ledger.upstream_failed(backend.id, error.reason)
         if isinstance(error, MisdirectedReply):
             self.client.connections(backend).distrust()
+        chance = self.gate.chance(ask)
+        if down.trailed is not None and self.measuring.rest(record, ask, down.trailed, chance):
+            return False
         step = attempts.after(
             error,
             attempts=record.attempts,
             answering=down.answering,
             body_at_hand=down.body_at_hand,
-            chance=self.gate.chance(ask),
+            chance=chance,
         )
         if step is attempts.Next.TELL:
             raise engine_refused(ask, error) if isinstance(error, EngineFull) else error
@@ -301,6 +304,8 @@ class Handler:
         """Answer with an error; one that came after the first byte was told in the stream already."""
         if isinstance(error, AccessError):
             error = self.failed_keys.judge(error, down.client_of(self.settings.proxies))
+        if isinstance(error, UpstreamError | Rejected) and down.trailed and down.trailed.awaits:
+            error = StreamBroke("The stream broke off, and no other backend could go on with it.")
         record.outcome, record.error_code, record.status = error.outcome, error.code, error.status
         measured = ask is not None and ask.demand is not UNMEASURED
         if isinstance(error, Rejected):

@@ -11,13 +11,14 @@ import msgspec
 
 from gateway.admission.gate import Gate
 from gateway.core.aio import beside
-from gateway.core.types import Ask, Demand, Endpoint, Phase, RequestRecord
+from gateway.core.types import Ask, Chance, Demand, Endpoint, Phase, RequestRecord
 from gateway.counting.context import bound, settle, unsettled
 from gateway.ingress.settings import Settings
 from gateway.pools.table import PoolTable
 from gateway.prefix.beginnings import FIRST_BYTES, READ, Beginnings, written_salt
 from gateway.prefix.precise import PromptBlocks
 from gateway.prefix.ranked import block_sizes
+from gateway.resume.stream import TrailedStream
 
 UNMEASURED: Final = Demand(0, exact=False)  # of an ask of which nothing is known yet
 
@@ -102,6 +103,17 @@ class Measuring:
             return Demand(len(call.body), exact=False, max_new_tokens=call.max_new_tokens)
         judge = partial(unsettled, call, route=route, caller=caller, policy=policy)
         return judge() if call.places is None else await beside(judge)
+
+    def rest(self, record: RequestRecord, ask: Ask, stream: TrailedStream, chance: Chance) -> bool:
+        """Have an ask be for what is left of its stream; False when that cannot be had."""
+        rest = stream.rest() if chance is not Chance.NEVER else None
+        if rest is None:
+            return False
+        record.resumed += 1
+        ask.call, ask.demand = rest
+        ask.prefix = None
+        ask.need = self.gate.needs.of(ask.call, ask.demand, ask.caller, ask.route.window_tokens)
+        return True
 
     def _note(
         self, record: RequestRecord, ask: Ask, demand: Demand, blocks: PromptBlocks | None = None

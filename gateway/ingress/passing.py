@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from msgspec import structs
+
+from gateway.config.models import PoolConfig, Resume
 from gateway.core.aio import Clock
 from gateway.core.types import Ask, Outcome, RequestRecord, Slot, TrafficFailed
 from gateway.ingress.answers import answer, answered_late, unfit, used, watch_over
 from gateway.ingress.downstream import Downstream
 from gateway.observe.ledger import Ledger
 from gateway.pools.table import Backend, PoolTable
+from gateway.resume.rules import may_trail
+from gateway.resume.stream import TrailedStream
 from gateway.upstream.relay import Relay
 from gateway.upstream.reply import Reply
+from gateway.upstream.watch import Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +31,17 @@ class Passing:
     ledger: Ledger
     clock: Clock
 
+    def keep_trail(self, pools: Mapping[str, PoolConfig], ask: Ask) -> None:
+        """Have the backend tell what another one needs to go on with the stream, if one could."""
+        if (
+            ask.call.stream
+            and pools[ask.route.pool].resume is Resume.EXACT
+            and len(self.table.backends(ask.route.pool)) > 1
+            and not ask.route.tenants_apart
+            and may_trail(ask.call)
+        ):
+            ask.call = structs.replace(ask.call, tells_ids=True)
+
     async def relay(
         self, down: Downstream, record: RequestRecord, ask: Ask, reply: Reply, slot: Slot, most_bytes: int
     ) -> None:  # fmt: skip
@@ -33,7 +51,12 @@ class Passing:
             GatewayError: it broke, or is none to be passed on.
         Cancel: the backend's connection is closed.
         """
-        watch = watch_over(reply, ask.call, down.id, most_bytes, veil=ask.route.tenants_apart)
+        watch: Watch
+        if ask.call.tells_ids and reply.is_event_stream:
+            stream = down.trailed or TrailedStream(ask.call, ask.demand, request_id=down.id)
+            watch = down.trailed = stream
+        else:
+            watch = watch_over(reply, ask.call, down.id, most_bytes, veil=ask.route.tenants_apart)
 
         def first_token() -> None:
             now = self.clock.now()

@@ -157,6 +157,11 @@ ATTEMPTS: Final = _counter(
     "Times a request was sent to a backend; what exceeds the number of requests are retries.",
     "pool",
 )
+RESUMED: Final = _counter(
+    "gateway_streams_resumed_total",
+    "Times another backend went on with a stream whose own one had failed.",
+    "pool",
+)
 UPSTREAM_FAILURES: Final = _counter(
     "gateway_upstream_failures_total",
     "Attempts that failed because of the backend, including those that a retry repaired.",

@@ -60,6 +60,7 @@ class AccessLine(msgspec.Struct, frozen=True, gc=False):
     cached_tokens: int | None
     usage_source: str | None
     attempts: int
+    resumed: int  # how often another backend went on with the stream
     engine_request_id: str | None  # of the last attempt; vLLM logs `chatcmpl-<it>`, `cmpl-<it>` ...
     bytes_out: int
     client_retry: int
@@ -116,6 +117,7 @@ class AccessLog:
             usage.cached_tokens if usage is not None else None,
             usage.source._value_ if usage is not None else None,
             record.attempts,
+            record.resumed,
             record.engine_id or None,
             record.bytes_out,
             record.client_retry,

@@ -112,7 +112,7 @@ class Metrics(Collector):
                         sums.token_gaps.append(gap_s)
             if (
                 sums.rare or record.queue_s or record.client_retry or record.unknown_fields
-                or record.fallback is not None
+                or record.fallback is not None or record.resumed
             ):  # fmt: skip
                 self._count_rare(record, sums)
             if sums.requests >= _SUMMED:
@@ -133,6 +133,8 @@ class Metrics(Collector):
         if record.unknown_fields:
             labels = (pool, *sums.endpoint)
             self._values[table.UNKNOWN_FIELDS.name][labels] += record.unknown_fields
+        if record.resumed:
+            self._values[table.RESUMED.name][(pool,)] += record.resumed
         if (fallback := record.fallback) is not None:
             fallen = self._values[table.FALLBACKS.name]
             fallen[fallback.pool, pool, fallback.cause.value] += 1

@@ -8,9 +8,10 @@ Only what surely was not executed is tried again:
     anything else     the engine may have worked, or may still work      told
 
 Nothing is tried again once the client has a byte of a reply, when the body is held nowhere any more,
-or after the third attempt. The client is then told the last error: as a reply where none has begun,
-else in its stream. A full engine does not send the client back to the queue, where all wait for the
-same engines: the client is told when to come again.
+or after the third attempt. The rest of a stream that was cut where it can go on (`resume.stream`) is a
+request of its own, which goes elsewhere whatever has failed, at most three times. The client is told
+the last error: as a reply where none has begun, else in its stream. A full engine does not send the
+client back to the queue, where all wait for the same engines: the client is told when to come again.
 
 A backend that was tried is left out of the choice until it has come back (`Ask.tried`).
 

@@ -62,7 +62,7 @@ class Relay:
     """One reply on its way. Owned by the handler; `Connection` and the client's protocol call in."""
 
     __slots__ = (
-        "_beaten_at", "_blocked_since", "_client", "_connection", "_done", "_error", "_events", "_loop",
+        "_beaten_at", "_blocked_since", "_by_sight", "_client", "_connection", "_done", "_error", "_events", "_loop",
         "_on_first_token", "_refuses", "_reply", "_shape", "_silence", "watch",
     )  # fmt: skip
 
@@ -80,7 +80,7 @@ class Relay:
         self._on_first_token = on_first_token
         self._refuses = refuses
         self.watch = watch
-        self._shape = watch.shape
+        self._shape, self._by_sight = watch.shape, watch.by_sight
         self._reply = reply
         self._connection = reply.connection  # as long as it is ours
         self._client = client
@@ -130,7 +130,13 @@ class Relay:
         chunk; False: it is to be parsed.
         """
         shape, client = self._shape, self._client
-        events = 1 if shape.fits(chunk) else shape.count(chunk)
+        if self._by_sight is not None:
+            told = self._by_sight(chunk) if client.takes_chunks else None
+            if told is None:
+                return False
+            chunk, events = told, 1
+        else:
+            events = 1 if shape.fits(chunk) else shape.count(chunk)
         if events and client.takes_chunks:
             self.watch.events += events
             client.bytes_out += len(chunk)
@@ -214,6 +220,7 @@ class Relay:
 
     def end_early(self, error: GatewayError) -> None:
         """End the stream now for a reason of the gateway's own, which the client is told."""
+        self.watch.ends_here()
         self._break(error)
 
     # --- inside -----------------------------------------------------------------------------------
@@ -245,6 +252,11 @@ class Relay:
 
     def _finish(self, rest: bytes, error: GatewayError | None) -> None:
         client = self._client
+        if self.watch.cut is not None:
+            if rest:
+                client.write(rest)
+            self._stop(error)
+            return
         if error is not None and not client.started:
             self._stop(_as_error(self.watch.fault))
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from gateway.core.types import Dialect, Usage
@@ -24,10 +25,15 @@ class Watch(Protocol):
 
     began: Usage | None  # what the backend told of the prompt, when only that is known
     complete: bool
+    cut: Fault | None  # it broke off, the client was told nothing, and another backend may go on
     failed: str | None
     fault: Fault | None
     events: int
     shape: Shape  # what fits it may be passed on unseen, and counted as one event
+
+    @property
+    def by_sight(self) -> Callable[[bytes], bytes | None] | None:
+        """What returns a chunk that is one event as it is passed on, None for one that is to be fed."""
 
     @property
     def ended(self) -> bool:
@@ -47,6 +53,9 @@ class Watch(Protocol):
     def close(self) -> bytes:
         """The backend ended cleanly; return the rest."""
 
+    def ends_here(self) -> None:
+        """Nobody else may go on when it breaks off now."""
+
     def broken(self, fault: Fault) -> bytes:
         """The stream breaks off; return an ending that says why, empty if none can be written."""
 
@@ -60,6 +69,8 @@ class PlainWatch:
 
     _TAIL_BYTES: Final = 4096
     between_frames: Final = False  # there are none
+    cut: Fault | None = None
+    by_sight: Callable[[bytes], bytes | None] | None = None
 
     def __init__(self, dialect: Dialect, *, most_bytes: int) -> None:
         self._dialect = dialect
@@ -98,6 +109,9 @@ class PlainWatch:
         aborted = self._aborted or (bool(said) and said[-1] in _BAD_WORDS)
         self.complete = not (aborted or self.ended)
         return b""
+
+    def ends_here(self) -> None:
+        """It does in any case."""
 
     def broken(self, fault: Fault) -> bytes:
         """A cut body has no ending that could say so."""

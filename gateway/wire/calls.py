@@ -242,7 +242,7 @@ def upstream_body(
     if max_new_tokens is not None and max_new_tokens != call.max_new_tokens:
         fields_of_limits = _OLDEST_LIMIT if plain else _STANDARD_LIMIT
         limit_field = call.max_new_field or fields_of_limits.get(call.endpoint)
-    if not (renames or adds_usage or limit_field or salt):
+    if not (renames or adds_usage or limit_field or salt or call.tells_ids):
         return body
     fields = fields_at_hand(call)
     changes: dict[str, Raw] = {}
@@ -255,11 +255,14 @@ def upstream_body(
     if salt:
         own = fields.get("cache_salt", Raw())
         changes["cache_salt"] = _encoded(salt(msgspec.json.decode(own) if is_given(own) else None))
+    if call.tells_ids and not plain:
+        changes["return_token_ids"] = _TRUE
     if call.places is not None:
         return spliced(body, call.places, changes)
     return msgspec.json.encode(fields | changes)
 
 
+_TRUE: Final = Raw(b"true")
 _STANDARD_LIMIT: Final = {spec.endpoint: spec.limits[0] for spec in _ALLOWED if spec.limits}
 _OLDEST_LIMIT: Final = {spec.endpoint: spec.limits[-1] for spec in _ALLOWED if spec.limits}
 

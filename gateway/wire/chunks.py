@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Final
 
-_MAX_CHUNK: Final = 4096  # bytes; longer frames are rare, and parsed
+MAX_CHUNK: Final = 4096  # bytes; longer frames are rare, and parsed
 _MOST_SIZES: Final = 64  # of chunks whose beginning is kept; tokens of one text have about twenty
 _NEVER: Final = b"\0"  # begins no frame
 _QUOTE: Final = ord('"')
@@ -30,7 +30,7 @@ def _size_line(chunk_bytes: int) -> bytes:
 
 
 # By a chunk's size: how it begins.
-_SIZE_LINES: Final = tuple(map(_size_line, range(_MAX_CHUNK)))
+SIZE_LINES: Final = tuple(map(_size_line, range(MAX_CHUNK)))
 
 
 def inside(data: bytes) -> bytes:
@@ -38,7 +38,7 @@ def inside(data: bytes) -> bytes:
     one, or one that only the parser reads, as the last, one of 4 KiB or one with extensions.
     """
     size = len(data)
-    line = _SIZE_LINES[size] if size < _MAX_CHUNK else b""
+    line = SIZE_LINES[size] if size < MAX_CHUNK else b""
     held = data.removeprefix(line).removesuffix(b"\r\n")
     return held if line and len(held) == size - len(line) - 2 else b""
 
@@ -72,11 +72,11 @@ class Shape:
         """
         beginning, text_bytes = self._sizes.get(len(chunk)) or self._expect(len(chunk))
         text = chunk.removeprefix(beginning).removesuffix(self._tail)
-        return len(text) == text_bytes and (_QUOTE not in text or _is_inside(text))
+        return len(text) == text_bytes and (_QUOTE not in text or is_inside(text))
 
     def _expect(self, size: int) -> tuple[bytes, int]:
         """Return how a chunk of this size begins if it fits, and the bytes of its text."""
-        line = _SIZE_LINES[size] if size < _MAX_CHUNK else b""
+        line = SIZE_LINES[size] if size < MAX_CHUNK else b""
         if not (line and self._head):
             return _NEVER, -1
         beginning = line + self._head
@@ -103,6 +103,6 @@ class Shape:
         return count
 
 
-def _is_inside(text: bytes) -> bool:
+def is_inside(text: bytes) -> bool:
     """Whether all quotes of a text are escaped, so that it does not end the string it is in."""
     return b"\\\\" not in text and text.count(b'"') == text.count(b'\\"')

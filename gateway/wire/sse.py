@@ -16,6 +16,7 @@ both at once) and gets its fingerprint.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Final
 
 from msgspec import Raw
@@ -33,7 +34,6 @@ from gateway.wire.frames import (
 )
 from gateway.wire.objects import decode_or_none, is_given
 from gateway.wire.replies import Fault, upstream_fault
-from gateway.wire.veil import Veil
 
 __all__ = ["DONE", "HEARTBEAT", "StreamWatch", "error_frame", "json_aborted", "json_usage"]
 
@@ -45,7 +45,7 @@ GOOD_REASONS: Final = frozenset({"stop", "length", "tool_calls", "function_call"
 _CUT_SHORT: Final = Fault(
     502, "server_error", "backend_error", "The backend ended the stream before it was complete."
 )
-_ABORTED: Final = Fault(502, "server_error", "backend_error", "The backend aborted the request.")
+ABORTED: Final = Fault(502, "server_error", "backend_error", "The backend aborted the request.")
 DONE: Final = b"data: [DONE]\n\n"
 _FRAME_END: Final = re.compile(rb"\n\r?\n")
 _PLAIN, _RESPONSES = Dialect.PLAIN, Dialect.RESPONSES  # looked up once: 0.15 us before Python 3.12
@@ -72,6 +72,9 @@ class StreamWatch:
     `complete`: it was a success. `failed`: why it was not, `error_frame`, `abort` or `truncated`.
     `fault`: what the client was told of it, for a reply that can still have a status of its own.
     """
+
+    cut: Fault | None = None  # where another backend may go on: see `resume.stream`
+    by_sight: Callable[[bytes], bytes | None] | None = None  # likewise
 
     __slots__ = (
         *("began", "complete", "ended", "fault", "events", "failed", "shape", "usage"),
@@ -117,6 +120,9 @@ class StreamWatch:
         self.ended = False  # the ending was written; nothing may follow
         self._sequence = -1
         self._recent = b""  # frames not looked at for their sequence number
+
+    def ends_here(self) -> None:
+        """Let what breaks it off be its end."""
 
     @property
     def between_frames(self) -> bool:
@@ -312,7 +318,7 @@ class StreamWatch:
             self.usage = (as_usage(answer.usage) if answer.usage else None) or self.usage
             self._aborted = answer.status in ("cancelled", "failed")
             if self._aborted:
-                return self._end(_ABORTED)
+                return self._end(ABORTED)
             self._succeed()
         elif event.type == "response.failed":
             self.failed, self.ended = "error_frame", True
@@ -332,7 +338,7 @@ class StreamWatch:
                 self.usage = as_usage(event.usage, self.began) or self.usage
         elif event.type == "message_stop":
             if self._aborted:
-                return self._end(_ABORTED)
+                return self._end(ABORTED)
             self._succeed()
         return frame
 
@@ -374,7 +380,7 @@ class StreamWatch:
             self.complete = False
         if not self.complete and self.failed is None:
             self.failed = "abort" if self._aborted else "truncated"
-            out = self._tell(_ABORTED if self._aborted else fault)
+            out = self._tell(ABORTED if self._aborted else fault)
         self.ended = True
         return out + DONE if self._openai else out
 
@@ -392,30 +398,6 @@ class StreamWatch:
         last = _SEQUENCE.findall(self._recent)
         sequence = (int(last[-1]) if last else self._sequence) + 1
         return error_frame(fault, self._dialect, self._request_id, sequence)
-
-
-class VeiledStream(StreamWatch):
-    """A stream whose client is not to see how much of its prompt was cached."""
-
-    __slots__ = ("_veil",)
-
-    def __init__(
-        self, dialect: Dialect, *, choices: int, hide_usage: bool, request_id: str
-    ) -> None:
-        super().__init__(dialect, choices=choices, hide_usage=hide_usage, request_id=request_id)
-        self._veil = Veil()
-
-    def feed(self, data: bytes) -> bytes:
-        """Take bytes as they came; return what may be sent on now."""
-        return self._veil.feed(super().feed(data))
-
-    def close(self) -> bytes:
-        """Take note that the backend ended its stream in order; return the rest and the ending."""
-        return self._veil.feed(super().close()) + self._veil.end()
-
-    def broken(self, fault: Fault) -> bytes:
-        """Take note that the stream broke off; return the ending that tells why."""
-        return self._veil.end() + super().broken(fault)
 
 
 _INDEX: Final = re.compile(rb'"index":\s*(\d{1,9})')

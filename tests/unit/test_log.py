@@ -12,7 +12,7 @@ from gateway.observe.outlet import Outlet
 FIELDS = {
     "ts", "id", "key_id", "tenant", "model", "pool", "fallback", "backend", "revision", "adapter", "endpoint", "stream",
     "outcome", "status", "code", "queue_s", "ttft_s", "duration_s", "prompt_tokens",
-    "completion_tokens", "cached_tokens", "usage_source", "attempts", "engine_request_id", "bytes_out",
+    "completion_tokens", "cached_tokens", "usage_source", "attempts", "resumed", "engine_request_id", "bytes_out",
     "client_retry",
 }  # fmt: skip
 
@@ -78,6 +78,7 @@ def record(**more):
         "pool": "org/m",
         "backend_id": "org/m/b1",
         "attempts": 1,
+        "resumed": 0,
         "sent_at": 10.5,
         "first_byte_at": 11.2,
         "ended_at": 13.0,
@@ -123,6 +124,7 @@ def test_a_line_has_exactly_the_allowed_fields(outlet, written):
         "cached_tokens": 3,
         "usage_source": "upstream",
         "attempts": 1,
+        "resumed": 0,
         "engine_request_id": "0a1b",
         "bytes_out": 1234,
         "client_retry": 1,

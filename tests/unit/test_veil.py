@@ -5,8 +5,9 @@ import json
 import pytest
 
 from gateway.core.types import Dialect
-from gateway.wire.sse import StreamWatch, VeiledStream
+from gateway.wire.sse import StreamWatch
 from gateway.wire.veil import Veil, veiled
+from gateway.wire.veiledstream import VeiledStream
 
 REPLIES = [
     b'{"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":8}}}',
