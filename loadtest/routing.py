@@ -1,7 +1,7 @@
 """The proof of routing for prefix caches: traces, pools and arms in simulated time, one table against the bars.
 
     python -m loadtest.routing [--traces ...] [--backends 2 8 32] [--arms ...] [--seeds 1] [--load 1.0]
-        [--jobs 2] [--out FILE] [--with FILE ...] [--report FILE]
+        [--jobs 2] [--out FILE] [--with FILE ...] [--sockets FILE] [--report FILE]
     python -m loadtest.routing_sockets --help        # the same over sockets, beside real routers
 
 Nothing of it depends on how busy the machine is, and the same seed gives the same figures. `--out` keeps
@@ -24,12 +24,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from loadtest.outcomes import End, Outcome
-from loadtest.routing_table import report
+from loadtest.routing_table import over_sockets, report
 from loadtest.routing_traces import NAMES, trace
 from loadtest.routing_virtual import ARMS, run
 
 # So long do the arrivals last, by the size of the pool; the first third fills caches and is not measured.
-SECONDS: Final = {2: 60.0, 8: 36.0, 32: 18.0}
+SECONDS: Final = {2: 60.0, 8: 45.0, 32: 18.0}
 _WARM_SHARE: Final = 1 / 3
 
 
@@ -111,6 +111,8 @@ def main() -> None:
         older = json.loads(file.read_text())
         cells += [each for each in older if tuple(each[name] for name in _KEYS) not in measured]
     text = report(cells)
+    if args.sockets:
+        text += over_sockets(json.loads(args.sockets.read_text()))
     if args.report:
         args.report.write_text(text)
     print(text)
@@ -133,6 +135,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--jobs", type=int, default=2, help="processes at a time")
     top.add_argument("--out", type=pathlib.Path, help="keep the cells as JSON")
     top.add_argument("--with", dest="compare", nargs="+", type=pathlib.Path, default=[])
+    top.add_argument("--sockets", type=pathlib.Path, help="cells of `loadtest.routing_sockets`")
     top.add_argument("--report", type=pathlib.Path, help="write the tables to a file, too")
     return top
 

@@ -19,10 +19,39 @@ _SAME: Final = (
 Cell = dict[str, Any]
 
 
+_ABOUT: Final = """\
+# Routing for prefix caches
+
+Written by `python -m loadtest.routing` (simulated time) and `python -m loadtest.routing_sockets`.
+
+Engines: an 8B model on one GPU of 40 GB, about. They read 16,000 tokens/s in steps of at most 2,048, a step
+takes 12 ms, 0.05 ms for each sequence and 0.05 us for each token of context; the cache holds 131,072 tokens
+in blocks of 16, as vLLM's does. They tell no `cached_tokens`, as shipped.
+
+Traces: `few prompts` (8 system prompts of 2,048 tokens, skewed), `many prompts` (40 of 1,024 to 3,072 for each
+backend), `chats` (3 to 10 turns), `agents` (8 to 16 calls, to some 10 thousand tokens), `rag` (4 of many
+documents, shuffled), `random` (nothing shared), `hot spot` (`many`, but six of ten begin with the same 3,072
+tokens), `restart` (`many`; one backend loses its cache half way).
+
+Arms: `gateway` is what is shipped, `by load` is `prefix: off`, `sees caches` is our choice with exact
+knowledge of all caches. Names with (model) are models of what vllm-router and sglang-router publish of their
+policies. `oracle, first token` sees all caches and queues and goes where the first token comes first; `oracle,
+hits` goes where most is cached, however busy. "Of the best" is the hit rate as a share of the highest of
+any arm, oracles included. "Lost" were refused or never ended; their first token counts as never.
+"""
+
+
+def over_sockets(cells: Sequence[Cell]) -> str:
+    """Return the table of what was measured over sockets, as Markdown."""
+    late_s = max(cell["late_p99_s"] for cell in cells)
+    said = f"The client itself was at most {late_s:.3f} s late (p99 of the worst arm)."
+    return f"\n## Over sockets, {cells[0]['backends']} backends\n\n{said}\n\n{_table(cells)}\n"
+
+
 def report(cells: Sequence[Cell]) -> str:
     """Return the bars, then the table of each pool, as Markdown; cells of several seeds are medians."""
     merged = _medians(cells)
-    parts = [bars(merged)]
+    parts = [_ABOUT.rstrip(), bars(merged)]
     for backends in sorted({cell["backends"] for cell in merged}):
         parts.append(f"## {backends} backends\n\n{_table(_of(merged, backends=backends))}")
     return "\n\n".join(part for part in parts if part) + "\n"
