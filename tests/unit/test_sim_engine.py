@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.sim.blocks import BlockPool
 from gateway.sim.config import EngineConfig
 from gateway.sim.engine import Engine
 from gateway.sim.sequence import Emitted, Preempted, Sequence
@@ -244,6 +245,16 @@ def test_what_was_used_last_is_forgotten_last_and_shared_beginnings_live_longest
         run(engine)
     assert len(engine.blocks.find(old.hashes)) == 2
     assert len(engine.blocks.find(new.hashes)) == 4
+
+
+def test_a_block_without_content_is_taken_before_those_that_can_be_found():
+    pool = BlockPool(2)
+    full, partial = pool.take(), pool.take()
+    pool.remember(full, 1)
+    pool.give_back([full])
+    pool.give_back([partial])
+    assert pool.take() == partial
+    assert pool.find([1]) == [full]
 
 
 def test_the_cache_is_emptied_only_while_nothing_uses_it_or_by_force():
