@@ -148,13 +148,13 @@ class Conversation:
         self.messages.append(reply["choices"][0]["message"] | {"content": text(self.rng, 4)})
 
 
-def play(world, conversations, turns):
+def play(world, conversations, turns, *, clients=2):
     """Have all conversations go on, some at a time, in an order that is another in each turn."""
     order = random.Random(1)
     for _ in range(turns):
         order.shuffle(conversations)
-        with ThreadPoolExecutor(2) as clients:
-            list(clients.map(lambda each: each.turn(world), conversations))
+        with ThreadPoolExecutor(clients) as at_once:
+            list(at_once.map(lambda each: each.turn(world), conversations))
 
 
 @contextlib.contextmanager
@@ -241,7 +241,7 @@ def test_adapters_and_salts_have_caches_of_their_own_and_are_found_there(engines
             play(world, talks, 1)
             assert ratio() == 0  # the same words, and nobody shares them
         with counted(engines) as ratio:
-            play(world, talks, 2)
+            play(world, talks, 2, clients=1)
             assert ratio() > 0.5
     assert [len(each.messages) for each in talks] == [7] * 4
 
@@ -261,7 +261,7 @@ def test_an_engine_that_starts_anew_is_followed_anew(engines, tmp_path):
         first, _ = told(world, "kv_events")
         assert (first["blocks"], first["losses"]) == (0, 1)
         with counted(engines[1:]) as ratio:
-            play(world, talks, 1)
+            play(world, talks, 1, clients=1)
             assert ratio() > 0.5  # they stay where they are cached
 
 
