@@ -28,8 +28,8 @@ from gateway.config.adapters import AdapterConfig
 from gateway.config.kvevents import KvEventsConfig
 from gateway.config.limits import CorsConfig, LimitsConfig, Proxy, TimeoutsConfig
 from gateway.config.log import LogConfig, LogFormat, LogLevel
-from gateway.config.names import BackendName, ModelName
-from gateway.config.parameters import ParametersConfig, PrefixCache, PrefixRouting
+from gateway.config.names import BackendName, HeaderName, ModelName
+from gateway.config.parameters import ParametersConfig, PrefixCache, PrefixRouting, Resume
 from gateway.config.process import AdminConfig, HealthConfig, KeysConfig, Secret, ShutdownConfig
 from gateway.config.supervision import LaunchConfig, Remedy, RestartConfig, SupervisionConfig
 from gateway.config.traffic import (
@@ -160,13 +160,6 @@ class Admission(Enum):
     """Whether the gateway decides when a request may enter an engine."""
 
     ON = "on"
-    OFF = "off"
-
-
-class Resume(Enum):
-    """Whether a stream may go on at another backend."""
-
-    EXACT = "exact"
     OFF = "off"
 
 
@@ -308,6 +301,9 @@ class Config(Section):
         "Proxies that tell the client's address in X-Forwarded-For: addresses, networks such as"
         " 10.0.0.0/8, or unix. Wrong keys count against the last address that none of them has."
         " Each must set or append to the header. Default: none, and the header is not read.",
+    )
+    session_header: HeaderName = setting(
+        "x-session-id", "The header in which clients name the session that a request belongs to."
     )
     cors: CorsConfig = setting({}, "Which web pages may call from a browser. Default: none.")
     health: HealthConfig = setting({}, "How backends are monitored.")

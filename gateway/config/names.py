@@ -11,3 +11,4 @@ BACKEND_NAME: Final = r"^[a-z0-9][a-z0-9-]{0,62}$"
 
 ModelName = Annotated[str, StringConstraints(pattern=MODEL_NAME)]
 BackendName = Annotated[str, StringConstraints(pattern=BACKEND_NAME)]
+HeaderName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$", to_lower=True)]

@@ -39,6 +39,13 @@ class PrefixCache(Enum):
     PER_TENANT = "per_tenant"
 
 
+class Resume(Enum):
+    """Whether a stream may go on at another backend."""
+
+    EXACT = "exact"
+    OFF = "off"
+
+
 _ALLOWABLE: Final = [row.name for row in TABLE.values() if row.rule in (Rule.DENY, Rule.MAX)]
 _COUNTED: Final = [row.name for row in TABLE.values() if row.rule is Rule.MAX]
 

@@ -23,13 +23,20 @@ class Blocks(Protocol):
         """Return a digest of all up to its end for each block of so many tokens; None: not at hand."""
 
 
+class Session(msgspec.Struct, frozen=True, gc=False):
+    """What a client says that its request belongs to."""
+
+    key: int  # of this process; tenants, adapters and models have keys apart
+    at: float  # when the request came
+
+
 class Prefix(msgspec.Struct, gc=False):
     """The beginnings of one prompt, each by a key that two prompts share only if all before it is alike.
 
     Tenants, adapters and models that have caches apart have keys apart.
     """
 
-    keys: list[int]  # the longest first; one at least
+    keys: list[int]  # the longest first; none of a short prompt, which has a session then
     ends: tuple[int, ...]  # how long each of them is
     size: int  # of the whole prompt, in the unit of the ends
     prompt_tokens: int  # the same as `Need` has it
@@ -37,6 +44,7 @@ class Prefix(msgspec.Struct, gc=False):
     home: int = 0  # alike for prompts that begin alike, in every process
     blocks: Blocks | None = None  # where its token ids are known, and asked for
     steers: bool = True  # vLLM lets us name the engine that takes it, where a server has several
+    session: Session | None = None
 
     def tokens_before(self, place: int) -> int:
         """Return how many tokens the beginning at a place of `keys` has; 0 past the last place."""
@@ -55,6 +63,7 @@ class Sent(msgspec.Struct, gc=False):
     rank: int | None = None  # of the engine that takes it, where a server has several
     work_tokens: int = 0  # what it still costs that engine
     by: object = None  # who counts it there
+    session_tokens: int = 0  # of the prompt, that its session had there before
 
 
 class KvEvents(msgspec.Struct, frozen=True, gc=False):

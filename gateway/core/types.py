@@ -1,9 +1,8 @@
 """The values that flow through the gateway; the first file to read.
 
-Only the standard library is imported here, and msgspec: values made for every request are its
-structs, built in C at a fifth of a dataclass's cost. What is not frozen (`Slot`,
-`RequestRecord`) says so and names its one owner. Times called `at` or `now` are monotonic seconds; wall time exists
-only in `observe` and in key expiry. Ratios are 0..1, never percent.
+Only the standard library is imported here, and msgspec: values made for every request are its structs,
+built in C at a fifth of a dataclass's cost. What is not frozen (`Slot`, `RequestRecord`) says so, and who owns it.
+Times called `at` or `now` are monotonic seconds; wall time exists only in `observe` and in key expiry. Ratios are 0..1.
 """
 
 from __future__ import annotations
@@ -320,6 +319,7 @@ class Ask(msgspec.Struct):
     tried: dict[str, float] = {}  # when an attempt failed there
     returned: bool = False  # its client says that it was refused before (`x-stainless-retry-count`)
     prefix: Prefix | None = None  # None: nothing is known of its beginning
+    session: bytes = b""  # that its client names in a header
     asked_at: float = -math.inf  # since when it may wait for where its prompt is cached
     fallback: Fallback | None = None  # its own pool could not take it
     on_trial: bool | None = None  # goes to the revision on trial; None: there is none

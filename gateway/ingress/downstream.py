@@ -130,11 +130,6 @@ class Downstream:
         return float(told) if _SECONDS.fullmatch(told) else math.inf
 
     @property
-    def session(self) -> bytes:
-        """What its client says that it belongs to."""
-        return self.fields.get(b"x-session-id", b"")
-
-    @property
     def revision(self) -> bytes:
         """Which revision its client wishes for."""
         return self.fields.get(b"x-gateway-revision", b"")

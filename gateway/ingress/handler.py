@@ -136,8 +136,9 @@ class Handler:
             record.stream, record.unknown_fields = call.stream, call.asked.unknown
             record.choices = call.choices
             ask = Ask(route, call, UNMEASURED, caller)
+            ask.session = down.fields.get(settings.session_header, b"")
             if route.trial is not None:
-                assign(ask, down.session, down.revision)
+                assign(ask, down.revision)
             try:
                 if not self.measuring.at_once(settings, record, ask):
                     await self.measuring.counted(settings, record, ask)
@@ -182,8 +183,8 @@ class Handler:
             record.pool, record.adapter = route.pool, route.adapter
             record.fallback = Fallback(asked.pool, cause)
             sent = record.attempts
-            other = Ask(route, ask.call, UNMEASURED, ask.caller)
-            assign(other, down.session, down.revision)
+            other = Ask(route, ask.call, UNMEASURED, ask.caller, session=ask.session)
+            assign(other, down.revision)
             try:
                 if not self.measuring.at_once(settings, record, other):
                     await self.measuring.counted(settings, record, other)

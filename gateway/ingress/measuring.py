@@ -121,11 +121,11 @@ class Measuring:
         record.demand = ask.demand = demand
         window = ask.route.window_tokens
         record.need = ask.need = self.gate.needs.of(ask.call, demand, ask.caller, window)
+        ask.asked_at = record.body_at or record.received_at
         ask.prefix = self.beginnings.of(ask, self.table.backends(ask.route.pool))
         if ask.prefix is not None:
             ask.prefix.blocks = blocks
             ask.prefix.steers = ask.call.endpoint is not Endpoint.RESPONSES
-        ask.asked_at = record.body_at or record.received_at
         ask.top_priority = self.gate.top_priority
         ask.returned = record.client_retry > 0
         if record.fallback is not None:

@@ -47,6 +47,7 @@ class Settings:
     # As in `config`, whose attributes cost ten times as much.
     max_body: int
     max_reply: int
+    session_header: bytes
     pools: Mapping[str, PoolConfig]
     on_overflow: Mapping[str, OverflowPolicy]  # by pool
     precise: frozenset[str]  # pools whose engines tell what they hold
@@ -83,6 +84,7 @@ def settings_for(
         proxies=Proxies(config.trusted_proxies),
         max_body=config.limits.max_body,
         max_reply=config.limits.max_reply,
+        session_header=config.session_header.encode(),
         pools=config.pools,
         precise=frozenset(
             name for name, pool in config.pools.items() if pool.prefix is PrefixRouting.PRECISE

@@ -71,7 +71,7 @@ class Shadows:
         if shadow is None or shadow.pool not in settings.pools or call.endpoint not in _COPIED:
             return
         try:
-            if place_of(ask, down.session, f"shadow in {shadow.pool}") >= shadow.share:
+            if place_of(ask, f"shadow in {shadow.pool}") >= shadow.share:
                 return
             if not self._may_start(down, ask, shadow) or not self._start(
                 settings, down, ask, patience

@@ -29,6 +29,7 @@ from gateway.pools.room import Room
 from gateway.pools.speed import Speed
 from gateway.pools.work import USUAL_TOKENS, TokenCost, own_ratio
 from gateway.prefix.ranked import by_engine
+from gateway.prefix.sessions import Sessions
 
 # So long after its last request a reserve is kept for the highest class: whoever pauses to read or to
 # think is back before, and who is away for the night does not hold a tenth of every cache.
@@ -99,6 +100,7 @@ class Backend:
 
     knows_prefixes: Callable[[], Held] | None = None  # makes what knows one engine's cache
     held: Held | None = None  # what its prefix cache holds; None: nobody asks
+    sessions: Sessions = field(default_factory=Sessions)
 
     # What it serves.
     models: dict[str, ServedModel] = field(default_factory=dict)
@@ -108,7 +110,6 @@ class Backend:
     version: str | None = None
     riding: dict[str, int] = field(default_factory=dict)  # requests in flight by adapter
     lacking: Mapping[str, Exclusion] = field(default_factory=dict)  # adapters kept from requests
-
     give_back: Callable[[Slot], None] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -175,8 +176,9 @@ class Backend:
         self.in_flight += 1
         self.since_scrape += 1
         self.peak = max(self.peak, self.in_flight)
-        held = self.held
-        sent = held.sent(prefix) if held is not None and prefix is not None else None
+        sent = self.held.sent(prefix) if self.held is not None and prefix is not None else None
+        if sent is not None and sent.prefix.session is not None:
+            self.sessions.sent(sent)
         credit = self.room.take(
             need.prompt_tokens,
             need.output_tokens,
@@ -210,6 +212,7 @@ class Backend:
             self.held.over(slot.sent)
             if slot.credit.read_at is None:
                 self.held.unsent(slot.sent)
+                self.sessions.unsent(slot.sent)
         self.room.give_back(slot.credit)
         if slot.scrape_count == self.scrape_count:
             self.since_scrape -= 1
@@ -234,18 +237,16 @@ class Backend:
         self.held = by_engine(self.held, self.knows_prefixes, sample.engines)
         if self.held is not None:
             if sample.asleep:
-                self.held.forget()
+                self.forget_prefixes()
             self.held.scraped(self.room.capacity_tokens, sample.prefix_hits)
         self.weigh(sample.at)
 
     def weigh(self, now: float) -> None:
-        """Renew what the choice goes by, after what others do here, its pace or its cache has changed.
-
-        A backend whose metrics are gone counts as one that holds a request that nobody showed us, so
-        that it never looks emptier than an idle one whose metrics are there.
-        """
+        """Renew what the choice goes by, after what others do here, its pace or its cache has changed."""
         if self.stale(now):
-            self.foreign = 1
+            self.foreign = (
+                1  # so that it never looks emptier than an idle one whose metrics are there
+            )
         self.own_ratio = own_ratio(self.slowness, self.kv_usage_ratio(now))
         self.weigh_ours()
 
@@ -262,7 +263,8 @@ class Backend:
         self.ahead_s = each_s * prompts * cost.prompt_s + self.writing_s + self.away_s
 
     def forget_prefixes(self) -> None:
-        """Note that its prefix cache is empty: it is another process."""
+        """Note that its prefix cache is empty: it is another process, or asleep."""
+        self.sessions.forget()
         if self.held is not None:
             self.held.forget()
 

@@ -201,8 +201,7 @@ class PoolTable:
     ) -> Slot:  # fmt: skip
         """Count one request of a tenant, and what it needs, on a backend until its slot is released.
 
-        With a `prefix` the backend is taken to hold its prompt from now on: an engine reads in order,
-        so whoever comes next finds it read, or about to be.
+        With a `prefix` it holds that prompt from now on: engines read in order, so who comes next finds it read.
 
         Raises:
             KeyError: the backend is not configured (any more).
@@ -233,6 +232,7 @@ class PoolTable:
             told = usage is not None and usage.source is UsageSource.UPSTREAM
             if told and usage is not None and sent is not None and backend.held is not None:
                 backend.held.ended(sent, usage.cached_tokens)
+                backend.sessions.ended(sent, usage.cached_tokens)
             gap_s = record.token_gap_s if record.stream else None
             if gap_s is not None:
                 backend.limit.token_gap(record.ended_at or 0.0, record.sent_at or 0.0, gap_s)

@@ -63,6 +63,8 @@ class Approximate:
     def tokens(self, prefix: Prefix) -> int:
         """Return how many tokens of a prompt it probably holds."""
         keys = prefix.keys
+        if not keys:
+            return 0
         shortest = keys[-1]
         if shortest in self._young:
             place = bisect_left(keys, True, key=self._young.__contains__)

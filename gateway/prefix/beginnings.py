@@ -16,7 +16,7 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest as digest
 
-from gateway.core.prefix import Holder, Prefix
+from gateway.core.prefix import Holder, Prefix, Session
 from gateway.core.types import Ask, Call, Endpoint
 from gateway.wire.large import fields_at_hand
 
@@ -39,6 +39,9 @@ _PARTS: Final[Mapping[Endpoint, tuple[str, ...]]] = {
     Endpoint.MESSAGES: ("tools", "system", "messages"),
 }
 READ: Final = frozenset(_PARTS)
+# What clients write about a session in a body, the most telling first.
+_SESSION_FIELDS: Final = ("prompt_cache_key", "metadata", "user")
+_SAYS_NOTHING: Final = frozenset((b"", b"null", b'""', b"{}"))
 # With these an engine reads a prompt that is cached, or another one than is written.
 _MESSAGES, _EFFORT = b'"messages"', b'"reasoning_effort"'
 _ANEW: Final = ("prompt_logprobs", "truncate_prompt_tokens", "prompt_embeds")
@@ -65,7 +68,9 @@ class Beginnings:
         self._seed = randbits(64) if seed is None else seed
 
     def of(self, ask: Ask, backends: Sequence[Holder]) -> Prefix | None:
-        """Return the beginnings of a request's prompt; None for a short one, or one of another kind.
+        """Return the beginnings of a request's prompt; None for one of another kind, or a short one.
+
+        A short one that names a session has that alone.
 
         None too if nobody asks what the backends of its pool hold.
         """
@@ -76,21 +81,27 @@ class Beginnings:
         if names is None or call.longest_ratio < 1.0:
             return None
         text = _text(call, names)
+        said = ask.session or _said(call)
         size = 0 if text is None else len(text)
-        if text is None or size < FIRST_BYTES:
+        if text is None or (size < FIRST_BYTES and not said):
             return None
         route, need = ask.route, ask.need
         tenant = ask.caller.tenant if route.tenants_apart else ""
         salt = written_salt(call) if call.places or call.fields else b""
-        key = _root(self._seed, route.pool, route.adapter, tenant, call.endpoint, salt)
+        key = root = _root(self._seed, route.pool, route.adapter, tenant, call.endpoint, salt)
         count = bisect_right(ENDS, size)
         keys = []
         for part in _SLICES[:count]:
             key = digest(text[part], key)
             keys.append(key)
         keys.reverse()
-        home = digest(text[_SLICES[0]])
-        return Prefix(keys, _ENDS_OF[count], size, need.prompt_tokens, need.output_tokens, home)
+        home = digest(text[_SLICES[0]]) if count else 0
+        prefix = Prefix(keys, _ENDS_OF[count], size, need.prompt_tokens, need.output_tokens, home)
+        if said:
+            named = b"%b\0%b" % (ask.caller.tenant.encode(), said)
+            prefix.session = Session(digest(named, root), ask.asked_at)
+            prefix.home = home or digest(named)
+        return prefix
 
 
 def _text(call: Call, names: Sequence[str]) -> memoryview | None:
@@ -122,9 +133,24 @@ def _text(call: Call, names: Sequence[str]) -> memoryview | None:
 
 def written_salt(call: Call) -> bytes:
     """Return the client's own salt, as it is written."""
+    return _written(call, "cache_salt")
+
+
+def _said(call: Call) -> bytes:
+    """Return what a body says about its session, as it is written; nothing where it was not taken apart."""
+    if call.fields is not None or call.places is not None:
+        for name in _SESSION_FIELDS:
+            written = _written(call, name)
+            if written not in _SAYS_NOTHING:
+                return written
+    return b""
+
+
+def _written(call: Call, name: str) -> bytes:
+    """Return a field of a body that was taken apart, as it is written."""
     if call.places is None:
-        return bytes(call.fields.get("cache_salt", b"")) if call.fields is not None else b""
-    start, end = call.places.get("cache_salt", (0, 0))
+        return bytes(call.fields.get(name, b"")) if call.fields is not None else b""
+    start, end = call.places.get(name, (0, 0))
     return bytes(call.body[start:end])
 
 

@@ -200,13 +200,22 @@ def _costs(backends: Sequence[Backend], ask: Ask) -> list[float]:
         own_s = cost.of(need.prompt_tokens, need.output_tokens)
         return [each.ahead_s + own_s * each.own_ratio for each in backends]
     written_s, prompt_s, tokens = cost.of(0, need.output_tokens), cost.prompt_s, need.prompt_tokens
-    return [
+    costs = [
         each.ahead_s
         - _BESIDE * each.writing_s
         + each.own_ratio
         * (written_s + (tokens - each.cached_tokens(prefix)) * prompt_s * each.streams)
         for each in backends
     ]
+    session = prefix.session
+    if (
+        session is not None and prefix.blocks is None
+    ):  # what engines tell of its ids is known better
+        for place, each in enumerate(backends):
+            if session.key in each.sessions.last:
+                more = each.sessions.tokens(session, tokens) - each.cached_tokens(prefix)
+                costs[place] -= each.own_ratio * max(0, more) * prompt_s * each.streams
+    return costs
 
 
 def _holds_out(ask: Ask, now: float, reads: Backend, free: Backend) -> bool:

@@ -6,10 +6,11 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.prefix import Prefix
+from gateway.core.prefix import Prefix, Sent, Session
 from gateway.core.types import Ask, Caller, Demand, Endpoint, Need, Route
 from gateway.prefix.approximate import MOST_KEYS, Approximate
 from gateway.prefix.beginnings import Beginnings
+from gateway.prefix.sessions import LIFETIME_S, MOST_SESSIONS, Sessions
 from gateway.routing.choice import Chooser
 from gateway.wire.calls import ENDPOINTS, parse_call
 from tests.properties.test_pick import CALL, NOW, ROUTE, STATES, pool_of
@@ -132,3 +133,65 @@ def test_a_cached_prompt_makes_no_backend_eligible_that_is_not(states, sent, wal
     assert all(seconds > 0 for seconds in told.expected_s.values())
     if choice is not None:
         assert told.expected_s[choice.id] == min(told.expected_s.values())
+
+
+@given(
+    session=st.binary(min_size=1, max_size=40),
+    texts=st.tuples(st.text(max_size=600), st.text(max_size=600)),
+    tenants=st.tuples(st.sampled_from("ab"), st.sampled_from("cd")),
+    apart=st.booleans(),
+)
+def test_no_tenant_has_the_session_of_another_however_it_is_called(session, texts, tenants, apart):
+    route, reads, keys = Route("m", "m", "m", tenants_apart=apart), Beginnings(), set()
+    for tenant, text in zip(tenants, texts, strict=True):
+        body = {"model": "m", "messages": [{"role": "user", "content": text}]}
+        call = parse_call(SPEC, json.dumps(body).encode())
+        caller, need = Caller("k", "n", tenant), Need(100, 10)
+        ask = Ask(route, call, Demand(100, False), caller, need, session=session)
+        keys.add(reads.of(ask, [Asked()]).session.key)
+    assert len(keys) == 2
+
+
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["sent", "sent", "unsent", "ended", "forget"]),
+            st.integers(0, 3),
+            st.integers(0, 5000),
+            st.floats(0, LIFETIME_S),
+            st.none() | st.integers(0, 9000),
+        ),
+        max_size=60,
+    ),
+    prompt_tokens=st.integers(0, 9000),
+)
+def test_a_session_tells_no_more_than_its_last_prompt_that_was_sent(steps, prompt_tokens):
+    sessions, most, at = Sessions(), {}, 0.0
+    for step, key, size, later_s, found in steps:
+        at += later_s
+        if step == "forget":
+            sessions.forget()
+            most.clear()
+            continue
+        sent = Sent(Prefix([], (), 1, size, 10, session=Session(key, at)), 0, 0, 0)
+        sessions.sent(sent)
+        if step == "unsent":
+            sessions.unsent(sent)
+            continue
+        most[key] = size + 10
+        if step == "ended":
+            sessions.ended(sent, found)
+    for key in range(4):
+        told = sessions.tokens(Session(key, at), prompt_tokens)
+        assert 0 <= told <= min(prompt_tokens, most.get(key, 0))
+        assert sessions.tokens(Session(key, at + LIFETIME_S + 1), prompt_tokens) == 0
+
+
+@given(keys=st.lists(st.integers(), max_size=200), times=st.integers(1, 60))
+def test_the_sessions_that_are_kept_are_bounded(keys, times):
+    sessions = Sessions()
+    for each in range(times):
+        for key in keys:
+            prefix = Prefix([], (), 1, 9, 9, session=Session(key + each * 1000, 0.0))
+            sessions.sent(Sent(prefix, 0, 0, 0))
+    assert len(sessions) <= MOST_SESSIONS
