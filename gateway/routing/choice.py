@@ -207,10 +207,8 @@ def _costs(backends: Sequence[Backend], ask: Ask) -> list[float]:
         * (written_s + (tokens - each.cached_tokens(prefix)) * prompt_s * each.streams)
         for each in backends
     ]
-    session = prefix.session
-    if (
-        session is not None and prefix.blocks is None
-    ):  # what engines tell of its ids is known better
+    session = None if prefix.blocks is not None else prefix.session  # by token ids is known better
+    if session is not None:
         for place, each in enumerate(backends):
             if session.key in each.sessions.last:
                 more = each.sessions.tokens(session, tokens) - each.cached_tokens(prefix)

@@ -7,9 +7,20 @@ import random
 import pytest
 
 from gateway.core.prefix import Prefix, Sent, Session
-from gateway.core.types import Ask, Caller, Demand, Endpoint, Need, Route
+from gateway.core.types import (
+    Ask,
+    Caller,
+    Demand,
+    Endpoint,
+    Need,
+    RequestRecord,
+    Route,
+    Usage,
+    UsageSource,
+)
 from gateway.prefix.approximate import Approximate
 from gateway.prefix.beginnings import Beginnings
+from gateway.prefix.precise import PromptBlocks
 from gateway.prefix.sessions import LIFETIME_S, MOST_SESSIONS, Sessions
 from gateway.routing.choice import Chooser
 from tests.properties.test_pick import CALL, NOW, pool_of
@@ -226,3 +237,30 @@ def test_another_process_has_nothing_of_it():
     assert len(backend.sessions) == 1
     backend.forget_prefixes()
     assert len(backend.sessions) == 0
+
+
+def test_where_engines_are_asked_about_token_ids_sessions_tell_nothing():
+    table, chooser = world()
+    asked = prefix(at=NOW)
+    home = chooser.find(asks(asked), NOW).id
+    other = next(each.id for each in table if each.id != home)
+    slot = taken(table, other, asked)
+    table.first_token(slot, NOW)
+    slot.release()
+    assert chooser.find(asks(asked), NOW).id == other
+    asked.blocks = PromptBlocks([1, 2], None, None, [16])
+    plain, told = (chooser.explain(asks(each), NOW).expected_s for each in (prefix(2, NOW), asked))
+    assert plain == told
+
+
+def test_a_reply_corrects_it_once_it_is_settled():
+    table, _ = world()
+    for cached_tokens in (0, 250):
+        slot = taken(table, "m/b1", prefix(at=NOW))
+        table.first_token(slot, NOW)
+        slot.release()
+        usage = Usage(1000, 10, UsageSource.UPSTREAM, cached_tokens)
+        record = RequestRecord("r", Endpoint.CHAT, NOW, backend_id="m/b1")
+        record.sent, record.usage = slot.sent, usage
+        table.ended([record])
+    assert tokens(table.get("m/b1").sessions, prefix(at=NOW)) == 250
