@@ -31,8 +31,7 @@ from gateway.pools.work import USUAL_TOKENS, TokenCost, own_ratio
 from gateway.prefix.ranked import by_engine
 from gateway.prefix.sessions import Sessions
 
-# So long after its last request a reserve is kept for the highest class: whoever pauses to read or to
-# think is back before, and who is away for the night does not hold a tenth of every cache.
+# So long after its last request a reserve is kept for the highest class: who pauses to think is back.
 LATELY_S: Final = 60.0
 
 
@@ -176,6 +175,7 @@ class Backend:
         self.in_flight += 1
         self.since_scrape += 1
         self.peak = max(self.peak, self.in_flight)
+        self.limit.reading.comes(now, self.room.unread_tokens)
         sent = self.held.sent(prefix) if self.held is not None and prefix is not None else None
         if sent is not None and sent.prefix.session is not None:
             self.sessions.sent(sent)
@@ -194,9 +194,10 @@ class Backend:
 
     def first_token(self, slot: Slot, now: float) -> None:
         """Note that the prompt of a request in flight has been read."""
-        seconds, credit = now - slot.taken_at, slot.credit
-        self.limit.first_token(now, seconds, credit.prompt_tokens, credit.unread_tokens)
-        self.room.first_token(credit)
+        seconds, credit, room = now - slot.taken_at, slot.credit, self.room
+        tokens = credit.unread_tokens
+        room.first_token(credit)
+        self.limit.first_token(now, seconds, credit.prompt_tokens, tokens, room.unread_tokens)
         if slot.sent is not None and self.held is not None:
             self.held.read(slot.sent)
         self.weigh_ours()
@@ -293,9 +294,8 @@ class Backend:
     ) -> Exclusion | None:
         """Return why it has no room for a request that it could serve, None when it has.
 
-        A reserve is kept for the highest band, whose priority is `top_priority`, from the others, while
-        it came lately; and for tenants with little in flight here from one that holds clearly more than
-        its share. What has no `prompt_tokens` to read need not stand back for what is unread.
+        A reserve is kept for the highest band, of `top_priority`, while it came lately; and for tenants with
+        little in flight here. What has no `prompt_tokens` to read need not stand back for what is unread.
         """
         limit = self.limit
         if not self.guarded:
@@ -310,7 +310,7 @@ class Backend:
         unread, is_highest = self.room.unread_tokens, top_priority is not None and not lower
         if unread > 0 and prompt_tokens > 0 and not is_highest:
             beside = lower and now < self.highest_until
-            if unread + prompt_tokens > limit.readable_tokens(now, beside_highest=beside):
+            if unread + prompt_tokens > limit.reading.ahead_tokens(now, beside_highest=beside):
                 return Exclusion.READING
         reserves = 2 if lower and now < self.highest_came_at + LATELY_S else 1
         if 2 * self.in_flight < allowed:  # no places are short

@@ -23,6 +23,7 @@ from typing import Final
 
 from gateway.core.types import LoadSample
 from gateway.pools.rate import Rate
+from gateway.pools.reading import Reading
 
 # An unknown engine: the largest max_num_seqs that vLLM chooses itself (GPU >= 70 GiB). Less makes
 # requests wait for nothing on a large engine; on a small one the first burst waits in its queue, which
@@ -46,9 +47,6 @@ _ABOUT_MOST: Final = 0.93  # of it; the gauge is written when some of the batch 
 # Then it is tried whether the batch holds more after all; twice as long each time that it does not.
 _BELIEVED_S, _BELIEVED_MOST_S = 60.0, 960.0
 _JUDGED: Final = 10  # first tokens that make a verdict: one slow one alone is not yet p90
-_AHEAD_S: Final = 0.05  # two steps of an engine under load
-_BESIDE_HIGHEST_S: Final = 0.015  # while the highest class is here: below a step of a fast engine
-_AHEAD_LEAST_TOKENS: Final = 512  # a rate is a lower bound; a few short prompts go together
 _SLOWER: Final = 1.5  # times the best gap: a full batch decodes slower than a small one, and may
 _LATE_RATIO: Final = 0.1  # the objective holds for p90
 _RESERVE_RATIO: Final = 0.1
@@ -93,7 +91,7 @@ class Limit:
     slow_start_s: float = 60.0  # 0: none
     ready_at: float | None = None  # when it came up again; None: it was up when we started
     gap_objective_s: float = GAP_OBJECTIVE_S
-    prefill: Rate = field(default_factory=Rate)
+    reading: Reading = field(default_factory=Reading)
     decode: Rate = field(default_factory=Rate)
     cut_at: float = -math.inf
     value: int = field(init=False)  # when it neither starts slowly nor is shared out
@@ -127,22 +125,16 @@ class Limit:
             return self.value
         return max(1, int(self.value * self._started_ratio(now)))
 
-    def readable_tokens(self, now: float, *, beside_highest: bool = False) -> float:
-        """Return how much of prompts may be unread at a time; unknown while no prompt was read.
-
-        An engine reads prompts in the order in which they came: what is unread is waited for by all who
-        come later, and no priority or fair share can change the order any more. It is less of others'
-        prompts beside the highest of several classes.
-        """
-        rate = self.prefill.at(now)
-        ahead_s = _BESIDE_HIGHEST_S if beside_highest else _AHEAD_S
-        return math.inf if rate is None else max(rate * ahead_s, _AHEAD_LEAST_TOKENS)
-
     def _started_ratio(self, now: float) -> float:
         if self.ready_at is None or now >= self.ready_at + self.slow_start_s:
             return 1.0
         passed = max(0.0, (now - self.ready_at) / self.slow_start_s)
         return _SLOW_START_RATIO + (1 - _SLOW_START_RATIO) * passed
+
+    @property
+    def prefill(self) -> Rate:
+        """How fast it reads prompts, in tokens per second."""
+        return self.reading.rate
 
     # --- fed ---
 
@@ -162,16 +154,18 @@ class Limit:
         self._refused += 1
 
     def first_token(
-        self, now: float, ttft_s: float, prompt_tokens: int, read_tokens: int | None = None
-    ) -> None:
+        self, now: float, ttft_s: float, prompt_tokens: int, read_tokens: int | None = None, unread_tokens: int = 0
+    ) -> None:  # fmt: skip
         """Judge a first token that came `ttft_s` after the request was sent to the backend.
 
-        The pace is learnt from what was read of the prompt: `read_tokens`, all of it if that is None.
+        The pace is learnt from what was read of the prompt: `read_tokens`, all of it if that is None;
+        `unread_tokens` are those of other prompts.
         It is late by the whole prompt, as how much of it is cached is a guess. One of a backend that
         starts slowly is not judged: it is slow because it is cold, not full.
         """
         tokens = prompt_tokens if read_tokens is None else read_tokens
-        rate = self.prefill.learn(now, ttft_s, tokens)
+        self.reading.first_token(now, ttft_s, tokens, unread_tokens)
+        rate = self.prefill.at(now)
         if self.ready_at is not None and self._started_ratio(now) < 1:
             return
         is_late = ttft_s > self.objective_s and late(ttft_s, prompt_tokens, self.objective_s, rate)

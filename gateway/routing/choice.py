@@ -251,10 +251,12 @@ def _by_class(
         ], None
     if len(backends) < 2 or not backends[0].guarded or now >= backends[0].highest_until:
         return costs, None
-    free = [each for each in backends if each.room.unread_tokens <= each.limit.readable_tokens(now)]
+    free = [
+        each for each in backends if each.room.unread_tokens <= each.limit.reading.ahead_tokens(now)
+    ]
     if len(free) > 1 or not free:
         return costs, None
-    is_long = ask.need.prompt_tokens > free[0].limit.readable_tokens(now)
+    is_long = ask.need.prompt_tokens > free[0].limit.reading.ahead_tokens(now)
     return costs, free[0] if is_long else None
 
 

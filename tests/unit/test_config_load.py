@@ -209,7 +209,7 @@ def test_everything_wrong_is_said_at_once_in_the_order_of_the_file():
           m:
             aliases: ["b d"]
             max_wait: 30s
-            backends: [ftp://h, {url: http://h:1, weight: 2}]
+            backends: [ftp://h, {url: http://h:1, speed: 2}]
             on_overflow: clam
             queue: {max_requests: lots}
             kv: {resume: 0.96}
