@@ -55,7 +55,6 @@ class Cell:
 
 def run_job(job: Job) -> Cell:
     """Run one cell and return its figures."""
-    logging.disable(logging.ERROR)
     began, head_s = time.process_time(), _WARM_SHARE * job.seconds
     shots = site.mix(job.seconds, job.rate_per_s, job.skew, job.seed)
     outcomes, loads = site.run(shots, job.arm, job.seed, head_s)
@@ -117,7 +116,9 @@ def main() -> None:
         for seed in args.seeds
         for arm in args.arms
     ]
-    with ProcessPoolExecutor(args.jobs) as pool:
+    with ProcessPoolExecutor(
+        args.jobs, initializer=logging.disable, initargs=(logging.ERROR,)
+    ) as pool:
         cells = [*pool.map(run_job, jobs)]
     lines = [*table(cells)]
     print("\n".join(lines))

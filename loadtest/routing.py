@@ -46,7 +46,6 @@ class Job:
 
 def run_job(job: Job) -> dict[str, Any]:
     """Run one cell and return its figures."""
-    logging.disable(logging.ERROR)
     seconds = SECONDS.get(job.backends, 60.0)
     began = time.process_time()
     planned = trace(job.trace, job.backends, seconds, job.seed, job.load)
@@ -101,7 +100,9 @@ def main() -> None:
     args = parser().parse_args()
     began = time.monotonic()
     asked, cells = list(jobs(args)), list[dict[str, Any]]()
-    with ProcessPoolExecutor(args.jobs) as pool:
+    with ProcessPoolExecutor(
+        args.jobs, initializer=logging.disable, initargs=(logging.ERROR,)
+    ) as pool:
         for found in pool.map(run_job, asked):
             cells.append(found)
             if args.out:

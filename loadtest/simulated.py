@@ -81,7 +81,6 @@ def cells_of(bench: Bench, scenario: str, seed: int) -> list[Cell]:
 
 def run_job(job: Job) -> dict[str, Any]:
     """Run one cell and return its figures."""
-    logging.disable(logging.ERROR)
     bench = BENCHES[job.bench]
     cells = cells_of(bench, job.scenario, job.seed)
     cell = next(each for each in cells if each.label == job.label)
@@ -173,7 +172,9 @@ def main() -> None:
     began = time.monotonic()
     asked = list(jobs(args))
     cells = []
-    with ProcessPoolExecutor(args.jobs) as pool:
+    with ProcessPoolExecutor(
+        args.jobs, initializer=logging.disable, initargs=(logging.ERROR,)
+    ) as pool:
         for found in pool.map(run_job, asked):
             cells.append(found)
             if args.out:
