@@ -146,7 +146,11 @@ class _Plan:
         return most is not None and self.copies[each.name] > most and place.id not in each.pins
 
     def _target(self, each: Wanted) -> int:
-        able = [place for place in self.places if each.name not in place.barred]
+        able = [
+            place
+            for place in self.places
+            if each.name in place.held or each.name not in place.barred
+        ]
         if each.copies is not None:
             return min(each.copies, len(able))
         if self.all_fit:
