@@ -150,7 +150,14 @@ def goes_on(world, model, number):
     assert {
         key: usage["completion_tokens"] for key, (_, usage, _, _) in whole.items()
     } == dict.fromkeys(whole, TOKENS)
-    greedy = {key: answer for key, answer in whole.items() if key in expected}
+    # A random model also writes bytes that are no characters. Where many come in a row, vLLM's decoder
+    # shows them in other portions after a seam, so those texts are not compared.
+    greedy = {
+        key: answer
+        for key, answer in whole.items()
+        if key in expected and "\ufffd" * 3 not in expected[key][0]
+    }
+    assert len(greedy) >= 5
     assert {key: text for key, (text, _, _, _) in greedy.items()} == {
         key: expected[key][0] for key in greedy
     }
