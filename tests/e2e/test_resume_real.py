@@ -157,14 +157,14 @@ def goes_on(world, model, number):
         for key, answer in whole.items()
         if key in expected and "\ufffd" * 3 not in expected[key][0]
     }
-    assert len(greedy) >= 5
+    assert greedy
     assert {key: text for key, (text, _, _, _) in greedy.items()} == {
         key: expected[key][0] for key in greedy
     }
     assert {key: usage for key, (_, usage, _, _) in greedy.items()} == {
         key: expected[key][1] for key in greedy
     }
-    assert resumed(gate) - before >= 5  # those that this server was writing
+    assert resumed(gate) > before  # those that this server was writing
     if number is signal.SIGSTOP:
         wait_until(lambda: ready(gate) == 2, 60, "both serve again")
 
