@@ -3,18 +3,31 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 CACHE ?= $(or $(VLLM_GATEWAY_TEST_CACHE),$(HOME)/.cache/vllm-gateway-tests)
-STAMP := $(VENV)/.installed
+RUNS := $(VENV)/.runs# made once what running needs is installed
+STAMP := $(VENV)/.installed# and what development needs
+# Processes that run `make test`. Tests wait more than they compute: three on two cores.
+JOBS ?= 3
 
-.PHONY: setup fmt lint types arch test test-fast test-pythons e2e clients vllm-tests ci demo run schema clean
+.PHONY: setup browser screenshots fmt lint types arch test faults chaos fault-report incident-report test-fast test-pythons e2e clients vllm-tests ci demo run schema references clean
 
-setup: $(STAMP)
-$(STAMP): pyproject.toml
+$(RUNS): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	@$(BIN)/python -m pip install --quiet --editable '.[redis,kubernetes,kvevents]' --group dev
+	@$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
-demo: setup            ## gateway and three simulated backends on loopback
+setup: $(STAMP)
+$(STAMP): $(RUNS)
+	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install --quiet --editable '.[redis,kubernetes,kvevents,otel,oidc]' --group dev
+	@touch $@
+
+screenshots: browser   ## the pictures of the README; takes five minutes
+	$(BIN)/python -m tests.e2e.screenshots deploy/screenshots
+
+browser: setup         ## what drives a Chromium in the tests of the dashboard
+	@$(BIN)/python -m pip install --quiet --group browser
+
+demo: $(RUNS)          ## gateway and three simulated backends on loopback
 	@$(BIN)/vllm-gateway demo
 
 fmt: setup
@@ -30,7 +43,21 @@ arch: setup
 	$(BIN)/lint-imports
 
 test: setup            ## everything that needs no other program than Python
-	$(BIN)/pytest -m 'not e2e'
+	$(BIN)/pytest -m 'not e2e' --ignore=tests/faults -n $(JOBS) --dist loadfile
+
+faults: setup          ## faults of the catalogue, and a short mix of them under load
+	$(BIN)/pytest tests/faults
+	$(BIN)/python -m tests.faults.chaos --seconds 60 --rate 25 $(if $(CI),--seed 1)
+
+chaos: setup           ## the long mix: half an hour, and a thousand kills
+	$(BIN)/python -m tests.faults.chaos --seconds 1800 --rate 200
+	$(BIN)/python -m tests.faults.chaos --seconds 600 --rate 50 --kills 1000
+
+fault-report: setup    ## runs every test that the catalogue of faults names, and writes the table
+	$(BIN)/python -m tests.faults.report --e2e
+
+incident-report: setup ## plays ten incidents, and writes what operators are told of each
+	$(BIN)/python -m tests.incidents.report
 
 test-fast: setup
 	$(BIN)/pytest tests/unit tests/properties tests/house
@@ -50,10 +77,20 @@ vllm-tests: setup      ## vLLM's own API tests, directly and through the gateway
 	bash tests/vllm_suite/install.sh $(CACHE)
 	$(BIN)/python tests/vllm_suite/run.py $(CACHE)
 
-ci: lint types arch test
+ci: lint types arch test faults
 
 schema: setup
 	$(BIN)/vllm-gateway config schema > configs/gateway.schema.json
+
+references: schema     ## the pages of deploy/ that are made from the source
+	$(BIN)/python -m gateway.config.reference > deploy/CONFIGURATION.md
+	$(BIN)/python -m gateway.cli.reference > deploy/COMMANDS.md
+	$(BIN)/python -m gateway.core.codes > deploy/ERRORS.md
+	$(BIN)/python -m gateway.observe.reference > deploy/METRICS.md
+	$(BIN)/python -m gateway.admin.reference > deploy/ADMIN_API.md
+	$(BIN)/python -m gateway.observe.rules > deploy/prometheus/alerts.yaml
+	$(BIN)/python -m gateway.observe.rules runbooks > deploy/RUNBOOKS.md
+	$(BIN)/python -m gateway.observe.grafana > deploy/grafana/vllm-gateway.json
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -6,70 +6,82 @@
                        |--> Supervisor (starts and restarts backends)
                        `--> ticks: upstream deadlines, head deadlines, access log, loop lag
 
-SIGHUP reloads, SIGTERM and SIGINT drain, a second one stops at once.
+SIGHUP reloads, SIGUSR2 upgrades, SIGTERM and SIGINT drain, a second one stops at once.
+`running.run` is what happens between.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import logging
+import contextlib
+import os
 import signal
-import socket
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING
 
 import uvloop
 
+from gateway import __version__
+from gateway.access.effective import Tiers
 from gateway.access.failures import FailedKeys
+from gateway.access.keyfile import shared_pepper
+from gateway.access.redisstore import RedisKeys
+from gateway.access.sharedkeys import SharedKeys
 from gateway.adapters.keepers import Adapters
 from gateway.adapters.memory import Memory
 from gateway.admission.gate import Gate
+from gateway.config.identity import keep_names
 from gateway.config.load import Loaded, load_config
 from gateway.config.models import Config
 from gateway.config.reload import digest
-from gateway.core.aio import Clock, SystemClock, periodic
-from gateway.heal.eventlog import EventLog
-from gateway.heal.orders import Orders
+from gateway.config.trafficcheck import check_workers
+from gateway.core.aio import Clock, SystemClock
+from gateway.core.errors import ConfigError
+from gateway.core.limits import Judged
+from gateway.heal.following import told_of
+from gateway.heal.givennames import read_names
 from gateway.heal.supervisor import Supervisor
-from gateway.ingress import descriptors
-from gateway.ingress.drain import drain, end_late
+from gateway.ingress import descriptors, inherited
 from gateway.ingress.early import Early
 from gateway.ingress.handler import Handler
-from gateway.ingress.listener import Server, bind_both, port_of, server_for, with_copies
+from gateway.ingress.inherited import Given
 from gateway.ingress.reader import ClientLimits
-from gateway.ingress.routes import public_app
 from gateway.ingress.server import Ingress
 from gateway.ingress.settings import admin_ingress, connections_for, settings_for
 from gateway.ingress.shadow import Shadows
-from gateway.launch import disk
+from gateway.limiting.limiter import Limiter
+from gateway.observe.instruments import LIMIT_REFUSALS, TENANT_TOKENS
 from gateway.observe.ledger import Ledger
 from gateway.observe.log import AccessLog, set_up_logging
 from gateway.observe.metrics import Metrics
 from gateway.observe.outlet import Outlet
 from gateway.observe.readings import Readings
-from gateway.ops.api import admin_app
-from gateway.ops.dryrun import Deciding
-from gateway.pools.store import MemoryStore, SharedStore
+from gateway.ops.quarantine import quarantined
 from gateway.pools.table import PoolTable
-from gateway.process import Process, watch_keys, watch_reloads
+from gateway.process import Process
 from gateway.rollout.rollouts import Rollouts
 from gateway.routing.catalog import Catalogs
 from gateway.routing.choice import Chooser
+from gateway.running import run
+from gateway.store.group import Group, GroupStore, Place, place_of
+from gateway.store.memory import MemoryStore
+from gateway.store.replicas import Replicas, Told, this_process
+from gateway.store.scripts import Scripted
+from gateway.store.shared import SharedStore
+from gateway.upgrade.predecessor import Predecessor
 from gateway.upstream.client import Client
-from gateway.upstream.relay import TICK_S
+from gateway.usage.accounts import Accounts
 from gateway.watch.discovery import Watchers
 from gateway.watch.engine_events import EngineEvents
 from gateway.watch.fetch import Pages
+from gateway.workers.parent import Parent
 
-log = logging.getLogger("gateway.app")
+if TYPE_CHECKING:  # it needs a library that is optional
+    from gateway.access.tokens import Tokens
+
 Supervise = Callable[[PoolTable, Clock, SharedStore, Config], Supervisor]
-
-# Young collections are rare: the request path makes no reference cycles, so there is little to find.
-_GC_THRESHOLDS: Final = (50_000, 20, 100)
-_STOOD_STILL_S: Final = 1.0  # a loop that was this late was stopped, or starved
 
 
 def build(
@@ -78,8 +90,11 @@ def build(
     outlet: Outlet,
     supervise: Supervise = Supervisor,
     clock: Clock | None = None,
+    group: Group | None = None,
 ) -> Process:
     """Wire one process; `clock` is the machine's unless said. Nothing is opened yet but the key file.
+
+    `group`: of workers, that it is one of.
 
     Raises:
         ConfigError: the keys file is unusable.
@@ -87,6 +102,7 @@ def build(
     config = loaded.config
     clock = clock or SystemClock()
     table = PoolTable(clock)
+    store, link = shared_store(config, clock, group)
     client = Client(
         connect_s=config.timeouts.connect,
         keep_alive_s=config.timeouts.upstream_keep_alive,
@@ -102,23 +118,45 @@ def build(
             shed=lambda: ingress.connections.counts,
             queues=lambda: handler.gate.queues(),
             held=lambda: supervisor.held(),
+            canaries=lambda: rollouts.verdicts(),
+            canary_requests=lambda: rollouts.requests(),
+            adapter_changes=lambda: adapters.changes(),
+            adapter_load_s=lambda: adapters.load_s(),
             bodies=lambda: handler.bodies.filled(handler.settings.config.limits),
             log_dropped=lambda: outlet.dropped,
+            sums=lambda: {
+                TENANT_TOKENS.name: accounts.by_tenant,
+                LIMIT_REFUSALS.name: handler.limiter.refusals,
+            },
         ),
         clock,
     )
     access_log = AccessLog(outlet, clock, enabled=config.log.access)
     ledger = Ledger(metrics, access_log, clock)
+    accounts = Accounts(
+        clock,
+        link,
+        config.state / "usage" if config.usage.enabled else None,
+        config.usage.ledger,
+        lambda model, pool: handler.settings.prices.of(model, pool),
+    )
     chooser = Chooser(table)
     gate = Gate(table, chooser, clock)
+    tokens, shared_keys = _keys(config, link, clock, lambda: handler.settings.config.tiers)
     handler = Handler(
-        settings=settings_for(config, Pages),
+        settings=settings_for(
+            config,
+            Pages,
+            shared=None if shared_keys is None else shared_keys.ring(config.tiers),
+            tokens=tokens,
+        ),
         table=table,
         client=client,
         ledger=ledger,
         clock=clock,
         gate=gate,
         shadows=Shadows(table, chooser, gate, client, clock, metrics.shadowed),
+        limiter=Limiter(clock, link, lambda: replicas.alive, _part_of(accounts, group)),
         catalogs=Catalogs(table, clock),
         live=set(),
         early=Early(ledger.settle, clock),
@@ -135,15 +173,25 @@ def build(
     )
     table.on_transition += [ledger.transition, client.end_held]
     table.on_cut.append(ledger.limit_cut)
-    ledger.on_posted += [handler.gate.learn, table.ended]
+    ledger.on_posted += [handler.gate.learn, table.ended, accounts.posted]
     table.apply(config.pools, config.health)
     handler.gate.configure(config.pools, handler.settings.keys.priorities)
     metrics.configured(digest(loaded.config))
     ingress.allow(config.cors)
     ingress.connections.proxies = handler.settings.proxies
     watchers = Watchers(table, config.health, clock)
-    supervisor = supervise(table, clock, MemoryStore(clock), config)
+    quarantine = handler.retrying.quarantine
+    quarantine.on_lost.append(watchers.hurry)
+
+    def tell() -> Told:
+        alike = handler.settings.shared_digest
+        told = this_process(__version__, alike, sorted(supervisor.leads))
+        return told_of(table, told if group is None else group.named(told))
+
+    replicas = Replicas(store, clock, tell, least=1 if group is None else group.place.count)
+    supervisor = supervise(table, clock, store, config)
     supervisor.events.on_event.append(ledger.event)
+    quarantine.on_quarantined.append(partial(quarantined, supervisor.events, clock))
     rollouts = Rollouts(table, clock, supervisor.events, config.state)
     rollouts.apply(config.pools)
     ledger.on_posted += [supervisor.ended, rollouts.settled]
@@ -154,156 +202,111 @@ def build(
     return Process(
         path, config, loaded, clock, table, client, metrics, outlet, ledger, ingress, admin_ingress(config),
         handler, watchers, supervisor, rollouts, adapters, EngineEvents(table, config.pools, clock),
+        store, replicas, shared_keys, accounts, group, tokens,
     )  # fmt: skip
 
 
-def serve(path: Path) -> None:
-    """Run the gateway until it is told to stop.
+def _part_of(accounts: Accounts, group: Group | None) -> Callable[[Judged, str], float]:
+    """Return what tells what was used before; without Redis each worker gives out its part of the rest."""
+    workers = 1 if group is None else group.place.count
+    return lambda rule, key_id: accounts.spent(rule, key_id) / workers
+
+
+def shared_store(
+    config: Config, clock: Clock, group: Group | None = None
+) -> tuple[SharedStore, Scripted | None]:
+    """Return what replicas share, and the Redis that it is on, if it is; nothing is opened yet.
+
+    Workers without Redis share what their parent keeps.
+
+    Raises:
+        ConfigError: `redis` is not the URL of one.
+    """
+    if config.redis is None:
+        return MemoryStore(clock) if group is None else GroupStore(group), None
+    from gateway.store.onredis import redis_store
+
+    try:
+        store = redis_store(config.redis.get_secret_value(), clock)
+        return store, store.link
+    except ValueError as error:
+        raise ConfigError([f"redis: error: {error}"]) from None
+
+
+def _keys(
+    config: Config, link: Scripted | None, clock: Clock, tiers: Callable[[], Tiers]
+) -> tuple[Tokens | None, SharedKeys | None]:
+    """Return what reads the tokens of an identity provider, and the keys that replicas share, as of their copy.
+
+    None: no provider is named; keys are in a file.
+
+    Raises:
+        ConfigError: the pepper cannot be used.
+    """
+    tokens = None
+    if config.keys is not None and config.keys.oidc is not None:
+        from gateway.access.issuer import Issuer
+        from gateway.access.tokens import Tokens
+
+        tokens = Tokens(Issuer(config.keys.oidc, clock))
+    if config.keys is None or not config.keys.shared or link is None:
+        return tokens, None
+    keys = RedisKeys(link, shared_pepper(config.keys), tiers, clock.wall)
+    shared = SharedKeys(keys, config.state / "keys.json", tokens)
+    shared.read_copy()
+    return tokens, shared
+
+
+def serve(path: Path, predecessor: Predecessor | None = None, workers: int | None = None) -> None:
+    """Run the gateway until it is told to stop, or another process took over.
+
+    With more than one of `workers` (None: as configured) this process is their parent, or one of them.
 
     Raises:
         ConfigError: the configuration cannot be used.
         OSError: an address to listen on cannot be had; its `filename` is the address.
+        GaveUp: it could not take its predecessor's place, which goes on.
+        NotStarted: a worker cannot be started; it has said why.
     """
-    loaded = load_config(path)
-    descriptors.raise_limit()
-    process = build(loaded, path, set_up_logging(loaded.config.log))
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        handle_signals(runner.get_loop(), process)
-        runner.run(run(process))
+    place = place_of(os.environ)
+    with predecessor.told() if predecessor is not None else contextlib.nullcontext():
+        loaded = load_config(path)
+        loaded = keep_names(loaded, read_names(loaded.config.state))
+        listeners = inherited.listeners(loaded.config, _given(predecessor, place))
+        count = loaded.config.workers if workers is None else workers
+        if count > 1 and place is None and predecessor is None:
+            several = loaded.config.model_copy(update={"workers": count})
+            if refused := [remark.message for remark in check_workers(several)]:
+                raise ConfigError(refused)
+            set_up_logging(loaded.config.log)
+            asyncio.run(Parent(listeners, count).run())
+            return
+        descriptors.raise_limit()
+        if predecessor is not None:
+            predecessor.detach()
+            predecessor.loaded()
+        group = None if place is None else Group.join(place)
+        process = build(loaded, path, set_up_logging(loaded.config.log), group=group)
+        if predecessor is not None or not process.leads:
+            process.supervisor.stand_by()
+        if not process.leads:
+            process.rollouts.hand_over()
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            handle_signals(runner.get_loop(), process)
+            runner.run(run(process, listeners, predecessor))
 
 
-async def run(process: Process, sockets: tuple[socket.socket, socket.socket] | None = None) -> None:
-    """Serve until `process.stopping`, then drain; everything is closed when this returns.
-
-    `sockets` are those of `bind_both`, which is called when there are none.
-
-    Raises:
-        OSError: an address to listen on cannot be had.
-    Cancel: stops without draining.
-    """
-    config = process.config
-    public_socket, admin_socket = sockets or bind_both(config)
-    process.public_port, process.admin_port = port_of(public_socket), port_of(admin_socket)
-    EventLog(config.state).follow(process.supervisor.events)
-    public = server_for(
-        public_app(
-            process.handler, process.table, process.clock, process.readiness, process.ingress
-        ),
-        process.ingress,
-    )
-    admin = server_for(
-        admin_app(
-            table=process.table,
-            metrics=process.metrics,
-            clock=process.clock,
-            loaded=lambda: process.loaded,
-            ready=process.readiness,
-            deciding=Deciding(
-                process.handler.gate,
-                process.handler.catalogs,
-                lambda: process.handler.settings.keys,
-            ),
-            early=process.handler.early,
-            trial=process.rollouts.get,
-            adapters=process.adapters,
-            orders=Orders(
-                process.table,
-                process.supervisor,
-                process.clock,
-                process.oldest_at,
-            ),
-            file=process.path,
-        ),
-        process.admin,
-    )
-    try:
-        async with asyncio.TaskGroup() as group:
-            supervised = group.create_task(process.supervisor.run(), name="supervisor")
-            background = [
-                group.create_task(process.watchers.run(), name="watchers"),
-                group.create_task(process.engine_events.run(), name="kv events"),
-                group.create_task(process.adapters.run(), name="adapters"),
-                group.create_task(process.ledger.run(), name="ledger"),
-                group.create_task(disk.watch(config.state), name="disk"),
-                group.create_task(_ticks(process), name="ticks"),
-                group.create_task(watch_keys(process), name="keys"),
-                group.create_task(watch_reloads(process), name="reloads"),
-            ]
-            served = group.create_task(
-                public.serve(sockets=with_copies(public_socket)), name="public"
-            )
-            operated = group.create_task(admin.serve(sockets=[admin_socket]), name="admin")
-            gc.collect()
-            gc.freeze()
-            gc.set_threshold(*_GC_THRESHOLDS)
-            process.listening.set()
-            log.info(
-                "listening",
-                extra={
-                    "event": "listening",
-                    "public": str(config.listen),
-                    "admin": str(config.admin.listen),
-                },
-            )
-            await process.stopping.wait()
-            process.handler.draining = True
-            process.handler.shadows.close()
-            await drain(process.ingress.live, process.config.shutdown.grace, process.hurry)
-            public.leave()
-            supervised.cancel()
-            await asyncio.wait([served, supervised])
-            await process.supervisor.close()  # operators can still see what holds it up
-            admin.leave()
-            await asyncio.wait([operated])
-            for task in background:
-                task.cancel()
-    finally:
-        _close(public, admin)
-        process.handler.shadows.close()
-        process.client.close()
-        await process.supervisor.close()
-        process.ledger.post()
-        process.outlet.flush()
-        process.handler.settings.counters.close()
-
-
-def _close(*servers: Server) -> None:
-    """Close what a server still has open; uvicorn leaves it so when its task is cancelled."""
-    for server in servers:
-        for listener in getattr(server, "servers", ()):
-            listener.close()
-        for connection in tuple(server.server_state.connections):
-            connection.transport.abort()
-
-
-async def _ticks(process: Process) -> None:
-    """Drive every coarse deadline, and measure how late the loop runs."""
-    loop = asyncio.get_running_loop()
-    due = loop.time()
-
-    async def tick() -> None:
-        nonlocal due
-        now = loop.time()
-        process.metrics.loop_lag(max(0.0, now - due))
-        if now - due > _STOOD_STILL_S:
-            process.table.forgive(process.clock.now())
-        process.client.tick(now)
-        process.table.listen(process.client.waits(), process.clock.now())
-        process.ingress.tick(now)
-        process.admin.tick(now)
-        end_late(process.ingress.live, now, process.config.timeouts.total)
-        process.handler.gate.tick(process.clock.now())
-        process.handler.shadows.tick()
-        due = loop.time() + TICK_S
-
-    await periodic(tick, every_s=TICK_S, name="ticks", jitter_ratio=0.0)
-
-
-# --- signals and reload ---------------------------------------------------------------------------
+def _given(predecessor: Predecessor | None, place: Place | None) -> Given:
+    """Return the listeners that this process was started with."""
+    if predecessor is not None:
+        return Given(predecessor.listeners, predecessor.kept)
+    if place is not None:
+        return inherited.from_parent(place.public, place.admin, kept=place.kept)
+    return inherited.from_systemd(os.environ)
 
 
 def handle_signals(loop: asyncio.AbstractEventLoop, process: Process) -> None:
-    """Reload on SIGHUP; drain on SIGTERM and SIGINT, and stop at once on a second one."""
+    """Reload on SIGHUP, upgrade on SIGUSR2; drain on SIGTERM and SIGINT, stop at once on a second one."""
 
     def stop() -> None:
         (process.hurry if process.stopping.is_set() else process.stopping).set()
@@ -311,3 +314,4 @@ def handle_signals(loop: asyncio.AbstractEventLoop, process: Process) -> None:
     loop.add_signal_handler(signal.SIGTERM, stop)
     loop.add_signal_handler(signal.SIGINT, stop)
     loop.add_signal_handler(signal.SIGHUP, process.hangup.set)
+    loop.add_signal_handler(signal.SIGUSR2, process.upgrades.wanted.set)

@@ -5,34 +5,58 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from gateway.access.filestore import FileKeys
 from gateway.access.keys import KeyRing
+from gateway.access.keyscripts import HINTS
+from gateway.access.keystore import KeyStore
+from gateway.access.lastused import LastUsed
+from gateway.access.sharedkeys import SharedKeys
 from gateway.adapters.keepers import Adapters
+from gateway.config.identity import Names, keep_names, names_of
 from gateway.config.load import Loaded, load_config
 from gateway.config.models import Config
 from gateway.config.reload import diff, digest
 from gateway.core.aio import Clock, periodic
 from gateway.core.errors import ConfigError
+from gateway.heal.following import Following
+from gateway.heal.givennames import save_names
 from gateway.heal.supervisor import Supervisor
 from gateway.ingress.handler import Handler
 from gateway.ingress.routes import Readiness
 from gateway.ingress.server import Ingress
 from gateway.ingress.settings import Settings, settings_for
+from gateway.ingress.tracing import Tracing
+from gateway.launch.disk import DiskSpace
+from gateway.observe.ended import EndedRequests
 from gateway.observe.ledger import Ledger
 from gateway.observe.metrics import Metrics
 from gateway.observe.outlet import Outlet
+from gateway.observe.series import Series
+from gateway.ops.reloads import History, Reload
+from gateway.ops.upgrading import Upgrades
 from gateway.pools.table import PoolTable
 from gateway.rollout.rollouts import Rollouts
+from gateway.store.group import Group
+from gateway.store.replicas import Replicas
+from gateway.store.shared import SharedStore
 from gateway.upstream.client import Client
+from gateway.usage.accounts import Accounts
 from gateway.watch.discovery import Watchers
 from gateway.watch.engine_events import EngineEvents
 from gateway.watch.fetch import Pages
 
+if TYPE_CHECKING:  # it needs a library that is optional
+    from gateway.access.tokens import Tokens
+
 log = logging.getLogger("gateway.app")
 
-_KEYS_S: Final = 2.0  # between two looks at the keys file, a stat each
+_KEYS_S: Final = (
+    0.8  # between two looks at the keys file, a stat each: changes hold within a second
+)
 
 
 @dataclass(slots=True)
@@ -56,18 +80,55 @@ class Process:
     rollouts: Rollouts
     adapters: Adapters
     engine_events: EngineEvents
+    store: SharedStore
+    replicas: Replicas
+    shared_keys: SharedKeys | None
+    accounts: Accounts
+    group: Group | None = None  # of workers, that this one is in
+    tokens: Tokens | None = None  # of an identity provider
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
     listening: asyncio.Event = field(default_factory=asyncio.Event)
     hangup: asyncio.Event = field(default_factory=asyncio.Event)  # a reload is asked for
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while settings are replaced
+    upgrades: Upgrades = field(default_factory=Upgrades)
+    succeeded: asyncio.Event = field(default_factory=asyncio.Event)  # another process took over
+    history: History = field(init=False)
     public_port: int = 0
     admin_port: int = 0
+    last_used: LastUsed = field(init=False)
+    series: Series = field(init=False)
+    disk: DiskSpace = field(init=False)
+    ended: EndedRequests = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.last_used = LastUsed(lambda: self.key_store, self.clock.wall)
+        self.series = Series(self.metrics, self.clock)
+        self.disk = DiskSpace(self.started.state)
+        self.ended = EndedRequests(self.ledger.post)
+        self.handler.tracing = Tracing.of(self.started.traces, self.ledger, self.clock)
+        # The last one lets go what is large in a record.
+        self.ledger.on_posted += [self.last_used.posted, self.series.posted, self.ended.posted]
+        if self.shared_keys is not None:
+            self.shared_keys.on_change.append(partial(take_shared_keys, self))
+        self.history = History(self.started.state, self.clock, saves=self.leads)
 
     @property
     def config(self) -> Config:
         """The configuration in force."""
         return self.handler.settings.config
+
+    async def reload(self, by: str, reason: str) -> Reload:
+        """See `ops.reloads.Reloading`."""
+        done = await reload(self, by, reason)
+        if self.group is not None:
+            await self.group.fellows("reload")
+        return done
+
+    @property
+    def leads(self) -> bool:
+        """Whether it heals, places adapters and serves operators; of several workers, one does."""
+        return self.group is None or self.group.place.leads
 
     def oldest_at(self, backend_id: str) -> float | None:
         """Return when the oldest request came that a backend carries; None when it carries none."""
@@ -80,33 +141,122 @@ class Process:
             default=None,
         )
 
+    def note_start(self) -> None:
+        """Note the configuration that it begins with."""
+        self.history.note("start", digest(self.config))
+        self.save_names()
+
+    def save_names(self) -> None:
+        """Keep the names of backends that the file does not name."""
+        if self.leads:
+            save_names(self.started.state, names_of(self.loaded))
+
+    def slow_clients(self) -> dict[str, float]:
+        """Return for how many seconds clients have not read what is ready for them, the longest of each key."""
+        now, found = asyncio.get_running_loop().time(), dict[str, float]()
+        for down in self.ingress.live:
+            relay, record = down.relay, down.record
+            if relay is None or record is None or relay.blocked_since is None:
+                continue
+            key = "" if record.caller is None else record.caller.key_id
+            found[key] = max(found.get(key, 0.0), now - relay.blocked_since)
+        return found
+
+    @property
+    def key_store(self) -> KeyStore | None:
+        """Where the keys are kept; None without keys."""
+        config = self.config
+        if config.keys is None:
+            return None
+        if self.shared_keys is not None:
+            return self.shared_keys.store
+        return FileKeys(config.keys.file, lambda: self.config.tiers, self.clock.wall)
+
     def readiness(self) -> Readiness:
         """Ready when not draining and any backend serves (a fleet that is all down must not take traffic)."""
         serving, total = self.table.serving()
-        return Readiness(
-            ready=not self.handler.draining and serving > 0,
-            checks=(
-                (
-                    "accepting",
-                    not self.handler.draining,
-                    "draining" if self.handler.draining else "ok",
-                ),
-                ("backends", serving > 0, f"{serving} of {total} serving"),
-            ),
-        )
+        draining = self.handler.draining or self.ingress.leaving
+        checks = [
+            ("accepting", not draining, "draining" if draining else "ok"),
+            ("backends", serving > 0, f"{serving} of {total} serving"),
+        ]
+        if self.shared_keys is not None:
+            known = self.handler.settings.keys.known
+            checks.append(("keys", known, "ok" if known else "the shared store does not answer"))
+        return Readiness(ready=all(passed for _, passed, _ in checks), checks=tuple(checks))
+
+
+class Healing:
+    """What only one gateway may do to its backends at a time: supervise them, and place adapters.
+
+    What it does is written to the state folder, which nobody else writes meanwhile. A worker that does not lead
+    does as the leading one says instead.
+    """
+
+    def __init__(self, process: Process, group: asyncio.TaskGroup) -> None:
+        self._process = process
+        self._group = group
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def begin(self) -> None:
+        """Begin, or go on after a pause."""
+        process = self._process
+        if not process.leads:
+            following = Following(
+                process.table, process.store, process.supervisor.names, process.replicas
+            )
+            self._tasks = [self._group.create_task(following.run(), name="following")]
+            return
+        process.table.carried_elsewhere = process.replicas.carried_elsewhere
+        self._tasks = [
+            self._group.create_task(process.supervisor.run(), name="supervisor"),
+            self._group.create_task(process.adapters.run(), name="adapters"),
+        ]
+
+    async def pause(self) -> None:
+        """Leave everything as it is, what is under way too."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
 
 async def watch_keys(process: Process) -> None:
-    """Take over the keys file whenever it changed: a new key works, a revoked one ends, within seconds."""
+    """Take over keys whenever they change: a new key works, a revoked one ends, within a second."""
+    shared, redis = process.shared_keys, process.started.redis
+    if shared is None or redis is None:
+        await _watch_file(process)
+        return
+    from gateway.store.hints import follow_hints
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(shared.run(), name="shared keys")
+        hints = follow_hints(redis.get_secret_value(), HINTS, shared.woken.set)
+        group.create_task(hints, name="hints of keys")
+
+
+def take_shared_keys(process: Process) -> None:
+    """Have requests from now on know the shared keys as they are now."""
+    settings = process.handler.settings
+    if process.shared_keys is None or settings.config.keys is None:
+        return
+    keys = process.shared_keys.ring(settings.config.tiers)
+    process.handler.settings = replace(settings, keys=keys)
+    process.handler.gate.configure(settings.config.pools, keys.priorities)
+
+
+async def _watch_file(process: Process) -> None:
     told = False  # of a file that cannot be read; the keys before it stay
 
     async def look() -> None:
         nonlocal told
         settings = process.handler.settings
-        if not isinstance(settings.keys, KeyRing) or not settings.keys.changed():
+        before = settings.keys
+        if not isinstance(before, KeyRing) or before.path is None or not before.changed():
             return
         try:
-            keys = await asyncio.to_thread(KeyRing.load, settings.keys.path)
+            keys = await asyncio.to_thread(KeyRing.load, before.path, before.tiers, before.tokens)
         except ConfigError as error:
             if not told:
                 log.error("; ".join(error.findings), extra={"event": "keys_invalid"})
@@ -135,8 +285,8 @@ async def watch_reloads(process: Process) -> None:
     await periodic(turn, every_s=0.0, name="reloads")
 
 
-async def reload(process: Process) -> bool:
-    """Read the configuration again and swap it in; True when it is in force.
+async def reload(process: Process, by: str = "SIGHUP", reason: str = "") -> Reload:
+    """Read the configuration again and swap it in; return what came of it.
 
     Streams are untouched, and go on while a thread reads. A file that is not valid keeps the old
     configuration and is logged with every finding. Settings that need a restart are named and keep
@@ -144,8 +294,11 @@ async def reload(process: Process) -> bool:
     """
     async with process.changing:
         try:
+            before, shared = process.handler.settings, process.shared_keys
+            ring = None if shared is None else shared.ring(before.config.tiers)
+            known = names_of(process.loaded)
             loaded, settings = await asyncio.to_thread(
-                _read, process.path, process.handler.settings
+                _read, process.path, known, before, ring, process.tokens
             )
         except ConfigError as error:
             process.metrics.reloaded(ok=False)
@@ -155,28 +308,33 @@ async def reload(process: Process) -> bool:
                 "reload refused, the old configuration stays in force",
                 extra={"event": "reload_failed"},
             )
-            return False
-        _swap(process, loaded, settings)
-        return True
+            in_force = digest(process.config)
+            return process.history.note(by, in_force, reason=reason, findings=error.findings)
+        effect = _swap(process, loaded, settings)
+        return process.history.note(by, digest(loaded.config), reason=reason, effect=effect)
 
 
-def _read(path: Path, before: Settings) -> tuple[Loaded, Settings]:
-    loaded = load_config(path)
-    return loaded, settings_for(loaded.config, Pages, before)
+def _read(
+    path: Path, known: Names, before: Settings, shared: KeyRing | None, tokens: Tokens | None
+) -> tuple[Loaded, Settings]:
+    loaded = keep_names(load_config(path), known)
+    return loaded, settings_for(loaded.config, Pages, before, shared, tokens)
 
 
-def _swap(process: Process, loaded: Loaded, settings: Settings) -> None:
-    """Put a configuration in the place of the one in force."""
+def _swap(process: Process, loaded: Loaded, settings: Settings) -> tuple[str, ...]:
+    """Put a configuration in the place of the one in force; return what changes, in sentences."""
     for warning in loaded.warnings:
         log.warning(str(warning), extra={"event": "config_warning"})
     effect = diff(process.config, loaded.config, started=process.started)
     process.loaded = loaded
+    process.save_names()
     process.handler.settings.counters.close()
     process.handler.settings = settings
+    take_shared_keys(process)  # a key may have been revoked while the file was read
     process.ingress.allow(loaded.config.cors)
     process.ingress.connections.proxies = process.handler.settings.proxies
     process.table.apply(loaded.config.pools, loaded.config.health)
-    process.handler.gate.configure(loaded.config.pools, settings.keys.priorities)
+    process.handler.gate.configure(loaded.config.pools, process.handler.settings.keys.priorities)
     process.watchers.health = loaded.config.health
     process.supervisor.apply(loaded.config)
     process.rollouts.apply(loaded.config.pools)
@@ -186,3 +344,4 @@ def _swap(process: Process, loaded: Loaded, settings: Settings) -> None:
     process.client.keep_only(process.table.ids())
     process.metrics.reloaded(ok=True)
     log.info("configuration reloaded", extra={"event": "reloaded", "effect": effect})
+    return effect

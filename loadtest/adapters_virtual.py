@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.adapters.keeper import Means, PoolAdapters
+from gateway.adapters.keeper import PoolAdapters, Tools
 from gateway.adapters.memory import Memory
 from gateway.core.aio import guarded, periodic
 from gateway.core.events import Events
@@ -27,8 +27,8 @@ from gateway.sim.config import SimConfig
 from gateway.sim.sequence import Sequence as EngineSequence
 from loadtest.arrivals import Shot
 from loadtest.openloop import Target
-from loadtest.outcomes import End, Outcome
-from loadtest.virtual import Clock, Engines, Reply, VirtualLoop
+from loadtest.outcomes import Outcome
+from loadtest.virtual import Direct, Engines, Reply, VirtualLoop
 from loadtest.virtual_gateway import Gateway
 
 BACKENDS: Final = 4
@@ -144,29 +144,6 @@ CHOICES: Final[dict[str, Choose]] = {
 ARMS: Final = ("gateway", *CHOICES)
 
 
-class Chosen:
-    """Sends each request at once to where a choice says."""
-
-    def __init__(self, engines: AdapterEngines, choose: Choose) -> None:
-        self._engines, self._choose = engines, choose
-        self._open = [0] * len(engines.states)
-
-    def prepare(self, shot: Shot, *, retry: bool = False) -> Shot:
-        """Nothing is to be made ahead."""
-        return shot
-
-    async def send(self, prepared: Named, outcome: Outcome, clock: Clock) -> None:
-        """Send one request, see `openloop.Target`."""
-        place = self._choose(self._engines, self._open, prepared.adapter)
-        self._open[place] += 1
-        outcome.sent_s, outcome.place = clock(), place
-        try:
-            await self._engines.run(place, Reply(prepared, outcome, clock, lambda: None))
-            outcome.ended_s, outcome.end = clock(), End.COMPLETE
-        finally:
-            self._open[place] -= 1
-
-
 class _Server:
     """An `adapters.server.Server` over a simulated engine."""
 
@@ -217,11 +194,11 @@ class AdapterGateway(Gateway):
             for backend in self.table.backends("m"):
                 base = (ServedModel("m", None, self._engines.config.max_model_len),)
                 self.table.observe(backend.id, ModelsSeen(self._loop.time(), base, None, "0.32.0"))
-            means = Means(
+            tools = Tools(
                 self.table, self._loop, Events(), Memory(self._folder), self._connect,
                 lambda work, name: group.create_task(guarded(work, name=name), name=name),
             )  # fmt: skip
-            keeper = PoolAdapters("m", self._pool, means)
+            keeper = PoolAdapters("m", self._pool, tools)
             self.gate.on_wanted.append(lambda route: keeper.want(str(route.adapter)))
 
             async def turn() -> None:
@@ -244,7 +221,9 @@ def run(shots: Sequence[Named], arm: str, seed: int, head_s: float) -> tuple[lis
     async def main(folder: Path) -> tuple[list[Outcome], int]:
         engines = AdapterEngines(ENGINE, BACKENDS)
         if arm in CHOICES:
-            return await _play(shots, Chosen(engines, CHOICES[arm]), engines, head_s)
+            choose = CHOICES[arm]
+            target = Direct(engines, lambda shot, loads: choose(engines, loads, shot.adapter))
+            return await _play(shots, target, engines, head_s)
         gateway = AdapterGateway(engines, seed, folder)
         async with asyncio.TaskGroup() as group:
             background = group.create_task(gateway.run())

@@ -24,10 +24,11 @@ from pathlib import Path
 
 import uvloop
 
-from gateway.access import keys
-from gateway.app import build, run
+from gateway.access.filestore import FileKeys
+from gateway.app import build
 from gateway.config.load import load_config
 from gateway.observe.outlet import Outlet
+from gateway.running import run
 
 TICK_S = 0.001
 IMAGE = b'{"type":"image_url","image_url":{"url":"data:image/png;base64,'
@@ -79,7 +80,7 @@ def serve(pipe: Connection, size: int, backend: int) -> None:
             f"log: {{access: false}}\nlimits: {{max_body: {size + 4096}B, bodies: 1GiB}}\nshutdown: {{grace: 0s}}\n"
             f'pools: {{m: {{aliases: [a], backends: ["http://127.0.0.1:{backend}"]}}}}\n'
         )
-        key = keys.create(folder / "keys.yaml", name="load", wall_now=time.time()).key
+        made = await FileKeys(folder / "keys.yaml", dict, time.time).create({"name": "load"})
         process = build(load_config(path), path, Outlet())
         gap = peak = 0.0
 
@@ -98,7 +99,7 @@ def serve(pipe: Connection, size: int, backend: int) -> None:
             while not process.readiness().ready:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.05)
             ticker = group.create_task(tick())
-            pipe.send((process.public_port, key))
+            pipe.send((process.public_port, made.key))
             loop = asyncio.get_running_loop()
             word = asyncio.Event()
             loop.add_reader(pipe.fileno(), word.set)

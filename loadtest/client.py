@@ -19,6 +19,8 @@ class Result:
     chunk_at: list[float] = field(default_factory=list)
     complete: bool = False
     body: bytes = b""  # of a reply that is no stream
+    last: bytes = b""  # the last chunk of a stream
+    error: bool = False  # a stream told of one
 
 
 def request_bytes(
@@ -50,7 +52,11 @@ class Connection:
 
     async def send(self, data: bytes, *, leave_after: int | None = None) -> Result:
         """Send a request and read its reply; with `leave_after`, hang up after that many chunks."""
-        if self._writer is None or self._writer.is_closing():
+        closed = (
+            self._reader is None or self._reader.at_eof()
+        )  # by the server, since the last reply
+        if closed or self._writer is None or self._writer.is_closing():
+            self.close()
             self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self.port)
         reader, writer = self._reader, self._writer
         assert reader is not None
@@ -68,9 +74,10 @@ class Connection:
         if b"transfer-encoding: chunked" in lower:
             while True:
                 size = int(await reader.readline(), 16)
-                await reader.readexactly(size + 2)
+                data = await reader.readexactly(size + 2)
                 if size == 0:
                     break
+                result.last, result.error = data, result.error or b'data: {"error"' in data
                 result.chunk_at.append(time.monotonic())
                 if leave_after is not None and len(result.chunk_at) >= leave_after:
                     self.close()

@@ -11,9 +11,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from gateway.core.prefix import Prefix, Sent
+from gateway.core.prefix import Prefix, SentPrompt
 from gateway.core.types import Ask, Call
-from gateway.prefix.beginnings import Beginnings
+from gateway.prefix.hashing import PrefixHasher
 from gateway.sim.config import SimConfig
 from gateway.sim.engine import Engine
 from gateway.sim.sequence import Sequence as EngineSequence
@@ -31,7 +31,7 @@ from loadtest.routing_models import (
     held_blocks,
 )
 from loadtest.routing_traces import Asked, Trace
-from loadtest.virtual import Clock, Engines, Reply, VirtualLoop
+from loadtest.virtual import Direct, Engines, VirtualLoop
 from loadtest.virtual_gateway import Gateway, make_call
 
 # About an 8B model on one GPU of 40 GB: a token of context is 128 KiB of cache, read at 2.6 TB/s; the
@@ -81,36 +81,12 @@ class CachingEngines(Engines):
         return [state.engines[0] for state in self.states]
 
 
-class Modelled:
-    """Sends each request at once to where a model says."""
-
-    def __init__(self, engines: CachingEngines, model: Model) -> None:
-        self._engines, self._model = engines, model
-        self._open = [0] * len(engines.states)
-
-    def prepare(self, shot: Shot, *, retry: bool = False) -> Shot:
-        """Nothing is to be made ahead."""
-        return shot
-
-    async def send(self, prepared: Asked, outcome: Outcome, clock: Clock) -> None:
-        """Send one request, see `openloop.Target`."""
-        place = self._model.place(prepared, self._open)
-        self._open[place] += 1
-        outcome.sent_s, outcome.place = clock(), place
-        first = lambda: self._model.first_token(prepared, place)  # noqa: E731
-        try:
-            await self._engines.run(place, Reply(prepared, outcome, clock, first))
-            outcome.ended_s, outcome.end = clock(), End.COMPLETE
-        finally:
-            self._open[place] -= 1
-
-
 class RoutingGateway(Gateway):
     """The gateway, which gets the real body of each request. Its engines tell no cached tokens, as shipped."""
 
     def __init__(self, engines: CachingEngines, settings: dict[str, Any], seed: int) -> None:
         super().__init__(engines, settings, seed)
-        self._beginnings = Beginnings(seed)
+        self._hasher = PrefixHasher(seed)
 
     def call(self, shot: Shot) -> Call:
         """Return what is known of a request's body."""
@@ -121,7 +97,7 @@ class RoutingGateway(Gateway):
 
     def prefix(self, shot: Shot, ask: Ask) -> Prefix | None:
         """Return what a request's beginning is to a prefix cache."""
-        return self._beginnings.of(ask, self.table.backends("m"))
+        return self._hasher.of(ask, self.table.backends("m"))
 
 
 class SeeingGateway(RoutingGateway):
@@ -131,7 +107,7 @@ class SeeingGateway(RoutingGateway):
         super().__init__(engines, settings, seed)
         size = engines.config.block_size
         for backend, engine in zip(self.table.backends("m"), engines.engines, strict=True):
-            backend.held = _Seen(engine, size)
+            backend.prefix_index = _Seen(engine, size)
 
     def prefix(self, shot: Shot, ask: Ask) -> Prefix:
         """Return the hashes of the prompt's blocks."""
@@ -143,7 +119,7 @@ class SeeingGateway(RoutingGateway):
 
 
 class _Seen:
-    """A `core.prefix.Held` that looks into the engine, and at what is on its way there."""
+    """A `core.prefix.PrefixIndex` that looks into the engine, and at what is on its way there."""
 
     def __init__(self, engine: Engine, block_size: int) -> None:
         self._engine, self._size = engine, block_size
@@ -155,23 +131,23 @@ class _Seen:
     def tokens(self, prefix: Prefix) -> int:
         return self._size * held_blocks(self._engine, prefix.keys)
 
-    def sent(self, prefix: Prefix) -> Sent:
+    def sent(self, prefix: Prefix) -> SentPrompt:
         tokens = self.tokens(prefix)
-        return Sent(prefix, tokens, tokens, 0)
+        return SentPrompt(prefix, tokens, tokens, 0, tokens)
 
-    def ended(self, sent: Sent, cached_tokens: int | None) -> None:
+    def ended(self, sent: SentPrompt, cached_tokens: int | None) -> None:
         pass
 
     def scraped(self, capacity_tokens: int | None, hits: float | None) -> None:
         pass
 
-    def read(self, sent: Sent) -> None:
+    def read(self, sent: SentPrompt) -> None:
         pass
 
-    def over(self, sent: Sent) -> None:
+    def over(self, sent: SentPrompt) -> None:
         pass
 
-    def unsent(self, sent: Sent) -> None:
+    def unsent(self, sent: SentPrompt) -> None:
         pass
 
     def forget(self) -> None:
@@ -227,7 +203,7 @@ def run(trace: Trace, arm: str, backends: int, seed: int) -> tuple[list[Outcome]
 
         if arm in MODELS:
             model = MODELS[arm](random.Random(seed), engines.engines)
-            return await play(trace, Modelled(engines, model), forget)
+            return await play(trace, Direct(engines, model.place, model.first_token), forget)
         kind = SeeingGateway if arm == "sees caches" else RoutingGateway
         gateway = kind(engines, GATEWAYS[arm], seed)
         async with asyncio.TaskGroup() as group:

@@ -32,7 +32,7 @@ from loadtest.outcomes import Outcome, figures
 from loadtest.overload import goodput
 from loadtest.scenarios import TENANTS, Cell, Study
 from loadtest.simulated_table import table_of
-from loadtest.virtual import Direct, Engines, VirtualLoop
+from loadtest.virtual import Direct, Engines, VirtualLoop, fewest_open
 from loadtest.virtual_gateway import Gateway
 
 # The settings of the pool; None stands for no gateway. `default` is what is shipped.
@@ -115,7 +115,7 @@ async def measure(bench: Bench, arm: str, cell: Cell, seed: int) -> dict[str, An
         return figures(outcomes, slo, cell.window, cut_s)
 
     if settings is None:
-        found = await through(Direct(engines, seed))
+        found = await through(Direct(engines, fewest_open(seed)))
     else:
         if arm.startswith("tuned"):
             settings = settings | {"slo": {"ttft": f"{slo.ttft_s}s", "itl": f"{slo.itl_s}s"}}
@@ -131,7 +131,7 @@ def capacity(bench: Bench, seed: int = 1) -> tuple[float, list[tuple[int, float]
     """Return the best good replies/s of a closed loop straight to the engines, and those of the ramp."""
 
     async def measure() -> tuple[float, list[tuple[int, float]]]:
-        target = Direct(Engines(bench.config, COUNT), seed)
+        target = Direct(Engines(bench.config, COUNT), fewest_open(seed))
         hold_s, settle_s = 2 * bench.lead_s, bench.lead_s
         source = shots(bench.profile, TENANTS, seed)
         steps = [(hold_s * place, count) for place, count in enumerate(bench.steps, start=1)]
@@ -143,7 +143,7 @@ def capacity(bench: Bench, seed: int = 1) -> tuple[float, list[tuple[int, float]
         best = max(ramp, key=lambda step: step[1])[0]
         gentle = [(settle_s * (each + 1) / best, each + 1) for each in range(best)]
         until_s = 2 * settle_s + 3 * bench.seconds
-        target = Direct(Engines(bench.config, COUNT), seed)
+        target = Direct(Engines(bench.config, COUNT), fewest_open(seed))
         outcomes = await closed_loop(target, source, clients=[*gentle, (until_s, best)])
         return goodput(outcomes, bench.slo, 2 * settle_s, until_s), ramp
 

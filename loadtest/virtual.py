@@ -7,6 +7,7 @@ import itertools
 import random
 import selectors
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from gateway.sim.config import SimConfig
@@ -104,13 +105,23 @@ class Engines:
         return sum(getattr(engine.totals, name) for each in self.states for engine in each.engines)
 
 
-class Direct:
-    """No gateway: the client picks the server with the fewest of its requests."""
+Place = Callable[[Any, list[int]], int]  # the server for a request, by the requests open at each
 
-    def __init__(self, engines: Engines, seed: int) -> None:
-        self._engines = engines
+
+class Direct:
+    """No gateway: each request goes at once to the server that `place` names.
+
+    `first_token` is called with a request and its server when its first token has come.
+    """
+
+    def __init__(
+        self,
+        engines: Engines,
+        place: Place,
+        first_token: Callable[[Any, int], None] = lambda shot, place: None,
+    ) -> None:
+        self._engines, self._place, self._first_token = engines, place, first_token
         self._open = [0] * len(engines.states)
-        self._rng = random.Random(seed)
 
     def prepare(self, shot: Shot, *, retry: bool = False) -> Shot:
         """Nothing is to be made ahead."""
@@ -118,12 +129,23 @@ class Direct:
 
     async def send(self, prepared: Shot, outcome: outcomes.Outcome, clock: Clock) -> None:
         """Send one request, see `openloop.Target`."""
-        least = min(self._open)
-        place = self._rng.choice([i for i, count in enumerate(self._open) if count == least])
+        place = self._place(prepared, self._open)
         self._open[place] += 1
-        outcome.sent_s = clock()
+        outcome.sent_s, outcome.place = clock(), place
+        first = partial(self._first_token, prepared, place)
         try:
-            await self._engines.run(place, Reply(prepared, outcome, clock, lambda: None))
+            await self._engines.run(place, Reply(prepared, outcome, clock, first))
             outcome.ended_s, outcome.end = clock(), outcomes.End.COMPLETE
         finally:
             self._open[place] -= 1
+
+
+def fewest_open(seed: int) -> Place:
+    """Return the choice of the server with the fewest open requests; of several by chance."""
+    rng = random.Random(seed)
+
+    def place(shot: Shot, loads: list[int]) -> int:
+        least = min(loads)
+        return rng.choice([each for each, count in enumerate(loads) if count == least])
+
+    return place

@@ -9,3 +9,8 @@ from hypothesis import settings
 settings.register_profile("gateway", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "gateway")
+
+# Processes that run tests for xdist have the size of some terminal in their environment, and tables that
+# are cut to fit it. Tests that are about narrow terminals say so themselves.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)

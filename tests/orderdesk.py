@@ -4,7 +4,8 @@ from gateway.adapters.keepers import Adapters
 from gateway.adapters.memory import Memory
 from gateway.heal.orders import Orders
 from gateway.heal.supervisor import Supervisor
-from gateway.pools.store import MemoryStore
+from gateway.store.memory import MemoryStore
+from gateway.store.replicas import Replicas, Told
 
 
 def orders(table, clock, config):
@@ -20,3 +21,8 @@ def adapters(table, clock, config, ordered):
     )
     found.apply(config.pools)
     return found
+
+
+def alone(clock):
+    """No other replicas."""
+    return Replicas(MemoryStore(clock), clock, Told)

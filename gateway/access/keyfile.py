@@ -19,6 +19,8 @@ import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
@@ -27,11 +29,14 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from gateway.access.records import KeyRecord, parse_records
+from gateway.access.keyerrors import BadSettings
+from gateway.access.records import KeyRecord, read_record
+from gateway.config.process import KeysConfig
 from gateway.core.errors import ConfigError
 
 PEPPER_BYTES: Final = 32
 _OTHERS: Final = 0o007
+_TOP: Final = ("version", "keys")
 
 
 def pepper_path(path: Path) -> Path:
@@ -45,7 +50,7 @@ def read_records(path: Path) -> list[KeyRecord]:
     Raises:
         ConfigError: the file is missing or wrong; every finding with its line and column.
     """
-    return parse_records(path, _load(path))
+    return _parsed(path, _load(path))
 
 
 def read_pepper(path: Path) -> bytes:
@@ -67,11 +72,31 @@ def read_pepper(path: Path) -> bytes:
         raise ConfigError(
             [f"{pepper}: error: every user of this machine can read it; run: chmod 600 {pepper}"]
         )
+    return pepper_of(text, str(pepper))
+
+
+def shared_pepper(keys: KeysConfig) -> bytes:
+    """Return the pepper of keys that gateways share.
+
+    Raises:
+        ConfigError: it is missing, open to everybody, or not a pepper.
+    """
+    if keys.pepper is not None:
+        return pepper_of(keys.pepper.get_secret_value().encode(), "keys.pepper")
+    return read_pepper(keys.file)
+
+
+def pepper_of(text: bytes, where: str) -> bytes:
+    """Return the pepper that a text holds.
+
+    Raises:
+        ConfigError: it holds none.
+    """
     with suppress(binascii.Error):
         value = base64.b64decode(text.strip(), validate=True)
         if len(value) == PEPPER_BYTES:
             return value
-    raise ConfigError([f"{pepper}: error: it does not hold {PEPPER_BYTES} bytes in base64"])
+    raise ConfigError([f"{where}: error: it does not hold {PEPPER_BYTES} bytes in base64"])
 
 
 def stamp_of(path: Path) -> list[object]:
@@ -95,24 +120,83 @@ def edit(path: Path) -> Iterator[tuple[CommentedSeq, list[KeyRecord]]]:
     """
     try:
         with _locked(path):
-            _make_pepper(path)
+            make_pepper(path)
             document = _load(path) if path.exists() else CommentedMap()
             if not document:
                 document = CommentedMap(version=1)
                 document.yaml_set_start_comment(
                     "Keys of vllm-gateway: hashes only. Change it with `vllm-gateway keys`."
                 )
-            records = parse_records(path, document)
+            records = _parsed(path, document)
             if not isinstance(document.get("keys"), CommentedSeq):
                 document["keys"] = CommentedSeq()
             yield document["keys"], records
             out = BytesIO()
             _yaml().dump(document, out)
             # Never write what could not be read again.
-            parse_records(path, _yaml().load(out.getvalue()))
-            _replace(path.resolve(), out.getvalue())
+            _parsed(path, _yaml().load(out.getvalue()))
+            put_in_place(path.resolve(), out.getvalue())
     except OSError as error:
         raise ConfigError([f"{error.filename or path}: error: {error.strerror}"]) from error
+
+
+def _parsed(path: Path, document: object) -> list[KeyRecord]:
+    """Check the whole document; all findings at once."""
+    if document is None:
+        return []
+    if not isinstance(document, CommentedMap):
+        raise ConfigError([f"{path}:1:1: error: expected a mapping with version and keys"])
+    where = _Where(path)
+    for key in document:
+        if key not in _TOP:
+            close = get_close_matches(str(key), _TOP, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            where.report(document, key, f"unknown setting {str(key)[:64]!r}{hint}")
+    if document.get("version", 1) != 1:
+        where.report(document, "version", "this gateway reads version 1")
+    nodes = document.get("keys") or []
+    if not isinstance(nodes, list):
+        where.report(document, "keys", "expected a list of keys")
+        nodes = []
+    records = _entries(where, nodes)
+    if where.findings:
+        raise ConfigError(where.findings)
+    return records
+
+
+def _entries(where: _Where, nodes: Any) -> list[KeyRecord]:
+    """Return the records of a list, without those that are wrong."""
+    records: dict[str, KeyRecord] = {}
+    for index, node in enumerate(nodes):
+        if not isinstance(node, CommentedMap):
+            where.report(nodes, index, "expected a mapping with id, name and digest")
+            continue
+        try:
+            record = read_record(node)
+        except BadSettings as error:
+            for name, message in error.wrong:
+                where.report(node, name, message)
+            continue
+        if record.id in records:
+            where.report(node, "id", f"the id {record.id} appears twice")
+        records[record.id] = record
+    return list(records.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """Collects findings with their place in the file."""
+
+    path: Path
+    findings: list[str] = field(default_factory=list)
+
+    def report(self, node: Any, key: object, message: str) -> None:
+        """Add a finding at a mapping's key or a list's index; else at the node itself."""
+        line, column = node.lc.line, node.lc.col
+        with suppress(KeyError, AttributeError, TypeError):
+            place = node.lc.key if isinstance(node, CommentedMap) else node.lc.item
+            line, column = place(key)
+        self.findings.append(f"{self.path}:{line + 1}:{column + 1}: error: {message}")
 
 
 def _yaml() -> YAML:
@@ -147,26 +231,38 @@ def _locked(path: Path) -> Iterator[None]:
         path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
     )
     try:
+        _give_to_owner_of_folder(lock, path)
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:
         os.close(lock)
 
 
-def _make_pepper(path: Path) -> None:
+def _give_to_owner_of_folder(file: int, path: Path) -> None:
+    """Give an open file that root may have made to the owner of its folder; others cannot give theirs away."""
+    if os.geteuid() == 0:
+        folder = path.parent.stat()
+        os.fchown(file, folder.st_uid, folder.st_gid)
+
+
+def make_pepper(path: Path) -> None:
     """Make the pepper on first use; refuse to make one for keys that were hashed with another."""
     pepper = pepper_path(path)
     if pepper.exists() or (path.exists() and read_records(path)):
         read_pepper(path)
         return
-    _replace(pepper, base64.b64encode(secrets.token_bytes(PEPPER_BYTES)) + b"\n")
+    put_in_place(pepper, base64.b64encode(secrets.token_bytes(PEPPER_BYTES)) + b"\n")
 
 
-def _replace(path: Path, content: bytes) -> None:
-    """Put a new file in the place of `path`, durably; owner and mode stay, a new file is 0600."""
+def put_in_place(path: Path, content: bytes) -> None:
+    """Put a new file in the place of `path`, durably; owner and mode stay.
+
+    A new file is 0600; if root makes it, it belongs to the owner of its folder, who is the one that serves.
+    """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
+            _give_to_owner_of_folder(file.fileno(), path)
             with suppress(FileNotFoundError):
                 before = path.stat()
                 os.fchmod(file.fileno(), before.st_mode & 0o777)

@@ -1,7 +1,4 @@
-"""Who asks: the format of a key, the ring that knows them all, and the changes to it.
-
-    gw_7k2m9qxd_<43 characters of secret>_<6 check characters>
-       id, public                         CRC-32 of what is before, to tell a typing mistake
+"""Who asks: the ring that knows every key.
 
 The ring holds HMAC-SHA-256 digests of whole keys: a leaked keys file lets nobody in, and since a
 secret has 256 random bits, a slow hash would only cost time. An id that nobody has costs the same
@@ -11,48 +8,73 @@ No message repeats more of a key than its id and its last two characters.
 
 from __future__ import annotations
 
-import base64
 import hmac
-import re
 import secrets
-import time
-import zlib
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
-from gateway.access.keyfile import edit, read_pepper, read_records, stamp_of
-from gateway.access.records import KeyInfo, KeyRecord, as_node, timestamp
+from gateway.access.effective import Tiers, caller_of, lost_tiers
+from gateway.access.keyfile import read_pepper, read_records, stamp_of
+from gateway.access.records import KeyKind, KeyRecord, timestamp
 from gateway.access.salt import salting_secret
-from gateway.core.errors import AccessError, ConfigError, MissingKey
+from gateway.access.secret import CHECK_AT, ID_AT, SHAPE, checksum, digest_of
+from gateway.core.addresses import within
+from gateway.core.errors import (
+    AccessError,
+    ConfigError,
+    KeysUnknown,
+    MissingKey,
+    WrongAddress,
+    WrongKind,
+)
 from gateway.core.types import Caller
 
-_SHAPE: Final = re.compile(rb"gw_([a-z0-9]{8})_[A-Za-z0-9_-]{43}_([A-Za-z0-9]{6})")
-_ID_AT: Final = slice(3, 11)
-_CHECK_AT: Final = -6
-_LETTERS: Final = "abcdefghijkmnpqrstuvwxyz"  # none that reads as another: no l, o, 0, 1
-_ID_CHARS: Final = _LETTERS + "23456789"
-_BASE62: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+if TYPE_CHECKING:  # it needs a library that is optional
+    from gateway.access.tokens import Tokens
+
 _NEVER: Final = float("inf")
 _SEEN_MOST: Final = 4096  # headers remembered; more keys than that are checked anew each time
+_AGAIN_S: Final = 2.0  # the store is asked once a second
+_TOKEN_BEGINS: Final = b"eyJ"  # `{"` in base64, as every JWT; no key does
+_TOKEN_FRESH_S: Final = 600.0  # its issuer may have withdrawn the key that signed it
 _CHALLENGE: Final = "Send `Authorization: Bearer <key>`."
 
 
 @dataclass(frozen=True, slots=True)
-class CreatedKey:
-    """A new key. `key` is shown this once: only its digest is kept."""
+class Holder:
+    """A key of the ring, and who holds it."""
 
-    id: str
-    key: str
+    record: KeyRecord
+    caller: Caller
+    ends_s: (
+        float  # when it, or the secret that was presented, stops working by itself; `inf`: never
+    )
 
 
 class KeyRing:
-    """Every key of one keys file. Its keys never change: a changed file is a new ring."""
+    """Every key, as of one moment. It never changes: when a key does, there is a new ring."""
 
-    def __init__(
-        self, records: list[KeyRecord], pepper: bytes, *, path: Path, stamp: object = None
+    def __init__(  # noqa: PLR0913 - what a ring is made of
+        self,
+        records: Iterable[KeyRecord],
+        pepper: bytes,
+        tiers: Tiers | None = None,
+        *,
+        path: Path | None = None,
+        stamp: object = None,
+        known: bool = True,
+        tokens: Tokens | None = None,
     ) -> None:
+        """`path` and `stamp`: the file it was read from. Not `known`: nobody knows the keys yet.
+
+        `tokens`: who holds one of an identity provider is let in, too.
+        """
+        self.tokens = tokens
         self.path = path
+        self.known = known
+        self.tiers: Tiers = tiers or {}
         self._pepper = pepper
         self._stamp = stamp
         self._nobody = secrets.token_bytes(32)
@@ -60,39 +82,55 @@ class KeyRing:
         # Whole Authorization headers that were right before: most requests bring one of few.
         self._seen: dict[bytes, tuple[Caller, float]] = {}
         self._known = {
-            record.info.id.encode(): (
-                record.digest,
-                _NEVER if record.info.ends_s is None else record.info.ends_s,
-                record.info,
-                _caller(record.info),
+            record.id.encode(): Holder(
+                record,
+                caller_of(record, self.tiers.get(record.tier or "")),
+                _NEVER if record.ends_s is None else record.ends_s,
             )
             for record in records
         }
+
+    def with_changes(self, records: Iterable[KeyRecord], gone: Set[str]) -> KeyRing:
+        """Return the ring with other records in place of its own, and without some. It costs as they do."""
+        ring = KeyRing(
+            records, self._pepper, self.tiers,
+            path=self.path, stamp=self._stamp, tokens=self.tokens,
+        )  # fmt: skip
+        kept = dict(self._known)
+        for key_id in gone:
+            kept.pop(key_id.encode(), None)
+        ring._known = kept | ring._known
+        return ring
 
     def __len__(self) -> int:
         return len(self._known)
 
     @property
     def priorities(self) -> frozenset[int]:
-        """The priorities that its keys have."""
-        return frozenset(info.priority for _, _, info, _ in self._known.values())
+        """The priorities that its keys have, and those that tokens can have."""
+        found = {each.caller.priority for each in self._known.values()}
+        if self.tokens is not None:
+            found |= {0, *(each.priority or 0 for each in self.tiers.values())}
+        return frozenset(found)
 
     @classmethod
-    def load(cls, path: Path) -> KeyRing:
-        """Read a keys file and its pepper. Blocks: about 0.6 ms a key.
+    def load(cls, path: Path, tiers: Tiers | None = None, tokens: Tokens | None = None) -> KeyRing:
+        """Read a keys file and its pepper. Blocks: about 0.6 ms a key. With `tokens` it may be missing.
 
         Raises:
-            ConfigError: one of them is missing or wrong.
+            ConfigError: one of them is missing or wrong, or a key's tier is not there.
         """
         stamp = stamp_of(path)
-        records = read_records(path)
+        records = [] if tokens is not None and not path.exists() else read_records(path)
+        if lost := lost_tiers(records, tiers or {}):
+            raise ConfigError([f"{path}: error: {each}" for each in lost])
         # A file without keys lets nobody in, and needs no pepper for that.
         pepper = read_pepper(path) if records else secrets.token_bytes(32)
-        return cls(records, pepper, path=path, stamp=stamp)
+        return cls(records, pepper, tiers, path=path, stamp=stamp, tokens=tokens)
 
     def changed(self) -> bool:
         """Whether the file, or its pepper, is another than the one this ring was read from."""
-        return stamp_of(self.path) != self._stamp
+        return self.path is not None and stamp_of(self.path) != self._stamp
 
     def authenticate(
         self,
@@ -101,43 +139,106 @@ class KeyRing:
         api_key: bytes | None,
         wall_now: float,
     ) -> Caller:
-        """Return who holds the presented key.
+        """Return who holds the presented key, for requests to models.
 
         Raises:
             MissingKey: there is none (401).
             AccessError: it is not a key of this ring, it ended, or there are two different ones
                 (401).
+            WrongKind: it is a key for the admin API or for metrics (403).
+            KeysUnknown: the store of the keys did not answer yet (503).
         """
-        alone = x_api_key is None and api_key is None and authorization is not None
-        if alone and (seen := self._seen.get(authorization or b"")) is not None:
-            caller, ends_s = seen
-            if wall_now < ends_s:
-                return caller
+        if x_api_key is None and api_key is None and authorization is not None:
+            if (seen := self._seen.get(authorization)) is not None:
+                caller, ends_s = seen
+                if wall_now < ends_s:
+                    return caller
+            holder = self._held(authorization, None, None, wall_now)
+            _check_kind(holder.record)
+            if len(self._seen) >= _SEEN_MOST:  # tokens come and go
+                self._seen.clear()
+            again_s = _NEVER if holder.record.secrets else wall_now + _TOKEN_FRESH_S
+            self._seen[authorization] = (holder.caller, min(holder.ends_s, again_s))
+            return holder.caller
+        holder = self._held(authorization, x_api_key, api_key, wall_now)
+        _check_kind(holder.record)
+        return holder.caller
+
+    def identify(
+        self,
+        authorization: bytes | None,
+        x_api_key: bytes | None,
+        api_key: bytes | None,
+        wall_now: float,
+    ) -> Holder:
+        """Return the presented key, of whatever kind.
+
+        Raises:
+            AccessError: see `authenticate`.
+        """
+        return self._held(authorization, x_api_key, api_key, wall_now)
+
+    def _held(
+        self,
+        authorization: bytes | None,
+        x_api_key: bytes | None,
+        api_key: bytes | None,
+        wall_now: float,
+    ) -> Holder:
         key = _presented(authorization, x_api_key, api_key)
-        found = self._known.get(key[_ID_AT])
-        digest = hmac.digest(self._pepper, key, "sha256")
-        if found is None:
+        if self.tokens is not None and key.startswith(_TOKEN_BEGINS):
+            record = self.tokens.record_of(key, self.tiers, wall_now)
+            caller = caller_of(record, self.tiers.get(record.tier or ""))
+            return Holder(record, caller, record.expires_s or wall_now)
+        holder = self._known.get(key[ID_AT])
+        digest = digest_of(key, self._pepper)
+        if holder is None:
             hmac.compare_digest(digest, self._nobody)
+            if not self.known:
+                raise KeysUnknown(
+                    "This gateway has just started and cannot check API keys yet: the store that it shares"
+                    " with other gateways does not answer. Your key may be right. Try again shortly.",
+                    retry_after_s=_AGAIN_S,
+                )
             _refuse(key)
-        expected, ends_s, info, holder = found
-        if not hmac.compare_digest(digest, expected):
+        record = holder.record
+        for secret in record.secrets:
+            if hmac.compare_digest(digest, secret.digest):
+                break
+        else:
             _refuse(key)
-        if holder is None or wall_now >= ends_s:
-            _ended(info)
-        if alone and len(self._seen) < _SEEN_MOST:
-            self._seen[authorization or b""] = (holder, ends_s)
-        return holder
+        ends_s = holder.ends_s
+        if secret.not_after_s is not None:
+            ends_s = min(ends_s, secret.not_after_s)
+        if record.revoked_s is not None or wall_now >= ends_s:
+            _ended(record, ends_s)
+        if record.tier is not None and record.tier not in self.tiers:
+            raise AccessError(
+                f"The API key `{record.name}` has the tier `{record.tier}`, which this gateway's"
+                " configuration lacks. Ask its operator.",
+                code="unknown_tier",
+            )
+        return holder if ends_s == holder.ends_s else replace(holder, ends_s=ends_s)
 
     def holder(self, key_id: str, wall_now: float) -> Caller | None:
         """Return who holds the key of a public id; None when there is none that works now."""
-        _, ends_s, _, caller = self._known.get(key_id.encode(), (b"", _NEVER, None, None))
-        return caller if wall_now < ends_s else None
+        found = self._known.get(key_id.encode())
+        if found is None or found.record.revoked_s is not None or wall_now >= found.ends_s:
+            return None
+        return found.caller
+
+    def get(self, key_id: str) -> KeyRecord | None:
+        """Return the record of a public id."""
+        found = self._known.get(key_id.encode())
+        return None if found is None else found.record
 
 
 class OpenRing:
     """Lets everybody in as one caller: the setting `keys: none`."""
 
     priorities: Final[frozenset[int]] = frozenset()  # those of keys, and there are none
+    known: Final = True
+    tiers: Final[Tiers] = {}
     salting: Final = b""  # nobody to keep apart, and no secret to do it with
 
     def __init__(self) -> None:
@@ -153,26 +254,44 @@ class OpenRing:
         """Return the one caller, whatever was presented."""
         return self._anonymous
 
+    def identify(
+        self,
+        authorization: bytes | None,
+        x_api_key: bytes | None,
+        api_key: bytes | None,
+        wall_now: float,
+    ) -> Holder:
+        """Return who everybody is."""
+        who = self._anonymous
+        record = KeyRecord(id=who.key_id, name=who.name, tenant=who.tenant, secrets=())
+        return Holder(record, who, _NEVER)
+
     def holder(self, key_id: str, wall_now: float) -> Caller | None:
         """Return nobody: there are no keys."""
         return None
 
 
-def _caller(info: KeyInfo) -> Caller | None:
-    """Return the caller of a key; None when it was revoked."""
-    if info.revoked_s is not None:
-        return None
-    return Caller(
-        key_id=info.id,
-        name=info.name,
-        tenant=info.tenant,
-        priority=info.priority,
-        models=info.models,
-        parameters=info.parameters,
-        max_context_tokens=info.max_context_tokens,
-        max_output_tokens=info.max_output_tokens,
-        falls_back=info.fallback,
-    )
+def check_address(caller: Caller, host: str | None) -> None:
+    """Go on when a caller's key may be used from an address; None is a UNIX socket.
+
+    Raises:
+        WrongAddress: it may not (403).
+    """
+    if caller.addresses is not None and not within(host, caller.addresses):
+        raise WrongAddress(
+            f"The API key `{caller.name}` may not be used from your address"
+            f"{'' if host is None else f', {host}'}: it is bound to certain networks (`addresses`)."
+            " Ask the operator of this gateway."
+        )
+
+
+def _check_kind(record: KeyRecord) -> None:
+    if record.kind is not KeyKind.INFERENCE:
+        what = "the admin API" if record.kind is KeyKind.ADMIN else "metrics"
+        raise WrongKind(
+            f"The API key `{record.name}` is for {what} of this gateway, and may not use models. Use a"
+            " key of kind `inference`."
+        )
 
 
 def _presented(
@@ -199,14 +318,14 @@ def _presented(
 
 def _refuse(key: bytes) -> NoReturn:
     """Say why a key that does not match was refused, as far as its own letters tell."""
-    shape = _SHAPE.fullmatch(key)
+    shape = SHAPE.fullmatch(key)
     if shape is None:
         raise AccessError(
             "Incorrect API key provided: it does not look like a key of this gateway "
             "(gw_<id>_<secret>_<check>). Was it truncated when it was copied?"
         )
     masked = f"gw_{shape[1].decode()}_***{shape[2][-2:].decode()}"
-    if checksum(key[: _CHECK_AT - 1]) != shape[2].decode():
+    if checksum(key[: CHECK_AT - 1]) != shape[2].decode():
         raise AccessError(
             f"Incorrect API key provided: {masked}. Its check characters do not match: the "
             "key was mistyped, or altered when it was copied."
@@ -214,130 +333,12 @@ def _refuse(key: bytes) -> NoReturn:
     raise AccessError(f"Incorrect API key provided: {masked}. This gateway has no such key.")
 
 
-def _ended(info: KeyInfo) -> NoReturn:
+def _ended(record: KeyRecord, ends_s: float) -> NoReturn:
     """Say since when a key has not worked, to who has just proved to hold it."""
     ask = "Ask the operator of this gateway for a new one."
-    if info.revoked_s is not None:
+    if record.revoked_s is not None:
         raise AccessError(
-            f"The API key `{info.name}` was revoked {timestamp(info.revoked_s)}. {ask}"
+            f"The API key `{record.name}` was revoked {timestamp(record.revoked_s)}. {ask}"
         )
-    how = "expired" if info.ends_s == info.expires_s else "was replaced by a newer one and ended"
-    raise AccessError(f"The API key `{info.name}` {how} {timestamp(info.ends_s or 0.0)}. {ask}")
-
-
-def checksum(text: bytes) -> str:
-    """Return the six check characters of the part before them: CRC-32 in base 62."""
-    rest, out = zlib.crc32(text), ""
-    for _ in range(-_CHECK_AT):
-        rest, digit = divmod(rest, 62)
-        out = _BASE62[digit] + out
-    return out
-
-
-# --- changes --------------------------------------------------------------------------------------
-
-
-def create(  # noqa: PLR0913 - a key's settings, by keyword
-    path: Path,
-    *,
-    name: str,
-    models: tuple[str, ...] = ("*",),
-    tenant: str | None = None,
-    max_context_tokens: int | None = None,
-    max_output_tokens: int | None = None,
-    priority: int = 0,
-    fallback: bool = True,
-    expires_in_s: float | None = None,
-    wall_now: float | None = None,
-) -> CreatedKey:
-    """Add a key to the file; the file and its pepper are made when missing.
-
-    Raises:
-        ConfigError: the file is wrong or may not be written, or a setting is.
-    """
-    now = time.time() if wall_now is None else wall_now
-    info = KeyInfo(
-        id="",
-        name=name,
-        tenant=tenant or name,
-        models=models,
-        max_context_tokens=max_context_tokens,
-        max_output_tokens=max_output_tokens,
-        priority=priority,
-        fallback=fallback,
-        created_s=now,
-        expires_s=None if expires_in_s is None else now + expires_in_s,
-    )
-    with edit(path) as (nodes, records):
-        record, created = _mint(info, path, records)
-        nodes.append(as_node(record))
-    return created
-
-
-def list_keys(path: Path) -> list[KeyInfo]:
-    """Return what may be told of every key, in the order of the file.
-
-    Raises:
-        ConfigError: the file is missing or wrong.
-    """
-    return [record.info for record in read_records(path)]
-
-
-def revoke(path: Path, key_id: str, *, wall_now: float | None = None) -> KeyInfo:
-    """End a key for good; a key that was revoked before stays as it is.
-
-    Raises:
-        ConfigError: there is no such key, or the file may not be written.
-    """
-    now = time.time() if wall_now is None else wall_now
-    with edit(path) as (nodes, records):
-        index = _find(path, records, key_id)
-        info = records[index].info
-        if info.revoked_s is None:
-            nodes[index]["revoked"] = timestamp(now)
-            info = replace(info, revoked_s=now)
-    return info
-
-
-def rotate(
-    path: Path, key_id: str, grace_s: float = 0.0, *, wall_now: float | None = None
-) -> CreatedKey:
-    """Add a key with the same settings; the old one works `grace_s` more, if it would have anyhow.
-
-    Raises:
-        ConfigError: there is no such key, it has ended, or the file may not be written.
-    """
-    now = time.time() if wall_now is None else wall_now
-    with edit(path) as (nodes, records):
-        index = _find(path, records, key_id)
-        old = records[index].info
-        if (state := old.state(now)) in ("revoked", "expired"):
-            raise ConfigError([f"{path}: error: the key {key_id} is {state}; create a new one"])
-        info = replace(old, created_s=now, not_after_s=None)
-        record, created = _mint(info, path, records)
-        ends_s = min(now + grace_s, old.ends_s if old.ends_s is not None else _NEVER)
-        nodes[index]["not_after"] = timestamp(ends_s)
-        nodes.append(as_node(record))
-    return created
-
-
-def _mint(info: KeyInfo, path: Path, records: list[KeyRecord]) -> tuple[KeyRecord, CreatedKey]:
-    """Make a key that no record has yet."""
-    taken = {record.info.id for record in records}
-    key_id = ""
-    while not key_id or key_id in taken:
-        # A letter first, so that YAML never reads an id as a number.
-        rest = "".join(secrets.choice(_ID_CHARS) for _ in range(7))
-        key_id = secrets.choice(_LETTERS) + rest
-    secret = base64.urlsafe_b64encode(secrets.token_bytes(32)).rstrip(b"=").decode()
-    body = f"gw_{key_id}_{secret}"
-    key = f"{body}_{checksum(body.encode())}"
-    digest = hmac.digest(read_pepper(path), key.encode(), "sha256")
-    return KeyRecord(replace(info, id=key_id), digest), CreatedKey(key_id, key)
-
-
-def _find(path: Path, records: list[KeyRecord], key_id: str) -> int:
-    for index, record in enumerate(records):
-        if record.info.id == key_id:
-            return index
-    raise ConfigError([f"{path}: error: there is no key with the id {key_id}"])
+    how = "expired" if ends_s == record.expires_s else "was replaced by a newer one and ended"
+    raise AccessError(f"The API key `{record.name}` {how} {timestamp(ends_s)}. {ask}")

@@ -1,202 +1,225 @@
-"""What the keys file says of one key: its record, read with every finding, and written back.
+"""What is kept of one key: its record, read with every finding, and written back.
 
-- id: 7k2m9qxd
+- id: k7m2q9xd
   name: ci-bot
   tenant: ci-bot            # who is billed; the name unless told
+  owner: ann@example.org    # optional, as are the rest
+  kind: inference           # or admin (with a role), or metrics; neither may use a model
+  tier: gold                # a template of the settings below: `tiers` of the configuration
   digest: <HMAC-SHA-256 of the whole key under the pepper, hex>
-  models: ["*"]             # globs over model and adapter names
-  max_context: 32k          # optional, as are the rest
-  max_output: 4096
-  priority: 0
-  parameters: {allow: [priority], max: {n: 4}}   # what it may ask for; see `config policy`
-  fallback: false           # no other pool may answer in place of the one that it asks for
+  previous: {digest: <that of the secret before a rotation>, not_after: "2026-11-23T09:30:00Z"}
+  models: ["*"]             # what `config.keysettings` has; else the tier's, else the default
+  limits: {requests_per_minute: 60, concurrent_requests: 4}
+  metadata: {cost-center: "17"}
   created: "2026-11-21T09:30:00Z"
+  changed: "2026-11-21T09:30:00.000Z"
   expires: "2026-12-21T09:30:00Z"
-  not_after: "..."          # replaced by a newer key; works until then
   revoked: "..."
+  not_after: "..."          # replaced by a key of another id, as older versions did it
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from difflib import get_close_matches
-from pathlib import Path
+from enum import Enum
+from functools import cached_property
 from typing import Any, Final
 
 from pydantic import ValidationError
-from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
-from gateway.config.parameters import ParametersConfig, overrides_of
-from gateway.config.units import parse_tokens
-from gateway.core.asked import Overrides
-from gateway.core.errors import ConfigError
+from gateway.access.keyerrors import BadSettings
+from gateway.config.keylimits import limits_told
+from gateway.config.keysettings import KeySettings
+from gateway.config.parameters import ParametersConfig
+from gateway.core.roles import Role
 
-_ID: Final = re.compile(r"[a-z0-9]{8}")
+ID_CHARS: Final = 8
+_ID: Final = re.compile(rf"[a-z0-9]{{{ID_CHARS}}}")
+_ROLES: Final = [each for each in Role if each is not Role.METRICS]  # that is a kind
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyInfo:
-    """What may be told of a key. Times are wall time, seconds since the epoch."""
+class KeyKind(Enum):
+    """What a key opens."""
+
+    INFERENCE = "inference"  # the models, and nothing of the admin API
+    ADMIN = "admin"  # the admin API, as its role allows; no model
+    METRICS = "metrics"  # /metrics, and nothing else
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """One text that proves to hold a key. `not_after_s`: it was replaced, and works until then."""
+
+    digest: bytes = field(repr=False)
+    not_after_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyRecord:
+    """One key as it is kept; never changed. Times are wall time, seconds since the epoch."""
 
     id: str
     name: str
     tenant: str
-    models: tuple[str, ...] = ("*",)
-    max_context_tokens: int | None = None
-    max_output_tokens: int | None = None
-    priority: int = 0
-    parameters: Overrides | None = None
-    fallback: bool = True
+    secrets: tuple[Secret, ...]  # the newest first
+    owner: str | None = None
+    kind: KeyKind = KeyKind.INFERENCE
+    role: Role | None = None  # of kind `admin`
+    tier: str | None = None
+    own: KeySettings = field(default_factory=KeySettings)
+    metadata: Mapping[str, str] = field(default_factory=dict)
     created_s: float | None = None
+    changed_s: float | None = None
     expires_s: float | None = None
     revoked_s: float | None = None
-    not_after_s: float | None = None  # replaced by a newer key; works until then
+    not_after_s: float | None = None  # replaced by a key of another id; works until then
 
     @property
     def ends_s(self) -> float | None:
-        """When it stops working by itself: at its expiry or the end of its grace."""
+        """When it stops working by itself."""
         ends = [each for each in (self.expires_s, self.not_after_s) if each is not None]
         return min(ends, default=None)
 
+    @cached_property
+    def version(self) -> str:
+        """What changes with every change of the record."""
+        text = json.dumps(as_node(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
     def state(self, wall_now: float) -> str:
-        """Return `active`, `replaced` (works until `not_after_s`), `expired` or `revoked`."""
+        """Return `active`, `rotating` (two secrets work), `replaced` (ends soon), `expired` or `revoked`."""
         if self.revoked_s is not None:
             return "revoked"
         if self.ends_s is not None and self.ends_s <= wall_now:
             return "expired"
-        return "active" if self.not_after_s is None else "replaced"
+        if self.not_after_s is not None:
+            return "replaced"
+        return "rotating" if len(self.live(wall_now)) > 1 else "active"
+
+    def live(self, wall_now: float) -> tuple[Secret, ...]:
+        """Return its secrets that were not replaced for good."""
+        return tuple(
+            each for each in self.secrets if each.not_after_s is None or wall_now < each.not_after_s
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class KeyRecord:
-    """One key as the file holds it."""
-
-    info: KeyInfo
-    digest: bytes
+# --- writing --------------------------------------------------------------------------------------
 
 
-def as_node(record: KeyRecord) -> CommentedMap:
-    """Return a record as the file writes it; what is not set is left out."""
-    info = record.info
-    node = CommentedMap(id=info.id, name=info.name, tenant=info.tenant, digest=record.digest.hex())
-    node["models"] = CommentedSeq(info.models)
-    node["models"].fa.set_flow_style()
-    if info.max_context_tokens is not None:
-        node["max_context"] = info.max_context_tokens
-    if info.max_output_tokens is not None:
-        node["max_output"] = info.max_output_tokens
-    if info.priority:
-        node["priority"] = info.priority
-    if info.parameters is not None:
-        node["parameters"] = _spelled(info.parameters)
-    if not info.fallback:
-        node["fallback"] = False
-    for field, at in (("created", info.created_s), ("expires", info.expires_s)):
-        if at is not None:
-            node[field] = timestamp(at)
-    return node
+def as_node(record: KeyRecord) -> dict[str, Any]:
+    """Return a record as it is written; what is not set is left out."""
+    current, *before = record.secrets
+    node: dict[str, Any] = {"id": record.id, **identity_told(record)}
+    node["digest"] = current.digest.hex()
+    for each in before[:1]:
+        until = timestamp(each.not_after_s or 0.0)
+        node["previous"] = {"digest": each.digest.hex(), "not_after": until}
+    return node | settings_told(record.own) | times_told(record)
 
 
-def _spelled(parameters: Overrides) -> CommentedMap:
-    node = CommentedMap()
-    for field in ("allow", "deny"):
-        if names := sorted(getattr(parameters, field)):
-            node[field] = names
-    if parameters.max:
-        node["max"] = dict(parameters.max)
-    for field in ("media", "unknown_fields"):
-        if (value := getattr(parameters, field)) is not None:
-            node[field] = value.value
-    return node
+def identity_told(record: KeyRecord) -> dict[str, Any]:
+    """Return whose key it is and what for, as it is written; what is not set is left out."""
+    told = {
+        "name": record.name,
+        "tenant": record.tenant,
+        "owner": record.owner,
+        "kind": None if record.kind is KeyKind.INFERENCE else record.kind.value,
+        "role": None if record.role is None else record.role.value,
+        "tier": record.tier,
+        "metadata": dict(record.metadata) or None,
+    }
+    return {name: value for name, value in told.items() if value is not None}
 
 
-def timestamp(wall: float) -> str:
-    """Return a wall time as `2026-11-21T09:30:00Z`."""
-    return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def times_told(record: KeyRecord) -> dict[str, str]:
+    """Return what happened to it, and when it ends, as it is written; what is not set is left out."""
+    told = {}
+    for name in ("created", "changed", "expires", "revoked", "not_after"):
+        if (at := getattr(record, f"{name}_s")) is not None:
+            told[name] = timestamp(at, exact=name == "changed")
+    return told
+
+
+def settings_told(settings: KeySettings) -> dict[str, Any]:
+    """Return what is set, as it is written."""
+    told: dict[str, Any] = {}
+    for name in KeySettings.model_fields:
+        value = getattr(settings, name)
+        if value is None:
+            continue
+        if isinstance(value, ParametersConfig):
+            value = value.model_dump(mode="json", exclude_unset=True)
+        elif name == "limits":
+            value = limits_told(value)
+        told[name] = [*value] if isinstance(value, tuple) else value
+    return told
+
+
+def timestamp(wall: float, *, exact: bool = False) -> str:
+    """Return a wall time as `2026-11-21T09:30:00Z`; exact: with milliseconds."""
+    at = datetime.fromtimestamp(wall, UTC)
+    text = at.isoformat(timespec="milliseconds" if exact else "seconds")
+    return text.replace("+00:00", "Z")
 
 
 # --- reading --------------------------------------------------------------------------------------
 
 
-def parse_records(path: Path, document: object) -> list[KeyRecord]:
-    """Check the whole document; all findings at once."""
-    if document is None:
-        return []
-    if not isinstance(document, CommentedMap):
-        raise ConfigError([f"{path}:1:1: error: expected a mapping with version and keys"])
-    findings: list[str] = []
-    where = _Where(path, findings)
-    where.unknown(document, ("version", "keys"))
-    if document.get("version", 1) != 1:
-        where.report(document, "version", "this gateway reads version 1")
-    nodes = document.get("keys") or []
-    if not isinstance(nodes, list):
-        where.report(document, "keys", "expected a list of keys")
-        nodes = []
-    records: dict[str, KeyRecord] = {}
-    for index, node in enumerate(nodes):
-        record = _record(where, nodes, index, node)
-        if record is None:
-            continue
-        if record.info.id in records:
-            where.report(node, "id", f"the id {record.info.id} appears twice")
-        records[record.info.id] = record
+def read_record(node: Mapping[str, Any]) -> KeyRecord:
+    """Check one record.
+
+    Raises:
+        BadSettings: with every finding.
+    """
+    values, findings = read_fields(node, _FIELDS)
+    findings += [
+        (name, f"the key has no {name}")
+        for name in ("id", "name", "digest")
+        if node.get(name) is None
+    ]
     if findings:
-        raise ConfigError(findings)
-    return list(records.values())
+        raise BadSettings(findings)
+    secrets = [Secret(values.pop("digest"))]
+    if (previous := values.pop("previous", None)) is not None:
+        secrets.append(previous)
+    return KeyRecord(**{"tenant": values["name"], **values}, secrets=tuple(secrets))
 
 
-@dataclass(frozen=True, slots=True)
-class _Where:
-    """Collects findings with their place in the file."""
-
-    path: Path
-    findings: list[str]
-
-    def report(self, node: Any, key: object, message: str) -> None:
-        """Add a finding at a mapping's key or a list's index; else at the node itself."""
-        line, column = node.lc.line, node.lc.col
-        with suppress(KeyError, AttributeError, TypeError):
-            place = node.lc.key if isinstance(node, CommentedMap) else node.lc.item
-            line, column = place(key)
-        self.findings.append(f"{self.path}:{line + 1}:{column + 1}: error: {message}")
-
-    def unknown(self, node: CommentedMap, known: tuple[str, ...]) -> None:
-        """Report every key that is not one of `known`."""
-        for key in node:
-            if key not in known:
-                close = get_close_matches(str(key), known, n=1)
-                hint = f"; did you mean {close[0]}?" if close else ""
-                self.report(node, key, f"unknown setting {str(key)[:64]!r}{hint}")
-
-
-def _record(where: _Where, nodes: Any, index: int, node: object) -> KeyRecord | None:
-    """Check one entry of the list; None when it has findings."""
-    if not isinstance(node, CommentedMap):
-        where.report(nodes, index, "expected a mapping with id, name and digest")
-        return None
-    before = len(where.findings)
-    where.unknown(node, tuple(_FIELDS))
+def read_fields(
+    node: Mapping[str, Any], known: Mapping[str, Reader]
+) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """Return what fields and settings are set in a mapping, and what is wrong with it."""
     values: dict[str, Any] = {}
-    for name, (target, parse) in _FIELDS.items():
-        value = node.get(name)
-        if value is None:
-            if name in ("id", "name", "digest"):
-                where.report(node, name, f"the key has no {name}")
-            continue
-        try:
-            values[target] = parse(value)
-        except ValueError as error:
-            where.report(node, name, f"{name}: {error}")
-    if len(where.findings) > before:
-        return None
-    digest = values.pop("digest")
-    return KeyRecord(KeyInfo(**{"tenant": values["name"], **values}), digest)
+    findings = []
+    settings = {}
+    names = (*known, *KeySettings.model_fields)
+    for name, value in node.items():
+        if name not in names:
+            close = get_close_matches(str(name), names, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            findings.append((str(name)[:64], f"unknown setting {str(name)[:64]!r}{hint}"))
+        elif name not in known:
+            settings[name] = value
+        elif value is not None:
+            target, parse = known[name]
+            try:
+                values[target] = parse(value)
+            except ValueError as error:
+                findings.append((name, f"{name}: {error}"))
+    try:
+        values["own"] = KeySettings.model_validate(settings)
+    except ValidationError as error:
+        for each in error.errors(include_url=False):
+            inside = ".".join(str(part) for part in each["loc"])
+            findings.append((str(each["loc"][0]), f"{inside}: {each['msg']}"))
+    return values, findings
 
 
 def _matching(pattern: re.Pattern[str], what: str) -> Callable[[object], str]:
@@ -211,40 +234,35 @@ def _matching(pattern: re.Pattern[str], what: str) -> Callable[[object], str]:
     return parse
 
 
-def _words(value: object) -> tuple[str, ...]:
-    patterns = [value] if isinstance(value, str) else value
-    if not isinstance(patterns, list) or not all(isinstance(each, str) for each in patterns):
-        raise ValueError('expected a list of names or globs, such as ["qwen3-*"]')
-    return tuple(patterns)
+def _digest(value: object) -> bytes:
+    return bytes.fromhex(_matching(_DIGEST, "64 hex digits")(value))
 
 
-def _number(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError("expected a whole number")
+def _previous(value: object) -> Secret:
+    if not isinstance(value, Mapping) or set(value) != {"digest", "not_after"}:
+        raise ValueError("expected a mapping with digest and not_after")
+    return Secret(_digest(value["digest"]), _time(value["not_after"]))
+
+
+def _kind(value: object) -> KeyKind:
+    return KeyKind(_one_of(KeyKind, value))
+
+
+def _role(value: object) -> Role:
+    return Role(_one_of(_ROLES, value))
+
+
+def _one_of(words: Iterable[Enum], value: object) -> object:
+    known = [each.value for each in words]
+    if value not in known:
+        raise ValueError(f"expected one of {', '.join(known)}")
     return value
 
 
-def _yes_or_no(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("expected true or false")
-    return value
-
-
-def _parameters(value: object) -> Overrides:
-    try:
-        return overrides_of(ParametersConfig.model_validate(value))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
-
-
-def read_limit(value: object) -> int:
-    """Return the tokens of `4096` or `32k`; ValueError when that is none, or nothing."""
-    tokens = parse_tokens(value)
-    if tokens < 1:
-        raise ValueError("must be at least 1")
-    return tokens
+def _metadata(value: object) -> Mapping[str, str]:
+    if not isinstance(value, Mapping) or len(value) > 32:
+        raise ValueError("expected a mapping of at most 32 names to texts")
+    return {_named(name): _note(text) for name, text in value.items()}
 
 
 def _time(value: object) -> float:
@@ -262,20 +280,32 @@ def _time(value: object) -> float:
 read_name = _matching(
     re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{1,128}"), "a text of 1 to 128 characters on one line"
 )
+_named = _matching(re.compile(r"[A-Za-z0-9._/-]{1,64}"), "a name of letters, digits and . _ / -")
+_note = _matching(
+    re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{0,256}"), "a text of at most 256 characters"
+)
+_tier = _matching(re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}"), "the name of a tier")
 
-_FIELDS: Final[Mapping[str, tuple[str, Callable[[object], object]]]] = {
-    "id": ("id", _matching(_ID, "8 lower-case letters or digits")),
+Reader = tuple[str, Callable[[object], object]]
+
+# What a change may name, beside the settings; and what only a new key may.
+CHANGEABLE: Final[Mapping[str, Reader]] = {
     "name": ("name", read_name),
     "tenant": ("tenant", read_name),
-    "digest": ("digest", lambda value: bytes.fromhex(_matching(_DIGEST, "64 hex digits")(value))),
-    "models": ("models", _words),
-    "max_context": ("max_context_tokens", read_limit),
-    "max_output": ("max_output_tokens", read_limit),
-    "priority": ("priority", _number),
-    "parameters": ("parameters", _parameters),
-    "fallback": ("fallback", _yes_or_no),
-    "created": ("created_s", _time),
+    "owner": ("owner", read_name),
+    "role": ("role", _role),
+    "tier": ("tier", _tier),
+    "metadata": ("metadata", _metadata),
     "expires": ("expires_s", _time),
+}
+OF_A_NEW_KEY: Final[Mapping[str, Reader]] = {**CHANGEABLE, "kind": ("kind", _kind)}
+_FIELDS: Final[Mapping[str, Reader]] = {
+    **OF_A_NEW_KEY,
+    "id": ("id", _matching(_ID, "8 lower-case letters or digits")),
+    "digest": ("digest", _digest),
+    "previous": ("previous", _previous),
+    "created": ("created_s", _time),
+    "changed": ("changed_s", _time),
     "revoked": ("revoked_s", _time),
     "not_after": ("not_after_s", _time),
 }

@@ -1,4 +1,4 @@
-"""All pools' adapters: one keeper for each, what operators order of them, and what is told of them."""
+"""The LoRA adapters of all pools: one keeper per pool, operators' orders, and the status of each adapter."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.adapters.keeper import Means, PoolAdapters
+from gateway.adapters.keeper import PoolAdapters, Tools
 from gateway.adapters.memory import Memory, Order
-from gateway.adapters.seen import SERVING
+from gateway.adapters.seen import SERVING, unloaded_by_operator
 from gateway.adapters.server import Server, VllmServer
 from gateway.adapters.weights import sizes
 from gateway.config.models import PoolConfig
@@ -23,20 +23,21 @@ _EVERY_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class AdapterStatus:
     """One adapter on one backend, or why it is not there; for people."""
 
     adapter: str
     backend_id: str
     state: str  # loaded, loading, unloading, or not_loaded
     path: str | None  # that the server tells, or that it would be loaded from
-    by: str  # who loaded it: gateway, or other; who wants it: operator, settings; or empty
+    loaded_by: str | None  # gateway, or other: the server itself or somebody else; None: not loaded
+    wanted_by: str | None  # operator: an order to keep it there; settings: the list of the pool
     in_flight: int
     detail: str
 
 
 class OrderRefused(Exception):
-    """An order that is not carried out; the message is for people. `code` is the machine's word."""
+    """An order that is refused. The message is for people, `code` for programs."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -46,7 +47,7 @@ class OrderRefused(Exception):
 class Adapters:
     """The keepers. `run` is their background work; everything else is synchronous.
 
-    `awaited` returns the adapters that requests of a pool wait for.
+    `awaited` returns the adapters that queued requests of a pool want.
     """
 
     def __init__(
@@ -61,31 +62,43 @@ class Adapters:
         self.pools: dict[str, PoolAdapters] = {}
         self.memory = memory
         self._table, self._clock, self._events = table, clock, events
-        self._means = Means(table, clock, events, memory, connect, self._start)
+        self._tools = Tools(table, clock, events, memory, connect, self._start)
         self._group: asyncio.TaskGroup | None = None
         self._awaited = awaited
         self._changed = True
         events.on_event.append(self._heard)
 
     def apply(self, pools: Mapping[str, PoolConfig]) -> None:
-        """Take over settings; a pool that stays keeps what is known of it."""
+        """Apply settings. A pool that stays keeps its state."""
         for name in self.pools.keys() - pools.keys():
             del self.pools[name]
         for name, settings in pools.items():
             if name in self.pools:
                 self.pools[name].known.settings = settings
             else:
-                self.pools[name] = PoolAdapters(name, settings, self._means)
+                self.pools[name] = PoolAdapters(name, settings, self._tools)
         self._changed = True
 
+    def changes(self) -> dict[tuple[str, ...], int]:
+        """Return how many changes each pool has made, by result; none where none was tried."""
+        return {
+            (name, done.value): count
+            for name, keeper in self.pools.items()
+            for done, count in keeper.done.items()
+        }
+
+    def load_s(self) -> dict[tuple[str, ...], float]:
+        """Return how many seconds the loads of each pool took together."""
+        return {(name,): keeper.all_loads_s for name, keeper in self.pools.items() if keeper.done}
+
     def want(self, route: Route) -> None:
-        """A request for an adapter did not find a place at once."""
+        """Plan at once for a request that found no backend with its adapter and room."""
         keeper = self.pools.get(route.pool)
         if keeper is not None and route.adapter is not None and self._group is not None:
             keeper.want(route.adapter)
 
     async def run(self) -> None:
-        """Look after all pools, for ever. Cancel: a change that is under way may come to its end."""
+        """Look after all pools until cancelled. Cancel: backends may still finish a change that is under way."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             await periodic(self._turn, every_s=_EVERY_S, name="adapters")
@@ -111,14 +124,18 @@ class Adapters:
         self._group.create_task(guarded(work, name=name), name=name)
 
     def _heard(self, event: Event) -> None:
-        """Note what supervision loaded on a server that it restarted."""
+        """Remember what supervision loaded on a server that it restarted."""
         if event.kind is EventKind.ADAPTER:
             self.memory.note(event.backend_id, event.label)
 
     # --- operators --------------------------------------------------------------------------------
 
-    def order(self, backend_id: str, name: str, order: Order | None) -> str:
-        """Keep an order of an operator, or end it with None; returns what comes of it, for people.
+    def order(
+        self, backend_id: str, name: str, order: Order | None, *, dry_run: bool = False
+    ) -> str:
+        """Keep an operator's order, or end it with None; return what follows, for people.
+
+        With `dry_run` nothing follows, and nothing is kept.
 
         Raises:
             KeyError: no such backend (404).
@@ -128,22 +145,17 @@ class Adapters:
         if backend is None:
             raise KeyError(backend_id)
         keeper = self.pools[backend.pool]
-        held, settings = name in backend.adapters, keeper.known.settings
+        settings = keeper.known.settings
         before = self.memory.orders(backend_id).get(name)
         if order is not None and order.keep:
             self._check(backend, name, order, settings)
         if order is None and before is None:
             return f"No order holds for {name} on {backend_id}; nothing changes."
+        if dry_run:
+            return self._follows(backend, name, order)
         self.memory.order(backend_id, name, order)
         self._changed = True
-        if order is None:
-            said = f"No order holds for {name} on {backend_id} any more: the settings decide."
-        elif order.keep:
-            said = f"{backend_id} {'keeps' if held else 'loads'} {name}, until another order comes."
-        else:
-            said = f"{backend_id} {'unloads' if held else 'does not load'} {name}, until another order comes."
-            if held and (count := backend.riding.get(name, 0)):
-                said += f" {count} in flight there come{'s' if count == 1 else ''} to an end first."
+        said = self._follows(backend, name, order)
         if self._group is not None:
             keeper.look()
         why = f" {order.why}" if order is not None and order.why else ""
@@ -153,6 +165,27 @@ class Adapters:
             if self.memory.saved
             else f"{said} This is not saved, and ends with this gateway: see its log."
         )
+
+    def _follows(self, backend: Backend, name: str, order: Order | None) -> str:
+        """Return what follows from an order, for people."""
+        keeper, held = self.pools[backend.pool], name in backend.adapters
+        if order is None:
+            said = f"No order holds for {name} on {backend.id} any more: the settings decide."
+            if not held and name not in keeper.known.paths(self._table.backends(backend.pool)):
+                said += " They have no path for it, so it stays unloaded."
+        elif order.keep:
+            said = f"{backend.id} {'keeps' if held else 'loads'} {name}, until another order comes."
+        else:
+            said = f"{backend.id} {'unloads' if held else 'does not load'} {name}, until another order comes."
+            if (
+                held
+                and name not in keeper.known.listed_paths
+                and (root := backend.models[name].root)
+            ):
+                said += f" To bring it back: vllm-gateway adapters load {backend.id} {name} --path {root}"
+            if held and (count := backend.adapter_requests.get(name, 0)):
+                said += f" {count} in flight there come{'s' if count == 1 else ''} to an end first."
+        return said
 
     def _check(self, backend: Backend, name: str, order: Order, settings: PoolConfig) -> None:
         listed = (
@@ -173,42 +206,54 @@ class Adapters:
                 f"The settings have {name} from {path}. Change its path there and reload.",
             )
         if path is None and order.path is None and known is None:
+            peers = self._table.backends(backend.pool)
+            roots = {each.id: each.models[name].root for each in peers if name in each.adapters}
+            hint = "".join(f" {peer} has it from {root}." for peer, root in roots.items() if root)
             raise OrderRefused(
-                "no_path", f"Nobody said where {name} is. Give its path on {backend.id}."
+                "no_path",
+                f"Nobody said where {name} is on {backend.id}: give its path there.{hint}",
             )
 
-    def told(self) -> list[Held]:
+    def statuses(self) -> list[AdapterStatus]:
         """Return every adapter on every backend, and why it is not on others."""
         found = []
         for pool, keeper in self.pools.items():
             backends = self._table.backends(pool)
             paths = keeper.known.paths(backends)
             names = dict.fromkeys((*paths, *(name for each in backends for name in each.adapters)))
-            found += [self._told(keeper, each, name, paths) for name in names for each in backends]
+            found += [
+                self._status(keeper, each, name, paths) for name in names for each in backends
+            ]
         return found
 
-    def _told(
+    def _status(
         self, keeper: PoolAdapters, backend: Backend, name: str, paths: Mapping[str, str]
-    ) -> Held:
+    ) -> AdapterStatus:
         now, model = self._clock.now(), backend.models.get(name)
         change, order = keeper.changes.get(backend.id), self.memory.orders(backend.id).get(name)
-        wants = "operator" if order is not None else "settings" if name in paths else ""
+        loaded_by = None
         if change is not None and name in (change.move.load, change.move.unload):
             state = "loading" if change.move.load == name else "unloading"
             usual = "" if keeper.usual_s is None else f", usually at most {keeper.usual_s:.1f} s"
             detail = f"for {now - change.began_at:.1f} s{usual}"
         elif model is not None:
             state = "loaded"
-            wants = "gateway" if name in keeper.known.memory.loaded(backend.id) else "other"
+            loaded_by = "gateway" if name in keeper.known.memory.loaded(backend.id) else "other"
             stale = name in paths and model.root not in (None, paths[name])
             detail = f"wanted from {paths[name]}" if stale else ""
         else:
             state, detail = "not_loaded", "not asked for there"
             if backend.phase not in SERVING:
                 detail = f"the backend is {backend.phase.value}"
+            elif order is not None and not order.keep:
+                detail = unloaded_by_operator(order)
             elif name not in paths:
                 detail = "the gateway has no path for it"
             elif why := keeper.known.why_not(backend, name, paths, now):
                 detail = why
+        wanted_by = "settings" if name in keeper.known.listed_paths else None
+        if order is not None:
+            wanted_by = "operator" if order.keep else None
         path = model.root if model is not None else paths.get(name)
-        return Held(name, backend.id, state, path, wants, backend.riding.get(name, 0), detail)
+        in_flight = backend.adapter_requests.get(name, 0)
+        return AdapterStatus(name, backend.id, state, path, loaded_by, wanted_by, in_flight, detail)

@@ -1,4 +1,4 @@
-"""What has to be known of adapters after this gateway: which it loaded, and what operators ordered.
+"""What must outlive this process: which adapters the gateway loaded, and what operators ordered.
 
 <state>/adapters.json    {"loaded": {"pool/b1": ["sql"]},
                           "orders": {"pool/b1": {"sql": {"keep": true, "path": null, "at": ..., "why": ""}}}}
@@ -19,11 +19,11 @@ FILE: Final = "adapters.json"
 
 
 class Order(msgspec.Struct, frozen=True):
-    """An operator wants an adapter on a backend, or does not. `at` is in seconds since the epoch."""
+    """An operator's order: keep an adapter on a backend, or keep it away."""
 
     keep: bool
     path: str | None = None  # None: as configured
-    at: float = 0.0
+    at: float = 0.0  # seconds since the epoch
     why: str = ""
 
 
@@ -37,28 +37,28 @@ _FORMAT: Final = msgspec.json.Decoder(_Kept)
 
 @dataclass(slots=True)
 class Memory:
-    """The file, and what it says. One owner."""
+    """The state file. One owner."""
 
     folder: Path
-    saved: bool = True  # the file has all of it
+    saved: bool = True  # the last write succeeded
     _kept: _Kept = field(default_factory=_Kept)
 
     def __post_init__(self) -> None:
         self._kept = read_state(self.folder / FILE, _FORMAT) or _Kept()
 
     def loaded(self, backend_id: str) -> frozenset[str]:
-        """Return the adapters that this gateway, or the one before it, loaded on a backend."""
+        """Return the adapters that this gateway, or one before it, loaded on a backend."""
         return frozenset(self._kept.loaded.get(backend_id, ()))
 
     def note(self, backend_id: str, name: str) -> None:
-        """Note that this gateway loaded an adapter."""
+        """Remember that this gateway loaded an adapter."""
         names = self._kept.loaded.setdefault(backend_id, [])
         if name not in names:
             names.append(name)
             self._save()
 
     def only(self, backend_id: str, held: Collection[str]) -> None:
-        """Forget what a backend does not hold any more."""
+        """Forget loads of adapters that are not in `held`, what the backend lists now."""
         names = self._kept.loaded.get(backend_id, [])
         left = [name for name in names if name in held]
         if left != names:
@@ -66,11 +66,11 @@ class Memory:
             self._save()
 
     def orders(self, backend_id: str) -> dict[str, Order]:
-        """Return what operators ordered of a backend, by adapter."""
+        """Return the operators' orders for a backend, by adapter."""
         return self._kept.orders.get(backend_id, {})
 
     def order(self, backend_id: str, name: str, order: Order | None) -> None:
-        """Keep an order until another one comes, or, with None, end it."""
+        """Keep an order until the next one; None ends it."""
         orders = self._kept.orders.setdefault(backend_id, {})
         if order is None:
             orders.pop(name, None)

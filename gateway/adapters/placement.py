@@ -1,17 +1,19 @@
-"""Which adapters go where: what is wanted and what each backend holds in, moves out. Pure.
+"""Plan which adapters to load and unload, from what is wanted and what each backend has. Pure.
 
-In this order, one change at a time on each backend:
+In this order, with at most one change at a time on each backend:
 
-    not wanted     what this gateway loaded and nobody wants there any more goes, or another path comes
-    pinned         by an operator or in the settings: at once
-    waited for     no backend has it and requests wait: at once; it may push out the coldest, and
-                   where all are in use, the coldest takes no new requests until it has gone
-    replicas: N    until N backends have it; it may push out any that has no such number
-    auto           on every backend where all adapters fit, else by share of demand
+    not wanted     unload what this gateway loaded and nobody wants there any more, and the adapters with the
+                   least demand where a backend has more than it can keep; reload from a new path
+    pinned         by an operator or in the settings: load at once
+    waited for     requests wait and no backend has it: load at once, on a backend that has caught up after
+                   its last load, in place of the adapter with the least demand. If all are in use, that
+                   one gets no new requests, and goes when its last one ends
+    replicas: N    load until N backends have it, in place of any adapter without such a number
+    auto           on every backend if all adapters fit there, otherwise in proportion to demand
 
-What nobody asks for stays until its room is needed. A copy replaces another only if it is worth twice
-as much, in demand for each copy: so noise moves nothing, and what was moved does not move back. Nothing
-is taken away that was loaded a moment ago, or that somebody else loaded.
+An adapter without demand stays until its room is needed. A copy replaces another only if its demand per
+copy is more than twice as high. So noise moves nothing, and a move is not undone. An adapter that was
+loaded a moment ago, or by somebody else, is never unloaded to make room.
 """
 
 from __future__ import annotations
@@ -23,26 +25,28 @@ from typing import Final
 
 from gateway.core.exclusion import Exclusion
 
-# Copies for each backend's worth of demand. With exactly as many, the copies of a hot adapter would
-# have to share its requests perfectly.
+# Copies in proportion to demand, times this. With exactly as many, the copies of a hot adapter would have
+# to share its requests perfectly.
 _HEADROOM: Final = 1.5
-_WORTH: Final = 2.0  # times the demand of what goes
-_NOISE: Final = 0.05  # requests at a time, over the last minute: less is no demand
+_WORTH: Final = 2.0  # a copy replaces one with less than half its demand
+_NOISE: Final = 0.05  # requests in flight on average over the last minute; less is no demand
 
 NOBODY: Final[frozenset[str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One adapter that can be loaded. `demand` is in requests at a time, `weight` in any unit."""
+    """One adapter that can be loaded. `demand` is the average of requests in flight."""
 
     name: str
     copies: int | None = None  # None: auto
     pins: frozenset[str] = NOBODY  # ids of backends
     demand: float = 0.0
-    waits_since: float | None = None  # no backend has it, and since then requests wait for it
-    fresh: bool = False  # it was loaded a moment ago, and what was spent on that is to pay
-    weight: float = 1.0
+    waits_since: float | None = (
+        None  # no backend has it, and requests have waited for it since then
+    )
+    fresh: bool = False  # it was loaded a moment ago, so it stays
+    weight: float = 1.0  # its size, in any unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +54,20 @@ class Place:
     """A backend that serves, as placement sees it."""
 
     id: str
-    room: int | None = None  # most adapters that it keeps; None: not known
-    held: frozenset[str] = NOBODY
-    stale: frozenset[str] = NOBODY  # of them, from another path than the one that is wanted
-    ours: frozenset[str] = NOBODY  # of them, loaded by this gateway
-    riding: frozenset[str] = NOBODY  # adapters with requests in flight there
-    out: frozenset[str] = NOBODY  # what an operator does not want there, whoever loaded it
-    changing: frozenset[str] = NOBODY  # loaded or unloaded right now
-    barred: Mapping[str, str] = field(default_factory=dict)  # why it cannot load each of these now
+    room: int | None = None  # most adapters that it can keep; None: not known
+    held: frozenset[str] = NOBODY  # adapters that are loaded
+    stale: frozenset[str] = NOBODY  # of those, loaded from another path than the one that is wanted
+    ours: frozenset[str] = NOBODY  # of those, loaded by this gateway
+    in_use: frozenset[str] = NOBODY  # adapters with requests in flight there
+    out: frozenset[str] = NOBODY  # adapters that an operator keeps away, whoever loaded them
+    changing: frozenset[str] = NOBODY  # being loaded or unloaded now
+    barred: Mapping[str, str] = field(
+        default_factory=dict
+    )  # why each of these cannot be loaded now
     closed: bool = False  # nothing may be loaded now
-    rested: bool = True  # takes what is not urgent
-    load_s: float = 0.0  # expected seconds until all that is there is done
+    rested: bool = True  # loads that are not urgent may begin
+    caught_up: bool = True  # loads that requests wait for may begin
+    load_s: float = 0.0  # expected seconds until its present requests are done
 
     @property
     def free(self) -> bool:
@@ -70,7 +77,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One change of one backend: something goes, once it has no request in flight, then something comes."""
+    """One change of one backend: unload once no request uses it, then load."""
 
     place: str
     unload: str | None = None
@@ -78,18 +85,18 @@ class Move:
 
 
 def plan(wanted: Sequence[Wanted], places: Sequence[Place]) -> list[Move]:
-    """Return what to do now; at most one move for each backend."""
+    """Return the moves to begin now; at most one per backend."""
     return _Plan(wanted, places).moves()
 
 
 def lacks(wanted: Sequence[Wanted], places: Sequence[Place]) -> dict[str, dict[str, Exclusion]]:
-    """Return by backend which adapters a request cannot have there, and why, if more than not being there."""
+    """Return by backend which adapters are not available there, with the reason if it is not just absence."""
     known = _Plan(wanted, places)
     return {each.id: known.lacks(each) for each in places}
 
 
 def fit_everywhere(wanted: Sequence[Wanted], places: Sequence[Place]) -> bool:
-    """Whether each backend keeps all that is wanted beside what it holds anyway."""
+    """Whether each backend has room for all wanted adapters beside those it has anyway."""
     names = {each.name for each in wanted}
     return all(place.room is None or len(names | place.held) <= place.room for place in places)
 
@@ -120,7 +127,8 @@ class _Plan:
         for drains in (False, True):
             for each in sorted(waits, key=lambda each: each.waits_since or 0.0):
                 if self.copies[each.name] == 0:
-                    self._move(each, self.places, at_once=True, drains=drains)
+                    places = [place for place in self.places if place.caught_up]
+                    self._move(each, places, at_once=True, drains=drains)
         auto = [each for each in self.wanted.values() if each.copies is None]
         auto.sort(key=lambda each: (self.copies[each.name] > 0, -self._gain(each)))
         for each in [*(each for each in self.wanted.values() if each.copies is not None), *auto]:
@@ -129,10 +137,10 @@ class _Plan:
         return [*self.moved.values()]
 
     def _clear(self, place: Place) -> None:
-        """Unload what is not wanted there; what has another path now is loaded from it."""
+        """Unload what is not wanted there, or more than it can keep; reload what has a new path."""
         if place.changing or place.closed:
             return
-        mine = (place.held & place.ours) - place.riding
+        mine = (place.held & place.ours) - place.in_use
         for name in sorted((mine | place.held & place.out) - self.changing):
             each, out = self.wanted.get(name), name in place.out
             stale = name in place.stale and each is not None and name not in place.barred
@@ -140,6 +148,11 @@ class _Plan:
                 self.moved[place.id] = Move(place.id, name, name if stale and not out else None)
                 self.changing |= {name}  # one copy at a time
                 return
+        loss = self._loss(place, place.in_use)
+        if place.room is not None and len(place.held) > place.room and loss:
+            name = min(loss, key=lambda name: (loss[name], name))
+            self.moved[place.id] = Move(place.id, name)
+            self.changing |= {name}
 
     def _surplus(self, each: Wanted, place: Place) -> bool:
         most = None if each.copies is None else max(each.copies, len(each.pins))
@@ -167,9 +180,9 @@ class _Plan:
     def _move(
         self, each: Wanted, places: Sequence[Place], *, at_once: bool, drains: bool = False
     ) -> None:
-        """Load an adapter on the best of some backends, if it may be loaded on any now.
+        """Load an adapter on the best of some backends, if any can take it now.
 
-        What goes for it has no requests in flight, unless it `drains`.
+        It replaces an adapter without requests in flight, or with `drains` one that finishes them first.
         """
         found = []
         for place in places:
@@ -178,8 +191,8 @@ class _Plan:
                 continue
             if not at_once and not self._calm(place):
                 continue
-            riding = NOBODY if drains else place.riding
-            goes = None if place.free else self._coldest(each, place, riding, at_once=at_once)
+            in_use = NOBODY if drains else place.in_use
+            goes = None if place.free else self._coldest(each, place, in_use, at_once=at_once)
             if not place.free and goes is None:
                 continue
             weight = sum(self.wanted[name].weight for name in place.held if name in self.wanted)
@@ -193,28 +206,32 @@ class _Plan:
                 self.copies[move.unload] -= 1
 
     def _calm(self, place: Place) -> bool:
-        """Whether it takes what is not urgent: it has nothing to do, or no other backend is at it."""
+        """Whether a load that is not urgent may begin: it is idle, or no other backend is changing."""
         others = self.changing or self.moved
         return place.rested and (place.load_s == 0 or not others)
 
     def _coldest(
-        self, each: Wanted, place: Place, riding: frozenset[str], *, at_once: bool
+        self, each: Wanted, place: Place, in_use: frozenset[str], *, at_once: bool
     ) -> str | None:
-        """Return what goes for an adapter; None: nothing there is worth so much less."""
+        """Return the adapter to unload in place of another; None: none has so little demand."""
         if place.room is not None and len(place.held) > place.room:
             return None
-        loss = {
-            name: 0.0 if known is None else known.demand / self.copies[name]
-            for name, known in self._movable(place).items()
-            if name not in riding and (known is None or not known.fresh)
-        }
+        loss = self._loss(place, in_use)
         coldest = min(loss, key=lambda name: (loss[name], name), default=None)
         if coldest is None or at_once or each.copies is not None:
             return coldest
         return coldest if self._gain(each) > _WORTH * loss[coldest] + _NOISE else None
 
+    def _loss(self, place: Place, in_use: frozenset[str]) -> dict[str, float]:
+        """Return the adapters that may be unloaded now to make room, with their demand per copy."""
+        return {
+            name: 0.0 if known is None else known.demand / self.copies[name]
+            for name, known in self._movable(place).items()
+            if name not in in_use and (known is None or not known.fresh)
+        }
+
     def _movable(self, place: Place) -> dict[str, Wanted | None]:
-        """Return what may ever be taken from a backend for another adapter."""
+        """Return the adapters that may be unloaded to make room for another."""
         found = {name: self.wanted.get(name) for name in (place.held & place.ours) - self.changing}
         return {
             name: each

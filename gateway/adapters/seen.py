@@ -1,6 +1,6 @@
-"""What placement goes by: one pool's adapters and backends, read from settings, live state and memory.
+"""The input of placement: one pool's adapters and backends, read from settings, live state and memory.
 
-Nothing here changes anything, or waits for anything.
+Nothing here changes or awaits anything.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from gateway.core.types import Phase
 from gateway.pools.table import Backend
 
 SERVING: Final = frozenset({Phase.READY, Phase.DEGRADED})
-# The first version whose source was seen to keep adapters apart when one is loaded while requests for
-# others run; 0.24 was shown to mix them up without a sign (vllm#47724).
+# The first version whose source keeps adapters apart when one is loaded while requests for others run.
+# 0.24 was shown to mix them up without any error (vllm#47724).
 _KEEPS_APART: Final = (0, 32)
 _VERSION: Final = re.compile(r"v?(\d+)\.(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A load that failed: when it may be tried again, and vLLM's own words."""
+    """A failed load: when it may be tried again, and what vLLM said."""
 
     tries: int
     until: float
@@ -36,31 +36,37 @@ class Failure:
 
 @dataclass(slots=True)
 class Known:
-    """What is known of one pool's adapters besides its settings. The pool's keeper alone changes it."""
+    """The state of one pool's adapters. Only the pool's keeper changes it."""
 
     memory: Memory
     settings: PoolConfig
-    demand: dict[str, float] = field(default_factory=dict)  # requests at a time, fading
-    waits_since: dict[str, float] = field(default_factory=dict)  # that no backend has
+    demand: dict[str, float] = field(default_factory=dict)  # requests in flight, averaged
+    waits_since: dict[str, float] = field(default_factory=dict)  # of adapters that no backend has
     fresh_until: dict[str, float] = field(default_factory=dict)
     failures: dict[tuple[str, str], Failure] = field(default_factory=dict)
     rest_until: dict[str, float] = field(default_factory=dict)
+    caught_up_at: dict[str, float] = field(default_factory=dict)
     gone: dict[tuple[str, str], float] = field(default_factory=dict)  # unloaded until a moment ago
     changing: dict[str, frozenset[str]] = field(default_factory=dict)  # by backend
     sizes: Mapping[str, Size] = field(default_factory=dict)  # by path
 
     def paths(self, backends: Collection[Backend]) -> dict[str, str]:
-        """Return the adapters that can be loaded, with their paths: of the settings, then of orders."""
+        """Return the adapters that can be loaded, with their paths. Settings win over operators' orders."""
         found: dict[str, str] = {}
         for each in backends:
             for name, order in self.memory.orders(each.id).items():
                 if order.keep and order.path is not None:
                     found[name] = order.path
+        return found | self.listed_paths
+
+    @property
+    def listed_paths(self) -> dict[str, str]:
+        """The adapters that the settings have the gateway load, with their paths."""
         listed = () if self.settings.adapters == "auto" else self.settings.adapters
-        return found | {each.name: each.path for each in listed if each.path is not None}
+        return {each.name: each.path for each in listed if each.path is not None}
 
     def wanted(self, backends: Collection[Backend], now: float) -> list[Wanted]:
-        """Return what is wanted of a pool's backends, in the order of the settings."""
+        """Return the adapters that are wanted, in the order of the settings."""
         pins: dict[str, set[str]] = {}
         for each in backends:
             for name, order in self.memory.orders(each.id).items():
@@ -76,7 +82,7 @@ class Known:
         return [
             Wanted(
                 name,
-                # What is in no list is wanted where an operator ordered it, and nowhere else.
+                # One that is not listed is wanted only where an operator ordered it.
                 copies=copies[name] if name in copies else len(pins[name]),
                 pins=frozenset(pins.get(name, ())),
                 demand=self.demand.get(name, 0.0),
@@ -94,6 +100,7 @@ class Known:
         out = frozenset(
             name for name, each in self.memory.orders(backend.id).items() if not each.keep
         )
+        ahead_s = backend.weighed().ahead_s
         return Place(
             id=backend.id,
             room=self.limits(backend).most,
@@ -104,17 +111,18 @@ class Known:
                 if backend.models[name].root not in (None, paths[name])
             ),
             ours=self.ours(backend) | out,
-            riding=riding(backend, now),
+            in_use=adapters_in_use(backend, now),
             out=out,
             changing=self.changing.get(backend.id, frozenset()),
             barred=self._barred(backend, paths, now),
-            closed=mixes(backend) and bool(riding(backend, now)),
-            rested=self.rest_until.get(backend.id, 0.0) <= now or backend.ahead_s == 0,
-            load_s=backend.ahead_s,
+            closed=mixes(backend) and bool(adapters_in_use(backend, now)),
+            rested=self.rest_until.get(backend.id, 0.0) <= now or ahead_s == 0,
+            caught_up=self.caught_up_at.get(backend.id, 0.0) <= now or not backend.in_flight,
+            load_s=ahead_s,
         )
 
     def ours(self, backend: Backend) -> frozenset[str]:
-        """Return what the gateway loaded on a backend and may unload by itself."""
+        """Return the adapters that the gateway loaded on a backend, and so may unload."""
         if self.settings.adapters == "auto":
             return frozenset()
         config = next((b for b in self.settings.backends if b.name == backend.name), None)
@@ -124,7 +132,7 @@ class Known:
         return self.memory.loaded(backend.id) & frozenset(backend.adapters) - own - unlisted
 
     def limits(self, backend: Backend) -> AdapterLimits:
-        """Return what a backend allows of adapters, as far as it is known."""
+        """Return how many adapters a backend can keep, and of which rank, as far as known."""
         found = (b for b in self.settings.backends if b.name == backend.name)
         return next((adapter_limits(config) for config in found), AdapterLimits())
 
@@ -140,7 +148,7 @@ class Known:
                 if limits.most
                 else limits.why_none
             )
-        if mixes(backend) and riding(backend, now):
+        if mixes(backend) and adapters_in_use(backend, now):
             version = backend.version or "which tells no version"
             return (
                 f"vLLM {version} may mix adapters up: it loads none while requests for others run"
@@ -154,7 +162,7 @@ class Known:
             size, failed = self.sizes.get(path), self.failures.get((backend.id, name))
             rank = size.rank if size is not None else None
             if not orders.get(name, _KEEP).keep:
-                found[name] = f"an operator unloaded it there{_because(orders[name].why)}"
+                found[name] = unloaded_by_operator(orders[name])
             elif limits.why_none:
                 found[name] = limits.why_none
             elif rank is not None and limits.most_rank is not None and rank > limits.most_rank:
@@ -173,21 +181,24 @@ class Known:
 _KEEP: Final = Order(keep=True)
 
 
-def _because(why: str) -> str:
-    return f": {why}" if why else ""
+def unloaded_by_operator(order: Order) -> str:
+    """Return, for people, why an adapter is not loaded on a backend: an order keeps it out."""
+    return f"an operator unloaded it there{f': {order.why}' if order.why else ''}"
 
 
-def riding(backend: Backend, now: float) -> frozenset[str]:
-    """Return the adapters with requests on a backend: ours, and what its metrics show of others'."""
+def adapters_in_use(backend: Backend, now: float) -> frozenset[str]:
+    """Return the adapters with requests on a backend: ours, and those that its metrics show."""
     sample = backend.sample
     shown = sample.running_adapters if sample is not None and sample.running else ()
-    return frozenset(backend.riding) | (frozenset() if backend.stale(now) else frozenset(shown))
+    return frozenset(backend.adapter_requests) | (
+        frozenset() if backend.stale(now) else frozenset(shown)
+    )
 
 
 def mixes(backend: Backend) -> bool:
-    """Whether a load while requests for adapters run may have them answered by another's weights.
+    """Whether a load may make running requests use another adapter's weights.
 
-    So it is for a version that does not tell itself: nobody would see it happen.
+    A backend that reports no version counts as one that does: nobody would notice it happen.
     """
     found = _VERSION.match(backend.version or "")
     return found is None or (int(found[1]), int(found[2])) < _KEEPS_APART

@@ -1,4 +1,4 @@
-"""One backend as a keeper orders it to do things, over HTTP; every call has a deadline."""
+"""How a keeper loads and unloads adapters on a backend, over HTTP. Every call has a deadline."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _MODELS_S: Final = 5.0
 
 
 class Server(Protocol):
-    """What a keeper orders of a backend. Each call raises `AdapterError` where it is not done.
+    """A backend as a keeper uses it. Each call raises `AdapterError` if it fails.
 
-    Cancel: it may be done all the same.
+    Cancel: the backend may still carry the call out.
     """
 
     async def load(self, name: str, path: str) -> None:
@@ -30,7 +30,7 @@ class Server(Protocol):
         """Unload an adapter; one that is not there is fine."""
 
     async def models(self) -> Sequence[ServedModel]:
-        """Return what it serves."""
+        """Return its model list."""
 
     def close(self) -> None:
         """Drop its connections."""

@@ -1,4 +1,4 @@
-"""How large adapters are, where their files can be read from here."""
+"""The rank and size of adapters whose files are on this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The rank of an adapter, and the bytes of its weights; None: not said."""
+    """The rank of an adapter, and the bytes of its weights; None: not known."""
 
     rank: int | None
     bytes: int | None

@@ -259,11 +259,17 @@ def excluded_by(
             own = place < len(pool.backends) and pool.backends[place].endpoints is not None
             return (*here, "backends", place, "endpoints") if own else (*here, "endpoints")
         case Exclusion.IN_RESERVE:
-            return (*here, "backends", place, "weight")
+            return (*here, "canary") if backend.kept_back else (*here, "backends", place, "weight")
         case Exclusion.WINDOW_TOO_SMALL:
             return (*here, "max_context")
-        case Exclusion.NOT_SERVING | Exclusion.TOO_LARGE | Exclusion.ALREADY_TRIED:
-            return None  # its phase, the size of its KV cache, an attempt that failed
+        case (
+            Exclusion.NOT_SERVING
+            | Exclusion.EJECTED
+            | Exclusion.PROBATION
+            | Exclusion.TOO_LARGE
+            | Exclusion.ALREADY_TRIED
+        ):
+            return None  # its phase, what failed there, the size of its KV cache
 
 
 def _limited_by(backend: Backend, own: KeyPath, ask: Ask, now: float) -> KeyPath:

@@ -36,12 +36,14 @@ _PROMISED_LEAST: Final = 1.0  # tokens; less is forgotten
 class Drain:
     """How fast a pool gives back cost tokens, over the last seconds in which it had more work than room.
 
-    Only such time counts: a pool with little to do did not drain slowly, it had little to drain. What was
-    measured long ago is forgotten: the pool may have more backends now, or fewer.
+    Only such time counts: a pool with little to do did not drain slowly, it had little to drain. But what it
+    gave back over all seconds is the least that it can: where a burst is read, nothing ends for a while.
+    What was measured long ago is forgotten: the pool may have more backends now, or fewer.
     """
 
     def __init__(self) -> None:
         self._rate = Fading(_DRAIN_S)
+        self._always = Fading(_DRAIN_S)
         self._seen = 0.0  # given back since nothing was known
         self._believed = False
 
@@ -54,9 +56,11 @@ class Drain:
         self._seen += tokens
         self._believed = self._believed or self._seen >= _BELIEVED_RATIO * held_tokens
         self._rate.passed(seconds, tokens)
+        self._always.passed(seconds, tokens)
 
-    def rested(self, seconds: float) -> None:
-        """Note that for so many seconds nobody waited."""
+    def rested(self, seconds: float, tokens: int = 0) -> None:
+        """Note that for so many seconds nobody waited, and what was given back in them."""
+        self._always.passed(seconds, tokens)
         self._rate.fade(seconds, _DRAIN_KEPT_S)
         if self._rate.seconds < _DRAIN_LEAST_S:
             self._seen, self._believed = 0.0, False
@@ -66,7 +70,7 @@ class Drain:
         """The rate; None while too little work, or no end of any, was seen."""
         rate = self._rate
         known = self._believed and rate.amount > 0 and rate.seconds >= _DRAIN_LEAST_S
-        return rate.per_s if known else None
+        return max(rate.per_s, self._always.per_s) if known else None
 
     def eta_s(self, tokens_ahead: int) -> float | None:
         """Return in how many seconds `tokens_ahead` will have drained; None when nobody knows."""
@@ -157,7 +161,7 @@ class Forecast:
         if seconds > 0 and stands and stood:
             self.drain.passed(seconds, max(0, tokens), held_tokens(backends))
         elif not stands:
-            self.drain.rested(seconds)
+            self.drain.rested(seconds, max(0, tokens))
         self._promises.passed(seconds)
 
     def refused(self, ask: Ask) -> None:

@@ -115,7 +115,8 @@ class Gate:
         if ask.call.endpoint in NO_ENGINE:
             return self._table.visit(backend.id, now)
         line.came(ask)
-        return self._table.take(backend.id, now, *ask.stake)
+        caller, route = ask.caller, ask.route
+        return self._table.take(backend.id, now, ask.need, caller.tenant, ask.prefix, route.adapter)
 
     def chance(self, ask: Ask) -> Chance:
         """Return when another backend could take a request of which an attempt failed."""
@@ -151,9 +152,8 @@ class Gate:
         self.decisions.keep(decision)
         if refusal is not None and not decision.has_room:
             raise _told(line, ask, refusal)
-        ask.asked_at = (
-            ask.asked_at if refusal is None else -math.inf
-        )  # now or never, wherever is room
+        # One that may not wait is let in now or never, wherever is room.
+        ask.free_at = ask.free_at if refusal is None else -math.inf
         line.queue.offer(waiting, bounded=refusal is None)
         try:
             line.let_in()
@@ -219,6 +219,10 @@ class Gate:
         seconds, self._ticked_at = now - self._ticked_at, now
         for line in self._lines.values():
             line.tick(now, seconds)
+
+    def anybody_waits(self) -> bool:
+        """Whether a request waits for room in any pool."""
+        return any(each[0] for each in self.queues().values())
 
     def queues(self) -> dict[str, tuple[int, int]]:
         """Return how many requests wait for each pool, and the tokens they need."""
@@ -305,9 +309,12 @@ class Gate:
 
     def _read(self, pool: str, seconds: float, prompt_tokens: int) -> None:
         line = self._lines.get(pool)
-        if line is not None and not line.queue:
+        if line is None:
+            return
+        if not line.queue:
             line.patience.first.learn(seconds, prompt_tokens)
-        self._let_in(pool)
+        if line.queue.held.requests:
+            line.let_in()
 
     def _let_in(self, pool: str) -> None:
         line = self._lines.get(pool)

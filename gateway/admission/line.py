@@ -31,7 +31,8 @@ from gateway.admission.waiting import (
 )
 from gateway.config.models import Admission, PoolConfig
 from gateway.core.aio import Clock
-from gateway.core.types import AWAITS_ADAPTER, Ask, Slot
+from gateway.core.exclusion import AWAITS_ADAPTER
+from gateway.core.types import Ask, Slot
 from gateway.pools.table import Backend, PoolTable
 
 Kinds = dict[tuple[object, ...], Blocked]
@@ -85,29 +86,26 @@ class Line:
             else:
                 self.close()
             return
-        seen = (
-            self._table.epoch,
-            *((each.phase, each.room.capacity_tokens) for each in backends),
-        )
-        if seen != self._seen:
-            self._seen = seen
-            capacities = (each.room.capacity_tokens or math.inf for each in backends)
-            windows = (each.window_tokens or math.inf for each in backends)
-            self._fitting = min(capacities), min(windows)
-            self._refuse_lost(now)
+        self._look_for_lost(now)
         best = self.queue.highest, self.top_priority  # what keeps this out keeps all others out
         full = {each.id for each in serving if each.obstacle(1, now, *best) is not None}
         kinds: Kinds = {}
+        before: dict[str, float] = {}  # seconds that those will take who wait for one backend
 
         def place(waiting: Waiting, claimed: Claims) -> Slot | Blocked:
             ask = waiting.ask
             if waiting.turn.done():  # its client has left; its own task takes it out
                 return Blocked(frozenset())
             held = left_alone(self._table, ask, claimed) if claimed else _NOTHING
-            backend = self._finder.find(ask, now, full | held)
+            backend = self._finder.find(ask, now, full | held, before)
+            if ask.awaits is not None:
+                return Blocked(frozenset((ask.awaits,)), ask.awaits)
             if backend is None:
                 return self._blocked(waiting, kinds, now, full)
-            slot = self._table.take(backend.id, now, *ask.stake)
+            slot = self._table.take(
+                backend.id, now, ask.need, ask.caller.tenant, ask.prefix, ask.route.adapter
+            )
+            before.clear()  # the next walk begins with the first again
             if backend.obstacle(1, now, *best) is not None:
                 full.add(backend.id)
                 kinds.clear()
@@ -132,9 +130,10 @@ class Line:
 
     def came(self, ask: Ask) -> None:
         """Note that a request came, maybe again."""
-        if not ask.tried:
-            self.patience.came(ask.caller.tenant, ask.need.tokens)
-        if ask.caller.priority == ask.top_priority:
+        caller, need = ask.caller, ask.need
+        if not ask.tried and (ask.route.adapter is None or not awaits_load(self._backends, ask)):
+            self.patience.came(caller.tenant, need.prompt_tokens + need.output_tokens)
+        if caller.priority == ask.top_priority:
             self._table.highest_came(self._pool, self._clock.now())
         if ask.returned and not ask.tried:
             self.forecast.returned(ask)
@@ -202,6 +201,18 @@ class Line:
             if fits:
                 kinds[waiting.kind] = known
         return known
+
+    def _look_for_lost(self, now: float) -> None:
+        """Refuse those whom no backend can serve any more, if names, phases or sizes have changed."""
+        backends = self._backends
+        sizes = ((each.phase, each.room.capacity_tokens) for each in backends)
+        seen = self._table.epoch, *sizes
+        if seen != self._seen:
+            self._seen = seen
+            capacities = (each.room.capacity_tokens or math.inf for each in backends)
+            windows = (each.window_tokens or math.inf for each in backends)
+            self._fitting = min(capacities), min(windows)
+            self._refuse_lost(now)
 
     def _refuse_lost(self, now: float) -> None:
         """Refuse those whom no backend can serve any more, however long they wait."""

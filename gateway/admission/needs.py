@@ -94,15 +94,15 @@ class Needs:
         """
         if call.endpoint in NO_ENGINE:
             return Need(0, 0)
-        together = call.endpoint in PAIRED and not call.truncates_prompt
+        together = not call.truncates_prompt and call.endpoint in PAIRED
         prompt, size = demand.prompt_tokens, call.text_bytes
         if not demand.exact:
             likely = _UNKNOWN_PROMPT_TOKENS if size is None else size // _BYTES_PER_TOKEN + 1
-            prompt = likely if together else min(prompt, likely)
+            prompt = likely if together or likely < prompt else prompt
         output = 0
         if call.endpoint not in NO_OUTPUT:
             output = self.outputs.expect(call.model, caller.key_id, demand.max_new_tokens)
-            if window_tokens is not None:
+            if window_tokens is not None and output > window_tokens - prompt:
                 output = min(output, max(window_tokens - prompt, 1))
         several = together or call.longest_ratio < 1.0
         return Need(

@@ -3,8 +3,8 @@
 A short queue that empties is good: it absorbs a burst. One that stands only adds its length to every
 first token. Which of the two it is follows from two rates, both in tokens of expected need a second:
 
-    demand   of all who come, those that are refused too
-    drain    of what ends, while somebody waits (`forecast.Drain`)
+    demand   of all who come, those that are refused too, but not those that wait for an adapter's load
+    drain    of what ends, while somebody waits, and at least in all (`forecast.Drain`)
     load     demand / drain
 
     load <= n   the queue will empty: the pool's `queue.max_wait` alone bounds the wait
@@ -16,8 +16,8 @@ The target follows from what the pool does when nobody waits: a request may be a
 prompt takes to be read, or three times as late as the quickest tenth of first tokens. So it is short for
 chats on a fast engine and long for long prompts on a slow one. `slo.ttft`, if it is set, replaces it.
 
-A tenant pays for its own demand alone. One that asks for less than half of what a fair share of the drain
-would give it is not what overloads the pool, and waits as if it were not; between a half and nine tenths
+A tenant pays for its own demand alone. One that asks for less than four fifths of what a fair share of the
+drain would give it is not what overloads the pool, and waits as if it were not; from there to the whole share
 the load that counts for it rises to that of the pool.
 """
 
@@ -32,8 +32,8 @@ _DEMAND_S: Final = 8.0  # memory of the pool's demand: several ends of long repl
 _TENANT_S: Final = 15.0  # of one tenant's: two long requests in a few seconds are chance
 _DECILE: Final = 0.1  # of first tokens: these were the quickest
 _BASES: Final = 3.0  # times that decile a request may wait, however short its prompt
-_CALM: Final = 0.5  # of a fair share: from here on a tenant pays
-_FULL: Final = 0.9  # and here in full
+_CALM: Final = 0.8  # of a fair share: from here on a tenant pays; less is due to it
+_FULL: Final = 1.0  # and here in full
 _NOISE: Final = (
     0.1  # more than ends is what a few long replies more or less do; of few requests more
 )

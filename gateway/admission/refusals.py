@@ -39,6 +39,11 @@ _WORDS: Final[Mapping[Exclusion, tuple[str, str]]] = {
     ),
     Exclusion.ADAPTER_FAILED: ("could not load it", "could not load it"),
     Exclusion.ENDPOINT_MISSING: ("does not serve this endpoint", "do not serve this endpoint"),
+    Exclusion.EJECTED: (
+        "is left out because its requests failed",
+        "are left out because their requests failed",
+    ),
+    Exclusion.PROBATION: ("is being tried after failures", "are being tried after failures"),
     Exclusion.IN_RESERVE: ("is kept in reserve", "are kept in reserve"),
     Exclusion.WINDOW_TOO_SMALL: (
         "has a context window too small for this request",

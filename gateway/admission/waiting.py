@@ -24,8 +24,17 @@ Announce = Callable[[int, float | None], None]  # position from 1, and seconds i
 class Finder(Protocol):
     """Who chooses a backend; `routing.choice.Chooser`."""
 
-    def find(self, ask: Ask, now: float, barred: AbstractSet[str] = ...) -> Backend | None:
-        """Return the best backend that may take the request now and is not barred, if any."""
+    def find(
+        self,
+        ask: Ask,
+        now: float,
+        barred: AbstractSet[str] = ...,
+        before: dict[str, float] | None = None,
+    ) -> Backend | None:
+        """Return the best backend that may take the request now and is not barred, if any.
+
+        A request that waits for one gets `ask.awaits`, and adds what it will take of it to `before`.
+        """
 
     def explain(self, ask: Ask, now: float) -> Weighed:
         """Return what each backend is worth to the request, and why others cannot take it."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
-from urllib.parse import quote
 
 import typer
 
 from gateway.cli.console import ask, print_json, print_table
-from gateway.cli.operating import Backend, Reason
+from gateway.cli.operating import Backend, Reason, give_order
 from gateway.cli.verbs import LOCAL, AsTable, Server, Token, group
 
 adapters_app = group("Show where LoRA adapters are, or order them loaded or unloaded.")
@@ -49,9 +47,8 @@ def adapters_load(  # noqa: PLR0913 - the options of a verb
 
     Exit code 5: nobody said where it is, or no request could reach it.
     """
-    _order(
-        server, token, backend, "load", {"adapter": adapter, "path": path, "reason": reason}, output
-    )
+    order: dict[str, object] = {"adapter": adapter, "path": path, "reason": reason}
+    give_order(server, token, f"{backend}/adapters:load", order, output)
 
 
 @adapters_app.command("unload", epilog="Example: vllm-gateway adapters unload qwen3-8b/b1 sql")
@@ -64,7 +61,8 @@ def adapters_unload(
     output: AsTable = "table",
 ) -> None:
     """Unload an adapter from a backend once its requests have ended, and keep it out."""
-    _order(server, token, backend, "unload", {"adapter": adapter, "reason": reason}, output)
+    order: dict[str, object] = {"adapter": adapter, "reason": reason}
+    give_order(server, token, f"{backend}/adapters:unload", order, output)
 
 
 @adapters_app.command("release", epilog="Example: vllm-gateway adapters release qwen3-8b/b1 sql")
@@ -76,17 +74,7 @@ def adapters_release(
     output: AsTable = "table",
 ) -> None:
     """End an order: the settings decide again."""
-    _order(server, token, backend, "release", {"adapter": adapter}, output)
-
-
-def _order(
-    server: str, token: str, backend: str, verb: str, order: dict[str, object], output: str
-) -> None:
-    told = ask(server, f"/admin/v1/backends/{quote(backend)}/adapters:{verb}", token, order=order)
-    if output == "json":
-        print_json(told)
-    else:
-        sys.stdout.write(f"{told.get('sentence')}\n")
+    give_order(server, token, f"{backend}/adapters:release", {"adapter": adapter}, output)
 
 
 def _row(told: dict[str, Any]) -> dict[str, Any]:
@@ -94,7 +82,8 @@ def _row(told: dict[str, Any]) -> dict[str, Any]:
         "adapter": told["adapter"],
         "backend": told["backend_id"],
         "state": told["state"].replace("_", " "),
-        "by": told["by"],
+        "loaded by": told["loaded_by"],
+        "wanted by": told["wanted_by"],
         "ours": told["in_flight"],
         "path": told["path"],
         "": told["detail"],

@@ -116,15 +116,24 @@ def _bold(text: str, wanted: bool) -> str:
     return f"\x1b[1m{text}\x1b[0m" if coloured else text
 
 
-def ask(
-    server: str, path: str, token: str, *, order: Mapping[str, object] | None = None
+def ask(  # noqa: PLR0913 - what a request has
+    server: str,
+    path: str,
+    token: str,
+    *,
+    order: Mapping[str, object] | None = None,
+    method: str = "",
+    if_match: str | None = None,
+    timeout_s: float = 5.0,
 ) -> dict[str, Any]:
     """Return the JSON object that an admin listener answers; see `fetch`.
 
     Raises:
         VerbError: it does not answer, or not that.
     """
-    body = fetch(server, path, token, order=order)
+    body = fetch(
+        server, path, token, order=order, method=method, if_match=if_match, timeout_s=timeout_s
+    )
     try:
         answer = json.loads(body)
     except ValueError as error:
@@ -134,12 +143,14 @@ def ask(
     return answer
 
 
-def fetch(
+def fetch(  # noqa: PLR0913 - what a request has
     server: str,
     path: str,
     token: str,
     *,
     order: Mapping[str, object] | None = None,
+    method: str = "",
+    if_match: str | None = None,
     timeout_s: float = 5.0,
 ) -> bytes:
     """Return the body that an admin listener answers with 200.
@@ -148,7 +159,9 @@ def fetch(
         server: its URL, or `unix:/path`.
         path: from the root, such as /admin/v1/overview.
         token: sent as a bearer token unless empty.
-        order: is posted; None only reads.
+        order: is sent; None only reads.
+        method: default POST with an order, else GET.
+        if_match: a version; the order is refused if the subject has another one.
         timeout_s: for each step.
 
     Raises:
@@ -159,12 +172,16 @@ def fetch(
 
     connection = _connection(server, timeout_s)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    method, content = "GET", None
+    if if_match is not None:
+        headers["If-Match"] = f'"{if_match}"'
+    content = None
     if order is not None:
-        method, content = "POST", json.dumps(order)
+        content = json.dumps(order)
         headers["Content-Type"] = "application/json"
     try:
-        connection.request(method, path, body=content, headers=headers)
+        connection.request(
+            method or ("GET" if content is None else "POST"), path, body=content, headers=headers
+        )
         reply = connection.getresponse()
         body = reply.read()
     except OSError as error:
@@ -174,7 +191,7 @@ def fetch(
         raise VerbError(f"{server} does not speak HTTP: {error!r}", _OTHER_PORT) from error
     finally:
         connection.close()
-    if reply.status in (401, 403):
+    if reply.status == http.client.UNAUTHORIZED:
         hint = "use --token or set GATEWAY_ADMIN_TOKEN"
         raise VerbError(f"{server} requires its admin token", hint, Exit.NOT_ALLOWED)
     if reply.status != http.client.OK:
@@ -193,8 +210,14 @@ def _problem(status: int, body: bytes) -> VerbError | None:
         return None
     if code == "not_found":  # the path: an older gateway
         return None
-    exits = {400: Exit.USAGE, 404: Exit.NOT_FOUND, 409: Exit.NOT_ALLOWED}
-    return VerbError(str(detail), code=exits.get(status, Exit.FAILURE))
+    exits = {
+        **{400: Exit.USAGE, 422: Exit.USAGE},
+        **{403: Exit.NOT_ALLOWED, 404: Exit.NOT_FOUND, 409: Exit.NOT_ALLOWED},
+    }
+    ended = Exit.INVALID_CONFIG if code == "config_invalid" else exits.get(status, Exit.FAILURE)
+    every = [each.get("detail") for each in told.get("errors") or () if isinstance(each, dict)]
+    more = "".join(f"\n  {each}" for each in every) if len(every) > 1 else ""
+    return VerbError(f"{detail}{more}", code=ended)
 
 
 _OTHER_PORT: Final = "the admin listener has its own port; see `admin.listen` in the settings"

@@ -8,19 +8,21 @@ from __future__ import annotations
 import asyncio
 import random
 import tempfile
+import time
 from pathlib import Path
 from typing import Final
 
 import httpx2
 import uvloop
 
-from gateway.access import keys
-from gateway.app import build, handle_signals, run
+from gateway.access.filestore import FileKeys
+from gateway.app import build, handle_signals
 from gateway.cli.console import VerbError
 from gateway.config.load import load_config
 from gateway.ingress.listener import bind_both
 from gateway.observe.outlet import Outlet
 from gateway.process import Process
+from gateway.running import run
 from gateway.sim.server import SimConfig, SimServer
 
 MODEL: Final = "qwen3-8b"
@@ -39,6 +41,7 @@ vllm-gateway demo: {backends} simulated vLLM backends, no GPU needed. Press Ctrl
   base URL   {url}/v1
   API key    {key}
   models     {models}
+  dashboard  {admin}/
   admin      {admin}/admin/v1/overview   {admin}/metrics
 
   curl {url}/v1/chat/completions -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json' \\
@@ -82,7 +85,9 @@ async def _demo(port: int, admin_port: int, traffic: bool, fault: str | None) ->
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "gateway.yaml")
             path.write_text(_config(port, admin_port, sims))
-            key = keys.create(Path(folder, "keys.yaml"), name="demo").key
+            made = await FileKeys(Path(folder, "keys.yaml"), dict, time.time).create(
+                {"name": "demo"}
+            )
             process = build(load_config(path), path, Outlet())
             handle_signals(asyncio.get_running_loop(), process)
             try:
@@ -94,12 +99,14 @@ async def _demo(port: int, admin_port: int, traffic: bool, fault: str | None) ->
                 serving = group.create_task(run(process, sockets), name="gateway")
                 await process.listening.wait()
                 await _all_known(process)
-                print(_banner(process, key, len(sims)), flush=True)
+                print(_banner(process, made.key, len(sims)), flush=True)
                 if fault is not None:
                     sims[0].inject(fault)
                     print(f"Fault injected into the first backend: {fault}", flush=True)
                 load = (
-                    group.create_task(_traffic(process, key), name="traffic") if traffic else None
+                    group.create_task(_traffic(process, made.key), name="traffic")
+                    if traffic
+                    else None
                 )
                 await process.stopping.wait()
                 if load is not None:

@@ -1,4 +1,4 @@
-"""`check`: the files that the settings name, read or looked for as `serve` would."""
+"""`check`: what `serve` reads at its start beside the settings: files, programs, the URL of a Redis."""
 
 from __future__ import annotations
 
@@ -11,19 +11,24 @@ from gateway.config.check import Remark
 from gateway.config.findings import Finding, KeyPath, Severity
 from gateway.config.launched import model_of
 from gateway.config.load import Loaded, placed
+from gateway.config.models import Config
+from gateway.config.process import KeysConfig
 from gateway.config.supervision import LaunchConfig
 from gateway.core.errors import ConfigError
 
 
 def file_findings(loaded: Loaded, file: Path) -> list[Finding]:
-    """Return what is wrong with the keys file and the tokenizers, at the settings that name them.
+    """Return what is wrong with the URL, the keys file and the tokenizers, at their settings.
 
-    The pepper is a secret, and not read. A keys file that cannot be opened, or has no pepper, is a
-    warning: a file is checked before the first key is made, and in places that hold no keys.
+    A keys file that cannot be opened, or has no pepper, is a warning: a file is checked before the first
+    key is made, and in places that hold no keys.
     """
-    remarks: list[Remark] = []
-    if loaded.config.keys is not None:
-        remarks += _keys(loaded.config.keys.file, file)
+    remarks = [*_redis(loaded.config)]
+    keys = loaded.config.keys
+    if keys is not None and keys.shared:
+        remarks += _shared_pepper(keys, file)
+    elif keys is not None:
+        remarks += _keys(loaded.config, keys.file, file)
     for name, pool in loaded.config.pools.items():
         if pool.tokenizer is not None:
             remarks += _tokenizer(("pools", name, "tokenizer"), pool.tokenizer)
@@ -34,13 +39,47 @@ def file_findings(loaded: Loaded, file: Path) -> list[Finding]:
     return [placed(remark, loaded, file) for remark in remarks]
 
 
-def _keys(path: Path, file: Path) -> Iterator[Remark]:
-    from gateway.access.keyfile import pepper_path, read_records
+def _redis(config: Config) -> Iterator[Remark]:
+    if config.redis is None:
+        return
+    from gateway.core.aio import SystemClock
+    from gateway.store.onredis import redis_store
+
+    try:
+        redis_store(config.redis.get_secret_value(), SystemClock())
+    except ValueError as error:
+        yield Remark(("redis",), "bad-url", f"this is not the URL of a Redis: {error}")
+
+
+def _shared_pepper(keys: KeysConfig, file: Path) -> Iterator[Remark]:
+    from gateway.access.keyfile import pepper_of, pepper_path
+
+    if keys.pepper is not None:
+        try:
+            pepper_of(keys.pepper.get_secret_value().encode(), "keys.pepper")
+        except ConfigError as error:
+            yield from _unusable(("keys", "pepper"), "bad-keys", error)
+    elif not pepper_path(keys.file).exists():
+        yield Remark(
+            ("keys", "shared"),
+            "keys-missing",
+            f"{pepper_path(keys.file)}: there is no such file; `serve` needs it to start",
+            "copy it from a gateway that works, or set `keys.pepper`; for the first gateway"
+            f" `vllm-gateway keys create NAME -c {file}` creates it",
+            Severity.WARNING,
+        )
+
+
+def _keys(config: Config, path: Path, file: Path) -> Iterator[Remark]:
+    from gateway.access.effective import lost_tiers
+    from gateway.access.keyfile import pepper_path, read_pepper, read_records
 
     where: KeyPath = ("keys", "file")
     try:
         path.open("rb").close()
     except OSError as error:
+        if config.keys is not None and config.keys.oidc is not None and not path.exists():
+            return  # tokens do without keys
         yield Remark(
             where,
             "keys-missing",
@@ -50,8 +89,12 @@ def _keys(path: Path, file: Path) -> Iterator[Remark]:
         )
         return
     try:
-        if read_records(path):
+        records = read_records(path)
+        for lost in lost_tiers(records, config.tiers):
+            yield Remark(where, "unknown-tier", f"{path}: {lost}")
+        if records:
             pepper_path(path).stat()
+            read_pepper(path)
     except ConfigError as error:
         yield from _unusable(where, "bad-keys", error)
     except OSError as error:

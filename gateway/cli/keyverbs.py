@@ -1,136 +1,299 @@
-"""The verbs of API keys: create, list, revoke, rotate."""
+"""The verbs of API keys: create, list, show, effective, update, rotate, revoke, import."""
 
 from __future__ import annotations
 
+import os
 import sys
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
 from gateway.cli.console import Exit, VerbError, option, print_json, print_table
-from gateway.cli.settings import DEFAULT_FILE, ConfigFile, usable
-from gateway.cli.verbs import AsTable, group
+from gateway.cli.keydesk import KeyDesk, taken_over
+from gateway.cli.keysource import Told, key_row, keys_of
+from gateway.cli.settings import DEFAULT_FILE, ConfigFile
+from gateway.cli.verbs import KEYS_SERVER, AsTable, Token, group
 
-if TYPE_CHECKING:
-    from gateway.access.keys import CreatedKey
+_LONGEST_S: Final = 36_500 * 86_400.0  # a record can write no time after the year 9999
 
-_LONGEST_S: Final = 36_500 * 86_400.0  # the file can write no time after the year 9999
+keys_app = group("Create, list, change, rotate and revoke API keys. Only hashes are kept.")
 
-keys_app = group("Create, list, revoke and rotate API keys. Only hashes are kept.")
+
+Server = Annotated[
+    str | None,
+    typer.Option(
+        envvar=KEYS_SERVER,
+        help="URL of the admin listener of a running gateway, whose keys are meant then, not those of -c.",
+    ),
+]
+Id = Annotated[str, typer.Argument(metavar="ID")]
+Models = Annotated[
+    list[str] | None,
+    typer.Option(help="Models and adapters the key may use, as a glob. Repeatable. Default: all."),
+]
+Deny = Annotated[
+    list[str] | None,
+    typer.Option(help="Models and adapters the key may not use, as a glob. Repeatable."),
+]
+Address = Annotated[
+    list[str] | None,
+    typer.Option(help="Client address or network that may use it, such as 10.0.0.0/8. Repeatable."),
+]
+MaxContext = Annotated[
+    str | None, typer.Option(help="Limit on prompt plus output tokens, such as 32k.")
+]
+MaxOutput = Annotated[str | None, typer.Option(help="Limit on output tokens, such as 4k.")]
+Expires = Annotated[
+    str | None,
+    typer.Option(help="How long the key is valid, such as 30d or 12h. Default: no limit."),
+]
+Tenant = Annotated[
+    str | None,
+    typer.Option(help="Tenant that shares queues fairly with others. Default: the name."),
+]
+Owner = Annotated[str | None, typer.Option(help="Who answers for the key.")]
+Priority = Annotated[
+    int | None, typer.Option(help="Priority; requests with a higher one go first. Default: 0.")
+]
+Fallback = Annotated[
+    bool | None,
+    typer.Option(
+        "--fallback/--no-fallback",
+        help="Whether another pool may answer when the asked one cannot. Default: it may.",
+    ),
+]
+Limit = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=N",
+        help="A limit, such as requests_per_minute=60, input_tokens_per_minute=100k,"
+        " output_tokens_per_minute=20k or concurrent_requests=4. Repeatable.",
+    ),
+]
+Tier = Annotated[
+    str | None, typer.Option(help="Template of its settings: a name under `tiers` in the settings.")
+]
+Role = Annotated[
+    str | None, typer.Option(help="viewer, operator or admin; of a key of kind admin.")
+]
+Note = Annotated[
+    list[str] | None,
+    typer.Option("--metadata", metavar="NAME=TEXT", help="A note of yours. Repeatable."),
+]
 
 
 @keys_app.command("create", epilog="Example: vllm-gateway keys create ci -c gw.yaml --expires 30d")
 def keys_create(  # noqa: PLR0913 - the options of a verb
     name: Annotated[str, typer.Argument(help="Who the key is for.")],
     config: ConfigFile = DEFAULT_FILE,
-    models: Annotated[
-        list[str] | None,
-        typer.Option(help="Models the key may use, as a glob. Repeatable. Default: all."),
-    ] = None,
-    max_context: Annotated[
-        str | None, typer.Option(help="Limit on prompt plus output tokens, such as 32k.")
-    ] = None,
-    max_output: Annotated[
-        str | None, typer.Option(help="Limit on output tokens, such as 4k.")
-    ] = None,
-    expires: Annotated[
+    models: Models = None,
+    deny: Deny = None,
+    max_context: MaxContext = None,
+    max_output: MaxOutput = None,
+    expires: Expires = None,
+    tenant: Tenant = None,
+    owner: Owner = None,
+    priority: Priority = None,
+    fallback: Fallback = None,
+    limit: Limit = None,
+    address: Address = None,
+    tier: Tier = None,
+    kind: Annotated[
         str | None,
-        typer.Option(help="How long the key is valid, such as 30d or 12h. Default: no limit."),
+        typer.Option(help="inference, admin (may not use models) or metrics. Default: inference."),
     ] = None,
-    tenant: Annotated[
-        str | None,
-        typer.Option(help="Tenant that shares queues fairly with others. Default: the name."),
-    ] = None,
-    priority: Annotated[
-        int, typer.Option(help="Priority; requests with a higher one go first.")
-    ] = 0,
-    fallback: Annotated[
-        bool, typer.Option(help="Whether another pool may answer when the asked one cannot.")
-    ] = True,
+    role: Role = None,
+    metadata: Note = None,
+    server: Server = None,
+    token: Token = "",
     output: AsTable = "table",
 ) -> None:
     """Create a key and print it once. Creates the keys file if needed."""
-    from gateway.access import keys
-    from gateway.access.records import read_limit, read_name
+    settings = _settings(
+        name=name, tenant=tenant or None, owner=owner, kind=kind, role=role, tier=tier,
+        models=models, deny=deny, addresses=address, max_context=max_context,
+        max_output=max_output, priority=priority, fallback=fallback, limits=_pairs(limit),
+        metadata=_pairs(metadata), expires=_until(expires),
+    )  # fmt: skip
+    _print_key(keys_of(config, server, token).create(settings), output)
 
-    if models and not all(each.strip() for each in models):
-        hint = "omit it for a key that may use every model"
-        raise VerbError("--models: an empty glob matches no model", hint, Exit.USAGE)
-    option("NAME", read_name, name)
-    created = keys.create(
-        _keys_file(config),
-        name=name,
-        tenant=option("--tenant", read_name, tenant or None),
-        priority=priority,
-        fallback=fallback,
-        models=tuple(models or ("*",)),
-        max_context_tokens=option("--max-context", read_limit, max_context),
-        max_output_tokens=option("--max-output", read_limit, max_output),
-        expires_in_s=option("--expires", _lifetime, expires),
-    )
-    _print_key(created, output)
+
+@keys_app.command("update", epilog="Example: vllm-gateway keys update k7m2q9xd --tier gold")
+def keys_update(  # noqa: PLR0913 - the options of a verb
+    key_id: Id,
+    config: ConfigFile = DEFAULT_FILE,
+    name: Annotated[str | None, typer.Option(help="Who the key is for.")] = None,
+    models: Models = None,
+    deny: Deny = None,
+    max_context: MaxContext = None,
+    max_output: MaxOutput = None,
+    expires: Expires = None,
+    tenant: Tenant = None,
+    owner: Owner = None,
+    priority: Priority = None,
+    fallback: Fallback = None,
+    limit: Limit = None,
+    address: Address = None,
+    tier: Tier = None,
+    role: Role = None,
+    metadata: Note = None,
+    unset: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A setting to take away, such as models, limits, tier or expires: the tier's value,"
+            " or the default, holds then. Repeatable.",
+        ),
+    ] = None,
+    if_version: Annotated[
+        str | None,
+        typer.Option(help="Change it only if this is still its version (`keys show` tells it)."),
+    ] = None,
+    server: Server = None,
+    token: Token = "",
+    output: AsTable = "table",
+) -> None:
+    """Change a key's settings. What is not named stays; --limit replaces all limits of the key."""
+    changes = _settings(
+        name=name, tenant=tenant, owner=owner, role=role, tier=tier,
+        models=models, deny=deny, addresses=address, max_context=max_context,
+        max_output=max_output, priority=priority, fallback=fallback, limits=_pairs(limit),
+        metadata=_pairs(metadata), expires=_until(expires),
+    )  # fmt: skip
+    changes |= dict.fromkeys(unset or ())
+    if not changes:
+        raise VerbError("nothing to change", "name a setting, such as --tier gold", Exit.USAGE)
+    told = keys_of(config, server, token).update(key_id, changes, if_version)
+    print(f"key {key_id} is changed; its version is {told['version']}", file=sys.stderr)
+    if output == "json":
+        print_json(told)
 
 
 @keys_app.command("list", epilog="Example: vllm-gateway keys list -c gateway.yaml -o json")
-def keys_list(config: ConfigFile = DEFAULT_FILE, output: AsTable = "table") -> None:
+def keys_list(
+    config: ConfigFile = DEFAULT_FILE,
+    server: Server = None,
+    token: Token = "",
+    output: AsTable = "table",
+) -> None:
     """List the keys with their owners, limits and expiry. The keys themselves are not shown."""
-    from gateway.access.keys import list_keys
-    from gateway.cli.report import key_rows
-
-    rows = key_rows(list_keys(_keys_file(config)))
+    rows = [key_row(each) for each in keys_of(config, server, token).list()]
     if output == "json":
         print_json(rows)
     else:
         print_table(rows)
 
 
+@keys_app.command("show", epilog="Example: vllm-gateway keys show k7m2q9xd -c gateway.yaml")
+def keys_show(
+    key_id: Id,
+    config: ConfigFile = DEFAULT_FILE,
+    server: Server = None,
+    token: Token = "",
+    output: AsTable = "table",
+) -> None:
+    """Show what is kept of one key, without its secret."""
+    told = keys_of(config, server, token).get(key_id)
+    if output == "json":
+        print_json(told)
+        return
+    print_table([{"what": name, "value": _text(value)} for name, value in told.items()])
+
+
+@keys_app.command("effective", epilog="Example: vllm-gateway keys effective k7m2q9xd -c gw.yaml")
+def keys_effective(
+    key_id: Id,
+    config: ConfigFile = DEFAULT_FILE,
+    server: Server = None,
+    token: Token = "",
+    output: AsTable = "table",
+) -> None:
+    """Show what holds for a key, and whether the key, its tier or a default says so."""
+    told = keys_of(config, server, token).effective(key_id)
+    if output == "json":
+        print_json(told)
+        return
+    print_table(
+        [
+            {"setting": name, "value": _text(each["value"]), "origin": each["origin"]}
+            for name, each in told.items()
+        ]
+    )
+
+
 @keys_app.command("revoke", epilog="Example: vllm-gateway keys revoke k7m2q9xd -c gateway.yaml")
 def keys_revoke(
-    key_id: Annotated[str, typer.Argument(metavar="ID")], config: ConfigFile = DEFAULT_FILE
+    key_id: Id, config: ConfigFile = DEFAULT_FILE, server: Server = None, token: Token = ""
 ) -> None:
     """Revoke a key permanently."""
-    from gateway.access import keys
-
-    file = _keys_file(config, key_id)
-    keys.revoke(file, key_id)
+    keys_of(config, server, token).revoke(key_id)
     print(f"key {key_id} is revoked", file=sys.stderr)
 
 
 @keys_app.command("rotate", epilog="Example: vllm-gateway keys rotate k7m2q9xd --grace 24h")
 def keys_rotate(
-    key_id: Annotated[str, typer.Argument(metavar="ID")],
+    key_id: Id,
     config: ConfigFile = DEFAULT_FILE,
-    grace: Annotated[str, typer.Option(help="How long the old key still works.")] = "24h",
+    grace: Annotated[
+        str, typer.Option(help="How long the old secret still works; 0s ends it at once.")
+    ] = "24h",
+    server: Server = None,
+    token: Token = "",
     output: AsTable = "table",
 ) -> None:
-    """Create a new key with the same settings. The old key works until --grace has passed."""
-    from gateway.access import keys
-
-    file = _keys_file(config, key_id)
-    _print_key(keys.rotate(file, key_id, option("--grace", _span, grace)), output)
+    """Give a key a new secret. Its id, limits and usage stay; the old secret works until --grace has passed."""
+    grace_s = option("--grace", _span, grace)
+    _print_key(keys_of(config, server, token).rotate(key_id, grace_s), output)
 
 
-def _keys_file(config: Path, key_id: str = "") -> Path:
-    """Return the keys file of a settings file, which may be wrong elsewhere."""
-    from gateway.access.keys import list_keys
-    from gateway.config.load import check_file
+@keys_app.command("import", epilog="Example: vllm-gateway keys import keys.yaml -c gateway.yaml")
+def keys_import(
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="A keys file. Default: `keys.file` of the settings."),
+    ] = None,
+    config: ConfigFile = DEFAULT_FILE,
+) -> None:
+    """Take the keys of a file over to the keys that gateways share (`keys.shared`); keys stay valid.
 
-    checked = check_file(config)
-    wrong = [f for f in checked.findings if f.severity.value == "error" and "keys" in f.path[:1]]
-    if checked.partial is None or wrong:
-        usable(config)
-        raise typer.Exit(Exit.INVALID_CONFIG)
-    if checked.partial.keys is None:
-        hint = "to use keys, write `keys: {file: keys.yaml}`"
-        raise VerbError(
-            f"authentication is off in {config} (`keys: none`)", hint, Exit.INVALID_CONFIG
-        )
-    file = checked.partial.keys.file
-    if key_id and all(key.id != key_id for key in list_keys(file)):
-        hint = f"see `vllm-gateway keys list -c {config}`"
-        raise VerbError(f"there is no key with the id {key_id}", hint, Exit.NOT_FOUND)
-    return file
+    Keys that are there already stay as they are there. The file is only read.
+    """
+    if os.environ.get(KEYS_SERVER):
+        hint = "run it where the file is, with -c and the settings of the gateway"
+        raise VerbError("a file of keys cannot be taken over through --server", hint, Exit.USAGE)
+    desk = KeyDesk(config)
+    records = desk.of_file(file)
+    there = desk.ask(lambda store: taken_over(store, records))
+    differ = [other.id for record, other in there if other.version != record.version]
+    print(
+        f"{len(records) - len(there)} keys are taken over, {len(there)} were there", file=sys.stderr
+    )
+    if differ:
+        print(f"different there, and left so: {', '.join(differ)}", file=sys.stderr)
+
+
+# --- options ----------------------------------------------------------------------------------------
+
+
+def _settings(**told: object) -> dict[str, object]:
+    """Return the settings that are told, as the store takes them."""
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _pairs(listed: Iterable[str] | None) -> Mapping[str, str] | None:
+    """Return `NAME=VALUE`, several with commas, as a mapping."""
+    every = [pair for text in listed or () for pair in text.split(",")]
+    return dict(each.partition("=")[::2] for each in every) or None
+
+
+def _until(expires: str | None) -> str | None:
+    from gateway.access.records import timestamp
+
+    lasts_s = option("--expires", _lifetime, expires)
+    return None if lasts_s is None else timestamp(time.time() + lasts_s)
 
 
 def _span(text: object) -> float:
@@ -144,17 +307,26 @@ def _span(text: object) -> float:
 
 def _lifetime(text: object) -> float:
     seconds = _span(text)
-    if seconds < 1.0:  # the file counts in seconds
+    if seconds < 1.0:  # a record counts in seconds
         raise ValueError("must be at least 1s")
     return seconds
 
 
-def _print_key(created: CreatedKey, output: str) -> None:
+# --- printing ---------------------------------------------------------------------------------------
+
+
+def _print_key(made: Told, output: str) -> None:
     if output == "json":
-        print_json({"id": created.id, "key": created.key})
+        print_json({"id": made["id"], "key": made["key"]})
         return
-    print(created.key)
+    print(made["key"])
     print(
-        f"Save this key (id {created.id}) now: only its hash is stored, and it cannot be shown again.",
+        f"Save this key (id {made['id']}) now: only its hash is stored, and it cannot be shown again.",
         file=sys.stderr,
     )
+
+
+def _text(value: object) -> object:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={_text(each)}" for name, each in value.items())
+    return value

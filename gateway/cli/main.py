@@ -14,13 +14,26 @@ from typing import Annotated, Literal
 
 import typer
 
-from gateway.cli import adapterverbs, keyverbs, operating, verbs
+from gateway.cli import (
+    adapterverbs,
+    configverbs,
+    keyverbs,
+    operating,
+    recordverbs,
+    usageverbs,
+    verbs,
+)
+from gateway.cli.bundle import bundle
 from gateway.cli.console import Exit, VerbError, option, print_failure, print_json
 from gateway.cli.diagnose import diagnose
+from gateway.cli.doctor.verb import doctor
+from gateway.cli.initial import init
 from gateway.cli.plan import plan
 from gateway.cli.policy import config_policy
+from gateway.cli.quarantine import quarantine_app
 from gateway.cli.settings import DEFAULT_FILE, ConfigFile, usable
 from gateway.cli.streams import open_closed
+from gateway.cli.top import top
 from gateway.cli.verbs import group
 
 app = group("An OpenAI-compatible gateway for your vLLM servers.")
@@ -29,6 +42,7 @@ app.add_typer(keyverbs.keys_app, name="keys")
 app.add_typer(config_app, name="config")
 app.add_typer(operating.remedies_app, name="remedies")
 app.add_typer(adapterverbs.adapters_app, name="adapters")
+app.add_typer(quarantine_app, name="quarantine")
 
 AsTable = verbs.AsTable
 AsText = Annotated[Literal["text", "json"], typer.Option("--output", "-o", help="text or json.")]
@@ -59,20 +73,50 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    server: Annotated[
+        str | None, typer.Option(help="URL of the admin listener, or unix:/path, for every verb.")
+    ] = None,
+    token: Annotated[
+        str | None, typer.Option(help="Token of the admin listener, for every verb.")
+    ] = None,
 ) -> None:
-    pass
+    # What follows reads them where it reads its own options from.
+    given = ((verbs.SERVER, server), (verbs.KEYS_SERVER, server), (verbs.TOKEN, token))
+    for name, value in given:
+        if value is not None:
+            os.environ[name] = value
 
 
 # --- running --------------------------------------------------------------------------------------
 
 
 @app.command(epilog="Example: vllm-gateway serve -c gateway.yaml")
-def serve(config: ConfigFile = DEFAULT_FILE) -> None:
-    """Run the gateway. SIGHUP reloads the settings; SIGTERM finishes running requests and exits."""
-    usable(config)  # with source lines; the server itself would log one line each
-    from gateway.app import serve as run
+def serve(
+    config: ConfigFile = DEFAULT_FILE,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=64, help="Processes that serve, best one for each core. Default: `workers`."
+        ),
+    ] = None,
+) -> None:
+    """Run the gateway. SIGHUP reloads the settings; SIGTERM finishes running requests and exits.
 
-    run(config)
+    SIGUSR2 has a new process take over, like `upgrade`.
+    """
+    from gateway.store.group import VARIABLE
+    from gateway.upgrade.predecessor import GaveUp, Predecessor
+
+    predecessor = Predecessor.of(os.environ)
+    if predecessor is None and VARIABLE not in os.environ:
+        usable(config)  # with source lines; the server itself would log one line each
+    from gateway.app import serve as run
+    from gateway.workers.parent import NotStarted
+
+    try:
+        run(config, predecessor, workers)
+    except (GaveUp, NotStarted) as error:
+        raise VerbError(str(error)) from error
 
 
 @app.command(epilog="Example: vllm-gateway demo --traffic --fault stall_after:5")
@@ -150,7 +194,9 @@ def _known_faults(texts: list[str]) -> None:
 @app.command(epilog="Example: vllm-gateway check gateway.yaml --probe")
 def check(
     file: Annotated[Path, typer.Argument(help="The settings file.")] = DEFAULT_FILE,
-    probe: Annotated[bool, typer.Option("--probe", help="Also query the backends.")] = False,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Also query the backends and Redis.")
+    ] = False,
     fit: Annotated[
         bool, typer.Option("--fit", help="Also check that launched models fit on their GPUs.")
     ] = False,
@@ -166,10 +212,12 @@ def check(
     checked = check_file(file)
     findings = list(checked.findings)
     answers: list[str] = []
-    if checked.loaded is not None:
+    if (
+        checked.partial is not None
+    ):  # a mistake in the file does not hide those in the files it names
         from gateway.cli.files import file_findings
 
-        findings += file_findings(checked.loaded, file)
+        findings += file_findings(checked.partial, file)
     if probe and checked.loaded is not None:
         from gateway.cli.preflight import preflight
 
@@ -239,10 +287,22 @@ config_app.command("policy", epilog="Example: vllm-gateway config policy --pool 
     config_policy
 )
 
+for _verb in (
+    configverbs.effective,
+    configverbs.validate,
+    configverbs.diff,
+    configverbs.reload,
+    configverbs.history,
+):
+    _example = f"Example: vllm-gateway config {_verb.__name__} --server http://10.0.0.5:9090"
+    config_app.command(epilog=_example)(_verb)
+
 # --- looking --------------------------------------------------------------------------------------
 
 app.command(epilog="Example: vllm-gateway status --exit-code || page-someone")(verbs.status)
-app.command(epilog="Example: vllm-gateway explain req_5f0c9a1b00000042")(verbs.explain)
+app.command(epilog="Example: vllm-gateway requests --errors")(verbs.requests)
+app.command(epilog="Example: vllm-gateway top --once")(top)
+app.command(epilog="Example: vllm-gateway explain --last-error")(verbs.explain)
 app.command(epilog="Example: vllm-gateway route --model qwen3-8b --tokens 32k")(verbs.route)
 
 # --- operating ------------------------------------------------------------------------------------
@@ -255,8 +315,18 @@ app.command(epilog="Example: vllm-gateway logs qwen3-8b/b2 | vllm-gateway diagno
 )
 app.command(epilog="Example: vllm-gateway hold --for 30m --reason 'driver upgrade'")(operating.hold)
 app.command(epilog="Example: vllm-gateway events --limit 5")(operating.events)
+app.command(epilog="Example: vllm-gateway reload --dry-run")(configverbs.reload)
+app.command(epilog="Example: vllm-gateway upgrade")(operating.upgrade)
+app.command(epilog="Example: vllm-gateway audit --limit 5")(recordverbs.audit)
+app.command(epilog="Example: vllm-gateway replicas -o json")(recordverbs.replicas)
+app.command(epilog="Example: vllm-gateway usage --from 2026-11-01 --by tenant -o csv")(
+    usageverbs.usage
+)
 
 # --- before anything runs -------------------------------------------------------------------------
 
+app.command(epilog="Example: vllm-gateway init --from http://10.0.0.11:8000")(init)
 app.command(epilog="Example: docker logs vllm 2>&1 | vllm-gateway diagnose -")(diagnose)
+app.command(epilog="Example: vllm-gateway bundle --log gateway.log")(bundle)
+app.command(epilog="Example: vllm-gateway doctor --through https://api.example.com")(doctor)
 app.command(epilog="Example: vllm-gateway plan ./Qwen3-8B --gpu-memory 24GiB --tp 2")(plan)

@@ -14,6 +14,7 @@ from gateway.cli.console import Exit, VerbError, ask, fetch, option, print_json,
 from gateway.cli.verbs import LOCAL, AsTable, Server, Token, group
 
 _POLL_S: Final = 1.0
+_UPGRADE_S: Final = 150.0  # the gateway gives the new process 120 s
 _SERVES: Final = frozenset({"ready", "degraded"})
 
 Done = Callable[[dict[str, Any]], bool]  # of a backend as the overview tells it
@@ -48,7 +49,7 @@ def drain(  # noqa: PLR0913 - the options of a verb
     Exit code 5: it is the last backend that serves its pool.
     """
     order = {"reason": reason, "dry_run": dry_run, "force": force}
-    _order(server, token, backend, "drain", order, output)
+    give_order(server, token, f"{backend}:drain", order, output)
     if wait and not dry_run:
         _until(server, token, backend, timeout, lambda now: bool(now["in_flight"] == 0))
 
@@ -57,7 +58,7 @@ def undrain(
     backend: Backend, server: Server = LOCAL, token: Token = "", output: AsTable = "table"
 ) -> None:
     """Put a drained or suspended backend back into service."""
-    _order(server, token, backend, "undrain", {}, output)
+    give_order(server, token, f"{backend}:undrain", {}, output)
 
 
 def restart(  # noqa: PLR0913 - the options of a verb
@@ -76,7 +77,7 @@ def restart(  # noqa: PLR0913 - the options of a verb
     Exit code 5: it is the last backend that serves its pool, or the gateway cannot restart it.
     """
     order = {"reason": reason, "dry_run": dry_run, "force": force}
-    _order(server, token, backend, "restart", order, output)
+    give_order(server, token, f"{backend}:restart", order, output)
     if wait and not dry_run:
         time.sleep(_POLL_S)  # the order is taken up within a turn
         _until(server, token, backend, timeout, _restarted)
@@ -150,6 +151,18 @@ def remedies_drop(
         sys.stdout.write(f"{told.get('sentence')}\n")
 
 
+def upgrade(server: Server = LOCAL, token: Token = "", output: AsTable = "table") -> None:
+    """Have a new process of the gateway take over: other code or settings, and no request is lost.
+
+    Exit code 1: the new process cannot serve, and the old one goes on. Exit code 5: it cannot work here.
+    """
+    told = ask(server, "/admin/v1/upgrade", token, order={}, timeout_s=_UPGRADE_S)
+    if output == "json":
+        print_json(told)
+    else:
+        sys.stdout.write(f"{told.get('sentence')}\n")
+
+
 def events(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many events.")] = 20,
     server: Server = LOCAL,
@@ -165,10 +178,9 @@ def events(
     print_table(rows, empty="no events yet")
 
 
-def _order(
-    server: str, token: str, backend: str, verb: str, order: dict[str, object], output: str
-) -> None:
-    told = ask(server, f"/admin/v1/backends/{quote(backend)}:{verb}", token, order=order)
+def give_order(server: str, token: str, what: str, order: dict[str, object], output: str) -> None:
+    """Give an order for a backend, and print what comes of it; `what` is like `pool/b1:drain`."""
+    told = ask(server, f"/admin/v1/backends/{quote(what, safe='/:')}", token, order=order)
     if output == "json":
         print_json(told)
     else:

@@ -55,14 +55,11 @@ def _policy(config: Config, pool: str | None, key: str | None, file: Path) -> Po
 
 
 def _of_key(config: Config, key_id: str, file: Path) -> Overrides | None:
-    from gateway.access.keys import list_keys
+    from gateway.access.effective import caller_of
+    from gateway.cli.keydesk import KeyDesk
 
-    keys = [] if config.keys is None else list_keys(config.keys.file)
-    found = [key for key in keys if key.id == key_id]
-    if not found:
-        hint = f"see `vllm-gateway keys list -c {file}`"
-        raise VerbError(f"no key has the id {key_id}", hint, Exit.NOT_FOUND)
-    return found[0].parameters
+    key = KeyDesk(file).ask(lambda store: store.get(key_id))
+    return caller_of(key, config.tiers.get(key.tier or "")).parameters
 
 
 def policy_rows(policy: Policy) -> list[dict[str, object]]:

@@ -1,4 +1,4 @@
-"""`check --probe`: does what the file says fit what the backends say?
+"""`check --probe`: does what the file says fit what the backends say, and does the shared store answer?
 
 Every backend is asked at the same time, once, with a deadline. Nothing is changed and no request
 is sent to a model.
@@ -7,6 +7,7 @@ is sent to a model.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +19,15 @@ from gateway.config.check import Remark
 from gateway.config.findings import Finding, KeyPath, Severity
 from gateway.config.load import Loaded, placed
 from gateway.config.models import PoolConfig
+from gateway.core.aio import SystemClock
 from gateway.pools.backend import Backend
 from gateway.pools.configured import configure, identify
+from gateway.store.shared import StoreUnavailable
 from gateway.watch.fetch import FetchError, Pages
 from gateway.wire.vllm import parse_models, parse_version
 
 TIMEOUT_S: Final = 2.0
+_AGAIN_S: Final = 0.3
 _OF_SOCKETS: Final = {
     "refused": "nothing listens on the socket",
     "unreachable": "cannot connect; may this user write to the socket?",
@@ -40,6 +44,12 @@ _REASONS: Final = {
     "http_401": "it rejects the gateway's key; set api_key",
     "http_403": "it rejects the gateway's key; set api_key",
 }
+
+
+def why_not(backend: Backend, reason: str) -> str:
+    """Return in plain words why a backend could not be asked: `FetchError.reason`."""
+    words = _REASONS if backend.socket is None else _REASONS | _OF_SOCKETS
+    return words.get(reason, reason)
 
 
 @dataclass(slots=True)
@@ -69,15 +79,11 @@ class _Visit:
         except FetchError as error:
             self.not_running = self.launched and error.reason in _NOT_RUNNING
             if step != "/version":  # some servers do not tell it
-                self.problem = f"{step}: {self._why(error.reason)}"
+                self.problem = f"{step}: {why_not(self.backend, error.reason)}"
         except ValueError:
             self.problem = f"{step}: {_REASONS['garbage']}"
         finally:
             pages.close()
-
-    def _why(self, reason: str) -> str:
-        words = _REASONS if self.backend.socket is None else _REASONS | _OF_SOCKETS
-        return words.get(reason, reason)
 
     def told(self) -> str:
         """Return the visit in a few words: `qwen/b1 ok vLLM 0.11.0`."""
@@ -113,7 +119,39 @@ async def _preflight(loaded: Loaded, file: Path) -> tuple[list[str], list[Findin
         for remark in _compare(name, pool, visits[name])
     ]
     words = [visit.told() for of_pool in visits.values() for visit in of_pool]
+    if loaded.config.redis is not None:
+        trouble = await _trouble(loaded.config.redis.get_secret_value())
+        words.append(f"redis {trouble or 'ok'}")
+        if trouble:
+            message = f"the Redis does not answer: {trouble}"
+            hint = "`serve` starts without it, and restarts no backend until it answers"
+            remarks.append(Remark(("redis",), "redis-unreachable", message, hint))
     return words, [placed(remark, loaded, file) for remark in remarks]
+
+
+async def _trouble(url: str) -> str:
+    """Return why the Redis at a URL cannot be used as `serve` would; empty: it can."""
+    from gateway.store.onredis import redis_store
+
+    try:
+        store, told = redis_store(url, SystemClock()), ""
+    except ValueError as error:  # which is a finding already
+        return str(error)
+    ends_at = asyncio.get_running_loop().time() + TIMEOUT_S
+    try:
+        # A call's own budget may be over before names are looked up and TLS is agreed.
+        while asyncio.get_running_loop().time() < ends_at:
+            try:
+                lease = await store.acquire("check", secrets.token_hex(8))
+                if lease is not None:
+                    await store.release(lease)
+                return ""
+            except StoreUnavailable as error:
+                told = str(error)
+            await asyncio.sleep(_AGAIN_S)
+        return told
+    finally:
+        await store.close()
 
 
 def _visits(name: str, pool: PoolConfig) -> Iterator[_Visit]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
+import time
+from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal
 
 import typer
@@ -10,13 +13,15 @@ import typer
 from gateway.cli.console import Exit, VerbError, ask, print_json
 
 AsTable = Annotated[Literal["table", "json"], typer.Option("--output", "-o", help="table or json.")]
+SERVER: Final = "GATEWAY_ADMIN_URL"
+TOKEN: Final = "GATEWAY_ADMIN_TOKEN"
+KEYS_SERVER: Final = "GATEWAY_KEYS_SERVER"  # apart: who asks one gateway may keep keys in a file
 Server = Annotated[
-    str, typer.Option(envvar="GATEWAY_ADMIN_URL", help="URL of the admin listener, or unix:/path.")
+    str, typer.Option(envvar=SERVER, help="URL of the admin listener, or unix:/path.")
 ]
-Token = Annotated[
-    str, typer.Option(envvar="GATEWAY_ADMIN_TOKEN", help="Token of the admin listener.")
-]
+Token = Annotated[str, typer.Option(envvar=TOKEN, help="Token of the admin listener.")]
 LOCAL: Final = "http://127.0.0.1:9090"
+_WATCH_S: Final = 2.0
 
 _WHOLE_KEY: Final = re.compile(r"gw_([a-z0-9]{8})_.*")
 
@@ -38,33 +43,132 @@ def status(
     token: Token = "",
     output: AsTable = "table",
     exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="Exit with 8 unless everything is ready.")
+        bool, typer.Option("--exit-code", help="Exit with 8 if anything is degraded or down.")
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it anew each 2 s, until Ctrl-C.")
     ] = False,
 ) -> None:
-    """Show the state of the gateway, its pools and backends."""
-    from gateway.cli.report import degraded, print_overview
+    """Show what is wrong and what to do about it, worst first; then pools and backends.
 
-    overview = ask(server, "/admin/v1/overview", token)
+    Requests, errors, refusals (shed), times to first token (ttft), gaps between tokens and tokens per second are
+    those of the last 5 minutes. In flight are requests of this gateway; running and waiting is what the
+    engine says.
+    """
+    from gateway.cli.statusview import degraded, overview_lines
+    from gateway.cli.terminal import Terminal
+
+    def look() -> dict[str, Any]:
+        return ask(server, "/admin/v1/overview", token)
+
+    if watch:
+        _watch(look)
+        return
+    overview = look()
     if output == "json":
         print_json(overview)
     else:
-        print_overview(overview)
+        sys.stdout.write("\n".join(overview_lines(overview, Terminal.of_stdout())) + "\n")
     raise typer.Exit(Exit.DEGRADED if exit_code and degraded(overview) else Exit.OK)
 
 
+def _watch(look: Callable[[], dict[str, Any]]) -> None:
+    """Show the overview again and again; a gateway that does not answer is said so, and asked again."""
+    from gateway.cli.statusview import overview_lines
+    from gateway.cli.terminal import Terminal
+
+    clear = "\x1b[H\x1b[2J" if sys.stdout.isatty() else ""
+    try:
+        while True:
+            terminal = Terminal.of_stdout()
+            try:
+                lines = overview_lines(look(), terminal)
+            except VerbError as error:
+                lines = [f"{terminal.sign('down')} {error}", *([error.hint] if error.hint else [])]
+            at = time.strftime("%H:%M:%S")
+            sys.stdout.write(f"{clear}" + "\n".join([*lines, "", f"{at}, again in 2 s"]) + "\n")
+            sys.stdout.flush()
+            time.sleep(_WATCH_S)
+    except KeyboardInterrupt:
+        return
+
+
 def explain(
-    request_id: Annotated[str, typer.Argument(metavar="REQUEST_ID")],
+    request_id: Annotated[str | None, typer.Argument(metavar="[REQUEST_ID]")] = None,
+    last_error: Annotated[
+        bool, typer.Option("--last-error", help="The newest request that did not end well.")
+    ] = False,
+    key: Annotated[
+        str | None, typer.Option(help="The newest request of this key, by its id.")
+    ] = None,
     server: Server = LOCAL,
     token: Token = "",
     output: AsTable = "table",
 ) -> None:
-    """Show why a request waited or was refused, and which setting decided.
+    """Show what became of a request: its timeline, attempts, why this backend, what was changed, tokens.
 
     Exit code 4: there is no record of it.
     """
     from urllib.parse import quote
 
-    _show(ask(server, f"/admin/v1/decisions/{quote(request_id, safe='')}", token), output)
+    from gateway.cli.explaining import print_request
+
+    if (request_id is None) == (key is None and not last_error):
+        raise VerbError("Name a request, or use --last-error, --key, or both.", code=Exit.USAGE)
+    if request_id is None:
+        request_id = _newest(server, token, last_error=last_error, key=key)
+    told = ask(server, f"/admin/v1/requests/{quote(request_id, safe='')}", token)
+    if output == "json":
+        print_json(told)
+    else:
+        print_request(told)
+
+
+def _newest(server: str, token: str, *, last_error: bool, key: str | None) -> str:
+    """Return the id of the newest request of a key, or of any."""
+    from urllib.parse import urlencode
+
+    query = {"limit": "1", "key": "" if key is None else _WHOLE_KEY.sub(r"\1", key)}
+    query["errors"] = "true" if last_error else "false"
+    rows = ask(server, f"/admin/v1/requests?{urlencode(query)}", token).get("data", [])
+    if not rows:
+        of = "" if key is None else " of this key"
+        what = f"No request{of} that did not end well" if last_error else f"No request{of}"
+        raise VerbError(f"{what} is kept.", code=Exit.NOT_FOUND)
+    return str(rows[0]["id"])
+
+
+def requests(  # noqa: PLR0913 - the options of a verb
+    errors: Annotated[
+        bool, typer.Option("--errors", help="Only those that did not end well.")
+    ] = False,
+    state: Annotated[
+        str | None, typer.Option(help="Only those: reading, waiting, running or ended.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="Only of the key with this id.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only of this tenant.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only for this model.")] = None,
+    backend: Annotated[str | None, typer.Option(help="Only of this backend: POOL/NAME.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many.")] = 20,
+    server: Server = LOCAL,
+    token: Token = "",
+    output: AsTable = "table",
+) -> None:
+    """List the requests that are under way or ended lately, the newest first."""
+    from urllib.parse import urlencode
+
+    from gateway.cli.explaining import print_requests
+
+    wanted = {
+        "limit": limit, "errors": str(errors).lower(), "state": state, "tenant": tenant, "model": model,
+        "backend": backend, "key": None if key is None else _WHOLE_KEY.sub(r"\1", key),
+    }  # fmt: skip
+    given = {name: each for name, each in wanted.items() if each is not None}
+    told = ask(server, f"/admin/v1/requests?{urlencode(given)}", token)
+    if output == "json":
+        print_json(told)
+    else:
+        print_requests(told.get("data", []))
 
 
 def route(  # noqa: PLR0913 - the options of a verb

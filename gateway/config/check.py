@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Final
 
 from gateway.config.findings import KeyPath, Severity
 from gateway.config.models import Config, PoolConfig
 from gateway.config.parameters import PrefixCache
-from gateway.config.units import Listen, format_duration
+from gateway.config.process import TOKEN_CHARS
+from gateway.config.units import Listen, format_duration, format_size
 
 # vLLM (uvicorn) closes idle connections after 5 s; below 4 s we close first.
 SAFE_UPSTREAM_KEEP_ALIVE_S: Final = 4.0
 # Clients and the proxies in between rarely wait longer for a first byte.
+NGINX_BODY_BYTES: Final = 64 * 1024**2  # `client_max_body_size` of deploy/nginx/gateway.conf
 LONG_WAIT_S: Final = 300.0
 
 _ANY_HOST: Final = frozenset({"0.0.0.0", "::"})
@@ -42,17 +45,38 @@ def check_meaning(config: Config) -> Iterator[Remark]:
         yield from _pool(("pools", name), pool)
     yield from _tenants(config)
     yield from _times(config)
-    yield from _not_yet(config)
+    yield from _behind_nginx(config)
+    yield from _oidc(config)
+    yield from _redis(config)
+    yield from _traces(config)
 
 
 def _listeners(config: Config) -> Iterator[Remark]:
     admin, public = config.admin.listen, config.listen
-    if not admin.loopback and config.admin.token is None:
+    if not admin.loopback and config.admin.token is None and not config.admin.tokens:
         yield Remark(
             ("admin", "listen"),
             "open-admin",
             f"the admin listener {admin} is reachable from other machines and has no token",
             "set admin.token, or listen on 127.0.0.1",
+        )
+    names = [each.name for each in config.admin.tokens]
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            yield Remark(
+                ("admin", "tokens", place, "name"),
+                "duplicate-name",
+                f"two tokens of the admin listener are called {name}",
+                "give each a name of its own, by which the audit log tells them apart",
+            )
+    token = config.admin.token
+    if not admin.loopback and token is not None and len(token.get_secret_value()) < TOKEN_CHARS:
+        yield Remark(
+            ("admin", "token"),
+            "weak-token",
+            f"the admin listener {admin} is reachable from other machines, and its token is shorter than"
+            f" {TOKEN_CHARS} characters",
+            "make one with `openssl rand -hex 32`",
         )
     if _clash(admin, public):
         yield Remark(
@@ -160,6 +184,20 @@ def _pool(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
         )
 
 
+def _behind_nginx(config: Config) -> Iterator[Remark]:
+    """What the shipped nginx file lets through is as much as the gateway takes."""
+    for name in ("max_body", "max_audio_body"):
+        ours = getattr(config.limits, name)
+        if ours > NGINX_BODY_BYTES:
+            yield Remark(
+                ("limits", name),
+                "nginx-body",
+                f"deploy/nginx/gateway.conf refuses bodies above {format_size(NGINX_BODY_BYTES)}",
+                f"there: client_max_body_size {-(-ours // 1024**2)}m;",
+                Severity.WARNING,
+            )
+
+
 def _placed(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
     """What is said of where adapters go can be done."""
     known = [each.name for each in pool.backends]
@@ -231,12 +269,48 @@ def _times(config: Config) -> Iterator[Remark]:
         )
 
 
-def _not_yet(config: Config) -> Iterator[Remark]:
-    """Say what the file asks for and this version does not do."""
-    if config.redis is not None:
+def _oidc(config: Config) -> Iterator[Remark]:
+    if config.keys is None or config.keys.oidc is None:
+        return
+    if find_spec("jwt") is None:
+        yield Remark(
+            ("keys", "oidc"),
+            "no-oidc",
+            "the library that checks tokens is not installed",
+            "pip install 'vllm-gateway[oidc]', or leave `keys.oidc` out",
+        )
+    tier = config.keys.oidc.tier
+    if tier is not None and tier not in config.tiers:
+        yield Remark(
+            ("keys", "oidc", "tier"),
+            "unknown-tier",
+            f"`tiers` has no `{tier}`",
+            f"known: {', '.join(config.tiers)}" if config.tiers else "write it under `tiers`",
+        )
+
+
+def _redis(config: Config) -> Iterator[Remark]:
+    if config.keys is not None and config.keys.shared and config.redis is None:
+        yield Remark(
+            ("keys", "shared"),
+            "keys-need-redis",
+            "shared keys are kept in Redis, and `redis` is empty",
+            "write `redis: redis://HOST:6379/0`, or leave `keys.shared` out",
+        )
+    if config.redis is not None and find_spec("redis") is None:
         yield Remark(
             ("redis",),
-            "not-yet",
-            "this version keeps its state in memory and does not use Redis yet",
-            severity=Severity.WARNING,
+            "no-redis",
+            "the library that talks to Redis is not installed",
+            "pip install 'vllm-gateway[redis]', or leave `redis` empty",
+        )
+
+
+def _traces(config: Config) -> Iterator[Remark]:
+    if config.traces.endpoint is not None and find_spec("opentelemetry") is None:
+        yield Remark(
+            ("traces", "endpoint"),
+            "no-otel",
+            "the library that sends traces is not installed",
+            "pip install 'vllm-gateway[otel]', or leave `traces.endpoint` empty",
         )

@@ -12,19 +12,24 @@ parser build objects, because only the nodes know where they start and end.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from ruamel.yaml import YAML, MappingNode, Node, ScalarNode, SequenceNode
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import YAMLError
 
 from gateway.config.findings import Finding, KeyPath, Place, Severity
+from gateway.config.masking import Span, masked, masked_raw
+from gateway.config.notyaml import not_yaml
 
 MAX_NODES: Final = 100_000  # an alias bomb ends here
 MAX_SECRET_BYTES: Final = 64 * 1024
 
+_LINE_END: Final = re.compile("\r\n|[\n\r\x85\u2028\u2029]")  # as YAML counts lines
+_DASH: Final = re.compile(r"[\s-]*-\s*(?:#.*)?")  # a line with the dash of an entry only
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^{}]*)\}")
 _NAME: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:(:-)(.*))?", re.DOTALL)
 _TYPED: Final = frozenset(f"tag:yaml.org,2002:{name}" for name in ("int", "float", "bool", "null"))
@@ -44,8 +49,11 @@ class Document:
     places: dict[KeyPath, Place] = field(default_factory=dict)
     key_places: dict[KeyPath, Place] = field(default_factory=dict)
     references: dict[KeyPath, str] = field(default_factory=dict)
+    filled: dict[KeyPath, str] = field(default_factory=dict)  # what the references stand for
     broken: set[KeyPath] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
+    names: list[Span] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
 
     def place(self, path: KeyPath, *, key: bool = False) -> Place:
         """Return where a value (or its key) is, or the nearest one around it."""
@@ -70,10 +78,13 @@ class Document:
     ) -> None:
         """Add a finding at a place, by default that of the value at `path`."""
         place = place or self.place(path)
-        source = self.lines[place.line - 1] if 0 < place.line <= len(self.lines) else ""
-        self.findings.append(
-            Finding(severity, code, message, hint, self.file, place, path, source.rstrip())
-        )
+        self.findings.append(Finding(severity, code, message, hint, self.file, place, path))
+
+    def shown(self) -> list[str]:
+        """Return its lines as they may be shown."""
+        if self.values is None:
+            return [masked_raw(line).rstrip() for line in self.lines]
+        return [line.rstrip() for line in masked(self.lines, self.spans, self.names)]
 
 
 def read_document(text: str, *, file: str, folder: Path, env: Mapping[str, str]) -> Document:
@@ -85,20 +96,16 @@ def read_document(text: str, *, file: str, folder: Path, env: Mapping[str, str])
         folder: what relative `${file:...}` paths start from.
         env: the environment to fill in.
     """
-    document = Document(file, text.replace("\r\n", "\n").split("\n"))
+    document = Document(file, _LINE_END.split(text))
     try:
         # Safe and pure: no tag makes an object, and nodes carry marks.
         yaml = YAML(typ="safe", pure=True)
-        root = yaml.compose(text)
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = Place(mark.line + 1, mark.column + 1) if mark else Place()
-        what = " ".join(filter(None, [error.context, error.problem]))
-        document.report(Severity.ERROR, "bad-yaml", f"this is not YAML: {what}", place=place)
-        return document
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they quote the file
+            root = yaml.compose(text)
     except (YAMLError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        document.report(Severity.ERROR, "bad-yaml", f"this is not YAML: {reason}", place=Place())
+        told = not_yaml(error, text)
+        document.report(Severity.ERROR, "bad-yaml", told.message, place=told.place, hint=told.hint)
         return document
     if not isinstance(root, MappingNode):
         what = "empty" if root is None else "not a mapping"
@@ -171,7 +178,10 @@ class _Reader:
                 self._error("duplicate-key", message, (*path, key), place)
                 continue
             self._document.key_places[(*path, key)] = place
+            self._document.names.append(_span(key_node, (*path, key)))
             values[key] = self._value(value_node, (*path, key))
+            if _is_nothing(value_node):  # whose mark is where the next one begins
+                self._document.places[(*path, key)] = place
         for key, value_node, place in self._merged(merged):
             if key not in values:
                 self._document.key_places[(*path, key)] = place
@@ -201,23 +211,38 @@ class _Reader:
             self._error("bad-yaml", "this alias is inside its own anchor", path)
             return None
         if str(node.tag) not in _TYPED | _UNTYPED:
-            self._error("bad-yaml", f"the tag {node.tag} is not supported", path)
+            self._error(
+                "bad-yaml",
+                "a value with a tag (`!`) is not supported; put it in quotes if it begins with one",
+                path,
+            )
             return None
         if isinstance(node, ScalarNode):
+            self._document.spans.append(_span(node, path))
             return self._scalar(node, path)
         self._open.add(id(node))
         try:
             if isinstance(node, MappingNode):
                 return self.mapping(node, path)
-            return [self._value(item, (*path, place)) for place, item in enumerate(node.value)]
+            return [self._entry(item, (*path, place)) for place, item in enumerate(node.value)]
         finally:
             self._open.discard(id(node))
+
+    def _entry(self, node: Node, path: KeyPath) -> object:
+        value = self._value(node, path)
+        if _is_nothing(node):
+            number = node.start_mark.line
+            while number and not _DASH.fullmatch(self._document.lines[number]):
+                number -= 1
+            dash = self._document.lines[number].find("-")
+            self._document.places[path] = Place(number + 1, dash + 1)
+        return value
 
     def _scalar(self, node: ScalarNode, path: KeyPath) -> object:
         if str(node.tag) in _TYPED:
             try:
                 value: object = self._yaml.constructor.construct_object(node)
-            except (ValueError, YAMLError):
+            except (ValueError, LookupError, YAMLError):
                 return str(node.value)  # `!!int x`: whoever wants a number says so
             return value
         text = _joined(str(node.value))
@@ -245,7 +270,7 @@ class _Reader:
         if "${" in rest:
             failed = True
             self._error("bad-reference", "`${` has no closing brace", path)
-        filled = _REFERENCE.sub(fill, text)
+        self._document.filled[path] = filled = _REFERENCE.sub(fill, text)
         if failed:
             self._document.broken.add(path)
         return filled
@@ -257,7 +282,9 @@ class _Reader:
         match = _NAME.fullmatch(reference)
         if match is None:
             hint = "write ${NAME}, ${NAME:-default} or ${file:/path}"
-            return _Unresolved("bad-reference", f"`${{{reference}}}` is not a variable", hint)
+            return _Unresolved(
+                "bad-reference", "what is between the braces does not name a variable", hint
+            )
         name, has_default, default = match[1], match[2], match[3]
         value = self._env.get(name)
         if has_default:
@@ -290,6 +317,16 @@ class _Reader:
 
     def _error(self, code: str, message: str, path: KeyPath, place: Place | None = None) -> None:
         self._document.report(Severity.ERROR, code, message, path=path, place=place)
+
+
+def _span(node: Node, path: KeyPath) -> Span:
+    start, end = node.start_mark, node.end_mark
+    return Span(path, start.line, start.column, end.line, end.column)
+
+
+def _is_nothing(node: Node) -> bool:
+    """Whether nothing is written where a value should be."""
+    return isinstance(node, ScalarNode) and node.start_mark.index == node.end_mark.index
 
 
 def _place(node: Node) -> Place:

@@ -13,11 +13,13 @@ from gateway.config.check import Remark
 from gateway.config.findings import KeyPath, dotted
 from gateway.config.models import Config, Section
 from gateway.config.names import BACKEND_NAME, MODEL_NAME
+from gateway.config.process import TOKEN_NAME
 from gateway.config.supervision import CONTAINER, KUBERNETES, UNIT
 
 _NAMES: Final = {
     MODEL_NAME: "use up to 128 letters, digits and . _ : / - and start with a letter or digit",
     BACKEND_NAME: "use up to 63 lower-case letters, digits and - and start with a letter or digit",
+    TOKEN_NAME: "use up to 64 letters, digits and . _ @ - and start with a letter or digit",
     UNIT: "it must look like `vllm@1.service`",
     CONTAINER: "it must look like `vllm-1`",
     KUBERNETES: "it must look like `ml/vllm-0`, `ml/deployment/qwen` or `ml/statefulset/qwen`",
@@ -54,7 +56,8 @@ def explain(error: ErrorDetails) -> Remark:
     if kind == "extra_forbidden":
         return _unknown_key(path)
     if kind == "missing":
-        return Remark(path, "missing-key", f"`{path[-1]}` is missing in {dotted(path[:-1])}")
+        inside = f" in {dotted(path[:-1])}" if len(path) > 1 else ""
+        return Remark(path, "missing-key", f"`{path[-1]}` is missing{inside}")
     if kind in _WANTED:
         if written is None:
             message = f"{where} is empty; it must be {_WANTED[kind]}"

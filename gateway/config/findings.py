@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
 
 KeyPath = tuple[str | int, ...]  # keys and indexes from the root of the file to a value
-
-# Values of these keys are not shown, because findings end up in build logs.
-_SECRET: Final = re.compile(
-    r"(?i)\b\w*(?:key|token|secret|password|redis)[\"']?\s*:\s*[\"']?([^\s,}\"']+)"
-)
 
 
 class Severity(Enum):
@@ -43,7 +36,7 @@ class Finding:
     file: str = ""
     place: Place = Place()
     path: KeyPath = ()
-    source: str = field(default="", repr=False)  # the line it is on
+    source: str = field(default="", repr=False)  # the line it is on, as it may be shown
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.place.line}:{self.place.column}"
@@ -59,7 +52,7 @@ class Finding:
         lines = [f"{head} [{self.code}]"]
         if self.source:
             lines += [
-                f"{number} | {_masked(self.source)}",
+                f"{number} | {self.source}",
                 f"      | {carets} {self.hint}".rstrip(),
             ]
         elif self.hint:
@@ -85,14 +78,3 @@ def dotted(path: Sequence[str | int]) -> str:
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
     return text
-
-
-def _masked(line: str) -> str:
-    # Same length, so that the caret stays where it belongs; references to variables are no secret.
-    def hide(match: re.Match[str]) -> str:
-        value = match[1]
-        if value.startswith("${"):
-            return match[0]
-        return match[0][: -len(value)] + "*" * len(value)
-
-    return _SECRET.sub(hide, line)

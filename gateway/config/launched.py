@@ -45,7 +45,7 @@ def adapters_at(launch: LaunchConfig) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class AdapterLimits:
-    """What a server allows of adapters; None: not known."""
+    """Which adapters a server accepts; None: not known."""
 
     most: int | None = None  # that it keeps in memory
     most_rank: int | None = None

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from gateway.config.prefixcheck import check_prefix
 from gateway.config.trafficcheck import check_traffic
 from gateway.core.errors import ConfigError
 
+_STAND_IN: Final = {"pools-are-wrong": {"backends": ["http://127.0.0.1:1"]}}
 _ROUNDS: Final = 20  # of taking out wrong values; each one takes out at least one
 
 
@@ -43,6 +44,7 @@ class Loaded:
     config: Config
     origin: Mapping[KeyPath, Origin] = field(default_factory=dict)  # what is not here is a default
     warnings: tuple[Finding, ...] = ()
+    lines: Sequence[str] = ()  # of the file, as they may be shown
 
     def told_in(self, path: KeyPath) -> str:
         """Say where a setting comes from: `line 7`, `line 8, ${ADMIN_TOKEN}`, or `default`."""
@@ -64,7 +66,7 @@ class Checked:
 
     findings: tuple[Finding, ...]
     loaded: Loaded | None = None
-    partial: Config | None = None
+    partial: Loaded | None = None
 
 
 def load_config(path: Path, env: Mapping[str, str] = os.environ) -> Loaded:
@@ -109,20 +111,23 @@ def check_text(
         config, wrong = _validate(document, folder)
         if config is not None:
             _report_remarks(document, config, wrong)
+    lines = document.shown()
     findings = tuple(
-        sorted(document.findings, key=lambda f: (f.place.line, f.place.column, f.code))
+        replace(each, source=_line(lines, each.place))
+        for each in sorted(document.findings, key=lambda f: (f.place.line, f.place.column, f.code))
     )
-    if config is None or any(f.severity is Severity.ERROR for f in findings):
-        return Checked(findings, partial=config)
-    return Checked(findings, Loaded(config, _origin(document), findings), config)
+    if config is None:
+        return Checked(findings)
+    loaded = Loaded(config, _origin(document), findings, lines)
+    wrong_somewhere = any(each.severity is Severity.ERROR for each in findings)
+    return Checked(findings, None if wrong_somewhere else loaded, partial=loaded)
 
 
 def placed(remark: Remark, loaded: Loaded, file: Path) -> Finding:
     """Return a remark as a finding at its place in the file."""
     origin = loaded.origin.get(remark.path)
     place = origin.place if origin is not None else Place()
-    lines = file.read_text(encoding="utf-8").splitlines()
-    source = lines[place.line - 1] if origin is not None and place.line <= len(lines) else ""
+    source = _line(loaded.lines, place) if origin is not None else ""
     return Finding(
         remark.severity,
         remark.code,
@@ -133,6 +138,10 @@ def placed(remark: Remark, loaded: Loaded, file: Path) -> Finding:
         remark.path,
         source,
     )
+
+
+def _line(lines: Sequence[str], place: Place) -> str:
+    return lines[place.line - 1] if 0 < place.line <= len(lines) else ""
 
 
 def _validate(document: Document, folder: Path) -> tuple[Config | None, set[KeyPath]]:
@@ -148,11 +157,18 @@ def _validate(document: Document, folder: Path) -> tuple[Config | None, set[KeyP
             # What follows from a value that is wrong anyhow is no news.
             if not any(_touches(problem.path, known) for known in wrong):
                 _report(document, problem)
+        taken: list[KeyPath] = []
         for problem in problems:
             if problem.code != "unknown-key":
                 wrong.add(problem.path)
-            if not _take_out(values, problem.path):
+            if any(problem.path[: len(path)] == path for path in taken):
+                continue
+            if problem.path == ("pools",) and "pools" not in values:
+                values["pools"] = _STAND_IN  # so that the rest can be looked at
+            elif (path := _take_out(values, problem.path)) is None:
                 return None, wrong
+            else:
+                taken.append(path)
     return None, wrong
 
 
@@ -167,20 +183,23 @@ def _touches(path: KeyPath, known: KeyPath) -> bool:
     return path[:shorter] == known[:shorter]
 
 
-def _take_out(values: Any, path: KeyPath) -> bool:
-    """Remove the value at `path`, or the innermost mapping entry around it; False at the root."""
-    holder, key, here = None, "", values
-    for part in path:
+def _take_out(values: Any, path: KeyPath) -> KeyPath | None:
+    """Remove the value at `path`, or the innermost mapping entry around it, and return where that was.
+
+    None: there is none, at the root.
+    """
+    holder, key, here, removed = None, "", values, 0
+    for length, part in enumerate(path, 1):
         if isinstance(here, dict) and part in here:
-            holder, key, here = here, str(part), here[part]
+            holder, key, here, removed = here, str(part), here[part], length
         elif isinstance(here, list) and isinstance(part, int) and part < len(here):
             here = here[part]
         else:
             break
     if holder is None:
-        return False
+        return None
     del holder[key]
-    return True
+    return path[:removed]
 
 
 def _report_remarks(document: Document, config: Config, wrong: set[KeyPath]) -> None:
@@ -195,10 +214,13 @@ def _report_remarks(document: Document, config: Config, wrong: set[KeyPath]) -> 
 def _report(document: Document, remark: Remark) -> None:
     at_key = remark.code in ("unknown-key", "bad-name") and remark.path in document.key_places
     place: Place = document.place(remark.path, key=at_key)
+    message = remark.message
+    if filled := document.filled.get(remark.path):  # what a variable holds is not told
+        message = message.replace(filled, document.references[remark.path])
     document.report(
         remark.severity,
         remark.code,
-        remark.message,
+        message,
         path=remark.path,
         place=place,
         hint=remark.hint,

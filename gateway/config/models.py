@@ -15,23 +15,32 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import (
     BeforeValidator,
     Field,
-    SecretStr,
     TypeAdapter,
     ValidationError,
     ValidationInfo,
-    field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from gateway.config.adapters import AdapterConfig
+from gateway.config.admission import Admission, KvConfig, QueueConfig, SloConfig
+from gateway.config.keylimits import PricesConfig, TenantConfig
+from gateway.config.keysettings import KeySettings, TierName
 from gateway.config.kvevents import KvEventsConfig
 from gateway.config.limits import CorsConfig, LimitsConfig, Proxy, TimeoutsConfig
 from gateway.config.log import LogConfig, LogFormat, LogLevel
 from gateway.config.names import BackendName, HeaderName, ModelName
 from gateway.config.parameters import ParametersConfig, PrefixCache, PrefixRouting, Resume
-from gateway.config.process import AdminConfig, HealthConfig, KeysConfig, Secret, ShutdownConfig
+from gateway.config.process import (
+    AdminConfig,
+    HealthConfig,
+    KeysConfig,
+    RedisUrl,
+    Secret,
+    ShutdownConfig,
+)
 from gateway.config.supervision import LaunchConfig, Remedy, RestartConfig, SupervisionConfig
+from gateway.config.traces import TracesConfig
 from gateway.config.traffic import (
     CanaryConfig,
     FallbackConfig,
@@ -44,7 +53,6 @@ from gateway.config.traffic import (
 from gateway.config.units import (
     Address,
     BackendUrl,
-    Duration,
     DurationOrZero,
     EmptyIsNone,
     FilePath,
@@ -52,11 +60,11 @@ from gateway.config.units import (
     OrText,
     OrWord,
     Section,
-    Size,
     SocketPath,
     Tokens,
     setting,
 )
+from gateway.config.usage import UsageConfig
 from gateway.core.traffic import Engine
 from gateway.core.types import Endpoint
 
@@ -75,7 +83,8 @@ class BackendConfig(Section):
 
     name: BackendName = Field(
         default_factory=lambda: "b1",
-        description="Short name, unique in the pool. Default: b1, b2, ... by position.",
+        description="Short name, unique in the pool. Default: b1, b2, ... by position at first; an address then"
+        " keeps its name, unless gateways share a Redis.",
     )
     url: BackendUrl = Field(
         default_factory=str,
@@ -89,7 +98,7 @@ class BackendConfig(Section):
     )
     weight: Weight = setting(
         1.0,
-        "Its share of the pool's work: twice as much as 1 at 2; at 0 none unless no other serves.",
+        "Its share of the pool's work, relative to the others. 0: used only when no other backend can serve.",
     )
     revision: Revision | None = setting(None, "What it runs, such as v2; see `canary` of the pool.")
     labels: Labels = setting(
@@ -127,51 +136,6 @@ class BackendConfig(Section):
         return {**data, "url": url}
 
 
-class QueueConfig(Section):
-    """How many requests may wait for a backend, and how long. Tenants share the queue fairly."""
-
-    max_requests: int = setting(1024, "Most waiting requests; 0: requests never wait.", ge=0)
-    max_tokens: Tokens = setting("4M", "Most waiting tokens (prompts plus expected outputs).")
-    max_bytes: Size = setting("256MiB", "Most bytes of waiting request bodies.")
-    max_wait: DurationOrZero = setting(
-        "30s",
-        "Longest wait before a request is refused. Under overload it is shorter: as long as is of use.",
-    )
-    tenant_share: float = setting(
-        0.5, "Largest share of each limit that one tenant may use (0..1].", gt=0, le=1
-    )
-    announce: bool = setting(
-        False, "Answer waiting streams with 200 and comments that show their queue position."
-    )
-
-
-class KvConfig(Section):
-    """When the KV cache of a backend counts as full. The gap between the two prevents flapping."""
-
-    stop_admitting: float = setting(
-        0.95, "At or above this KV cache usage (0..1), no new requests.", gt=0, le=1
-    )
-    resume: float = setting(
-        0.85, "Below this KV cache usage (0..1), requests are admitted again.", ge=0, lt=1
-    )
-
-
-class Admission(Enum):
-    """Whether the gateway decides when a request may enter an engine."""
-
-    ON = "on"
-    OFF = "off"
-
-
-class SloConfig(Section):
-    """Latency targets; the concurrency limits adapt to them."""
-
-    ttft: Duration = setting(
-        "2.5s", "Time to first token of a short prompt, at the 90th percentile."
-    )
-    itl: Duration = setting("80ms", "Mean time between tokens.")
-
-
 def _named_by_position(value: Any) -> Any:
     if not isinstance(value, list | tuple):
         return value
@@ -196,8 +160,8 @@ class PoolConfig(Section):
     )
     engine: Engine = setting(
         "vllm",
-        "vllm, or openai: any other server with OpenAI's API (llama.cpp, Ollama, TGI, SGLang). Nothing"
-        " that only vLLM knows is asked of it, and its load is judged by its concurrency limit.",
+        "vllm, or openai: any other server with OpenAI's API (llama.cpp, Ollama, TGI, SGLang). No vLLM"
+        " extension is used with it, and a concurrency limit alone bounds its load.",
     )
     max_context: Annotated[Tokens | None, OrWord("auto", None)] = setting(
         "auto",
@@ -228,18 +192,30 @@ class PoolConfig(Section):
     )
     resume: Resume = setting(
         "exact",
-        "exact: a stream whose backend fails goes on at another one, token for token, where that can be"
-        " exact. off: it ends with an error.",
+        "exact: if a backend fails in the middle of a stream, another one continues it, token for token,"
+        " where that can be exact. text: it continues the text, which is not exact, for engines that tell no"
+        " token ids (continue_final_message). off: the stream ends with an error.",
+    )
+    resume_replies: Annotated[Tokens | None, OrWord("off", None)] = setting(
+        "off",
+        "Replies that are not streamed, and are expected to be at least this long, are streams inside: with"
+        " `resume: exact` another backend can continue them. It costs an engine what a stream costs.",
+    )
+    move_after: DurationOrZero = setting(
+        "10s",
+        "A backend that was drained this long ago loses the streams that others can go on with (`resume`).",
     )
     fallback: FallbackConfig = setting({}, "Pools that answer when this one cannot. Default: none.")
-    prefer: PreferConfig = setting({}, "Backends that are nearer than others. Default: none.")
+    prefer: PreferConfig = setting({}, "Which backends to prefer, by labels. Default: none.")
     prefix: PrefixRouting = setting(
         "approximate",
-        "approximate: requests go where much of their prompt was sent before, if that saves more than"
-        " the wait there. precise: where the engines tell that they hold it, by vLLM's KV events (needs"
-        " `tokenizer` and the extra kvevents). off: the choice goes by load alone.",
+        "approximate: a request goes to a backend that got much of the same prompt before, unless the wait"
+        " there costs more than it saves. precise: the same, by vLLM's KV events (needs `tokenizer` and the"
+        " extra kvevents). off: requests go by load alone.",
     )
-    canary: CanaryConfig | None = setting(None, "A revision on trial. Default: none.")
+    canary: CanaryConfig | None = setting(
+        None, "A new revision that gets some requests. Default: none."
+    )
     shadow: ShadowConfig | None = setting(
         None, "A pool that gets copies of requests. Default: none."
     )
@@ -267,27 +243,33 @@ class PoolConfig(Section):
     )
 
 
-def _check_redis(value: SecretStr | None) -> SecretStr | None:
-    schemes = ("redis://", "rediss://", "unix://")
-    if value is not None and not value.get_secret_value().startswith(schemes):
-        raise PydanticCustomError("bad_url", "write it like redis://host:6379/0 or rediss://...")
-    return value
-
-
 class Config(Section):
     """The settings file."""
 
     version: Literal[1] = setting(1, "Format version of this file.")
     listen: Address = setting("127.0.0.1:8080", "Public address, or unix:/path.")
+    workers: int = setting(
+        1,
+        "Processes that serve, best one for each core. With more than one, a parent process starts them.",
+        ge=1,
+        le=64,
+    )
     admin: AdminConfig = setting({}, "The admin listener.")
-    redis: Secret = setting(
+    redis: RedisUrl = setting(
         None,
-        "URL of a Redis shared by replicas. Empty: one replica, state in memory. Accepted and checked,"
-        " but not used by this version yet.",
+        "URL of the Redis or Valkey that replicas share, so that one of them restarts a backend, and"
+        " what operators order holds at all. Empty: one replica, state in memory.",
     )
     keys: Annotated[KeysConfig | None, OrWord("none", None)] = setting(
         {}, "The API keys; `none` turns authentication off."
     )
+    tiers: dict[TierName, KeySettings] = setting(
+        {},
+        "Templates of what keys may do. A key names one (`tier`), and may set single values itself.",
+    )
+    tenants: dict[str, TenantConfig] = setting({}, "Tenants that have limits, by name.")
+    prices: PricesConfig = setting({}, "What tokens cost, for budgets and usage.")
+    usage: UsageConfig = setting({}, "What is kept of usage.")
     pools: dict[ModelName, PoolConfig] = Field(
         min_length=1, description="Pools of backends, by the model name that clients use."
     )
@@ -308,12 +290,11 @@ class Config(Section):
     cors: CorsConfig = setting({}, "Which web pages may call from a browser. Default: none.")
     health: HealthConfig = setting({}, "How backends are monitored.")
     log: LogConfig = setting({}, "What is logged.")
+    traces: TracesConfig = setting({}, "Traces of requests. Default: none.")
     state: FilePath = setting(
         "state", "Folder for launched backends: logs, process records, remedies in force."
     )
     shutdown: ShutdownConfig = setting({}, "How the gateway shuts down.")
-
-    check_redis = field_validator("redis")(_check_redis)
 
 
 __all__ = [

@@ -43,6 +43,7 @@ class Resume(Enum):
     """Whether a stream may go on at another backend."""
 
     EXACT = "exact"
+    TEXT = "text"
     OFF = "off"
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with `prefix: precise`: what it needs and has not. Pure, as `config.check`."""
+"""Check that a pool with `prefix: precise` has all that it needs. Pure, as `config.check`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.config.parameters import PrefixRouting
 
 
 def check_prefix(config: Config) -> Iterator[Remark]:
-    """Yield everything that is wrong or doubtful with how pools follow the prefix caches of their engines."""
+    """Yield what is wrong or doubtful in the `prefix` settings of pools."""
     for name, pool in config.pools.items():
         if pool.prefix is PrefixRouting.PRECISE:
             yield from _precise(("pools", name), pool)

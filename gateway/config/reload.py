@@ -16,10 +16,16 @@ from gateway.config.spell import HIDDEN, spell
 # Read once, at start. A name covers the settings below it.
 NEEDS_RESTART: Final = (
     "listen",
+    "workers",
     "admin.listen",
     "redis",
+    "keys.shared",
+    "keys.pepper",
+    "keys.oidc",
     "state",
+    "usage",
     "log",
+    "traces",
     "limits.max_header_bytes",
     "limits.max_headers",
     "limits.connections",
@@ -132,6 +138,16 @@ def _word(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{k}: {v}" for k, v in value.items() if v is not None) + "}"
     return str(value)
+
+
+# What each replica has of its own.
+_OWN: Final = frozenset({"listen", "admin", "redis", "keys", "log", "state"})
+
+
+def shared_digest(config: Config) -> str:
+    """Return a short text that is the same where replicas are configured alike; secrets are masked."""
+    alike = [(name, value) for name, value in config if name not in _OWN]
+    return hashlib.sha256(repr(alike).encode()).hexdigest()[:12]
 
 
 def digest(config: Config) -> str:

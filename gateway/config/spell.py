@@ -11,6 +11,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from gateway.config.findings import KeyPath, dotted
+from gateway.config.keylimits import limits_told
 from gateway.config.models import Section
 from gateway.config.units import (
     Listen,
@@ -20,6 +21,7 @@ from gateway.config.units import (
     parse_duration,
     parse_size,
 )
+from gateway.core.limits import KeyLimits
 
 HIDDEN: Final = "***"
 
@@ -68,6 +70,8 @@ def _plain(value: object) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, Enum):
         return value.value
+    if isinstance(value, KeyLimits):
+        return limits_told(value)
     if isinstance(value, SecretStr):
         return HIDDEN
     if isinstance(value, Listen | Path):

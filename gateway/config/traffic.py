@@ -1,4 +1,4 @@
-"""Settings of traffic: how the backends of a pool share it, and which pools answer in place of another."""
+"""Settings of traffic: weights and labels of backends, canaries, shadows, fallbacks."""
 
 from __future__ import annotations
 
@@ -35,12 +35,14 @@ Revision = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]
 
 
 class PreferConfig(Section):
-    """Which backends are nearer: they get all requests until the others are clearly less busy."""
+    """Which backends are preferred: they get all requests until the others are clearly less busy."""
 
-    labels: Labels = setting({}, 'Labels that a near backend has, all of them: {zone: "${ZONE}"}.')
+    labels: Labels = setting(
+        {}, 'Labels of preferred backends; one must have all of them: {zone: "${ZONE}"}.'
+    )
     spill_over: Duration = setting(
         "2s",
-        "How much longer the queue of the near ones, in seconds, must be before others are used.",
+        "Other backends are used once the preferred ones are busier than them by so much time.",
     )
 
     def away_s(self, labels: Mapping[str, str]) -> float:
@@ -49,12 +51,12 @@ class PreferConfig(Section):
 
 
 class CanaryConfig(Section):
-    """A revision on trial: which requests go to its backends, and what follows from how they fare."""
+    """A canary: which requests go to the backends of a new revision, and whether its verdict is carried out."""
 
-    revision: Revision = Field(description="The `revision` of the backends that are on trial.")
+    revision: Revision = Field(description="The `revision` of the backends that are the canary.")
     weight: Annotated[float, Field(gt=0, lt=1)] | None = setting(
         None,
-        "Share of the conversations (0..1); one stays where it began. One of weight, keys, header.",
+        "Share of the conversations (0..1); each stays where it began. Write one of weight, keys, header.",
     )
     keys: tuple[str, ...] = setting((), "Ids of the keys whose requests go there.")
     header: bool = setting(
@@ -62,7 +64,7 @@ class CanaryConfig(Section):
     )
     automatic: bool = setting(
         False,
-        "Roll back or promote by itself. Otherwise `status` and `events` tell what was found.",
+        "Roll back or promote automatically. Otherwise `status` and `events` only report the verdict.",
     )
 
     @model_validator(mode="after")
@@ -84,7 +86,7 @@ class CanaryConfig(Section):
 
 
 class ShadowConfig(Section):
-    """Copies of some requests go to another pool; nobody gets their replies. Dropped first under load."""
+    """Copies of some requests go to another pool. Their replies are dropped; under load, so are the copies."""
 
     to: ModelName = Field(description="The pool that gets the copies.")
     share: Annotated[float, Field(gt=0, le=1)] = setting(
@@ -98,7 +100,7 @@ class ShadowConfig(Section):
 
 
 class FallbackConfig(Section):
-    """Pools that answer when this one cannot: one name, or several in order. Theirs are not followed."""
+    """Pools that answer when this one cannot: one name, or several in order. Their own fallbacks are not used."""
 
     no_backend: Names = setting((), "When no backend of this pool serves.")
     overload: Names = setting((), "When this pool refuses a request because it is full (503).")

@@ -1,4 +1,4 @@
-"""What is wrong with traffic between pools: names that lead nowhere, and what a fallback would give away.
+"""Check the settings of traffic between pools: unknown names, and leaks between tenants.
 
 Pure, as `config.check`.
 """
@@ -15,7 +15,8 @@ from gateway.core.traffic import Cause, Engine
 
 
 def check_traffic(config: Config) -> Iterator[Remark]:
-    """Yield everything that is wrong or doubtful with settings that lead from one pool to another."""
+    """Yield what is wrong or doubtful in engines, weights, canaries, fallbacks and shadows."""
+    yield from check_workers(config)
     for name, pool in config.pools.items():
         yield from _engines(("pools", name), pool)
         yield from _shares(("pools", name), pool)
@@ -24,8 +25,23 @@ def check_traffic(config: Config) -> Iterator[Remark]:
         yield from _shadow(("pools", name, "shadow"), name, pool, config)
 
 
+def check_workers(config: Config) -> Iterator[Remark]:
+    """Yield what several workers cannot do: adapters are loaded where one process sees all their requests."""
+    if config.workers == 1:
+        return
+    for name, pool in config.pools.items():
+        for place, adapter in enumerate(() if pool.adapters == "auto" else pool.adapters):
+            if adapter.path is not None:
+                yield Remark(
+                    ("pools", name, "adapters", place, "path"),
+                    "one-worker",
+                    f"the gateway loads adapters only with one worker, and `workers` is {config.workers}",
+                    "write `workers: 1`, or load the adapter on the backends and remove `path`",
+                )
+
+
 def _engines(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
-    """What only vLLM can do is not asked of another server."""
+    """Settings that only vLLM can honour are not used with another server."""
     plain = [
         place
         for place, backend in enumerate(pool.backends)
@@ -66,7 +82,7 @@ def _engines(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
 
 
 def _shares(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
-    """Weights and labels part some backends of a pool from others."""
+    """Some backend has a weight, and some has the labels that `prefer` names."""
     if all(backend.weight == 0 for backend in pool.backends):
         yield Remark(
             (*path, "backends", 0, "weight"),
@@ -88,7 +104,7 @@ def _shares(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
 
 
 def _canary(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:
-    """A revision on trial has backends, and so have the others."""
+    """The canary's revision has backends, and so has another revision."""
     canary = pool.canary
     if canary is None:
         return
@@ -153,7 +169,7 @@ def _shadow(path: KeyPath, name: str, pool: PoolConfig, config: Config) -> Itera
 
 
 def _led(path: KeyPath, name: str, to: str, config: Config, kind: str) -> Iterator[Remark]:
-    """Check that requests of one pool, or their copies, may be led to another; `kind` names the setting."""
+    """Check that requests of one pool, or their copies, may go to another; `kind` names the setting."""
     if to == name:
         yield Remark(
             path,

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
-from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -30,7 +29,8 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from gateway.config.sockets import PREFIX, check_socket, check_socket_text, socket_of
+from gateway.config.sockets import check_socket, check_socket_text
+from gateway.config.urls import MOST_PORT, check_backend_url
 
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES: Final = {
@@ -45,9 +45,6 @@ _DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)")
 _TOKEN_COUNT: Final = re.compile(r"(\d+)([kKmM]?)")
 _BARE: Final = re.compile(r"-?\d+(?:\.\d+)?")
-_BACKEND_HINT: Final = (
-    "write the backend's URL like http://10.0.0.11:8000 or unix:/run/vllm/b1.sock"
-)
 
 
 def parse_duration(value: object) -> float:
@@ -144,37 +141,11 @@ def parse_listen(value: object) -> Listen:
         raise _bad(
             "bad_address", "put the IPv6 address in {value} in brackets, like [::1]:8080", value
         )
-    if not (colon and host and port.isdecimal() and port.isascii() and int(port) <= 65535):
+    if not (colon and host and port.isdecimal() and port.isascii()):
         raise _bad("bad_address", hint, value)
+    if int(port) > MOST_PORT:
+        raise _bad("bad_address", "the port in {value} is above 65535", value)
     return Listen(host=host, port=int(port))
-
-
-def check_backend_url(value: str) -> str:
-    """Return the origin `scheme://host:port` of a backend, or `unix:/path` of its socket."""
-    # The address is not repeated in the messages: it might hold a password.
-    if not value.strip():
-        raise PydanticCustomError("empty", "a backend needs either `url` or `launch`")
-    if value.strip().startswith(PREFIX):
-        return f"{PREFIX}{socket_of(value.strip())}"
-    try:
-        parts = urlsplit(value.strip())
-        port = parts.port
-    except ValueError as error:
-        raise PydanticCustomError("bad_url", "the port in the URL is not a number") from error
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise PydanticCustomError("bad_url", _BACKEND_HINT)
-    if not parts.netloc.isascii() or any(char.isspace() for char in parts.netloc):
-        raise PydanticCustomError("bad_url", "the host must be ASCII (punycode) without spaces")
-    if parts.username is not None or parts.password is not None:
-        raise PydanticCustomError(
-            "bad_url", "a URL may not contain a user or password; use api_key"
-        )
-    if parts.path not in ("", "/") or parts.query or parts.fragment:
-        raise PydanticCustomError(
-            "bad_url", "write only scheme, host and port, without /v1 or any other path or query"
-        )
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"{parts.scheme}://{host}" + (f":{port}" if port is not None else "")
 
 
 @dataclass(frozen=True, slots=True)

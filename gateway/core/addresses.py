@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 UNIX: Final = "unix"  # a peer on a UNIX socket, which has no address
 _FORWARDED: Final = b"x-forwarded-for"
+_KNOWN: Final = 4096  # addresses that are remembered
+_LONGEST: Final = 100  # characters of an address with a port and a zone
 _MOST_PROXIES: Final = 16  # that a request passes; a longer list is not read on
 
 
@@ -22,6 +25,20 @@ def client_network(host: str | None) -> str | None:
     return str(address.ipv4_mapped or address.exploded[:19])
 
 
+def within(host: str | None, networks: tuple[str, ...]) -> bool:
+    """Whether an address is in one of these networks; None, a UNIX socket, is in none."""
+    known = None if host is None else _address(host)
+    if known is None:
+        return False
+    address = ipaddress.ip_address(known)
+    return any(address in network for network in _networks(networks))
+
+
+@lru_cache(maxsize=1024)
+def _networks(texts: tuple[str, ...]) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+    return [ipaddress.ip_network(each) for each in texts]
+
+
 class Proxies:
     """The proxies whose word counts on where a request comes from."""
 
@@ -30,6 +47,8 @@ class Proxies:
         trusted = tuple(trusted)
         self._unix = UNIX in trusted
         self._networks = [ipaddress.ip_network(each) for each in trusted if each != UNIX]
+        # An address is parsed for 4 us, and clients come again.
+        self._known = lru_cache(_KNOWN)(self._trusts)
 
     def client_of(
         self, peer: str | None, headers: Iterable[tuple[bytes, bytes]] | None
@@ -40,7 +59,7 @@ class Proxies:
         its end, for as long as it was written by a trusted proxy; what is left of that, any client
         may have made up.
         """
-        if not self.trusts(peer):
+        if not (self._networks or self._unix) or not self.trusts(peer):
             return peer
         lists = [value for name, value in headers or () if name == _FORWARDED]
         client = peer
@@ -56,13 +75,21 @@ class Proxies:
         """Whether this is one of the proxies; None is a UNIX socket."""
         if peer is None:
             return self._unix
-        if not self._networks or (known := _address(peer)) is None:
+        return self._known(peer) if self._networks else False
+
+    def _trusts(self, peer: str) -> bool:
+        if (known := _address(peer)) is None:
             return False
         address = ipaddress.ip_address(known)
         return any(address in network for network in self._networks)
 
 
 def _address(text: str) -> str | None:
+    return _parsed(text) if len(text) <= _LONGEST else None
+
+
+@lru_cache(_KNOWN)
+def _parsed(text: str) -> str | None:
     """Return an address as `ipaddress` writes it, without a port or a zone; None for anything else.
 
     An IPv4 address in the form of IPv6 is that IPv4 address.

@@ -7,6 +7,7 @@ Every task has a name and an owner. `periodic` and `guarded` are two of the thre
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import sys
@@ -62,7 +63,7 @@ async def guarded(work: Coroutine[Any, Any, object], *, name: str) -> None:
     try:
         await work
     except Exception:
-        log.exception("task failed", extra={"task": name})
+        log.exception("task failed", extra={"event": "bug", "task": name})
 
 
 async def periodic(
@@ -72,8 +73,9 @@ async def periodic(
     name: str,
     jitter_ratio: float = 0.15,
     rng: random.Random | None = None,
+    woken: asyncio.Event | None = None,
 ) -> None:
-    """Run `turn` for ever, `every_s` (+- jitter) after the end of the one before.
+    """Run `turn` for ever, `every_s` (+- jitter) after the end of the one before, or once `woken` is set.
 
     `every_s` may be a function, asked after each turn, where the pace follows what was found.
     An exception in one turn is logged and the loop goes on. Run it in a TaskGroup.
@@ -84,9 +86,16 @@ async def periodic(
         try:
             await turn()
         except Exception:
-            log.exception("periodic task failed", extra={"task": name})
+            log.exception("periodic task failed", extra={"event": "bug", "task": name})
         pause_s = every_s() if callable(every_s) else every_s
-        await asyncio.sleep(pause_s * (1 + spread.uniform(-jitter_ratio, jitter_ratio)))
+        pause_s *= 1 + spread.uniform(-jitter_ratio, jitter_ratio)
+        if woken is None:
+            await asyncio.sleep(pause_s)
+            continue
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await woken.wait()
+        woken.clear()
 
 
 _BESIDE: Final = ThreadPoolExecutor(1, thread_name_prefix="beside")

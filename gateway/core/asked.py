@@ -13,6 +13,8 @@ from functools import lru_cache
 
 import msgspec
 
+from gateway.core.limits import KeyLimits
+
 
 class Media(Enum):
     """Which addresses of images, audio and video may be sent; each includes those before it."""
@@ -58,23 +60,34 @@ class Overrides:
     unknown_fields: UnknownFields | None = None
 
 
+ALL_MODELS = ("*",)
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: one authenticated key. `models` are globs over the names clients use."""
+    """Who asks: one authenticated key. `models` and `denied` are globs over the names clients use."""
 
     key_id: str
     name: str
     tenant: str
     priority: int = 0
-    models: tuple[str, ...] = ("*",)
+    models: tuple[str, ...] = ALL_MODELS
     max_context_tokens: int | None = None
     max_output_tokens: int | None = None
     parameters: Overrides | None = None
     falls_back: bool = True  # another pool may answer when the asked one cannot
+    limits: KeyLimits | None = None
+    denied: tuple[str, ...] = ()
+    addresses: tuple[str, ...] | None = (
+        None  # networks of the clients that may use the key; None: any
+    )
 
     def may_use(self, model: str) -> bool:
-        """Whether a model or adapter name matches one of the caller's globs (case matters)."""
-        return _matches(self.models, model)
+        """Whether a model or adapter name matches one of the caller's globs, and none that is denied.
+
+        Case matters.
+        """
+        return _matches(self.models, model) and not (self.denied and _matches(self.denied, model))
 
 
 @lru_cache(maxsize=4096)

@@ -6,6 +6,7 @@
     |   |-- MissingModel                  400     invalid_request_error    missing_required_parameter
     |   |-- ModelNotFound                 404     invalid_request_error    model_not_found
     |   |-- UnknownUrl                    404     invalid_request_error    unknown_url
+    |   |-- RequestQuarantined            400     invalid_request_error    request_quarantined
     |   |-- EndpointNotServed             404     invalid_request_error    endpoint_not_supported
     |   |-- OriginNotAllowed              403     invalid_request_error    origin_not_allowed
     |   |-- MethodNotAllowed              405     invalid_request_error    method_not_allowed
@@ -15,8 +16,11 @@
     |   |-- HeadTimeout                   408     invalid_request_error    request_timeout
     |   `-- HeadTooLarge                  431     invalid_request_error    request_headers_too_large
     |-- AccessError         the caller's  401     invalid_request_error    invalid_api_key
+    |   |-- WrongKind                     403     invalid_request_error    wrong_kind_of_key
+    |   |-- WrongAddress                  403     invalid_request_error    ip_not_authorized
     |   `-- MissingKey                    401     invalid_request_error    missing_api_key
     |-- TooManyFailedKeys   the caller's  429     rate_limit_error         too_many_failed_keys
+    |-- KeysUnknown         nobody's      503     service_unavailable_error  keys_unknown
     |-- Rejected            nobody's      503     service_unavailable_error
     |   |-- TooManyWaiting    the caller's 429    rate_limit_error         too_many_waiting
     |   |-- Overloaded                    503     service_unavailable_error  server_is_overloaded
@@ -33,14 +37,14 @@
     |   |   `-- MisdirectedReply            502     (the reply names another request)
     |   |-- BackendDown                   502     backend_down             (out of service with it: not retried)
     |   |-- StreamBroke                   502     (after the first byte: an error frame, never a retry)
+    |   |   `-- StreamMoved                 502     (cut by us: it has a place elsewhere)
     |   `-- BackendTimeout                504     server_error             backend_timeout
     |-- ClientGone          nobody's      499     never answered, never held against a backend
     |   `-- ClientStalled                 499     did not read for too long: cut, to bound memory
     `-- ConfigError         the operator's        never becomes a reply
 
-A reply always has the four keys `message`, `type`, `param`, `code` and a string code
-(Source: openai-openapi ErrorResponse; the SDKs read `body["error"]`).
-Anything that is not a GatewayError is a bug: 500, logged with a traceback, Outcome.BUG.
+A reply always has `message`, `type`, `param` and a string `code` (openai-openapi ErrorResponse; SDKs read `error`).
+Anything that is not a GatewayError is a bug: 500, with a traceback, Outcome.BUG. `core.ratelimited` has two more.
 """
 
 from __future__ import annotations
@@ -48,6 +52,7 @@ from __future__ import annotations
 import random
 from typing import ClassVar, Final
 
+from gateway.core.endings import Ending
 from gateway.core.types import Outcome, ShedReason
 
 NO_MODEL: Final = "You must provide a `model`. GET /v1/models lists what this key can use."
@@ -108,6 +113,12 @@ class UnknownUrl(RequestError):
 
     status = 404
     default_code = "unknown_url"
+
+
+class RequestQuarantined(RequestError):
+    """It was being worked on as two backends died, so no third one gets it for a while: 400."""
+
+    default_code = "request_quarantined"
 
 
 class EndpointNotServed(RequestError):
@@ -175,6 +186,20 @@ class AccessError(GatewayError):
     outcome = Outcome.UNAUTHENTICATED
 
 
+class WrongKind(AccessError):
+    """A right key that is for something else: 403."""
+
+    status = 403
+    default_code = "wrong_kind_of_key"
+
+
+class WrongAddress(AccessError):
+    """A right key, sent from an address that may not use it: 403."""
+
+    status = 403
+    default_code = "ip_not_authorized"
+
+
 class MissingKey(AccessError):
     """No key at all: 401."""
 
@@ -187,6 +212,15 @@ class TooManyFailedKeys(GatewayError):
     status = 429
     type = "rate_limit_error"
     default_code = "too_many_failed_keys"
+    outcome = Outcome.UNAUTHENTICATED
+
+
+class KeysUnknown(GatewayError):
+    """The store of the keys did not answer since this gateway started, and there is no copy: 503."""
+
+    status = 503
+    type = "service_unavailable_error"
+    default_code = "keys_unknown"
     outcome = Outcome.UNAUTHENTICATED
 
 
@@ -211,14 +245,14 @@ class Overloaded(Rejected):
 
 
 class EngineFull(Overloaded):
-    """The engine's own admission control refused the request: back-pressure, not sickness.
+    """The engine itself refused: busy, not sick. `admission.refusals.engine_refused` is what a client gets."""
 
-    `message` is the engine's; what a client is told is `admission.refusals.engine_refused`.
-    """
+    ending: ClassVar[Ending] = Ending.FULL
 
-    def __init__(self, message: str) -> None:
-        # The engine gives no time of its own; spread, for many are refused at one moment.
-        super().__init__(message, reason=ShedReason.ENGINE, retry_after_s=random.uniform(1.0, 3.0))
+    def __init__(self, message: str, told_s: float | None = None) -> None:
+        again_s = told_s or random.uniform(1.0, 3.0)  # spread: many are refused at one moment
+        super().__init__(message, reason=ShedReason.ENGINE, retry_after_s=again_s)
+        self.told_s = told_s
 
 
 class TooManyWaiting(Rejected):
@@ -268,51 +302,55 @@ class TookTooLong(GatewayError):
 
 
 class UpstreamError(GatewayError):
-    """The backend failed: 502. `reason` is a short closed word for metrics and health."""
+    """The backend failed: 502. `ending` says how, for metrics and health."""
 
     status = 502
     type = "server_error"
     default_code = "backend_error"
     outcome = Outcome.BACKEND_ERROR
-    reason: ClassVar[str] = "error"
+    ending: ClassVar[Ending] = Ending.BROKE
 
 
 class ConnectFailed(UpstreamError):
     """No connection could be made, so nothing was sent; safe to try elsewhere."""
 
-    reason = "connect"
+    ending = Ending.CONNECT
 
 
 class StaleConnection(UpstreamError):
     """A reused idle connection died before any reply byte; one retry on a fresh connection."""
 
-    reason = "stale"
+    ending = Ending.STALE
 
 
 class BackendBroke(UpstreamError):
     """The backend died or answered nonsense before the client got a byte."""
 
-    reason = "broke"
-
 
 class MisdirectedReply(BackendBroke):
     """The reply names another request: it was meant for another client, and nobody gets it."""
 
-    reason = "misdirected"
+    ending = Ending.MISDIRECTED
 
 
 class BackendDown(UpstreamError):
     """The backend was declared down, or is restarted, with the request in it: 502. Known of it already."""
 
     default_code = "backend_down"
-    reason = "down"
+    ending = Ending.DOWN
 
 
 class StreamBroke(UpstreamError):
     """The backend died, stalled or reported an error after the client's first byte."""
 
-    reason = "stream"
+    ending = Ending.STREAM
     outcome = Outcome.STREAM_BROKEN
+
+
+class StreamMoved(StreamBroke):
+    """Its backend is drained, and another one has a place for its rest: no failure."""
+
+    ending = Ending.MOVED
 
 
 class BackendTimeout(UpstreamError):
@@ -320,7 +358,7 @@ class BackendTimeout(UpstreamError):
 
     status = 504
     default_code = "backend_timeout"
-    reason = "timeout"
+    ending = Ending.TIMEOUT
     outcome = Outcome.BACKEND_TIMEOUT
 
 

@@ -14,7 +14,9 @@ class Exclusion(Enum):
     ADAPTER_DUE = "adapter_due"  # it will, once it has room for it and may
     ADAPTER_FAILED = "adapter_failed"  # it could not, or never can
     ENDPOINT_MISSING = "endpoint_missing"
-    IN_RESERVE = "in_reserve"  # its weight is 0, and another can serve
+    EJECTED = "ejected"  # too many of its requests failed, and others can serve
+    PROBATION = "probation"  # it was ejected, and is tried by another request right now
+    IN_RESERVE = "in_reserve"  # its weight is 0, or it lost a trial; and another can serve
     WINDOW_TOO_SMALL = "window_too_small"
     AT_LIMIT = "at_limit"  # as many requests as its concurrency limit allows
     READING = "reading"  # it still reads prompts, and the highest class is not to wait behind more
@@ -39,6 +41,7 @@ _PASSING = frozenset(
     {
         Exclusion.ADAPTER_LOADING,
         Exclusion.ADAPTER_DUE,
+        Exclusion.PROBATION,
         Exclusion.AT_LIMIT,
         Exclusion.READING,
         Exclusion.ENGINE_QUEUED,
@@ -47,3 +50,11 @@ _PASSING = frozenset(
         Exclusion.CLAIMED,
     }
 )
+
+
+class Chance(Enum):
+    """When a backend can take a request that was tried elsewhere."""
+
+    NOW = "now"
+    LATER = "later"  # once others have ended
+    NEVER = "never"

@@ -1,6 +1,7 @@
-"""What a prompt is to a prefix cache, and what is known of one: the values between those who route.
+"""Prefix caching: the hashes of a prompt, and the interface of an index that knows a backend's cache.
 
-An engine keeps what it read of a prompt, and reads another that begins alike only from where they part.
+An engine keeps the KV cache of prompts that it has read. A later prompt that begins alike is read only
+from where the two differ.
 """
 
 from __future__ import annotations
@@ -11,110 +12,129 @@ import msgspec
 
 
 class Blocks(Protocol):
-    """The token ids of a prompt, in the blocks by which an engine caches them."""
+    """The token ids of a prompt, cut into the blocks that an engine caches."""
 
     salt: str | None
-    found: dict[object, int]  # by engine: blocks that it held when it was asked last
+    found: dict[object, int]  # by engine: blocks that it held at the last look-up
     has_keys: (
         bool  # its blocks differ from those of others with the same tokens: an adapter, a salt
     )
 
     def of(self, block_tokens: int) -> list[bytes] | None:
-        """Return a digest of all up to its end for each block of so many tokens; None: not at hand."""
+        """Return one digest for each block of so many tokens, of all up to its end; None: not computed."""
 
 
 class Session(msgspec.Struct, frozen=True, gc=False):
-    """What a client says that its request belongs to."""
+    """The session that a client names in its request."""
 
-    key: int  # of this process; tenants, adapters and models have keys apart
+    key: int  # random for each process; tenants, adapters and models never share one
     at: float  # when the request came
 
 
 class Prefix(msgspec.Struct, gc=False):
-    """The beginnings of one prompt, each by a key that two prompts share only if all before it is alike.
+    """Hashes of how one prompt begins: each covers all bytes from the start up to one end.
 
-    Tenants, adapters and models that have caches apart have keys apart.
+    Two prompts share a hash only if all up to that end is the same. Tenants, adapters and models with
+    separate caches never share one.
     """
 
-    keys: list[int]  # the longest first; none of a short prompt, which has a session then
-    ends: tuple[int, ...]  # how long each of them is
-    size: int  # of the whole prompt, in the unit of the ends
-    prompt_tokens: int  # the same as `Need` has it
-    output_tokens: int  # that the engine is expected to keep beside it
-    home: int = 0  # alike for prompts that begin alike, in every process
-    blocks: Blocks | None = None  # where its token ids are known, and asked for
-    steers: bool = True  # vLLM lets us name the engine that takes it, where a server has several
+    keys: list[
+        int
+    ]  # the hashes, the longest first; none for a short prompt that has only a session
+    ends: tuple[int, ...]  # bytes that each hash covers
+    size: int  # bytes of the whole prompt
+    prompt_tokens: int  # as in `Need`
+    output_tokens: int  # expected; the engine caches them too
+    home: int = 0  # hash of the first bytes, the same in every process: for rendezvous hashing
+    blocks: Blocks | None = None  # set with `prefix: precise`, once its token ids are known
+    takes_rank: bool = (
+        True  # vLLM lets us name the engine that takes it, where a server has several
+    )
     session: Session | None = None
 
     def tokens_before(self, place: int) -> int:
-        """Return how many tokens the beginning at a place of `keys` has; 0 past the last place."""
+        """Return how many tokens the hash at a place of `keys` covers; 0 past the last place."""
         if place >= len(self.keys):
             return 0
         return self.prompt_tokens * self.ends[place] // self.size
 
 
-class Sent(msgspec.Struct, gc=False):
-    """What a backend was told of a prompt that was sent to it."""
+class SentPrompt(msgspec.Struct, gc=False):
+    """One prompt that was sent to a backend, and what its index expected then."""
 
     prefix: Prefix
-    cached_tokens: int  # that it was thought to hold before
-    known_tokens: int  # that it held by what was sent there, whatever that is worth
-    new_keys: int  # that were new there
-    rank: int | None = None  # of the engine that takes it, where a server has several
-    work_tokens: int = 0  # what it still costs that engine
-    by: object = None  # who counts it there
-    session_tokens: int = 0  # of the prompt, that its session had there before
+    cached_tokens: int  # expected to be cached there
+    known_tokens: (
+        int  # that were sent there before; `cached_tokens` is this times the index's trust
+    )
+    new_keys: int  # hashes that were new there
+    most_tokens: int | None = None  # that may have been cached there; None: all of the prompt
+    rank: int | None = None  # the engine that takes it, where a server has several
+    work_tokens: int = 0  # that it still costs that engine
+    by: object = None  # the index that counts these
+    counted: bool = False  # it was compared, or will be, with what the engine finds
+    session_tokens: int = 0  # of the prompt, that its session sent there before
+
+    @property
+    def surely_read_tokens(self) -> int:
+        """How much of the prompt the engine had to read, whatever is not known of its cache."""
+        return 0 if self.most_tokens is None else self.prefix.prompt_tokens - self.most_tokens
 
 
 class KvEvents(msgspec.Struct, frozen=True, gc=False):
-    """How well a backend's engines are followed by what they tell of their caches."""
+    """How well the gateway follows the KV events of a backend's engines."""
 
-    known: bool  # what they hold is known; else it is guessed
-    engines: int  # that are listened to
-    blocks: int  # that they hold, as far as is known
-    losses: int  # times that blocks had to be forgotten, because messages were missed
-    garbled: int  # messages that nobody could read
-    strange: int  # events of kinds that are not known
+    known: bool  # the events tell what is cached; else the approximate index counts
+    engines: int  # that the gateway is subscribed to
+    blocks: int  # cached, by the events
+    losses: int  # times that the picture was dropped: messages were missed, or the engine restarted
+    garbled: int  # messages that could not be decoded
+    strange: int  # events of an unknown kind
 
 
-class Held(Protocol):
-    """What the prefix cache of one backend holds, as far as the gateway knows.
+class PrefixIndex(Protocol):
+    """What the gateway knows of one backend's prefix cache.
 
-    The pool table owns it. Synchronous, and without side effects but for those named.
+    The pool table owns it. All methods are synchronous. The calls for one prompt are, in this order:
+    `sent`, `read` at its first token, `over` when its slot is given back, `unsent` after that if there was
+    no first token, and `ended` when its request is settled.
     """
 
     @property
     def kv_events(self) -> KvEvents | None:
-        """How well it is told by its engines; None: nobody asks them."""
+        """How well KV events are followed; None: this kind of index uses none."""
+
+    def __len__(self) -> int:
+        """Return how many hashes of beginnings or blocks it keeps."""
 
     def tokens(self, prefix: Prefix) -> int:
-        """Return how many tokens of a prompt it holds; 0 up to `prompt_tokens`."""
+        """Return how many tokens of a prompt are expected to be cached: 0 to `prompt_tokens`."""
 
-    def sent(self, prefix: Prefix) -> Sent:
+    def sent(self, prefix: Prefix) -> SentPrompt:
         """Note that a prompt was sent there."""
 
-    def ended(self, sent: Sent, cached_tokens: int | None) -> None:
-        """Note that a prompt was read; `cached_tokens` of it were found, if its reply tells."""
+    def ended(self, sent: SentPrompt, cached_tokens: int | None) -> None:
+        """Note that a prompt was read. `cached_tokens` is what the reply reports; None: nothing."""
 
     def scraped(self, capacity_tokens: int | None, hits: float | None) -> None:
-        """Take in how much the cache holds, and the engine's counter of tokens found, if it tells."""
+        """Take in a scrape: how much the cache holds, and the engine's counter of cache hits in tokens."""
 
-    def unsent(self, sent: Sent) -> None:
-        """Take that back: it ended before the engine was seen to read it."""
+    def unsent(self, sent: SentPrompt) -> None:
+        """Undo `sent`: the request ended before its first token."""
 
-    def read(self, sent: Sent) -> None:
-        """Note that the engine has read a prompt."""
+    def read(self, sent: SentPrompt) -> None:
+        """Note the first token: the engine has read the prompt."""
 
-    def over(self, sent: Sent) -> None:
-        """Note that a request is there no more, however it ended."""
+    def over(self, sent: SentPrompt) -> None:
+        """Note that a request has left the backend, however it ended."""
 
     def forget(self) -> None:
-        """Note that it is empty: another process, or its cache was reset."""
+        """Note that the cache is empty: the process restarted, or its cache was reset."""
 
 
-class Holder(Protocol):
-    """A backend, as far as prefixes are concerned."""
+class HasPrefixIndex(Protocol):
+    """A backend, as the prefix code sees it."""
 
     @property
-    def held(self) -> Held | None:
-        """What its prefix cache holds; None: nobody asks."""
+    def prefix_index(self) -> PrefixIndex | None:
+        """What is known of its prefix cache; None: nothing needs to be."""

@@ -1,4 +1,4 @@
-"""Why a request is answered by another pool, or by another revision, than others are."""
+"""Values of traffic management: engine kinds, fallbacks, canaries, shadows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Cause(Enum):
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """Which requests of a pool go to the revision that is on trial; by one of the three."""
+    """Which requests of a pool go to its canary: by share, by key, or by header."""
 
     revision: str
     share: float = 0.0  # of the conversations, 0..1
@@ -32,11 +32,11 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 class Shadow(msgspec.Struct, frozen=True):
-    """To which pool copies of some requests go, whose replies nobody gets."""
+    """To which pool copies of some requests go. Their replies are dropped."""
 
     pool: str
     share: float  # of the conversations, 0..1
-    most: int  # copies at a time
+    most: int  # copies in flight
 
 
 class Fallback(msgspec.Struct, frozen=True, gc=False):

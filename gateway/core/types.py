@@ -8,7 +8,7 @@ Times called `at` or `now` are monotonic seconds; wall time exists only in `obse
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -16,10 +16,15 @@ import msgspec
 
 from gateway.core.asked import NOTHING_ASKED, Asked
 from gateway.core.asked import Caller as Caller
-from gateway.core.exclusion import AWAITS_ADAPTER as AWAITS_ADAPTER
+from gateway.core.endings import Attempt, Barrier, Ending
+from gateway.core.exclusion import Chance as Chance
 from gateway.core.exclusion import Exclusion as Exclusion
-from gateway.core.prefix import Prefix, Sent
+from gateway.core.limits import Price, Taken
+from gateway.core.prefix import Prefix, SentPrompt
+from gateway.core.tracing import Trace
 from gateway.core.traffic import Fallback, Shadow, Trial
+from gateway.core.usage import Usage as Usage
+from gateway.core.usage import UsageSource as UsageSource
 
 
 class Endpoint(Enum):
@@ -91,6 +96,9 @@ class Outcome(Enum):
     __hash__ = object.__hash__  # as for Endpoint
 
 
+_OK = Outcome.OK  # looked up once: 0.15 us before Python 3.12
+
+
 class ShedReason(Enum):
     """Why a request was refused for capacity; closed, because it is a metric label and a header."""
 
@@ -105,24 +113,12 @@ class ShedReason(Enum):
     ENGINE = "engine"  # the engine's own admission control refused it
 
 
-class UsageSource(Enum):
-    """Where token counts come from, best first."""
-
-    UPSTREAM = "upstream"  # the backend's own usage object
-    COUNTED = "counted"  # exact prompt count, stream events counted
-    ESTIMATED = "estimated"  # the prompt by its size, stream events counted
-
-    __hash__ = object.__hash__  # as for Endpoint
-
-
 # Where the values of an object's fields stand in its bytes: [start, end).
 Places = Mapping[str, tuple[int, int]]
 
 
 class Call(msgspec.Struct, frozen=True):
     """What is asked: the few fields of a request body that the gateway looks at, and the body itself.
-
-    `places` is set for a large body alone, which is never decoded as a whole.
 
     `choices` is how many choices a complete answer holds (n x number of prompts).
     `text_bytes` is an upper bound of the UTF-8 length of all text of the longest prompt, `None` when it
@@ -148,7 +144,7 @@ class Call(msgspec.Struct, frozen=True):
     model_at: tuple[int, int] | None = None  # of a form, whose beginning `body` is: its value
     asked: Asked = NOTHING_ASKED
     fields: Mapping[str, msgspec.Raw] | None = None  # of a small JSON body, if it was taken apart
-    places: Places | None = None  # of a large JSON body
+    places: Places | None = None  # of a large JSON body, which is never decoded as a whole
     tells_ids: bool = False  # the backend is to tell the ids of all tokens: see `resume.stream`
 
     @property
@@ -220,9 +216,10 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class ProbePassed:
-    """`GET /health` answered 200."""
+    """`GET /health` answered 200; it was asked `asked_at`."""
 
     at: float
+    asked_at: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +228,7 @@ class ProbeFailed:
 
     at: float
     reason: str
+    asked_at: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,17 +258,19 @@ class ModelsSeen:
 
 @dataclass(frozen=True, slots=True)
 class TrafficOk:
-    """A real request ended well on the backend."""
+    """A real request ended well on the backend. `trial`: by it a backend on probation was tried."""
 
     at: float
+    trial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TrafficFailed:
-    """A real request failed by the backend's fault (connect, 5xx, stall, truncation, error frame)."""
+    """An attempt failed at the backend; whose fault that is, `pools.attribution` says. `trial` as above."""
 
     at: float
-    reason: str
+    ending: Ending
+    trial: bool = False
 
 
 Observation = (
@@ -305,29 +305,26 @@ class Need(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ask(msgspec.Struct):
-    """One request that looks for a backend. Its handler owns it: `tried` grows with failed attempts.
-
-    `top_priority` is the highest one in use when there are several: a reserve is kept for it.
-    """
+    """One request that looks for a backend. Its handler owns it: `tried` grows with failed attempts."""
 
     route: Route
     call: Call
     demand: Demand
     caller: Caller
     need: Need = Need(0, 0)
-    top_priority: int | None = None
+    top_priority: int | None = None  # of several in use: a reserve is kept for it
     tried: dict[str, float] = {}  # when an attempt failed there
     returned: bool = False  # its client says that it was refused before (`x-stainless-retry-count`)
     prefix: Prefix | None = None  # None: nothing is known of its beginning
     session: bytes = b""  # that its client names in a header
-    asked_at: float = -math.inf  # since when it may wait for where its prompt is cached
+    asked_at: float = -math.inf  # when it came
+    free_at: float = math.inf  # since when another backend could take it than it waits for
+    awaits: str | None = None  # the backend that it waits for, because its prompt is cached there
     fallback: Fallback | None = None  # its own pool could not take it
     on_trial: bool | None = None  # goes to the revision on trial; None: there is none
-
-    @property
-    def stake(self) -> tuple[Need, str, Prefix | None, str | None]:
-        """What a backend that takes it is told: its need, tenant, beginning and adapter."""
-        return self.need, self.caller.tenant, self.prefix, self.route.adapter
+    place: Slot | None = None  # taken ahead, for the rest of its stream
+    weighed: tuple[str, ...] = ()  # the backends that were compared last
+    costs_s: Sequence[float] = ()  # of the request at each of them
 
 
 class Credit(msgspec.Struct, gc=False):
@@ -354,7 +351,7 @@ class Slot(msgspec.Struct, gc=False):
     scrape_count: int  # scrapes seen when taken: newer ones already include this request
     credit: Credit
     _give_back: Callable[[Slot], None] | None = None
-    sent: Sent | None = None  # its prompt's beginning, if what the backend holds is known
+    sent: SentPrompt | None = None  # its prompt's beginning, if what the backend holds is known
     adapter: str | None = None
 
     @property
@@ -373,23 +370,6 @@ class Slot(msgspec.Struct, gc=False):
             give_back(self)
 
 
-class Chance(Enum):
-    """When a backend can take a request that was tried elsewhere."""
-
-    NOW = "now"
-    LATER = "later"  # once others have ended
-    NEVER = "never"
-
-
-class Usage(msgspec.Struct, frozen=True):
-    """Tokens of one request."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    source: UsageSource
-    cached_tokens: int | None = None
-
-
 class RequestRecord(msgspec.Struct, gc=False):
     """What one request learned about itself. The handler owns it; `observe.ledger` settles it once."""
 
@@ -405,7 +385,19 @@ class RequestRecord(msgspec.Struct, gc=False):
     backend_id: str | None = None
     revision: str = ""  # of that backend
     attempts: int = 0
-    sent: Sent | None = None  # of the last attempt
+    failed: tuple[Attempt, ...] = ()  # of these
+    trace: Trace | None = None  # None: there are no traces
+    weighed: tuple[str, ...] = ()  # as in `Ask`, for the last attempt
+    costs_s: Sequence[float] = ()
+    sent_model: str | None = None  # the name that the backend got; None: the client's body has it
+    adds_usage: bool = (
+        False  # the backend was asked for a usage chunk that the client did not ask for
+    )
+    adds_ids: bool = False  # it was asked for the ids of all tokens
+    adds_salt: bool = False  # the salt of its prefix cache was made the tenant's own
+    stated_tokens: int | None = None  # limit of the output, as the client wrote it
+    sent: SentPrompt | None = None  # of the last attempt; let go once the request is settled
+    expected_cached_tokens: int | None = None  # what `sent` says of it, kept
     engine_id: str = ""  # what the engine calls the last attempt
     body_at: float | None = None  # its whole body was there; of an upload, what names its model
     queue_s: float = 0.0  # waited for a place on a backend
@@ -418,9 +410,15 @@ class RequestRecord(msgspec.Struct, gc=False):
     status: int = 0
     outcome: Outcome | None = None
     error_code: str | None = None
+    message: str | None = None  # of the error, as its client reads it
     resumed: int = 0  # how often another backend went on with its stream
+    moved: int = 0  # of these, how often because its own was drained
+    not_resumed: Barrier | None = None  # why nobody went on, where its stream was cut short
     demand: Demand | None = None
     usage: Usage | None = None
+    taken: Taken | None = None  # of its limits, if it has any
+    price: Price | None = None  # of its tokens, where a budget counts them
+    client: str | None = None  # address, behind trusted proxies; None on a UNIX socket
     client_retry: int = 0  # x-stainless-retry-count
     unknown_fields: int = 0  # of its body: neither vLLM nor a public API knows them
     bytes_out: int = 0
@@ -433,5 +431,4 @@ class RequestRecord(msgspec.Struct, gc=False):
         if not self.stream or usage is None or first_at is None or ended_at is None:
             return None
         gaps = usage.completion_tokens // self.choices - 1
-        ok = self.outcome is Outcome.OK and gaps > 0
-        return (ended_at - first_at) / gaps if ok else None
+        return (ended_at - first_at) / gaps if gaps > 0 and self.outcome is _OK else None

@@ -70,11 +70,14 @@ def bound(
     ids, generates = call.prompt_token_ids, call.endpoint in GENERATES
     if ids is None and call.text_bytes is None:
         return None
-    most = _cut(call, ids if ids is not None else (call.text_bytes or 0) + _overhead(call))
+    most = ids if ids is not None else (call.text_bytes or 0) + _overhead(call)
+    if call.truncates_prompt:
+        most = _cut(call, most)
     if ids is not None and most + generates > window:
         _too_long(call, Demand(most, exact=True), route, caller)
-    output = _output_tokens(call, caller, policy)
-    room = window - most
+    output, room = call.max_new_tokens, window - most
+    if caller.max_output_tokens is not None:
+        output = _output_tokens(call, caller, policy)
     if output is None and generates and _is_ours(window, route):
         enough = 1 if ids is not None else FREE_OUTPUT_RATIO * window
         return Demand(most, ids is not None, room) if room >= enough else None

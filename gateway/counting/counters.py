@@ -100,6 +100,19 @@ class PromptCounters:
             return None
         return await local.read(chat, make, within_s=within_s)
 
+    async def text_of(
+        self, tokens: Sequence[int], route: Route, backends: Sequence[Backend]
+    ) -> str | None:
+        """Return the text of tokens; None when none of these backends, of which one is asked, can tell.
+
+        Cancel: nothing is held.
+        """
+        backends = [backend for backend in backends if not backend.plain]
+        if not backends:
+            return None
+        asked = min(backends, key=lambda backend: backend.in_flight)
+        return await self._counter(asked).text_of(tokens, asked.served_name(route))
+
     async def tokenizer_info(self, backend: Backend) -> bytes:
         """Return what a backend says of its tokenizer: a JSON object.
 

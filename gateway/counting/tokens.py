@@ -29,6 +29,7 @@ from gateway.counting.anthropic import chat_of_message
 from gateway.counting.folder import settings, special_tokens, templates
 from gateway.counting.messages import Json, Unmodelled, chat_of_response
 from gateway.wire.calls import upstream_body
+from gateway.wire.objects import decode_or_none
 from gateway.wire.vllm import TEXT_FIELD, longest_chat, parse_tokenize, tokenize_request
 
 # Two million tokens of text. What is larger is not decoded here: it would take too long in one piece.
@@ -266,6 +267,19 @@ class BackendCounter:
         told = parse_tokenize(reply)
         return told[0] if told is not None else None
 
+    async def text_of(self, tokens: Sequence[int], served_model: str) -> str | None:
+        """Return the text of tokens by `POST /detokenize`, None when the backend does not tell in time.
+
+        Cancel: the request is dropped.
+        """
+        body = msgspec.json.encode({"model": served_model, "tokens": tokens})
+        try:
+            status, reply = await self.asker.post("/detokenize", body, timeout_s=self._deadline_s)
+        except OSError:
+            return None
+        told = decode_or_none(_TEXT, reply) if status == 200 else None
+        return None if told is None else told.prompt
+
 
 async def prepared(call: Call) -> Call | None:
     """Return a call whose prompt can be counted; None for one that is too large, or not known.
@@ -282,6 +296,13 @@ async def _beside(call: Call, work: Callable[[], Prepared]) -> Prepared:
     return work() if call.places is None else await beside(work)
 
 
+class _Text(msgspec.Struct):
+    prompt: str
+
+
+_TEXT: Final = msgspec.json.Decoder(_Text)
+
+
 class _Counted(msgspec.Struct):
     input_tokens: int
 
@@ -289,7 +310,7 @@ class _Counted(msgspec.Struct):
 def _input_tokens(body: bytes) -> int | None:
     try:
         return msgspec.json.decode(body, type=_Counted).input_tokens
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 

@@ -78,7 +78,10 @@ class Autopsy:
         try:
             text = await launcher.log(_LOG_BYTES)
         except LaunchError as error:
-            log.warning("%s: cannot read its log: %s", backend_id, error)
+            log.warning(
+                "%s: cannot read its log: %s", backend_id, error,
+                extra={"event": "backend_log_unreadable", "backend": backend_id},
+            )  # fmt: skip
         return await asyncio.to_thread(
             diagnose, text, exit_code=seen.exit_code, oom_killed=seen.oom_killed, hung=hung
         )

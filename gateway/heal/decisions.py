@@ -52,6 +52,7 @@ class Why(Enum):
     SUSPENDED = "suspended"
     MANUAL = "manual"
     ON_HOLD = "on_hold"
+    NO_STORE = "no_store"
     FOLLOWER = "follower"
     ORDERED = "ordered"
     SUSPECTED = "suspected"

@@ -12,10 +12,13 @@ from gateway.config.supervision import OnExit
 from gateway.core.aio import start
 from gateway.core.events import EventKind
 from gateway.heal.decisions import Cause, Sign
-from gateway.heal.supervised import Shared, emptied
+from gateway.heal.emptied import emptied
+from gateway.heal.supervised import Shared
 from gateway.heal.unit import Unit
 from gateway.launch.launcher import Launcher, LaunchError
 from gateway.launch.make import make
+from gateway.launch.proc import Process
+from gateway.launch.process import ProcessLauncher
 from gateway.pools.table import Backend
 
 Maker = Callable[[Backend, Config], Launcher | None]
@@ -91,12 +94,23 @@ class Fleet:
             heir.after = task
 
     async def _stop_gone(self, unit: Unit) -> None:
-        await emptied(unit.backend, self.shared.clock, unit.pool.supervision.drain)
+        shared = self.shared
+        await emptied(unit.backend, shared.table, shared.clock, unit.pool.supervision.drain)
         await self._stop(unit)
         await _closed(unit)
 
-    async def close(self) -> None:
-        """Stop what was launched with `on_exit: stop`; let go of all."""
+    async def hand_over(self, heir: Process) -> None:
+        """Put another gateway in charge of all that runs; nothing of it is stopped here any more."""
+        every, self.units = self.units, {}
+        for unit in every.values():
+            unit.end()
+            self.shared.table.tend(unit.id, None)  # here its probes decide from now on
+            if isinstance(unit.launcher, ProcessLauncher):
+                unit.launcher.hand_over(heir)
+            await _closed(unit)
+
+    async def close(self, *, stop: bool = True) -> None:
+        """Stop what was launched with `on_exit: stop`, if that is for us to do; let go of all."""
         going = dict(self.leaving)
         for task in going:
             task.cancel()
@@ -108,7 +122,7 @@ class Fleet:
         async with asyncio.TaskGroup() as group:
             for unit in every:
                 launch = unit.config.launch
-                if launch is not None and launch.on_exit is OnExit.STOP:
+                if stop and launch is not None and launch.on_exit is OnExit.STOP:
                     group.create_task(self._stop(unit), name=f"stop {unit.id}")
         for unit in every:
             await _closed(unit)

@@ -9,13 +9,14 @@
 
 What is said here counts here at once and outlives this process. A mark is a hold in the shared store
 too, so other replicas do the same; what is said here wins over the store until the store has it, and
-what the store then says wins. Without the store every replica keeps what it knows.
+what the store then says wins. Without the store every replica keeps what it knows. What the file has
+and the store does not is told to it, unless another replica lifted it while no gateway ran here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -25,7 +26,7 @@ import msgspec
 
 from gateway.core.aio import Clock
 from gateway.heal.statefile import read_state, write_state
-from gateway.pools.store import SharedStore, StoreUnavailable
+from gateway.store.shared import LIFTED, SharedStore, StoreUnavailable
 
 FILE: Final = "intent.json"
 _ALL: Final = ""  # the pool that stands for all
@@ -69,21 +70,26 @@ _FORMAT: Final = msgspec.json.Decoder(Kept)
 
 @dataclass(slots=True)
 class Intent:
-    """This replica's view. One owner; only `restore`, `hold`, `lift` and `tell` wait for the store."""
+    """This replica's view. One owner; only `restore`, `hold`, `lift` and `tell` wait for the store.
+
+    `named` says what all replicas call a backend.
+    """
 
     store: SharedStore
     clock: Clock
     folder: Path
+    named: Callable[[str], str] = str
     saved: bool = True  # the file has all of it
     _kept: Kept = field(default_factory=Kept)
     _unsaid: dict[tuple[Mark, str], bool] = field(default_factory=dict)
-    _known: set[tuple[Mark, str]] = field(default_factory=set)  # that the store has
+    _of_file: set[tuple[Mark, str]] = field(default_factory=set)  # and nobody said since the start
     _read: Mapping[str | None, float] | None = None
 
     def __post_init__(self) -> None:
         self._kept = read_state(self.folder / FILE, _FORMAT) or Kept()
         for mark in Mark:
-            self._unsaid |= dict.fromkeys(((mark, each) for each in self._kept.of(mark)), True)
+            self._of_file |= {(mark, each) for each in self._kept.of(mark)}
+        self._unsaid |= dict.fromkeys(self._of_file, True)
 
     def has(self, mark: Mark, backend_id: str) -> bool:
         """Whether a backend has a mark."""
@@ -94,11 +100,17 @@ class Intent:
         note = self._kept.of(mark).get(backend_id)
         return note.why if note is not None else ""
 
+    @property
+    def holds(self) -> Mapping[str, Hold]:
+        """What was ordered here of automatic restarts, by pool; the empty name stands for all."""
+        return self._kept.holds
+
     def say(self, mark: Mark, backend_id: str, *, on: bool, why: str = "") -> None:
         """Give a mark to a backend, or take it off; the store has it after the next `tell`."""
         if on or self.has(mark, backend_id):
             self._set(mark, backend_id, on=on, why=why)
         self._unsaid[mark, backend_id] = on
+        self._of_file.discard((mark, backend_id))
 
     async def tell(self) -> None:
         """Give the store what it does not have. Without it, the next call does so.
@@ -107,14 +119,13 @@ class Intent:
         """
         for marked, on in [*self._unsaid.items()]:
             mark, backend_id = marked
-            scope = mark.value.format(backend_id)
+            scope = self._scope(mark, backend_id)
             try:
                 await (self.store.hold(scope) if on else self.store.lift(scope))
             except StoreUnavailable:
                 return
             if self._unsaid[marked] is on:  # nothing else was said meanwhile
                 del self._unsaid[marked]
-                (self._known.add if on else self._known.discard)(marked)
 
     def changes(
         self, holds: Mapping[str | None, float], backend_ids: Mapping[Mark, Collection[str]]
@@ -129,10 +140,13 @@ class Intent:
             return
         self._read = holds
         every = {(mark, each) for mark, ids in backend_ids.items() for each in ids}
-        found = {(mark, each) for mark, each in every if mark.value.format(each) in holds}
+        ends = {marked: holds.get(self._scope(*marked)) for marked in every}
+        found = {marked for marked, end in ends.items() if end not in (None, LIFTED)}
         here = {(mark, each) for mark, each in every if self.has(mark, each)}
-        came, went = found - here, (self._known - found) & here
-        self._known = found
+        lifted = {marked for marked, end in ends.items() if end == LIFTED}
+        for marked in here - found - lifted:
+            self._unsaid.setdefault(marked, True)  # the store had it, and lost it
+        came, went = found - here, lifted & here
         for marked in sorted(came | went, key=str):
             if marked not in self._unsaid:
                 self._set(*marked, on=marked in came, why="ordered by another replica")
@@ -140,17 +154,25 @@ class Intent:
 
     # --- holds ------------------------------------------------------------------------------------
 
-    async def restore(self) -> None:
-        """Hold in the store what was held when the last gateway ended.
+    async def restore(self, holds: Mapping[str | None, float]) -> None:
+        """Tell the store what the file has and it does not; forget what was lifted meanwhile.
 
-        Without the store nothing is restarted anyway, and the next call does it.
+        Call it once, with the store's first answer. What was said since the start counts.
+
+        Raises:
+            StoreUnavailable: not all was told; call it again.
         """
         for pool, hold in [*self._kept.holds.items()]:
             left_s = math.inf if hold.until is None else hold.until - self.clock.wall()
-            if left_s <= 0:
+            if left_s <= 0 or holds.get(pool or None) == LIFTED:
                 del self._kept.holds[pool]
-            else:
+                self._write()
+            elif (pool or None) not in holds:
                 await self.store.hold(pool or None, None if hold.until is None else left_s)
+        for marked in self._of_file:
+            if holds.get(self._scope(*marked)) == LIFTED:
+                del self._unsaid[marked]  # so that `changes` takes it off
+        self._of_file.clear()
 
     async def hold(self, pool: str | None, for_s: float | None, why: str) -> None:
         """Stop automatic restarts of a pool, or (None) of all, for a time or (None) for good.
@@ -172,6 +194,9 @@ class Intent:
         await self.store.lift(pool)
         if self._kept.holds.pop(pool or _ALL, None) is not None:
             self._write()
+
+    def _scope(self, mark: Mark, backend_id: str) -> str:
+        return mark.value.format(self.named(backend_id))
 
     # --- the file ---------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from typing import Final
 
 from gateway.core.types import LoadSample, Phase
 from gateway.heal.decisions import Cause, Sign
+from gateway.pools.facts import Ejection
 from gateway.pools.table import Backend
 
 # --- throughput -----------------------------------------------------------------------------------
@@ -201,6 +202,18 @@ class Errors:
         return Sign(Cause.ERRORS, f"{failed} of {total} requests failed in the last 5 min")
 
 
+_EJECTIONS: Final = 3  # in a row: the trials failed after 30 and after 60 s
+
+
+def _ejected(ejection: Ejection | None) -> Sign | None:
+    """Return the sign of one that gets too few requests to be judged by their share, as each trial fails."""
+    if ejection is None or ejection.times < _EJECTIONS:
+        return None
+    return Sign(
+        Cause.ERRORS, f"{ejection.evidence}; {ejection.times - 1} trials after it failed too"
+    )
+
+
 # --- memory ---------------------------------------------------------------------------------------
 
 _OVER_S: Final = 30.0  # a peak while a prompt is read is no leak
@@ -252,11 +265,17 @@ class Judges:
         warm = limit.ready_at is None or now - limit.ready_at >= limit.slow_start_s
         self.pace.observe(sample, warm=warm and backend.phase is Phase.READY)
 
-    def found(self, peers: Sequence[Judges], slow_ratio: float, now: float) -> dict[Cause, Sign]:
-        """Return what is against it, beside its pool's other backends."""
+    def found(
+        self,
+        peers: Sequence[Judges],
+        slow_ratio: float,
+        now: float,
+        ejection: Ejection | None = None,
+    ) -> dict[Cause, Sign]:
+        """Return what is against it, beside its pool's other backends; `ejection` if it is left out."""
         signs = (
             self.pace.judge([each.pace for each in peers], slow_ratio, now) if slow_ratio else None,
-            self.errors.judge([each.errors for each in peers], now),
+            self.errors.judge([each.errors for each in peers], now) or _ejected(ejection),
             self.memory.judge(),
         )
         return {sign.cause: sign for sign in signs if sign is not None}

@@ -106,3 +106,4 @@ class Circumstances:
     minute: int = 0  # of the local day
     # Until when automatic restarts are on hold, of a pool, a backend, or (None) all.
     holds: Mapping[str | None, float] = field(default_factory=dict)
+    store_answers: bool = True  # else nobody can be sure to hold a lease

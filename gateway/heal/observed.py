@@ -14,6 +14,7 @@ from gateway.heal.startup import StartWatch
 from gateway.launch import proc
 from gateway.launch.launcher import Incarnation, Launcher, LaunchError, Seen
 from gateway.launch.process import ProcessLauncher
+from gateway.pools.hearing import canary_s
 from gateway.pools.table import Backend
 from gateway.watch.canary import canary
 from gateway.watch.fetch import FetchError, Pages
@@ -133,7 +134,7 @@ class Observed:
         """
         began = self._clock.now()
         if timeout_s is None:
-            timeout_s = self.backend.canary_s(self._timing.token_s, began)
+            timeout_s = canary_s(self.backend, self._timing.token_s, began)
         try:
             await canary(self._pages, self.backend, timeout_s=timeout_s)
         except FetchError as error:

@@ -136,16 +136,18 @@ class Orders:
         """Return what remedies changed of configured command lines, by backend."""
         return self.supervisor.overrides.kept
 
-    def drop_remedies(self, backend_id: str) -> Override | None:
+    def drop_remedies(self, backend_id: str, *, dry_run: bool = False) -> Override | None:
         """Take back what remedies changed of a backend's command line, from its next start on.
 
-        Returns what was dropped; None: nothing was changed.
+        Returns what was dropped, or with `dry_run` would be; None: nothing was changed.
 
         Raises:
             KeyError: no such backend.
         """
         if self.table.get(backend_id) is None:
             raise KeyError(backend_id)
+        if dry_run:
+            return self.supervisor.overrides.kept.get(backend_id)
         gone = self.supervisor.overrides.drop(backend_id)
         if gone is not None:
             detail = f"{gone.told()} was dropped by an operator; its next start is as configured"

@@ -307,6 +307,8 @@ _RULES: Final[tuple[_Rule, ...]] = (
     _Rule(Why.MANUAL, lambda it: not it.pool.policy.automatic),
     # restarts are on hold: its own, its pool's or all
     _Rule(Why.ON_HOLD, lambda it: it.now < it.held_until(), _Case.held_until),
+    # it is not sure to hold the pool's lease, as the store does not answer
+    _Rule(Why.NO_STORE, lambda it: not (it.pool.leads or it.pool.circumstances.store_answers)),
     # another replica holds the pool's lease
     _Rule(Why.FOLLOWER, lambda it: not it.pool.leads),
     # its incarnation was restarted, and runs: until another one is seen, or the replica that claimed it is late

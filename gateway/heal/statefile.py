@@ -58,7 +58,10 @@ def write_state(path: Path, value: object, what: str) -> bool:
         draft.chmod(0o600)
         os.replace(draft, path)
     except OSError as error:
-        log.warning("cannot save %s: %s: %s", what, error.filename or path, error.strerror)
+        log.warning(
+            "cannot save %s: %s: %s", what, error.filename or path, error.strerror,
+            extra={"event": "state_unsaved"},
+        )  # fmt: skip
         return False
     return True
 

@@ -46,6 +46,7 @@ class Absent(_State):
     """Nothing of it runs. `due`: it is for us to start it, as soon as that is allowed."""
 
     looked: bool = True  # False: nobody has looked yet
+    served: bool = False  # and the gateway before this one hands it over as it is
     due: bool = False
 
 
@@ -217,6 +218,8 @@ def checked(before: State, after: State) -> State:
 def tending(state: State, *, launched: bool) -> Tending | None:  # noqa: C901 - one case a state
     """Return what the pool table shows; None where its probes decide. `launched`: we start it."""
     match state:
+        case Absent(looked=False, served=True):
+            return None
         case Absent(looked=looked):
             told = "waiting to be started" if looked else "looking for its process"
             return Tending(Phase.STARTING, "restart", told) if launched else None

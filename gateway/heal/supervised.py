@@ -16,6 +16,7 @@ from gateway.core.events import EventKind, Events
 from gateway.core.types import Phase
 from gateway.heal.autopsy import Autopsy
 from gateway.heal.decisions import Cause, Outcome, Restart, Sign, Suspend, Wait
+from gateway.heal.names import Names
 from gateway.heal.observed import Observed, Timing
 from gateway.heal.overrides import Overrides
 from gateway.heal.preparation import Preparation
@@ -42,8 +43,8 @@ from gateway.heal.states import (
 )
 from gateway.heal.usual import UsualTimes
 from gateway.launch.launcher import Changes, Incarnation, Launcher
-from gateway.pools.store import SharedStore
 from gateway.pools.table import Backend, PoolTable
+from gateway.store.shared import SharedStore
 from gateway.vllmlog.diagnosis import Diagnosis
 from gateway.watch.adapters import held_by
 from gateway.watch.fetch import Pages
@@ -64,6 +65,7 @@ class Shared:
     usual: UsualTimes
     autopsy: Autopsy
     timing: Timing
+    names: Names
     came_to: Callable[[Outcome, Restart], None]  # told of orders that came to no start
 
 
@@ -139,6 +141,13 @@ class Supervised:
         if self._group is None:
             self._group = group
             self._go_on()
+            if isinstance(self.state, Serving):
+                self._watch_processes(self.state.incarnation)
+
+    def rest(self) -> None:
+        """Do nothing more: the group it lived in has ended. `live` goes on from the state as it is."""
+        self._look_no_more()
+        self._group = None
 
     def _go_on(self) -> None:
         """Go on from the state as it is now; what was being done ends first."""
@@ -225,7 +234,8 @@ class Supervised:
         """Have the judges say whether it is slow, fails or grows, beside its pool's other units."""
         theirs = [each.observed.judges for each in peers]
         slow_ratio = self.pool.supervision.slow_ratio
-        found = self.observed.judges.found(theirs, slow_ratio, self._now())
+        ejection = self.backend.health.ejection
+        found = self.observed.judges.found(theirs, slow_ratio, self._now(), ejection)
         if Cause.ERRORS in found and Cause.ERRORS not in self.signs:
             self.bad_at = self._now()
         kept = self.signs.get(Cause.OPERATOR)
@@ -331,10 +341,3 @@ class Supervised:
 
     def _changes(self) -> Changes:
         return self._shared.overrides.of(self.id, self.config.launch).changes
-
-
-async def emptied(backend: Backend, clock: Clock, patience_s: float) -> None:
-    """Wait until a backend carries no request of ours, `patience_s` at most."""
-    deadline = clock.now() + patience_s
-    while backend.in_flight and clock.now() < deadline:  # noqa: ASYNC110 - nobody tells
-        await asyncio.sleep(_POLL_S)

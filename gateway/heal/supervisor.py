@@ -26,6 +26,7 @@ from gateway.heal.fleet import Fleet, Maker, launcher_of
 from gateway.heal.intent import Intent, Mark
 from gateway.heal.leases import Leases
 from gateway.heal.members import Circumstances, Member, gpus_of
+from gateway.heal.names import Names
 from gateway.heal.observed import Timing
 from gateway.heal.overrides import Overrides
 from gateway.heal.policy import decide
@@ -34,9 +35,10 @@ from gateway.heal.states import Suspended
 from gateway.heal.supervised import Shared
 from gateway.heal.unit import Unit
 from gateway.heal.usual import UsualTimes
+from gateway.launch.proc import Process
 from gateway.pools.health import Order
-from gateway.pools.store import SharedStore, StoreUnavailable
 from gateway.pools.table import Backend, PoolTable
+from gateway.store.shared import SharedStore, StoreUnavailable
 
 _FAILED = frozenset(
     {RequestOutcome.BACKEND_ERROR, RequestOutcome.BACKEND_TIMEOUT, RequestOutcome.STREAM_BROKEN}
@@ -61,7 +63,8 @@ class Supervisor:
         self.clock = clock
         self.store = store
         self.events = Events()
-        self.intent = Intent(store, clock, config.state)
+        self.names = Names()
+        self.intent = Intent(store, clock, config.state, self._named)
         self.overrides = Overrides(config.state)
         self.history = History()
         self._config = config
@@ -69,12 +72,14 @@ class Supervisor:
         autopsy = Autopsy(table, clock, self.overrides, self.events)
         usual = UsualTimes(config.state)
         shared = Shared(
-            *(table, clock, store, self.events, self.overrides, usual, autopsy, timing),
+            *(table, clock, store, self.events, self.overrides, usual, autopsy, timing, self.names),
             came_to=self._came_to,
         )
         self.fleet = Fleet(shared, make_launcher)
         self._leases = Leases(store, clock)
+        self.leads: frozenset[str] = frozenset()  # pools that this replica may act on
         self._closed = False
+        self.in_charge = True  # of what runs: it is ours to stop
         self._restored = False  # the store has the holds of the last gateway
         self.fleet.apply(config)
         self._follow_intent()
@@ -134,17 +139,30 @@ class Supervisor:
                 at = record.ended_at or self.clock.now()
                 unit.observed.judges.errors.observe(at, failed=record.outcome in _FAILED)
 
+    def stand_by(self) -> None:
+        """Let another gateway supervise as yet, which hands its backends over as they are. Then `run`."""
+        self.in_charge = False
+        for unit in self.units.values():
+            unit.found_in_service()
+
     # --- the turn -----------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Supervise until cancelled.
 
-        Cancel: restarts under way are left where they are, and nothing is stopped; see `close`.
+        Cancel: restarts under way are left where they are, and nothing is stopped; see `close`. It may
+        be run again, and goes on from there.
         """
+        self.in_charge = True
         self._drop_overrides()  # the configuration may have changed while no gateway ran
-        async with asyncio.TaskGroup() as group:
-            turn = partial(self.turn, group)
-            await periodic(turn, every_s=self._timing.every_s, name="supervisor", jitter_ratio=0.0)
+        try:
+            async with asyncio.TaskGroup() as group:
+                turn = partial(self.turn, group)
+                every_s = self._timing.every_s
+                await periodic(turn, every_s=every_s, name="supervisor", jitter_ratio=0.0)
+        finally:
+            for unit in self.units.values():
+                unit.rest()
 
     async def turn(self, group: asyncio.TaskGroup) -> None:
         """Ask the policy once about all that is seen, and begin what it permits."""
@@ -165,16 +183,33 @@ class Supervisor:
         await self.intent.tell()
 
     async def _circumstances(self) -> Circumstances:
-        if not self._restored:
-            try:
-                await self.intent.restore()
-                self._restored = True
-            except StoreUnavailable:
-                pass  # without it nothing is restarted
+        self.leads = leads = await self._lead()
         local = time.localtime(self.clock.wall())
-        leads = await self._leases.keep({each.backend.pool for each in self.units.values()})
         minute = local.tm_hour * 60 + local.tm_min
-        return Circumstances(self.clock.now(), leads, minute, self._leases.holds)
+        answers = not self.store.trouble
+        return Circumstances(self.clock.now(), leads, minute, self._leases.holds, answers)
+
+    async def _lead(self) -> frozenset[str]:
+        """Return the pools that this replica may act on: none before the store has the file's holds."""
+        supervised: dict[str, list[Backend]] = {}
+        for unit in self.units.values():
+            supervised.setdefault(unit.backend.pool, []).append(unit.backend)
+        pools = {name: self.names.lease(name, every) for name, every in supervised.items()}
+        leads = await self._leases.keep(pools)
+        if self._restored:
+            return leads
+        if not self._leases.answered:
+            return frozenset()
+        try:
+            await self.intent.restore(self._leases.holds)
+        except StoreUnavailable:
+            return frozenset()
+        self._restored = True
+        return await self._leases.keep(pools)
+
+    def _named(self, backend_id: str) -> str:
+        backend = self.table.get(backend_id)
+        return backend_id if backend is None else self.names.of(backend)
 
     def _member(self, backend: Backend, now: float) -> Member:
         unit = self.units.get(backend.id)
@@ -231,6 +266,12 @@ class Supervisor:
             told = f"{word}: ordered by another replica; see its events"
             self.events.note(self.clock, kind, backend_id, word, told)
 
+    def moved(self, streams: Mapping[str, int]) -> None:
+        """Say how many streams left which backends, as these are drained."""
+        for backend_id, count in streams.items():
+            told = f"{count} stream{'' if count == 1 else 's'} went on elsewhere, as it is drained"
+            self.events.note(self.clock, EventKind.MOVED, backend_id, "drain", told)
+
     # --- acting -------------------------------------------------------------------------------------
 
     def _act(self, unit: Unit, decision: Decision | None) -> None:
@@ -286,12 +327,21 @@ class Supervisor:
 
     # --- the end ------------------------------------------------------------------------------------
 
+    async def hand_over(self, heir: Process) -> None:
+        """Leave all that runs to another gateway, which supervises from now on. Call it after `run`."""
+        self.in_charge = False
+        await self.fleet.hand_over(heir)
+        await self._leases.release()
+
     async def close(self) -> None:
-        """Stop, once, what was launched with `on_exit: stop`; the rest runs on. Call it after `run`."""
+        """Stop, once, what was launched with `on_exit: stop`; the rest runs on. Call it after `run`.
+
+        What another gateway is in charge of is left to it.
+        """
         if self._closed:
             return
         self._closed = True
-        await self.fleet.close()
+        await self.fleet.close(stop=self.in_charge)
         await self._leases.release()
 
 

@@ -24,6 +24,7 @@ from gateway.core.events import EventKind
 from gateway.core.types import Phase
 from gateway.heal.autopsy import Finding
 from gateway.heal.decisions import Cause, Outcome, Sign, outcome_of
+from gateway.heal.emptied import emptied
 from gateway.heal.sight import after_look, doubt
 from gateway.heal.states import (
     FAILED_TESTS,
@@ -38,9 +39,9 @@ from gateway.heal.states import (
     Suspended,
     lives,
 )
-from gateway.heal.supervised import Supervised, emptied
+from gateway.heal.supervised import Supervised
 from gateway.launch.launcher import LaunchError, Obstacle, Seen, Superseded
-from gateway.pools.store import StoreUnavailable
+from gateway.store.shared import StoreUnavailable
 from gateway.vllmlog.diagnosis import Kind
 from gateway.watch.adapters import held_by
 
@@ -51,6 +52,10 @@ _FOUND_S: Final = 5.0  # one that was found running answers by then, or it is st
 
 class Unit(Supervised):
     """One supervised backend, and what it does in each state. See the module."""
+
+    def found_in_service(self) -> None:
+        """Let its probes decide until the first look: another gateway hands it over as it is."""
+        self._to(Absent(self._now(), None, looked=False, served=True))
 
     async def _turn(self) -> None:  # noqa: C901 - one case for each state
         if not isinstance(self.state, Draining | Replacing):
@@ -154,16 +159,19 @@ class Unit(Supervised):
     # --- its restart: it is drained, its launcher stops it and starts anew ------------------------
 
     async def _drain(self, state: Draining) -> None:
-        await emptied(self.backend, self._shared.clock, state.until - self._now())
+        shared = self._shared
+        patience_s = state.until - self._now()
+        await emptied(self.backend, shared.table, shared.clock, patience_s)
         self._to(self._replacing(state.order, state.before))
 
     async def _replace(self, state: Replacing) -> None:
         """Claim the restart; have the launcher stop what runs, and start anew."""
         order, shared = state.order, self._shared
+        name = shared.names.of(self.backend)
         try:
-            claimed = await shared.store.claim_restart(self.id, order.incarnation, order.attempt)
-        except StoreUnavailable:
-            self.observed.trouble = "the shared store does not respond"
+            claimed = await shared.store.claim_restart(name, order.incarnation, order.attempt)
+        except StoreUnavailable as error:
+            self.observed.trouble = f"the shared store does not answer: {error}"
             self._give_up(state, Outcome.GIVEN_UP, stays_ordered=True)
             return
         if not claimed:

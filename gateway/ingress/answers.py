@@ -16,11 +16,12 @@ from gateway.core.errors import (
     RequestError,
     UpstreamError,
 )
-from gateway.core.types import Call, Dialect, Outcome, RequestRecord, Usage, UsageSource
+from gateway.core.types import Ask, Call, Dialect, Outcome, RequestRecord, Usage, UsageSource
 from gateway.ingress.heads import header_lines
+from gateway.limiting.rules import header_lines as header_lines_of
 from gateway.upstream.engineids import is_of_another
 from gateway.upstream.reading import is_encoded
-from gateway.upstream.reply import Reply
+from gateway.upstream.reply import JSON_LINE, Reply
 from gateway.upstream.watch import PlainWatch, Watch
 from gateway.wire.frames import json_usage, whole_answer, whole_event_answer
 from gateway.wire.replies import CONTEXT_CODE, normalise_upstream_error, upstream_fault
@@ -29,6 +30,8 @@ from gateway.wire.veil import Veil, veiled
 from gateway.wire.veiledstream import VeiledStream
 
 _OK: Final = Outcome.OK  # looked up once: 0.15 us before Python 3.12
+_FULL: Final = 503  # vLLM's own admission control: back-pressure, not sickness
+_TOO_MANY: Final = 429  # the same, as TGI says it
 GENERATES: Final = (Dialect.CHAT, Dialect.COMPLETIONS)
 
 
@@ -56,20 +59,26 @@ def unfit(reply: Reply, engine_id: str, most_bytes: int, beginning: bytes) -> Up
 
     Only what can be read is: compressed bodies and pages of HTML come from something in between.
     """
+    if not reply.is_usual and (error := _unreadable(reply, most_bytes)) is not None:
+        return error
+    if is_of_another(beginning, engine_id):
+        return MisdirectedReply("The backend answered with the reply to another request.")
+    return None
+
+
+def _unreadable(reply: Reply, most_bytes: int) -> BackendBroke | None:
     headers = reply.headers
     if b"content-encoding" in headers and is_encoded(headers):
         return BackendBroke("The backend compressed its reply, which it was not asked for.")
     usual = headers.get(b"content-type", b"") in _USUAL
     if not usual and not _MEDIA.fullmatch(reply.content_type):
         return BackendBroke("The backend answered with something else than a model's reply.")
-    length = 0 if reply.body is not None else int(headers.get(b"content-length", b"0"))
-    if length > most_bytes:
+    told = None if reply.body is not None else headers.get(b"content-length")
+    if told is not None and (length := int(told)) > most_bytes:
         return BackendBroke(
             f"The backend's reply has {length} bytes; at most {most_bytes} are accepted "
             "(`limits.max_reply`). Please ask for less at a time."
         )
-    if is_of_another(beginning, engine_id):
-        return MisdirectedReply("The backend answered with the reply to another request.")
     return None
 
 
@@ -109,7 +118,7 @@ def answer(
         raise BackendBroke("the backend did not finish the request")
     lines = reply.passed_lines()
     if b"content-type" not in reply.headers:
-        lines += b"content-type: application/json\r\n"
+        lines += JSON_LINE
     return Answer(200, lines, veiled(body) if veil else body, _OK, usage)
 
 
@@ -120,8 +129,11 @@ def _plain_usage(reply: Reply, body: bytes) -> Usage | None:
 
 
 def engine_full(reply: Reply, call: Call) -> EngineFull:
-    """Return the error for an engine's own refusal for capacity, in its words."""
-    return EngineFull(upstream_fault(reply.status, reply.body or b"", call.dialect).message)
+    """Return the error for an engine's own refusal for capacity, in its words, and its time."""
+    told = reply.headers.get(b"retry-after", b"")
+    told_s = float(told) if told.isdigit() and len(told) < 5 else None  # a date is left alone
+    fault = upstream_fault(reply.status, reply.body or b"", call.dialect)
+    return EngineFull(fault.message, told_s)
 
 
 def too_long(reply: Reply, call: Call) -> ContextLengthExceeded | None:
@@ -130,6 +142,19 @@ def too_long(reply: Reply, call: Call) -> ContextLengthExceeded | None:
     if fault.code != CONTEXT_CODE:
         return None
     return ContextLengthExceeded(fault.message, param=fault.param)
+
+
+def check_taken(reply: Reply, ask: Ask, *, plain: bool, falls_back: bool) -> None:
+    """Look whether an engine took a request that it answers with an error.
+
+    Raises:
+        EngineFull: it refused it for capacity.
+        ContextLengthExceeded: it is too long for it, and another pool may take it.
+    """
+    if reply.status == _FULL or (plain and reply.status == _TOO_MANY):
+        raise engine_full(reply, ask.call)
+    if falls_back and (error := too_long(reply, ask.call)):
+        raise error
 
 
 def answered_late(reply: Reply, call: Call) -> GatewayError:
@@ -187,17 +212,26 @@ def own_headers(record: RequestRecord, now: float) -> bytes:
     The model is named where another one answers than was asked for, a revision where backends have one.
     """
     sent_at = record.sent_at or now
+    # In tenths of a millisecond: to write a float costs as much as all else here.
+    queue, backend = int((sent_at - record.received_at) * 1e4), int((now - sent_at) * 1e4)
     lines = (
-        b"x-gateway-backend: %b\r\nx-gateway-attempts: %d\r\nserver-timing: queue;dur=%.1f, backend;dur=%.1f\r\n"
+        b"x-gateway-backend: %b\r\nx-gateway-attempts: %d\r\nserver-timing: queue;dur=%d.%d, backend;dur=%d.%d\r\n"
         % (
             (record.backend_id or "").encode(),
             record.attempts,
-            (sent_at - record.received_at) * 1e3,
-            (now - sent_at) * 1e3,
+            queue // 10,
+            queue % 10,
+            backend // 10,
+            backend % 10,
         )
     )
+    if record.resumed:
+        lines += b"x-gateway-resumed: %d\r\n" % record.resumed
     if record.fallback is not None:
         lines += b"x-gateway-model: %b\r\n" % (record.pool or "").encode()
+    if record.taken is not None:
+        taken = record.taken
+        lines += header_lines_of(taken.plan, taken.used, taken.wall)
     if record.revision:
         lines += b"x-gateway-revision: %b\r\n" % record.revision.encode()
     return lines

@@ -30,6 +30,11 @@ class Body(msgspec.Struct, eq=False):
     told_bytes: int | None = None  # the Content-Length
     wanted: Callable[[], None] | None = None  # called once, when its bytes are awaited
 
+    @classmethod
+    def of(cls, whole: bytes) -> Body:
+        """Return a body that came in one piece."""
+        return cls([whole], came_bytes=len(whole), complete=True)
+
     # --- the request's side -------------------------------------------------------------------------
 
     async def read(
@@ -57,9 +62,9 @@ class Body(msgspec.Struct, eq=False):
         if not self.complete or self.came_bytes > SMALL_BODY_BYTES or self.error is not None:
             return None
         parts = self._parts
-        body = bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+        body = parts.pop() if len(parts) == 1 else b"".join(parts)
         parts.clear()
-        return body
+        return body if isinstance(body, bytes) else bytes(body)
 
     def put_back(self, body: bytes) -> None:
         """Have a body that was taken come by `next_part` after all."""

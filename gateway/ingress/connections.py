@@ -65,6 +65,9 @@ class Waiting(Protocol):
     def shed(self) -> bool:
         """Close to make room for another; False when that takes time, as bytes are still unsent."""
 
+    def close_behind_reply(self) -> None:
+        """Close once the next reply is written, or the one that is due."""
+
 
 @dataclass(frozen=True, slots=True)
 class Waited:
@@ -137,6 +140,10 @@ class Connections:
             self._by_address[address] -= 1
             if not self._by_address[address]:
                 del self._by_address[address]
+
+    def all(self) -> tuple[Waiting, ...]:
+        """Return every connection."""
+        return tuple(self._all)
 
     @property
     def counts(self) -> dict[str, int]:

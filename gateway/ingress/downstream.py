@@ -19,11 +19,13 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from gateway.core import aio
 from gateway.core.addresses import Proxies
 from gateway.core.errors import GatewayError, UnsupportedMediaType
-from gateway.core.types import Dialect, RequestRecord
+from gateway.core.types import Call, Dialect, RequestRecord
 from gateway.ingress.bodies import Hold
 from gateway.ingress.body import Body
-from gateway.ingress.heads import CLIENT_ID, joined
+from gateway.ingress.gathering import Gathering
+from gateway.ingress.heads import CLIENT_ID
 from gateway.ingress.upload import Upload
+from gateway.pools.quarantine import Fingerprint
 from gateway.resume.stream import TrailedStream
 from gateway.upstream.relay import Relay
 from gateway.upstream.reply import Reply
@@ -52,17 +54,17 @@ class Downstream:
     """One request of one client. Owned by the protocol until its reply is complete."""
 
     __slots__ = (
-        "_announced_bytes", "_dropped", "_event_stream", "_http11", "_protocol", "_transport",
-        "body", "body_complete", "bytes_out", "cors_lines", "extra_headers", "fields", "gone",
-        "headers", "hold", "id", "keep_alive", "received_at", "record", "relay", "response_complete",
+        "_announced_bytes", "_dropped", "_event_stream", "_http11", "_protocol", "_told_bytes", "_transport", "asked",
+        "body", "body_complete", "bytes_out", "cors_lines", "extra_headers", "fields", "fingerprint", "gathering",
+        "gone", "headers", "hold", "id", "keep_alive", "received_at", "record", "relay", "response_complete",
         "spec", "started", "started_at", "stopped_by", "takes_chunks", "task", "trailed", "upload",
         "write_chunk", "writing_paused",
     )  # fmt: skip
 
     def __init__(
-        self, protocol: GatewayProtocol, spec: EndpointSpec, new_id: str, http11: bool, keep_alive: bool
-    ) -> None:  # fmt: skip
-        """Take the request that the protocol's parser has just read the head of.
+        self, protocol: GatewayProtocol, spec: EndpointSpec, new_id: str, whole: bytes | None = None
+    ) -> None:
+        """Take the request that the protocol has just read the head of, or all of: `whole` is its body.
 
         A credential that comes twice with different values is kept as both, joined by a comma, which
         no key contains: it will be refused.
@@ -70,15 +72,18 @@ class Downstream:
         self._protocol = protocol
         self._transport = protocol.transport
         self.spec = spec
-        self.headers = protocol.headers  # as they came
-        self.fields = fields = joined(protocol.headers)
+        self.headers = protocol.headers  # as they came, but maybe for the length
+        self.fields = fields = protocol.fields  # likewise
+        self._told_bytes = protocol.told_bytes
         self.id = new_id
         if b"x-request-id" in fields and CLIENT_ID.fullmatch(fields[b"x-request-id"]):
             self.id = fields[b"x-request-id"].decode()
         self.received_at = time.monotonic()
-        self._http11 = http11
-        self.body = Body()
-        self.body_complete = False  # all was read, so the connection may carry another request
+        self._http11 = protocol.http11
+        self.body = Body() if whole is None else Body.of(whole)
+        self.body_complete = (
+            whole is not None
+        )  # all was read, so the connection may carry another request
         self.hold: Hold | None = None  # the room of a large body
         self._dropped = False
         self.upload: Upload | None = None
@@ -88,7 +93,7 @@ class Downstream:
         self.extra_headers = b""  # header lines of our own, for whatever reply is written
         self.cors_lines = b""  # and those for browsers
         self.bytes_out = 0
-        self.keep_alive = keep_alive
+        self.keep_alive = protocol.keep_alive
         self.response_complete = False  # read by uvicorn
         self.started = False
         self.started_at: float | None = None
@@ -102,6 +107,9 @@ class Downstream:
         self.trailed: TrailedStream | None = (
             None  # its stream, if that may go on at another backend
         )
+        self.asked: Call | None = None  # what its client sent, once it was read
+        self.fingerprint: Fingerprint | None = None  # of its body, once an attempt was lost
+        self.gathering: Gathering | None = None  # its stream, if its client gets it as a whole
         self.stopped_by: GatewayError | None = None  # why it ends early
         self.task: asyncio.Task[None] | None = None
 
@@ -150,7 +158,7 @@ class Downstream:
             raise _compressed()
         if self._expects_continue:
             self.body.wanted = self._say_continue
-        return await self.body.read(limit_bytes, timeout_s, self._told_bytes())
+        return await self.body.read(limit_bytes, timeout_s, self._bytes_to_come())
 
     def _say_continue(self) -> None:
         self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -186,7 +194,7 @@ class Downstream:
             FormReader(self.content_type),
             self._protocol.flow,
             self._transport,
-            told_bytes=self._told_bytes(),
+            told_bytes=self._bytes_to_come(),
             limit_bytes=limit_bytes,
             timeout_s=timeout_s,
         )
@@ -200,10 +208,9 @@ class Downstream:
             self._say_continue()
         return upload
 
-    def _told_bytes(self) -> int | None:
+    def _bytes_to_come(self) -> int | None:
         """Return the Content-Length of a body that is not whole; None in chunks, or once it is."""
-        told = None if self.body_complete else self.fields.get(b"content-length")
-        return None if told is None else int(told)
+        return None if self.body_complete else self._told_bytes
 
     def on_body(self, data: bytes) -> None:
         """Collect body bytes; those that come after the reply are dropped."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Sized
 from typing import Any, Final
 
 from gateway.core.errors import EndedByShutdown, ShuttingDown, TookTooLong
@@ -11,6 +13,7 @@ from gateway.ingress.downstream import Downstream
 
 log = logging.getLogger("gateway.app")
 
+_LOOK_S: Final = 0.25  # between two looks at how many connections are left
 _LAST_WORDS_S: Final = 1.0  # for streams to take their error frame when the grace period is over
 
 
@@ -47,6 +50,25 @@ async def drain(live: set[Downstream], grace_s: float, hurry: asyncio.Event) -> 
         else:
             down.cancel()
     await _ended(live, _LAST_WORDS_S)
+
+
+async def outlast(connections: Sized, grace_s: float, hurry: asyncio.Event) -> float:
+    """Wait until the last connection has closed, `grace_s` at most, or until `hurry`.
+
+    Returns what is left of the time. Another process accepts connections meanwhile.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + grace_s
+    log.info(
+        "another process took over; connections that are open are served until they close",
+        extra={"event": "outlasting", "connections": len(connections), "grace_s": grace_s},
+    )
+    while len(connections) and (left_s := deadline - loop.time()) > 0:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(_LOOK_S, left_s)):
+                await hurry.wait()
+                return 0.0
+    return max(0.0, deadline - loop.time())
 
 
 async def _ended(live: set[Downstream], patience_s: float, *unless: asyncio.Task[Any]) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final, TypedDict
+from typing import Final
 
 import msgspec
+from typing_extensions import TypedDict
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gateway.config.findings import KeyPath
@@ -23,6 +24,8 @@ from gateway.core.errors import (
     Rejected,
     TooManyConnections,
 )
+from gateway.core.limits import Scope
+from gateway.core.ratelimited import LimitsUnknown, RateLimited
 from gateway.core.types import Caller, RequestRecord
 from gateway.ingress.connections import Connections, Shed
 from gateway.ingress.heads import header_lines
@@ -96,18 +99,29 @@ class Early:
             code=error.code,
             message=error.message,
         )
-        kept[request_id] = Refused(request, self._clock.wall(), _DECIDED_BY.get(type(error)))
+        kept[request_id] = Refused(request, self._clock.wall(), _decided_by(error))
         if len(kept) > KEPT:
             kept.popitem(last=False)
 
-    def settle(self, error: GatewayError, request_id: str, line: tuple[str, str]) -> None:
-        """Count, log and keep the refusal of a request that has no story."""
-        record = RequestRecord(request_id, None, self._clock.now())
+    def settle(
+        self, error: GatewayError, request_id: str, line: tuple[str, str], client: str | None
+    ) -> None:
+        """Count, log and keep the refusal of a request that has no story; `client` is its address."""
+        record = RequestRecord(request_id, None, self._clock.now(), client=client)
+        record.message = error.message
         record.outcome, record.error_code, record.status = error.outcome, error.code, error.status
         if isinstance(error, Rejected):
             record.shed_reason = error.shed_reason
         self._settle(record)
         self.keep(error, request_id, line, None)
+
+
+def _decided_by(error: GatewayError) -> KeyPath | None:
+    """Return the setting that decided, where it is in the settings file."""
+    limit = error.limit if isinstance(error, RateLimited | LimitsUnknown) else None
+    if limit is not None and limit.scope in (Scope.TENANT, Scope.TENANT_MODEL):
+        return ("tenants", limit.owner, "limits")
+    return _DECIDED_BY.get(type(error))
 
 
 def last_reply(error: GatewayError, request_id: str, first_lines: bytes) -> bytes:

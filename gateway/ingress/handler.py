@@ -6,6 +6,7 @@
     resolve model  404, the same words for unknown and forbidden
     fall back      what its pool cannot take may be another's, from here on: before anything was done
     fit context    400, before anything is forwarded
+    charge         429, what the limits of its key and tenant do not allow
     admit          at once, or after a wait for room; 503 or 429 with Retry-After when there is none
     send           502, 504; elsewhere only if nothing was done
     relay          chunk by chunk; after the first byte failures are told in the stream
@@ -19,15 +20,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 from gateway.access.failures import FailedKeys
+from gateway.access.keys import check_address
 from gateway.admission.gate import Gate
-from gateway.admission.refusals import engine_refused, heard_within_s
-from gateway.config.models import PoolConfig
+from gateway.admission.refusals import heard_within_s
 from gateway.core.aio import Clock
+from gateway.core.endings import Ending
 from gateway.core.errors import (
     AccessError,
     ClientGone,
@@ -35,48 +35,46 @@ from gateway.core.errors import (
     ContextLengthExceeded,
     EngineFull,
     GatewayError,
-    MisdirectedReply,
     Rejected,
     StreamBroke,
     UpstreamError,
 )
+from gateway.core.ratelimited import LimitsUnknown, RateLimited
 from gateway.core.traffic import Cause, Fallback
 from gateway.core.types import (
     Ask,
     Outcome,
     RequestRecord,
     Slot,
-    TrafficFailed,
-    TrafficOk,
 )
-from gateway.ingress.answers import engine_full, own_headers, too_long
+from gateway.ingress.answers import check_taken, own_headers
 from gateway.ingress.bodies import Bodies, call_at_hand
+from gateway.ingress.charging import charge, settle
 from gateway.ingress.downstream import Downstream
 from gateway.ingress.drain import shutting_down
 from gateway.ingress.early import Early
 from gateway.ingress.heads import header_lines
+from gateway.ingress.leaving import Leaving, taken_ahead
 from gateway.ingress.measuring import UNMEASURED, Measuring
 from gateway.ingress.outgoing import outgoing
 from gateway.ingress.passing import Passing
+from gateway.ingress.retrying import Retrying
 from gateway.ingress.settings import Settings
 from gateway.ingress.shadow import Shadows
+from gateway.ingress.tracing import Tracing
+from gateway.limiting.limiter import Limiter
 from gateway.observe.ledger import Ledger
-from gateway.pools.table import Backend, PoolTable
+from gateway.pools.table import PoolTable
 from gateway.routing.catalog import Catalog, Catalogs
 from gateway.routing.fallback import cause_of, stand_ins
 from gateway.routing.trial import assign
-from gateway.upstream import attempts
 from gateway.upstream.client import Client
 from gateway.upstream.engineids import engine_id, plain_id
-from gateway.upstream.reply import Reply
 from gateway.upstream.silence import Silence
 from gateway.wire.calls import named
 from gateway.wire.replies import error_body, error_headers, fault_of
 
 log = logging.getLogger("gateway.handler")
-
-_FULL: Final = 503  # vLLM's own admission control: back-pressure, not sickness
-_TOO_MANY: Final = 429  # the same, as TGI says it
 
 
 @dataclass(slots=True)
@@ -94,14 +92,21 @@ class Handler:
     early: Early
     failed_keys: FailedKeys
     shadows: Shadows
+    limiter: Limiter
     bodies: Bodies = field(default_factory=Bodies)
+    tracing: Tracing | None = None  # None: there are no traces
     draining: bool = False
     measuring: Measuring = field(init=False)
     passing: Passing = field(init=False)
+    retrying: Retrying = field(init=False)
 
     def __post_init__(self) -> None:
-        self.measuring = Measuring(self.table, self.gate)
-        self.passing = Passing(self.table, self.ledger, self.clock)
+        self.measuring = measuring = Measuring(self.table, self.gate)
+        self.retrying = Retrying(
+            self.table, self.gate, self.client, self.ledger, self.clock, measuring
+        )
+        leaving = Leaving(self.gate, self.clock)
+        self.passing = Passing(self.table, self.ledger, leaving, self.clock)
 
     async def handle(self, down: Downstream) -> None:  # noqa: C901, PLR0915 - the story, in one piece
         """Serve one request; every way out is settled exactly once.
@@ -110,8 +115,11 @@ class Handler:
         """
         settings = self.settings
         down.record = record = RequestRecord(
-            down.id, down.spec.endpoint, down.received_at, client_retry=down.retry_count
-        )
+            down.id, down.spec.endpoint, down.received_at, client_retry=down.retry_count,
+            client=down.client_of(settings.proxies),
+        )  # fmt: skip
+        if self.tracing is not None:
+            record.trace = self.tracing.begin(down.headers)
         ask: Ask | None = None
         try:
             if down.gone:
@@ -125,23 +133,30 @@ class Handler:
                 credentials.get(b"api-key"),
                 self.clock.wall(),
             )
+            if caller.addresses is not None:
+                check_address(caller, record.client)
             call = call_at_hand(down, settings.max_body) or await self.bodies.read_call(
                 down, caller, settings.config, self.catalog
             )
             record.body_at = self.clock.now()
             settings = self.settings  # the catalog below is of the same configuration
             route = self.catalogs.current(settings.pools).resolve(call, caller)
-            call = call if call.model else named(call, route)
+            down.asked = call = call if call.model else named(call, route)
             record.model, record.pool, record.adapter = route.requested, route.pool, route.adapter
             record.stream, record.unknown_fields = call.stream, call.asked.unknown
-            record.choices = call.choices
+            record.choices, record.stated_tokens = call.choices, call.max_new_tokens
             ask = Ask(route, call, UNMEASURED, caller)
             ask.session = down.fields.get(settings.session_header, b"")
             if route.trial is not None:
                 assign(ask, down.revision)
+            if self.retrying.quarantine.watched:
+                await self.retrying.admit(call, caller.tenant)
             try:
                 if not self.measuring.at_once(settings, record, ask):
                     await self.measuring.counted(settings, record, ask)
+                plan = settings.plans.of(caller, route.requested, route.pool)
+                if plan is not None:
+                    await charge(self.limiter, plan, settings.prices, record, ask)
                 await self._forward(settings, down, record, ask)
             except (Rejected, ContextLengthExceeded, ConnectFailed) as error:
                 await self._fall_back(settings, down, record, ask, error)
@@ -155,18 +170,25 @@ class Handler:
                 record.outcome = record.outcome if down.stopped_by else Outcome.SHUTDOWN
             raise
         except Exception:
-            log.exception("request failed by a bug", extra={"request_id": down.id})
+            log.exception("request failed by a bug", extra={"event": "bug", "id": down.id})
             bug = GatewayError("Internal error in the gateway. It has been logged.")
             self._refuse(down, record, bug)
         finally:
+            if ask is not None and ask.place is not None:
+                ask.place.release()
             if down.hold is not None:
                 down.drop_body()
             if down.upload is not None:
                 record.stream = down.upload.form.stream  # the field may come after the file
                 down.upload.close()
+            if record.attempts > 1:
+                self.retrying.give_back(down)
+            if record.taken is not None:
+                settle(self.limiter, record)
             record.ended_at = self.clock.now()
             record.bytes_out = down.bytes_out
             self.live.discard(down)
+            down.asked = None  # its connection may rest for minutes
             down.task = None  # a cancelled one holds this frame, and all that the request read
             self.ledger.settle(record)
 
@@ -190,7 +212,7 @@ class Handler:
                     await self.measuring.counted(settings, record, other)
                 await self._forward(settings, down, record, other)
             except GatewayError as failed:
-                if record.attempts > sent and cause_of(failed) is None:
+                if down.started or (record.attempts > sent and cause_of(failed) is None):
                     raise  # it may have been executed
             else:
                 if cause is Cause.OVERLOAD:
@@ -200,14 +222,17 @@ class Handler:
         record.fallback = None
         raise error
 
-    async def _forward(
+    async def _forward(  # noqa: C901, PLR0915 - all attempts, in one piece
         self, settings: Settings, down: Downstream, record: RequestRecord, ask: Ask
     ) -> None:
         """Send the request to a backend with room, and to another where that repeats nothing."""
-        self.passing.keep_trail(settings.pools, ask)
-        most_bytes = settings.max_reply
+        self.passing.keep_trail(settings.going_on, ask)
         while True:
-            slot = self.gate.enter(ask) or await self._wait(settings, down, record, ask)
+            slot = (
+                taken_ahead(ask)
+                or self.gate.enter(ask)
+                or await self._wait(settings, down, record, ask)
+            )
             if ask.fallback is not None:
                 self.gate.note(ask, down.id, slot.backend_id)
             try:
@@ -222,7 +247,8 @@ class Handler:
                     record.sent_at = now = self.clock.now()
                     silence = Silence(settings.patience, now, backend.works, ask.need)
                     salt = settings.salt(ask) if ask.route.tenants_apart else None
-                    out = outgoing(down, ask, backend, record.engine_id, salt, slot.rank)
+                    rank = None if slot.sent is None else slot.sent.rank
+                    out = outgoing(down, ask, backend, record.engine_id, salt, rank)
                     if ask.route.shadow is not None and record.attempts == 1:
                         self.shadows.copy(settings, down, ask, silence.patience)
                     try:
@@ -230,17 +256,27 @@ class Handler:
                             out, silence, fresh=fresh
                         )
                         if reply.status != 200 and reply.body is not None:
-                            _check_taken(reply, ask, backend, settings.pools)
+                            falls_back = bool(settings.pools[ask.route.pool].fallback.context)
+                            check_taken(reply, ask, plain=backend.plain, falls_back=falls_back)
+                        if record.attempts > 1:
+                            self.retrying.give_back(down)
                         down.extra_headers = own_headers(record, self.clock.now())
                         if reply.body is None:
-                            await self.passing.relay(down, record, ask, reply, slot, most_bytes)
+                            await self.passing.relay(
+                                down, record, ask, backend, reply, slot, settings
+                            )
                         else:
-                            self.passing.answer(down, record, ask, backend, reply, most_bytes)
-                        if backend.traffic_failures and reply.status < 500:
-                            self.table.observe(backend.id, TrafficOk(self.clock.now()))
+                            self.passing.answer(down, record, ask, reply, settings.max_reply)
+                        if backend.traffic_failures or record.status >= 500:
+                            self.passing.answered(backend, slot, record.status)
+                        if record.status >= 500:
+                            await self.retrying.lost(down, backend, Ending.HTTP_5XX)
                         return
                     except (UpstreamError, EngineFull) as error:
-                        fresh = self._failed(down, record, ask, backend, error)
+                        if down.trailed is not None and down.trailed.unsure:
+                            ask.tried.setdefault(backend.id, self.clock.now())
+                            await self.measuring.find_seam(settings, ask, down.trailed)
+                        fresh = await self.retrying.after(down, record, ask, backend, slot, error)
                         if not fresh:
                             break
             finally:
@@ -256,7 +292,7 @@ class Handler:
         own_end = began + queue.max_wait - record.queue_s
         # A client's time-out runs from then, until it has the first byte.
         sent_at = began if down.answering else record.body_at or down.received_at
-        announces = queue.announce and ask.call.stream and down.upload is None
+        announces = queue.announce and record.stream and down.upload is None
         try:
             return await self.gate.wait(
                 ask,
@@ -268,52 +304,24 @@ class Handler:
         finally:
             record.queue_s += self.clock.now() - began
 
-    def _failed(
-        self, down: Downstream, record: RequestRecord, ask: Ask, backend: Backend, error: UpstreamError | EngineFull
-    ) -> bool:  # fmt: skip
-        """Note a failed attempt; return whether a fresh connection is tried, else another backend is.
-
-        Raises:
-            GatewayError: neither; what the client is told (502, 503, 504).
-        """
-        now = ask.tried[backend.id] = self.clock.now()
-        if isinstance(error, EngineFull):
-            self.table.refused(backend.id)
-            record.usage = None  # it did nothing, as its refusal says
-        else:
-            self.table.observe(backend.id, TrafficFailed(now, error.reason))
-            self.ledger.upstream_failed(backend.id, error.reason)
-        if isinstance(error, MisdirectedReply):
-            self.client.connections(backend).distrust()
-        chance = self.gate.chance(ask)
-        if down.trailed is not None and self.measuring.rest(record, ask, down.trailed, chance):
-            return False
-        step = attempts.after(
-            error,
-            attempts=record.attempts,
-            answering=down.answering,
-            body_at_hand=down.body_at_hand,
-            chance=chance,
-        )
-        if step is attempts.Next.TELL:
-            raise engine_refused(ask, error) if isinstance(error, EngineFull) else error
-        return step is attempts.Next.FRESH_CONNECTION
-
     def _refuse(
         self, down: Downstream, record: RequestRecord, error: GatewayError, ask: Ask | None = None
     ) -> None:
         """Answer with an error; one that came after the first byte was told in the stream already."""
         if isinstance(error, AccessError):
-            error = self.failed_keys.judge(error, down.client_of(self.settings.proxies))
+            error = self.failed_keys.judge(error, record.client)
         if isinstance(error, UpstreamError | Rejected) and down.trailed and down.trailed.awaits:
             error = StreamBroke("The stream broke off, and no other backend could go on with it.")
         record.outcome, record.error_code, record.status = error.outcome, error.code, error.status
+        record.message = error.message
         measured = ask is not None and ask.demand is not UNMEASURED
         if isinstance(error, Rejected):
             record.shed_reason = error.shed_reason
             if measured and ask is not None:
                 self.gate.shed(ask, error, down.id, record.backend_id)
-        if not measured:
+        if isinstance(error, RateLimited):
+            down.extra_headers = error.lines
+        if not measured or isinstance(error, RateLimited | LimitsUnknown):
             line = ("POST", down.spec.path.decode())
             self.early.keep(error, down.id, line, record.caller)
         if down.started and not down.response_complete and not down.gone:
@@ -327,19 +335,6 @@ class Handler:
     def catalog(self) -> Catalog:
         """Return the names in force."""
         return self.catalogs.current(self.settings.pools)
-
-
-def _check_taken(reply: Reply, ask: Ask, backend: Backend, pools: Mapping[str, PoolConfig]) -> None:
-    """Look whether an engine took a request that it answers with an error.
-
-    Raises:
-        EngineFull: it refused it for capacity.
-        ContextLengthExceeded: it is too long for it, and another pool may take it.
-    """
-    if reply.status == _FULL or (backend.plain and reply.status == _TOO_MANY):
-        raise engine_full(reply, ask.call)
-    if pools[ask.route.pool].fallback.context and (error := too_long(reply, ask.call)):
-        raise error
 
 
 def _left(record: RequestRecord) -> None:

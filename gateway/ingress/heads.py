@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
+
+import msgspec
+
+from gateway.core.tracing import Parent
 
 CLIENT_ID: Final = re.compile(rb"[A-Za-z0-9_.-]{1,128}")  # a client's own request id
 
@@ -54,6 +58,60 @@ def without_upgrade(
     return first + header_lines(each for each in headers if each[0] != b"upgrade") + b"\r\n"
 
 
+# --- heads that come again ---------------------------------------------------------------------------
+
+_KEPT_BYTES: Final = 4096  # of a head that may come again; each connection keeps one
+_MOST_DIGITS: Final = 9  # of the length of a body
+
+
+class KnownHead(msgspec.Struct, frozen=True, gc=False):
+    """A head as its client wrote it: libraries write each head of a connection alike, but for one number."""
+
+    before: bytes  # the digits of its Content-Length
+    behind: bytes  # them and a CR, up to the empty line and with it
+
+    def comes_again(self, data: bytes) -> tuple[int, bytes] | None:
+        """Return the body's length, and what came of it, if `data` begins with this head and any length.
+
+        As all requests pay for this, it uses what is fast in CPython: 0.7 us.
+        """
+        rest = data.removeprefix(self.before)
+        if len(rest) == len(data):
+            return None
+        digits, _, rest = rest.partition(b"\r")
+        came = rest.removeprefix(self.behind)
+        if len(came) == len(rest) or not digits.isdigit() or len(digits) > _MOST_DIGITS:
+            return None
+        return int(digits), came
+
+
+def known_head(
+    data: bytes, headers: Sequence[tuple[bytes, bytes]], most_bytes: int
+) -> KnownHead | None:
+    """Return the head that `data` begins with; None where another parse may find something else in it.
+
+    `headers` are what a parser has found in it. Each must be a line of its own, and the body framed by
+    one Content-Length alone; then the same bytes with another length differ in that only.
+    """
+    head, end, _ = data[: min(_KEPT_BYTES, max(0, most_bytes - _MOST_DIGITS))].partition(
+        _EMPTY_LINE
+    )
+    lines, names = head.split(b"\r\n"), [name for name, _ in headers]
+    each_a_line = len(lines) == head.count(b"\r") + 1 == head.count(b"\n") + 1 == len(names) + 1
+    if not (end and each_a_line and names.count(_LENGTH) == 1) or _CODING in names:
+        return None
+    place = names.index(_LENGTH)
+    digits = headers[place][1]
+    upto = b"\r\n".join(lines[: place + 2])
+    if not (digits.isdigit() and len(digits) <= _MOST_DIGITS and upto.endswith(digits)):
+        return None
+    return KnownHead(upto.removesuffix(digits), (head + end)[len(upto) + 1 :])
+
+
+_EMPTY_LINE: Final = b"\r\n\r\n"
+_LENGTH, _CODING = b"content-length", b"transfer-encoding"
+
+
 # --- W3C Trace Context (https://www.w3.org/TR/trace-context/) ---------------------------------------
 
 _PARENT: Final = re.compile(
@@ -66,11 +124,27 @@ _MAX_STATE_MEMBERS: Final = 32
 
 def trace_lines(headers: Collection[tuple[bytes, bytes]]) -> bytes:
     """Return the header lines that carry a client's trace on to a backend; none for an invalid one."""
+    parent = _parent(headers)
+    return b"" if parent is None else b"traceparent: %b\r\n%b" % (parent, trace_state_line(headers))
+
+
+def trace_parent(headers: Collection[tuple[bytes, bytes]]) -> Parent | None:
+    """Return the span that a client's request belongs to; None where it names none, or no valid one."""
+    parent = _parent(headers)
+    if parent is None:
+        return None
+    _, trace_id, span_id, flags = parent.decode().split("-")
+    return Parent(trace_id, span_id, sampled=bool(int(flags, 16) & 1))
+
+
+def trace_state_line(headers: Collection[tuple[bytes, bytes]]) -> bytes:
+    """Return the header line that carries what others keep of a trace; none for an invalid one."""
+    return _state_line(b",".join([value for name, value in headers if name == b"tracestate"]))
+
+
+def _parent(headers: Collection[tuple[bytes, bytes]]) -> bytes | None:
     parents = [value for name, value in headers if name == b"traceparent"]
-    if len(parents) != 1 or _PARENT.fullmatch(parents[0]) is None:
-        return b""
-    state = b",".join([value for name, value in headers if name == b"tracestate"])
-    return b"traceparent: %b\r\n%b" % (parents[0], _state_line(state))
+    return parents[0] if len(parents) == 1 and _PARENT.fullmatch(parents[0]) else None
 
 
 def _state_line(state: bytes) -> bytes:

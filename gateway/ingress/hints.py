@@ -11,11 +11,13 @@ from gateway.wire.calls import ENDPOINTS
 
 _SERVED: Final = frozenset(path.decode() for path in ENDPOINTS) | {
     "/v1/models",
+    "/v1/key",
     "/tokenizer_info",
     "/livez",
     "/readyz",
     "/health",
 }
+_READ: Final = ("/v1/models", "/v1/key")  # by GET
 _READ_CHARS: Final = 512  # of a path; no path that is served is near as long
 
 
@@ -117,6 +119,6 @@ def _elsewhere(path: str) -> str | None:
 def _list() -> str:
     """Return what is served, as far as clients call it."""
     posts = ", ".join(
-        sorted(path for path in _SERVED if path.startswith("/v1/") and path != "/v1/models")
+        sorted(path for path in _SERVED if path.startswith("/v1/") and path not in _READ)
     )
     return f"This gateway serves GET /v1/models and POST {posts}."

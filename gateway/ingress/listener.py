@@ -9,7 +9,7 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -28,6 +28,14 @@ _DATE_S: Final = 1.0  # what a date header resolves
 _SEND_BUFFER_BYTES: Final = 64 * 1024
 
 
+class Listeners(NamedTuple):
+    """The two sockets that a gateway accepts connections from."""
+
+    public: socket.socket
+    admin: socket.socket
+    kept: bool = False  # systemd has them open too: what connects when we have gone waits there
+
+
 def bind(where: Listen) -> socket.socket:
     """Bind and listen on a TCP address or a UNIX path; a stale socket file is taken over.
 
@@ -44,17 +52,22 @@ def bind(where: Listen) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         address = (where.host, where.port)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        prepare(listener)
         listener.bind(address)
         listener.listen(_BACKLOG)
-        listener.setblocking(False)
     except OSError as error:
         listener.close()
         raise OSError(error.errno, error.strerror or str(error), str(where)) from error
     return listener
 
 
-def bind_both(config: Config) -> tuple[socket.socket, socket.socket]:
+def prepare(listener: socket.socket) -> None:
+    """Set what a listener's connections inherit, and that it never blocks the loop."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+    listener.setblocking(False)
+
+
+def bind_both(config: Config) -> Listeners:
     """Bind the public and the admin listener, or neither.
 
     Raises:
@@ -62,7 +75,7 @@ def bind_both(config: Config) -> tuple[socket.socket, socket.socket]:
     """
     public = bind(config.listen)
     try:
-        return public, bind(config.admin.listen)
+        return Listeners(public, bind(config.admin.listen))
     except OSError:
         public.close()
         raise
@@ -105,14 +118,21 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._leaving = asyncio.Event()
+        self.accepting = asyncio.Event()
 
     def leave(self) -> None:
         """Have `serve` take no more connections, and end once the open ones are done."""
         self.should_exit = True
         self._leaving.set()
 
+    def stop_accepting(self) -> None:
+        """Take no more connections; the open ones go on until `leave`."""
+        for listener in getattr(self, "servers", ()):
+            listener.close()
+
     async def main_loop(self) -> None:
         """Renew the date header until it is to leave; uvicorn's own loop wakes ten times a second."""
+        self.accepting.set()
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_DATE_S):

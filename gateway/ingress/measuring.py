@@ -8,6 +8,7 @@ from functools import partial
 from typing import Final
 
 import msgspec
+from msgspec import structs
 
 from gateway.admission.gate import Gate
 from gateway.core.aio import beside
@@ -15,7 +16,7 @@ from gateway.core.types import Ask, Chance, Demand, Endpoint, Phase, RequestReco
 from gateway.counting.context import bound, settle, unsettled
 from gateway.ingress.settings import Settings
 from gateway.pools.table import PoolTable
-from gateway.prefix.beginnings import FIRST_BYTES, READ, Beginnings, written_salt
+from gateway.prefix.hashing import FIRST_BYTES, READ, PrefixHasher, written_salt
 from gateway.prefix.precise import PromptBlocks
 from gateway.prefix.ranked import block_sizes
 from gateway.resume.stream import TrailedStream
@@ -23,6 +24,8 @@ from gateway.resume.stream import TrailedStream
 UNMEASURED: Final = Demand(0, exact=False)  # of an ask of which nothing is known yet
 
 # To read the ids of a prompt: a tenth of what a fast engine needs to compute as much.
+_MOST_PARTS: Final = 4  # of a character in UTF-8; each token is one at least
+_SERVING: Final = (Phase.READY, Phase.DEGRADED)
 _READ_S: Final = 0.02
 _READ_BYTE_S: Final = 1e-6
 _MOST_READ_S: Final = 0.5
@@ -34,7 +37,8 @@ class Measuring:
 
     table: PoolTable
     gate: Gate
-    beginnings: Beginnings = field(default_factory=Beginnings)
+    hasher: PrefixHasher = field(default_factory=PrefixHasher)
+    read_s: float = _READ_S  # what token ids are waited for, at least
 
     def at_once(self, settings: Settings, record: RequestRecord, ask: Ask) -> bool:
         """Whether its size tells what it needs; else its prompt must be counted.
@@ -84,7 +88,7 @@ class Measuring:
         def cut(tokens: Sequence[int]) -> PromptBlocks:
             return PromptBlocks(tokens, route.adapter, salt, sizes)
 
-        within_s = min(_READ_S + len(call.body) * _READ_BYTE_S, _MOST_READ_S)
+        within_s = min(self.read_s + len(call.body) * _READ_BYTE_S, max(self.read_s, _MOST_READ_S))
         return await settings.counters.read(call, route, cut, within_s=within_s)
 
     async def _counted(self, settings: Settings, ask: Ask) -> Demand:
@@ -104,12 +108,36 @@ class Measuring:
         judge = partial(unsettled, call, route=route, caller=caller, policy=policy)
         return judge() if call.places is None else await beside(judge)
 
-    def rest(self, record: RequestRecord, ask: Ask, stream: TrailedStream, chance: Chance) -> bool:
-        """Have an ask be for what is left of its stream; False when that cannot be had."""
-        rest = stream.rest() if chance is not Chance.NEVER else None
+    async def find_seam(self, settings: Settings, ask: Ask, stream: TrailedStream) -> None:
+        """Ask a backend how many of the last tokens of a stream that broke off were shown, if that is not known.
+
+        The last one or more may be parts of a character that is not whole. Cancel: nothing is held.
+        """
+        unsure, shown = stream.unsure, stream.trail.again
+        backends = self.table.backends(ask.route.pool)
+        serving = [each for each in backends if each.id not in ask.tried and each.phase in _SERVING]
+        for tokens in range(len(unsure), max(0, len(unsure) - _MOST_PARTS), -1):
+            text = await settings.counters.text_of(unsure[:tokens], ask.route, serving)
+            if text is None:
+                return
+            if text in (shown, shown.removeprefix(" ")):  # some tokenizers drop the first space
+                stream.put_seam(tokens)
+                return
+
+    def rest(
+        self, record: RequestRecord, ask: Ask, stream: TrailedStream, chance: Chance, *, moved: bool
+    ) -> bool:
+        """Have an ask be for what is left of its stream; False when that cannot be had.
+
+        `moved` tells that no backend failed.
+        """
+        rest = stream.rest(moved=moved) if chance is not Chance.NEVER else None
         if rest is None:
             return False
         record.resumed += 1
+        record.moved += moved
+        if record.usage is not None:  # its client may leave before the next one tells anything
+            record.usage = structs.replace(record.usage, completion_tokens=stream.events)
         ask.call, ask.demand = rest
         ask.prefix = None
         ask.need = self.gate.needs.of(ask.call, ask.demand, ask.caller, ask.route.window_tokens)
@@ -122,10 +150,10 @@ class Measuring:
         window = ask.route.window_tokens
         record.need = ask.need = self.gate.needs.of(ask.call, demand, ask.caller, window)
         ask.asked_at = record.body_at or record.received_at
-        ask.prefix = self.beginnings.of(ask, self.table.backends(ask.route.pool))
+        ask.prefix = self.hasher.of(ask, self.table.backends(ask.route.pool))
         if ask.prefix is not None:
             ask.prefix.blocks = blocks
-            ask.prefix.steers = ask.call.endpoint is not Endpoint.RESPONSES
+            ask.prefix.takes_rank = ask.call.endpoint is not Endpoint.RESPONSES
         ask.top_priority = self.gate.top_priority
         ask.returned = record.client_retry > 0
         if record.fallback is not None:

@@ -25,19 +25,25 @@ def outgoing(
     With a rank it is for one of several engines of the server. Source: vLLM 0.32
     `entrypoints/generate/base/serving.py`; chats, completions and messages are led by it.
     """
-    call, route = ask.call, ask.route
+    call, route, served_model = ask.call, ask.route, None
+    if not call.unnamed or route.adapter is not None or backend.plain:
+        served_model = backend.served_name(route)  # a vLLM that is not told takes its base model
+    if (record := down.record) is not None:
+        record.weighed, record.costs_s = ask.weighed, ask.costs_s
+        record.sent_model, record.adds_salt = served_model, salt is not None
+        record.adds_usage, record.adds_ids = call.hides_usage, call.tells_ids
     body = upstream_body(
         call,
-        # A vLLM that is not told which model takes its base model.
-        served_model=None
-        if call.unnamed and route.adapter is None and not backend.plain
-        else backend.served_name(route),
-        inject_usage=call.stream and call.hides_usage,
+        served_model=served_model,
+        inject_usage=call.stream,
         max_new_tokens=ask.demand.max_new_tokens,
         salt=salt,
         plain=backend.plain,
     )
-    trace = trace_lines(down.headers) if b"traceparent" in down.fields else b""
+    if record is not None and record.trace is not None:
+        trace = record.trace.begin_attempt()
+    else:
+        trace = trace_lines(down.headers) if b"traceparent" in down.fields else b""
     if rank is not None:
         trace += b"x-data-parallel-rank: %d\r\n" % rank
     return Outgoing(down.spec.path, call.content_type, engine_id, body, down.upload, trace)

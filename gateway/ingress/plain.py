@@ -46,11 +46,10 @@ class PlainRequest:
         "_parts", "_protocol", "_scope", "_transport", "body_complete", "cors_lines", "gone", "id", "keep_alive",
         "response_complete", "takes", "task", "writing_paused",
     )  # fmt: skip
+    started: Final = False  # its reply is written in one piece
 
-    def __init__(
-        self, protocol: GatewayProtocol, new_id: str, http11: bool, keep_alive: bool
-    ) -> None:
-        """Take the request that the protocol's parser has just read the head of.
+    def __init__(self, protocol: GatewayProtocol, new_id: str) -> None:
+        """Take the request that the protocol has just read the head of.
 
         Raises:
             httptools.HttpParserInvalidURLError: its target is no path.
@@ -59,7 +58,7 @@ class PlainRequest:
         self._transport = protocol.transport
         sent_id = dict(protocol.headers).get(b"x-request-id", b"")
         self.id = sent_id.decode() if CLIENT_ID.fullmatch(sent_id) else new_id
-        self._scope = _scope(protocol, self.id, "1.1" if http11 else "1.0")
+        self._scope = _scope(protocol, self.id)
         self.takes = NO_BODY
         self._body = bytearray()
         self._more: asyncio.Future[None] | None = None  # while the app waits for the body
@@ -68,7 +67,7 @@ class PlainRequest:
         self._head: Message = {}
         self._parts: list[bytes] = []
         self.cors_lines = b""  # for browsers
-        self.keep_alive = keep_alive
+        self.keep_alive = protocol.keep_alive
         self.body_complete = False
         self.response_complete = False
         self.writing_paused = False
@@ -168,13 +167,13 @@ class PlainRequest:
         self._protocol.on_reply_complete(self)
 
 
-def _scope(protocol: GatewayProtocol, request_id: str, http_version: str) -> dict[str, Any]:
+def _scope(protocol: GatewayProtocol, request_id: str) -> dict[str, Any]:
     target = httptools.parse_url(protocol.url)
     raw_path: bytes = target.path
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": http_version,
+        "http_version": "1.1" if protocol.http11 else "1.0",
         "method": protocol.parser.get_method().decode("ascii"),
         "scheme": "http",
         "server": protocol.server,

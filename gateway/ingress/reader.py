@@ -3,11 +3,15 @@
 httptools (llhttp) is strict about what frames a request, and bounds nothing. The bounds are here:
 on a head's bytes and headers, on trailers, and on everything else that frames a body without being
 part of it. An offer to change the protocol is ignored; a whole URL is reduced to its path.
+
+Clients write each head on a connection alike, but for the length of the body. A head that comes again
+so says what it said before: the parser does not see it, nor the bytes of its body, which are counted.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,10 +26,11 @@ from gateway.core.errors import (
     RequestError,
     UnknownUrl,
 )
-from gateway.ingress.heads import origin_form, without_upgrade
+from gateway.ingress.heads import KnownHead, joined, known_head, origin_form, without_upgrade
 from gateway.observe.redact import redact
 
 _SHOWN_BYTES: Final = 128  # of a request target in an error
+_TRIES: Final = 8  # heads that are kept in vain until no more are
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +57,21 @@ class RequestReader(HttpToolsProtocol):
         self._limits = limits
         self._max_headers = limits.max_headers
         self._max_bytes = limits.max_bytes
+        # What the last head says, until another one begins. If it came again, `headers` and `fields` have
+        # the Content-Length of the first time.
         self.url = b""
+        self.fields: Mapping[bytes, bytes] = {}  # its headers, by name
+        self.told_bytes: int | None = None  # its Content-Length
+        self.http11 = True  # its version; else 1.0
+        self.keep_alive = False  # another request may follow
+        self._known: KnownHead | None = None  # how it was written, if it may come again
         self.in_head = False  # a head has begun and is not whole
-        self.http11 = True  # the last head's version; else 1.0
         self.loose_bytes = 0  # read since the last byte of a body or end of a request
         self._read_bytes = 0  # of the read that is being parsed
         self._head_bytes = 0  # of the read that the head began in: at least its share of that
+        self._begun = 0  # heads, in that read
+        self._kept_in_vain = 0  # heads that did not come again, one after the other
+        self._left_bytes = 0  # of a body that the parser does not see
         self._in_chunks = False
         self._trailers = 0
         self._trailer_bytes = 0
@@ -71,10 +85,80 @@ class RequestReader(HttpToolsProtocol):
     def on_head(self) -> None:
         """A head is whole and within its bounds: set `cycle` to its request."""
 
+    @abstractmethod
+    def on_head_again(self, whole: bytes | None) -> None:
+        """The last head has come once more, behind a request that is answered: set `cycle` likewise.
+
+        `whole` is the body, if all of it came too: then no more of it is told of.
+        """
+
     def read(self, data: bytes) -> GatewayError | None:
-        """Parse one read; return the refusal of what is no request that can be served, or goes on
+        """Take one read; return the refusal of what is no request that can be served, or goes on
         without end. After that nothing more may be read.
         """
+        between = self._between_requests()
+        if between and self._known is not None:
+            data = self._take_known(self._known, data)
+        elif self._left_bytes:
+            data = self._count(data)
+        if not data:
+            return None
+        error = self._parse(data)
+        if between and error is None:
+            self._keep_head(data)
+        return error
+
+    def request_line(self) -> tuple[str, str]:
+        """Return method and path of the last request as far as they were read; without the query."""
+        path = self.url.partition(b"?")[0]
+        return (self.parser.get_method().decode() if path else "", path.decode("latin-1"))
+
+    # --- heads that come again ----------------------------------------------------------------------
+
+    def _between_requests(self) -> bool:
+        """Whether the next byte is the first of a request, and those before it are answered."""
+        last = self.cycle
+        whole = last is None or (last.body_complete and last.response_complete)
+        return whole and not self.loose_bytes
+
+    def _keep_head(self, data: bytes) -> None:
+        """Note how the head was written that a read began with, if it may come again.
+
+        A client that writes each head anew, with a trace of its own, pays for that a few times only.
+        """
+        if self._begun == 1 and self.keep_alive and self._kept_in_vain < _TRIES:
+            self._kept_in_vain += 1
+            self._known = known_head(data, self.headers, self._max_bytes)
+
+    def _take_known(self, known: KnownHead, data: bytes) -> bytes:
+        """Take a head that comes again, and what came of its body; return what is behind them."""
+        again = known.comes_again(data)
+        if again is None:
+            return data
+        self.told_bytes, came = again
+        self._kept_in_vain = 0
+        if len(came) == self.told_bytes:
+            self.on_head_again(came)
+            return b""
+        self._left_bytes = self.told_bytes
+        self.on_head_again(None)
+        return self._count(came)
+
+    def _count(self, data: bytes) -> bytes:
+        """Hand on what is of a body whose head came again; return what is behind it."""
+        left = self._left_bytes
+        body = data[:left]
+        self._left_bytes = left - len(body)
+        if body:
+            self.cycle.on_body(body)
+        if not self._left_bytes:
+            self.cycle.on_message_complete()
+        return data[left:]
+
+    # --- heads that are parsed ----------------------------------------------------------------------
+
+    def _parse(self, data: bytes) -> GatewayError | None:
+        self._begun = 0
         self._read_bytes = len(data)
         self.loose_bytes += self._read_bytes
         try:
@@ -88,17 +172,14 @@ class RequestReader(HttpToolsProtocol):
             )
         return self._too_large() if self.loose_bytes > self._max_bytes else None
 
-    def request_line(self) -> tuple[str, str]:
-        """Return method and path of the last request as far as they were read; without the query."""
-        path = self.url.partition(b"?")[0]
-        return (self.parser.get_method().decode() if path else "", path.decode("latin-1"))
-
     # --- httptools ----------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         """Start a head."""
         self.url = b""
         self.headers = []
+        self._known = None
+        self._begun += 1
         self.in_head = True
         self._head_bytes = self._read_bytes
         self._in_chunks = False
@@ -130,6 +211,9 @@ class RequestReader(HttpToolsProtocol):
         self.in_head = False
         if not self.url.startswith(b"/"):
             self._take_path()
+        self.fields = fields = joined(self.headers)
+        self.told_bytes = int(fields[b"content-length"]) if b"content-length" in fields else None
+        self.keep_alive = self.http11 and self.parser.should_keep_alive()
         self.on_head()
 
     def on_chunk_header(self) -> None:

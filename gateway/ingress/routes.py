@@ -18,6 +18,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from gateway.access.keys import check_address
+from gateway.access.told import own_told
 from gateway.core.aio import Clock
 from gateway.core.errors import (
     EndpointNotServed,
@@ -29,6 +31,7 @@ from gateway.counting.context import window_of
 from gateway.ingress.handler import Handler
 from gateway.ingress.server import Ingress
 from gateway.ingress.unserved import Unserved
+from gateway.limiting.standing import Standing, standing
 from gateway.pools.table import PoolTable
 from gateway.routing.catalog import Entry, status
 from gateway.wire.objects import fields_of
@@ -61,15 +64,16 @@ def public_app(
     """Make the Starlette app of the public listener; inference POSTs never reach it."""
 
     def caller(request: Request) -> Caller:
-        def sent(name: str) -> bytes | None:
-            values = request.headers.getlist(name)
-            return (
-                ",".join(values).encode("latin-1") if values else None
-            )  # two are refused: no key has a comma
+        found = handler.settings.keys.authenticate(*_presented(request), clock.wall())
+        check_address(found, _client_of(request, handler))
+        return found
 
-        return handler.settings.keys.authenticate(
-            sent("authorization"), sent("x-api-key"), sent("api-key"), clock.wall()
-        )
+    async def own_key(request: Request) -> Response:
+        keys, now = handler.settings.keys, clock.wall()
+        holder = keys.identify(*_presented(request), now)
+        check_address(holder.caller, _client_of(request, handler))
+        stands = await _standing(handler, holder.caller, request.query_params.get("model"))
+        return JSONResponse({**own_told(holder, keys.tiers, now), "standing": stands})
 
     def told(name: str, entry: Entry, asking: Caller) -> dict[str, object]:
         return model_entry(
@@ -130,6 +134,7 @@ def public_app(
         routes=[
             Route("/v1/models", models, methods=["GET"]),
             Route("/v1/models/{name:path}", model, methods=["GET"]),
+            Route("/v1/key", own_key, methods=["GET"]),
             Route("/tokenizer_info", tokenizer_info, methods=["GET"]),
             Route("/livez", livez, methods=["GET"]),
             Route("/readyz", readyz, methods=["GET"]),
@@ -139,3 +144,35 @@ def public_app(
     )
     app.router.redirect_slashes = False
     return app
+
+
+async def _standing(handler: Handler, caller: Caller, named: str | None) -> list[Standing]:
+    """Return how a key stands with its limits, and with those for a model that it may use.
+
+    Raises:
+        ModelNotFound: it may not. Else clients could have plans made for any number of names.
+    """
+    model = pool = ""
+    if named:
+        route = handler.catalog().admit(named, caller).route
+        model, pool = route.requested, route.pool
+    plan = handler.settings.plans.of(caller, model, pool)
+    return [] if plan is None else await standing(handler.limiter, plan)
+
+
+def _presented(request: Request) -> tuple[bytes | None, bytes | None, bytes | None]:
+    """Return what the headers hold that may carry a key."""
+
+    def sent(name: str) -> bytes | None:
+        values = request.headers.getlist(name)
+        return (
+            ",".join(values).encode("latin-1") if values else None
+        )  # two are refused: no key has a comma
+
+    return sent("authorization"), sent("x-api-key"), sent("api-key")
+
+
+def _client_of(request: Request, handler: Handler) -> str | None:
+    """Return the client's address; None on a UNIX socket."""
+    peer, proxies = request.client, handler.settings.proxies
+    return proxies.client_of(peer.host if peer else None, request.headers.raw)

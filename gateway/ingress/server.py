@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -45,12 +46,15 @@ class Ingress:
     story: Callable[[Downstream], Coroutine[Any, Any, None]]
     limits: ClientLimits
     connections: Connections
-    refused: Callable[[GatewayError, str, tuple[str, str]], None]  # before there was a request
+    refused: Callable[
+        [GatewayError, str, tuple[str, str], str | None], None
+    ]  # before there was a request
     endpoints: Mapping[bytes, EndpointSpec] = field(default_factory=lambda: ENDPOINTS)
     takes: Takes = NO_BODY  # of a body, on other routes
     cors: Cors | None = None  # None: web pages of other origins may not call
     live: set[Downstream] = field(default_factory=set)
     held: set[GatewayProtocol] = field(default_factory=set)  # are not read from: see `hold`
+    leaving: bool = False  # each connection closes behind its next reply
     _ids: Iterator[int] = field(default_factory=itertools.count)
     _id_prefix: str = field(default_factory=lambda: f"req_{os.urandom(8).hex()}")
 
@@ -61,6 +65,15 @@ class Ingress:
     def allow(self, config: CorsConfig) -> None:
         """Let web pages of these origins read replies from now on."""
         self.cors = Cors.of(config)
+
+    def leave(self) -> None:
+        """Have every connection close behind its next reply, which says so.
+
+        One that is idle stays for as long as it may: to close it now could meet a request on its way.
+        """
+        self.leaving = True
+        for connection in self.connections.all():
+            connection.close_behind_reply()
 
     def tick(self, now: float) -> None:
         """Enforce the deadlines of connections; called about twice a second."""
@@ -80,6 +93,7 @@ class GatewayProtocol(RequestReader):
         self._ingress = ingress
         self._line: Line | None = None  # where this connection waits for its client
         self._idle = ingress.connections.idle
+        self._spec: EndpointSpec | None = None  # what the last head asks for; None: no inference
         self._deaf = False  # what still comes is dropped
         self._ready: Downstream | PlainRequest | None = None  # starts at the end of this read
         self._answering: Downstream | PlainRequest | None = None
@@ -92,7 +106,7 @@ class GatewayProtocol(RequestReader):
         transport.set_write_buffer_limits(high=self._ingress.limits.write_buffer_bytes)
         connections = self._ingress.connections
         host = self.client[0] if self.client else None
-        refused = connections.enter(self, host, self.loop.time())
+        refused = connections.enter(self, host, time.monotonic())
         if refused is None:
             self._wait(connections.heads)
         else:
@@ -145,7 +159,7 @@ class GatewayProtocol(RequestReader):
         self.hold()
 
     def on_head(self) -> None:
-        """Make a whole head a request: of the inference routes, or for Starlette.
+        """Make a whole head a request.
 
         Raises:
             httptools.HttpParserError: too many requests wait for their turn.
@@ -154,22 +168,38 @@ class GatewayProtocol(RequestReader):
         waits = previous is not None and not previous.response_complete
         if waits and len(self.pipeline) >= _MOST_AHEAD:
             raise httptools.HttpParserError("too many requests sent ahead")
-        http11 = self.http11
-        keep_alive = http11 and self.parser.should_keep_alive()
         spec = self._ingress.endpoints.get(self.url.partition(b"?")[0])
-        request: Downstream | PlainRequest
-        if spec is None or self.parser.get_method() != b"POST":
-            request = PlainRequest(self, self._ingress.new_id(), http11, keep_alive)
-            request.takes = self._ingress.takes
-        else:
-            request = Downstream(self, spec, self._ingress.new_id(), http11, keep_alive)
-        if self._ingress.cors is not None:
-            request.cors_lines = self._ingress.cors.lines(self.headers)
-        self.cycle = request
+        self._spec = spec if self.parser.get_method() == b"POST" else None
+        self.cycle = request = self._request()
         if waits:
             self.pipeline.appendleft(request)
         else:
             self._ready = request
+
+    def on_head_again(self, whole: bytes | None) -> None:
+        """Make the last head another request."""
+        self.cycle = self._ready = self._request(whole)
+
+    def _request(self, whole: bytes | None = None) -> Downstream | PlainRequest:
+        """Return a request by the last head: of the inference routes, or for Starlette.
+
+        `whole` is its body, if all of that came with the head.
+        """
+        ingress, spec = self._ingress, self._spec
+        request: Downstream | PlainRequest
+        if spec is None:
+            request = PlainRequest(self, ingress.new_id())
+            request.takes = ingress.takes
+            if whole is not None:
+                request.on_body(whole)
+                request.on_message_complete()
+        else:
+            request = Downstream(self, spec, ingress.new_id(), whole)
+        if ingress.cors is not None:
+            request.cors_lines = ingress.cors.lines(self.headers)
+        if ingress.leaving:
+            request.keep_alive = False
+        return request
 
     # --- called by requests -------------------------------------------------------------------------
 
@@ -189,7 +219,13 @@ class GatewayProtocol(RequestReader):
         """Return the date line, which uvicorn renews every second."""
         return b"date: %b\r\n" % self.server_state.default_headers[0][1]
 
-    # --- called by `Connections` --------------------------------------------------------------------
+    # --- called by `Connections` and `Ingress` ------------------------------------------------------
+
+    def close_behind_reply(self) -> None:
+        """Have the reply that is due say `connection: close`, unless its head is written already."""
+        last = self.cycle
+        if last is not None and not last.started:
+            last.keep_alive = False
 
     def expire(self, waits: Waits) -> None:
         """Give up what took too long: a head, an idle or lingering connection, unread bytes."""
@@ -251,7 +287,9 @@ class GatewayProtocol(RequestReader):
         cors = self._ingress.cors
         lines = self.date_header() + (b"" if cors is None else cors.lines(self.headers or ()))
         self.transport.write(last_reply(error, request_id, lines))
-        self._ingress.refused(error, request_id, self.request_line())
+        peer = self.client[0] if self.client else None
+        client = self._ingress.connections.proxies.client_of(peer, self.headers)
+        self._ingress.refused(error, request_id, self.request_line(), client)
 
     def hold(self) -> None:
         """Stop reading, but see whether the client is still there."""
@@ -282,7 +320,7 @@ class GatewayProtocol(RequestReader):
         if self._line is not None:
             del self._line[self]
         self._line = line
-        line[self] = self.loop.time() + line.seconds
+        line[self] = time.monotonic() + line.seconds
 
     def _stop_waiting(self) -> None:
         line, self._line = self._line, None

@@ -6,14 +6,18 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
+from gateway.access.effective import Tiers
 from gateway.access.keys import KeyRing, OpenRing
 from gateway.access.salt import salt_for
-from gateway.config.models import Config, OverflowPolicy, PoolConfig, TimeoutsConfig
+from gateway.config.models import Config, OverflowPolicy, PoolConfig, Resume, TimeoutsConfig
 from gateway.config.parameters import Policies, PrefixRouting
+from gateway.config.reload import shared_digest
 from gateway.core.addresses import Proxies
 from gateway.core.endpoints import NO_ENGINE
+from gateway.core.traffic import Engine
 from gateway.core.types import Ask
 from gateway.counting.counters import PromptCounters
 from gateway.counting.tokens import Asker
@@ -24,14 +28,35 @@ from gateway.ingress.downstream import Downstream
 from gateway.ingress.plain import Takes
 from gateway.ingress.reader import ClientLimits
 from gateway.ingress.server import Ingress
+from gateway.limiting.plans import Plans
+from gateway.limiting.prices import Prices
 from gateway.pools.table import Backend
 from gateway.upstream.silence import Patience
+
+if TYPE_CHECKING:  # it needs a library that is optional
+    from gateway.access.tokens import Tokens
 
 log = logging.getLogger("gateway.app")
 
 # After a refusal the client has this long to read why, before the connection closes under it.
 _LINGER_S: Final = 2.0
-_ORDER_BYTES: Final = 16 * 1024 + 1  # one more than an operator's order may have
+_ORDER_BYTES: Final = 256 * 1024 + 1  # one more than a configuration that is to be checked may have
+
+
+@dataclass(frozen=True, slots=True)
+class GoingOn:
+    """How streams of one pool go on at another backend when theirs fails, or leaves."""
+
+    how: Resume
+    least_tokens: int | None  # expected of a whole reply that is a stream inside; None: none is
+    move_after_s: float
+
+    @classmethod
+    def of(cls, pool: PoolConfig) -> GoingOn:
+        """Return what the settings of a pool say."""
+        exact = pool.resume is Resume.EXACT and pool.engine is Engine.VLLM
+        least_tokens = pool.resume_replies if exact and len(pool.backends) > 1 else None
+        return cls(pool.resume, least_tokens, pool.move_after)
 
 
 @dataclass(slots=True)
@@ -39,10 +64,13 @@ class Settings:
     """What a reload swaps, all at once; a request keeps the settings it started with."""
 
     config: Config
+    shared_digest: str  # of `config`; told to other replicas each second, and dear to make
     keys: KeyRing | OpenRing
     counters: PromptCounters
     patience: Patience
     policies: Policies
+    plans: Plans  # of limits
+    prices: Prices
     proxies: Proxies
     # As in `config`, whose attributes cost ten times as much.
     max_body: int
@@ -50,6 +78,7 @@ class Settings:
     session_header: bytes
     pools: Mapping[str, PoolConfig]
     on_overflow: Mapping[str, OverflowPolicy]  # by pool
+    going_on: Mapping[str, GoingOn]  # by pool
     precise: frozenset[str]  # pools whose engines tell what they hold
 
     def salt(self, ask: Ask) -> Callable[[str | None], str] | None:
@@ -60,13 +89,18 @@ class Settings:
 
 
 def settings_for(
-    config: Config, open_asker: Callable[[Backend], Asker], before: Settings | None = None
+    config: Config,
+    open_asker: Callable[[Backend], Asker],
+    before: Settings | None = None,
+    shared: KeyRing | None = None,
+    tokens: Tokens | None = None,
 ) -> Settings:
     """Return what requests are handled with under a configuration.
 
     Keys and tokenizers of `before` are kept where their files have not changed. Others are read,
     which blocks: 1 ms a key, 0.8 s a tokenizer of 150,000 tokens. A thread keeps the loop free of
     the first; the tokenizers' library lets no other thread run for most of the second.
+    `shared` are the keys, where they are not in a file; `tokens` are accepted beside those of a file.
 
     Raises:
         ConfigError: the keys file or a tokenizer cannot be used.
@@ -75,12 +109,17 @@ def settings_for(
     keys = None if before is None else before.keys
     if config.keys is None:
         keys = OpenRing()
-    elif not isinstance(keys, KeyRing) or keys.path != config.keys.file or keys.changed():
-        keys = KeyRing.load(config.keys.file)
+    elif shared is not None:
+        keys = shared
+    elif not isinstance(keys, KeyRing) or not _same(keys, config.keys.file, config.tiers):
+        keys = KeyRing.load(config.keys.file, config.tiers, tokens)
     return Settings(
         config=config,
+        shared_digest=shared_digest(config),
         keys=keys,
         policies=Policies(config),
+        plans=Plans({name: tenant.limits for name, tenant in config.tenants.items()}),
+        prices=Prices(config.prices),
         proxies=Proxies(config.trusted_proxies),
         max_body=config.limits.max_body,
         max_reply=config.limits.max_reply,
@@ -89,6 +128,7 @@ def settings_for(
         precise=frozenset(
             name for name, pool in config.pools.items() if pool.prefix is PrefixRouting.PRECISE
         ),
+        going_on={name: GoingOn.of(pool) for name, pool in config.pools.items()},
         on_overflow={name: pool.on_overflow for name, pool in config.pools.items()},
         counters=PromptCounters(
             config.pools,
@@ -103,6 +143,11 @@ def settings_for(
             client_write_s=timeouts.client_write,
         ),
     )
+
+
+def _same(keys: KeyRing, path: Path, tiers: Tiers) -> bool:
+    """Whether a ring is what these settings would lead to."""
+    return keys.path == path and keys.tiers == tiers and not keys.changed()
 
 
 def connections_for(config: Config) -> Connections:
@@ -126,7 +171,7 @@ def admin_ingress(config: Config) -> Ingress:
         story=_no_story,
         limits=ClientLimits.of(config.limits),
         connections=Connections(_waited(config.timeouts), ADMIN_CONNECTIONS),
-        refused=lambda error, request_id, line: None,
+        refused=lambda error, request_id, line, client: None,
         endpoints={},
         takes=Takes(_ORDER_BYTES, config.timeouts.body),
     )

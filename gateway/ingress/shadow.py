@@ -1,9 +1,9 @@
 """Copies of requests for another pool, whose replies nobody gets.
 
-A copy is bounded and goes first: it is made of a share of the conversations and of small bodies only, with at
-most `max_in_flight` at a time. It takes a place only where more than half are free and nobody waits in either
-pool, never waits itself, is sent once, and is given up as soon as somebody waits for its pool. It is in no
-access line, no usage and no limit of a key, and what it meets says nothing of a backend's health.
+Copies are few: of a share of the conversations, of small bodies only, and at most `max_in_flight` at a time.
+Clients come first. A copy takes a place only on a backend of which more than half is free, while nobody waits
+in either pool. It never waits and is sent once. It is cancelled as soon as somebody waits for its pool.
+A copy is in no access line, no token count and no limit of a key. Its failures do not count against a backend.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, Protocol
+
+from msgspec import structs
 
 from gateway.admission.gate import Gate
 from gateway.config.parameters import PrefixCache
@@ -48,6 +51,17 @@ class Finder(Protocol):
         """Return the best that may take a request now."""
 
 
+@dataclass(slots=True)
+class _Copy:
+    """One copy under way, and what became of it so far."""
+
+    pool: str  # that was asked
+    to: str
+    slot: Slot
+    outcome: str = "dropped"
+    first_s: float | None = None
+
+
 class Shadows:
     """All copies under way; their one owner."""
 
@@ -60,7 +74,7 @@ class Shadows:
         self._client = client
         self._clock = clock
         self._count = count
-        self._under_way: dict[asyncio.Task[None], tuple[str, str]] = {}  # from which pool to which
+        self._under_way: dict[asyncio.Task[None], _Copy] = {}
 
     def __len__(self) -> int:
         return len(self._under_way)
@@ -81,20 +95,20 @@ class Shadows:
             log.exception("a copy of a request failed", extra={"event": "shadow_failed"})
 
     def tick(self) -> None:
-        """Give up copies to pools for which somebody waits."""
-        for task, (_, to) in self._under_way.items():
-            if self._gate.oldest_s(to) is not None:
+        """Cancel copies to pools for which somebody waits."""
+        for task, copy in self._under_way.items():
+            if self._gate.oldest_s(copy.to) is not None:
                 task.cancel()
 
     def close(self) -> None:
-        """Give all up."""
+        """Cancel all."""
         for task in self._under_way:
             task.cancel()
 
     def _may_start(self, down: Downstream, ask: Ask, shadow: Shadow) -> bool:
         if down.hold is not None or down.upload is not None:
             return False
-        under_way = sum(pool == ask.route.pool for pool, _ in self._under_way.values())
+        under_way = sum(copy.pool == ask.route.pool for copy in self._under_way.values())
         waits = [self._gate.oldest_s(pool) for pool in (ask.route.pool, shadow.pool)]
         return under_way < shadow.most and waits == [None, None]
 
@@ -106,42 +120,45 @@ class Shadows:
             settings.policies.judge(call, to, ask.caller.parameters)
         except RequestError:
             return False
-        copy = Ask(Route(to, to, to), call, _NOTHING_KNOWN, NOBODY, ask.need)
-        backend = self._finder.find(copy, now)
+        # Nobody looks for its first token, so the next scrape is taken to show that its prompt was read.
+        need = structs.replace(ask.need, streams=False)
+        backend = self._finder.find(Ask(Route(to, to, to), call, _NOTHING_KNOWN, NOBODY, need), now)
         allowed = None if backend is None else backend.allowed(now)
         if backend is None or (allowed is not None and 2 * backend.in_flight >= allowed):
             return False
         apart = settings.pools[to].prefix_cache is PrefixCache.PER_TENANT
         out = _outgoing(down, call, backend, settings.salt(ask) if apart else None)
-        slot = self._table.take(backend.id, now, ask.need, NOBODY.tenant)
-        silence = Silence(patience, now, backend.works, ask.need)
-        within_s = settings.config.timeouts.total
-        sending = self._send(ask.route.pool, backend, slot, out, silence, within_s)
+        silence = Silence(patience, now, backend.works)
+        slot = self._table.take(backend.id, now, need, NOBODY.tenant)
+        copy = _Copy(ask.route.pool, to, slot)
+        sending = self._send(copy, backend, out, silence, settings.config.timeouts.total)
         task = aio.start(sending, name=f"shadow {backend.id}")
-        self._under_way[task] = ask.route.pool, to
+        self._under_way[task] = copy
         task.add_done_callback(self._ended)
         return True
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._under_way.pop(task, None)
+        """Give back what a copy had; one that is cancelled before its first step has run nothing itself."""
+        copy = self._under_way.pop(task)
+        copy.slot.release()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            copy.outcome = "failed"
+            log.error("a copy failed by a bug", exc_info=error, extra={"event": "shadow_failed"})
+        self._count(copy.pool, copy.to, copy.outcome, copy.first_s)
 
     async def _send(
-        self, pool: str, backend: Backend, slot: Slot, out: Outgoing, silence: Silence, within_s: float
-    ) -> None:  # fmt: skip
+        self, copy: _Copy, backend: Backend, out: Outgoing, silence: Silence, within_s: float
+    ) -> None:
         """Send a copy and read its reply to the end; cancelled, it closes its connection."""
-        first_s, outcome = None, "dropped"
         try:
             async with asyncio.timeout(within_s):
                 reply = await self._client.connections(backend).send(out, silence, fresh=False)
-                first_s = self._clock.now() - slot.taken_at
+                copy.first_s = self._clock.now() - copy.slot.taken_at
                 if reply.body is None:
                     await _Discarded(reply, silence).read()
-            outcome = _OUTCOMES.get(reply.status // 100, "failed")
+            copy.outcome = _OUTCOMES.get(reply.status // 100, "failed")
         except (GatewayError, TimeoutError):
-            outcome = "failed"
-        finally:
-            slot.release()
-            self._count(pool, backend.pool, outcome, first_s)
+            copy.outcome = "failed"
 
 
 _OUTCOMES: Final = {2: "ok", 4: "rejected"}

@@ -65,15 +65,15 @@ class Unserved:
     async def refuse(self, request: Request, error: Exception) -> Response:
         """Answer one of our errors; it is counted, logged and kept to be explained."""
         assert isinstance(error, GatewayError)
+        peer, proxies = request.client, self.handler.settings.proxies
+        client = proxies.client_of(peer.host if peer else None, request.headers.raw)
         if isinstance(error, AccessError):
-            peer, proxies = request.client, self.handler.settings.proxies
-            host = proxies.client_of(peer.host if peer else None, request.headers.raw)
-            error = self.handler.failed_keys.judge(error, host)
+            error = self.handler.failed_keys.judge(error, client)
         headers = {name.decode(): value.decode() for name, value in error_headers(error)}
         if isinstance(error, MethodNotAllowed):
             headers["allow"] = "POST" if _takes_post(request) else "GET"
         request_id = request.state.request_id
-        self.handler.early.settle(error, request_id, (request.method, _path(request)))
+        self.handler.early.settle(error, request_id, (request.method, _path(request)), client)
         body = error_body(error, request_id)
         return Response(body, status_code=error.status, headers=headers)
 

@@ -2,13 +2,15 @@
 
 Nobody outside can tell what the command started, so there is no true incarnation: it is a count of
 our own orders since the gateway started. It keeps one gateway from restarting twice by one order,
-and cannot know what others did; whether the server runs is for probes to say.
+and cannot know what others did: only the lease of its pool keeps two replicas apart. Whether the
+server runs is for probes to say.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 from pathlib import Path
 from typing import Final
 
@@ -45,6 +47,7 @@ class CommandLauncher:
         self._log = LogFile(log)
         self._begun = 0  # where the output of the last run begins
         self._orders = 0
+        self._life = secrets.token_hex(4)  # no other gateway's orders have our incarnations
         self._lock = asyncio.Lock()
 
     async def look(self) -> Seen:
@@ -87,7 +90,7 @@ class CommandLauncher:
 
     @property
     def _incarnation(self) -> Incarnation:
-        return Incarnation(f"order-{self._orders}")
+        return Incarnation(f"{self._life}-order-{self._orders}")
 
     async def _run(self, timeout_s: float) -> None:
         try:

@@ -16,13 +16,12 @@ log = logging.getLogger("gateway.launch")
 
 # The log of one server: the file, its older ones, and the copy that a rotation makes.
 LOW_BYTES: Final = (KEPT + 2) * ROTATE_BYTES
-_EVERY_S: Final = 60.0
+_EVERY_S: Final = 10.0
 _MIB: Final = 1024 * 1024
 
 
-async def watch(folder: Path) -> None:
-    """Look at the disk now and each minute, until cancelled; warn once each time it runs low."""
-    space = DiskSpace(folder)
+async def watch(space: DiskSpace) -> None:
+    """Look at the disk now and each 10 s, until cancelled; warn once each time it runs low."""
     await periodic(space.look, every_s=_EVERY_S, name="disk")
 
 
@@ -30,13 +29,14 @@ class DiskSpace:
     """What is left on the disk of a folder."""
 
     def __init__(self, folder: Path, free: Callable[[Path], int | None] | None = None) -> None:
+        self.left: int | None = None  # bytes, when it was last looked at; None: not known
         self._folder = folder
-        self._free = free or free_bytes
+        self.free = free or free_bytes
         self._is_low = False
 
     async def look(self) -> None:
         """Warn if less is left than a server's log may need, and say when that is over."""
-        left = await asyncio.to_thread(self._free, self._folder)
+        left = self.left = await asyncio.to_thread(self.free, self._folder)
         if left is None:
             return
         was_low, self._is_low = self._is_low, left < LOW_BYTES

@@ -147,6 +147,19 @@ class ProcessLauncher:
         first = {each for each in members if record is not None and record.is_of(each)}
         return [each for each in members if each in first or each.name.startswith(_TITLE)]
 
+    def hand_over(self, heir: proc.Process) -> None:
+        """Put another gateway in charge of what we started; call it when nothing else goes on here."""
+        record = load(self._record_path)
+        if record is None or not record.is_ours:
+            return
+        try:
+            save(self._record_path, record.handed_to(heir))
+        except OSError as error:  # the other one adopts it when we have ended
+            log.warning(
+                "%s: cannot hand it over: %s", self.backend_id, told(error),
+                extra={"event": "handover_failed", "backend": self.backend_id},
+            )  # fmt: skip
+
     async def close(self) -> None:
         """Nothing is held between calls; the server runs on."""
 
@@ -223,12 +236,16 @@ class ProcessLauncher:
         if server is None or self._launch.orphan is Orphan.STOP:
             if members:
                 named = ", ".join(map(str, members))
-                log.warning("%s: stopping what outlived its gateway: %s", self.backend_id, named)
+                log.warning(
+                    "%s: stopping what outlived its gateway: %s", self.backend_id, named,
+                    extra={"event": "orphans_stopped", "backend": self.backend_id},
+                )  # fmt: skip
                 await self._members().end(server or record, _ORPHAN_GRACE_S)
             if server is not None:
                 self._record_path.unlink(missing_ok=True)  # we ended it: that is no failure of its
             return
-        log.info("%s: adopting the process %d", self.backend_id, server.pid)
+        adopted = {"event": "process_adopted", "backend": self.backend_id}
+        log.info("%s: adopting the process %d", self.backend_id, server.pid, extra=adopted)
         save(self._record_path, server)
         self._catch_up(server)
 
@@ -261,6 +278,7 @@ class ProcessLauncher:
             log.warning(
                 "%s: the driver still reports GPU memory for %s, which ended %.0f s ago; continuing",
                 *(self.backend_id, sorted(holding), gpus.FREED_S),
+                extra={"event": "gpu_memory_held", "backend": self.backend_id},
             )
 
     def _begin(self, start: Start, before: Record | None) -> Incarnation:

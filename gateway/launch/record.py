@@ -65,6 +65,10 @@ class Record:
         me = proc.find(os.getpid())
         return replace(self, gateway_pid=os.getpid(), gateway_started=me.started if me else 0)
 
+    def handed_to(self, heir: Process) -> Record:
+        """Return it with another process as the gateway in charge."""
+        return replace(self, gateway_pid=heir.pid, gateway_started=heir.started)
+
     @property
     def _is_of_this_boot(self) -> bool:
         return self.boot == proc.boot_id()

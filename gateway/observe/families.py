@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client.core import (
@@ -41,6 +41,11 @@ class Histogram:
             cell[bucket] += upto - counted
             counted = upto
         cell[-2] += len(ordered) - counted
+
+    def add(self, labels: Labels, more: Sequence[float]) -> None:
+        """Count what another histogram of the same bounds has counted."""
+        cell = self.cells.get(labels) or [0.0] * len(more)
+        self.cells[labels] = [a + b for a, b in zip(cell, more, strict=True)]
 
 
 @dataclass(slots=True)

@@ -6,12 +6,10 @@ closed or configured sets only, never from what a client wrote; `observe.metrics
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from gateway.core.types import Endpoint, Outcome, Phase, ShedReason, UsageSource
 from gateway.observe.buckets import (
     INTER_TOKEN_BUCKETS,
     LAG_BUCKETS,
@@ -138,6 +136,25 @@ RESTARTS_HELD: Final = _gauge(
     "1 while an operator holds automatic restarts of a pool, else 0.",
     "pool",
 )
+CANARY: Final = _gauge(
+    "gateway_canary_verdict",
+    "1 for the verdict on a pool's canary, 0 for the others: open (not known yet), worse or fine (no worse).",
+    "pool", "verdict",
+)  # fmt: skip
+CANARY_REQUESTS: Final = _counter(
+    "gateway_canary_requests_total",
+    "Requests that the verdict on a pool's canary counts; side is canary or others.",
+    "pool", "side",
+)  # fmt: skip
+ADAPTER_CHANGES: Final = _counter(
+    "gateway_adapter_changes_total",
+    "LoRA adapters that the gateway loaded or unloaded; result is loaded, evicted (another was loaded in its place), "
+    "unloaded or failed.",
+    "pool", "result",
+)  # fmt: skip
+ADAPTER_LOAD_SECONDS: Final = _counter(
+    "gateway_adapter_load_seconds_total", "Seconds that these loads took.", "pool"
+)
 SUPERVISION: Final = _counter(
     "gateway_supervision_events_total",
     "Supervision events, by kind: started, start_failed, exited, remedy, suspended, ...",
@@ -149,6 +166,17 @@ TOKENS: Final = _counter(
     "expected (to be cached where they were sent).",
     "pool", "model", "kind",
 )  # fmt: skip
+TENANT_TOKENS: Final = _counter(
+    "gateway_tenant_tokens_total",
+    "Tokens of finished requests by tenant; kind is input, cached (part of input) or output. The first 1,000 "
+    "tenants have series of their own.",
+    "tenant", "kind",
+)  # fmt: skip
+LIMIT_REFUSALS: Final = _counter(
+    "gateway_limit_refusals_total",
+    "Requests that did not fit a limit, by scope and rule; shadow is true where it refused nothing.",
+    "scope", "rule", "shadow",
+)  # fmt: skip
 USAGE_SOURCE: Final = _counter(
     "gateway_usage_source_total", "Requests, by the source of their token counts.", "source"
 )
@@ -157,14 +185,25 @@ ATTEMPTS: Final = _counter(
     "Times a request was sent to a backend; what exceeds the number of requests are retries.",
     "pool",
 )
-RESUMED: Final = _counter(
-    "gateway_streams_resumed_total",
-    "Times another backend went on with a stream whose own one had failed.",
+RETRIES: Final = _counter(
+    "gateway_retries_total",
+    "What followed attempts that were surely not executed; next is elsewhere, fresh_connection, again (the same"
+    " backend, as it asked) or over_budget (the client was told the error).",
+    "pool", "next",
+)  # fmt: skip
+QUARANTINED: Final = _counter(
+    "gateway_quarantined_total",
+    "Requests that were refused because they were being worked on as two backends died.",
     "pool",
 )
+RESUMED: Final = _counter(
+    "gateway_streams_resumed_total",
+    "Times another backend went on with a stream: cause is failure (of its own one) or drain.",
+    "pool", "cause",
+)  # fmt: skip
 UPSTREAM_FAILURES: Final = _counter(
     "gateway_upstream_failures_total",
-    "Attempts that failed because of the backend, including those that a retry repaired.",
+    "Attempts that failed at a backend, including those that a retry repaired.",
     "pool", "backend", "reason",
 )  # fmt: skip
 FAILED_KEYS: Final = _counter(
@@ -199,9 +238,29 @@ BACKEND_PHASE: Final = _gauge(
     "1 for the phase a backend is in, 0 for the others.",
     "pool", "backend", "phase",
 )  # fmt: skip
+BACKEND_STATE: Final = _gauge(
+    "gateway_backend_state",
+    "1 for the state that `vllm-gateway status` tells of a backend, such as frozen; absent for the others.",
+    "pool", "backend", "state",
+)  # fmt: skip
+PROBLEM: Final = _gauge(
+    "gateway_problem",
+    "1 for each problem that `vllm-gateway status` lists; subject is what it concerns, such as `pool m`.",
+    "kind", "severity", "subject",
+)  # fmt: skip
+EJECTED: Final = _gauge(
+    "gateway_backend_ejected",
+    "1 while a backend gets no new requests, or one at a time, because those before it failed.",
+    "pool", "backend",
+)  # fmt: skip
 KV_USAGE: Final = _gauge(
     "gateway_backend_kv_usage_ratio",
     "KV cache usage (0 to 1) reported by the backend; absent while out of date.",
+    "pool", "backend",
+)  # fmt: skip
+PREFIX_HASHES: Final = _gauge(
+    "gateway_prefix_index_hashes",
+    "Hashes of prompts that are kept to know what a backend's prefix cache holds; about 75 bytes each.",
     "pool", "backend",
 )  # fmt: skip
 EVENTS_KNOWN: Final = _gauge(
@@ -284,67 +343,3 @@ BUILD_INFO: Final = _gauge(
 INSTRUMENTS: Final[tuple[Instrument, ...]] = tuple(
     value for value in tuple(globals().values()) if isinstance(value, Instrument)
 )
-
-# What prometheus_client's ProcessCollector adds on Linux; not ours, but part of the answer.
-PROCESS_METRICS: Final = (
-    "process_virtual_memory_bytes",
-    "process_resident_memory_bytes",
-    "process_start_time_seconds",
-    "process_cpu_seconds_total",
-    "process_open_fds",
-    "process_max_fds",
-)
-
-_CLOSED_LABELS: Final = {
-    "endpoint": [each.value for each in Endpoint],
-    "outcome": [each.value for each in Outcome],
-    "phase": [each.value for each in Phase],
-    "reason` of `gateway_shed_total": [each.value for each in ShedReason],
-    "reason` of `gateway_connections_shed_total": [
-        "lingering (it was refused already)",
-        "slow_head",
-        "idle",
-        "refused (new, while all others were at work)",
-        "address (new, of an address that has `limits.connections_per_address`)",
-    ],
-    "source": [each.value for each in UsageSource],
-}
-
-
-def reference() -> str:
-    """Return the reference of all metrics as Markdown (the text of deploy/METRICS.md)."""
-    lines = [
-        "# Metrics",
-        "",
-        "`GET /metrics` on the admin listener. Generated from `gateway/observe/instruments.py` by",
-        "`python -m gateway.observe.instruments > deploy/METRICS.md`; a test keeps both the same.",
-        "",
-        "| metric | type | labels | meaning |",
-        "| --- | --- | --- | --- |",
-    ]
-    for each in INSTRUMENTS:
-        labels = ", ".join(f"`{label}`" for label in each.labels) or "none"
-        lines.append(f"| `{each.name}` | {each.kind.value} | {labels} | {each.help} |")
-    lines += ["", "## Labels", ""]
-    lines += [
-        "- `pool` and `backend` are names of the configuration; `model` is a pool's name, an",
-        f"  alias or an adapter. `{UNKNOWN}` stands for requests refused before their model was",
-        f"  known (`endpoint`: before their path and method were), `{OTHER}` for names beyond the",
-        "  cap on names.",
-    ]
-    lines += [
-        f"- `{label}` is one of {', '.join(f'`{value}`' for value in values)}."
-        for label, values in _CLOSED_LABELS.items()
-    ]
-    lines += ["", "## Buckets", ""]
-    for each in INSTRUMENTS:
-        if each.buckets:
-            bounds = " ".join(f"{bound:g}" for bound in each.buckets)
-            lines.append(f"- `{each.name}`: {bounds}")
-    lines += ["", "## The process", "", "From prometheus_client, on Linux:", ""]
-    lines += [f"- `{name}`" for name in PROCESS_METRICS]
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(reference())

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.core.aio import Clock, periodic
+from gateway.core.endings import Ending
 from gateway.core.events import Event, EventKind
 from gateway.core.types import Outcome, Phase, RequestRecord, Transition
 from gateway.observe.log import AccessLog
@@ -23,6 +24,7 @@ _BAD_NEWS: Final = frozenset(
         EventKind.LAUNCH_FAILED,
         EventKind.SUSPENDED,
         EventKind.ADAPTER_FAILED,
+        EventKind.UPGRADE_FAILED,
     }
 )
 
@@ -116,7 +118,7 @@ class Ledger:
         log.log(
             logging.WARNING if bad else logging.INFO,
             "%s: %s: %s",
-            seen.backend_id,
+            seen.backend_id or "gateway",
             seen.kind.value,
             seen.detail,
             extra={
@@ -130,8 +132,16 @@ class Ledger:
         """Count that a backend's concurrency limit was lowered; `sign` is a closed word."""
         self._metrics.limit_cut(backend_id, sign)
 
-    def upstream_failed(self, backend_id: str, reason: str) -> None:
-        """Count an attempt that failed by the backend's fault, whatever became of the request."""
-        self._metrics.upstream_failed(backend_id, reason)
-        for listener in self.on_failed:
+    def retried(self, pool: str, what: str) -> None:
+        """Count what followed a failed attempt that may be repeated; `what` is a closed word."""
+        self._metrics.retried(pool, what)
+
+    def quarantined(self, pool: str) -> None:
+        """Count a request that was refused because backends died as it was worked on."""
+        self._metrics.quarantined(pool)
+
+    def upstream_failed(self, backend_id: str, ending: Ending, *, hard: bool) -> None:
+        """Count an attempt that failed at a backend; a `hard` failure is held against it."""
+        self._metrics.upstream_failed(backend_id, ending)
+        for listener in self.on_failed if hard else ():
             listener(backend_id)

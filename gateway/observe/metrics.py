@@ -8,10 +8,11 @@ Nothing is locked: one event loop writes and renders. Gauges of backends are rea
 from __future__ import annotations
 
 import platform
+import secrets
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -20,19 +21,16 @@ from prometheus_client.registry import Collector
 
 from gateway import __version__
 from gateway.core.aio import Clock
+from gateway.core.endings import Ending
 from gateway.core.events import Event, EventKind
-from gateway.core.types import (
-    Outcome,
-    Phase,
-    RequestRecord,
-    ShedReason,
-    Transition,
-)
+from gateway.core.types import Outcome, RequestRecord, ShedReason, Transition
 from gateway.observe import instruments as table
 from gateway.observe.exposition import pieces
 from gateway.observe.families import Histogram, Labels, Sums, family, histogram_family
+from gateway.observe.gathered import Gathered
 from gateway.observe.instruments import INSTRUMENTS, OTHER, UNKNOWN, Kind
-from gateway.observe.readings import BackendReading, Readings
+from gateway.observe.readings import Readings
+from gateway.observe.scraped import KEPT_BY_OTHERS, read_gauges
 
 # Beyond this many (pool, model) pairs new ones share one series: adapters may come and go for ever.
 MAX_NAMES: Final = 1000
@@ -52,6 +50,8 @@ class Metrics(Collector):
         self.before_reading: Callable[[], None] = lambda: None
         self.readings = readings
         self._clock = clock
+        self._gathered = Gathered(secrets.token_hex(4), clock.now())
+        self._elsewhere: defaultdict[str, dict[Labels, float]] = defaultdict(dict)
         self._values: dict[str, dict[Labels, float]] = {
             each.name: defaultdict(int) for each in INSTRUMENTS if each.kind is not Kind.HISTOGRAM
         }
@@ -74,8 +74,7 @@ class Metrics(Collector):
         self._names: dict[tuple[str | None, str | None], tuple[str, str]] = {}
         self._sums: dict[tuple[object, ...], Sums] = {}  # since the values were read last
         self._values[table.BUILD_INFO.name][__version__, platform.python_version()] = 1
-        for result in ("success", "failure"):
-            self._values[table.CONFIG_RELOADS.name][(result,)] = 0
+        self._values[table.CONFIG_RELOADS.name].update({("success",): 0, ("failure",): 0})
         self.registry = CollectorRegistry()
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
@@ -134,7 +133,10 @@ class Metrics(Collector):
             labels = (pool, *sums.endpoint)
             self._values[table.UNKNOWN_FIELDS.name][labels] += record.unknown_fields
         if record.resumed:
-            self._values[table.RESUMED.name][(pool,)] += record.resumed
+            failed = record.resumed - record.moved
+            for cause, times in (("failure", failed), ("drain", record.moved)):
+                if times:
+                    self._values[table.RESUMED.name][pool, cause] += times
         if (fallback := record.fallback) is not None:
             fallen = self._values[table.FALLBACKS.name]
             fallen[fallback.pool, pool, fallback.cause.value] += 1
@@ -204,10 +206,18 @@ class Metrics(Collector):
         pool, _, name = backend_id.rpartition("/")
         self._values[table.LIMIT_CUTS.name][pool, name, sign] += 1
 
-    def upstream_failed(self, backend_id: str, reason: str) -> None:
-        """Count an attempt that failed by the backend's fault; `reason` is a closed word."""
+    def retried(self, pool: str, what: str) -> None:
+        """Count what followed a failed attempt that may be repeated; `what` is a closed word."""
+        self._values[table.RETRIES.name][pool, what] += 1
+
+    def quarantined(self, pool: str) -> None:
+        """Count a request that was refused because backends died as it was worked on."""
+        self._values[table.QUARANTINED.name][(pool,)] += 1
+
+    def upstream_failed(self, backend_id: str, ending: Ending) -> None:
+        """Count an attempt that failed at a backend."""
         pool, _, name = backend_id.rpartition("/")
-        self._values[table.UPSTREAM_FAILURES.name][pool, name, reason] += 1
+        self._values[table.UPSTREAM_FAILURES.name][pool, name, ending.value] += 1
 
     def shadowed(self, pool: str, to: str, outcome: str, first_s: float | None) -> None:
         """Count a copy of a request; `outcome` is a closed word."""
@@ -239,6 +249,13 @@ class Metrics(Collector):
         """Count a reload that was asked for. After a success call `configured` too."""
         self._values[table.CONFIG_RELOADS.name][("success" if ok else "failure",)] += 1
 
+    def judged(self, states: Iterable[Labels], problems: Iterable[Labels]) -> None:
+        """Show what operators are told: states of backends, and problems, by their labels."""
+        for instrument, labels in ((table.BACKEND_STATE, states), (table.PROBLEM, problems)):
+            values = self._values[instrument.name]
+            values.clear()
+            values.update(dict.fromkeys(labels, 1))
+
     def total_requests(self) -> dict[str, int]:
         """Return how many requests ended since the start, by outcome."""
         self.before_reading()
@@ -247,6 +264,46 @@ class Metrics(Collector):
         for labels, count in self._requests.items():
             totals[labels[3]] = totals.get(labels[3], 0) + int(count)
         return totals
+
+    def counted(self) -> tuple[Mapping[str, Mapping[Labels, float]], Mapping[str, Histogram]]:
+        """Return the values as of now, and the histograms, by the instrument's name; copy what is kept."""
+        self.before_reading()
+        self._sum_up()
+        return self._values, self._histograms
+
+    # --- several workers -----------------------------------------------------------------------
+
+    def tell(self) -> Any:
+        """Return what this process counted, for the worker that serves operators."""
+        self._read()
+        cells = {name: histogram.cells for name, histogram in self._histograms.items()}
+        return self._gathered.tell(self._values, cells)
+
+    def hear(self, told: Iterable[Any]) -> None:
+        """Count what other workers counted since they last told; each tells what its `tell` returns."""
+        values, cells = self._gathered.hear(told)
+        for name, more in values.items():
+            sums = self._elsewhere[name] if name in KEPT_BY_OTHERS else self._values[name]
+            for labels, value in more.items():
+                sums[labels] = sums.get(labels, 0) + value
+        for name, found in cells.items():
+            for labels, cell in found.items():
+                self._histograms[name].add(labels, cell)
+
+    def _read(self) -> None:
+        self.before_reading()
+        self._sum_up()
+        read_gauges(self._values, self.readings, self._clock.now())
+
+    def _all(self, name: str) -> dict[Labels, float]:
+        """Return the values of a counter or gauge, with those that only other workers have."""
+        values = self._values[name]
+        more = [*self._elsewhere[name].items(), *self._gathered.parts(name)]
+        if more:
+            values = dict(values)
+            for labels, value in more:
+                values[labels] = values.get(labels, 0) + value
+        return values
 
     # --- exposition ---------------------------------------------------------------------------
 
@@ -260,74 +317,12 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every instrument of the table, in its order."""
-        self.before_reading()
-        self._sum_up()
-        self._read_gauges()
+        self._read()
         for each in INSTRUMENTS:
             if each.kind is Kind.HISTOGRAM:
                 yield histogram_family(each, self._histograms[each.name])
             else:
-                yield family(each, self._values[each.name])
-
-    def _read_gauges(self) -> None:
-        values = self._values
-        for each in _READ_WHEN_SCRAPED:
-            values[each.name].clear()
-        now = self._clock.now()
-        for backend in self.readings.backends():
-            labels = (backend.pool, backend.name)
-            replaced = labels in values[table.IN_FLIGHT.name]
-            values[table.IN_FLIGHT.name][labels] += backend.in_flight
-            if (allowed := backend.allowed(now)) is not None:
-                values[table.LIMIT.name][labels] = allowed
-            if replaced:  # a leaving backend whose name has a new owner: only its requests count
-                continue
-            self._read_backend(backend, labels, now)
-        for pool, (requests, tokens) in self.readings.queues().items():
-            values[table.QUEUED.name][(pool,)] = requests
-            values[table.QUEUED_TOKENS.name][(pool,)] = tokens
-        held = self.readings.held()
-        values[table.RESTARTS_HELD.name].update({(pool,): held[pool] for pool in held})
-        for side, count in self.readings.connections().items():
-            values[table.OPEN_CONNECTIONS.name][(side,)] = count
-        shed = self.readings.shed()
-        values[table.CONNECTIONS_SHED.name].update({(reason,): shed[reason] for reason in shed})
-        bodies, most = values[table.BODY_BYTES.name], values[table.BODY_BYTES_LIMIT.name]
-        bodies[()], most[()] = self.readings.bodies()
-        values[table.ACCESS_LOG_DROPPED.name][()] = self.readings.log_dropped()
-
-    def _read_backend(self, backend: BackendReading, labels: Labels, now: float) -> None:
-        values = self._values
-        for phase in Phase:
-            values[table.BACKEND_PHASE.name][*labels, phase.value] = backend.phase is phase
-        sample = backend.sample
-        age_s = now - sample.at if sample is not None else float("inf")
-        values[table.SCRAPE_AGE.name][labels] = age_s
-        if sample is not None and not backend.stale(now):
-            values[table.RUNNING.name][labels] = sample.running
-            values[table.WAITING.name][labels] = sample.waiting
-            if sample.kv_usage_ratio is not None:
-                values[table.KV_USAGE.name][labels] = sample.kv_usage_ratio
-        if (told := backend.kv_events) is not None:
-            values[table.EVENTS_KNOWN.name][labels] = told.known
-            values[table.EVENTS_LOSSES.name][labels] = told.losses
-            values[table.EVENTS_GARBLED.name][labels] = told.garbled + told.strange
-
-
-_READ_WHEN_SCRAPED: Final = (
-    table.IN_FLIGHT,
-    table.LIMIT,
-    table.QUEUED,
-    table.QUEUED_TOKENS,
-    table.RESTARTS_HELD,
-    table.BACKEND_PHASE,
-    table.SCRAPE_AGE,
-    table.RUNNING,
-    table.WAITING,
-    table.KV_USAGE,
-    table.EVENTS_KNOWN,
-    table.OPEN_CONNECTIONS,
-)
+                yield family(each, self._all(each.name))
 
 
 def _stage(record: RequestRecord) -> str:

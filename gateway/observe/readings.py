@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.core.prefix import KvEvents
+from gateway.core.prefix import KvEvents, PrefixIndex
 from gateway.core.types import LoadSample, Phase
 
 
@@ -26,6 +26,10 @@ class BackendReading(Protocol):
         """Where it is in its life."""
 
     @property
+    def kept_out(self) -> bool:
+        """Whether it gets no new requests because those before it failed."""
+
+    @property
     def in_flight(self) -> int:
         """Requests of this gateway on it."""
 
@@ -36,6 +40,10 @@ class BackendReading(Protocol):
     @property
     def kv_events(self) -> KvEvents | None:
         """How well its engines are followed by what they tell; None: nobody asks them."""
+
+    @property
+    def prefix_index(self) -> PrefixIndex | None:
+        """What is known of its prefix cache; None: nobody asks."""
 
     def stale(self, now: float) -> bool:
         """Whether those say nothing any more."""
@@ -53,5 +61,11 @@ class Readings:
     shed: Callable[[], Mapping[str, int]] = dict  # connections, by reason
     queues: Callable[[], Mapping[str, tuple[int, int]]] = dict  # by pool: requests and tokens
     held: Callable[[], Mapping[str, bool]] = dict  # by pool: its restarts are on hold
+    canaries: Callable[[], Mapping[tuple[str, ...], bool]] = dict  # by pool and verdict
+    canary_requests: Callable[[], Mapping[tuple[str, ...], int]] = dict  # by pool and side
+    adapter_changes: Callable[[], Mapping[tuple[str, ...], int]] = dict  # by pool and result
+    adapter_load_s: Callable[[], Mapping[tuple[str, ...], float]] = dict  # by pool: of all loads
     bodies: Callable[[], tuple[int, int]] = lambda: (0, 0)  # bytes held, and most that may be
     log_dropped: Callable[[], int] = int
+    # Counters that others keep: their labels and values by the name of the metric.
+    sums: Callable[[], Mapping[str, Mapping[tuple[str, ...], float]]] = dict

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal, TypedDict
+from typing import Final, Literal
+
+from typing_extensions import TypedDict
 
 from gateway.access.keys import KeyRing, OpenRing
 from gateway.admission.decisions import Decision, State
@@ -66,6 +68,7 @@ class DryRun(TypedDict):
     retry_after_s: float | None
     setting: SettingTold | None
     fallback: FallbackTold | None  # its own pool would refuse it; `pool` would take it
+    canary: str | None  # of its pool: both sides, their shares, and the verdict
     backends: list[BackendTold]
 
 
@@ -192,6 +195,7 @@ def _blank(wish: Wish, ask: Ask, moment: Moment) -> DryRun:
         retry_after_s=None,
         setting=None,
         fallback=None,
+        canary=None,
         backends=[],
     )
 

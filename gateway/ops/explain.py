@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import Any, Final
+
+from typing_extensions import TypedDict
 
 from gateway.admission.decisions import CLIENT_TIMEOUT, Decision, Said, State
 from gateway.config.findings import KeyPath, dotted

@@ -10,7 +10,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypedDict
+from typing import Final
+
+from typing_extensions import TypedDict
 
 from gateway import __version__
 from gateway.admission.gate import Gate
@@ -20,9 +22,13 @@ from gateway.core.types import Phase, Transition
 from gateway.heal.states import Proving, Starting
 from gateway.heal.supervised import Supervised
 from gateway.observe.metrics import Metrics
+from gateway.ops.gatewayproblems import Own, own_problems
 from gateway.ops.moment import Moment, rfc3339
+from gateway.ops.poolproblems import Failed, pool_problems
 from gateway.ops.prefixes import KvEventsOverview, kv_events
-from gateway.ops.sentence import verdict
+from gateway.ops.problems import Known, ProblemTold, VerdictTold, count, told, verdict
+from gateway.ops.recent import Lately, ModelOverview, RecentOverview
+from gateway.ops.sharing import StoreOverview, store_told
 from gateway.ops.states import (
     POOLS_WORST_FIRST,
     BackendState,
@@ -35,9 +41,11 @@ from gateway.ops.trials import TrialOverview, trial_told
 from gateway.pools.table import Backend, PoolTable
 from gateway.rollout.rollouts import Rollout
 from gateway.routing.catalog import Catalog
+from gateway.store.replicas import Replicas
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 _TRANSITIONS_TOLD: Final = 50
+_LOOP: Final = 3  # ends within ten minutes make a crash loop
 
 
 class BackendOverview(TypedDict):
@@ -58,6 +66,9 @@ class BackendOverview(TypedDict):
     scrape_age_s: float | None  # null: never scraped
     stale: bool  # the three above are too old, or there are none
     saturated: bool  # takes no more work now
+    obstacle: str | None  # why not: a `core.exclusion.Exclusion`; null: it takes more
+    slowness: float  # times that it writes slower than its fastest peer
+    ended: int  # times that it ended or failed to start in the last ten minutes
     limit: int | None  # most requests of this gateway now; null: none
     kv_projected_ratio: float | None  # of its KV cache, with what was sent since the last scrape
     engine: str  # core.traffic.Engine
@@ -89,6 +100,8 @@ class PoolOverview(TypedDict):
     endpoints: list[str] | None  # null: the backends do not tell
     queue: QueueOverview
     canary: TrialOverview | None  # null: no revision is on trial
+    last_5_min: RecentOverview
+    models: list[ModelOverview]  # those that were asked for lately, the busiest first
     backends: list[BackendOverview]
 
 
@@ -133,12 +146,14 @@ class Overview(TypedDict):
 
     schema_version: int
     at: str
-    verdict: str
+    verdict: VerdictTold
+    problems: list[ProblemTold]  # the worst first
     state: PoolState  # the worst of the pools
     draining: bool
     version: str
     uptime_s: float
     config: ConfigOverview
+    store: StoreOverview | None  # null: no `redis` and one worker, so this gateway runs alone
     holds: list[HoldOverview]
     pools: list[PoolOverview]
     transitions: list[TransitionOverview]  # the newest first
@@ -159,18 +174,45 @@ class Facts:
     units: Mapping[str, Supervised]
     holds: Mapping[str | None, float]  # `Supervisor.holds`
     trial: Callable[[str], Rollout | None]  # of a pool
+    replicas: Replicas
+    lately: Lately
+    failed: Failed  # why adapters could not be loaded
+    ended: Mapping[str, int]  # times that a backend ended in the last ten minutes
+    own: Own
+    known: Known
 
 
 def overview(facts: Facts, moment: Moment) -> Overview:
-    """Return the overview of this moment."""
+    """Return the overview of this moment, and remember since when its problems are known."""
+    found = _without_problems(facts, moment)
+    now, pools = moment.now, found["pools"]
+    problems = [
+        problem
+        for pool in pools
+        for problem in pool_problems(pool, facts.lately, facts.failed, now)
+    ]
+    problems += own_problems(found, facts.own, moment.wall - now)
+    found["problems"] = [told(each, moment) for each in facts.known.dated(problems, now)]
+    totals = found["totals"]
+    well = (
+        f"All is well: {count(len(pools), 'pool')}, {count(totals['backends'], 'backend')},"
+        f" {count(totals['in_flight'], 'request')} in flight."
+    )
+    found["verdict"] = verdict(found["problems"], well)
+    return found
+
+
+def _without_problems(facts: Facts, moment: Moment) -> Overview:
     pools = pool_overviews(facts, moment)
     backends = [backend for pool in pools for backend in pool["backends"]]
     recent = list(facts.table.transitions)[: -_TRANSITIONS_TOLD - 1 : -1]
+    shared = facts.config.redis is not None or facts.replicas.tell().group != ""
     body_bytes, body_bytes_limit = facts.metrics.readings.bodies()
     return Overview(
         schema_version=SCHEMA_VERSION,
         at=rfc3339(moment.wall),
-        verdict=verdict(pools, draining=facts.draining),
+        verdict=VerdictTold(state="ok", sentence=""),
+        problems=[],
         state=min((pool["state"] for pool in pools), key=POOLS_WORST_FIRST.index, default="ready"),
         draining=facts.draining,
         version=__version__,
@@ -179,6 +221,7 @@ def overview(facts: Facts, moment: Moment) -> Overview:
             file=str(facts.file) if facts.file is not None else None,
             hash=facts.metrics.config_hash,
         ),
+        store=store_told(facts.replicas, moment) if shared else None,
         holds=[
             HoldOverview(pool=pool, until=None if until == math.inf else moment.told(until))
             for pool, until in facts.holds.items()
@@ -202,9 +245,7 @@ def pool_overviews(facts: Facts, moment: Moment) -> list[PoolOverview]:
     entries, queues = Catalog.build(configs, table).entries, gate.queues()
     pools = []
     for name, config in configs.items():
-        backends = [
-            _backend(each, facts.units.get(each.id), moment) for each in table.backends(name)
-        ]
+        backends = [_backend(each, facts, moment) for each in table.backends(name)]
         entry = entries[name]
         endpoints = entry.endpoints
         (requests, tokens), oldest_s = queues.get(name, (0, 0)), gate.oldest_s(name)
@@ -212,7 +253,9 @@ def pool_overviews(facts: Facts, moment: Moment) -> list[PoolOverview]:
             PoolOverview(
                 name=name,
                 aliases=list(config.aliases),
-                state=pool_state(
+                state="down"
+                if facts.lately.pool_failing(name)
+                else pool_state(
                     [each["state"] for each in backends],
                     saturated=[each["saturated"] for each in backends],
                 ),
@@ -226,14 +269,21 @@ def pool_overviews(facts: Facts, moment: Moment) -> list[PoolOverview]:
                     max_requests=config.queue.max_requests,
                 ),
                 canary=trial_told(facts.trial(name)),
+                last_5_min=facts.lately.told(facts.lately.pool(name)),
+                models=facts.lately.models_told(name),
                 backends=backends,
             )
         )
     return pools
 
 
-def _backend(backend: Backend, unit: Supervised | None, moment: Moment) -> BackendOverview:
-    sample, stale = backend.sample, backend.stale(moment.now)
+def _backend(backend: Backend, facts: Facts, moment: Moment) -> BackendOverview:
+    unit, ended = facts.units.get(backend.id), facts.ended.get(backend.id, 0)
+    sample, stale, obstacle = (
+        backend.sample,
+        backend.stale(moment.now),
+        backend.obstacle(1, moment.now),
+    )
     fresh = None if stale else sample
     projected = backend.room.projection(moment.now).ratio
     return BackendOverview(
@@ -243,21 +293,24 @@ def _backend(backend: Backend, unit: Supervised | None, moment: Moment) -> Backe
             backend.phase,
             backend.reason,
             suspended=unit is not None and unit.suspended,
-            crash_loops=unit is not None and unit.observed.crash_loops(),
+            crash_loops=unit is not None and (unit.observed.crash_loops() or ended >= _LOOP),
             starting=unit is not None and isinstance(unit.state, Starting | Proving),
         ),
         phase=backend.phase.value,
         reason=backend.reason,
         since=moment.told(backend.since),
         phase_age_s=round(moment.now - backend.since, 3),
-        detail=backend.health.detail,
+        detail=_detail(backend),
         in_flight=backend.in_flight,
         running=fresh.running if fresh is not None else None,
         waiting=fresh.waiting if fresh is not None else None,
         kv_usage_ratio=fresh.kv_usage_ratio if fresh is not None else None,
         scrape_age_s=round(moment.now - sample.at, 3) if sample is not None else None,
         stale=stale,
-        saturated=backend.saturated(moment.now),
+        saturated=obstacle is not None,
+        obstacle=None if obstacle is None else obstacle.value,
+        slowness=round(backend.slowness, 2),
+        ended=ended,
         limit=backend.allowed(moment.now),
         kv_projected_ratio=None if projected is None else round(projected, 3),
         engine=(Engine.OPENAI if backend.plain else Engine.VLLM).value,
@@ -267,6 +320,15 @@ def _backend(backend: Backend, unit: Supervised | None, moment: Moment) -> Backe
         adapters_kept_back={name: why.value for name, why in backend.lacking.items()},
         kv_events=kv_events(backend),
         supervision=None if unit is None else supervision(unit, moment),
+    )
+
+
+def _detail(backend: Backend) -> str:
+    told, ejection = backend.health.detail, backend.health.ejection
+    if ejection is None or backend.kept_out or backend.phase is not Phase.DEGRADED:
+        return told
+    return (
+        f"{ejection.evidence}; it still gets requests, as fewer than half of its pool would be left"
     )
 
 

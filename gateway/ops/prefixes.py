@@ -1,24 +1,26 @@
-"""What the overview says of how a backend's prefix cache is known."""
+"""How well a backend's prefix cache is known, for the overview."""
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing_extensions import TypedDict
 
 from gateway.pools.table import Backend
 
 
 class KvEventsOverview(TypedDict):
-    """How well a backend is followed by its KV events."""
+    """How well the gateway follows a backend's KV events."""
 
-    known: bool  # they tell what its prefix cache holds; else it is guessed
-    engines: int  # that are listened to; 0: it does not publish, or nobody knows where
-    blocks: int
-    losses: int  # times that all was forgotten: messages were missed, or it started anew
-    garbled: int  # messages that nobody could read
+    known: bool  # the events tell what is cached; else it is guessed
+    engines: (
+        int  # that the gateway is subscribed to; 0: none publishes, or its address is not known
+    )
+    blocks: int  # cached, by the events
+    losses: int  # times that the picture was dropped: messages were missed, or the engine restarted
+    garbled: int  # messages that could not be decoded
 
 
 def kv_events(backend: Backend) -> KvEventsOverview | None:
-    """Return how well a backend is followed; None where nobody asks."""
+    """Return how well a backend is followed; None without `prefix: precise`."""
     told = backend.kv_events
     if told is None:
         return None

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final, Literal, get_args
 
 from gateway.core.types import Phase
+from gateway.pools.facts import Accused
 
 BackendState = Literal[  # the worst first
     "suspended",  # it failed too often; it is left alone until an operator acts
@@ -53,6 +54,7 @@ _BY_REASON: Final[dict[str, BackendState]] = {
     "pending": "pending",
     "new": "starting",
 }
+_FAILING: Final = frozenset(each.value for each in Accused)
 # Why a check of its health or its model list fails (`watch.fetch.FetchError`); or its requests do.
 _UNREACHABLE: Final = frozenset(
     {"refused", "connect", "dns", "tls", "unreachable", "timeout", "reset", "garbage", "too_large"}
@@ -81,7 +83,7 @@ def backend_state(
         case Phase.READY:
             return "ready"
         case Phase.DEGRADED:
-            return "failing" if reason == "traffic" else "degraded"
+            return "failing" if reason in _FAILING else "degraded"
         case Phase.CORDONED:
             return "cordoned"
         case Phase.DRAINING | Phase.STOPPED:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing_extensions import TypedDict
 
 from gateway.heal.decisions import Wait
 from gateway.heal.states import Draining, Proving, Replacing, Starting

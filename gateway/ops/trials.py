@@ -1,19 +1,19 @@
-"""What is told of a revision on trial."""
+"""The canary of a pool, for the overview and for the explanation of one request."""
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing_extensions import TypedDict
 
 from gateway.rollout.rollouts import Rollout
 
 
 class TrialOverview(TypedDict):
-    """One revision on trial. Requests count where they were answered."""
+    """One canary. A request counts for the side that answered it."""
 
     revision: str
     finding: str  # rollout.verdict.Finding
     automatic: bool
-    carried_out: bool  # what was found is in force
+    carried_out: bool  # the verdict is in force
     requests: int
     failed: int
     requests_of_others: int
@@ -22,7 +22,7 @@ class TrialOverview(TypedDict):
 
 
 def trial_told(rollout: Rollout | None) -> TrialOverview | None:
-    """Return the trial of a pool as `status` shows it."""
+    """Return the canary of a pool as `status` shows it."""
     if rollout is None:
         return None
     return TrialOverview(
@@ -36,3 +36,20 @@ def trial_told(rollout: Rollout | None) -> TrialOverview | None:
         failed_of_others=rollout.stable.failed,
         sentence=rollout.told(),
     )
+
+
+def sides_told(pool: str | None, rollout: Rollout | None) -> str | None:
+    """Return which requests go to which side of a pool's canary, and what is known of both; None: it has none."""
+    if rollout is None:
+        return None
+    config, share, told = rollout.config, rollout.config.weight, rollout.told()
+    told = told[0].upper() + told[1:]
+    if rollout.carried_out:  # the shares are no longer in force
+        return f"Canary of {pool}: {told}"
+    if share is not None:
+        part = f"{share:.4g} of the conversations; the other backends get {1 - share:.4g}"
+    elif config.keys:
+        part = f"the requests of {len(config.keys)} keys; the other backends get the rest"
+    else:
+        part = "requests that name it in `x-gateway-revision`; the other backends get the rest"
+    return f"Canary of {pool}: {config.revision} gets {part}. {told}"

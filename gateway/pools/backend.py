@@ -6,10 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import urlsplit
 
-from gateway.config.sockets import PREFIX
-from gateway.core.prefix import Held, KvEvents, Prefix
+from gateway.core.prefix import KvEvents, Prefix, PrefixIndex
 from gateway.core.types import (
     Endpoint,
     Exclusion,
@@ -20,14 +18,17 @@ from gateway.core.types import (
     ServedModel,
     Slot,
 )
+from gateway.pools.ejection import Probation, Tally
+from gateway.pools.elsewhere import NOTHING, UnderWay
 from gateway.pools.facts import HealthState
 from gateway.pools.limit import Limit, unreserved
-from gateway.pools.progress import Listened, moved
-from gateway.pools.pulse import Pulse, Waits
+from gateway.pools.progress import moved
+from gateway.pools.pulse import Pulse
 from gateway.pools.rate import Rate
 from gateway.pools.room import Room
+from gateway.pools.server import Server
 from gateway.pools.speed import Speed
-from gateway.pools.work import USUAL_TOKENS, TokenCost, own_ratio
+from gateway.pools.work import BESIDE, USUAL_TOKENS, TokenCost, Work, own_ratio
 from gateway.prefix.ranked import by_engine
 from gateway.prefix.sessions import Sessions
 
@@ -36,21 +37,8 @@ LATELY_S: Final = 60.0
 
 
 @dataclass(slots=True, eq=False)
-class Backend:
+class Backend(Server):
     """One vLLM server as it is now. Only `PoolTable` writes it; do not keep one across an await."""
-
-    pool: str
-    name: str
-    url: str  # origin: scheme, host and port, or unix:/path
-    api_key: str | None = field(default=None, repr=False)
-
-    id: str = field(init=False)
-    host: str = field(init=False)
-    port: int = field(init=False)
-    socket: str | None = field(init=False)  # path of its UNIX socket: no host and port then
-    origin: str = field(init=False)  # what its pages are fetched below
-    tls: bool = field(init=False)
-    host_header: bytes = field(init=False)
 
     # Settings; a reload may change them under way.
     guarded: bool = True  # admission is on; else only a configured limit holds
@@ -58,7 +46,8 @@ class Backend:
     base_names: tuple[str, ...] = ()  # what the pool's model may be called here, best first
     share: float = 1.0  # of the pool's work, by its weight
     weighted: bool = False  # the backends of its pool have different weights
-    in_reserve: bool = False  # its weight is 0, or the other revision took its place
+    zero_weight: bool = False  # its weight is 0
+    kept_back: bool = False  # it lost a trial; a reload does not undo that, see `keep_back`
     plain: bool = False  # no vLLM: what it does not tell is unknown
     revision: str = ""
     on_trial: bool = False  # its revision is
@@ -72,6 +61,9 @@ class Backend:
     reason: str = "new"
     since: float = 0.0
     traffic_failures: int = 0
+    tally: Tally = field(default_factory=Tally)
+    kept_out: bool = False  # it is ejected, and its pool can do without it
+    probation: Probation | None = None  # it is tried again
 
     # Load.
     in_flight: int = 0
@@ -89,16 +81,16 @@ class Backend:
     slowness: float = 1.0  # times that it is slower than its fastest peer
     writes: Rate = field(default_factory=Rate)  # tokens of all its streams in a second
 
-    # What the choice between backends goes by: expected seconds, renewed whenever they change.
-    foreign: int = 1  # requests of others that it holds; one while nobody knows
+    # What the choice between backends goes by: expected seconds.
+    foreign: int = 1  # requests of strangers that it holds; one while nobody knows
+    elsewhere: UnderWay = NOTHING  # at other gateways that share the store, as they told last
+    gateways: int = 1  # that send to it, this one included
     token_cost: TokenCost = TokenCost()  # of its pool
-    ahead_s: float = 0.0  # until all that is there is done, as the choice counts it
-    writing_s: float = 0.0  # of those, for outputs
-    streams: int = 2  # that wait while it reads a prompt: all that are there, and the prompt's own
+    work: Work | None = None  # None: it has changed; see `weighed`
     own_ratio: float = 1.0  # times a request's token cost, what the request itself takes here
 
-    knows_prefixes: Callable[[], Held] | None = None  # makes what knows one engine's cache
-    held: Held | None = None  # what its prefix cache holds; None: nobody asks
+    new_prefix_index: Callable[[], PrefixIndex] | None = None  # makes that of one engine
+    prefix_index: PrefixIndex | None = None  # what its prefix cache holds; None: `prefix: off`
     sessions: Sessions = field(default_factory=Sessions)
 
     # What it serves.
@@ -107,20 +99,9 @@ class Backend:
     window_tokens: int | None = None
     endpoints: frozenset[Endpoint] | None = None
     version: str | None = None
-    riding: dict[str, int] = field(default_factory=dict)  # requests in flight by adapter
+    adapter_requests: dict[str, int] = field(default_factory=dict)  # requests in flight by adapter
     lacking: Mapping[str, Exclusion] = field(default_factory=dict)  # adapters kept from requests
     give_back: Callable[[Slot], None] | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        local = self.url.startswith(PREFIX)
-        self.socket = self.url.removeprefix(PREFIX) if local else None
-        self.origin = "http://localhost" if local else self.url
-        parts = urlsplit(self.origin)
-        self.id = f"{self.pool}/{self.name}"
-        self.tls = parts.scheme == "https"
-        self.host = parts.hostname or ""
-        self.port = parts.port or (443 if self.tls else 80)
-        self.host_header = parts.netloc.encode("ascii")
 
     def stale(self, now: float) -> bool:
         """Whether the last scrape is missing or too old to tell the load."""
@@ -153,30 +134,17 @@ class Backend:
         ready_at = self.limit.ready_at
         return ready_at is not None and now < ready_at + self.limit.slow_start_s
 
-    def canary_s(self, token_s: float, now: float) -> float:
-        """Return the deadline of a test request that fits its load, see `Pulse.canary_s`."""
-        sample = self.sample
-        admits = sample is not None and not self.stale(now) and sample.waiting == 0
-        queues = self.in_flight > 0 and not admits
-        return self.pulse.canary_s(token_s, self.limit.prefill.at(now), queues=queues)
-
-    def hear(self, waits: Waits, now: float) -> Listened:
-        """Take in what its requests have heard of it, and return what that tells of its life."""
-        pulse, rate = self.pulse, self.limit.prefill.at(now)
-        pulse.sees_steps, pulse.starts = not self.stale(now), self.starts(now)
-        pulse.listen(waits, now)
-        patience_s, reading_s = pulse.patience_s(rate), pulse.reading_s(rate)
-        return Listened(pulse.heard_at, pulse.quiet_s(now), patience_s, reading_s)
-
     def take(
         self, now: float, need: Need, tenant: str = "", prefix: Prefix | None = None, adapter: str | None = None
     ) -> Slot:  # fmt: skip
         """Count one request, and what it needs, until its slot is released."""
         self.in_flight += 1
+        self.tally.sent += 1
         self.since_scrape += 1
-        self.peak = max(self.peak, self.in_flight)
-        self.limit.reading.comes(now, self.room.unread_tokens)
-        sent = self.held.sent(prefix) if self.held is not None and prefix is not None else None
+        if (held := self.in_flight + self.elsewhere.requests) > self.peak:
+            self.peak = held
+        index = self.prefix_index
+        sent = index.sent(prefix) if index is not None and prefix is not None else None
         if sent is not None and sent.prefix.session is not None:
             self.sessions.sent(sent)
         credit = self.room.take(
@@ -187,37 +155,47 @@ class Backend:
             sequences=need.sequences,
             cached_tokens=0 if sent is None else sent.cached_tokens,
         )
+        self.limit.reading.comes(now, credit, self.room.unread_tokens)
         if adapter is not None:
-            self.riding[adapter] = self.riding.get(adapter, 0) + 1
-        self.weigh_ours()
-        return Slot(self.id, now, self.scrape_count, credit, self.give_back, sent, adapter)
+            self.adapter_requests[adapter] = self.adapter_requests.get(adapter, 0) + 1
+        self.work = None
+        slot = Slot(self.id, now, self.scrape_count, credit, self.give_back, sent, adapter)
+        if self.probation is not None and self.probation.slot is None:
+            self.probation.slot = slot
+        return slot
+
+    def tries(self, slot: Slot) -> bool:
+        """Whether the request of a slot is the one that shows whether it works again."""
+        return self.probation is not None and self.probation.slot is slot
 
     def first_token(self, slot: Slot, now: float) -> None:
         """Note that the prompt of a request in flight has been read."""
         seconds, credit, room = now - slot.taken_at, slot.credit, self.room
         tokens = credit.unread_tokens
+        if slot.sent is not None:  # what was cached after all was not read
+            tokens = min(tokens, slot.sent.surely_read_tokens)
         room.first_token(credit)
         self.limit.first_token(now, seconds, credit.prompt_tokens, tokens, room.unread_tokens)
-        if slot.sent is not None and self.held is not None:
-            self.held.read(slot.sent)
-        self.weigh_ours()
+        if slot.sent is not None and self.prefix_index is not None:
+            self.prefix_index.read(slot.sent)
+        self.work = None
 
     def taken_back(self, slot: Slot) -> None:
         """Count a request no more, however it ended."""
         self.in_flight -= 1
-        if slot.adapter is not None:
-            left = self.riding.pop(slot.adapter) - 1
-            if left:
-                self.riding[slot.adapter] = left
-        if slot.sent is not None and self.held is not None:
-            self.held.over(slot.sent)
+        if self.probation is not None and self.probation.slot is slot:
+            self.probation.slot = None
+        if slot.adapter is not None and (left := self.adapter_requests.pop(slot.adapter) - 1):
+            self.adapter_requests[slot.adapter] = left
+        if slot.sent is not None and self.prefix_index is not None:
+            self.prefix_index.over(slot.sent)
             if slot.credit.read_at is None:
-                self.held.unsent(slot.sent)
+                self.prefix_index.unsent(slot.sent)
                 self.sessions.unsent(slot.sent)
         self.room.give_back(slot.credit)
         if slot.scrape_count == self.scrape_count:
             self.since_scrape -= 1
-        self.weigh_ours()
+        self.work = None
 
     def scraped(self, sample: LoadSample) -> None:
         """Take in what a scrape shows of its load."""
@@ -225,7 +203,8 @@ class Backend:
         self.note_work(before, sample)
         self.scrape_count += 1
         self.since_scrape = 0
-        self.foreign = max(0, sample.running + sample.waiting - self.room.sequences)
+        known = self.room.sequences + self.elsewhere.requests
+        self.foreign = max(0, sample.running + sample.waiting - known)
         if before is not None:
             self.speed.observe(before, sample)
             written = sample.generation_tokens - before.generation_tokens
@@ -235,48 +214,51 @@ class Backend:
                 self.limit.restarted(sample.at)
                 self.forget_prefixes()
         self.room.observe(sample)
-        self.held = by_engine(self.held, self.knows_prefixes, sample.engines)
-        if self.held is not None:
+        self.prefix_index = by_engine(self.prefix_index, self.new_prefix_index, sample.engines)
+        if self.prefix_index is not None:
             if sample.asleep:
                 self.forget_prefixes()
-            self.held.scraped(self.room.capacity_tokens, sample.prefix_hits)
+            self.prefix_index.scraped(self.room.capacity_tokens, sample.prefix_hits)
         self.weigh(sample.at)
 
     def weigh(self, now: float) -> None:
         """Renew what the choice goes by, after what others do here, its pace or its cache has changed."""
         if self.stale(now):
-            self.foreign = (
-                1  # so that it never looks emptier than an idle one whose metrics are there
-            )
+            self.foreign = 1  # never emptier than an idle one whose metrics are there
         self.own_ratio = own_ratio(self.slowness, self.kv_usage_ratio(now))
-        self.weigh_ours()
+        self.work = None
 
-    def weigh_ours(self) -> None:
-        """Renew `ahead_s` and what is beside it, after one of our requests came or went.
+    def weighed(self) -> Work:
+        """Return what it has to do; weighed when it is asked for, as a backend that is alone never is.
 
         With twice the share of another a backend counts as no busier than it with twice the work.
         """
-        (prompts, outputs), foreign, cost = self.room.left(), self.foreign, self.token_cost
-        outputs += foreign * (USUAL_TOKENS + 1) + self.in_flight  # each takes a step at least
-        self.streams = 1 + self.in_flight + foreign
+        (prompts, outputs), foreign, others = self.room.left(), self.foreign, self.elsewhere
+        known = self.in_flight + others.requests  # each takes a step at least
+        outputs += others.output_tokens + foreign * (USUAL_TOKENS + 1) + known
+        prompts += others.unread_tokens
         each_s = self.slowness / self.share
-        self.writing_s = each_s * outputs * cost.output_s
-        self.ahead_s = each_s * prompts * cost.prompt_s + self.writing_s + self.away_s
+        writing_s = each_s * outputs * self.token_cost.output_s
+        ahead_s = each_s * prompts * self.token_cost.prompt_s + writing_s + self.away_s
+        waits_s = ahead_s - BESIDE * writing_s
+        self.work = work = Work(ahead_s, waits_s, self.own_ratio, 1 + known + foreign)
+        return work
 
     def forget_prefixes(self) -> None:
         """Note that its prefix cache is empty: it is another process, or asleep."""
         self.sessions.forget()
-        if self.held is not None:
-            self.held.forget()
+        if self.prefix_index is not None:
+            self.prefix_index.forget()
 
     def cached_tokens(self, prefix: Prefix | None) -> int:
         """Return how many tokens of a prompt its prefix cache is thought to hold."""
-        return self.held.tokens(prefix) if prefix is not None and self.held is not None else 0
+        index = self.prefix_index
+        return 0 if index is None or prefix is None else index.tokens(prefix)
 
     @property
     def kv_events(self) -> KvEvents | None:
         """How well its engines are followed by what they tell; None: nobody asks them."""
-        return None if self.held is None else self.held.kv_events
+        return None if self.prefix_index is None else self.prefix_index.kv_events
 
     def kv_usage_ratio(self, now: float) -> float | None:
         """Return how full its KV cache was at the last scrape; None while that is unknown or stale."""
@@ -302,7 +284,9 @@ class Backend:
             fixed = limit.fixed
             return Exclusion.AT_LIMIT if fixed is not None and self.in_flight >= fixed else None
         allowed = limit.value if limit.ready_at is None else limit.effective(now)
-        if self.in_flight >= allowed:
+        alone = self.gateways == 1  # asked here: each request pays for a call
+        part = allowed if alone else self.part(allowed, self.elsewhere.requests)
+        if self.in_flight >= part:
             capacity = self.room.capacity_tokens
             never = capacity is not None and need_tokens > capacity
             return Exclusion.TOO_LARGE if never else Exclusion.AT_LIMIT
@@ -310,10 +294,13 @@ class Backend:
         unread, is_highest = self.room.unread_tokens, top_priority is not None and not lower
         if unread > 0 and prompt_tokens > 0 and not is_highest:
             beside = lower and now < self.highest_until
-            if unread + prompt_tokens > limit.reading.ahead_tokens(now, beside_highest=beside):
+            ahead_tokens = limit.reading.ahead_tokens(now, beside_highest=beside)
+            if not alone:
+                ahead_tokens = self.part(ahead_tokens, self.elsewhere.unread_tokens)
+            if unread + prompt_tokens > ahead_tokens:
                 return Exclusion.READING
         reserves = 2 if lower and now < self.highest_came_at + LATELY_S else 1
-        if 2 * self.in_flight < allowed:  # no places are short
+        if 2 * (self.in_flight + self.elsewhere.requests) < allowed:  # no places are short
             found = self.room.verdict(need_tokens, now, reserves)
         else:
             found = self._kept(need_tokens, now, allowed, reserves)
@@ -321,9 +308,22 @@ class Backend:
             return found
         return self._kept(need_tokens, now, allowed, reserves - 1)
 
+    def part(self, allowed: float, elsewhere: int) -> float:
+        """Return how much of what a backend may have is for this gateway: what others leave, or an even part."""
+        if self.gateways == 1:
+            return allowed
+        return max(allowed - elsewhere, allowed / self.gateways)
+
+    def hear(self, elsewhere: UnderWay, gateways: int) -> None:
+        """Take in what other gateways have under way here, of so many in all."""
+        self.elsewhere, self.gateways = elsewhere, gateways
+        self.room.hear(elsewhere)
+        self.peak = max(self.peak, self.in_flight + elsewhere.requests)
+        self.work = None
+
     def _kept(self, need_tokens: int, now: float, allowed: int, reserves: int) -> Exclusion | None:
         """Return what is in the way of a request from which so many reserves are kept."""
-        if self.in_flight >= unreserved(allowed, reserves):
+        if self.in_flight >= self.part(unreserved(allowed, reserves), self.elsewhere.requests):
             return Exclusion.AT_LIMIT
         return self.room.verdict(need_tokens, now, reserves)
 
@@ -340,11 +340,11 @@ class Backend:
         return route.adapter or self.base_model or route.served_model
 
     @property
+    def in_reserve(self) -> bool:
+        """Whether it takes requests only when no other backend can."""
+        return self.zero_weight or self.kept_back
+
+    @property
     def adapters(self) -> tuple[str, ...]:
         """The LoRA adapters it lists."""
         return tuple(name for name, model in self.models.items() if model.parent is not None)
-
-    @property
-    def models_known(self) -> bool:
-        """Whether its model list was read since it last came up."""
-        return self.health.models_known

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 
 from gateway.config.models import Admission, BackendConfig, HealthConfig, PoolConfig
 from gateway.config.parameters import PrefixRouting
-from gateway.core.prefix import Held
+from gateway.core.prefix import PrefixIndex
 from gateway.core.traffic import Engine
+from gateway.core.types import ModelsSeen
 from gateway.pools.backend import Backend
 from gateway.pools.facts import HealthState
-from gateway.prefix.approximate import Approximate
-from gateway.prefix.precise import Precise
-from gateway.prefix.ranked import Ranked
+from gateway.prefix.approximate import ApproximateIndex
+from gateway.prefix.precise import PreciseIndex
+from gateway.prefix.ranked import RankedIndex
 
 
 def member(pool: str, config: BackendConfig, known: Backend | None, now: float) -> Backend:
@@ -51,30 +52,43 @@ def configure(
     elif backend.set_endpoints is not None:
         backend.endpoints = None  # the setting is gone; the next model list tells
     backend.set_endpoints = frozenset(told) if told is not None else None
-    backend.share, backend.in_reserve = config.weight or 1.0, config.weight == 0
+    backend.share, backend.zero_weight = config.weight or 1.0, config.weight == 0
     backend.weighted = len({each.weight for each in pool.backends}) > 1
     backend.revision = config.revision or ""
     backend.on_trial = pool.canary is not None and config.revision == pool.canary.revision
     backend.away_s = pool.prefer.away_s(config.labels)
-    backend.weigh_ours()
+    backend.work = None
     identify(backend)
 
 
 def _know_prefixes(backend: Backend, pool: PoolConfig) -> None:
     """Give it what knows its prefix cache; what is known stays as long as that is of the same kind."""
-    kinds: Mapping[PrefixRouting, Callable[[], Held]]
-    kinds = {PrefixRouting.PRECISE: Precise, PrefixRouting.APPROXIMATE: Approximate}
-    before, backend.knows_prefixes = backend.knows_prefixes, kinds.get(pool.prefix)
-    if backend.knows_prefixes is not before:
-        backend.held = None
-    if isinstance(backend.held, Ranked):
+    kinds: Mapping[PrefixRouting, Callable[[], PrefixIndex]]
+    kinds = {PrefixRouting.PRECISE: PreciseIndex, PrefixRouting.APPROXIMATE: ApproximateIndex}
+    before, backend.new_prefix_index = backend.new_prefix_index, kinds.get(pool.prefix)
+    if backend.new_prefix_index is not before:
+        backend.prefix_index = None
+    if isinstance(backend.prefix_index, RankedIndex):
         return
-    if backend.knows_prefixes is None or (
+    if backend.new_prefix_index is None or (
         pool.prefix is PrefixRouting.APPROXIMATE and len(pool.backends) == 1
     ):
-        backend.held = None
-    elif backend.held is None:
-        backend.held = backend.knows_prefixes()
+        backend.prefix_index = None
+    elif backend.prefix_index is None:
+        backend.prefix_index = backend.new_prefix_index()
+
+
+def adopt_models(backend: Backend, seen: ModelsSeen) -> bool:
+    """Take in what a backend lists; returns whether that changes what it serves."""
+    before = (backend.models, backend.endpoints, backend.base_model, backend.window_tokens)
+    backend.models = {model.name: model for model in seen.models}
+    backend.version = seen.version
+    told = backend.set_endpoints
+    backend.endpoints = told if told is not None else seen.endpoints
+    identify(backend)
+    return before != (
+        backend.models, backend.endpoints, backend.base_model, backend.window_tokens
+    )  # fmt: skip
 
 
 def identify(backend: Backend) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum
 
 from gateway.core.types import Phase
 from gateway.pools.progress import Progress
@@ -34,8 +35,32 @@ class Policy:
     rise: int = 2  # passed probes in a row until a backend that was DOWN serves again
     burst: int = 5  # failed requests in a row until DEGRADED; refused connects: DOWN
     progress_s: float = 30.0
-    ejection_s: float = 30.0  # without a failure, until DEGRADED by traffic is tried again
+    ejection_s: float = (
+        30.0  # without a failure, until DEGRADED by traffic is tried again; the first ejection
+    )
+    longest_ejection_s: float = 300.0  # each that follows is twice as long as the one before
+    forgiven_s: float = 300.0  # after so long in service an ejection is the first again
+    least_ratio: float = 0.8  # of attempts that end well, until it is ejected
+    least_sent: int = 10  # attempts in half a minute that make such a ratio
     metrics_stale_s: float = 10.0
+
+
+class Accused(Enum):
+    """What a backend is ejected for; closed, because it is a metric label."""
+
+    IN_A_ROW = "traffic"  # its requests failed one after the other
+    RATIO = "success_rate"  # too many of them failed
+
+
+@dataclass(frozen=True, slots=True)
+class Ejection:
+    """Why a backend that answers its health checks gets no new requests: see `pools.ejection`."""
+
+    accused: Accused
+    evidence: str  # a clause with the numbers
+    times: int  # in a row, this one too
+    until: float  # from then on one request at a time shows whether it works again
+    probation: bool = False  # that time has come
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +77,8 @@ class HealthState:
     up: bool = False  # the verdict of the probes
     models_known: bool = False  # the model list was read since it last came up
     trouble: str = "new"  # the latest failure while it is not up
+    probed_at: float = -math.inf  # when the last probe that has ended was sent
+    probe_failure: str = ""  # why that one failed; empty: it did not
     probe_passes: int = 0  # in a row
     probe_failures: int = 0  # in a row
     unheard_failures: int = 0  # of those, since the last sign of life
@@ -60,6 +87,9 @@ class HealthState:
     traffic_failures: int = 0  # requests in a row that failed by the backend's fault
     traffic_reason: str = ""
     retry_at: float = 0.0  # when a backend that is DEGRADED by traffic is tried again
+    ejection: Ejection | None = None
+    ejections: int = 0  # in a row, the last one too
+    cleared_at: float = -math.inf  # when the last one ended well
     asleep: bool = False
     progress: Progress = Progress()
     metrics_at: float | None = None
@@ -69,3 +99,8 @@ class HealthState:
     def settled(self) -> bool:
         """Whether the probes agree with each other; if not, it pays to look more often."""
         return self.up and self.probe_failures == 0
+
+
+def carried_nowhere(backend_id: str, since: float) -> bool:
+    """Tell for a gateway without other workers that none of them carries requests of a backend."""
+    return False

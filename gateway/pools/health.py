@@ -14,13 +14,15 @@ facts add up to. The first line that applies wins:
     the engine sleeps                                     DOWN      asleep
     work runs, no progress for `progress_s`, nor for as
       long as the prompt that is read may take            DOWN      no_progress
+    ejected: too many of its requests failed              DEGRADED  traffic or success_rate
+    ejected, and tried again by one request at a time     DEGRADED  probation
     `burst` requests in a row failed                      DEGRADED  traffic
     our requests hear nothing for longer than is usual    DEGRADED  silent
     `fall` probes timed out, with signs of life between   DEGRADED  slow_health
     metrics were seen, then none for `metrics_stale_s`    DEGRADED  metrics_stale
     otherwise                                             READY
 
-               one pass + models             burst, silent, slow_health, metrics_stale
+               one pass + models             burst, ejected, silent, slow_health, metrics_stale
     STARTING ---------------------> READY <------------------------------> DEGRADED
                                       ^ |  ok, or `ejection_s` over           |
           `rise` passes + models read | | fall, burst, asleep, no_progress    |
@@ -33,6 +35,9 @@ facts add up to. The first line that applies wins:
 
 Forbidden: out of STOPPED; back to STARTING, save by a restart or by resuming a backend that never
 started; into or out of CORDONED and DRAINING by observation. `ALLOWED` is the table.
+
+What fails in requests is soft evidence, for the server lives: `pools.attribution` says which endings count,
+and `pools.ejection` whether a pool can do without the backend. One that it cannot spare is DEGRADED only.
 
 Why it is so: `/health` 200 proves only that the API process lives, so progress is judged apart
 (`pools.progress`). Silence alone takes only new requests elsewhere, where another backend can take
@@ -49,6 +54,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Final, assert_never
 
+from gateway.core.endings import Ending
 from gateway.core.types import (
     LoadSample,
     ModelsSeen,
@@ -61,7 +67,9 @@ from gateway.core.types import (
     TrafficFailed,
     TrafficOk,
 )
-from gateway.pools.facts import HealthState, Policy, Tending
+from gateway.pools.attribution import is_hard
+from gateway.pools.ejection import ejected, told
+from gateway.pools.facts import Accused, HealthState, Policy, Tending
 from gateway.pools.progress import Listened, Progress, listened, moved, scraped
 
 _BY_OBSERVATION: Final = {
@@ -102,10 +110,12 @@ def advance(state: HealthState, observation: Observation, policy: Policy) -> Hea
     if state.phase is Phase.STOPPED:
         return state
     match observation:
-        case ProbePassed(at):
+        case ProbePassed(at, asked_at):
             state = _rise(_probe_passed(state, at, policy), policy)
-        case ProbeFailed(at, reason):
+            state = replace(state, probed_at=asked_at, probe_failure="")
+        case ProbeFailed(at, reason, asked_at):
             state = _probe_failed(state, reason, policy)
+            state = replace(state, probed_at=asked_at, probe_failure=reason)
         case Scraped(sample):
             at = sample.at
             state = _scraped(state, sample, policy)
@@ -114,8 +124,8 @@ def advance(state: HealthState, observation: Observation, policy: Policy) -> Hea
         case ModelsSeen(at):
             state = _rise(replace(state, models_known=True), policy)
         case TrafficOk(at):
-            state = replace(state, connect_failures=0, traffic_failures=0)
-        case TrafficFailed(at, reason):
+            state = _traffic_ok(state, observation)
+        case TrafficFailed(at):
             state = _traffic_failed(state, observation, policy)
         case _:
             assert_never(observation)
@@ -156,19 +166,29 @@ def tend(state: HealthState, tending: Tending | None, at: float, policy: Policy)
         return state
     before = state.tended.phase if state.tended is not None else None
     if tending is not None and (tending.fresh or tending.phase is Phase.STARTING is not before):
-        state = replace(_fall(state, "new"), started=False, connect_failures=0, traffic_failures=0)
+        state = replace(_trusted(_fall(state, "new")), started=False)
     return _judged(replace(state, tended=tending), at, policy)
+
+
+def eject(
+    state: HealthState, accused: Accused, evidence: str, at: float, policy: Policy
+) -> HealthState:
+    """Return the state of one that its pool can do without, and that gets no new requests for a while."""
+    return _judged(ejected(state, accused, evidence, at, policy), at, policy)
 
 
 # --- what each observation teaches ----------------------------------------------------------------
 
 
 def _probe_passed(state: HealthState, at: float, policy: Policy) -> HealthState:
-    failures = state.traffic_failures
-    if failures >= policy.burst and at >= state.retry_at:
+    failures, ejection = state.traffic_failures, state.ejection
+    if ejection is not None and state.up and not ejection.probation and at >= ejection.until:
+        ejection = replace(ejection, probation=True)
+    elif failures >= policy.burst and at >= state.retry_at and ejection is None:
         failures = policy.burst - 1  # tried again: one more failure takes it out at once
     return replace(
         state,
+        ejection=ejection,
         probe_passes=state.probe_passes + 1,
         probe_failures=0,
         unheard_failures=0,
@@ -207,7 +227,7 @@ def _rise(state: HealthState, policy: Policy) -> HealthState:
     needed = policy.rise if state.started else 1
     if state.up or not state.models_known or state.probe_passes < needed:
         return state
-    return replace(state, up=True, started=True, connect_failures=0, traffic_failures=0)
+    return replace(_trusted(state), up=True, started=True)
 
 
 def _scraped(state: HealthState, sample: LoadSample, policy: Policy) -> HealthState:
@@ -228,18 +248,37 @@ def _metrics_lost(state: HealthState, at: float, policy: Policy) -> bool:
     return state.metrics_at is not None and at - state.metrics_at > policy.metrics_stale_s
 
 
+def _traffic_ok(state: HealthState, ok: TrafficOk) -> HealthState:
+    """What was sent before an ejection says nothing about it: only a trial ends it."""
+    if state.ejection is None:
+        return replace(state, connect_failures=0, traffic_failures=0)
+    if not (ok.trial and state.ejection.probation):
+        return replace(state, connect_failures=0)
+    return replace(_trusted(state), ejections=state.ejection.times, cleared_at=ok.at)
+
+
 def _traffic_failed(state: HealthState, failed: TrafficFailed, policy: Policy) -> HealthState:
-    if failed.reason in ("stale", "down"):
-        return state  # an idle connection that the server closed in time; or it is known already
-    connects = state.connect_failures + 1 if failed.reason == "connect" else 0
+    if not is_hard(failed.ending):
+        return state
+    connects = state.connect_failures + 1 if failed.ending is Ending.CONNECT else 0
     state = replace(
         state,
         connect_failures=connects,
         traffic_failures=state.traffic_failures + 1,
-        traffic_reason=failed.reason,
+        traffic_reason=failed.ending.value,
         retry_at=failed.at + policy.ejection_s,
     )
-    return _fall(state, "connect") if state.up and connects >= policy.burst else state
+    if state.up and connects >= policy.burst:
+        return _fall(state, "connect")
+    ejection = state.ejection
+    if failed.trial and ejection is not None and ejection.probation:
+        return ejected(state, ejection.accused, ejection.evidence, failed.at, policy)
+    return state
+
+
+def _trusted(state: HealthState) -> HealthState:
+    """No request that failed is held against it any more."""
+    return replace(state, connect_failures=0, traffic_failures=0, ejection=None, ejections=0)
 
 
 # --- what the facts add up to ---------------------------------------------------------------------
@@ -272,7 +311,9 @@ def _verdict(state: HealthState, policy: Policy) -> tuple[Phase, str, str]:
 
 
 def _doubt(state: HealthState, policy: Policy) -> tuple[str, str] | None:
-    """Return why one that serves is the second choice, if it is."""
+    """Return why one that serves is the second choice, or gets nothing, if it is so."""
+    if (ejection := state.ejection) is not None:
+        return told(ejection, policy)
     if state.traffic_failures >= policy.burst:
         why = f"{policy.burst} or more requests failed in a row, most recently: {state.traffic_reason}"
         return "traffic", why

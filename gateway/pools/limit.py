@@ -146,8 +146,12 @@ class Limit:
 
     def restarted(self, now: float) -> None:
         """Start slowly: it is another process, with cold caches and maybe other settings."""
-        self.ready_at = now
+        self.trusted_again(now)
         self._most_running, self._full, self._batch = 0, 0, None
+
+    def trusted_again(self, now: float) -> None:
+        """Start slowly: it is the same process, of which it is not known how much it bears."""
+        self.ready_at = now
 
     def refused(self) -> None:
         """Note a 503 of the engine's own admission control."""
@@ -165,10 +169,12 @@ class Limit:
         """
         tokens = prompt_tokens if read_tokens is None else read_tokens
         self.reading.first_token(now, ttft_s, tokens, unread_tokens)
-        rate = self.prefill.at(now)
         if self.ready_at is not None and self._started_ratio(now) < 1:
             return
-        is_late = ttft_s > self.objective_s and late(ttft_s, prompt_tokens, self.objective_s, rate)
+        objective_s = self.objective_s
+        is_late = ttft_s > objective_s and late(
+            ttft_s, prompt_tokens, objective_s, self.prefill.at(now)
+        )
         if now - ttft_s < self.cut_at:
             self._late_before_cut |= is_late
         elif is_late:
@@ -183,9 +189,9 @@ class Limit:
         only half as much again as its best counts.
         """
         best = self.decode.learn(now, gap_s, 1)
-        if began < self.cut_at or self._started_ratio(now) < 1:
+        if began < self.cut_at or (self.ready_at is not None and self._started_ratio(now) < 1):
             return
-        if gap_s > max(self.gap_objective_s, _SLOWER / best if best else 0.0):
+        if gap_s > self.gap_objective_s and not (best and gap_s <= _SLOWER / best):
             self._slow += 1
         else:
             self._smooth += 1

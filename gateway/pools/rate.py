@@ -23,10 +23,12 @@ class Rate:
 
     def learn(self, now: float, seconds: float, tokens: int) -> float | None:
         """Take in one measurement; return the rate. Give a prompt's tokens without those known to be cached."""
-        seen, known = tokens / max(seconds, 0.001), self.at(now)
-        if known is not None and seen <= known:
+        # Every stream pays for this, so without `max` and `min`: they cost more than all else here.
+        seen = tokens / (seconds if seconds > 0.001 else 0.001)
+        known = self._best * math.exp2((self._at - now) / _HALF_LIFE_S)
+        if known and seen <= known:
             return known
-        self._best, self._at = min(seen, 2 * (known or seen)), now
+        self._best, self._at = 2 * known if known and seen > 2 * known else seen, now
         return self._best or None
 
     def at(self, now: float) -> float | None:

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.core.types import Credit, Exclusion, LoadSample
+from gateway.pools.elsewhere import NOTHING, UnderWay
 
 _WRITTEN: Final = 0.5  # of the expected output, by a request met at a random point of its life
 # Of the expected output, on top of the scraped usage. Simulated engines of 3,200 to 64,000 tokens at
@@ -84,6 +85,11 @@ class Room:
     _ended_tokens: float = 0.0
     _share: float = 1.0  # what a credited token really takes
     tenants: dict[str, int] = field(default_factory=dict)  # tokens in flight, whole needs
+    read_tokens: int = 0  # whole needs, ever
+    ended_tokens: int = 0  # what those that ended should have held, ever
+    elsewhere: UnderWay = NOTHING  # at other gateways, as they told last
+    _read_elsewhere: int = 0  # since the last scrape
+    _ended_elsewhere: int = 0  # since the last scrape
     given_back_tokens: int = 0  # ever; how fast it grows is how fast the backend drains
     # The common case in one look: until then the last scrape showed nothing that forbids, and so
     # much room beside what is fresh at most. What ends meanwhile only adds to it.
@@ -118,17 +124,25 @@ class Room:
         self.tenants[tenant] = self.tenants.get(tenant, 0) + tokens
         self._fresh_tokens += tokens
         self._output_tokens += output_tokens
-        unread_tokens = max(0, prompt_tokens - cached_tokens)
-        credit = Credit(prompt_tokens, output_tokens, need_tokens, unread_tokens)
-        credit.tenant, credit.sequences = tenant, sequences
+        unread_tokens = prompt_tokens - cached_tokens if cached_tokens < prompt_tokens else 0
         if streams:
+            read_at = None
             self.unread_tokens += unread_tokens
-            return credit
-        credit.read_at = self._scrapes
-        self._unseen_tokens += unread_tokens
-        self._read_prompt += prompt_tokens
-        self._read_output += output_tokens
-        return credit
+        else:
+            read_at = self._scrapes
+            self._unseen_tokens += unread_tokens
+            self._read_prompt += prompt_tokens
+            self._read_output += output_tokens
+            self.read_tokens += tokens
+        return Credit(
+            prompt_tokens,
+            output_tokens,
+            need_tokens,
+            unread_tokens,
+            read_at,
+            tenant=tenant,
+            sequences=sequences,
+        )
 
     def first_token(self, credit: Credit) -> None:
         """Note that the prompt has been read: from the next scrape on, usage shows it."""
@@ -138,6 +152,7 @@ class Room:
             credit.unread_tokens = 0
             self._read_prompt += credit.prompt_tokens
             self._read_output += credit.output_tokens
+            self.read_tokens += credit.prompt_tokens + credit.output_tokens
 
     def give_back(self, credit: Credit) -> None:
         """Take back a credit, however the request ended; further calls do nothing."""
@@ -153,17 +168,25 @@ class Room:
         self._output_tokens -= output
         if credit.read_at is None:
             self.unread_tokens -= credit.unread_tokens
-        elif credit.read_at == self._scrapes:
-            self._unseen_tokens -= credit.unread_tokens
-        if credit.read_at is not None and credit.read_at < self._scrapes:
-            self._old_prompt -= prompt
-            self._old_output -= output
-            self._ended_tokens += self._share * (prompt + _WRITTEN * output)
+            self._fresh_tokens -= prompt + output
             return
-        self._fresh_tokens -= prompt + output
-        if credit.read_at is not None:
+        held_tokens = prompt + _WRITTEN * output
+        self.ended_tokens += int(held_tokens)
+        if credit.read_at == self._scrapes:
+            self._unseen_tokens -= credit.unread_tokens
+            self._fresh_tokens -= prompt + output
             self._read_prompt -= prompt
             self._read_output -= output
+        else:
+            self._old_prompt -= prompt
+            self._old_output -= output
+            self._ended_tokens += self._share * held_tokens
+
+    def hear(self, elsewhere: UnderWay) -> None:
+        """Take in what other gateways have under way; of what is counted over all time, what came since."""
+        self.elsewhere = elsewhere
+        self._read_elsewhere += elsewhere.read_tokens
+        self._ended_elsewhere += elsewhere.ended_tokens
 
     def observe(self, sample: LoadSample) -> bool:
         """Take in a scrape; returns whether that opened or closed the backend."""
@@ -176,6 +199,7 @@ class Room:
         self._old_prompt += self._read_prompt
         self._old_output += self._read_output
         self._read_prompt = self._read_output = self._unseen_tokens = 0
+        self._read_elsewhere = self._ended_elsewhere = 0
         self._ended_tokens = 0.0
         self._share = self._shared(sample)
         moved = self._move(sample)
@@ -197,7 +221,7 @@ class Room:
         capacity, usage = self.capacity_tokens, sample.kv_usage_ratio
         if capacity is None or usage is None or not self.open or self._queued(sample):
             return 0.0
-        grows = _GROWTH * self._share * self._old_output
+        grows = _GROWTH * self._share * (self._old_output + self.elsewhere.growing_tokens)
         return self.stop_ratio * capacity - usage * capacity - grows
 
     def _queued(self, sample: LoadSample) -> bool:
@@ -207,7 +231,7 @@ class Room:
     def _shared(self, sample: LoadSample) -> float:
         """How much of what the older requests were credited with the scrape really shows."""
         capacity, usage = self.capacity_tokens, sample.kv_usage_ratio
-        credited = self._old_prompt + _WRITTEN * self._old_output
+        credited = self._old_prompt + _WRITTEN * self._old_output + self.elsewhere.seen_tokens
         if capacity is None or usage is None or credited < _TELLING_RATIO * capacity:
             return self._share + _FORGETS * (1.0 - self._share)
         return min(1.0, max(_LEAST_SHARE, usage * capacity / credited))
@@ -224,8 +248,10 @@ class Room:
         """
         capacity, usage = self.capacity_tokens, None
         reserve = reserves * self._reserve_tokens
+        # As `_all_fresh` does: each request pays for a call.
+        fresh_tokens = self._fresh_tokens + self.elsewhere.coming_tokens + self._read_elsewhere
         if (
-            need_tokens + self._share * self._fresh_tokens + reserve <= self._surely_free
+            need_tokens + self._share * fresh_tokens + reserve <= self._surely_free
             and now <= self._clear_until
         ):
             return None
@@ -282,8 +308,29 @@ class Room:
         sample = self._sample
         return None if sample is None or now - sample.at > self.stale_s else sample
 
+    def under_way(self) -> UnderWay:
+        """Return what there is of it for other gateways."""
+        unread_tokens, output_tokens = self.left()
+        return UnderWay(
+            self.sequences,
+            unread_tokens,
+            output_tokens,
+            self._fresh_tokens - self._read_prompt - self._read_output,
+            int(self._old_prompt + _WRITTEN * self._old_output),
+            self._old_output,
+            self.read_tokens,
+            self.ended_tokens,
+        )
+
+    def _all_fresh(self) -> int:
+        """Return the fresh tokens, those of other gateways too."""
+        return self._fresh_tokens + self.elsewhere.coming_tokens + self._read_elsewhere
+
     def _projected(self, capacity: int, usage: float | None) -> float:
+        others, fresh_tokens = self.elsewhere, self._all_fresh()
         if usage is None:
-            return self._fresh_tokens + self._old_prompt + self._old_output
-        seen = max(0.0, usage * capacity - self._ended_tokens)
-        return seen + self._share * (self._fresh_tokens + _GROWTH * self._old_output)
+            older = self._old_prompt + self._old_output
+            return fresh_tokens + older + others.seen_tokens + others.growing_tokens
+        ended = self._ended_tokens + self._share * self._ended_elsewhere
+        grows = _GROWTH * (self._old_output + others.growing_tokens)
+        return max(0.0, usage * capacity - ended) + self._share * (fresh_tokens + grows)

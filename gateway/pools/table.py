@@ -4,7 +4,7 @@ Every method is synchronous, so nobody sees a half-made change between two await
 slot gives it back through the slot itself; one of a backend that has left the configuration in the
 meantime comes back just as well, and the last one lets the backend go.
 
-What a backend has to do is kept beside it in expected seconds (`Backend.ahead_s`): what our requests
+What a backend has to do is kept beside it in expected seconds (`Backend.weighed`): what our requests
 there are credited with, and what its last scrape showed beside them. Without a fresh scrape that is
 unknown, which is not the same as none.
 """
@@ -32,16 +32,19 @@ from gateway.core.types import (
     Scraped,
     ScrapeFailed,
     Slot,
+    TrafficFailed,
     Transition,
     UsageSource,
 )
 from gateway.pools.backend import Backend
-from gateway.pools.configured import configure, identify, member
-from gateway.pools.facts import HealthState, Policy, Tending
+from gateway.pools.configured import adopt_models, configure, member
+from gateway.pools.elsewhere import NOTHING, UnderWay
+from gateway.pools.facts import HealthState, Policy, Tending, carried_nowhere
 from gateway.pools.health import Order, advance, listen, obey, tend
+from gateway.pools.hearing import compare, hear
 from gateway.pools.pulse import Pulse, Waits
-from gateway.pools.speed import Speed, slownesses
-from gateway.pools.work import token_cost
+from gateway.pools.sparing import after_failure, leave_out
+from gateway.pools.speed import Speed
 
 __all__ = ["Backend", "PoolTable"]
 
@@ -59,8 +62,7 @@ class PoolTable:
     Listeners are called synchronously and must not raise: `on_transition` with each change of phase,
     `on_members` when backends came or went, `on_capacity` with the pool's name when it may be able to
     take work that it could not before, `on_read` with it when a backend has read a prompt, so that those
-    may go in who stood back for it, `on_cut` when a backend's concurrency limit was lowered, with its id
-    and the sign that it showed.
+    may go in who stood back for it, `on_cut` when a backend's limit was lowered, with its id and the sign.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -71,6 +73,7 @@ class PoolTable:
         self.on_capacity: list[Callable[[str], None]] = []
         self.on_read: list[Callable[[str, float, int], None]] = []
         self.on_cut: list[Callable[[str, str], None]] = []
+        self.carried_elsewhere = carried_nowhere  # by other workers: `Replicas.carried_elsewhere`
         self._clock = clock
         self._policy = Policy()
         self._backends: dict[str, Backend] = {}
@@ -133,6 +136,7 @@ class PoolTable:
         for members_listener in self.on_members:
             members_listener()
         for pool in self._pools:
+            leave_out(self._pools[pool])
             self._tell_capacity(pool)
 
     def order(self, backend_id: str, order: Order) -> Transition | None:
@@ -160,11 +164,12 @@ class PoolTable:
             backend.pulse, backend.speed = Pulse(), Speed()
         return self._adopt(backend, tend(backend.health, tending, now, self._policy), now)
 
-    def keep_back(self, pool: str, *, on_trial: bool) -> None:
-        """Keep the backends on trial, or all others, in reserve, until the settings are applied again."""
-        for backend in self.backends(pool):
-            backend.in_reserve = backend.in_reserve or backend.on_trial == on_trial
+    def keep_back(self, pool: str, *, on_trial: bool | None) -> None:
+        """Keep those on trial (True), the others (False) or none (None) in reserve, until the next call."""
+        for each in self.backends(pool):
+            each.kept_back = on_trial is not None and each.on_trial is on_trial
         self._changed()
+        self._tell_capacity(pool)
 
     def narrow(self, backend_id: str, window_tokens: int) -> None:
         """Note that a backend will come up with a smaller window, before its model list says so."""
@@ -230,10 +235,10 @@ class PoolTable:
                 continue
             sent, usage = record.sent, record.usage
             told = usage is not None and usage.source is UsageSource.UPSTREAM
-            if told and usage is not None and sent is not None and backend.held is not None:
-                backend.held.ended(sent, usage.cached_tokens)
+            if told and usage is not None and sent is not None and backend.prefix_index is not None:
+                backend.prefix_index.ended(sent, usage.cached_tokens)
                 backend.sessions.ended(sent, usage.cached_tokens)
-            gap_s = record.token_gap_s if record.stream else None
+            gap_s = record.token_gap_s if record.stream and not record.resumed else None
             if gap_s is not None:
                 backend.limit.token_gap(record.ended_at or 0.0, record.sent_at or 0.0, gap_s)
 
@@ -247,12 +252,6 @@ class PoolTable:
         for backend in self._backends.values() if only is None else (only,):
             backend.limit.forgive(now)
             backend.pulse.forgive(now)
-
-    def refused(self, backend_id: str) -> None:
-        """Note that the engine's own admission control refused a request: it is not sick, but full."""
-        backend = self._backends.get(backend_id)
-        if backend is not None:
-            backend.limit.refused()
 
     def _give_back(self, backend: Backend, slot: Slot) -> None:
         backend.taken_back(slot)
@@ -283,21 +282,25 @@ class PoolTable:
             self._models_seen(backend, observation)
         state = advance(backend.health, observation, self._policy)
         at = observation.sample.at if isinstance(observation, Scraped) else observation.at
+        if isinstance(observation, TrafficFailed):
+            members = self._pools[backend.pool]
+            state = after_failure(backend, members, state, observation, self._policy)
         return self._adopt(backend, state, at)
 
     def listen(self, said: Iterable[tuple[Backend, Waits]], now: float) -> None:
         """Note what the requests at each backend have heard of it; called about twice a second."""
         for backend, waits in said:
-            heard = backend.hear(waits, now)
+            heard = hear(backend, waits, now)
             self._adopt(backend, listen(backend.health, heard, now, self._policy), now)
         for members in self._pools.values():
-            found = slownesses([each.speed for each in members], now)
-            cost = token_cost(
-                (each.limit.prefill for each in members), (each.writes for each in members), now
-            )
-            for backend, slowness in zip(members, found, strict=True):
-                backend.slowness, backend.token_cost = slowness, cost
-                backend.weigh(now)
+            compare(members, now)
+
+    def hear(self, elsewhere: Mapping[str, UnderWay], gateways: int) -> None:
+        """Take in what other gateways have under way, by backend; so many send, this one included."""
+        for each in self:
+            each.hear(elsewhere.get(each.id, NOTHING), gateways)
+        for pool in self._pools:
+            self._tell_capacity(pool)
 
     def _scraped(self, backend: Backend, sample: LoadSample) -> None:
         backend.scraped(sample)
@@ -306,20 +309,13 @@ class PoolTable:
 
     def _end_window(self, backend: Backend, now: float, sample: LoadSample | None) -> None:
         sign = backend.limit.observe(now, sample, backend.peak)
-        backend.peak = backend.in_flight
+        backend.peak = backend.in_flight + backend.elsewhere.requests
         if sign is not None:
             for listener in self.on_cut:
                 listener(backend.id, sign.value)
 
     def _models_seen(self, backend: Backend, seen: ModelsSeen) -> None:
-        before = (backend.models, backend.endpoints, backend.base_model, backend.window_tokens)
-        backend.models = {model.name: model for model in seen.models}
-        backend.version = seen.version
-        told = backend.set_endpoints
-        backend.endpoints = told if told is not None else seen.endpoints
-        identify(backend)
-        after = (backend.models, backend.endpoints, backend.base_model, backend.window_tokens)
-        if after != before:
+        if adopt_models(backend, seen):
             self._changed()
             self._tell_capacity(backend.pool)
 
@@ -328,12 +324,16 @@ class PoolTable:
         self.revision += 1
 
     def _adopt(self, backend: Backend, state: HealthState, at: float) -> Transition | None:
-        before, backend.health = backend.phase, state
+        before, was, backend.health = backend.phase, backend.health.ejection, state
         backend.phase, backend.reason, backend.since = state.phase, state.reason, state.since
         backend.traffic_failures = state.traffic_failures
-        if state.phase is before:
+        if state.phase is before and state.ejection is was:
             return None
         self.revision += 1
+        leave_out(self._pools.get(backend.pool, ()))
+        if was is not None and state.ejection is None and state.phase in _SERVING:
+            backend.limit.trusted_again(at)
+            backend.tally.forget(at)
         if state.phase is Phase.DOWN and state.reason == "refused":
             backend.forget_prefixes()  # nobody listens there: its process has ended
         if before is Phase.DOWN:

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from gateway.pools.rate import Rate
 
 # Until a pool has shown its pace: a GPU reads about so much, and writes so much for ten streams.
@@ -18,6 +20,19 @@ _UNKNOWN_OUTPUT_S: Final = 1 / 1_000
 USUAL_TOKENS: Final = 256  # of output, of a request of which nothing is known
 _FULLER: Final = 0.1  # of a request's own seconds is what a full KV cache adds to them
 _HALF_FULL: Final = 0.5  # a cache of which nothing is known
+# Of the seconds in which all outputs at a backend are written, so much does not hold up who comes: they are
+# written side by side. Simulated chats at 8 backends: 0.59 of the prompts were found cached with none of it,
+# 0.77 with nine tenths, 0.87 with this and with 0.99 alike (0.88 where a seer chooses).
+BESIDE: Final = 0.97
+
+
+class Work(msgspec.Struct, frozen=True, gc=False):
+    """What a backend has to do, as the choice counts it."""
+
+    ahead_s: float  # until all that is there is done
+    waits_s: float  # of those, what holds up who comes
+    own_ratio: float  # times a request's token cost, what the request itself takes
+    streams: int  # that wait while it reads a prompt: all that are there, and the prompt's own
 
 
 @dataclass(frozen=True, slots=True)

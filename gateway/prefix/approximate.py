@@ -1,85 +1,97 @@
-"""What one backend's prefix cache holds, by what was sent there; two sets of keys and a doubt.
+"""A guess of what one backend's prefix cache holds, from the prompts that were sent there.
 
-    young    sent, or found again, since it was empty; when it stands for as many tokens as the
-             cache holds, it becomes the old one
-    old      the young one before
+The hashes of prompts are kept in two sets, which together act as an LRU of about the cache's size:
 
-So a beginning is kept for one to two times the cache. Keys are in a set with all shorter ones of the
-same prompt, so the longest that is held is found by bisection.
+    young    hashes that were sent, or sent again, lately. When they stand for as many tokens as the cache
+             holds, this set becomes the old one, and a new young one begins.
+    old      the young set before
+
+So a hash is kept until between one and two caches full of other prompts were sent. A set has all shorter
+hashes of a prompt too, so bisection finds the longest one that is there.
+
+Replies and scrapes report how much of a prompt was cached. The part of what was expected that they
+confirm is `trust`, and scales all answers. What is expected and what is found are compared for the same few
+prompts at a time, as the two numbers come at different moments.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence, Set
 from math import exp
 from typing import Final
 
-from gateway.core.prefix import KvEvents, Prefix, Sent
+from gateway.core.prefix import KvEvents, Prefix, PrefixIndex, SentPrompt
 
 UNKNOWN_CAPACITY_TOKENS: Final = 250_000  # an 8B model on a GPU of 48 GiB
-MOST_KEYS: Final = 1 << 15  # in either set, of about 75 bytes
+MOST_KEYS: Final = 1 << 15  # in either set; each takes about 75 bytes
 
-_MEMORY_TOKENS: Final = 100_000  # expected; what was before them weighs 1/e
-_TELLING_TOKENS: Final = 4_000  # expected in all; less tells nothing
-_RESET_RATIO: Final = 0.1  # found of what was expected, at most: it is not there
+_MEMORY_TOKENS: Final = 100_000  # expected to be cached; what was before them weighs 1/e
+_TELLING, _TELLING_TOKENS = (
+    5,
+    4_000,
+)  # prompts, and what is expected of them, that are compared at a time
+_RESET_RATIO: Final = 0.1  # if less of what was expected is found, the cache was reset
+# So much more may be found than was expected, as tokens are estimates and prompts are read meanwhile.
+_MORE_RATIO, _MORE_TOKENS = 1.25, 512
 
 
-class Approximate:
-    """One backend's prefix cache as it probably is. See `core.prefix.Held`."""
+class ApproximateIndex:
+    """One backend's prefix cache as it probably is. See `core.prefix.PrefixIndex`."""
 
     __slots__ = (
         "_expected",
+        "_expected_tokens",
         "_found",
+        "_found_tokens",
         "_hits",
-        "_old",
+        "_lately_tokens",
+        "_prompts",
+        "_sure",
         "_told",
-        "_young",
         "_young_tokens",
         "capacity_tokens",
+        "old",
         "trust",
+        "young",
     )
 
     def __init__(self) -> None:
         self.capacity_tokens: int | None = None
-        self.trust = 1.0  # how much of what was expected is found
-        self._young: set[int] = set()
-        self._old: set[int] = set()
+        self.trust = 1.0  # the part of what was expected that replies and scrapes confirm
+        self.young: set[int] = set()
+        self.old: set[int] = set()
         self._young_tokens = 0
-        self._expected = self._found = 0.0  # tokens, the older the less
+        self._expected = self._found = 0.0  # tokens; older ones weigh less
         self._hits: float | None = None  # the engine's counter at the last scrape
-        self._told = False  # replies tell what was found, so the counter is not needed
+        # Of prompts that were not compared yet: how many, what was expected of them, and what was found.
+        self._prompts = self._expected_tokens = 0
+        self._found_tokens = 0.0
+        self._lately_tokens: int | None = (
+            None  # expected since the last scrape; None: nothing was read
+        )
+        self._sure = True  # the engine finds no more cached than we know of
+        self._told = False  # replies report cached tokens, so the counter is not needed
 
     def __len__(self) -> int:
-        """Return how many beginnings are kept."""
-        return len(self._young) + len(self._old)
+        """Return how many hashes are kept."""
+        return len(self.young) + len(self.old)
 
     @property
     def kv_events(self) -> KvEvents | None:
-        """Nothing: no engine is asked."""
+        """None: this index uses no KV events."""
         return None
 
-    # --- asked and told of prompts ---
+    # --- prompts ---
 
     def tokens(self, prefix: Prefix) -> int:
-        """Return how many tokens of a prompt it probably holds."""
-        keys = prefix.keys
-        if not keys:
-            return 0
-        shortest = keys[-1]
-        if shortest in self._young:
-            place = bisect_left(keys, True, key=self._young.__contains__)
-            if place and shortest in self._old:
-                place = min(place, bisect_left(keys, True, key=self._old.__contains__))
-        elif shortest in self._old:
-            place = bisect_left(keys, True, key=self._old.__contains__)
-        else:
-            return 0
-        return int(self.trust * prefix.tokens_before(place))
+        """Return how many tokens of a prompt are probably cached."""
+        return tokens_of_each([self], prefix)[0]
 
-    def sent(self, prefix: Prefix) -> Sent:
-        """Note that a prompt was sent there: it holds it from now on."""
-        keys, young, old = prefix.keys, self._young, self._old
-        place = new = bisect_left(keys, True, key=young.__contains__)
+    def sent(self, prefix: Prefix) -> SentPrompt:
+        """Note that a prompt was sent there: it counts as cached from now on."""
+        keys, young, old = prefix.keys, self.young, self.old
+        place = new = _place(keys, young)
         if new and keys[-1] in old:
             new = min(new, bisect_left(keys, True, key=old.__contains__))
         known_tokens = prefix.tokens_before(new)
@@ -88,58 +100,131 @@ class Approximate:
         self._young_tokens += _new_tokens(prefix, place)
         most = self.capacity_tokens or UNKNOWN_CAPACITY_TOKENS
         if self._young_tokens > most or len(young) > MOST_KEYS:
-            self._old, self._young, self._young_tokens = young, set(), 0
-        return Sent(prefix, int(self.trust * known_tokens), known_tokens, new)
+            self.old, self.young, self._young_tokens = young, set(), 0
+        most_tokens = None
+        if self._sure and new:  # all up to the next end may be alike, if anything is
+            most_tokens = prefix.tokens_before(new - 1) if new < len(keys) else 0
+        return SentPrompt(prefix, int(self.trust * known_tokens), known_tokens, new, most_tokens)
 
-    def unsent(self, sent: Sent) -> None:
-        """Take that back: it ended before the engine was seen to read it."""
+    def unsent(self, sent: SentPrompt) -> None:
+        """Undo `sent`: the request ended before its first token."""
         if sent.new_keys:
             new = sent.prefix.keys[: sent.new_keys]
-            self._young.difference_update(new)
-            self._old.difference_update(new)
+            self.young.difference_update(new)
+            self.old.difference_update(new)
             left = self._young_tokens - _new_tokens(sent.prefix, sent.new_keys)
             self._young_tokens = max(0, left)
 
-    def read(self, sent: Sent) -> None:
-        """Keep what is known: it is there since it was sent."""
+    def read(self, sent: SentPrompt) -> None:
+        """Note the first token: the engine has counted by now what it found cached."""
+        if not self._told:
+            self._expect(sent)
 
-    def over(self, sent: Sent) -> None:
-        """Keep what is known: the engine does too."""
+    def over(self, sent: SentPrompt) -> None:
+        """Change nothing: the engine keeps the prompt cached."""
 
     def forget(self) -> None:
-        """Note that it is empty: another process, or its cache was reset."""
-        self._young, self._old, self._young_tokens = set(), set(), 0
+        """Note that the cache is empty: the process restarted, or its cache was reset."""
+        self.young, self.old, self._young_tokens = set(), set(), 0
 
-    # --- what was found ---
+    # --- what was really cached ---
 
-    def ended(self, sent: Sent, cached_tokens: int | None) -> None:
-        """Note that a prompt was read; `cached_tokens` of it were found, if its reply tells."""
+    def ended(self, sent: SentPrompt, cached_tokens: int | None) -> None:
+        """Note that a prompt was read. `cached_tokens` is what the reply reports; None: nothing."""
         if cached_tokens is not None:
             self._told = True
-        expected = sent.known_tokens
-        if not expected or (not self._told and self._hits is None):
+        self._expect(sent)
+        if self._told:
+            found_tokens = cached_tokens or 0
+            self._found_tokens += min(found_tokens, sent.known_tokens)
+            self._sure = _about_all_known(sent.known_tokens, found_tokens)
+            self._judge()
+
+    def scraped(self, capacity_tokens: int | None, hits: float | None) -> None:
+        """Take in a scrape: how much the cache holds, and the engine's counter of cache hits in tokens."""
+        self.capacity_tokens = capacity_tokens
+        before, self._hits = self._hits, hits
+        if self._told or hits is None:
+            return
+        if before is None:
+            self._sure = False  # an engine that ran before may have cached what others sent
+        elif hits >= before:
+            found_tokens, expected_tokens = hits - before, self._lately_tokens
+            if found_tokens or expected_tokens is not None:
+                self._sure = _about_all_known(expected_tokens or 0, found_tokens)
+            self._lately_tokens = None
+            self._found_tokens += found_tokens
+            self._judge()
+
+    def _expect(self, sent: SentPrompt) -> None:
+        """Count what was expected of a prompt, once, if anything tells what is found."""
+        if sent.counted or not (self._told or self._hits is not None):
+            return
+        sent.counted = True
+        self._lately_tokens = (self._lately_tokens or 0) + sent.known_tokens
+        if sent.known_tokens:
+            self._prompts += 1
+            self._expected_tokens += sent.known_tokens
+
+    def _judge(self) -> None:
+        """Compare what was found with what was expected of some prompts, as soon as they are enough.
+
+        The engine counts a hit when it begins to read, and we count at the first token. So what is found
+        beyond what was expected counts for the prompts that come next; of others' hits no more than that.
+        """
+        expected, found = self._expected_tokens, self._found_tokens
+        if self._prompts < _TELLING or expected < _TELLING_TOKENS:
+            self._found_tokens = min(found, expected + _TELLING_TOKENS)
             return
         kept = exp(-expected / _MEMORY_TOKENS)
         self._expected = kept * self._expected + expected
-        self._found = kept * self._found + min(cached_tokens or 0, expected)
-        if self._expected >= _TELLING_TOKENS:
-            self.trust = min(1.0, self._found / self._expected)
-            if self.trust < _RESET_RATIO:
-                self.forget()
+        self._found = kept * self._found + min(found, expected)
+        self.trust = min(1.0, self._found / self._expected)
+        self._prompts = self._expected_tokens = 0
+        self._found_tokens = min(max(0.0, found - expected), expected)
+        if found < _RESET_RATIO * expected:
+            self.forget()
 
-    def scraped(self, capacity_tokens: int | None, hits: float | None) -> None:
-        """Take in how much the cache holds, and the engine's counter of tokens found, if it tells.
 
-        A token is counted as found when its request is let in, and as expected when that has ended. So
-        what is found may run ahead; it never gets credit for more than what is expected and as much again.
-        """
-        self.capacity_tokens = capacity_tokens
-        before, self._hits = self._hits, hits
-        if not self._told and hits is not None and before is not None and hits > before:
-            most = 2 * max(self._expected, _TELLING_TOKENS)
-            self._found = min(self._found + hits - before, most)
+def tokens_of_each(indexes: Sequence[PrefixIndex | None], prefix: Prefix) -> list[int]:
+    """Return how many tokens of a prompt each is expected to hold; in one loop, as each request asks for all.
+
+    Mostly several hold it up to the same place. So this is tried before it is looked for.
+    """
+    found, keys = [], prefix.keys
+    place, covered_tokens = -1, 0  # not looked for yet
+    shortest = keys[-1] if keys else None
+    for index in indexes:
+        if index.__class__ is not ApproximateIndex:
+            found.append(0 if index is None else index.tokens(prefix))
+            continue
+        young, old = index.young, index.old
+        held = young if shortest in young else old
+        if held is old and shortest not in old:
+            found.append(0)
+            continue
+        if place < 0 or keys[place] not in held or (place and keys[place - 1] in held):
+            place = bisect_left(keys, True, key=held.__contains__)
+            covered_tokens = prefix.tokens_before(place)
+        if place and held is young and keys[place - 1] in old and shortest in old:
+            place = min(place, bisect_left(keys, True, key=old.__contains__))
+            covered_tokens = prefix.tokens_before(place)
+        found.append(int(index.trust * covered_tokens))
+    return found
+
+
+def _place(keys: Sequence[int], held: Set[int]) -> int:
+    """Return the place of the longest of a prompt's hashes that is held; their number if none is."""
+    if not keys or keys[0] in held:
+        return 0
+    return bisect_left(keys, True, key=held.__contains__) if keys[-1] in held else len(keys)
+
+
+def _about_all_known(expected_tokens: int, found_tokens: float) -> bool:
+    """Whether an engine found no more cached than it was expected to; expectations are estimates."""
+    return found_tokens <= _MORE_RATIO * expected_tokens + _MORE_TOKENS
 
 
 def _new_tokens(prefix: Prefix, place: int) -> int:
-    """Return how many tokens a prompt and its output add to a cache that holds it up to a place."""
+    """Return how many tokens a prompt and its output add to a cache that has it up to a place."""
     return prefix.prompt_tokens - prefix.tokens_before(place) + prefix.output_tokens

@@ -1,9 +1,9 @@
-"""`Follower`: the messages of one engine, in their order and without a gap, into a mirror. Pure.
+"""`Follower`: apply one engine's KV event messages to a mirror, in order and without gaps. Pure.
 
-A published message can be lost, and nobody says so; its number tells. What is missing is asked for
-from the last message that was followed, that one included: if it comes back with the time that it
-had, this is the same engine, and nothing but the rest is missing. Any other answer is that of
-another process, whose cache was empty when it began.
+A message can be lost without notice. A jump in the sequence numbers shows it. Then a replay is requested
+that begins with the last message that was applied. If that message comes back with the same timestamp, the
+engine is the same process, and only the messages after it were missing. Any other answer comes from
+another process, which began with an empty cache.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ _SURE: Final = 500
 
 
 class Follower:
-    """Follows one engine. Ask `mirror` only while `knows` is true.
+    """Follows one engine. Read `mirror` only while `knows` is true.
 
-    `whole` tells that the mirror lacks nothing: the engine was followed from its first message on, or
-    has emptied its cache since.
+    `whole` is true if the mirror lacks nothing: the engine was followed from its first message on, or has
+    cleared its cache since then.
     """
 
     def __init__(self) -> None:
         self.mirror = Mirror()
-        self.is_current = False  # all that the engine published is in the mirror
-        self.is_late = False  # messages have come faster than they were read for a while
+        self.is_current = False  # everything that the engine published is in the mirror
+        self.is_late = False  # messages come faster than they are applied
         self.whole = False
-        self.losses = 0  # times that blocks had to be forgotten
-        self.garbled = 0  # messages that nobody could read
-        self.strange = 0  # events of kinds that are not known
-        self._last: int | None = None  # number of the last message that was followed
-        self._last_at: float | None = None  # its time; None: nobody could read it
-        self._verified = False  # the replay under way comes from the same process
-        self._replayed = 0  # messages of the replay under way
-        self._replayed_to = -1  # up to here, published messages repeat replayed ones
+        self.losses = 0  # times that the mirror was dropped
+        self.garbled = 0  # messages that could not be decoded
+        self.strange = 0  # events of an unknown kind
+        self._last: int | None = None  # number of the last message that was applied
+        self._last_at: float | None = None  # its timestamp; None: it could not be decoded
+        self._verified = False  # the current replay comes from the same process
+        self._replayed = 0  # messages of the current replay
+        self._replayed_to = -1  # published messages up to this number repeat replayed ones
 
     @property
     def knows(self) -> bool:
@@ -49,11 +49,11 @@ class Follower:
         return 0 if self._last is None else self._last + 1
 
     def disconnected(self) -> None:
-        """Note that nobody listens: what is published from now on is missed."""
+        """Note that the connection is down: messages published from now on are missed."""
         self.is_current = False
 
     def forget(self) -> None:
-        """Forget all: what was missed cannot be had."""
+        """Drop everything: the missing messages cannot be replayed."""
         self.losses += len(self.mirror) > 0
         self.mirror.clear()
         self.is_current = self.whole = False
@@ -63,7 +63,7 @@ class Follower:
     # --- published messages -----------------------------------------------------------------------
 
     def published(self, number: int, payload: bytes) -> bool:
-        """Follow a published message; False when it does not follow the last one."""
+        """Apply a published message; return False if it is not the next one."""
         if not self.is_current:
             return False
         if number == self.seen:
@@ -73,7 +73,7 @@ class Follower:
         return number <= self._replayed_to and self._is_repeated(payload)
 
     def begin_with(self, number: int, payload: bytes) -> None:
-        """Begin anew with a published message: those before it cannot be had."""
+        """Start over with a published message: those before it cannot be replayed."""
         self.forget()
         self.is_current = True
         self._follow(number, payload)
@@ -85,17 +85,17 @@ class Follower:
     # --- a replay ---------------------------------------------------------------------------------
 
     def replay_begins(self) -> int:
-        """Return the number from which messages are asked for."""
+        """Return the sequence number from which to request a replay."""
         self._verified, self._replayed = self._last is None, 0
         return self._last or 0
 
     def replayed(self, number: int, payload: bytes) -> bool:
-        """Follow a replayed message; False when the replay must be asked for anew."""
+        """Apply a replayed message; return False if the replay must be requested again."""
         last = self._last
         self._replayed += 1
         if last is None or self._verified:
             if last is not None and number != last + 1:
-                return number <= last  # else one was dropped on the way
+                return number <= last  # if it is higher, one was dropped on the way
         elif number == last and time_of(payload) == self._last_at:
             self._verified = True
             return True
@@ -108,8 +108,8 @@ class Follower:
         return True
 
     def replay_ended(self) -> bool:
-        """Note the end of a replay; False when another must be asked for."""
-        if not self._verified:  # it has not published as much: another process
+        """Note the end of a replay; return False if another one must be requested."""
+        if not self._verified:  # it has published fewer messages: another process
             self.forget()
             return False
         if self._replayed > _SURE:

@@ -1,8 +1,8 @@
-"""`Mirror`: which blocks one engine holds in its prefix cache, as its events tell. Pure.
+"""`Mirror`: a copy of one engine's prefix cache block table, built from its KV events. Pure.
 
-A block is known here by a digest of all tokens up to its end, its adapter and its salt. vLLM's own
-hashes cannot be made outside of it; they are only the names by which later events speak of a block.
-What is held is found by walking a prompt's digests until one is missing, as the engine does.
+A block is identified by a digest of all tokens up to its end, its adapter and its salt. vLLM's own block
+hashes cannot be computed outside of vLLM. They serve only as names, by which later events refer to a block.
+A look-up walks a prompt's digests until one is missing, as the engine does.
 """
 
 from __future__ import annotations
@@ -20,24 +20,26 @@ from gateway.wire.kvevents import AllBlocksCleared, BlockHash, BlockRemoved, Blo
 # With blocks of 16 tokens a cache of four million tokens; some 80 MB.
 MOST_BLOCKS: Final = 1 << 18
 
-_MOST_EXPECTED: Final = 1 << 16  # blocks that were sent and have not come
+_MOST_EXPECTED: Final = 1 << 16  # blocks that were sent and not confirmed by an event yet
 
 _DIGEST_BYTES: Final = 16
 _ROOT: Final = bytes(_DIGEST_BYTES)
 _TOKEN_BYTES: Final = 4
-# A prefix is cached as a whole in layers with these kinds of attention; the others keep a window of
-# it, and their blocks come in events of their own. Source: vLLM 0.32 `v1/kv_cache_interface.py`.
+# Layers with these kinds of attention cache a whole prefix. The others cache a window of it, and their
+# blocks come in separate events. Source: vLLM 0.32 `v1/kv_cache_interface.py`.
 _WHOLE: Final = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
-_HERE: Final = frozenset({None, "GPU"})  # not in a tier below: from there a block is loaded first
+_HERE: Final = frozenset(
+    {None, "GPU"}
+)  # not in CPU memory or on disk, from where it must be loaded first
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 
 
 def prefix_digests(
     tokens: Sequence[int], block_tokens: int, adapter: str | None = None, salt: str | None = None
 ) -> list[bytes]:
-    """Return the digests of the blocks of a prompt that an engine could find in its cache.
+    """Return the digests of a prompt's blocks that an engine could find in its cache.
 
-    The last token is always computed, so a block that ends with it is not among them.
+    An engine always computes the last token, so the block that ends with it is left out.
     """
     packed = array("I", tokens).tobytes()
     step = block_tokens * _TOKEN_BYTES
@@ -64,14 +66,14 @@ class _Block(msgspec.Struct, gc=False):
 class Mirror:
     """The blocks of one engine.
 
-    It never holds more than `most_blocks`: then the oldest go, so that a block can be held that is not
-    known here. Blocks whose beginning was stored before anybody listened are not known either.
+    The mirror keeps at most `most_blocks` and drops the oldest beyond that. So the engine may have blocks
+    that are missing here, as it may have those whose parents were stored before the mirror began.
     """
 
     def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
         self.most_blocks = most_blocks
         self.block_tokens: int | None = None
-        self.tells_keys = True  # whether its events say which adapter and salt a block has
+        self.tells_keys = True  # its events name the adapter and salt of a block
         self._group: int | None = None
         self._blocks: dict[BlockHash, _Block] = {}
         self._holders: dict[bytes, BlockHash] = {}  # by digest
@@ -85,10 +87,10 @@ class Mirror:
         self._blocks, self._holders, self._expected = {}, {}, {}
 
     def held(self, digests: Sequence[bytes], before: int = 0) -> int:
-        """Return how many blocks the engine holds from the beginning of a prompt on, without a gap.
+        """Return how many leading blocks of a prompt the engine has.
 
-        `before` is what was found the last time: an engine throws a block away before the one that it
-        follows, so while the last of them is there, all are, and only what came since is looked for.
+        `before` is the result of the last look-up. An engine evicts a block before its parent. So if the
+        last block found then is still there, all before it are, and only the following ones are checked.
         """
         holders, expected, count = self._holders, self._expected, before
         if before and digests[before - 1] not in holders and digests[before - 1] not in expected:
@@ -99,28 +101,28 @@ class Mirror:
             count += 1
         return count
 
-    # --- what it will hold soon ---
+    # --- blocks that it will have soon ---
 
     def expect(self, digests: Iterable[bytes]) -> None:
-        """Take blocks as held that the engine was sent, and has not told of yet."""
+        """Count blocks that were sent to the engine as cached, before its events confirm them."""
         self._expected.update(dict.fromkeys(each for each in digests if each not in self._holders))
         if len(self._expected) > _MOST_EXPECTED:
             for digest in list(islice(self._expected, len(self._expected) - _MOST_EXPECTED // 2)):
                 del self._expected[digest]
 
     def expect_no_more(self, digests: Iterable[bytes]) -> None:
-        """Take that back, of those that have not come."""
+        """Undo `expect` for blocks that no event has confirmed."""
         for digest in digests:
             self._expected.pop(digest, None)
 
     def expect_nothing(self) -> None:
-        """Take back all that has not come."""
+        """Undo `expect` for all blocks that no event has confirmed."""
         self._expected = {}
 
-    # --- what it tells ---
+    # --- events ---
 
     def apply(self, events: Iterable[Event]) -> None:
-        """Follow what an engine did to its cache."""
+        """Apply events to the mirror."""
         for event in events:
             match event:
                 case BlockStored():
@@ -135,9 +137,9 @@ class Mirror:
             return
         hashes, size = event.block_hashes, event.block_size
         if len(event.token_ids) != len(hashes) * size or not hashes:
-            return  # some are left out: a window's
+            return  # some tokens are left out: blocks of a sliding window
         if self.block_tokens is None or size > self.block_tokens:
-            self.clear()  # what is smaller was part of a block
+            self.clear()  # the smaller ones were parts of blocks
             self.block_tokens, self._group = size, event.group_idx
         if size != self.block_tokens or event.group_idx != self._group:
             return
@@ -148,7 +150,7 @@ class Mirror:
             if parent is None:
                 return
             digest = parent.digest
-        # Older engines tell no name, but a number that nobody else knows.
+        # Older engines give no name, only their internal number.
         adapter = event.lora_id if event.lora_name is None else event.lora_name
         packed, step = array("I", event.token_ids).tobytes(), size * _TOKEN_BYTES
         for place, name in enumerate(hashes):
@@ -181,18 +183,18 @@ class Mirror:
 
     def _forget(self, name: BlockHash) -> None:
         block = self._blocks.pop(name)
-        # An adapter that was loaded anew from another path has blocks of the same digest.
+        # An adapter that was reloaded from another path has other blocks with the same digest.
         if self._holders.get(block.digest) == name:
             del self._holders[block.digest]
 
     def _drop_oldest(self) -> None:
-        """Make room for a while: looking for the oldest costs as much for one as for many."""
+        """Drop a sixteenth at once: finding the oldest costs as much for one as for many."""
         for name in list(islice(self._blocks, len(self._blocks) - self.most_blocks * 15 // 16)):
             self._forget(name)
 
 
 def _keys(event: BlockStored, place: int) -> list[Any]:
-    """Return what vLLM hashes of a block beside its tokens: its adapter, its images, its salt."""
+    """Return what vLLM hashes into a block besides its tokens: adapter, images, salt."""
     told = event.extra_keys
     if told is not None:
         return (told[place] if place < len(told) else None) or []
@@ -200,8 +202,8 @@ def _keys(event: BlockStored, place: int) -> list[Any]:
 
 
 def _extra(adapter: str | int | None, keys: list[Any]) -> bytes:
-    """Return what parts a block from others with the same tokens.
+    """Return what distinguishes a block from others with the same tokens.
 
-    The adapter stands for itself: nobody's salt may be taken for its name.
+    The adapter is encoded separately, so that no salt can pass for an adapter's name.
     """
     return _ENCODE([adapter, keys]) if keys or adapter is not None else b""

@@ -1,7 +1,7 @@
-"""What one backend's prefix cache holds, by what its engine tells of it; the guess where that is silent.
+"""What one engine's prefix cache holds, from its KV events, with the approximate index as a fallback.
 
-An engine tells of a block when it has computed it. What was sent there since, and is computed soon, is
-expected; so a burst of prompts that begin alike goes to one place, and not to all at once.
+An engine reports a block once it has computed it. Blocks of prompts that were sent since count as cached
+already. So a burst of prompts that begin alike goes to one backend instead of all.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from gateway.core.prefix import KvEvents, Prefix, Sent
-from gateway.prefix.approximate import Approximate
+from gateway.core.prefix import KvEvents, Prefix, SentPrompt
+from gateway.prefix.approximate import ApproximateIndex
 from gateway.prefix.follower import Follower
 from gateway.prefix.mirror import MOST_BLOCKS, Mirror, prefix_digests
 
@@ -18,9 +18,9 @@ _SPARE: Final = 1.25  # an engine may have more blocks than it says that tokens 
 
 
 class PromptBlocks:
-    """The token ids of one prompt, cut into blocks as engines do it, see `core.prefix.Blocks`.
+    """The token ids of one prompt, cut into blocks as engines do. See `core.prefix.Blocks`.
 
-    Only the digests are kept, of blocks of the sizes that were asked for.
+    Only digests are kept, for the block sizes that the constructor was given.
     """
 
     __slots__ = ("_digests", "_prompt_tokens", "found", "has_keys", "salt")
@@ -39,45 +39,49 @@ class PromptBlocks:
         return self._prompt_tokens
 
     def of(self, block_tokens: int) -> list[bytes] | None:
-        """Return the digests of its blocks of so many tokens; None of a size that nobody asked for."""
+        """Return the digests of its blocks of so many tokens; None for a size that was not computed."""
         return self._digests.get(block_tokens)
 
 
-class Precise:
-    """The prefix cache of one engine as it tells of it itself, see `core.prefix.Held`.
+class PreciseIndex:
+    """One engine's prefix cache by its KV events. See `core.prefix.PrefixIndex`.
 
-    `follower` is put there by who reads its events; None while nobody does.
+    `watch.engine_events` sets `follower` while it reads the engine's events; None otherwise.
     """
 
     __slots__ = ("_salted", "follower", "guess")
 
     def __init__(self) -> None:
-        self.guess = Approximate()
+        self.guess = ApproximateIndex()
         self.follower: Follower | None = None
         self._salted = False  # a prompt with a salt was sent there
 
     @property
     def knows(self) -> bool:
-        """Whether its engine tells what it holds."""
+        """Whether the events show what is cached now."""
         return self.follower is not None and self.follower.knows
 
     @property
     def kv_events(self) -> KvEvents:
-        """How well its engine is followed."""
+        """How well the engine is followed."""
         found = self.follower
         if found is None:
             return KvEvents(known=False, engines=0, blocks=0, losses=0, garbled=0, strange=0)
         counts = (len(found.mirror), found.losses, found.garbled, found.strange)
         return KvEvents(found.knows, 1, *counts)
 
+    def __len__(self) -> int:
+        """Return how many hashes it keeps: of blocks that events told of, and of the guess beside them."""
+        return len(self.guess) + self.kv_events.blocks
+
     def tokens(self, prefix: Prefix) -> int:
-        """Return how many tokens of a prompt it holds, or is expected to."""
+        """Return how many tokens of a prompt are cached, or will be soon."""
         blocks, follower = prefix.blocks, self.follower
         if blocks is None or follower is None or not follower.knows:
             return self.guess.tokens(prefix)
         mirror = follower.mirror
         unsure = not mirror.tells_keys and (blocks.has_keys or self._salted)
-        if mirror.block_tokens is None or unsure:  # whose blocks they are nobody says
+        if mirror.block_tokens is None or unsure:  # events do not say whose the blocks are
             return self.guess.tokens(prefix)
         digests = blocks.of(mirror.block_tokens)
         if digests is None:
@@ -86,37 +90,39 @@ class Precise:
         told = min(count * mirror.block_tokens, prefix.prompt_tokens)
         return told if follower.whole else max(told, self.guess.tokens(prefix))
 
-    def sent(self, prefix: Prefix) -> Sent:
-        """Note that a prompt was sent there: its engine is expected to hold it."""
+    def sent(self, prefix: Prefix) -> SentPrompt:
+        """Note that a prompt was sent there: its blocks count as cached from now on."""
         cached_tokens, sent = self.tokens(prefix), self.guess.sent(prefix)
         blocks, mirror = prefix.blocks, self._mirror
         if blocks is not None:
             sent.cached_tokens = cached_tokens
+            if sent.most_tokens is not None:
+                sent.most_tokens = max(sent.most_tokens, cached_tokens)
             self._salted = self._salted or blocks.salt is not None
             if mirror is not None and mirror.block_tokens is not None:
                 mirror.expect(blocks.of(mirror.block_tokens) or ())
         return sent
 
-    def unsent(self, sent: Sent) -> None:
-        """Take that back: it ended before the engine was seen to read it."""
+    def unsent(self, sent: SentPrompt) -> None:
+        """Undo `sent`: the request ended before its first token."""
         self.guess.unsent(sent)
         blocks, mirror = sent.prefix.blocks, self._mirror
         if blocks is not None and mirror is not None and mirror.block_tokens is not None:
             mirror.expect_no_more(blocks.of(mirror.block_tokens) or ())
 
-    def ended(self, sent: Sent, cached_tokens: int | None) -> None:
-        """Note that a prompt was read; `cached_tokens` of it were found, if its reply tells."""
+    def ended(self, sent: SentPrompt, cached_tokens: int | None) -> None:
+        """Note that a prompt was read. `cached_tokens` is what the reply reports; None: nothing."""
         self.guess.ended(sent, cached_tokens)
 
-    def read(self, sent: Sent) -> None:
-        """Note that the engine has read a prompt: its blocks are asked for no more."""
+    def read(self, sent: SentPrompt) -> None:
+        """Note the first token: the blocks of this prompt are not looked up any more."""
         sent.prefix.blocks = None
 
-    def over(self, sent: Sent) -> None:
-        """Keep what is known: the engine does too."""
+    def over(self, sent: SentPrompt) -> None:
+        """Change nothing: the engine keeps the prompt cached."""
 
     def scraped(self, capacity_tokens: int | None, hits: float | None) -> None:
-        """Take in how much the cache holds, and the engine's counter of tokens found, if it tells."""
+        """Take in a scrape: how much the cache holds, and the engine's counter of cache hits in tokens."""
         self.guess.scraped(capacity_tokens, hits)
         mirror = self._mirror
         if mirror is not None:
@@ -126,7 +132,7 @@ class Precise:
             mirror.most_blocks = min(blocks, MOST_BLOCKS)
 
     def forget(self) -> None:
-        """Note that it is empty: what its engine holds now it tells itself."""
+        """Note that the cache is empty. The mirror stays: the engine's own events clear it."""
         self.guess.forget()
         if self._mirror is not None:
             self._mirror.expect_nothing()

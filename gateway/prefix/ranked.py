@@ -1,7 +1,7 @@
-"""The prefix caches of several engines behind one server (vLLM's data parallelism), each by its rank.
+"""The prefix caches of several engines behind one server (vLLM's data parallelism), by rank.
 
-The server itself spreads requests by load alone, and each turn of a conversation would find its prompt
-at one engine of many. So the gateway names the engine: the one that has done the request first.
+The server spreads requests by load alone, so the next turn of a conversation rarely meets the engine that
+has it cached. The gateway therefore names the engine in the request: the one that would finish it first.
 """
 
 from __future__ import annotations
@@ -9,27 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from gateway.core.prefix import Held, Holder, KvEvents, Prefix, Sent
-from gateway.prefix.precise import Precise
+from gateway.core.prefix import HasPrefixIndex, KvEvents, Prefix, PrefixIndex, SentPrompt
+from gateway.prefix.precise import PreciseIndex
 
 _OUTPUT: Final = (
     10  # an output token takes as long as ten of a prompt, until a pool has shown its pace
 )
-_FOREIGN_TOKENS: Final = 256 * _OUTPUT  # a request of others, of which nothing is known
+_FOREIGN_TOKENS: Final = 256 * _OUTPUT  # for one request of another client of the server
 
 
-class Ranked:
-    """What the engines of one server hold, see `core.prefix.Held`; a prompt is asked of the best of them."""
+class RankedIndex:
+    """One index for each engine of a server. See `core.prefix.PrefixIndex`."""
 
-    def __init__(self, engines: Sequence[Held]) -> None:
+    def __init__(self, engines: Sequence[PrefixIndex]) -> None:
         self.engines = engines
-        self._work_tokens = [0] * len(engines)  # of ours in flight, as prompt tokens
-        self._ours = [0] * len(engines)  # requests
+        self._work_tokens = [0] * len(engines)  # of our requests in flight, as prompt tokens
+        self._ours = [0] * len(engines)  # our requests in flight
         self._foreign_tokens = [0] * len(engines)
 
     @property
     def kv_events(self) -> KvEvents | None:
-        """How well its engines are followed; None: nobody asks them."""
+        """How well all engines are followed together; None: their indexes use no KV events."""
         told = [each for engine in self.engines if (each := engine.kv_events) is not None]
         if not told:
             return None
@@ -42,16 +42,23 @@ class Ranked:
             strange=sum(each.strange for each in told),
         )
 
+    def __len__(self) -> int:
+        """Return how many hashes the indexes of all engines keep."""
+        return sum(map(len, self.engines))
+
     def tokens(self, prefix: Prefix) -> int:
-        """Return how many tokens of a prompt the engine holds that would take it."""
-        if prefix.steers:
+        """Return how many tokens of a prompt are cached by the engine that would get it.
+
+        If the request cannot name its engine, that is the mean of all.
+        """
+        if prefix.takes_rank:
             return self._best(prefix)[1]
         return sum(engine.tokens(prefix) for engine in self.engines) // len(self.engines)
 
-    def sent(self, prefix: Prefix) -> Sent:
-        """Note that a prompt was sent there, to the engine of `Sent.rank`."""
-        if not prefix.steers:  # nobody knows to which
-            return Sent(prefix, self.tokens(prefix), 0, 0)
+    def sent(self, prefix: Prefix) -> SentPrompt:
+        """Note that a prompt was sent, to the engine of `SentPrompt.rank`."""
+        if not prefix.takes_rank:  # the server chooses, and does not say which
+            return SentPrompt(prefix, self.tokens(prefix), 0, 0)
         rank, cached_tokens = self._best(prefix)
         sent = self.engines[rank].sent(prefix)
         sent.by, sent.rank, sent.work_tokens = self, rank, _work(prefix, cached_tokens)
@@ -59,8 +66,8 @@ class Ranked:
         self._work_tokens[rank] += sent.work_tokens
         return sent
 
-    def read(self, sent: Sent) -> None:
-        """Note that the engine has read a prompt: it has its output to write."""
+    def read(self, sent: SentPrompt) -> None:
+        """Note the first token: what remains is to write the output."""
         rank = self._rank(sent)
         if rank is not None:
             self._work_tokens[rank] -= sent.work_tokens
@@ -68,48 +75,48 @@ class Ranked:
             sent.work_tokens = _OUTPUT * sent.prefix.output_tokens
             self._work_tokens[rank] += sent.work_tokens
 
-    def over(self, sent: Sent) -> None:
-        """Note that a request is there no more, however it ended."""
+    def over(self, sent: SentPrompt) -> None:
+        """Note that a request has left the server, however it ended."""
         rank = self._rank(sent)
         if rank is not None:
             self._ours[rank] -= 1
             self._work_tokens[rank] -= sent.work_tokens
 
-    def unsent(self, sent: Sent) -> None:
-        """Take back that a prompt was sent: it ended before its engine was seen to read it."""
+    def unsent(self, sent: SentPrompt) -> None:
+        """Undo `sent`: the request ended before its first token."""
         rank = self._rank(sent)
         if rank is not None:
             self.engines[rank].unsent(sent)
 
-    def ended(self, sent: Sent, cached_tokens: int | None) -> None:
-        """Note that a prompt was read; `cached_tokens` of it were found, if its reply tells."""
+    def ended(self, sent: SentPrompt, cached_tokens: int | None) -> None:
+        """Note that a prompt was read. `cached_tokens` is what the reply reports; None: nothing."""
         rank = self._rank(sent)
         if rank is not None:
             self.engines[rank].ended(sent, cached_tokens)
 
     def scraped(self, capacity_tokens: int | None, hits: float | None) -> None:
-        """Take in how much each cache holds; the counter of tokens found is that of all, and parts none."""
+        """Take in how much each cache holds. The hit counter is of all engines together, so it is not used."""
         for engine in self.engines:
             engine.scraped(capacity_tokens, None)
 
     def loaded(self, requests: Sequence[int]) -> None:
-        """Take in how many requests each engine has at a scrape, those of others too."""
+        """Take in how many requests each engine has at a scrape, those of other clients included."""
         for rank, count in enumerate(requests):
             self._foreign_tokens[rank] = max(0, count - self._ours[rank]) * _FOREIGN_TOKENS
 
     def forget(self) -> None:
-        """Note that all are empty."""
+        """Note that all caches are empty."""
         for engine in self.engines:
             engine.forget()
 
-    def _rank(self, sent: Sent) -> int | None:
-        """Return the engine that was sent a prompt; None when none of these was."""
+    def _rank(self, sent: SentPrompt) -> int | None:
+        """Return the engine that got a prompt; None if it was none of these."""
         return sent.rank if sent.by is self else None
 
     def _best(self, prefix: Prefix) -> tuple[int, int]:
-        """Return the engine that has done a request first, and how many of its tokens it holds.
+        """Return the engine that would finish a request first, and how many of its tokens are cached there.
 
-        Where all are alike, prompts that begin alike find the same engine.
+        If several are equal, prompts that begin alike go to the same one.
         """
         count = len(self.engines)
         home = prefix.home % count
@@ -125,28 +132,28 @@ class Ranked:
 
 
 def by_engine(
-    held: Held | None, make: Callable[[], Held] | None, loads: Sequence[int]
-) -> Held | None:
-    """Return what knows the caches of a server with so many engines: `held`, if it does."""
+    held: PrefixIndex | None, make: Callable[[], PrefixIndex] | None, loads: Sequence[int]
+) -> PrefixIndex | None:
+    """Return an index for a server whose engines have these loads: `held` itself if it fits."""
     if make is None or len(loads) < 2:
-        return make() if make is not None and isinstance(held, Ranked) else held
-    if not isinstance(held, Ranked) or len(held.engines) != len(loads):
-        held = Ranked([make() for _ in loads])
+        return make() if make is not None and isinstance(held, RankedIndex) else held
+    if not isinstance(held, RankedIndex) or len(held.engines) != len(loads):
+        held = RankedIndex([make() for _ in loads])
     held.loaded(loads)
     return held
 
 
-def precise_engines(held: Held | None) -> list[Precise]:
-    """Return what is known of each engine that may tell of its cache, by rank."""
-    engines = held.engines if isinstance(held, Ranked) else [held]
-    return [each for each in engines if isinstance(each, Precise)]
+def precise_engines(held: PrefixIndex | None) -> list[PreciseIndex]:
+    """Return the index of each engine that may publish KV events, by rank."""
+    engines = held.engines if isinstance(held, RankedIndex) else [held]
+    return [each for each in engines if isinstance(each, PreciseIndex)]
 
 
-def block_sizes(backends: Iterable[Holder]) -> set[int]:
-    """Return the sizes of blocks, in tokens, that the engines of a pool tell of; none if none does."""
+def block_sizes(backends: Iterable[HasPrefixIndex]) -> set[int]:
+    """Return the block sizes, in tokens, that the KV events of a pool's engines report."""
     sizes = set()
     for backend in backends:
-        for engine in precise_engines(backend.held):
+        for engine in precise_engines(backend.prefix_index):
             follower = engine.follower
             if follower is not None and follower.knows and follower.mirror.block_tokens is not None:
                 sizes.add(follower.mirror.block_tokens)

@@ -1,11 +1,16 @@
-"""The request for the rest of a stream, by the token ids of its prompt and of what was said. Pure.
+"""The request for the rest of a stream, by the token ids of its prompt and of what was said, or by text. Pure.
 
 Completions take token ids as their prompt. For a chat they are given beside its messages, in
 `kv_transfer_params`; vLLM from about 0.28 on takes them in place of the rendered messages, without
 any flag. An older one ignores them and begins anew: the ids that it tells of its prompt show that.
+
+By text, a completion's prompt gets what was said behind it, and a chat an assistant's message that is to
+be continued (`continue_final_message`, of vLLM and SGLang; llama.cpp's own server does it unasked).
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 import msgspec
 from msgspec import structs
@@ -15,25 +20,64 @@ from gateway.resume.trail import Reached
 from gateway.wire.large import fields_at_hand
 
 
+def kept(call: Call) -> Call:
+    """Return what is kept of a call for the rest of its stream: of a large body only its small fields."""
+    if call.places is None:
+        return call
+    fields = fields_at_hand(call)
+    if call.dialect is Dialect.CHAT:  # the ids stand for it
+        fields.setdefault("messages", _STAND_IN)
+    return structs.replace(call, body=msgspec.json.encode(fields), fields=fields, places=None)
+
+
 def rest_of(call: Call, demand: Demand, reached: Reached) -> tuple[Call, Demand] | None:
     """Return the request for what is left of a stream that a call asked for; None: nothing is left."""
-    said = len(reached.reply)
+    said = reached.said_tokens
     limit = demand.max_new_tokens if demand.max_new_tokens is not None else call.max_new_tokens
     if limit is not None and limit <= said:
         return None
-    ids = [*reached.prompt, *reached.reply]
     body = fields_at_hand(call)
-    if call.dialect is Dialect.COMPLETIONS:
-        body["prompt"] = _encoded(ids)
+    if reached.text is not None:
+        if not _extended(body, call.dialect, reached.text):
+            return None
+        prompt_tokens, exact = demand.prompt_tokens + said, False
     else:
-        body["kv_transfer_params"] = _encoded({"prompt_token_ids": ids})
+        ids = [*reached.prompt, *reached.reply]
+        if call.dialect is Dialect.COMPLETIONS:
+            body["prompt"] = _encoded(ids)
+        else:
+            body["kv_transfer_params"] = _encoded({"prompt_token_ids": ids})
+        prompt_tokens, exact = len(ids), True
     least = msgspec.json.decode(body.get("min_tokens", b"null"))
     if least:
         body["min_tokens"] = _encoded(max(0, least - said))
     return (
         structs.replace(call, body=msgspec.json.encode(body), fields=body, max_new_tokens=None),
-        Demand(len(ids), exact=True, max_new_tokens=None if limit is None else limit - said),
+        Demand(prompt_tokens, exact=exact, max_new_tokens=None if limit is None else limit - said),
     )
+
+
+def _extended(body: dict[str, msgspec.Raw], dialect: Dialect, said: str) -> bool:
+    """Put what was said behind the prompt; False where it has no place there."""
+    if dialect is Dialect.COMPLETIONS:
+        prompt = msgspec.json.decode(body.get("prompt", b"null"))
+        if not isinstance(prompt, str):
+            return False
+        body["prompt"] = _encoded(prompt + said)
+        return True
+    messages = msgspec.json.decode(body.get("messages", b"null"))
+    flags = {"continue_final_message", "add_generation_prompt"}
+    if not isinstance(messages, list) or flags & body.keys():
+        return False
+    if said:
+        body["messages"] = _encoded([*messages, {"role": "assistant", "content": said}])
+        body["continue_final_message"], body["add_generation_prompt"] = _TRUE, _FALSE
+    return True
+
+
+_TRUE: Final = msgspec.Raw(b"true")
+_FALSE: Final = msgspec.Raw(b"false")
+_STAND_IN: Final = msgspec.Raw(b'[{"role":"user","content":"."}]')
 
 
 def _encoded(value: object) -> msgspec.Raw:

@@ -9,9 +9,8 @@ backend fails.
     a seed, unless the choice is greedy                 another engine draws other numbers
     presence and frequency penalties                    they count the tokens of the reply alone
     logprobs, n > 1, beam search, echo                  more than one text, or more than text
-    stop strings                                        text is held back that no token tells
+    stop strings with tools or min_tokens               nobody can tell how much text is held back
     images and audio                                    a prompt of token ids has none
-    a large body                                        it is not kept once the reply has begun
 
 Source: vLLM 0.32, `v1/sample` and `renderers/online_renderer.py`; each was seen there.
 """
@@ -55,6 +54,11 @@ def _is_free(value: Any, body: Mapping[str, Any]) -> bool:
     return value is None or value == "auto" or value == "none"
 
 
+def _is_plain_stop(value: Any, body: Mapping[str, Any]) -> bool:
+    return not value or not (body.get("min_tokens") or "tools" in body)
+
+
+_LONGEST: Final = frozenset({"messages", "prompt"})  # the token ids stand for them
 _LARGE: Final = frozenset({"messages", "prompt", "tools"})  # harmless, and not worth reading
 # Harmless with some values only; SDKs send these fields with their defaults.
 _BY_VALUE: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], bool]]] = {
@@ -63,9 +67,10 @@ _BY_VALUE: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], bool]]] = {
     "frequency_penalty": _is_unset,
     "logprobs": lambda value, body: value is None or value is False,
     "top_logprobs": _is_unset,
+    "include_reasoning": lambda value, body: value is None or value is True,
     "echo": _is_unset,
     "suffix": _is_unset,
-    "stop": _is_unset,
+    "stop": _is_plain_stop,
     "response_format": _is_text,
     "tool_choice": _is_free,
 }
@@ -73,13 +78,29 @@ _BY_VALUE: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], bool]]] = {
 
 def may_trail(call: Call) -> bool:
     """Whether it is worth keeping a trail of the stream that a call asks for."""
-    return (
+    if not (
         (call.dialect is Dialect.CHAT or call.dialect is Dialect.COMPLETIONS)
         and call.stream
         and call.choices == 1
-        and call.places is None
         and call.model_at is None
-        and b"return_token_ids" not in call.body  # the client wants them itself
+    ):
+        return False
+    if call.places is None:
+        return b"return_token_ids" not in call.body  # the client wants them itself
+    return _LONGEST.issuperset(call.places.keys() - fields_at_hand(call).keys())
+
+
+def held_back_chars(call: Call) -> int:
+    """Return how many characters an engine holds back to look for the stop strings of a call in them."""
+    if call.places is None and b'"stop"' not in call.body:
+        return 0
+    return max(map(len, _stops(fields_at_hand(call))), default=1) - 1
+
+
+def _stops(fields: Mapping[str, msgspec.Raw]) -> list[str]:
+    stop = msgspec.json.decode(fields.get("stop", b"null"))
+    return (
+        [stop] if isinstance(stop, str) else [each for each in stop or () if isinstance(each, str)]
     )
 
 
@@ -90,7 +111,20 @@ def may_go_on(call: Call) -> bool:
     body = {
         name: msgspec.json.decode(raw)
         for name, raw in fields_at_hand(call).items()
-        if name not in _LARGE
+        if name not in _LARGE or name == "tools"
     }
-    doubtful = [name for name in body if name not in _HARMLESS]
+    doubtful = [name for name in body if name not in _HARMLESS and name not in _LARGE]
     return all(name in _BY_VALUE and _BY_VALUE[name](body[name], body) for name in doubtful)
+
+
+def joins(call: Call, tail: str, again: str) -> bool:
+    """Whether what follows a seam fits what the client has already seen.
+
+    `again` was shown beyond the seam: only greedy choices say the same again. `tail` ends there: a stop
+    string may not begin in what is shown and end in what another backend writes.
+    """
+    fields = fields_at_hand(call)
+    if msgspec.json.decode(fields.get("temperature", b"null")) == 0:
+        return True
+    begun = (stop[:chars] for stop in _stops(fields) for chars in range(1, len(stop)))
+    return not again and not any(tail.endswith(each) for each in begun)

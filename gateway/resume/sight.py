@@ -3,32 +3,39 @@
     11b\\r\\n   data: {...,"delta":{"content":"   some text   "},...,"token_ids":[   713   ]}]}\\n\\n\\r\\n
     size      head, as before                           middle, as before         end
 
-What the client gets of it is the same with `null` in place of the ids, and its size.
+What the client gets of it is the same with `null` in place of the ids, and its size. Of a backend that
+goes on with another's stream it gets the head of the first one's frames, which tells id and time.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from gateway.wire.chunks import MAX_CHUNK, SIZE_LINES, is_inside
+from gateway.wire.chunks import MAX_CHUNK, MOST_SIZES, NEVER, SIZE_LINES, is_inside
 
+CHOICES: Final = b',"choices":['
 _IDS: Final = b'"token_ids":['
-_TEXT: Final = (b'"content":"', b'"text":"')
-_NULL_BYTES: Final = len(b"null") - len(b"[]")
+_TEXT: Final = (b'"content":"', b'"text":"', b'"reasoning":"', b'"reasoning_content":"')
 _QUOTE: Final = ord('"')
 
 
 class Sight:
     """What the frames of one stream have in common. Knows nothing until it has learnt one."""
 
-    __slots__ = ("_after", "_end", "_head", "_middle")
+    __slots__ = ("_after", "_end", "_first", "_head", "_middle", "_shown", "_shown_by", "_sizes")
 
     def __init__(self) -> None:
-        self.forget()
+        self.forget(b"")
 
-    def forget(self) -> None:
-        """Know nothing."""
-        self._head = self._middle = self._end = self._after = b""
+    def forget(self, first: bytes) -> None:
+        """Know nothing; `first` is how the frames are to begin, up to their choices, if not as they do."""
+        self._first = first
+        self._shown = self._head = self._end = self._after = b""
+        self._middle = NEVER
+        self._sizes: dict[int, tuple[bytes, int]] = {}
+        self._shown_by: dict[
+            int, bytes
+        ] = {}  # by the bytes of the text: how the client's chunk begins
 
     def learn(self, frame: bytes) -> None:
         """Take the shape of one whole frame with ids."""
@@ -38,19 +45,45 @@ class Sight:
         _, bracket, end = end.partition(b"]")
         if quote and closes and ids and bracket and (head + quote).endswith(_TEXT):
             self._head, self._middle = head + quote, b'"%b%b' % (middle, ids)
+            self._shown = self._first + self._head[self._head.find(CHOICES) :]
+            if not self._first:
+                self._shown = self._head
             self._end = b"]%b\r\n" % end
             self._after = b'"%b%bnull%b\r\n' % (middle, ids[:-1], end)
+            self._sizes, self._shown_by = {}, {}
 
     def tell(self, chunk: bytes) -> tuple[bytes, bytes, bytes] | None:
-        """Return a chunk as the client gets it, its text and its ids; None when it is to be parsed."""
+        """Return a chunk as the client gets it, its text and its ids; None when it is to be parsed.
+
+        Each token pays for this, so it uses what is fast in CPython, as `wire.chunks` does.
+        """
         size = len(chunk)
+        beginning, left = self._sizes.get(size) or self._expect(size)
+        inside = chunk.removeprefix(beginning).removesuffix(self._end)
+        text, middle, ids = inside.rpartition(self._middle)
+        if len(inside) != left or not (middle and ids.isdigit()):
+            return None
+        if _QUOTE in text and not is_inside(text):
+            return None
+        shown = self._shown_by.get(len(text)) or self._begin(len(text))
+        return shown + text + self._after, text, ids
+
+    def _expect(self, size: int) -> tuple[bytes, int]:
+        """Return how a chunk of this size begins if it fits, and the bytes between that and its end."""
         line = SIZE_LINES[size] if size < MAX_CHUNK else b""
         if not (line and self._head):
-            return None
-        beginning, end = line + self._head, self._end
-        text, middle, ids = chunk.removeprefix(beginning).removesuffix(end).rpartition(self._middle)
-        fits = len(beginning) + len(text) + len(middle) + len(ids) + len(end) == size
-        if not (fits and middle and ids.isdigit()) or (_QUOTE in text and not is_inside(text)):
-            return None
-        data_bytes = size - len(line) - 2 - len(ids) + _NULL_BYTES
-        return b"%x\r\n%b%b%b" % (data_bytes, self._head, text, self._after), text, ids
+            return NEVER, -1
+        expected = line + self._head, size - len(line) - len(self._head) - len(self._end)
+        if len(self._sizes) == MOST_SIZES:
+            self._sizes.clear()
+        self._sizes[size] = expected
+        return expected
+
+    def _begin(self, text_bytes: int) -> bytes:
+        """Return how the client's chunk with so many bytes of text begins."""
+        data_bytes = len(self._shown) + text_bytes + len(self._after) - 2
+        shown = b"%x\r\n%b" % (data_bytes, self._shown)
+        if len(self._shown_by) == MOST_SIZES:
+            self._shown_by.clear()
+        self._shown_by[text_bytes] = shown
+        return shown

@@ -15,21 +15,31 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.core.endings import Barrier
 from gateway.core.types import Call, Demand
-from gateway.resume.rest import rest_of
-from gateway.resume.rules import may_go_on
+from gateway.resume.reasoning import Expected
+from gateway.resume.rest import kept, rest_of
+from gateway.resume.rules import held_back_chars, joins, may_go_on
+from gateway.resume.sight import CHOICES
 from gateway.resume.trail import Reached, Trail
+from gateway.resume.transcript import Transcript
+from gateway.wire.objects import decode_or_none
 from gateway.wire.replies import Fault
-from gateway.wire.sse import ABORTED, StreamWatch
+from gateway.wire.sse import ABORTED, StreamWatch, is_whole
+from gateway.wire.veil import Veil
 
+_CR: Final = ord("\r")
 _HOLD_BYTES: Final = 1024 * 1024  # of half a frame; the ids of a prompt are all in one
-_MOST_RESUMES: Final = 3
-_CHOICES: Final = b',"choices":['
+_MOST_FAILURES: Final = 3
+_MOST_UNSURE: Final = 512  # tokens
 _ROLE: Final = b'"delta":{"role":'
 _USAGE: Final = b'"usage":{'
 _CHUNK: Final = msgspec.json.Decoder(dict[str, Any])
 _BEGAN_ANEW: Final = Fault(
     502, "server_error", "backend_error", "The stream could not be resumed on another backend."
+)
+_TOO_LONG: Final = Fault(
+    502, "server_error", "backend_error", "The backend sent a frame that is larger than 1 MiB."
 )
 
 
@@ -37,34 +47,59 @@ class TrailedStream(StreamWatch):
     """Looks on as a `StreamWatch` does, at what the client gets of all backends."""
 
     __slots__ = (
-        "_asked", "_head", "_partial", "_reached", "cut", "resumable", "resumes", "trail",
+        "_again", "_asked", "_exact", "_expects", "_failures", "_head", "_in_step", "_partial", "_reached",
+        "_veil", "barrier", "cut", "resumable", "trail",
     )  # fmt: skip
 
-    def __init__(self, call: Call, demand: Demand, *, request_id: str) -> None:
+    def __init__(
+        self,
+        call: Call,
+        demand: Demand,
+        *,
+        request_id: str,
+        veil: bool = False,
+        by_text: bool = False,
+    ) -> None:
+        """`veil` hides how much of the prompt was cached; `by_text` has another go on by the text."""
         super().__init__(
             call.dialect, choices=1, hide_usage=call.hides_usage, request_id=request_id
         )
-        self.trail = Trail(call.dialect)
+        self.trail: Trail | Transcript = (
+            Transcript(call.dialect, self.shape)
+            if by_text
+            else Trail(call.dialect, held_back_chars(call))
+        )
+        self._veil = Veil() if veil else None
         self.cut: Fault | None = None  # it broke off here, and may go on
-        self._asked = call, demand
+        self._asked = kept(call), demand
+        self._again = ""  # what is said again, and was shown before
+        self._expects = Expected("")  # of the first text after the seam
+        self._exact: bool | None = None  # what was asked for allows it; None: nobody has looked yet
         self._partial = b""
+        self._in_step = False  # one more token changes nothing else
         self._head = b""  # what the first backend's frames begin with, up to their choices
         self._reached: Reached | None = (
             None  # where the last one went on; None: the first one writes
         )
+        self.barrier: Barrier | None = None  # why nobody can go on where it broke off
         self.resumable = True  # nobody wants it to end where it breaks off
-        self.resumes = 0  # how often another backend went on
+        self._failures = 0  # of backends, that others repaired
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes as they came; return what may be sent on now."""
+        self._in_step = False
         if self.cut is not None:
             return b""
         if self._partial:
             data = self._partial + data
+        if _CR in data:  # some servers end lines so; JSON holds none as it is
+            data = data.replace(b"\r\n", b"\n")
         end = data.rfind(b"\n\n") + 2
         self._partial = data[end:] if end > 1 else data
         if end == 1:
-            return self._end(_BEGAN_ANEW) if len(data) > _HOLD_BYTES else b""
+            return (
+                self._end(_TOO_LONG) if len(data) > _HOLD_BYTES and not self._shortened() else b""
+            )
         if data.find(b"\n\n") + 2 == end:
             ours = self._ours(data[:end])
         else:
@@ -73,27 +108,61 @@ class TrailedStream(StreamWatch):
         if self.trail.strayed:
             self.resumable = False
             return self._end(_BEGAN_ANEW)
-        return super().feed(ours) if ours else b""
+        if self._reached is not None and not self.trail.proven and CHOICES in data:
+            return self._end(_BEGAN_ANEW)  # it does not tell what it was given: another one may
+        out = super().feed(ours) if ours else b""
+        self._in_step = not (
+            self._partial or self._carry or self._again or self._expects.kind or self.ended
+        )
+        return out if self._veil is None else self._veil.feed(out)
+
+    def _shortened(self) -> bool:
+        """Drop the ids of a prompt that has too many to be kept; False where half a frame has none."""
+        trail = self.trail
+        short = trail.give_up(self._partial) if isinstance(trail, Trail) else None
+        self._partial = short or self._partial
+        return short is not None
 
     def by_sight(self, chunk: bytes) -> bytes | None:
         """Return a read that is just one more token as the client gets it; None: it is to be fed."""
-        if self._partial or self._carry or self._reached is not None:
-            return None
-        return self.trail.tell(chunk)
+        return self.trail.tell(chunk) if self._in_step else None
 
     def close(self) -> bytes:
         """Take note that the backend ended its stream in order; return the rest and the ending."""
-        rest, self._partial = self._partial, b""
-        out = super().feed(self._ours(rest)) if rest and self.cut is None else b""
-        return out + super().close() if self.cut is None else out
+        rest, self._partial = (
+            self._partial.rstrip(b"\r\n") + b"\n\n",
+            b"",
+        )  # it may lack its blank line
+        out = super().feed(self._ours(rest)) if self.cut is None and is_whole(rest) else b""
+        return self._unveiled(out + super().close() if self.cut is None else out)
 
     def broken(self, fault: Fault) -> bytes:
         """Take note that the stream broke off; return the ending, empty where it may go on."""
-        return b"" if self.cut is not None else super().broken(fault)
+        return b"" if self.cut is not None else self._unveiled(super().broken(fault))
+
+    def _unveiled(self, last: bytes) -> bytes:
+        """Return the last bytes of a backend, with what was held back to hide counts in it."""
+        return last if self._veil is None else self._veil.feed(last) + self._veil.end()
 
     def ends_here(self) -> None:
         """Let what breaks it off be its end."""
         self.resumable = False
+
+    @property
+    def unsure(self) -> list[int]:
+        """The tokens of whose text somebody has to tell how many showed `trail.again`, or nobody can go on."""
+        return self._unsure() if self.cut is not None and self.barrier is Barrier.SEAM else []
+
+    def put_seam(self, tokens: int) -> None:
+        """Let so many of the unsure tokens be those that were shown."""
+        if isinstance(self.trail, Trail):
+            self.trail.put_seam(tokens)
+        self.barrier = self._barrier()
+
+    @property
+    def went_on(self) -> bool:
+        """Whether another backend than the first one writes it, or is to."""
+        return self._reached is not None
 
     @property
     def awaits(self) -> bool:
@@ -102,19 +171,31 @@ class TrailedStream(StreamWatch):
 
     # --- where one backend ends, and another goes on ------------------------------------------------
 
-    def rest(self) -> tuple[Call, Demand] | None:
-        """Return the request for what is left of one that broke off, and have what comes be its answer."""
-        reached = self.trail.reached() if self.awaits and self.resumable else None
+    @property
+    def may_leave(self) -> bool:
+        """Whether it can be cut now, where its backend still writes, so that another one goes on."""
+        return not self.ended and not self.awaits and self._goes_on()
+
+    def rest(self, *, moved: bool = False) -> tuple[Call, Demand] | None:
+        """Return the request for what is left of one that broke off, and have what comes be its answer.
+
+        `moved` tells that no backend failed.
+        """
+        goes_on = self.awaits and self.resumable and self.barrier is not Barrier.SEAM
+        reached = self.trail.reached() if goes_on else None
         if reached is None:
             return None
         rest = rest_of(*self._asked, reached)
         if rest is None:
             return None
-        self.trail.go_back(reached)
-        self._reached = reached
-        self.resumes += 1
-        self.resumable = self.resumes < _MOST_RESUMES
+        self.trail.go_back(reached, self._head)
+        self._reached, self._again = reached, reached.again
+        self._expects = Expected(self.trail.kind if self.trail.reasoned else "")
+        self.events = reached.said_tokens  # what was seen beyond them is made again
+        self._failures += not moved
+        self.resumable = self._failures < _MOST_FAILURES
         self._partial = self._carry = b""
+        self._in_step = False
         self.cut = self.failed = self.fault = None
         self.ended = self._aborted = False
         return rest
@@ -125,14 +206,39 @@ class TrailedStream(StreamWatch):
 
     def _tell(self, fault: Fault) -> bytes:
         """Cut the stream here if it may go on; else write an error frame."""
-        if fault.status >= 500 and self._goes_on():
+        if fault.status >= 500 and (self._goes_on() or self._unsure()):
             self.cut = self.fault = fault
             return b""
         return super()._tell(fault)
 
     def _goes_on(self) -> bool:
-        whole = self.resumable and self._long is None  # no part of a frame was passed on
-        return whole and self.trail.reached() is not None and may_go_on(self._asked[0])
+        self.barrier = self._barrier()
+        return self.barrier is None
+
+    def _barrier(self) -> Barrier | None:
+        """Return why nobody can go on from here; None where another backend can."""
+        if self.trail.strayed:
+            return Barrier.STRAYED
+        if not self.resumable:
+            return Barrier.FAILURES
+        call, trail = self._asked[0], self.trail
+        if self._exact is None:
+            self._exact = may_go_on(call)
+        if not self._exact:
+            return Barrier.REQUEST
+        if self._long is not None or not trail.leads_on:  # a part of a frame was passed on
+            return Barrier.REPLY
+        if self._again or not joins(call, trail.tail, trail.again):
+            return Barrier.SEAM
+        return None
+
+    def _unsure(self) -> list[int]:
+        """Return the tokens that alone keep others from going on: nobody knows yet how many were shown."""
+        trail = self.trail
+        if self.barrier is not Barrier.SEAM or self._again or not isinstance(trail, Trail):
+            return []
+        unsure = trail.unsure if joins(self._asked[0], trail.tail + trail.again, "") else []
+        return unsure if len(unsure) <= _MOST_UNSURE else []
 
     def _judge_chunk(self, frame: bytes, payload: bytes) -> bytes:
         out = super()._judge_chunk(frame, payload)
@@ -144,32 +250,70 @@ class TrailedStream(StreamWatch):
 
     def _ours(self, frame: bytes) -> bytes:
         """Return a frame as the client is to get it."""
+        if isinstance(self.trail, Transcript):
+            self.trail.keep(frame)
+            reached = self._reached
+            if reached is None:
+                return frame
+            return self.trail.retold(frame, lambda usage: add_up(usage, reached.said_tokens))
         frame = self.trail.strip(frame)
         if self._reached is None:
             if not self._head:
-                self._head = frame[: max(0, frame.find(_CHOICES))]
+                self._head = frame[: max(0, frame.find(CHOICES))]
             return frame
         return self._gone_on(frame, self._reached)
 
     def _gone_on(self, frame: bytes, reached: Reached) -> bytes:
         """Return a frame of another backend as one of the first."""
-        at = frame.find(_CHOICES)
+        at = frame.find(CHOICES)
         if at < 0:
             return frame
         if not self.trail.proven or _ROLE in frame:
             return b""
         frame = self._head + frame[at:]
+        if self._expects.kind and not self._expects.fits(frame):
+            self.trail.strayed = True
+            return b""
+        if self._again:
+            frame = self._without_again(frame)
         if _USAGE not in frame:
             return frame
-        chunk = _CHUNK.decode(frame[6:])
+        chunk = decode_or_none(_CHUNK, frame[6:])
+        if chunk is None or not isinstance(chunk.get("usage"), dict):
+            return frame  # it is garbled
         add_up(chunk["usage"], len(reached.reply))
+        if self.trail.reasoned:  # it counts the reasoning of its own part, if at all
+            chunk["usage"].pop("completion_tokens_details", None)
+        return b"data: %b\n\n" % msgspec.json.encode(chunk)
+
+    def _without_again(self, frame: bytes) -> bytes:
+        """Return a frame without what was shown before; nothing, where that is all of it."""
+        shown, chunk = self.trail.shows(frame), decode_or_none(_CHUNK, frame[6:])
+        if shown is None or chunk is None:
+            self.trail.strayed = True
+            return b""
+        for choice in chunk.get("choices") or ():
+            said = choice.get("delta") or choice
+            if not (shown.text.startswith(self._again) or self._again.startswith(shown.text)):
+                self.trail.strayed = True
+                return b""
+            left, self._again = shown.text[len(self._again) :], self._again[len(shown.text) :]
+            if not left and choice.get("finish_reason") is None:
+                return b""
+            if self._again:  # it ends before it has said all that the client was shown
+                self.trail.strayed = True
+                return b""
+            said[shown.kind or "content"] = left
         return b"data: %b\n\n" % msgspec.json.encode(chunk)
 
 
 def add_up(usage: dict[str, Any], said: int) -> None:
-    """Count what was said before as output, and no more as a part of the prompt."""
-    usage["prompt_tokens"] -= said
-    usage["completion_tokens"] = usage.get("completion_tokens", 0) + said
-    details = usage.get("prompt_tokens_details") or {}
-    if details.get("cached_tokens"):
-        details["cached_tokens"] = min(details["cached_tokens"], usage["prompt_tokens"])
+    """Count what was said before as output, and no more as a part of the prompt; leave garbled counts alone."""
+    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens") or 0
+    if not (isinstance(prompt, int) and isinstance(completion, int)):
+        return
+    usage["prompt_tokens"], usage["completion_tokens"] = prompt - said, completion + said
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    if details and isinstance(cached, int):
+        details["cached_tokens"] = min(cached, prompt - said)

@@ -8,27 +8,64 @@ gets the frames as if nobody had asked:
     "token_ids":[713]                ->  "token_ids":null            kept
 
 A text may lag behind its tokens: a character that is not whole yet, and what a parser holds back, is
-not shown. So a stream goes on after the last token that showed text, and not after the last that came:
-vLLM writes a prompt that ends within a character as text of the reply, all of it. (Seen with 0.32; at
-689 cuts after a token that showed text, all went on exactly.)
+not shown. So a stream goes on after the last token that showed text, and not after the last that came
+(`resume.seam`): vLLM writes a prompt that ends within a character as text of the reply, all of it. (Seen
+with 0.32; at 689 cuts after a token that showed text, all went on exactly.)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from gateway.core.types import Dialect
-from gateway.resume.sight import Sight
+from gateway.resume.seam import Seam
+from gateway.resume.sight import CHOICES, Sight
+from gateway.wire.objects import decode_or_none
+from gateway.wire.sse import GOOD_REASONS
 
 # So many frames without text in a row are no character that is not whole yet, and no parser's doubt.
 _MOST_UNSHOWN: Final = 16
+_KINDS: Final = ("reasoning", "reasoning_content", "content")
 _IDS: Final = b'"token_ids":['
 _PROMPT_IDS: Final = b'"prompt_token_ids":['
-_FRAME: Final = msgspec.json.Decoder(dict[str, Any])
 _TOKENS: Final = msgspec.json.Decoder(list[int])
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[Any] | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the client gets it: what an aborted request says last, it does not."""
+        return self.finish_reason is None or self.finish_reason in GOOD_REASONS
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] | None = None
+
+
+_CHUNK: Final = msgspec.json.Decoder(_Chunk)
+
+
+class Shown(NamedTuple):
+    """What one frame shows."""
+
+    kind: str  # the name of its field
+    text: str
+    reasoning: bool = False
+    mixed: bool = False  # the end of the reasoning, and what follows it
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,50 +74,71 @@ class Reached:
 
     prompt: list[int]
     reply: list[int]
+    again: str = ""  # what the client has seen beyond that, and another one says again
+    text: str | None = None  # in place of the ids: all that was said
+    text_tokens: int = 0  # about how many tokens it was
+
+    @property
+    def said_tokens(self) -> int:
+        """How many tokens of the reply were said."""
+        return len(self.reply) if self.text is None else self.text_tokens
 
 
 class Trail:
     """The trail of one stream. Its owner hands it every read: by sight, else frame by frame."""
 
     __slots__ = (
-        "_barred", "_given", "_ids", "_prompt", "_shown_bytes", "_shows", "_sight", "_unread", "strayed",
+        "_barred", "_given", "_holds_back", "_ids", "_prompt", "_seam", "_sight", "_unread", "kind", "reasoned",
+        "shows", "strayed",
     )  # fmt: skip
 
-    def __init__(self, dialect: Dialect) -> None:
-        self._shows = _shows_chat if dialect is Dialect.CHAT else _shows_completion
+    def __init__(self, dialect: Dialect, held_back_chars: int = 0) -> None:
+        """`held_back_chars` is how much the engine keeps back, to look for stop strings in it."""
+        self.shows = shown_by_chat if dialect is Dialect.CHAT else shown_by_completion
+        self.kind = ""  # of what was shown last: the name of its field
+        self.reasoned = False  # reasoning was shown
         self._sight = Sight()
         self._prompt: bytes | None = None  # as it was written, without brackets
         self._given: bytes | None = None  # the prompt that a backend was given which goes on
         self.strayed = False  # it says that its prompt was another
         self._barred = False  # it showed what cannot be gone on with
         self._ids = bytearray()  # of the reply, as they were written, with a comma after each
-        self._shown_bytes = 0  # of them, up to the last that is known to have shown text
-        self._unread: list[tuple[bytes, int]] = []  # frames since then, and the ids until their end
+        self._holds_back = held_back_chars > 0
+        self._seam = Seam(held_back_chars)
+        # Frames that were not looked at; the ids until their end, and whether they have one only.
+        self._unread: list[tuple[bytes, int, bool]] = []
 
     def tell(self, chunk: bytes) -> bytes | None:
         """Keep the ids of a chunk that is one more token; return it without them, None for others."""
         told = self._sight.tell(chunk)
-        if told is None or self._given is not None or (self._unread and not self._read()):
+        if told is None or (self._unread and not self._read()):
             return None
         framed, text, ids = told
         self._ids += ids + b","
         if text:
-            self._shown_bytes = len(self._ids)
+            self._seam.at(len(self._ids))
         return framed
 
     def strip(self, frame: bytes) -> bytes:
         """Keep the ids of a whole frame; return it as it is without them."""
         if self._prompt is None or self._given is not None:
             frame = self._take_prompt(frame)
+        if self._given is not None:  # it is not proven, and no part of the stream
+            return frame
         before, mark, rest = frame.rpartition(_IDS)
         if not mark:
+            if (
+                self._prompt is not None and CHOICES in frame
+            ):  # its text has no ids: it is said again
+                self._unread.append((frame, len(self._ids), False))
             return frame
         ids, _, after = rest.partition(b"]")
         if ids:
             self._ids += b"%b," % ids
-        self._sight.learn(frame)
+        if not self._holds_back:
+            self._sight.learn(frame)
         frame = b"%b%bnull%b" % (before, mark[:-1], after)
-        self._unread.append((frame, len(self._ids)))
+        self._unread.append((frame, len(self._ids), b"," not in ids))
         if len(self._unread) > _MOST_UNSHOWN:
             self._read()
         return frame
@@ -96,15 +154,25 @@ class Trail:
             self.strayed, self._given = told != self._given, None
         return b"%b%bnull%b" % (before, mark[:-1], after)
 
+    def give_up(self, frame: bytes) -> bytes | None:
+        """Return half a frame without the ids of its prompt, which are too many to be kept; None: it has none."""
+        before, mark, rest = frame.partition(_PROMPT_IDS)
+        if not mark or b"]" in rest:
+            return None
+        self._barred = True
+        return before + mark
+
     def _read(self) -> bool:
         """Look for text in the frames that were not read; whether the stream can go on so far."""
-        for frame, kept_bytes in self._unread:
-            shown = self._shows(_FRAME.decode(frame[6:]))
+        for frame, ids_bytes, single in self._unread:
+            shown = self.shows(frame)
             if shown is None:
                 self._barred = True
                 break
-            if shown:
-                self._shown_bytes = kept_bytes
+            if shown.text:
+                self.kind = shown.kind
+                self.reasoned |= shown.reasoning
+                self._seam.show(shown.text, ids_bytes, whole=single and not shown.mixed)
         self._unread.clear()
         return not self._barred
 
@@ -113,36 +181,80 @@ class Trail:
         """Whether the backend that writes now has told that its prompt is the right one."""
         return self._prompt is not None and self._given is None and not self.strayed
 
+    @property
+    def leads_on(self) -> bool:
+        """Whether another backend can go on from where it is."""
+        if self._prompt is None or self.strayed or not self._read() or self._seam.lost:
+            return False
+        return not self.reasoned or not (self._holds_back or self._seam.again)
+
+    @property
+    def tail(self) -> str:
+        """The last characters that were shown, as many as a part of a stop string can have."""
+        return self._seam.tail
+
+    @property
+    def again(self) -> str:
+        """What was shown beyond the seam, and will be said again."""
+        return self._seam.again
+
+    @property
+    def unsure(self) -> list[int]:
+        """The tokens behind the seam, some of which showed `again`; none where their text is not all of it."""
+        if self._holds_back or self.reasoned or not self._seam.again:
+            return []
+        behind = bytes(self._ids[self._seam.ids_bytes :])
+        return _numbers(behind.removesuffix(b",")) or []
+
+    def put_seam(self, tokens: int) -> None:
+        """Let so many of the unsure tokens be before the seam: their text is what was shown."""
+        behind = bytes(self._ids[self._seam.ids_bytes :])
+        passed = sum(len(each) + 1 for each in behind.split(b",")[:tokens])
+        self._seam.begin(self._seam.ids_bytes + passed)
+
     def reached(self) -> Reached | None:
         """Return from where another backend can go on; None where that would not be exact."""
-        if self._prompt is None or self.strayed or not self._read():
+        if self._prompt is None or not self.leads_on:
             return None
-        reply = bytes(self._ids[: self._shown_bytes])
-        return Reached(_numbers(self._prompt), _numbers(reply.removesuffix(b",")))
+        reply = bytes(self._ids[: self._seam.ids_bytes])
+        ids = _numbers(self._prompt), _numbers(reply.removesuffix(b","))
+        return None if ids[0] is None or ids[1] is None else Reached(ids[0], ids[1], self.again)
 
-    def go_back(self, reached: Reached) -> None:
-        """Forget what came after, as another backend goes on from there."""
+    def go_back(self, reached: Reached, head: bytes) -> None:
+        """Forget what came after, as another backend goes on from there; `head` is how its frames begin."""
         self._ids = bytearray(b"".join(b"%d," % each for each in reached.reply))
         self._given = (b"%b,%b" % (self._prompt or b"", bytes(self._ids))).removesuffix(b",")
-        self._shown_bytes = len(self._ids)
+        self._seam.begin(len(self._ids))
         self._unread.clear()
-        self._sight.forget()
+        self._sight.forget(head)
 
 
-def _numbers(written: bytes) -> list[int]:
-    return _TOKENS.decode(b"[%b]" % written)
+def _numbers(written: bytes) -> list[int] | None:
+    return decode_or_none(_TOKENS, b"[%b]" % written)  # type: ignore[no-any-return]
 
 
-def _shows_chat(chunk: dict[str, Any]) -> bool | None:
-    """Whether a chunk shows text; None: what it shows cannot be gone on with."""
-    for choice in chunk.get("choices") or ():
-        delta = choice.get("delta") or {}
-        if delta.get("tool_calls") or delta.get("reasoning") or delta.get("reasoning_content"):
+_NOTHING: Final = Shown("", "")
+
+
+def shown_by_chat(frame: bytes) -> Shown | None:
+    """Return what a chunk shows; None: it cannot be gone on with, or is garbled."""
+    chunk = decode_or_none(_CHUNK, frame[6:])
+    if chunk is None:
+        return None
+    for choice in chunk.choices or ():
+        delta = choice.delta if choice.delta and choice.is_told else _Delta()
+        if delta.tool_calls:
             return None
-        if delta.get("content"):
-            return True
-    return False
+        found = [name for name in _KINDS if getattr(delta, name)]
+        if found:
+            text = "".join(getattr(delta, name) for name in found)
+            return Shown(found[-1], text, reasoning=found[0] != "content", mixed=len(found) > 1)
+    return _NOTHING
 
 
-def _shows_completion(chunk: dict[str, Any]) -> bool | None:
-    return any(choice.get("text") for choice in chunk.get("choices") or ())
+def shown_by_completion(frame: bytes) -> Shown | None:
+    """Return what a chunk shows; None: it is garbled."""
+    chunk = decode_or_none(_CHUNK, frame[6:])
+    if chunk is None:
+        return None
+    return Shown("text", "".join(each.text or "" for each in chunk.choices or () if each.is_told))

@@ -1,12 +1,12 @@
-"""Revisions on trial: what is known of each, what was found, and what follows.
+"""Canaries: collect the results of both revisions, ask for a verdict, and carry it out.
 
-    settled --> the two sides of a trial --> a look, at twice the samples of the last one
-                                              |-- open: go on
-                                              `-- worse, fine: told once, as an event and in `status`
-                                                   `-- automatic: the other side is kept in reserve
+    settled --> samples of both sides --> a verdict, asked for at twice the samples of the last time
+                                           |-- open: go on
+                                           `-- worse, fine: reported once, as an event and in `status`
+                                                `-- automatic: the losing side is kept in reserve
 
-What was carried out outlives the gateway (`rollouts.json` in the state folder): a revision that was found
-worse takes no requests after a restart either, until the settings of its trial change.
+A verdict that was carried out is saved (`rollouts.json` in the state folder). So a revision that was rolled
+back gets no requests after a restart either, until the settings of its canary change.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FILE: Final = "rollouts.json"
 
 @dataclass(slots=True)
 class Rollout:
-    """One trial. `carried_out`: what was found is in force."""
+    """One canary. `carried_out`: its verdict is in force."""
 
     config: CanaryConfig
     trial: Arm = field(default_factory=Arm)
@@ -43,7 +43,7 @@ class Rollout:
     carried_out: bool = False
 
     def told(self) -> str:
-        """Return the state of the trial in one or two sentences."""
+        """Return its state in one to three sentences."""
         revision = self.config.revision
         match self.finding:
             case Finding.OPEN:
@@ -61,7 +61,7 @@ class Rollout:
 
 
 class Rollouts:
-    """All trials of one process; the one writer of their state. Synchronous."""
+    """All canaries of the process, and the only writer of their state. Synchronous."""
 
     def __init__(self, table: PoolTable, clock: Clock, events: Events, folder: Path) -> None:
         self._table = table
@@ -72,27 +72,41 @@ class Rollouts:
         self._running: dict[str, Rollout] = {}
 
     def get(self, pool: str) -> Rollout | None:
-        """Return the trial of a pool; None when it has none."""
+        """Return the canary of a pool; None if it has none."""
         return self._running.get(pool)
 
-    def apply(self, pools: Mapping[str, PoolConfig]) -> None:
-        """Follow the settings: trials that stay as they are go on, others begin, or are over.
+    def verdicts(self) -> dict[tuple[str, ...], bool]:
+        """Return for each pool with a canary, and each verdict, whether it is the present one."""
+        return {
+            (name, each.value): rollout.finding is each
+            for name, rollout in self._running.items()
+            for each in Finding
+        }
 
-        Called after the table has taken the settings over.
+    def requests(self) -> dict[tuple[str, ...], int]:
+        """Return how many requests of each pool with a canary were counted, by side."""
+        return {
+            (name, side): arm.requests
+            for name, rollout in self._running.items()
+            for side, arm in (("canary", rollout.trial), ("others", rollout.stable))
+        }
+
+    def apply(self, pools: Mapping[str, PoolConfig]) -> None:
+        """Apply settings. A canary whose settings are the same goes on; others begin or end.
+
+        Call this after the pool table has applied the same settings.
         """
         before, self._running = self._running, {}
         for name, pool in pools.items():
-            if pool.canary is None:
-                continue
-            known = before.get(name)
-            same = known is not None and known.config == pool.canary
-            rollout = known if known is not None and same else self._begun(name, pool.canary)
-            self._running[name] = rollout
-            if rollout.carried_out:
-                self._keep_back(name, rollout)
+            if pool.canary is not None:
+                known = before.get(name)
+                if known is None or known.config != pool.canary:
+                    known = self._begun(name, pool.canary)
+                self._running[name] = known
+            self._carry_out(name)
 
     def settled(self, records: Sequence[RequestRecord]) -> None:
-        """Learn from requests that ended. What a client did itself says nothing."""
+        """Count requests that ended. What a client caused itself (it left, its request was bad) does not count."""
         if not self._running:
             return
         for record in records:
@@ -100,17 +114,24 @@ class Rollouts:
             if arm is None or record.outcome not in (Outcome.OK, Outcome.UPSTREAM_REJECTED):
                 continue
             arm.requests += 1
-            if record.outcome is Outcome.UPSTREAM_REJECTED:  # both sides get as many wrong requests
+            if (
+                record.outcome is Outcome.UPSTREAM_REJECTED
+            ):  # both sides get the same share of bad requests
                 arm.failed += 1
-            elif record.stream and record.first_byte_at is not None and record.sent_at is not None:
-                arm.first_s.append(record.first_byte_at - record.sent_at)
+            elif record.stream and not record.resumed:  # else another backend began it
+                if record.first_byte_at is not None and record.sent_at is not None:
+                    arm.first_s.append(record.first_byte_at - record.sent_at)
                 if (gap_s := record.token_gap_s) is not None:
                     arm.gap_s.append(gap_s)
         for name, rollout in self._running.items():
             self._look(name, rollout)
 
+    def hand_over(self) -> None:
+        """Learn and save nothing more: another gateway judges these trials now."""
+        self._running = {}
+
     def failed(self, backend_id: str) -> None:
-        """Learn that an attempt failed by the backend's fault, whatever became of the request."""
+        """Count a failed attempt that was the backend's fault, whatever became of the request."""
         if self._running and (arm := self._arm(backend_id)) is not None:
             arm.requests += 1
             arm.failed += 1
@@ -136,15 +157,19 @@ class Rollouts:
             if rollout.carried_out:
                 self._saved[name] = digest(rollout.config), found
                 write_state(self._file, self._saved, "what was found of a revision")
-                self._keep_back(name, rollout)
+                self._carry_out(name)
             self._events.note(self._clock, EventKind.CANARY, name, found.value, rollout.told())
 
     def _begun(self, name: str, config: CanaryConfig) -> Rollout:
-        """Return a trial, with what a gateway before this one found of it."""
+        """Return a new canary, with the verdict that an earlier gateway carried out, if any."""
         trial, found = self._saved.get(name, ("", Finding.OPEN))
-        if trial != digest(config) or not config.automatic:
+        if trial != digest(config):
             return Rollout(config)
         return Rollout(config, finding=found, carried_out=True)
 
-    def _keep_back(self, name: str, rollout: Rollout) -> None:
-        self._table.keep_back(name, on_trial=rollout.finding is Finding.WORSE)
+    def _carry_out(self, name: str) -> None:
+        """Keep the side that lost in reserve, if the pool has a verdict in force; otherwise release both."""
+        rollout = self._running.get(name)
+        in_force = rollout is not None and rollout.carried_out
+        worse = rollout is not None and rollout.finding is Finding.WORSE
+        self._table.keep_back(name, on_trial=worse if in_force else None)

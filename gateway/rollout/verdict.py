@@ -1,20 +1,20 @@
-"""Is a revision on trial worse than the one beside it, or good enough? Pure.
+"""Judge a canary: is its revision worse than the other backends of the pool, or no worse? Pure.
 
-Three figures are compared, each against a margin: the part of requests that failed, the time to the
-first token, the time between tokens. A figure is WORSE when it surely exceeds the margin, FINE when it
-surely does not, and OPEN until then: "enough samples" is where one of the two is sure.
+Three figures are compared, each with a margin: the share of failed requests, the time to first token, and
+the time between tokens. A figure is WORSE once it exceeds the margin with confidence, FINE once it stays
+within the margin with confidence, and OPEN until then. So the number of samples needs no setting.
 
-- Parts: Newcombe's score interval for a difference of proportions (R. G. Newcombe, "Interval estimation
+- Shares: Newcombe's score interval for a difference of proportions (R. G. Newcombe, "Interval estimation
   for the difference between independent proportions", Statistics in Medicine 17, 1998, method 10).
 - Times: the rank-sum test of Mann and Whitney (1947), in its normal approximation, after the times of the
-  revision on trial were divided by the margin. Ranks need no shape of the times; netflix's and google's
-  Kayenta judges canaries by the same test.
+  canary were divided by the margin. Ranks assume no distribution. Kayenta, the canary judge of Netflix and
+  Google, uses the same test.
 
-Looking again and again finds something by chance. So looks come at twice the samples of the one before,
-and the k-th of them may be wrong with a probability of ERROR / (k * (k + 1)): over all looks together, a
-revision that is no worse than the margin is called worse in at most ERROR of all trials, and one that is
-worse by any figure is called fine in no more. Being worse is enough in one figure, so they share that error;
-fine must be all of them, and each has all of it.
+Who tests again and again finds a difference by chance. So each test waits for twice the samples of the one
+before, and the k-th may be wrong with probability ERROR / (k * (k + 1)). These add up to ERROR: a revision
+that is no worse is called worse in at most that share of all canaries, and a worse one is called fine in
+no more. One figure suffices for WORSE, so the three share the error. FINE needs all three, so each may use
+all of it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from math import sqrt
 from statistics import NormalDist, median
 from typing import Final, NamedTuple
 
-ERROR: Final = 0.05  # of all trials of a revision that is no worse
-FAILED_MARGIN: Final = 0.01  # more of the requests may fail
-TIME_MARGIN: Final = 1.2  # times as long may it take
-FEWEST: Final = 20  # samples on each side; below, the normal approximation is no good
+ERROR: Final = 0.05  # share of canaries of equal revisions that may end with a wrong verdict
+FAILED_MARGIN: Final = 0.01  # so much more of the requests may fail
+TIME_MARGIN: Final = 1.2  # times may be so many times longer
+FEWEST: Final = 20  # samples on each side; with fewer the normal approximation does not hold
 MOST_TIMES: Final = (
     1280  # the newest; ranking twice as many stops the event loop for about a millisecond
 )
@@ -40,7 +40,7 @@ _NORMAL: Final = NormalDist()
 
 
 class Finding(Enum):
-    """What is sure of a figure, or of all of them."""
+    """The verdict on one figure, or on all of them."""
 
     WORSE = "worse"
     FINE = "fine"
@@ -49,7 +49,7 @@ class Finding(Enum):
 
 @dataclass(slots=True)
 class Arm:
-    """What is known of one side. Times are of streams, in seconds."""
+    """The samples of one side. Times are of streams, in seconds."""
 
     requests: int = 0
     failed: int = 0
@@ -66,17 +66,17 @@ class Arm:
 
 
 class Sure(NamedTuple):
-    """From how many standard deviations on a figure is surely one or the other."""
+    """How many standard deviations it takes for each verdict."""
 
     worse: float
     fine: float
 
 
 def judge(trial: Arm, stable: Arm, look: int, *, times: bool = True) -> Finding:
-    """Return what is sure at the `look`th look (from 1); WORSE if any figure is, FINE if all are.
+    """Return the verdict at the `look`th test (from 1): WORSE if any figure is, FINE if all are.
 
-    Without `times` only failures are compared: who was not chosen by chance may ask for other things.
-    A figure of which a side has too few samples says nothing.
+    Without `times` only failures are compared: requests that were not assigned at random may differ in
+    what they ask for. A figure with too few samples stays OPEN.
     """
     error = ERROR / (look * (look + 1))
     z = Sure(_NORMAL.inv_cdf(1 - error / _FIGURES), _NORMAL.inv_cdf(1 - error))
@@ -90,7 +90,7 @@ def judge(trial: Arm, stable: Arm, look: int, *, times: bool = True) -> Finding:
 
 
 def failures(trial: Arm, stable: Arm, z: Sure) -> Finding:
-    """Compare the parts that failed."""
+    """Compare the shares of failed requests."""
     if min(trial.requests, stable.requests) < FEWEST:
         return Finding.OPEN
     one, other = trial.failed / trial.requests, stable.failed / stable.requests
@@ -128,5 +128,5 @@ def slowness(trial: Sequence[float], stable: Sequence[float], z: Sure) -> Findin
 
 
 def look_at(look: int) -> int:
-    """Return how many samples of the revision on trial the `look`th look needs."""
+    """Return how many requests of the canary the `look`th test needs."""
     return int(FEWEST * 2 ** (look - 1))

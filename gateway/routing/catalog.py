@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from gateway.config.launched import adapters_of
 from gateway.config.models import PoolConfig, PrefixCache
 from gateway.core.aio import Clock
+from gateway.core.asked import ALL_MODELS
 from gateway.core.errors import NO_MODEL, EndpointNotServed, MissingModel, ModelNotFound
 from gateway.core.types import Call, Caller, Endpoint, Phase, Route
 from gateway.pools.table import Backend, PoolTable
@@ -41,7 +42,7 @@ class Catalog:
     ) -> None:
         self.entries = dict(entries)
         self.clashes = frozenset(clashes)
-        self._defaults: dict[tuple[str, ...], str] = {}  # by what callers may use
+        self._defaults: dict[tuple[tuple[str, ...], ...], str] = {}  # by what callers may use
         self._near: NearNames | None = None  # made by the first name that is not found
 
     @classmethod
@@ -91,7 +92,8 @@ class Catalog:
         """
         model = model or self._default(caller)
         entry = self.entries.get(model)
-        if entry is None or not caller.may_use(model):
+        everything = caller.models == ALL_MODELS and not caller.denied
+        if entry is None or not (everything or caller.may_use(model)):
             raise self._not_found(model, caller)
         return entry
 
@@ -100,13 +102,14 @@ class Catalog:
 
         A caller who sees one pool only means that pool; by its name if that is visible, else by what is.
         """
-        known = self._defaults.get(caller.models)
+        may_use = (caller.models, caller.denied)
+        known = self._defaults.get(may_use)
         if known is None:
             seen = self.visible(caller)
             pools = {entry.route.pool for entry in seen.values()}
             bases = [name for name, entry in seen.items() if entry.parent is None]
             clear = len(pools) == 1 and (bases or len(seen) == 1)
-            known = self._defaults[caller.models] = next(iter(seen)) if clear else ""
+            known = self._defaults[may_use] = next(iter(seen)) if clear else ""
         if not known:
             raise MissingModel(NO_MODEL, param="model")
         return known

@@ -5,6 +5,7 @@
                 a prompt begins, the seconds that it takes of all who are there (decision 017)
     obstacle    the first backend without one is taken; those of another revision only when none of the
                 request's own is free, DEGRADED ones only when no READY one is
+    wait        a request waits a little for a cheaper backend that has more of its prompt (decision 028)
 
 The same pass writes down what it saw of each backend when it is given a place for it, so `explain`
 and `route` tell what `find` does.
@@ -16,25 +17,15 @@ import random
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Final
-
-from xxhash import xxh3_64_intdigest
 
 from gateway.core.endpoints import NO_ENGINE
 from gateway.core.types import Ask, Endpoint, Exclusion, Phase
 from gateway.pools.table import Backend, PoolTable
+from gateway.routing.cost import adds_s, by_class, costs_of, held_of
 
-_UNREAD_WEIGHT: Final = 10.0  # of what is unread, for the highest class, beside all other work
 NOBODY: Final[frozenset[str]] = frozenset()
 
-# Of the seconds in which all outputs at a backend are written, so much does not hold up who comes: they are
-# written side by side. Simulated chats at 8 backends: 0.59 of the prompts were found cached with none of it,
-# 0.77 with nine tenths, 0.87 with this and with 0.99 alike (0.88 where a seer chooses).
-_BESIDE: Final = 0.97
-# Times as long as reading anew takes. Simulated, 8 backends that together hold all prompts: 0.61 of them were
-# found cached at 0 times, 0.86 at 3, 0.88 at 8; the first token's p99 came after 0.53, 0.25 and 0.23 s.
-_HOLDS_OUT: Final = 4.0
 _MIXES, _BITS = 0x9E3779B97F4A7C15, (1 << 64) - 1  # Fibonacci hashing
 _ABOUT_EQUAL: Final = 0.02  # of what it costs to read the whole prompt
 
@@ -45,7 +36,9 @@ class Suited:
 
     ready: Sequence[Backend]  # of the request's own revision, where one is on trial
     later: Sequence[Sequence[Backend]]  # each only when none before it is free
+    ejected: Sequence[Backend]  # only when nobody else suits, or an attempt elsewhere has failed
     unfit: Mapping[str, Exclusion]  # why each other member of the pool cannot serve them
+    ready_ids: tuple[str, ...]  # of `ready`
 
 
 @dataclass(slots=True)
@@ -69,27 +62,54 @@ class Chooser:
         self._known: dict[tuple[str, str | None, Endpoint, bool | None], Suited] = {}
         self._revision = -1  # of the table, when they were found
 
-    def find(self, ask: Ask, now: float, barred: AbstractSet[str] = NOBODY) -> Backend | None:
-        """Return the best of the backends that may take a request now and are not `barred`, if any."""
+    def find(
+        self,
+        ask: Ask,
+        now: float,
+        barred: AbstractSet[str] = NOBODY,
+        before: dict[str, float] | None = None,
+    ) -> Backend | None:
+        """Return the best of the backends that may take a request now and are not `barred`, if any.
+
+        None too while it waits for a cheaper one; then `ask.awaits` names that. `before` has the seconds
+        that those before it in the line will take of the backends that they wait for; its own are added.
+        """
         suited = self._suited(ask)
-        found = self._first(suited.ready, ask, now, barred, waits=not suited.later)
-        if found is None:
-            for backends in suited.later:
-                found = found or self._first(backends, ask, now, barred)
+        if ask.awaits is not None:
+            ask.awaits = None
+        ask.weighed = suited.ready_ids
+        found = self._first(suited.ready, ask, now, barred, before)
+        if found is not None or ask.awaits is not None:
+            return found
+        last = [suited.ejected] if suited.ejected and _may_be_ejected(suited, ask) else []
+        for backends in (*suited.later, *last):
+            if found is None:
+                ask.weighed = tuple([each.id for each in backends])
+                found = self._first(backends, ask, now, barred)
         return found
 
     def explain(self, ask: Ask, now: float) -> Choice:
-        """Choose as `find` does, and tell why. Nothing is taken."""
+        """Choose as `find` does with nobody in line, and tell why. Nothing is taken."""
         suited, told = self._suited(ask), Choice()
         for backend in self._table.backends(ask.route.pool):
             if (unfit := suited.unfit.get(backend.id)) is not None:
                 tried = was_tried(backend, ask)
                 told.excluded[backend.id] = Exclusion.ALREADY_TRIED if tried else unfit
-        for backends in (suited.ready, *suited.later):
-            looked_at = Choice(excluded=told.excluded)
-            found = self._first(backends, ask, now, NOBODY, looked_at)
-            if found is not None and told.backend_id is None:
-                told.backend_id, told.expected_s = found.id, looked_at.expected_s
+        last = suited.ejected if _may_be_ejected(suited, ask) else ()
+        told.excluded |= {each.id: Exclusion.EJECTED for each in suited.ejected if not last}
+        for backends in (suited.ready, *suited.later, last):
+            held_tokens, expected_s = held_of(backends, ask.prefix), dict[str, float]()
+            costs = costs_of(backends, ask, held_tokens)
+            ranks, spared = by_class(costs, backends, ask, now)
+            for place in self._in_order(ranks, backends, ask, held_tokens):
+                backend = backends[place]
+                reason = Exclusion.READING if backend is spared else obstacle(backend, ask, now)
+                if reason is None:
+                    expected_s[backend.id] = costs[place]
+                else:
+                    told.excluded[backend.id] = reason
+            if expected_s and told.backend_id is None:
+                told.backend_id, told.expected_s = next(iter(expected_s)), expected_s
         return told
 
     def _first(
@@ -98,40 +118,32 @@ class Chooser:
         ask: Ask,
         now: float,
         barred: AbstractSet[str],
-        told: Choice | None = None,
-        *,
-        waits: bool = False,
+        before: dict[str, float] | None = None,
     ) -> Backend | None:
-        """Return the cheapest without an obstacle; with `told`, note what each of them is worth.
-
-        None too if it `waits` for a cheaper one, where more of its prompt is cached.
-        """
-        if told is None and len(backends) == 1:
+        """Return the cheapest without an obstacle, unless it waits for a cheaper one."""
+        if len(backends) == 1:
             return backends[0] if obstacle(backends[0], ask, now, barred) is None else None
-        costs = _costs(backends, ask)
+        held_tokens = held_of(backends, ask.prefix)
+        costs = ask.costs_s = costs_of(backends, ask, held_tokens, before)
         several = ask.top_priority is not None
-        ranks, spared = _by_class(costs, backends, ask, now) if several else (costs, None)
-        if told is None and backends:  # the common case in one look
+        ranks, spared = by_class(costs, backends, ask, now) if several else (costs, None)
+        if backends:  # the common case in one look
             if backends[0].weighted:
                 ranks = self._shared_out(ranks, backends, ask)
-            best = backends[self._least(ranks, backends, ask)]
+            best = backends[self._least(ranks, backends, ask, held_tokens)]
             if best is not spared and obstacle(best, ask, now, barred) is None:
                 return best
-        found = reads = None
-        for place in self._in_order(ranks, backends, ask):
+        cheaper = free = None
+        for place in self._in_order(ranks, backends, ask, held_tokens):
             backend = backends[place]
-            reason = Exclusion.READING if backend is spared else obstacle(backend, ask, now, barred)
-            if reason is None:
-                if told is None:
-                    holds_out = waits and reads is not None and _holds_out(ask, now, reads, backend)
-                    return None if holds_out else backend
-                found = found or backend
-                told.expected_s[backend.id] = costs[place]
-            elif told is not None:
-                told.excluded[backend.id] = reason
-            elif reason is Exclusion.READING and backend is not spared:
-                reads = reads or backend
-        return found
+            if backend is not spared:
+                reason = obstacle(backend, ask, now, barred)
+                if reason is None:
+                    free = backend
+                    break
+                if reason.passes:
+                    cheaper = cheaper or backend
+        return None if cheaper is not None and _waits(ask, now, cheaper, free, before) else free
 
     def _shared_out(
         self, costs: Sequence[float], backends: Sequence[Backend], ask: Ask
@@ -140,7 +152,7 @@ class Chooser:
 
         Of exponentially distributed times the least is each one's as often as its rate is of all rates
         (Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006). About a request's
-        own time, they decide where little is under way; where much is, the work there does (`ahead_s`).
+        own time, they decide where little is under way; where much is, the work there does (`Work`).
         """
         need, wait_s = ask.need, self._rng.expovariate
         own_s = backends[0].token_cost.of(need.prompt_tokens, need.output_tokens)
@@ -148,27 +160,47 @@ class Chooser:
             cost + own_s * wait_s(each.share) for cost, each in zip(costs, backends, strict=True)
         ]
 
-    def _least(self, costs: Sequence[float], backends: Sequence[Backend], ask: Ask) -> int:
-        """Return the place of the least; of about equal ones that of the prompt's beginning, or any."""
+    def _least(
+        self,
+        costs: Sequence[float],
+        backends: Sequence[Backend],
+        ask: Ask,
+        held_tokens: Sequence[int] | None,
+    ) -> int:
+        """Return the place of the least; of about equal ones any, or where prompts that begin so meet.
+
+        They meet only until they are cached: then their places differ by their work.
+        """
         least, prefix = min(costs), ask.prefix
-        if prefix is not None:
-            best, tokens = backends[costs.index(least)], ask.need.prompt_tokens
-            most = least + _ABOUT_EQUAL * tokens * best.token_cost.prompt_s * best.streams
+        place = costs.index(least)
+        if prefix is not None and held_tokens is not None and not held_tokens[place]:
+            best, tokens = backends[place], ask.need.prompt_tokens
+            streams = (best.work or best.weighed()).streams
+            most = least + _ABOUT_EQUAL * tokens * best.token_cost.prompt_s * 2 * streams
             near = [place for place, cost in enumerate(costs) if cost <= most]
             if len(near) == 1:
                 return near[0]
-            home = prefix.home
-            return max((_lot(backends[place].id, home), place) for place in near)[1]
+            home = (
+                prefix.home
+            )  # each draws a lot for prompts of one beginning, the same in every process
+            lots = [((backends[place].number ^ home) * _MIXES & _BITS, place) for place in near]
+            return max(lots)[1]
         if costs.count(least) == 1:
-            return costs.index(least)
+            return place
         places = [place for place, cost in enumerate(costs) if cost == least]
         return places[int(self._rng.random() * len(places))]
 
-    def _in_order(self, costs: Sequence[float], backends: Sequence[Backend], ask: Ask) -> list[int]:
+    def _in_order(
+        self,
+        costs: Sequence[float],
+        backends: Sequence[Backend],
+        ask: Ask,
+        held_tokens: Sequence[int] | None,
+    ) -> list[int]:
         """Return the places of the costs, that of `_least` first, equals by chance."""
         places = list(range(len(costs)))
         if places:
-            best = self._least(costs, backends, ask)
+            best = self._least(costs, backends, ask, held_tokens)
             self._rng.shuffle(places)
             places.sort(key=lambda place: (place != best, costs[place]))
         return places
@@ -186,78 +218,26 @@ class Chooser:
         return known
 
 
-def _costs(backends: Sequence[Backend], ask: Ask) -> list[float]:
-    """Return what a request costs at each, in seconds.
+def _waits(
+    ask: Ask, now: float, cheaper: Backend, free: Backend | None, before: dict[str, float] | None
+) -> bool:
+    """Whether a request waits for a cheaper backend, where more of its prompt is cached; noted if so.
 
-    Where nothing is known of its beginning, that is when it would be done there. Else it is what it takes
-    of all who are there: what is not cached is read while they wait, and their outputs are written beside
-    its own.
+    Where another is free, no longer than twice what it takes that to read the rest anew: it reads that
+    again, and so does somebody whose prompt is driven out.
     """
-    if not backends:
-        return []
-    cost, need, prefix = backends[0].token_cost, ask.need, ask.prefix
-    if prefix is None:
-        own_s = cost.of(need.prompt_tokens, need.output_tokens)
-        return [each.ahead_s + own_s * each.own_ratio for each in backends]
-    written_s, prompt_s, tokens = cost.of(0, need.output_tokens), cost.prompt_s, need.prompt_tokens
-    costs = [
-        each.ahead_s
-        - _BESIDE * each.writing_s
-        + each.own_ratio
-        * (written_s + (tokens - each.cached_tokens(prefix)) * prompt_s * each.streams)
-        for each in backends
-    ]
-    session = None if prefix.blocks is not None else prefix.session  # by token ids is known better
-    if session is not None:
-        for place, each in enumerate(backends):
-            if session.key in each.sessions.last:
-                more = each.sessions.tokens(session, tokens) - each.cached_tokens(prefix)
-                costs[place] -= each.own_ratio * max(0, more) * prompt_s * each.streams
-    return costs
-
-
-def _holds_out(ask: Ask, now: float, reads: Backend, free: Backend) -> bool:
-    """Whether a request waits until a cheaper backend has read what is before it, though one is free.
-
-    It does so a few times as long as it takes to read anew what is cached there (decision 017).
-    """
-    saved = reads.cached_tokens(ask.prefix) - free.cached_tokens(ask.prefix)
-    return now - ask.asked_at < _HOLDS_OUT * saved * free.token_cost.prompt_s
-
-
-def _lot(backend_id: str, home: int) -> int:
-    """Return the lot that a backend draws for prompts of one beginning, the same in every process."""
-    return (_number(backend_id) ^ home) * _MIXES & _BITS
-
-
-@lru_cache(maxsize=4096)
-def _number(backend_id: str) -> int:
-    return xxh3_64_intdigest(backend_id.encode())
-
-
-def _by_class(
-    costs: Sequence[float], backends: Sequence[Backend], ask: Ask, now: float
-) -> tuple[Sequence[float], Backend | None]:
-    """Return the costs by which the class of a request has it go, and a backend that is kept free of it.
-
-    What an engine reads cannot be interrupted, and its next step waits for it. So the highest of several
-    classes goes where least is unread. And while it comes, long prompts of the others are read on
-    all backends but one at a time.
-    """
-    if ask.caller.priority == ask.top_priority:
-        return [
-            cost + _UNREAD_WEIGHT * each.room.unread_tokens * each.token_cost.prompt_s
-            for cost, each in zip(costs, backends, strict=True)
-        ], None
-    if len(backends) < 2 or not backends[0].guarded or now >= backends[0].highest_until:
-        return costs, None
-    free = [
-        each for each in backends if each.room.unread_tokens <= each.limit.reading.ahead_tokens(now)
-    ]
-    if len(free) > 1 or not free:
-        return costs, None
-    is_long = ask.need.prompt_tokens > free[0].limit.reading.ahead_tokens(now)
-    return costs, free[0] if is_long else None
+    if ask.prefix is None or not (cached_tokens := cheaper.cached_tokens(ask.prefix)):
+        return False
+    if free is not None:
+        ask.free_at = min(ask.free_at, now)
+        saved_tokens = cached_tokens - free.cached_tokens(ask.prefix)
+        again_s = 2 * saved_tokens * free.token_cost.prompt_s
+        if now - ask.free_at >= again_s:
+            return False
+    ask.awaits = cheaper.id
+    if before is not None:
+        before[cheaper.id] = before.get(cheaper.id, 0.0) + adds_s(cheaper, ask)
+    return True
 
 
 def obstacle(
@@ -266,6 +246,8 @@ def obstacle(
     """Return why a backend that suits a request cannot take it now; None when it can."""
     if ask.tried and was_tried(backend, ask):
         return Exclusion.ALREADY_TRIED
+    if backend.probation is not None and backend.kept_out and backend.probation.slot is not None:
+        return Exclusion.PROBATION
     window, demand = backend.window_tokens, ask.demand
     if window is not None and demand.exact and demand.total_tokens > window:
         return Exclusion.WINDOW_TOO_SMALL
@@ -292,13 +274,15 @@ def was_tried(backend: Backend, ask: Ask) -> bool:
 
 
 def _suited(members: Sequence[Backend], ask: Ask) -> Suited:
-    ready, degraded, unfit = [], [], {}
+    ready, degraded, ejected, unfit = [], [], [], {}
     for backend in members:
         reason = _unfit(backend, ask)
         if reason is not None:
             unfit[backend.id] = reason
-        elif backend.phase is Phase.READY:
+        elif backend.phase is Phase.READY or backend.probation is not None:
             ready.append(backend)
+        elif backend.kept_out:
+            ejected.append(backend)
         else:
             degraded.append(backend)
     if not all(each.in_reserve for each in (*ready, *degraded)):
@@ -311,7 +295,13 @@ def _suited(members: Sequence[Backend], ask: Ask) -> Suited:
     if ask.on_trial is not None:
         later.insert(0, [each for each in ready if each.on_trial is not ask.on_trial])
         ready = [each for each in ready if each.on_trial is ask.on_trial]
-    return Suited(ready, [backends for backends in later if backends], unfit)
+    later = [backends for backends in later if backends]
+    return Suited(ready, later, ejected, unfit, tuple([each.id for each in ready]))
+
+
+def _may_be_ejected(suited: Suited, ask: Ask) -> bool:
+    """Whether a request may go to one that is ejected: the alternative is to refuse it."""
+    return bool(ask.tried) or not (suited.ready or suited.later)
 
 
 def _unfit(backend: Backend, ask: Ask) -> Exclusion | None:

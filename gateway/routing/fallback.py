@@ -1,8 +1,8 @@
 """Which pools may answer in place of the one that a request asks for. Pure.
 
-Only what surely was not executed goes to another pool, and only requests whose answer is text: vectors
-and token ids of two models have nothing in common. Each of these pools must be open to the key by its
-name. The settings of the asked pool alone count, so a request never goes round.
+A request goes to another pool only if it was certainly not executed, and only if its answer is text:
+vectors and token ids of two models are not comparable. The key must be allowed to use the other pool by
+name. Only the settings of the requested pool count, so a request never goes in circles.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _CAUSES: Final[Mapping[str | None, Cause]] = {
 
 
 def cause_of(error: GatewayError) -> Cause | None:
-    """Return the cause that an error is for a fallback; None when nobody else may answer."""
+    """Return the fallback cause that an error stands for; None if no other pool may answer."""
     return Cause.NO_BACKEND if isinstance(error, ConnectFailed) else cause_by(error.code)
 
 
 def cause_by(code: str | None) -> Cause | None:
-    """Return the cause that an error with a code is for a fallback; None when it is none."""
+    """Return the fallback cause that an error code stands for; None if it is none."""
     return _CAUSES.get(code)
 
 
 def stand_ins(cause: Cause, ask: Ask, pool: PoolConfig, catalog: Catalog) -> list[Route]:
-    """Return where a request that its own `pool` cannot take may go, the first choice first."""
+    """Return the routes of the pools that may answer instead of `pool`, the first choice first."""
     caller, endpoint, adapter = ask.caller, ask.call.endpoint, ask.route.adapter
     if not caller.falls_back or endpoint not in _AS_TEXT:
         return []

@@ -1,4 +1,4 @@
-"""Which requests go to a revision on trial. Pure: the same conversation has the same answer everywhere."""
+"""Which requests go to a canary. Pure: each replica sends the same conversation to the same side."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _BYTES: Final = 8
 
 
 def assign(ask: Ask, wished: bytes) -> None:
-    """Note whether a request goes to the revision on trial of its pool, if that has one.
+    """Set `on_trial` if the pool of a request has a canary.
 
-    By the header `x-gateway-revision` (`wished`), by its key, or by a hash of key and conversation, so
-    that no conversation changes sides and a share of a half holds all that is in one of a tenth. A
-    conversation is what its session is said to be (`Ask.session`), else how it begins.
+    The header `x-gateway-revision` (`wished`) decides, or the key, or a hash of key and conversation. The
+    hash keeps a conversation on its side, and a larger share contains a smaller one. A conversation is
+    identified by its session (`Ask.session`), or else by how it begins.
     """
     trial = ask.route.trial
     if trial is None:
@@ -30,7 +30,7 @@ def assign(ask: Ask, wished: bytes) -> None:
 
 
 def place_of(ask: Ask, purpose: str) -> float:
-    """Return a number between 0 and 1 that is the same for each turn of a conversation, and differs by purpose."""
+    """Return a number in 0..1 that is the same for each turn of a conversation, and independent by purpose."""
     told = blake2b(
         ask.session or beginning(ask.call).encode("utf-8", "replace"), digest_size=_BYTES
     )

@@ -187,7 +187,8 @@ def count_chat(path: str, body: dict[str, Any]) -> tuple[list[int], str]:
         raise invalid("list_type", "body.messages", text, repr(messages))
     messages = ([{"role": "system", "content": system}] if system else []) + messages
     open_reply = body.get("add_generation_prompt", True)
-    ids = render_chat(messages, body.get("tools") or (), open_reply=open_reply)
+    goes_on = bool(body.get("continue_final_message")) and bool(messages)
+    ids = render_chat(messages, body.get("tools") or (), open_reply=open_reply, goes_on=goes_on)
     return ids, "\n".join(_texts(messages))
 
 

@@ -75,6 +75,7 @@ async def generate(state: SimState, request: Received, reply: Reply, body: dict[
     Cancel: the engine forgets the request at once.
     """
     ask = parse_ask(request.path, body, state.config, list(state.adapters))
+    request.begun_tokens = ask.begun_tokens
     _admit(state, ask)
     writer, reply_id = _writer(state, request, ask)
     plans = plan_reply(ask, state.config.reply_tokens)

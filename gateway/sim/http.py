@@ -20,7 +20,7 @@ from typing import Final, cast
 import httptools
 
 _LINGER_ZERO: Final = struct.pack("ii", 1, 0)  # close() then sends a reset
-_SERVER_HEADERS: Final = b"server: uvicorn\r\nvary: Origin\r\n"
+_VARY: Final = {"vary": "Origin"}  # of vLLM's CORS middleware, behind what the answer has
 
 
 @dataclass(slots=True)
@@ -36,6 +36,7 @@ class Received:
     reused: bool  # not the first request of its connection
     query: str = ""
     status: int | None = None
+    begun_tokens: int = 0  # of the reply, that the prompt has already
     tokens_emitted: int = 0
     client_disconnected_at: float | None = None
     ended_at: float | None = None
@@ -84,14 +85,13 @@ class Reply:
 
     def send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
         """Answer with a whole body."""
-        fields = {"content-length": str(len(body))} | (headers or {})
-        self._start(status, fields)
-        self._write(b"" if self._request.method == "HEAD" else body)
+        fields = {"content-length": str(len(body))} | (headers or {}) | _VARY
+        self._start(status, fields, b"" if self._request.method == "HEAD" else body)
         self._end()
 
     def start_stream(self, status: int, headers: dict[str, str]) -> None:
         """Send the head of a chunked answer."""
-        self._start(status, headers | {"transfer-encoding": "chunked"})
+        self._start(status, headers | _VARY | {"transfer-encoding": "chunked"})
 
     async def chunk(self, data: bytes) -> None:
         """Send one chunk; wait while the client does not read."""
@@ -105,7 +105,7 @@ class Reply:
 
     def start_sized(self, status: int, length: int, headers: dict[str, str]) -> None:
         """Send only the head of an answer of `length` bytes."""
-        self._start(status, headers | {"content-length": str(length)})
+        self._start(status, headers | {"content-length": str(length)} | _VARY)
 
     def raw(self, data: bytes) -> None:
         """Send bytes outside of any framing."""
@@ -119,17 +119,14 @@ class Reply:
         """Close the connection with a reset."""
         self._connection.reset()
 
-    def _start(self, status: int, headers: dict[str, str]) -> None:
+    def _start(self, status: int, headers: dict[str, str], body: bytes = b"") -> None:
         self.started = True
         self._request.status = status
         if self._close:
             headers = headers | {"connection": "close"}
-        lines = [
-            f"HTTP/1.1 {status} {_phrase(status)}\r\ndate: {formatdate(usegmt=True)}\r\n".encode()
-        ]
-        lines.append(_SERVER_HEADERS)
-        lines += [f"{name}: {value}\r\n".encode("latin-1") for name, value in headers.items()]
-        self._write(b"".join([*lines, b"\r\n"]))
+        head = f"HTTP/1.1 {status} {_phrase(status)}\r\ndate: {formatdate(usegmt=True)}\r\nserver: uvicorn\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self._write(head.encode("latin-1") + b"\r\n" + body)
 
     def _write(self, data: bytes) -> None:
         if data and not self._connection.transport.is_closing():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.sim.ask import Ask
@@ -89,12 +89,21 @@ def _cut(plan: Plan, length: int) -> Plan:
 
 def _stop_early(plan: Plan, stops: tuple[str, ...]) -> Plan:
     """End before the first stop string; its tokens are generated, its text is not shown."""
+    if not any(stops):
+        return plan
     text = "".join(plan.pieces)
     found = min(((text.find(s) + len(s), s) for s in stops if s and s in text), default=None)
+    held_back = max(map(len, stops)) - 1
     if found is None:
-        return plan
+        pieces = _held_back(text, len(plan.pieces), held_back)
+        return replace(plan, pieces=pieces)
     end, stop = found
     count = -(-end // TOKEN_BYTES)
-    shown = text[: end - len(stop)]
-    pieces = tuple(shown[i * TOKEN_BYTES : (i + 1) * TOKEN_BYTES] for i in range(count))
+    pieces = _held_back(text[: end - len(stop)], count, held_back)
     return Plan(plan.index, plan.prompt, pieces, plan.tokens[:count], "stop", stop)
+
+
+def _held_back(text: str, count: int, chars: int) -> tuple[str, ...]:
+    """Return the text that each of `count` tokens shows, of which all but the last hold some back."""
+    ends = [max(0, number * TOKEN_BYTES - chars) for number in range(count)]
+    return tuple(text[start:end] for start, end in zip(ends, [*ends[1:], len(text)], strict=True))

@@ -4,6 +4,7 @@
         sim.url, sim.port            where it listens (loopback; port 0 picks a free one)
         sim.inject("reset_after:3")  see `faults` for the table; `sim.clear()` heals everything
         sim.requests                 what came in, headers and bodies, and what became of it
+        sim.on_ended                 called with each of them when it ends, however it does
 
 Besides vLLM's own it serves GET /sim/requests, GET|POST|DELETE /sim/faults (POST takes
 `{"fault": "name:arg@count"}`).
@@ -58,6 +59,7 @@ class SimServer:
     def __init__(self, config: SimConfig | None = None, faults: Sequence[Fault | str] = ()) -> None:
         self.config = config or SimConfig()
         self.requests: deque[Received] = deque(maxlen=_REMEMBERED)
+        self.on_ended: Callable[[Received], None] = lambda request: None
         self.port = self.config.port
         self.state: SimState
         self._first_faults = faults
@@ -204,6 +206,8 @@ class SimServer:
             body = error.body(anthropic=request.path.startswith(MESSAGES))
             extra = {"allow": error.allow} if error.allow else {}
             reply.send(error.status, compact(body), JSON | extra)
+        finally:
+            self.on_ended(request)
 
     def _check_key(self, request: Received) -> None:
         key = self.config.api_key

@@ -53,15 +53,21 @@ def detokenize(ids: Sequence[int]) -> str:
 
 
 def render_chat(
-    messages: Sequence[dict[str, Any]], tools: Sequence[Any] = (), *, open_reply: bool = True
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[Any] = (),
+    *,
+    open_reply: bool = True,
+    goes_on: bool = False,
 ) -> list[int]:
-    """Apply the chat template: messages (and tools) to token ids."""
+    """Apply the chat template: messages (and tools) to token ids; with `goes_on` the last one is not ended."""
     ids: list[int] = []
     if tools:
         ids += [START, TOOLS, *tokenize(json.dumps(tools, separators=(",", ":"))), END]
     for message in messages:
         role = ROLES.get(str(message.get("role")), OTHER_ROLE)
         ids += [START, role, *_content_ids(message), END]
+    if goes_on:
+        return ids[:-1]
     return [*ids, START, ROLES["assistant"]] if open_reply else ids
 
 

@@ -1,21 +1,27 @@
-"""What follows a failed attempt: one pure rule, and the handler only obeys.
+"""What follows a failed attempt: one pure rule, the budget that bounds it, and the pause before it.
 
 Only what surely was not executed is tried again:
 
     StaleConnection   an idle connection died unanswered    the same backend, on a fresh connection
     ConnectFailed     nothing was sent                      another backend, or a wait for one
-    EngineFull        the engine took nothing of it         another backend that has room now
+    EngineFull        the engine took nothing of it         another backend that has room now; else the same
+                                                            one, if it asks for it within two seconds
     anything else     the engine may have worked, or may still work      told
 
 Nothing is tried again once the client has a byte of a reply, when the body is held nowhere any more,
-or after the third attempt. The rest of a stream that was cut where it can go on (`resume.stream`) is a
-request of its own, which goes elsewhere whatever has failed, at most three times. The client is told
-the last error: as a reply where none has begun, else in its stream. A full engine does not send the
-client back to the queue, where all wait for the same engines: the client is told when to come again.
+after the third attempt, or when the client has given up by then. The rest of a stream that was cut where it
+can go on (`resume.stream`) is a request of its own, which goes elsewhere whatever has failed, at most three
+times. The client is told the last error: as a reply where none has begun, else in its stream. A full engine
+does not send the client back to the queue, where all wait for the same engines: the client is told when to
+come again.
+
+Of the requests under way in a pool at most a fifth may be such attempts, or three, until the backend has
+answered. What never left the gateway is not counted: it adds nothing to what engines do.
 
 A backend that was tried is left out of the choice until it has come back (`Ask.tried`).
 
-Source: RFC 9110 section 9.2.2 (no automatic retry of a non-idempotent method unless it surely was not applied).
+Sources: RFC 9110 section 9.2.2 (no automatic retry of a non-idempotent method unless it surely was not
+applied); Envoy (retry_budget: 20 %, min_retry_concurrency 3; full jitter from 25 ms, at most ten times that).
 """
 
 from __future__ import annotations
@@ -27,6 +33,10 @@ from gateway.core.errors import ConnectFailed, EngineFull, StaleConnection, Upst
 from gateway.core.types import Chance
 
 MAX_ATTEMPTS: Final = 3
+BUDGET_RATIO: Final = 0.2
+BUDGET_FLOOR: Final = 3
+_AGAIN_S: Final = 2.0  # an engine that asks for a longer pause is not waited for
+_PAUSE_S, _LONGEST_PAUSE_S = 0.025, 0.25
 
 
 class Next(Enum):
@@ -35,26 +45,75 @@ class Next(Enum):
     TELL = "tell"  # no attempt: the client is told the error
     ELSEWHERE = "elsewhere"
     FRESH_CONNECTION = "fresh_connection"
+    AGAIN = "again"  # the same backend, when it asks for it
 
 
 def after(
     error: UpstreamError | EngineFull,
     *,
     attempts: int,
-    answering: bool,
-    body_at_hand: bool,
+    repeatable: bool,
     chance: Chance,
+    left_s: float,
 ) -> Next:
     """Decide what follows the last of `attempts`, which failed with `error`.
 
-    `answering`: the client has a byte of a reply. `chance`: when a backend that was not tried has room.
+    `repeatable`: the client has no byte of a reply, and the body is at hand. `chance`: when a backend that
+    was not tried has room. `left_s`: how long the client still waits.
     """
-    if answering or not body_at_hand or attempts >= MAX_ATTEMPTS:
+    if not repeatable or attempts >= MAX_ATTEMPTS or left_s <= 0:
         return Next.TELL
     if isinstance(error, StaleConnection):
         return Next.FRESH_CONNECTION
     if isinstance(error, ConnectFailed) and chance is not Chance.NEVER:
         return Next.ELSEWHERE
-    if isinstance(error, EngineFull) and chance is Chance.NOW:
-        return Next.ELSEWHERE
+    if isinstance(error, EngineFull):
+        if chance is Chance.NOW:
+            return Next.ELSEWHERE
+        if error.told_s is not None and error.told_s <= min(_AGAIN_S, left_s):
+            return Next.AGAIN
     return Next.TELL
+
+
+def adds_load(error: UpstreamError | EngineFull) -> bool:
+    """Whether another attempt after this failure counts against the budget: an engine may have had work.
+
+    Idle connections that a backend closes die together, and their requests were read by nobody.
+    """
+    return not isinstance(error, ConnectFailed | StaleConnection)
+
+
+def pause_s(step: Next, error: UpstreamError | EngineFull, attempts: int, chance: float) -> float:
+    """Return how long to wait before another attempt, by `chance` (0 to 1).
+
+    The first one goes elsewhere, where nothing is wrong yet: at once. Where two failed, much does.
+    """
+    if step is Next.AGAIN and isinstance(error, EngineFull):
+        return error.told_s or 0.0
+    if step is Next.FRESH_CONNECTION or attempts < 2:
+        return 0.0
+    return chance * min(_PAUSE_S * 2.0 ** (attempts - 1), _LONGEST_PAUSE_S)
+
+
+class Budget:
+    """Counts the attempts after failures that are under way, by pool. Their one owner."""
+
+    def __init__(self) -> None:
+        self._pools: dict[object, str] = {}  # by request
+
+    def begin(self, request: object, pool: str, active: int) -> bool:
+        """Count another attempt of a request if it may be made, with so many requests in flight in its pool."""
+        self.end(request)
+        allowed = max(BUDGET_FLOOR, int(BUDGET_RATIO * active))
+        if self.under_way(pool) >= allowed:
+            return False
+        self._pools[request] = pool
+        return True
+
+    def end(self, request: object) -> None:
+        """Count it no more; further calls do nothing."""
+        self._pools.pop(request, None)
+
+    def under_way(self, pool: str) -> int:
+        """Return how many there are in a pool."""
+        return sum(each == pool for each in self._pools.values())

@@ -30,6 +30,8 @@ from gateway.upstream.reading import (
     MAX_FRAMING_BYTES,
     STREAM,
     Reading,
+    UsualHead,
+    usual_head,
 )
 from gateway.upstream.reply import Reply, Sink
 from gateway.upstream.silence import ENDLESS, Silence
@@ -58,8 +60,10 @@ class Connection(Reading, asyncio.Protocol):
         self._waiter: asyncio.Future[Reply] | None = None
         self._sink: Sink | None = None
         self.loop = asyncio.get_running_loop()  # asking for it costs a system call before 3.12
+        self._now = self.loop.time
         self.silence = Silence(ENDLESS, 0.0)  # of the exchange under way, or the last
         self._used = False
+        self._usual: UsualHead | None = None  # how the last reply began
         self._sent_at = 0.0
         self._sent_bytes = 0
         self._socket: Socket | None = None
@@ -97,12 +101,14 @@ class Connection(Reading, asyncio.Protocol):
         transport = self._transport
         if transport is None or self.state is not IDLE:
             raise StaleConnection("the connection was closed before the request was sent")
-        self._reset()
+        if self._parsed:
+            self._reset()
+        self._answered = False
         self.state = HEAD
         self.silence = silence
         waiter: asyncio.Future[Reply] = self.loop.create_future()
         self._waiter = waiter
-        self._sent_at = self.loop.time()
+        self._sent_at = self._now()
         self._sent_bytes = len(head) + len(body)
         if len(body) < _UNCLAIMED_BYTES:
             transport.write(head + body)
@@ -167,12 +173,13 @@ class Connection(Reading, asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser, then hand on what it found, once per read."""
+        """Take one read: what is known by sight, else what the parser finds in it."""
         if self._between_chunks:  # after a whole chunk the parser would be where it is now
             sink = self._sink
             if sink is not None and sink.on_chunk(data):
                 return
-        if self.state is IDLE or self._parser is None:
+        parser = self._parser
+        if self.state is IDLE or parser is None:
             self._unasked(data)
             self.abort()
             return
@@ -181,19 +188,12 @@ class Connection(Reading, asyncio.Protocol):
                 self._fail(self._unasked(data))
                 return
             self._answered = True
-        self._framing_bytes += len(data)
-        try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._fail(BackendBroke("the backend sent something that is not HTTP/1.1"))
-            return
-        self._between_chunks &= data.endswith(b"\n")  # else the next one's size may have begun
-        if self._framing_bytes > MAX_FRAMING_BYTES and not self._complete:
-            self._fail(BackendBroke("the backend sent too much between the parts of its reply"))
-        elif self.state is STREAM:
+            if self._answer_by_sight(data):
+                return
+        elif self._read_by_sight(data):
             self._deliver()
-        elif self._complete or self._held_bytes > MAX_ERROR_BYTES:
-            self._finish_collected()
+            return
+        self._parse(parser, data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell whoever waits; a reply whose end is the end of the connection is complete now."""
@@ -213,9 +213,44 @@ class Connection(Reading, asyncio.Protocol):
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _start_stream(self) -> None:
+    def _answer_by_sight(self, data: bytes) -> bool:
+        """Answer with what vLLM writes: a read that is a whole reply, or begins a stream; False: parse it."""
+        known = self._usual
+        reply = None if known is None else known.reply(data)
+        if reply is None:
+            if self._begin_by_sight(data):
+                return True
+            self._usual = known = usual_head(data)
+            reply = None if known is None else known.reply(data)
+        if reply is None:
+            return False
+        self._release(keep_alive=True)
+        self._answer(reply)
+        return True
+
+    def _parse(self, parser: httptools.HttpResponseParser, data: bytes) -> None:
+        """Feed the parser, then hand on what it found, once per read."""
+        self._parsed = True
+        self._framing_bytes += len(data)
+        head, self._unread_head = self._unread_head, b""
+        try:
+            if head:
+                parser.feed_data(head)
+            parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._fail(BackendBroke("the backend sent something that is not HTTP/1.1"))
+            return
+        self._between_chunks &= data.endswith(b"\n")  # else the next one's size may have begun
+        if self._framing_bytes > MAX_FRAMING_BYTES and not self._complete:
+            self._fail(BackendBroke("the backend sent too much between the parts of its reply"))
+        elif self.state is STREAM:
+            self._deliver()
+        elif self._complete or self._held_bytes > MAX_ERROR_BYTES:
+            self._finish_collected()
+
+    def _start_stream(self, *, is_usual: bool = False) -> None:
         self.state = STREAM
-        self._answer(Reply(self._status, self._headers, None, self))
+        self._answer(Reply(self._status, self._headers, None, self, is_usual))
 
     def _answer(self, reply: Reply) -> None:
         waiter, self._waiter = self._waiter, None
@@ -227,7 +262,7 @@ class Connection(Reading, asyncio.Protocol):
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts = []
         if self._complete:
-            self._release()
+            self._release(keep_alive=self._keep_alive)
         else:
             self.abort()  # the rest is not read
         self._answer(Reply(self._status, self._headers, body, None))
@@ -243,12 +278,12 @@ class Connection(Reading, asyncio.Protocol):
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         if self._complete:
             self._sink = None
-            self._release()
+            self._release(keep_alive=self._keep_alive)
             sink.on_end(data)
         elif data:
             sink.on_data(data)
 
-    def _release(self) -> None:
+    def _release(self, *, keep_alive: bool) -> None:
         """Give the connection back, or close it when it may not be used again.
 
         A backend that answered before it read the whole request gets no more of it.
@@ -260,7 +295,7 @@ class Connection(Reading, asyncio.Protocol):
         if transport.get_write_buffer_size():
             self.state = CLOSED
             transport.abort()
-        elif self._keep_alive and not transport.is_closing():
+        elif keep_alive and not transport.is_closing():
             transport.resume_reading()
             self.state = IDLE
             self._on_free(self)
@@ -282,14 +317,14 @@ class Connection(Reading, asyncio.Protocol):
         """
         socket = self._socket
         return (
-            self.loop.time() - self._sent_at < _IN_FLIGHT_S
+            self._now() - self._sent_at < _IN_FLIGHT_S
             and socket is not None
             and not socket.has_acknowledged_any_of(self._sent_bytes)
         )
 
     def _was_stale(self) -> bool:
         """Whether the backend cannot have worked: reused, and gone as soon as we sent."""
-        return self._used and self.loop.time() - self._sent_at < _STALE_S
+        return self._used and self._now() - self._sent_at < _STALE_S
 
     def _fail(self, error: UpstreamError) -> None:
         waiter, self._waiter = self._waiter, None

@@ -36,8 +36,9 @@ def plain_id() -> str:
 
 def is_of_another(reply: bytes, own_id: str) -> bool:
     """Whether the beginning of a reply, or of its first frame, names another attempt."""
+    beginning = reply[:_NAMED_BYTES]
     return (
-        reply.find(_OURS, 0, _NAMED_BYTES) >= 0
-        and reply.find(own_id.encode(), 0, _NAMED_BYTES) < 0  # nobody can guess it
-        and _NAMED.match(reply) is not None
+        _OURS in beginning
+        and own_id.encode() not in beginning  # nobody can guess it
+        and _NAMED.match(beginning) is not None
     )

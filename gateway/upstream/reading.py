@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import Final
 
 import httptools
+import msgspec
 
-from gateway.upstream.reply import EVENT_STREAM
+from gateway.upstream.reply import EVENT_STREAM, Reply
+from gateway.wire.chunks import unframed
 
 # A reply with status 200 that is no event stream is collected up to here, so that it can be judged as
 # a whole; beyond it, it is streamed. Also what one stream may hold in memory.
@@ -19,6 +22,57 @@ MAX_ERROR_BYTES: Final = 1024 * 1024
 MAX_FRAMING_BYTES: Final = 64 * 1024
 _MAX_HEADER_BYTES: Final = 64 * 1024
 _MAX_INTERIM_REPLIES: Final = 8  # 1xx heads before the real one
+
+# The head of a whole reply as vLLM's server writes it nearly always. Source: vLLM 0.32 with uvicorn 0.54;
+# an id is written with `--enable-request-id-headers`.
+_USUAL_HEAD: Final = re.compile(
+    rb"HTTP/1\.1 200 OK\r\ndate: [ -~]{29}\r\nserver: uvicorn\r\ncontent-length: (\d{1,9})\r\n"
+    rb"content-type: application/json\r\n(?:(?:vary|x-request-id): [!-~]{1,200}\r\n)*\r\n"
+)
+_USUAL_HEADERS: Final = {b"content-type": b"application/json"}  # what of it anybody asks for
+
+# Likewise of a stream. Its last line says that the body comes in chunks, so the connection is kept.
+_USUAL_STREAM: Final = re.compile(
+    rb"HTTP/1\.1 200 OK\r\ndate: [ -~]{29}\r\nserver: uvicorn\r\n"
+    rb"content-type: text/event-stream; charset=utf-8\r\n"
+    rb"(?:(?:vary|x-request-id): [!-~]{1,200}\r\n)*transfer-encoding: chunked\r\n\r\n"
+)
+_STREAM_HEADERS: Final = {b"content-type": EVENT_STREAM, b"transfer-encoding": b"chunked"}
+
+
+class UsualHead(msgspec.Struct, frozen=True, gc=False):
+    """A head of a usual reply: a server writes all of one second alike, but for the length of the body."""
+
+    before: bytes  # the digits of its Content-Length
+    behind: bytes  # them and a CR, to the end of the head
+
+    def reply(self, data: bytes) -> Reply | None:
+        """Return the whole reply that a read is, if it begins with this head and its length."""
+        rest = data.removeprefix(self.before)
+        if len(rest) == len(data):
+            return None
+        digits, _, rest = rest.partition(b"\r")
+        body = rest.removeprefix(self.behind)
+        if len(body) == len(rest) or digits != b"%d" % len(body):
+            return None
+        return Reply(200, _USUAL_HEADERS, body, None, is_usual=True)
+
+
+def usual_head(data: bytes) -> UsualHead | None:
+    """Return the head that a whole reply begins with, if it is one as vLLM writes it.
+
+    What it is not is to be parsed. To read it in one go takes a third of the parser's time.
+    """
+    head = _USUAL_HEAD.match(data)
+    if head is None or len(data) - head.end() != int(head[1]):
+        return None
+    return UsualHead(data[: head.start(1)], data[head.end(1) + 1 : head.end()])
+
+
+def usual_stream(data: bytes) -> bytes:
+    """Return the head of a stream that a read begins with, if it is one as vLLM writes it; else nothing."""
+    head = _USUAL_STREAM.match(data)
+    return b"" if head is None else head[0]
 
 
 class State(Enum):
@@ -45,8 +99,11 @@ class Reading:
         self._found: dict[bytes, bytes] = {}  # headers as they came, since the last whole head
         self.on_header = self._found.setdefault  # called by the parser, for every header
         self._reset()
+        self._answered = False  # anything of the reply has come
 
     def _reset(self) -> None:
+        """Forget what the parser has found."""
+        self._parsed = False
         self._headers: dict[bytes, bytes] = {}  # in lower case; the first value of a repeated one
         self._found.clear()
         self._framing_bytes = 0
@@ -56,8 +113,9 @@ class Reading:
         self._held_bytes = self._ticked_bytes = 0
         self._complete = False
         self._keep_alive = False
-        self._answered = False
         self._between_chunks = False
+        # Of a stream that is read by sight, until the parser has to go on with it.
+        self._unread_head = b""
 
     def on_message_begin(self) -> None:
         """Refuse what follows a whole reply in the same read."""
@@ -69,9 +127,14 @@ class Reading:
         """Judge the head: an event stream is answered now, everything else when it is whole."""
         parser = self._parser
         assert parser is not None
-        found, headers = self._found, self._headers
-        for name, value in found.items():
-            headers.setdefault(name.lower(), value)
+        found = self._found
+        if self.state is STREAM:  # known by sight, and read now for what follows
+            found.clear()
+            return
+        headers = {name.lower(): value for name, value in found.items()}
+        if len(headers) != len(found):  # written in several ways: the first counts
+            headers = {name.lower(): value for name, value in reversed(found.items())}
+        self._headers = headers
         found.clear()  # what comes from now on are trailers, of which none is passed on
         if self._framing_bytes > MAX_FRAMING_BYTES and _size(headers) > _MAX_HEADER_BYTES:
             raise httptools.HttpParserError("headers too large")
@@ -117,9 +180,41 @@ class Reading:
         )  # only true answers inside this callback
         self._complete = True
 
+    # --- what needs no parser ------------------------------------------------------------------------
+
+    def _begin_by_sight(self, data: bytes) -> bool:
+        """Begin a stream that a read begins as vLLM does; False: it is to be parsed."""
+        head = usual_stream(data)
+        rest = unframed(data[len(head) :]) if head else None
+        if rest is None:
+            return False
+        self._parsed = self._between_chunks = True
+        self._unread_head = head
+        self._status, self._headers = 200, _STREAM_HEADERS
+        self._start_stream(is_usual=True)
+        self._hold(*rest)
+        return True
+
+    def _read_by_sight(self, data: bytes) -> bool:
+        """Take more of such a stream, if it is whole chunks; False: it is to be parsed."""
+        found = unframed(data) if self._unread_head else None
+        if found is None:
+            return False
+        self._hold(*found)
+        return True
+
+    def _hold(self, data: bytes, ends: bool) -> None:
+        if data:
+            self._parts.append(data)
+            self._held_bytes += len(data)
+        if ends:
+            self._complete = self._keep_alive = True
+            self._between_chunks = False
+            self._unread_head = b""
+
     # --- for the connection -----------------------------------------------------------------------
 
-    def _start_stream(self) -> None:
+    def _start_stream(self, *, is_usual: bool = False) -> None:
         raise NotImplementedError
 
     def _ends_with_connection(self) -> bool:

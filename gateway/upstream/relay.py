@@ -24,6 +24,7 @@ from gateway.core.errors import (
     GatewayError,
     RequestError,
     StreamBroke,
+    StreamMoved,
     UpstreamError,
 )
 from gateway.upstream.reply import Reply
@@ -33,6 +34,7 @@ from gateway.wire.replies import Fault, fault_of
 from gateway.wire.sse import HEARTBEAT
 
 TICK_S: Final = 0.5  # how often on_tick comes; all times below are good to about that
+_TOLD_AS_IT_IS: Final = (BackendTimeout, BackendDown, StreamMoved)
 _LAST_CHUNK_S: Final = 1.0  # what a backend has to end the body, after the stream's last frame
 
 
@@ -63,7 +65,7 @@ class Relay:
 
     __slots__ = (
         "_beaten_at", "_blocked_since", "_by_sight", "_client", "_connection", "_done", "_error", "_events", "_loop",
-        "_on_first_token", "_refuses", "_reply", "_shape", "_silence", "watch",
+        "_on_first_token", "_refuses", "_reply", "_shape", "_silence", "leaves", "watch",
     )  # fmt: skip
 
     def __init__(
@@ -77,6 +79,8 @@ class Relay:
         refuses: Callable[[bytes], UpstreamError | None] = lambda beginning: None,
     ) -> None:
         """`refuses` judges the first bytes of a body, before the client gets any of it."""
+        # Asked twice a second, once the client has something; what it returns cuts the stream.
+        self.leaves: Callable[[], UpstreamError | None] | None = None
         self._on_first_token = on_first_token
         self._refuses = refuses
         self.watch = watch
@@ -144,13 +148,34 @@ class Relay:
             write(chunk)
             return True
         frame = inside(chunk)
-        if frame:
+        if not frame:
+            return False
+        if client.started:
+            self._pass_on(frame, chunk)
+        else:
             self.on_data(frame)
-        return bool(frame)
+        return True
+
+    def _pass_on(self, frame: bytes, chunk: bytes) -> None:
+        """Pass on a frame that is one chunk: as it is framed, where nothing of it changes."""
+        out, client = self.watch.feed(frame), self._client
+        if out is frame and client.takes_chunks:
+            client.bytes_out += len(chunk)
+            client.write_chunk(chunk)
+        elif out:
+            client.write(out)
+        if client.writing_paused:
+            self.pause()
+        if self._on_first_token is not None:
+            self._note_first_token()
 
     def _begin(self, out: bytes) -> bool:
-        """Write the head and the first bytes, unless they are those of a failure."""
-        error = _as_error(self.watch.fault) if self.watch.failed else self._refuses(out)
+        """Write the head and the first bytes, unless they are those of a failure that ends the stream."""
+        watch = self.watch
+        failed = (
+            watch.failed and watch.cut is None
+        )  # cut, another backend goes on behind these bytes
+        error = _as_error(watch.fault) if failed else self._refuses(out)
         if error is None:
             self._client.begin(self._reply, out)
             return True
@@ -176,6 +201,11 @@ class Relay:
         """Tell the client in its own protocol that the backend broke off."""
         self._break(error)
 
+    @property
+    def blocked_since(self) -> float | None:
+        """Since when the client has not read what is ready for it, by the loop's clock; None: it reads."""
+        return self._blocked_since
+
     def on_tick(self, now: float) -> None:
         """Enforce silence limits and send heart-beats."""
         silence = self._silence
@@ -185,6 +215,9 @@ class Relay:
                 self._stop(
                     ClientStalled(f"the client did not read for {patience.client_write_s:.0f} s")
                 )
+            return
+        if self.leaves is not None and self._client.started and (error := self.leaves()):
+            self._break(error)
             return
         events = self.watch.events
         if events != self._events:
@@ -239,7 +272,7 @@ class Relay:
         if not self._client.started:
             self._stop(error)
             return
-        if isinstance(error, UpstreamError) and not isinstance(error, BackendTimeout | BackendDown):
+        if isinstance(error, UpstreamError) and not isinstance(error, _TOLD_AS_IT_IS):
             error = StreamBroke(error.message)
         ending = self.watch.broken(fault_of(error))
         self._finish(ending, None if self.watch.complete else error)
@@ -253,8 +286,10 @@ class Relay:
     def _finish(self, rest: bytes, error: GatewayError | None) -> None:
         client = self._client
         if self.watch.cut is not None:
-            if rest:
+            if rest and client.started:
                 client.write(rest)
+            elif rest and not self._begin(rest):
+                return
             self._stop(error)
             return
         if error is not None and not client.started:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 # its other headers `endpoint-load-metrics` is sent only to who asks for it, which nobody can through us.
 PASSED_HEADERS: Final = (b"content-type", b"content-disposition", b"content-language", b"metadata")
 _RARE: Final = frozenset(PASSED_HEADERS[1:])
+JSON_LINE: Final = b"content-type: application/json\r\n"
 EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"  # the content type of vLLM's streams
+EVENT_STREAM_LINE: Final = b"content-type: %b\r\n" % EVENT_STREAM
 
 
 class Sink(Protocol):
@@ -46,6 +48,8 @@ class Reply(msgspec.Struct, frozen=True):
     headers: dict[bytes, bytes]
     body: bytes | None
     connection: Connection | None
+    # With status 200, and nothing else in its head: JSON if it is whole, else a stream of events.
+    is_usual: bool = False
 
     @property
     def content_type(self) -> bytes:
@@ -55,12 +59,16 @@ class Reply(msgspec.Struct, frozen=True):
     @property
     def is_event_stream(self) -> bool:
         """Whether its media type says that the body comes in events."""
+        if self.is_usual:
+            return self.body is None
         if self.headers.get(b"content-type") == EVENT_STREAM:
             return True
         return self.content_type == b"text/event-stream"
 
     def passed_lines(self) -> bytes:
         """Return the lines of the client's head: those headers that go on to it."""
+        if self.is_usual:
+            return EVENT_STREAM_LINE if self.body is None else JSON_LINE
         headers = self.headers
         if b"content-type" in headers and _RARE.isdisjoint(headers):  # as nearly always
             return b"content-type: %b\r\n" % headers[b"content-type"]

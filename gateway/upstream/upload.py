@@ -115,10 +115,10 @@ class UploadConnection(Connection):
             self.silence.suspend()
             self._rest.resume()
 
-    def _release(self) -> None:
+    def _release(self, *, keep_alive: bool) -> None:
         """Close after an answer that came before the body was whole, unsent bytes and all."""
         if self._rest is None:
-            super()._release()
+            super()._release(keep_alive=keep_alive)
         else:
             self._rest = None
             self.abort()

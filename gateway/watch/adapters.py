@@ -1,7 +1,7 @@
-"""What a backend can be told about LoRA adapters: load one, unload one; and which a new server should hold.
+"""Load and unload LoRA adapters on a backend, and tell which of them a restarted server should have.
 
-vLLM forgets at a restart what was loaded at run time. What it held before is known from its model
-list (`root` is the adapter's path), so it can be loaded again, and is verified in the new list.
+A restart of vLLM loses the adapters that were loaded at run time. Its model list from before gives their
+paths (`root`), so they can be loaded again and checked in the new list.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _MOST_SHOWN: Final = 300  # characters of the server's answer
 
 
 def wanted(pool: PoolConfig, held: Mapping[str, str], backend: str) -> dict[str, str]:
-    """Return the adapters that a server which starts anew should hold, with their paths.
+    """Return the adapters that a restarted server should have, with their paths.
 
-    With a list in the configuration only its names count: all of them if they fit there, otherwise
-    those that are pinned there and, as far as there is room, those that the server before it held. One
-    without a path is loaded from where it was.
+    If the configuration lists adapters, only those count: all of them if they fit, otherwise those that
+    are pinned there and, while there is room, those that were loaded before. An adapter without a configured
+    path is loaded from its path before.
 
     Args:
         pool: its settings.
@@ -109,5 +109,5 @@ def _said(reply: bytes) -> str:
     try:
         told: Any = msgspec.json.decode(reply)
         return str(told["error"]["message"])[:_MOST_SHOWN]
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
         return reply.decode(errors="replace")[:_MOST_SHOWN]

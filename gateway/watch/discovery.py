@@ -1,6 +1,7 @@
 """Watch every backend of the pool table, following it across reloads.
 
-    run -- one task per backend -- probe   GET /health     2 s; 0.5 s while starting, down, unsure
+    run -- one task per backend -- probe   GET /health     2 s; 0.5 s while starting, down, unsure; at once
+                                |                          when a request was lost
                                 |- scrape  GET /metrics    1 s
                                 `- models  GET /v1/models  10 s; the probe reads it on coming up,
                                                            the scrape when an unknown adapter runs
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import closing
+from typing import Final
 
 from gateway.config.models import HealthConfig
 from gateway.core.aio import Clock, periodic
@@ -23,6 +25,7 @@ from gateway.watch.members import for_each_member
 from gateway.watch.probe import Prober
 from gateway.watch.scrape import scrape
 
+_APART_S: Final = 0.05  # two probes at least, however many requests are lost
 _Turn = Callable[[], Awaitable[None]]
 
 
@@ -33,6 +36,12 @@ class Watchers:
         self.table = table
         self.health = health
         self.clock = clock
+        self._hurried: dict[str, asyncio.Event] = {}
+
+    def hurry(self, backend_id: str) -> None:
+        """Have a backend probed now: a request was lost there."""
+        if (hurried := self._hurried.get(backend_id)) is not None:
+            hurried.set()
 
     async def run(self) -> None:
         """Watch until cancelled: backends that come get their loops, those that go lose them.
@@ -62,15 +71,20 @@ class Watchers:
                     if told - before:
                         await prober.refresh_models(self.health.timeout)
 
-                def loop(kind: str, turn: _Turn, pause_s: Callable[[], float]) -> None:
-                    name = f"{kind} {backend.id}"
-                    group.create_task(periodic(turn, every_s=pause_s, name=name), name=name)
+                async def probed() -> None:
+                    await prober.probe(self.health.timeout)
+                    await asyncio.sleep(_APART_S)
 
-                loop(
-                    "probe",
-                    lambda: prober.probe(self.health.timeout),
-                    lambda: prober.pause_s(self.health.interval),
-                )
+                def loop(
+                    kind: str, turn: _Turn, pause_s: Callable[[], float], woken: asyncio.Event | None = None
+                ) -> None:  # fmt: skip
+                    name = f"{kind} {backend.id}"
+                    group.create_task(
+                        periodic(turn, every_s=pause_s, name=name, woken=woken), name=name
+                    )
+
+                hurried = self._hurried[backend.id] = asyncio.Event()
+                loop("probe", probed, lambda: prober.pause_s(self.health.interval), hurried)
                 loop(
                     "scrape",
                     scraped,

@@ -1,4 +1,4 @@
-"""Follow what the engines of precise pools tell of their prefix caches.
+"""Subscribe to the KV events of all engines in pools with `prefix: precise`.
 
 run -- one task per backend -- look   where it publishes: its configuration, its page, its command line
                             '- one subscription for each of its engines, as long as that stays true
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gateway.config.kvevents import flag_of
 from gateway.config.models import BackendConfig, PoolConfig
-from gateway.core.aio import Clock, guarded
+from gateway.core.aio import Clock, guarded, periodic
 from gateway.core.types import Phase
 from gateway.pools.table import Backend, PoolTable
 from gateway.prefix.follower import Follower
-from gateway.prefix.precise import Precise
+from gateway.prefix.precise import PreciseIndex
 from gateway.prefix.ranked import precise_engines
 from gateway.watch.fetch import FetchError, Pages
 from gateway.watch.members import for_each_member
@@ -26,7 +26,7 @@ from gateway.wire.kvsources import MOST_RANKS, Source, parse_sources, source_of
 if TYPE_CHECKING:
     from zmq.asyncio import Context
 
-_Followed = dict[tuple[Precise, Source], asyncio.Task[None]]
+_Followed = dict[tuple[PreciseIndex, Source], asyncio.Task[None]]
 
 _FIRST_LOOK_S: Final = 1.0
 _LOOK_S: Final = 5.0  # after a restart an engine may publish at another port
@@ -45,7 +45,7 @@ class EngineEvents:
         self._context: Context | None = None
 
     async def run(self) -> None:
-        """Follow until cancelled. Cancel: all subscriptions end, and nothing is known any more."""
+        """Follow until cancelled. Cancel: all subscriptions end, and the approximate indexes count again."""
         try:
             await for_each_member(self._table, self._follow, name="kv events", wanted=_is_precise)
         finally:
@@ -58,11 +58,17 @@ class EngineEvents:
         try:
             async with asyncio.TaskGroup() as group:
                 with closing(Pages(backend)) as pages:
-                    while True:
+
+                    async def look() -> None:
                         if backend.phase in _SERVING:
                             sources = await self._sources(backend, pages)
                             self._renew(backend, followed, sources, group)
-                        await asyncio.sleep(_LOOK_S if followed else _FIRST_LOOK_S)
+
+                    await periodic(
+                        look,
+                        every_s=lambda: _LOOK_S if followed else _FIRST_LOOK_S,
+                        name=f"kv events {backend.id}",
+                    )
         finally:
             for engine, _ in followed:
                 engine.follower = None
@@ -74,14 +80,14 @@ class EngineEvents:
         sources: Mapping[int, Source],
         group: asyncio.TaskGroup,
     ) -> None:
-        """Follow these engines from now on; those that publish elsewhere, or whose task failed, anew.
+        """Follow these engines from now on. Subscribe again where an address changed or a task failed.
 
-        Of a server with several, all are followed or none.
+        Of a server with several engines, all are followed or none.
         """
         from gateway.watch.kvevents import Subscriber  # its library is an extra
 
-        engines = precise_engines(backend.held)
-        wanted: set[tuple[Precise, Source]] = set()
+        engines = precise_engines(backend.prefix_index)
+        wanted: set[tuple[PreciseIndex, Source]] = set()
         if len(engines) == len(sources):
             wanted = {
                 (each, sources[rank]) for each, rank in zip(engines, sorted(sources), strict=True)
@@ -106,7 +112,7 @@ class EngineEvents:
         return self._context
 
     async def _sources(self, backend: Backend, pages: Pages) -> Mapping[int, Source]:
-        """Return where the engines of a backend publish, by their ranks; empty when they do not."""
+        """Return where the engines of a backend publish, by rank; empty if they do not."""
         config = self._config_of(backend)
         host = None if backend.socket is not None or backend.host in _LOCAL else backend.host
         if config is not None and config.kv_events is not None:
@@ -129,7 +135,7 @@ class EngineEvents:
 
 
 def _is_precise(backend: Backend) -> bool:
-    return backend.knows_prefixes is Precise
+    return backend.new_prefix_index is PreciseIndex
 
 
 def _of_ranks(told: Mapping[str, Any], host: str | None, ranks: int) -> dict[int, Source]:

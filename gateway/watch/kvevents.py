@@ -1,8 +1,8 @@
-"""Read the KV events of one engine into its follower.
+"""Subscribe to the KV events of one engine, and feed its follower.
 
-One task owns the sockets: a subscription, what the library tells of its connection, and for a replay
-a socket of its own. A message that does not follow the last one leads to a replay; where there is
-none to be had, the engine is followed anew from there.
+One task owns the sockets: the subscription, the library's monitor of its connection, and a socket for each
+replay. A gap in the messages leads to a replay. If the engine offers none, the follower starts over with
+the next message.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _MOST_MESSAGE_BYTES: Final = 8 << 20
 # What waits here; then the engine's own queue holds 100,000 (`hwm`), and drops what is more.
 _MOST_WAITING: Final = 256
 _MOST_REPLAYED: Final = 1_000  # an engine holds as many, and drops what is more of a replay
-_TURN: Final = 32  # messages between two looks of others at the loop
-_LATE_S: Final = 1.0  # so long behind, and what the mirror shows is old
-# vLLM looks for a question at least every 0.1 s, unless its engine keeps the interpreter busy.
+_TURN_S: Final = 0.005  # messages are followed at a stretch; a large one takes 2 ms
+_LATE_S: Final = 1.0  # after so long behind, the mirror is out of date
+# vLLM checks for replay requests at least every 0.1 s, unless its engine keeps the interpreter busy.
 _SILENT_S: Final = 3.0
 _MOST_REPLAYS: Final = 32  # in a row; each brings a thousand messages at least
 _HEARTBEAT_MS: Final = 2_000
@@ -50,12 +50,11 @@ class Subscriber:
         self._context = context
         self._follower = follower
         self._clock = clock
-        self._drained_at = 0.0
 
     async def run(self) -> None:
-        """Follow the engine until cancelled, through all its ends and starts.
+        """Follow the engine until cancelled, through all its restarts.
 
-        Cancel: the sockets are closed, and the follower knows nothing any more.
+        Cancel: the sockets are closed, and the follower is out of date.
         """
         follower = self._follower
         with closing(_Socket(self._context, zmq.SUB, _MOST_WAITING)) as socket:
@@ -82,25 +81,29 @@ class Subscriber:
         """Note that the connection came or went."""
         self._follower.disconnected()
         came = parse_monitor_message(frames)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
-        log.debug("kv events %s: %s", "connected" if came else "disconnected", self.source.events)
+        told = "connected" if came else "disconnected"
+        log.debug(
+            "kv events %s: %s", told, self.source.events, extra={"event": f"kv_events_{told}"}
+        )
         if came and not await self._catch_up():
             self._follower.forget()
 
     async def _drain(self, socket: _Socket) -> None:
-        """Follow all messages that are there, in turns."""
-        follower, count = self._follower, 0
-        self._drained_at = self._clock.now()
+        """Follow all messages that are there, in short turns of the loop."""
+        follower, clock = self._follower, self._clock
+        began = turn_began = clock.now()
         with suppress(zmq.Again):
             while True:
                 frames = socket.blocking.recv_multipart(zmq.NOBLOCK)
-                count += 1
                 try:
                     await self._follow(*published(frames))
                 except Garbled:
                     follower.garbled += 1
-                if count % _TURN == 0:
-                    follower.is_late = self._clock.now() - self._drained_at > _LATE_S
+                now = clock.now()
+                if now - turn_began > _TURN_S:
+                    follower.is_late = now - began > _LATE_S
                     await asyncio.sleep(0)
+                    turn_began = clock.now()
         follower.is_late = False
 
     async def _follow(self, number: int, payload: bytes) -> None:
@@ -111,7 +114,7 @@ class Subscriber:
             follower.begin_with(number, payload)
 
     async def _catch_up(self) -> bool:
-        """Follow what the engine repeats; False when it cannot be had."""
+        """Follow a replay of what is missing; return False if the engine offers none."""
         if self.source.replay is None:
             return False
         with suppress(TimeoutError, Garbled):
@@ -121,7 +124,7 @@ class Subscriber:
         return False
 
     async def _replay(self, address: str) -> bool:
-        """Ask for what is missing; False when it must be asked for again.
+        """Request a replay; return False if it must be requested again.
 
         Raises:
             TimeoutError: the engine is silent.

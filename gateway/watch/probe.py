@@ -45,16 +45,17 @@ class Prober:
 
     async def probe(self, timeout_s: float) -> None:
         """Make one probe and report it."""
+        asked_at = self.clock.now()
         try:
             await self._is_well(timeout_s)
-            if not self.backend.models_known:
+            if not self.backend.health.models_known:
                 self.described = False
                 self.report(await self._models(timeout_s))
         except FetchError as failed:
             self.without_health = False  # another server may come up there
-            self.report(ProbeFailed(self.clock.now(), failed.reason))
+            self.report(ProbeFailed(self.clock.now(), failed.reason, asked_at))
         else:
-            self.report(ProbePassed(self.clock.now()))
+            self.report(ProbePassed(self.clock.now(), asked_at))
 
     async def _is_well(self, timeout_s: float) -> None:
         if self.backend.plain and self.without_health:
@@ -70,17 +71,19 @@ class Prober:
 
     async def refresh_models(self, timeout_s: float) -> None:
         """Read the model list of a backend that is up again; a failure keeps what was known."""
-        if not self.backend.models_known:
+        if not self.backend.health.models_known:
             return
         try:
             seen = await self._models(timeout_s)
         except FetchError as failed:
             log.debug(
                 "the model list has not been read yet",
-                extra={"backend": self.backend.id, "why": str(failed)},
+                extra={"event": "models_unread", "backend": self.backend.id, "why": str(failed)},
             )
             return
-        if self.backend.models_known:  # else it went down meanwhile: that list is its old one
+        if (
+            self.backend.health.models_known
+        ):  # else it went down meanwhile: that list is its old one
             self.report(seen)
 
     async def _models(self, timeout_s: float) -> ModelsSeen:

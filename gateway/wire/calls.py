@@ -166,7 +166,7 @@ def measured_call(
     limit, limit_field = _limit(spec, seen)
     measure = Measure(endpoint, fields)
     prompts = prompts_of(measure, seen, body)
-    usage_on_request = _usage_on_request(spec.dialect)
+    usage_on_request = reports_usage_on_request(spec.dialect)
     choices = _choices(seen.n) if usage_on_request else 1
     options = seen.stream_options
     return Call(
@@ -236,38 +236,72 @@ def upstream_body(
         start, end = call.model_at
         return body[:start] + (served_model or "").encode() + body[end:] if renames else body
     adds_usage = (
-        inject_usage and call.stream and not call.wants_usage and _usage_on_request(call.dialect)
+        inject_usage
+        and call.stream
+        and not call.wants_usage
+        and reports_usage_on_request(call.dialect)
     )
     limit_field = None
     if max_new_tokens is not None and max_new_tokens != call.max_new_tokens:
-        fields_of_limits = _OLDEST_LIMIT if plain else _STANDARD_LIMIT
-        limit_field = call.max_new_field or fields_of_limits.get(call.endpoint)
-    if not (renames or adds_usage or limit_field or salt or call.tells_ids):
-        return body
-    fields = fields_at_hand(call)
+        limit_field = call.max_new_field or _limit_field(call.endpoint, plain=plain)
     changes: dict[str, Raw] = {}
     if renames:
         changes["model"] = _encoded(served_model)
-    if adds_usage:
-        changes["stream_options"] = _with_usage(fields.get("stream_options", Raw()))
     if limit_field:
         changes[limit_field] = _encoded(max_new_tokens)
+    asks_ids = call.tells_ids and not plain
+    if not (changes or salt):
+        if not (adds_usage or asks_ids):
+            return body
+        longer = _lengthened(call, usage=adds_usage, ids=asks_ids)
+        if longer is not None:
+            return longer
+    return _rewritten(call, changes, salt, usage=adds_usage, ids=asks_ids)
+
+
+def _lengthened(call: Call, *, usage: bool, ids: bool) -> bytes | None:
+    """Return a small body with fields that it has not, behind its own; None where it may have them.
+
+    A name that is written with escapes is not seen here; of two the engine takes the last.
+    """
+    body = call.body
+    if call.places is not None or not call.model or call.unnamed or not body.endswith(b"}"):
+        return None
+    if (usage and body.find(b'"stream_options"') >= 0) or (ids and body.find(_IDS) >= 0):
+        return None
+    more = b',"stream_options":{"include_usage":true}' if usage else b""
+    return b"%b%b%b}" % (body[:-1], more, b"," + _IDS + b":true" if ids else b"")
+
+
+def _rewritten(
+    call: Call, changes: dict[str, Raw], salt: Callable[[str | None], str] | None, *, usage: bool, ids: bool
+) -> bytes:  # fmt: skip
+    """Return a body with these changes, and with those that follow from what it says itself."""
+    fields = fields_at_hand(call)
+    if usage:
+        changes["stream_options"] = _with_usage(fields.get("stream_options", Raw()))
     if salt:
         own = fields.get("cache_salt", Raw())
         changes["cache_salt"] = _encoded(salt(msgspec.json.decode(own) if is_given(own) else None))
-    if call.tells_ids and not plain:
+    if ids:
         changes["return_token_ids"] = _TRUE
     if call.places is not None:
-        return spliced(body, call.places, changes)
+        return spliced(call.body, call.places, changes)
     return msgspec.json.encode(fields | changes)
 
 
+def _limit_field(endpoint: Endpoint, *, plain: bool) -> str | None:
+    return (_OLDEST_LIMIT if plain else _STANDARD_LIMIT).get(endpoint)
+
+
+_IDS: Final = b'"return_token_ids"'
 _TRUE: Final = Raw(b"true")
 _STANDARD_LIMIT: Final = {spec.endpoint: spec.limits[0] for spec in _ALLOWED if spec.limits}
 _OLDEST_LIMIT: Final = {spec.endpoint: spec.limits[-1] for spec in _ALLOWED if spec.limits}
 
 
-def _usage_on_request(dialect: Dialect) -> bool:
+def reports_usage_on_request(dialect: Dialect) -> bool:
+    """Whether a stream tells its tokens only if `stream_options` asks for them."""
     return dialect is Dialect.CHAT or dialect is Dialect.COMPLETIONS
 
 

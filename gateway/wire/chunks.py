@@ -15,9 +15,12 @@ from __future__ import annotations
 from typing import Final
 
 MAX_CHUNK: Final = 4096  # bytes; longer frames are rare, and parsed
-_MOST_SIZES: Final = 64  # of chunks whose beginning is kept; tokens of one text have about twenty
-_NEVER: Final = b"\0"  # begins no frame
+MOST_SIZES: Final = 64  # of chunks whose beginning is kept; tokens of one text have about twenty
+NEVER: Final = b"\0"  # begins no frame
 _QUOTE: Final = ord('"')
+_SIZES: Final = {b"%x" % size: size for size in range(1, MAX_CHUNK)}  # as engines write them
+_SIZE_LINE_BYTES: Final = 5
+_LAST: Final = b"0\r\n\r\n"  # the chunk that ends a body, without trailers
 
 
 def _size_line(chunk_bytes: int) -> bytes:
@@ -41,6 +44,28 @@ def inside(data: bytes) -> bytes:
     line = SIZE_LINES[size] if size < MAX_CHUNK else b""
     held = data.removeprefix(line).removesuffix(b"\r\n")
     return held if line and len(held) == size - len(line) - 2 else b""
+
+
+def unframed(data: bytes) -> tuple[bytes, bool] | None:
+    """Return what the chunks hold that `data` is, and whether the last chunk of the body is among them.
+
+    None: it is anything else than whole chunks without extensions, or trailers follow: only the parser
+    reads that.
+    """
+    held: list[bytes] = []
+    at = 0
+    while (line_end := data.find(b"\r\n", at, at + _SIZE_LINE_BYTES)) > 0:
+        size = _SIZES.get(data[at:line_end], 0)
+        if not size:
+            break
+        begin, at = line_end + 2, line_end + size + 4
+        if not data.startswith(b"\r\n", at - 2):
+            return None
+        held.append(data[begin : at - 2])
+    ends = data.startswith(_LAST, at)
+    if at + ends * len(_LAST) != len(data):
+        return None
+    return b"".join(held), ends
 
 
 class Shape:
@@ -78,10 +103,10 @@ class Shape:
         """Return how a chunk of this size begins if it fits, and the bytes of its text."""
         line = SIZE_LINES[size] if size < MAX_CHUNK else b""
         if not (line and self._head):
-            return _NEVER, -1
+            return NEVER, -1
         beginning = line + self._head
         expected = beginning, size - len(beginning) - len(self._tail)
-        if len(self._sizes) == _MOST_SIZES:
+        if len(self._sizes) == MOST_SIZES:
             self._sizes.clear()
         self._sizes[size] = expected
         return expected

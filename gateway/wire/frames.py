@@ -191,7 +191,7 @@ def as_usage(usage: UsageObject, before: Usage | None = None) -> Usage | None:
     made = usage.completion_tokens if usage.completion_tokens is not None else usage.output_tokens
     details = usage.prompt_tokens_details or usage.input_tokens_details
     cached = details.cached_tokens if details is not None else usage.cache_read_input_tokens
-    return Usage(prompt, made or 0, UsageSource.UPSTREAM, cached)
+    return Usage(prompt, made or 0, _UPSTREAM, cached)
 
 
 def error_frame(fault: Fault, dialect: Dialect, request_id: str, sequence: int = 0) -> bytes:

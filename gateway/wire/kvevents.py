@@ -1,8 +1,8 @@
-"""vLLM's KV events: which blocks an engine stored and removed, as it publishes them. No I/O.
+"""Decode vLLM's KV events: which blocks an engine stored in its prefix cache and removed. No I/O.
 
 A published message has three frames: topic, sequence number (8 bytes, big-endian), and a batch in
 msgpack, `[time, [event, ...], data-parallel rank]`. Events are maps since vLLM 0.24, and arrays by
-position before. Fields are appended with every release: what is not known here is passed over.
+position before. Releases append fields; unknown ones are ignored.
 Source: vLLM 0.32 `distributed/kv_events.py`; the arrays of 0.9 to 0.23 are its fields in their order.
 """
 

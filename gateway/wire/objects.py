@@ -93,7 +93,7 @@ def decode_or_none(decoder: msgspec.json.Decoder[Any], data: bytes | Raw) -> Any
     """Decode what fits the type; None for anything else."""
     try:
         return decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

@@ -26,6 +26,8 @@ from gateway.wire.peek import Integer
 from gateway.wire.prompts import TOOLS_GROWTH
 from gateway.wire.small import containers, most_containers
 
+_encode: Final = msgspec.json.Encoder().encode
+
 
 class Ordinary(msgspec.Struct, gc=False):
     """An ordinary body, read."""
@@ -44,10 +46,14 @@ def short_chat(body: bytes) -> Ordinary | None:
         seen = _SHORT_CHAT.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    again = msgspec.json.encode(seen)
-    if body.startswith(b" ", body.find(b":") + 1):  # with the spaces of Python's json
-        again = msgspec.json.format(again, indent=0)
-    return Ordinary(seen, len(body), NOTHING_ASKED) if len(again) == len(body) else None
+    size, again = len(body), _encode(seen)
+    if len(again) != size:  # else it is compact, as most are
+        if not body.startswith(b" ", body.find(b":") + 1):
+            return None
+        again = msgspec.json.format(again, indent=0)  # with the spaces of Python's json
+        if len(again) != size:
+            return None
+    return Ordinary(seen, size, NOTHING_ASKED)
 
 
 def ordinary(endpoint: Endpoint, body: bytes, fields: Mapping[str, Raw]) -> Ordinary | None:

@@ -24,6 +24,7 @@ from gateway.core.errors import (
     TookTooLong,
     TooManyFailedKeys,
 )
+from gateway.core.ratelimited import RateLimited
 from gateway.core.types import Dialect
 from gateway.wire.clean import MAX_MESSAGE_CHARS, MAX_REFUSAL_CHARS, clean
 
@@ -33,6 +34,7 @@ CONTEXT_CODE: Final = "context_length_exceeded"
 RETRY_AFTER_MIN_S: Final = 1.0
 RETRY_AFTER_MAX_S: Final = 30.0  # SDKs do not retry at all, or sleep unboundedly, when told more
 _JSON: Final = (b"content-type", b"application/json")
+_LONG_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +77,11 @@ def error_headers(error: GatewayError, *, retried: bool = False) -> list[tuple[b
         headers.append((HEADER_PREFIX + b"shed-reason", error.shed_reason.value.encode()))
         if retried:
             headers.append((b"x-should-retry", b"false"))
-    elif isinstance(error, BackendTimeout | TookTooLong | TooManyFailedKeys):
-        # The backend may still be at it; a wrong key stays wrong.
+    elif isinstance(error, BackendTimeout | TookTooLong | TooManyFailedKeys) or (
+        isinstance(error, RateLimited) and (error.retry_after_s or _LONG_S) >= _LONG_S
+    ):
+        # The backend may still be at it; a wrong key stays wrong; what is too large never fits, and
+        # SDKs do not wait as long as a day's limit takes.
         headers.append((b"x-should-retry", b"false"))
     return headers
 
@@ -262,7 +267,7 @@ def _read(body: bytes) -> _Told:
     """Read vLLM's envelope, the flat form before 0.10, a bare string, or a `detail`."""
     try:
         parsed = msgspec.json.decode(body) if len(body) <= MAX_READ_BYTES else None
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
         return _Told()

@@ -2,7 +2,7 @@
 
     python -m loadtest.micro.prefix
 
-Both are measured in turns: the beginnings of a prompt, entry and release. A third of the prompts begin as
+Both are measured in turns: hashing a prompt, entry and release. A third of the prompts begin as
 one that was sent before, to one of the backends. To be at most 4 us at 512 bytes, and 12 us at 16 KiB.
 """
 
@@ -27,7 +27,7 @@ from gateway.core.types import (
     ServedModel,
 )
 from gateway.pools.table import PoolTable
-from gateway.prefix.beginnings import Beginnings
+from gateway.prefix.hashing import PrefixHasher
 from gateway.routing.choice import Chooser
 from gateway.wire.calls import ENDPOINTS, parse_at_once
 
@@ -52,7 +52,7 @@ class World:
             self.table.observe(backend.id, ModelsSeen(at, (ServedModel("m", None, 131_072),)))
             self.table.observe(backend.id, ProbePassed(at))
             self.table.observe(backend.id, Scraped(LoadSample(at, 3, 0, 0.2, 10_000_000)))
-        self.beginnings = Beginnings(1)
+        self.hasher = PrefixHasher(1)
         rng = random.Random(1)
         system = rng.randbytes(size // 4).hex()
         self.asks = []
@@ -69,7 +69,7 @@ class World:
 
     def round(self) -> float:
         """Return the microseconds of a request."""
-        backends, of, enter = self.table.backends("m"), self.beginnings.of, self.gate.enter
+        backends, of, enter = self.table.backends("m"), self.hasher.of, self.gate.enter
         began = time.perf_counter()
         for ask in self.asks:
             ask.prefix = of(ask, backends)
@@ -81,7 +81,7 @@ class World:
 
 def main() -> None:
     """Print the table."""
-    print("beginnings, entry and release, us: off, approximate, difference (least of 200 rounds)")
+    print("hashing, entry and release, us: off, approximate, difference (least of 200 rounds)")
     for size in (512, 16_384):
         for backends in (2, 8, 32):
             off, on = (World(backends, size, prefix) for prefix in ("off", "approximate"))

@@ -16,8 +16,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from tests.stories.stubs import page
 from tests.stories.support import FAST, World, gateway, story
@@ -172,10 +173,14 @@ class Scripted:
 
 
 @contextlib.asynccontextmanager
-async def scripted(answer: Callable[[Asked], object]) -> AsyncIterator[Scripted]:
+async def scripted(
+    answer: Callable[[Asked], object], pages: Mapping[str, bytes | None] = MappingProxyType({})
+) -> AsyncIterator[Scripted]:
     """Run a backend; `answer(asked)` returns bytes to write, an awaitable of such, or None to close.
 
-    An awaitable may write to `asked.writer` itself and return b"" to keep the connection.
+    An awaitable may write to `asked.writer` itself and return b"" to keep the connection. `pages` are
+    bodies of what is asked with GET, whole replies where they begin with `HTTP/`; None: no answer.
+    They may change under way.
     """
     backend = Scripted()
     tasks: set[asyncio.Task[None]] = set()
@@ -186,10 +191,12 @@ async def scripted(answer: Callable[[Asked], object]) -> AsyncIterator[Scripted]
             while True:
                 asked = await _asked(reader, writer)
                 if asked.method == "GET":
-                    known = asked.path in _PAGES
-                    said: object = page(
-                        _PAGES.get(asked.path, b""), "200 OK" if known else "404 Not Found"
-                    )
+                    known = {**_PAGES, **pages}
+                    body = known.get(asked.path, b"")
+                    if body is None:
+                        await asyncio.Event().wait()
+                    found = "200 OK" if asked.path in known else "404 Not Found"
+                    said: object = body if body.startswith(b"HTTP/") else page(body, found)
                 else:
                     backend.connections += not used
                     used = True

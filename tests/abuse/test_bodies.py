@@ -7,9 +7,9 @@ import json
 import httpx2
 import pytest
 
-from gateway.access import keys
 from gateway.sim.config import SimConfig
 from gateway.wire.tally import MAX_VALUES
+from tests import keyfiles as keys
 from tests.abuse.support import FAST, front_of, gateway, head, ledger, page, raw, scripted, story
 
 MANY = MAX_VALUES * 2

@@ -14,8 +14,8 @@ import time
 
 import pytest
 
-from gateway.access import keys
 from gateway.sim.server import SimServer
+from tests import keyfiles as keys
 from tests.abuse.support import FAST, front_of, gateway, head, ledger, page, raw, scripted, story
 from tests.stories.stubs import free_url
 

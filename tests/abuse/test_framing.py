@@ -1,5 +1,8 @@
 """A grid of requests whose framing is odd, doubtful or wrong, each on a connection of its own.
 
+Each comes alone, and once more behind a request whose head is alike: what is known of that must not be
+taken for what the other says.
+
 For every one: as many requests reached the engine as were answered 200, and none that another hid.
 What is malformed is answered at most once, the connection closes, and nothing behind it is served.
 
@@ -26,6 +29,7 @@ LAST = b"GET /last HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 MOST_S = 40.0  # for one case; what has come until then is judged
 START = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n@K"
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) [^\r\n]*\r\n")
+WHOLE = re.compile(rb"HTTP/1\.1 200 .*?\r\ncontent-length: (\d+)\r\n.*?\r\n\r\n", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -196,6 +200,8 @@ CASES = [
     post("an offer and both lengths", LENGTH + CHUNKED + "connection: upgrade\r\nupgrade: x\r\n", "@B@S", 400),
 ]  # fmt: skip
 
+FIRST = post("length", LENGTH, "@B", 200)  # most cases are alike up to a length, or but for it
+
 PLAIN_200 = {"GET with a body that is a request", "GET without a body, then a request"}
 
 
@@ -244,16 +250,28 @@ class Wire(asyncio.Protocol):
             self.changed.clear()
             await self.changed.wait()
 
+    async def until_answered(self):
+        """Wait for one whole reply, and forget it."""
+        while not (found := WHOLE.match(self.got)) or len(self.got) < found.end() + int(found[1]):
+            assert not self.lost
+            self.changed.clear()
+            await self.changed.wait()
+        self.got = b""
+
 
 def statuses(got):
     return [int(status) for status in STATUS.findall(got) if status != b"100"]
 
 
-async def exchange(world, case, data, *, bytewise):
+async def exchange(world, case, data, *, bytewise, first=b""):
+    """Return what came back of a case, but for the reply to a `first` request before it."""
     loop, step = asyncio.get_running_loop(), 1 if bytewise else len(data)
     transport, wire = await loop.create_connection(Wire, "127.0.0.1", world.process.public_port)
     try:
         async with asyncio.timeout(MOST_S):
+            if first:
+                transport.write(first)
+                await wire.until_answered()
             for place in range(0, len(data), step):
                 if transport.is_closing():
                     break
@@ -297,8 +315,8 @@ def judged(case, number, got, seen):
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["that end", "without end"])
-@pytest.mark.parametrize("bytewise", [False, True], ids=["in one piece", "byte by byte"])
-def test_as_many_requests_reach_the_engine_as_are_answered_200(bytewise, ends):
+@pytest.mark.parametrize("way", ["in one piece", "byte by byte", "behind one that is alike"])
+def test_as_many_requests_reach_the_engine_as_are_answered_200(way, ends):
     cases = [
         (number, case) for number, case in enumerate(CASES) if (408 not in case.statuses) is ends
     ]
@@ -306,10 +324,17 @@ def test_as_many_requests_reach_the_engine_as_are_answered_200(bytewise, ends):
     async def check():
         extra = PATIENT if ends else NEVER_ENDS
         async with gateway(FAST, extra=extra) as world, ledger(world):
+            before = spelled(FIRST, len(CASES), world.key) if way.startswith("behind") else b""
             async with asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(
-                        exchange(world, case, spelled(case, number, world.key), bytewise=bytewise)
+                        exchange(
+                            world,
+                            case,
+                            spelled(case, number, world.key),
+                            bytewise=way == "byte by byte",
+                            first=before,
+                        )
                     )
                     for number, case in cases
                 ]

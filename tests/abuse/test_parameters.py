@@ -3,7 +3,7 @@
 import json
 import time
 
-from gateway.access import keys
+from tests import keyfiles as keys
 from tests.abuse.support import FAST, front_of, gateway, page, scripted, story
 from tests.parametercases import BASE, CASES, CHAT, CLIENTS, EMBEDDINGS, HI, image, parts
 

@@ -4,6 +4,8 @@ import pathlib
 
 import pytest
 
+from tests.e2e.engines import engines_in
+
 HERE = pathlib.Path(__file__).parent
 
 
@@ -15,3 +17,10 @@ def pytest_collection_modifyitems(items):
             item.add_marker(
                 pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
             )
+
+
+@pytest.fixture(scope="session")
+def shared_engines(tmp_path_factory):
+    """Real vLLM servers, of which tests with the same flags get the same."""
+    with engines_in(tmp_path_factory.mktemp("engines")) as found:
+        yield found

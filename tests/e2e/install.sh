@@ -25,6 +25,7 @@ venv openai3 'openai==3.52.0' 'anthropic==2.11.0' 'langchain-openai==1.7.3' 'coh
 venv openai2 'openai==2.54.0' 'litellm==1.100.0'
 venv openai1 'openai==1.109.1'
 if command -v npm >/dev/null; then
+  node axe 'axe-core@4.14.1'
   node node 'openai@6.49.0' '@anthropic-ai/sdk@1.12.0' 'ai@6.0.326' '@ai-sdk/openai-compatible@2.0.87'
 fi
 [ "${2:-}" = clients ] && exit 0

@@ -82,7 +82,7 @@ def test_adapters_go_where_they_fit_and_each_answers_with_its_own_weights(site):
     assert len(held(ports[0])) <= 1
 
     rows = {(r["adapter"], r["backend_id"]): r for r in admin(running, "adapters")["data"]}
-    assert rows["lora-a", "tiny/b2"]["by"] == "other"
+    assert rows["lora-a", "tiny/b2"]["loaded_by"] == "other"
     status, error = said(running, "none")
     assert status == 503, error
     wait_until(

@@ -1,60 +1,37 @@
 """Streams of real vLLM servers go on, token for token, when the one that writes them is killed or frozen."""
 
 import asyncio
-import collections
-import contextlib
-import json
-import os
 import signal
 
-import httpx2
 import pytest
 
-from tests.e2e.support import (
-    MODELS,
-    VLLM_ENV,
-    free_port,
-    gateway,
-    get,
-    need,
-    running,
-    vllm_command,
-    wait_until,
+from tests.e2e.resuming import (
+    behind_a_gateway,
+    check_ends,
+    check_greedy,
+    disturbed,
+    lora_flags,
+    resumed,
+    undisturbed,
+    unresumed,
 )
+from tests.e2e.support import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-TOKENS = 300
+TOKENS = 150
+HELD_AFTER = 12  # frames: what follows them of the first server's streams comes from the second one
+WITHIN_A_FRAME = 60  # bytes of the next frame, its chunk's size among them: the JSON has begun
+NEVER_SAID = "\U0010fffd"  # one character: the engine holds nothing back for it
 WORDS = ("hi there", "zz top 9", "λ µ é 漢字", "日本 emoji 😀", "a b c")
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    """Two real servers, their processes, and a gateway in front of them."""
-    folder = tmp_path_factory.mktemp("resume")
-    adapter = need(MODELS / "lora-a", "the adapter lora-a")
-    flags = ["--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"lora-a={adapter}"]
-    ports = [free_port(), free_port()]
-    with contextlib.ExitStack() as stack:
-        servers = []
-        for port in ports:
-            command = vllm_command(port, *flags)
-            log = folder / f"vllm-{port}.log"
-            servers.append(stack.enter_context(running(command, log=log, env=VLLM_ENV)))
-        for port in ports:
-            url = f"http://127.0.0.1:{port}/health"
-            wait_until(lambda url=url: get(url)[0] == 200, 480, "vLLM did not start")
-        urls = [f"http://127.0.0.1:{port}" for port in ports]
-        pools = f"pools: {{tiny: {{backends: {json.dumps(urls)}, slow_start: 0s}}}}"
-        extra = "timeouts: {first_byte: 20s, stall: 5s}\nlog: {access: true}"
-        yield stack.enter_context(gateway(folder, pools, extra)), servers
-
-
-def requests(model):
-    """Return 40 requests, half of them greedy: chats and completions.
+def requests(model, stops=None):
+    """Return 40 requests, half of them greedy: chats and completions, with these stop strings by number.
 
     All for one model: 0.32 on a CPU mixes adapters up that are in one batch (vllm-project/vllm#47724).
     """
+    found = {}
     for number in range(40):
         text = f"{WORDS[number % len(WORDS)]} {number}"
         body = {
@@ -63,121 +40,89 @@ def requests(model):
             "stream_options": {"include_usage": True},
             "temperature": 0 if number % 2 else 0.8,
         }  # fmt: skip
+        if stops is not None:
+            body |= {"stop": stops.get(number, NEVER_SAID)}
         if number % 4 == 1:
-            yield number, "/v1/completions", body | {"prompt": text}
+            found[number] = "/v1/completions", body | {"prompt": text}
         else:
             messages = [{"role": "user", "content": text}]
-            yield number, "/v1/chat/completions", body | {"messages": messages}
+            found[number] = "/v1/chat/completions", body | {"messages": messages}
+    return found
 
 
-async def read(http, path, body, began=None):
-    """Return the text of a stream, its usage, its finish reason and whether it ended well."""
-    text, usage, finish, done, ids = "", None, None, False, set()
-    async with http.stream("POST", path, json=body) as reply:
-        assert reply.status_code == 200, await reply.aread()
-        async for line in reply.aiter_lines():
-            if line == "data: [DONE]":
-                done = finish is not None
-            elif line.startswith("data: "):
-                chunk = json.loads(line[6:])
-                if "error" in chunk:
-                    return text, None, chunk["error"]["message"], False
-                ids.add((chunk["id"], chunk["created"]))
-                usage = chunk.get("usage") or usage
-                for choice in chunk["choices"]:
-                    assert choice.get("token_ids") is None
-                    text += (
-                        choice["text"] if "text" in choice else choice["delta"].get("content") or ""
-                    )
-                    finish = choice["finish_reason"] or finish
-                if began is not None and text:
-                    began.set()
-    assert len(ids) == 1
-    return text, usage, finish, done
+@pytest.fixture
+def servers(shared_engines):
+    return shared_engines.serving(2, *lora_flags())
 
 
-def client(gate):
-    headers = {"authorization": f"Bearer {gate.key}"}
-    limits = httpx2.Limits(max_connections=100)
-    return httpx2.AsyncClient(
-        base_url=gate.url, headers=headers, timeout=120, limits=limits, trust_env=False
+def go_on(folder, servers, asked, number, more_bytes=0, **pools):
+    """Return what 40 streams tell of which those of the first server break off.
+
+    A signal disturbs the server itself. Without one its connections end, so many bytes after the last whole frame.
+    """
+    with behind_a_gateway(folder, servers, **pools) as (gate, first):
+        first.hold_after(HELD_AFTER, more_bytes)
+        disturb = first.cut if number is None else lambda: servers[0].signal(number)
+        answers = asyncio.run(disturbed(gate, first, asked, disturb))
+        assert first.streams_held >= 10
+        wait_until(
+            lambda: resumed(gate) + unresumed(gate).total() >= first.streams_held,
+            30,
+            "all are counted",
+        )
+        check_ends(gate, answers)
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("model", "number"),
+    [("tiny", signal.SIGSTOP), ("lora-a", signal.SIGSTOP), ("tiny", signal.SIGKILL)],
+)
+def test_streams_go_on_token_for_token(tmp_path, servers, model, number):
+    asked = requests(model)
+    expected = asyncio.run(undisturbed(servers[1], asked))
+    answers = go_on(tmp_path, servers, asked, number)
+    whole = [told for told in answers.values() if told.whole]
+    assert {(told.finish, told.usage["completion_tokens"]) for told in whole} == {
+        ("length", TOKENS)
+    }
+    check_greedy(answers, expected)
+
+
+def test_streams_that_end_within_a_frame_go_on_token_for_token(tmp_path, servers):
+    """The half frame is not told, and its token is written again elsewhere."""
+    asked = requests("tiny")
+    expected = asyncio.run(undisturbed(servers[1], asked))
+    answers = go_on(tmp_path, servers, asked, None, more_bytes=WITHIN_A_FRAME)
+    whole = [told for told in answers.values() if told.whole]
+    assert {(told.finish, told.usage["completion_tokens"]) for told in whole} == {
+        ("length", TOKENS)
+    }
+    check_greedy(answers, expected)
+
+
+def test_streams_go_on_by_their_text(tmp_path, servers):
+    """What follows the seam may differ: the text of a random model is tokenised otherwise than it was made."""
+    answers = go_on(
+        tmp_path, servers, requests("tiny"), signal.SIGSTOP, tiny={"resume": "text", "adapters": []}
     )
+    assert {told.finish for told in answers.values() if told.whole} == {"length"}
 
 
-async def undisturbed(gate, model):
-    """Return what each greedy request is answered with, one at a time."""
-    async with client(gate) as http:
-        return {
-            number: await read(http, path, body)
-            for number, path, body in requests(model)
-            if body["temperature"] == 0
-        }
-
-
-async def disturbed(gate, model, disturb):
-    """Return the answers to all requests, of which all had begun when `disturb` was called."""
-    async with client(gate) as http, asyncio.TaskGroup() as group:
-        begun = {number: asyncio.Event() for number, _, _ in requests(model)}
-        tasks = {
-            number: group.create_task(read(http, path, body, begun[number]))
-            for number, path, body in requests(model)
-        }
-        for each in begun.values():
-            await each.wait()
-        disturb()
-    return {number: task.result() for number, task in tasks.items()}
-
-
-def test_streams_go_on_token_for_token(world):
-    """One after the other, as what was killed does not come back."""
-    goes_on(world, "tiny", signal.SIGSTOP)
-    goes_on(world, "lora-a", signal.SIGSTOP)
-    goes_on(world, "tiny", signal.SIGKILL)
-
-
-def goes_on(world, model, number):
-    gate, servers = world
-    expected = asyncio.run(undisturbed(gate, model))
-    before = resumed(gate)
-    try:
-        answers = asyncio.run(disturbed(gate, model, lambda: os.killpg(servers[0].pid, number)))
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(servers[0].pid, signal.SIGCONT)
-    ends = collections.Counter((finish, done) for _, _, finish, done in answers.values())
-    assert ends[("length", True)] >= 38, ends
-    whole = {key: answer for key, answer in answers.items() if answer[3]}
-    assert {
-        key: usage["completion_tokens"] for key, (_, usage, _, _) in whole.items()
-    } == dict.fromkeys(whole, TOKENS)
-    # A random model also writes bytes that are no characters. Where many come in a row, vLLM's decoder
-    # shows them in other portions after a seam, so those texts are not compared.
-    greedy = {
-        key: answer
-        for key, answer in whole.items()
-        if key in expected and "\ufffd" * 3 not in expected[key][0]
+def test_streams_that_go_on_end_at_a_stop_string(tmp_path, servers):
+    """The engine holds back text in which it looks for them: none is lost or doubled at the seam."""
+    expected = asyncio.run(undisturbed(servers[1], requests("tiny")))
+    # A stop string that is said nowhere but near the end, so not before the seam.
+    certain = {
+        number: told
+        for number, told in expected.items()
+        if told.decided is None and told.text.find(told.text[-20:-12]) == len(told.text) - 20
     }
-    assert greedy
-    assert {key: text for key, (text, _, _, _) in greedy.items()} == {
-        key: expected[key][0] for key in greedy
+    stops = {number: told.text[-20:-12] for number, told in certain.items()}
+    answers = go_on(tmp_path, servers, requests("tiny", stops), signal.SIGSTOP)
+    ended = {number: told for number, told in answers.items() if told.whole and number in stops}
+    assert ended
+    assert {told.finish for told in ended.values()} == {"stop"}
+    assert {number: told.text for number, told in ended.items()} == {
+        number: certain[number].text.partition(stops[number])[0] for number in ended
     }
-    assert {key: usage for key, (_, usage, _, _) in greedy.items()} == {
-        key: expected[key][1] for key in greedy
-    }
-    assert resumed(gate) > before  # those that this server was writing
-    if number is signal.SIGSTOP:
-        wait_until(lambda: ready(gate) == 2, 60, "both serve again")
-
-
-def resumed(gate):
-    found = [
-        float(line.rpartition(" ")[2])
-        for line in gate.metrics().splitlines()
-        if line.startswith("gateway_streams_resumed_total{")
-    ]
-    return sum(found)
-
-
-def ready(gate):
-    overview = json.loads(get(gate.admin_url + "/admin/v1/overview")[1])
-    return sum(each["phase"] == "ready" for pool in overview["pools"] for each in pool["backends"])

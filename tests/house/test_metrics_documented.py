@@ -4,9 +4,10 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.core.aio import SystemClock
-from gateway.observe.instruments import INSTRUMENTS, PROCESS_METRICS, Kind, reference
+from gateway.observe.instruments import INSTRUMENTS, Kind
 from gateway.observe.metrics import Metrics
 from gateway.observe.readings import Readings
+from gateway.observe.reference import PROCESS_METRICS, reference
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "deploy" / "METRICS.md"
@@ -19,7 +20,7 @@ def exposed_names():
 
 def test_reference_is_what_the_table_generates():
     assert REFERENCE.read_text() == reference(), (
-        "run: python -m gateway.observe.instruments > deploy/METRICS.md"
+        "run: python -m gateway.observe.reference > deploy/METRICS.md"
     )
 
 

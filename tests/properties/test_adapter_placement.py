@@ -37,10 +37,10 @@ def fleets(draw):
         room, held = draw(st.none() | st.integers(0, 6)), sorted(draw(names))
         kept = frozenset(held if room is None else held[:room])
         ours = frozenset(draw(st.sets(st.sampled_from(sorted(kept))))) if kept else frozenset()
-        riding = frozenset(draw(st.sets(st.sampled_from(sorted(kept))))) if kept else frozenset()
+        in_use = frozenset(draw(st.sets(st.sampled_from(sorted(kept))))) if kept else frozenset()
         barred = dict.fromkeys(draw(st.sets(st.sampled_from(NAMES), max_size=2)), "its rank")
         found.append(
-            Place(each, room, kept, ours=ours, riding=riding, barred=barred, closed=draw(st.booleans()),
+            Place(each, room, kept, ours=ours, in_use=in_use, barred=barred, closed=draw(st.booleans()),
                   rested=draw(st.booleans()), load_s=draw(st.sampled_from([0.0, 0.1, 3.0])))
         )  # fmt: skip
     return found
@@ -98,7 +98,7 @@ def test_what_a_plan_does_is_allowed(wanted, places):
         if move.unload is not None:
             assert move.unload in place.ours
             waited = move.load is not None and known[move.load].waits_since is not None
-            assert waited or move.unload not in place.riding
+            assert waited or move.unload not in place.in_use
             each = known.get(move.unload)
             assert each is None or place.id not in each.pins
 
@@ -110,7 +110,7 @@ def test_it_comes_to_rest_and_stays_there(wanted, places):
 
 @given(wants(), fleets())
 def test_at_rest_everything_is_where_it_was_asked_for_or_cannot_be(wanted, places):
-    calm = [replace(each, closed=False, rested=True, riding=frozenset()) for each in places]
+    calm = [replace(each, closed=False, rested=True, in_use=frozenset()) for each in places]
     wanted, rested = at_rest(wanted, calm)
     firm = {each.name for each in wanted if each.copies is not None or each.pins}
     for each in wanted:

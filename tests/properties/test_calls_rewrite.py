@@ -6,6 +6,7 @@ import json
 from contextlib import suppress
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,24 +46,27 @@ _EXTRA = st.dictionaries(
     options=st.sampled_from([{}, {"stream_options": {"include_usage": False, "other": [1]}}]),
     served=st.sampled_from(["m", "other"]),
     inject=st.booleans(),
+    ids=st.booleans(),
     clamp=st.sampled_from([None, 3, 9]),
     ascii_only=st.booleans(),
     indent=st.sampled_from([None, 1]),
 )
 @settings(max_examples=300, deadline=None)
 def test_a_rewrite_changes_what_it_must_and_nothing_else(
-    extra, stream, limit, options, served, inject, clamp, ascii_only, indent
+    extra, stream, limit, options, served, inject, ids, clamp, ascii_only, indent
 ):
     messages = [{"role": "user", "content": "é\n"}]
     fields = {"model": "m", "messages": messages, "stream": stream, **limit, **options, **extra}
     body = json.dumps(fields, ensure_ascii=ascii_only, indent=indent).encode("utf-8", "replace")
-    call = parse_call(CHAT, body)
+    call = msgspec.structs.replace(parse_call(CHAT, body), tells_ids=ids)
     out = upstream_body(call, served_model=served, inject_usage=inject, max_new_tokens=clamp)
 
     expected = json.loads(body)
     expected["model"] = served
     if inject and stream:
         expected["stream_options"] = {**options.get("stream_options", {}), "include_usage": True}
+    if ids:
+        expected["return_token_ids"] = True
     if clamp is not None and clamp != call.max_new_tokens:
         expected[call.max_new_field or "max_completion_tokens"] = clamp
     assert json.loads(out) == expected
@@ -73,6 +77,30 @@ def test_a_rewrite_changes_what_it_must_and_nothing_else(
     for name in before:
         if name not in ("model", "stream_options", "max_tokens", "max_completion_tokens"):
             assert bytes(after[name]) == bytes(before[name])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        b"",
+        b" ",
+        b',"stream_options":null',
+        b',"stream_options":{"continuous_usage_stats":true}',
+        b',"user":"\\"stream_options\\""',
+    ],
+)
+@pytest.mark.parametrize("ids", [True, False])
+def test_what_is_put_behind_a_body_is_what_writing_it_anew_gives(more, ids):
+    body = (
+        b'{"model":"m","messages":[{"role":"user","content":"\\u00e9"}],"stream":true' + more + b"}"
+    )
+    call = msgspec.structs.replace(parse_call(CHAT, body), tells_ids=ids)
+    out = upstream_body(call, served_model="m", inject_usage=True)
+    anew = upstream_body(call, served_model="m", inject_usage=True, max_new_tokens=7)
+    assert json.loads(anew) == json.loads(out) | {"max_completion_tokens": 7}
+    assert json.loads(out)["stream_options"] == {"include_usage": True}
+    assert out.count(b'"stream_options":') == 1
+    assert (b"return_token_ids" in out) is ids
 
 
 _JSON = [spec for spec in ENDPOINTS.values() if not spec.multipart]

@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from gateway.core.endings import Ending
 from gateway.core.errors import ContextLengthExceeded, Rejected
 from gateway.core.types import Chance, LoadSample, Phase, ShedReason, TrafficFailed
 from gateway.pools.health import Order
@@ -239,7 +240,7 @@ class AtTheGate(RuleBasedStateMachine):
 
     def degrade(self, backend_id):
         for _ in range(5):
-            self.house.table.observe(backend_id, TrafficFailed(self.loop.time(), "broke"))
+            self.house.table.observe(backend_id, TrafficFailed(self.loop.time(), Ending.BROKE))
 
     def look_up(self):
         for backend in tuple(self.house.table):

@@ -3,6 +3,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.endings import Ending
 from gateway.core.types import (
     LoadSample,
     ModelsSeen,
@@ -22,7 +23,7 @@ POLICY = Policy()
 MODELS = (ServedModel("m", None, 4096),)
 BY_OBSERVATION = frozenset({Phase.READY, Phase.DEGRADED, Phase.DOWN})
 
-failures = st.sampled_from(["connect", "stream", "timeout", "broke", "stale", "http_500"])
+failures = st.sampled_from(Ending)
 samples = st.builds(
     LoadSample,
     at=st.just(0.0),

@@ -7,17 +7,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.access.keys import KeyRing, checksum
-from gateway.access.records import KeyInfo, KeyRecord
+from gateway.access.keys import KeyRing
+from gateway.access.records import KeyRecord, Secret
+from gateway.access.secret import checksum
 from gateway.core.errors import AccessError
 
 PEPPER = hashlib.sha256(b"pepper").digest()
 BODY = "gw_abcdefgh_" + "s" * 43
 KEY = f"{BODY}_{checksum(BODY.encode())}".encode()
 RING = KeyRing(
-    [KeyRecord(KeyInfo(id="abcdefgh", name="ci", tenant="ci"), hmac.digest(PEPPER, KEY, "sha256"))],
+    [
+        KeyRecord(
+            id="abcdefgh",
+            name="ci",
+            tenant="ci",
+            secrets=(Secret(hmac.digest(PEPPER, KEY, "sha256")),),
+        )
+    ],
     PEPPER,
-    path=None,
 )
 
 headers = (

@@ -7,6 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gateway.config.models import Config
+from gateway.core.endings import Ending
 from gateway.core.types import (
     Ask,
     Call,
@@ -83,7 +84,7 @@ def pool_of(states):
             table.observe(backend.id, Scraped(state["sample"]))
         for _ in range(5):
             if state["fate"] == "degraded":
-                table.observe(backend.id, TrafficFailed(NOW, "broke"))
+                table.observe(backend.id, TrafficFailed(NOW, Ending.BROKE))
             elif state["fate"] == "down":
                 table.observe(backend.id, ProbeFailed(NOW, "refused"))
         if state["fate"] == "cordoned":

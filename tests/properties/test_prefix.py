@@ -6,10 +6,10 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.prefix import Prefix, Sent, Session
+from gateway.core.prefix import Prefix, SentPrompt, Session
 from gateway.core.types import Ask, Caller, Demand, Endpoint, Need, Route
-from gateway.prefix.approximate import MOST_KEYS, Approximate
-from gateway.prefix.beginnings import Beginnings
+from gateway.prefix.approximate import MOST_KEYS, ApproximateIndex, tokens_of_each
+from gateway.prefix.hashing import PrefixHasher
 from gateway.prefix.sessions import LIFETIME_S, MOST_SESSIONS, Sessions
 from gateway.routing.choice import Chooser
 from gateway.wire.calls import ENDPOINTS, parse_call
@@ -19,7 +19,7 @@ SPEC = next(spec for spec in ENDPOINTS.values() if spec.endpoint is Endpoint.CHA
 
 
 class Asked:
-    held = object()
+    prefix_index = object()
 
 
 # Prompts that begin alike: a walk down a small tree.
@@ -37,7 +37,7 @@ def prompt(walk, tokens=1000):
 
 @given(steps=STEPS, capacity=st.sampled_from([None, 500, 5000, 10**6]), asked=WALKS)
 def test_it_never_holds_more_than_was_sent_since_it_was_empty(steps, capacity, asked):
-    held, sent = Approximate(), []
+    held, sent = ApproximateIndex(), []
     held.scraped(capacity, None)
     for step, walk in steps:
         if step == "forget":
@@ -57,6 +57,40 @@ def test_it_never_holds_more_than_was_sent_since_it_was_empty(steps, capacity, a
     assert 0 <= held.tokens(prompt(asked)) <= 1000 * longest // len(asked)
 
 
+@given(
+    sent=st.lists(st.tuples(st.integers(0, 3), WALKS), max_size=60),
+    capacity=st.sampled_from([500, 5000, None]),
+    asked=st.lists(WALKS, min_size=1, max_size=4),
+)
+def test_all_are_asked_at_once_for_the_longest_beginning_that_each_holds(sent, capacity, asked):
+    indexes = [ApproximateIndex() for _ in range(4)]
+    for index in indexes:
+        index.scraped(capacity, None)
+    for place, walk in sent:
+        indexes[place].sent(prompt(walk))
+    for walk in asked:
+        wanted = prompt(walk)
+        found = tokens_of_each([*indexes, None], wanted)
+        for index, tokens in zip(indexes, found, strict=False):
+            held = index.young | index.old
+            longest = [place for place, key in enumerate(wanted.keys) if key in held]
+            assert tokens == (wanted.tokens_before(longest[0]) if longest else 0)
+        assert found[-1] == 0
+
+
+@given(steps=STEPS, asked=WALKS)
+def test_a_prompt_that_was_taken_back_leaves_no_beginning_that_cannot_be_asked_for(steps, asked):
+    indexes = [ApproximateIndex(), ApproximateIndex()]
+    for turn, (step, walk) in enumerate(steps):
+        index = indexes[turn % 2]
+        index.scraped(3000, None)
+        note = index.sent(prompt(walk))
+        if step == "unsent":
+            index.unsent(note)
+    for tokens in tokens_of_each(indexes, prompt(asked)):
+        assert 0 <= tokens <= 1000
+
+
 def _alike(one, other):
     count = 0
     for a, b in zip(one, other, strict=False):
@@ -68,7 +102,7 @@ def _alike(one, other):
 
 @given(sizes=st.lists(st.integers(1, 3000), min_size=1, max_size=100), seed=st.integers(0, 100))
 def test_its_memory_is_bounded_whatever_is_sent(sizes, seed):
-    rng, held = random.Random(seed), Approximate()
+    rng, held = random.Random(seed), ApproximateIndex()
     held.scraped(1 << 40, None)
     for size in sizes:
         keys = [rng.getrandbits(64) for _ in range(size)]
@@ -83,7 +117,7 @@ def test_its_memory_is_bounded_whatever_is_sent(sizes, seed):
     hits=st.lists(st.none() | st.floats(0, 1e6), max_size=10),
 )
 def test_trust_is_a_share_whatever_is_told(expected, hits):
-    held = Approximate()
+    held = ApproximateIndex()
     for each in hits:
         held.scraped(None, each)
     for tokens, found in expected:
@@ -97,7 +131,7 @@ def test_trust_is_a_share_whatever_is_told(expected, hits):
     salts=st.tuples(st.sampled_from([None, "x", "yz"]), st.sampled_from([None, "x", "yz"])),
 )
 def test_tenants_whose_caches_are_apart_never_share_a_key(texts, tenants, salts):
-    route, reads, keys = Route("m", "m", "m", tenants_apart=True), Beginnings(), []
+    route, reads, keys = Route("m", "m", "m", tenants_apart=True), PrefixHasher(), []
     for tenant, salt in zip(tenants, salts, strict=True):
         body = {
             "model": "m",
@@ -119,17 +153,21 @@ def test_tenants_whose_caches_are_apart_never_share_a_key(texts, tenants, salts)
 def test_a_cached_prompt_makes_no_backend_eligible_that_is_not(states, sent, walk, seed):
     table = pool_of(states)
     for backend in table:
-        backend.held = Approximate()
+        backend.prefix_index = ApproximateIndex()
     for place, each in sent:
         backend = table.get(f"m/b{place}")
         if backend is not None:
-            backend.held.sent(prompt(each))
+            backend.prefix_index.sent(prompt(each))
     need, chooser = Need(1000, 10), Chooser(table, random.Random(seed))
     without = Ask(ROUTE, CALL, Demand(100, False), Caller("k", "n", "t"), need)
     asked = Ask(ROUTE, CALL, Demand(100, False), Caller("k", "n", "t"), need, prefix=prompt(walk))
     told, choice = chooser.explain(asked, NOW), chooser.find(asked, NOW)
     assert told.excluded == chooser.explain(without, NOW).excluded
-    assert (choice is None) == (not told.expected_s)
+    if asked.awaits is None:
+        assert (choice is None) == (not told.expected_s)
+    else:  # it waits for one that suits it, and is only busy
+        assert choice is None
+        assert told.excluded[asked.awaits].passes
     assert all(seconds > 0 for seconds in told.expected_s.values())
     if choice is not None:
         assert told.expected_s[choice.id] == min(told.expected_s.values())
@@ -142,7 +180,7 @@ def test_a_cached_prompt_makes_no_backend_eligible_that_is_not(states, sent, wal
     apart=st.booleans(),
 )
 def test_no_tenant_has_the_session_of_another_however_it_is_called(session, texts, tenants, apart):
-    route, reads, keys = Route("m", "m", "m", tenants_apart=apart), Beginnings(), set()
+    route, reads, keys = Route("m", "m", "m", tenants_apart=apart), PrefixHasher(), set()
     for tenant, text in zip(tenants, texts, strict=True):
         body = {"model": "m", "messages": [{"role": "user", "content": text}]}
         call = parse_call(SPEC, json.dumps(body).encode())
@@ -173,7 +211,7 @@ def test_a_session_tells_no_more_than_its_last_prompt_that_was_sent(steps, promp
             sessions.forget()
             most.clear()
             continue
-        sent = Sent(Prefix([], (), 1, size, 10, session=Session(key, at)), 0, 0, 0)
+        sent = SentPrompt(Prefix([], (), 1, size, 10, session=Session(key, at)), 0, 0, 0)
         sessions.sent(sent)
         if step == "unsent":
             sessions.unsent(sent)
@@ -193,5 +231,64 @@ def test_the_sessions_that_are_kept_are_bounded(keys, times):
     for each in range(times):
         for key in keys:
             prefix = Prefix([], (), 1, 9, 9, session=Session(key + each * 1000, 0.0))
-            sessions.sent(Sent(prefix, 0, 0, 0))
+            sessions.sent(SentPrompt(prefix, 0, 0, 0))
     assert len(sessions) <= MOST_SESSIONS
+
+
+MESSAGES = st.lists(
+    st.tuples(st.sampled_from(["user", "assistant", "tool"]), st.text(max_size=300)), max_size=12
+)
+
+
+@given(
+    alike=MESSAGES,
+    rests=st.tuples(MESSAGES, MESSAGES),
+    repeat=st.integers(1, 30),
+    compact=st.booleans(),
+)
+def test_chats_share_the_messages_that_are_alike_and_no_key_beyond(alike, rests, repeat, compact):
+    separators, hasher, bodies = (",", ":") if compact else (", ", ": "), PrefixHasher(1), []
+    for rest in rests:
+        said = [*alike * repeat, ("user", "And?"), *rest]
+        messages = [{"role": role, "content": text} for role, text in said]
+        bodies.append(json.dumps({"model": "m", "messages": messages}, separators=separators))
+    texts = [each[each.index("[") : each.rindex("]") + 1] for each in bodies]
+    both = _alike(*texts)
+    found = []
+    for body in bodies:
+        call = parse_call(SPEC, body.encode())
+        ask = Ask(ROUTE, call, Demand(100, False), Caller("k", "n", "t"), Need(100, 10))
+        prefix = hasher.of(ask, [Asked()])
+        found.append({} if prefix is None else dict(zip(prefix.keys, prefix.ends, strict=True)))
+    shared = max((end for key, end in found[0].items() if key in found[1]), default=0)
+    assert shared <= both
+    if both > 1000:  # the last message that both have ends within 400 bytes, and a 32nd is left out
+        assert shared >= both * 31 / 32 - 400 * 6 - 64
+
+
+@given(
+    looks=st.lists(
+        st.tuples(st.lists(st.tuples(WALKS, st.integers(0, 2000)), max_size=8), st.integers(0, 3)),
+        max_size=8,
+    )
+)
+def test_no_more_is_surely_read_than_could_be(looks):
+    """Whatever an engine finds beside what was sent, no more is taken for read than it was never sent."""
+    held, known = ApproximateIndex(), []
+    held.scraped(None, 0.0)
+    hits = 0.0
+    for prompts, more in looks:
+        for walk, tokens in prompts:
+            sent = held.sent(prompt(walk, tokens))
+            longest = max((_alike(walk, each) for each in known), default=0)
+            assert 0 <= sent.surely_read_tokens <= tokens - tokens * longest // len(walk)
+            assert sent.known_tokens + sent.surely_read_tokens <= tokens
+            known.append(walk)
+            held.read(sent)
+            hits += sent.known_tokens
+        hits += more * 1000
+        held.scraped(None, hits)
+        if more > 2:  # more than a thousand tokens beyond any doubt
+            expected = sum(tokens for _, tokens in prompts)
+            if more * 1000 > expected / 4 + 512:
+                assert held.sent(prompt([9])).surely_read_tokens == 0

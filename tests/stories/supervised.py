@@ -14,8 +14,7 @@ from typing import Any
 
 import httpx2
 
-from gateway.access import keys
-from gateway.app import build, run
+from gateway.app import build
 from gateway.config.load import load_config
 from gateway.config.models import Config
 from gateway.core.aio import Clock
@@ -26,9 +25,11 @@ from gateway.heal.observed import Timing
 from gateway.heal.supervisor import Supervisor
 from gateway.heal.unit import Unit
 from gateway.observe.outlet import Outlet
-from gateway.pools.store import SharedStore
 from gateway.pools.table import Backend, PoolTable
 from gateway.process import reload
+from gateway.running import run
+from gateway.store.shared import SharedStore
+from tests import keyfiles as keys
 from tests.fakelaunch import Machine, Slot, machine
 from tests.stories.support import World
 
@@ -95,7 +96,7 @@ class Fleet(World):
 
     async def reload(self) -> None:
         self.write()
-        assert await reload(self.process)
+        assert (await reload(self.process)).done
 
     async def admin(self, method: str, path: str, body: Any = None, **more: Any) -> httpx2.Response:
         if body is not None:

@@ -14,15 +14,18 @@ from dataclasses import dataclass
 import httpx2
 import uvloop
 
-from gateway.access import keys
-from gateway.app import build, run
+from gateway.app import build
 from gateway.config.load import load_config
+from gateway.core.aio import Clock
 from gateway.core.types import Phase
 from gateway.observe.outlet import Outlet
 from gateway.process import Process
+from gateway.running import run
 from gateway.sim.server import SimConfig, SimServer
+from tests import keyfiles as keys
 
 FAST = SimConfig(model="m", speed=0)
+_OFTEN = "interval: 200ms, scrape_interval: 100ms, models_interval: 500ms"
 
 
 @dataclass
@@ -105,10 +108,14 @@ async def gateway(
     access: bool = False,
     admin_token: str = "",
     health: str = "",
+    keyed: str = "",
+    clock: Clock | None = None,
+    as_shipped: bool = False,
 ) -> AsyncIterator[World]:
     """Run simulated backends and a gateway; `pools` is YAML with {0}, {1}, ... for the backends' ports.
 
-    With `access` there is an access log, in a file; an empty `admin_token` is none.
+    `keyed` are further settings of keys. With `access` there is an access log, in a file; an empty `admin_token` is none.
+    `as_shipped`: backends are looked at as seldom as by default.
     """
     async with contextlib.AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(SimServer(each)) for each in (sims or (FAST,))]
@@ -120,15 +127,15 @@ async def gateway(
         path.write_text(
             "version: 1\nlisten: 127.0.0.1:0\n"
             f"admin: {{listen: 127.0.0.1:0, token: '{admin_token}'}}\n"
-            "keys: {file: keys.yaml}\n"
+            f"keys: {{file: keys.yaml{keyed}}}\n"
             f"log: {{access: {json.dumps(access)}}}\n"
-            f"health: {{interval: 200ms, scrape_interval: 100ms, models_interval: 500ms, {health}}}\n"
-            f"shutdown: {{grace: 0s}}\n{extra}\n{listed}\n"
+            + ("" if as_shipped else f"health: {{{_OFTEN}, {health}}}\n")
+            + f"shutdown: {{grace: 0s}}\n{extra}\n{listed}\n"
         )
         created = keys.create(folder / "keys.yaml", name="test", wall_now=time.time())
         log = stack.enter_context((folder / "log").open("wb")) if access else None
         outlet = Outlet() if log is None else Outlet(log.fileno())
-        process = build(load_config(path), path, outlet)
+        process = build(load_config(path), path, outlet, clock=clock)
         http = await stack.enter_async_context(httpx2.AsyncClient(trust_env=False, timeout=10))
         async with asyncio.TaskGroup() as group:
             group.create_task(run(process), name="gateway")

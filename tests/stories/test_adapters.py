@@ -89,7 +89,7 @@ async def test_what_has_requests_in_flight_stays_until_they_have_ended():
         await world.until(lambda: "a" in held(world))
         await asyncio.sleep(1.1)  # what was just loaded stays for a while
         first = start(world.chat(model="a", max_tokens=20), name="first")
-        await world.until(lambda: world.process.table.get("m/b1").riding == {"a": 1})
+        await world.until(lambda: world.process.table.get("m/b1").adapter_requests == {"a": 1})
         second = start(world.chat(model="b", max_tokens=1), name="second")
         await world.until(lambda: "a" in world.process.table.get("m/b1").lacking)
         assert "a" in held(world)
@@ -150,7 +150,7 @@ async def test_a_new_path_comes_with_a_reload_and_what_is_listed_no_more_goes():
             .replace('{"name": "b"', '{"name": "c"')
         )
         world.path.write_text(text)
-        assert await reload(world.process)
+        assert (await reload(world.process)).done
         new = {"a": "/loras/a2", "c": "/loras/b"}
         await world.until(lambda: held(world) == held(world, 1) == new, 15)
 
@@ -166,7 +166,7 @@ async def test_an_operators_order_beats_placement_and_outlives_the_gateway():
         said = adapters.order("m/b1", "a", Order(keep=False, why="it answers nonsense"))
         assert said.startswith("m/b1 unloads a")
         await world.until(lambda: not held(world))
-        (row,) = [each for each in adapters.told() if each.backend_id == "m/b1"]
+        (row,) = [each for each in adapters.statuses() if each.backend_id == "m/b1"]
         assert row.detail == "an operator unloaded it there: it answers nonsense"
         again = Memory(world.process.config.state)
         assert not again.orders("m/b1")["a"].keep
@@ -206,13 +206,13 @@ async def test_a_version_that_mixes_adapters_up_loads_none_while_adapters_run():
     async with gateway(old, pools=pool([lora("a"), lora("b")], most=2)) as world:
         await world.until(lambda: len(held(world)) == 2)
         running = start(world.chat(model="a", max_tokens=30), name="running")
-        await world.until(lambda: world.process.table.get("m/b1").riding == {"a": 1})
+        await world.until(lambda: world.process.table.get("m/b1").adapter_requests == {"a": 1})
         await world.until(lambda: not world.process.adapters.pools["m"].changes)
         before = loads(world)
         del world.sims[0].state.loaded["b"]
         await world.until(lambda: world.process.table.get("m/b1").adapters == ("a",))
         assert not running.done()
-        (row,) = [each for each in world.process.adapters.told() if each.adapter == "b"]
+        (row,) = [each for each in world.process.adapters.statuses() if each.adapter == "b"]
         assert "may mix adapters up" in row.detail
         assert loads(world) == before
         assert (await running).status_code == 200
@@ -222,13 +222,67 @@ async def test_a_version_that_mixes_adapters_up_loads_none_while_adapters_run():
 @story
 async def test_a_server_that_comes_back_empty_has_its_adapters_again():
     async with gateway(SIM, pools=pool([lora("a"), lora("b")])) as world:
-        await world.until(lambda: len(held(world)) == 2)
-        world.sims[0].state.loaded.clear()
+        await world.until(lambda: len(world.process.table.get("m/b1").adapters) == 2)
+        await world.until(lambda: not world.process.adapters.pools["m"].changes)
+        world.sims[0].state.loaded.clear()  # no load is under way that this could spoil
         await world.until(lambda: len(held(world)) == 2)
         assert (await world.chat(model="b", max_tokens=1)).status_code == 200
 
 
+@story
+async def test_a_load_is_held_against_nobody_and_the_next_that_is_not_urgent_comes_later():
+    async with gateway(SLOW, pools=pool([lora("a")])) as world:
+        known, backend = world.process.adapters.pools["m"].known, world.process.table.get("m/b1")
+        await world.until(lambda: "a" in known.fresh_until)
+        # It stood still for the load: what is slow of that time is not its fault.
+        assert backend.limit.cut_at > 0
+        assert known.rest_until["m/b1"] >= backend.limit.cut_at + 4 * 0.4
+
+
+@story
+async def test_what_left_a_server_is_not_the_gateways_any_more():
+    async with gateway(SIM, pools=pool("auto")) as world:
+        adapters = world.process.adapters
+        adapters.order("m/b1", "x", Order(keep=True, path="/loras/x"))
+        await world.until(lambda: "x" in adapters.memory.loaded("m/b1"))
+        adapters.order("m/b1", "x", Order(keep=False))
+        await world.until(lambda: held(world) == {})
+        adapters.order("m/b1", "x", None)
+        await world.until(lambda: adapters.memory.loaded("m/b1") == frozenset())
+        world.sims[0].state.loaded["x"] = "/loras/x"  # by somebody else
+        await world.until(lambda: "x" in world.process.table.get("m/b1").adapters)
+        (row,) = adapters.statuses()
+        assert (row.loaded_by, row.wanted_by) == ("other", None)
+
+
 # --- what operators see and say -------------------------------------------------------------------
+
+
+@story
+async def test_who_unloads_what_the_gateway_did_not_load_is_told_how_to_bring_it_back():
+    sim = replace(SIM, adapters=("x",))
+    async with gateway(sim, sim, pools=pool("auto", 2)) as world:
+        adapters = world.process.adapters
+        root = world.process.table.get("m/b1").models["x"].root
+
+        def status(place):
+            rows = adapters.statuses()
+            return next(each for each in rows if each.backend_id == f"m/b{place}")
+
+        assert (status(1).loaded_by, status(1).wanted_by) == ("other", None)
+        said = adapters.order("m/b1", "x", Order(keep=False))
+        assert f"vllm-gateway adapters load m/b1 x --path {root}" in said
+        await world.until(lambda: "x" not in world.process.table.get("m/b1").adapters)
+        assert (status(1).state, status(1).wanted_by) == ("not_loaded", None)
+        assert status(1).detail == "an operator unloaded it there"
+        assert "stays unloaded" in adapters.order("m/b1", "x", None)
+        assert status(1).detail == "the gateway has no path for it"
+        with pytest.raises(OrderRefused, match=f"m/b2 has it from {root}"):
+            adapters.order("m/b1", "x", Order(keep=True))
+        adapters.order("m/b1", "x", Order(keep=True, path=root))
+        await world.until(lambda: "x" in world.process.table.get("m/b1").adapters)
+        assert (status(1).loaded_by, status(1).wanted_by) == ("gateway", "operator")
+        assert (status(2).loaded_by, status(2).wanted_by) == ("other", None)
 
 
 async def vllm_gateway(world, *words):
@@ -250,8 +304,8 @@ async def test_the_command_line_lists_loads_unloads_and_leaves_it_to_the_setting
         )
         code, said = await vllm_gateway(world, "adapters", "list")
         assert code == 0
-        assert "a m/b1 loaded gateway 0 /loras/a" in said
-        assert "a m/b2 not loaded settings 0 /loras/a not asked for there" in said
+        assert "a m/b1 loaded gateway settings 0 /loras/a" in said
+        assert "a m/b2 not loaded - settings 0 /loras/a not asked for there" in said
         assert "No adapter found for /loras/missing" in said
         assert "could not load bad" in (await vllm_gateway(world, "status"))[1]
         route = await world.http.get(f"{world.admin_url}/admin/v1/route", params={"model": "bad"})

@@ -149,7 +149,7 @@ async def test_a_lower_bound_on_the_queue_loses_none_of_those_who_wait():
                 text = world.path.read_text()
                 assert '"max_requests": 50' in text
                 world.path.write_text(text.replace('"max_requests": 50', '"max_requests": 2'))
-                assert await reload(world.process)
+                assert (await reload(world.process)).done
                 assert waiting(world) == 10
                 refused = await world.chat(max_tokens=1)
                 assert refused.headers["x-gateway-shed-reason"] == "queue_full"
@@ -183,7 +183,7 @@ async def test_who_waits_is_served_by_the_backend_to_which_a_reload_gives_anothe
             await world.until(lambda: waiting(world) == 1)
             text = world.path.read_text()
             world.path.write_text(text.replace('{"url"', '{"name": "other", "url"'))
-            assert await reload(world.process)
+            assert (await reload(world.process)).done
             third = group.create_task(world.chat(max_tokens=1))
             assert [(await each).status_code for each in (second, third)] == [200, 200]
         await world.settled()
@@ -312,7 +312,7 @@ async def test_without_keys_there_are_no_shares_and_all_of_the_queue_is_used():
     async with gateway(SLOW, pools=pools) as world, asyncio.TaskGroup() as group:
         text = world.path.read_text()
         world.path.write_text(text.replace("keys: {file: keys.yaml}", "keys: none"))
-        assert await reload(world.process)
+        assert (await reload(world.process)).done
         async with held(world):
             waits = [group.create_task(world.chat(max_tokens=1)) for _ in range(4)]
             await world.until(lambda: waiting(world) == 4)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import httpx2
 import pytest
 
-from gateway.access import keys
 from gateway.process import reload
+from gateway.sim.server import SimConfig
+from tests import keyfiles as keys
 from tests.stories.support import FAST, gateway, story
-from tests.stories.test_explain import verb
+from tests.stories.test_explain import route, verb
 
 POOLS = """\
 pools:
@@ -70,7 +72,7 @@ async def test_by_header_and_by_key_only_those_who_are_named_go_there():
         tester = keys.create(world.path.parent / "keys.yaml", name="tester")
         text = world.path.read_text()
         world.path.write_text(text.replace("header: true", f"keys: [{tester.id}]"))
-        assert await reload(world.process)
+        assert (await reload(world.process)).done
         assert {revision(await world.chat(max_tokens=1, headers=wish)) for _ in range(8)} == {"v1"}
         theirs = {"authorization": f"Bearer {tester.key}"}
         assert revision(await world.chat(max_tokens=1, headers=theirs)) == "v2"
@@ -86,6 +88,23 @@ async def test_who_cannot_be_served_by_their_own_side_are_served_by_the_other():
         await world.until(lambda: world.process.table.get("m/b2").phase.value == "ready")
         world.sims[0].inject("refuse")
         assert revision(await world.chat(max_tokens=1)) == "v2"
+
+
+@story
+async def test_route_and_explain_name_both_sides_their_shares_and_the_verdict():
+    async with gateway(FAST, FAST, pools=pools("weight: 0.25")) as world:
+        shares = "Canary of m: v2 gets 0.25 of the conversations; the other backends get 0.75."
+        code, text = await verb(world, "route", "--model", "m")
+        assert code == 0
+        assert shares in " ".join(text.split())
+        assert (await route(world))["canary"].startswith(f"{shares} Revision v2 is on trial")
+        reply = await world.chat(max_tokens=1)
+        world.process.ledger.post()
+        code, text = await verb(world, "explain", reply.headers["x-request-id"])
+        told = " ".join(text.split())
+        assert code == 0
+        assert shares in told
+        assert f"Answered by revision {revision(reply)}." in told
 
 
 async def fill(world, count):
@@ -106,6 +125,7 @@ def test_a_revision_that_fails_is_found_worse_and_rolled_back_where_that_is_auto
             told = await overview(world)
             assert (told["finding"], told["carried_out"]) == ("worse", automatic)
             assert told["requests"] == told["failed"] >= 20
+            assert 'gateway_canary_verdict{pool="m",verdict="worse"} 1.0' in await world.metrics()
             event = next(world.process.supervisor.events.newest())
             assert (event.kind.value, event.backend_id, event.label) == ("canary", "m", "worse")
             after = {reply.status_code for reply in await fill(world, 40)}
@@ -117,7 +137,7 @@ def test_a_revision_that_fails_is_found_worse_and_rolled_back_where_that_is_auto
             )
             if automatic:
                 # A reload changes nothing, and neither does the next gateway.
-                assert await reload(world.process)
+                assert (await reload(world.process)).done
                 assert {reply.status_code for reply in await fill(world, 20)} == {200}
                 saved = json.loads((world.path.parent / "state/rollouts.json").read_text())
                 assert saved["m"][1] == "worse"
@@ -135,6 +155,7 @@ async def test_a_gateway_that_starts_anew_keeps_to_what_was_found():
     async with gateway(FAST, FAST, pools=pools(how), extra="state: state") as world:
         world.sims[1].inject("http_500:422")
         await fill(world, 100)
+        assert world.process.table.get("m/b2").in_reserve
         again = build(load_config(world.path), world.path, Outlet())
         assert again.rollouts.get("m").carried_out
         assert again.table.get("m/b2").in_reserve
@@ -142,6 +163,9 @@ async def test_a_gateway_that_starts_anew_keeps_to_what_was_found():
         world.path.write_text(text.replace("weight: 0.5", "weight: 0.4"))  # another trial
         anew = build(load_config(world.path), world.path, Outlet())
         assert not anew.table.get("m/b2").in_reserve
+        # A reload begins it anew too.
+        assert (await reload(world.process)).done
+        assert not world.process.table.get("m/b2").in_reserve
 
 
 @story
@@ -152,3 +176,33 @@ async def test_a_revision_whose_requests_fail_in_a_row_harms_few_before_the_verd
         assert sum(reply.status_code != 200 for reply in replies) < 8
         told = await overview(world)
         assert (told["finding"], told["failed"]) == ("open", told["requests"])
+
+
+@story
+async def test_who_waits_while_the_settings_are_reloaded_is_not_sent_to_what_was_rolled_back():
+    how = "header: true, automatic: true"
+    text = pools(how).replace("revision: v1}", "revision: v1, max_in_flight: 1}")
+    slow = SimConfig(model="m", reply_tokens=4000)
+    async with gateway(slow, FAST, pools=text, extra="state: state") as world:
+        world.sims[1].inject("http_500:422")
+        wish = {"x-gateway-revision": "v2"}
+        for number in range(30):
+            await world.chat(f"c {number}", max_tokens=1)
+            await world.chat(f"c {number}", max_tokens=1, headers=wish)
+        world.process.ledger.post()
+        assert (await overview(world))["carried_out"]
+        _, second = (await route(world))["backends"]
+        assert (second["verdict"], second["setting"]["name"]) == ("in_reserve", "pools.m.canary")
+        told = (await route(world))["canary"]
+        assert told.startswith("Canary of m: Revision v2 is worse: rolled back.")
+        before = len(world.sims[1].received("/v1/chat/completions"))
+        body = {"model": "m", "messages": [{"role": "user", "content": "go on"}], "stream": True}
+        async with asyncio.TaskGroup() as group:
+            async with world.http.stream("POST", "/v1/chat/completions", json=body):
+                await world.until(lambda: world.in_flight() == 1)
+                waits = group.create_task(world.chat(max_tokens=1), name="waits")
+                await world.until(lambda: world.process.handler.gate.queues()["m"][0] == 1)
+                assert (await reload(world.process)).done
+                assert world.process.handler.gate.queues()["m"][0] == 1
+        assert revision(waits.result()) == "v1"
+        assert len(world.sims[1].received("/v1/chat/completions")) == before

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.access import keys
+from gateway.core.endings import Ending
 from gateway.core.types import Phase, TrafficFailed
 from gateway.process import reload
 from gateway.sim.server import SimConfig
+from tests import keyfiles as keys
 from tests.stories.support import gateway, story
 
 LONG = "word " * 1500  # about 1,876 tokens
@@ -148,7 +149,7 @@ async def limited(by, engine, **pool):
         if by == "key":
             file = world.path.parent / "keys.yaml"
             made = keys.create(file, name="small", max_context_tokens=CAP)
-            assert await reload(world.process)
+            assert (await reload(world.process)).done
             world.http.headers["authorization"] = f"Bearer {made.key}"
         yield world
 
@@ -226,7 +227,7 @@ async def test_a_degraded_backend_counts_where_no_other_serves():
     async with limited("pool", ENGINE) as world:
         (backend,) = world.process.table.backends("m")
         for _ in range(5):
-            failed = TrafficFailed(world.process.clock.now(), "broke")
+            failed = TrafficFailed(world.process.clock.now(), Ending.BROKE)
             world.process.table.observe(backend.id, failed)
         assert backend.phase is Phase.DEGRADED
         assert (await world.chat("word " * 300, max_tokens=5)).status_code == 200
@@ -283,7 +284,7 @@ def test_more_output_than_a_key_may_have_is_lowered_where_the_pool_clamps(policy
         async with gateway(ENGINE, pool={"on_overflow": policy}) as world:
             file = world.path.parent / "keys.yaml"
             made = keys.create(file, name="small", max_output_tokens=7)
-            assert await reload(world.process)
+            assert (await reload(world.process)).done
             world.http.headers["authorization"] = f"Bearer {made.key}"
             for field, stream in (("max_tokens", False), ("max_completion_tokens", True)):
                 reply = await world.chat("hi", stream=stream, **{field: 32_000})

@@ -129,6 +129,6 @@ async def test_a_reload_turns_it_on_and_off():
         off = world.path.read_text()
         for text, allowed in ((f"{off}\n{CORS}\n", ALLOWED), (off, {})):
             await asyncio.to_thread(world.path.write_text, text)
-            assert await reload(world.process)
+            assert (await reload(world.process)).done
             data = request("GET", "/v1/models", key=world.key, lines=FROM_PAGE)
             assert cors(await wire.ask(data)) == allowed

@@ -124,12 +124,12 @@ async def test_a_shed_request_explains_itself_in_the_words_its_client_got():
 
 
 @story
-async def test_a_request_that_goes_at_once_is_not_kept():
+async def test_a_request_that_goes_at_once_has_no_decision_of_the_gate():
     async with gateway(SimConfig(model="m", speed=0), pools=ONE_PLACE) as world:
         reply = await world.chat(headers={"x-request-id": "quick"})
         assert reply.status_code == 200
         assert (await explain(world, "quick"))["code"] == "decision_not_found"
-        assert (await verb(world, "explain", "quick"))[0] == 4
+        assert (await verb(world, "explain", "never"))[0] == 4
 
 
 @story

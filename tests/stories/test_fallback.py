@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from gateway.access import keys
 from gateway.core.types import Phase
 from gateway.pools.health import Order
 from gateway.process import reload
 from gateway.sim.server import SimConfig
+from tests import keyfiles as keys
 from tests.stories.support import frames, gateway, story
 from tests.stories.test_explain import explain, route
 
@@ -120,7 +120,7 @@ async def test_a_key_may_rule_it_out_and_must_be_allowed_the_other_model():
         never = keys.create(file, name="never", fallback=False)
         only = keys.create(file, name="only", models=("big",))
         both = keys.create(file, name="both", models=("big", "small"))
-        assert await reload(world.process)
+        assert (await reload(world.process)).done
         for key, status in ((never, 503), (only, 503), (both, 200)):
             headers = {"authorization": f"Bearer {key.key}"}
             reply = await world.chat(model="big", max_tokens=1, headers=headers)
@@ -128,7 +128,7 @@ async def test_a_key_may_rule_it_out_and_must_be_allowed_the_other_model():
             if status == 503:
                 assert "Model `big` is temporarily unavailable" in reply.json()["error"]["message"]
                 assert "x-gateway-model" not in reply.headers
-        assert [each.fallback for each in keys.list_keys(file)] == [True, False, True, True]
+        assert [each.own.fallback for each in keys.list_keys(file)] == [None, False, None, None]
 
 
 @story
@@ -280,3 +280,74 @@ async def test_what_another_pool_may_have_executed_is_told_and_goes_no_further()
         assert world.sims[2].received("/v1/chat/completions") == []
         take_out(world, "small/b1")
         assert (await world.chat(model="big", max_tokens=1)).json()["model"] == "tiny"
+
+
+@story
+async def test_another_pool_streams_by_its_own_settings_and_hides_what_its_tenants_may_not_see():
+    big = SimConfig(model="big", speed=0)
+    pools = (
+        "pools:\n"
+        "  big: {fallback: {no_backend: small}, backends: [<0>, <1>]}\n"
+        "  small: {prefix_cache: per_tenant, backends: [<2>]}\n"
+    )
+    small = SimConfig(model="small", speed=0, prompt_tokens_details=True)
+    async with gateway(big, big, small, pools=pools) as world:
+        for backend in ("big/b1", "big/b2"):
+            take_out(world, backend)
+        asked = {"model": "big", "stream": True, "max_tokens": 2, "temperature": 0}
+        asked["stream_options"] = {"include_usage": True}
+        for _ in range(2):  # the second finds its prompt cached
+            reply = await world.chat("word " * 200, **asked)
+            assert reply.headers["x-gateway-model"] == "small"
+        bodies = [json.loads(each.body) for each in world.sims[2].received("/v1/chat/completions")]
+        assert all("return_token_ids" not in body for body in bodies)
+        usage = json.loads(frames(reply.text)[-2])["usage"]
+        assert usage["completion_tokens"] == 2
+        assert not (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+
+
+@story
+async def test_a_stream_that_another_pool_began_is_never_begun_again_by_a_third():
+    slow = SimConfig(model="small", decode_step_s=0.02)
+    tiny = SimConfig(model="tiny", speed=0)
+    pools = (
+        "pools:\n"
+        "  big: {fallback: {no_backend: [small, tiny]}, backends: [<0>]}\n"
+        "  small:\n"
+        "    queue: {max_wait: 300ms}\n"
+        "    backends: [{url: <1>, max_in_flight: 1}, {url: <2>, max_in_flight: 1}]\n"
+        "  tiny: {backends: [<3>]}\n"
+    )
+    async with gateway(BIG, slow, slow, tiny, pools=pools) as world:
+        take_out(world)
+        body = {
+            "model": "small",
+            "messages": [{"role": "user", "content": "go on"}],
+            "stream": True,
+        }
+        async with world.http.stream(
+            "POST", "/v1/chat/completions", json={**body, "max_tokens": 4000}
+        ) as holding:
+            assert holding.status_code == 200
+            await world.until(lambda: world.in_flight() == 1)
+            free = next(n for n in (1, 2) if not world.process.table.get(f"small/b{n}").in_flight)
+            world.sims[free].inject("reset_after:3")
+            # The rest finds no room in time: that is the end of the stream, not a cause to begin anew.
+            reply = await world.chat(model="big", stream=True, max_tokens=40, temperature=0)
+        assert reply.headers["x-gateway-model"] == "small"
+        told = [json.loads(each) for each in frames(reply.text) if each != "[DONE]"]
+        assert "error" in told[-1], reply.text
+        assert {each.get("model") for each in told[:-1]} == {"small"}
+        assert world.sims[3].received("/v1/chat/completions") == []
+
+
+@story
+async def test_only_a_pool_that_serves_the_endpoint_answers_in_place_of_another():
+    pools = two("no_backend: small").replace("  small:\n", "  small:\n    endpoints: [chat]\n")
+    async with gateway(BIG, SMALL, pools=pools) as world:
+        take_out(world)
+        assert (await world.chat(model="big", max_tokens=1)).status_code == 200
+        asked = {"model": "big", "prompt": "hello", "max_tokens": 1}
+        reply = await world.http.post("/v1/completions", json=asked)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "model_unavailable")
+        assert world.sims[1].received("/v1/completions") == []

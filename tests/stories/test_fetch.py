@@ -501,7 +501,7 @@ async def test_a_reload_drops_the_connections_that_prompts_were_counted_over():
 
         assert await counted() == [False]
         assert await counted() == [False, True]
-        assert await reload(world.process)
+        assert (await reload(world.process)).done
         assert await counted() == [False, True, False]
 
 
@@ -529,7 +529,7 @@ async def test_who_was_asked_to_count_is_let_go_at_a_reload_and_at_the_end():
             assert (await world.chat("count me " * 6, max_tokens=1)).status_code == 200
 
         await count_one()
-        assert await reload(world.process)
+        assert (await reload(world.process)).done
         assert [each.closed for each in asked] == [True]
         await count_one()
         assert [each.closed for each in asked] == [True, False]

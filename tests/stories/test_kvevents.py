@@ -160,11 +160,28 @@ async def test_nonsense_is_counted_and_survived():
 class SlowMachine:
     """A clock by which everything takes long."""
 
-    at = 0.0
+    def __init__(self, step_s=0.9):
+        self.at, self.step_s = 0.0, step_s
 
     def now(self):
-        self.at += 0.9
+        self.at += self.step_s
         return self.at
+
+
+@story
+async def test_a_burst_of_messages_never_holds_the_loop_for_long():
+    async with publisher_of(replays=False) as publisher:
+        slow = SlowMachine(0.002)
+        async with following(publisher, replays=False, clock=slow) as follower:
+            await publish_until_seen(publisher, follower)
+            for token in range(1000, 1200):
+                await publisher.send(publisher.engine.read(([token] * (SIZE + 1), None, None)))
+            most = 0
+            while follower.seen < publisher.engine.sent:
+                before = follower.seen
+                await asyncio.sleep(0)
+                most = max(most, follower.seen - before)
+            assert most < 5
 
 
 @story

@@ -7,10 +7,10 @@ import signal
 
 import pytest
 
-from gateway.access import keys
 from gateway.app import handle_signals
 from gateway.process import reload
-from gateway.sim.server import SimConfig
+from gateway.sim.server import SimConfig, SimServer
+from tests import keyfiles as keys
 from tests.stories.support import FAST, frames, gateway, story
 
 SLOW = SimConfig(model="m", decode_step_s=0.05)
@@ -26,7 +26,7 @@ async def test_a_reload_adds_a_backend_and_leaves_streams_alone():
             text = world.path.read_text()
             second = f"http://127.0.0.1:{world.sims[1].port}"
             world.path.write_text(text.replace("]}}", f", {second}]}}}}"))
-            assert await reload(world.process)
+            assert (await reload(world.process)).done
             await world.ready(2)
         assert frames(running.result().text)[-1] == "[DONE]"
         assert len(world.process.table.backends("m")) == 2
@@ -37,7 +37,7 @@ async def test_an_invalid_file_keeps_the_old_configuration():
     async with gateway(FAST) as world:
         before = world.process.config
         world.path.write_text("pools: {m: {backnds: []}}")
-        assert not await reload(world.process)
+        assert not (await reload(world.process)).done
         assert world.process.config is before
         assert (await world.chat(max_tokens=1)).status_code == 200
         assert 'gateway_config_reloads_total{result="failure"} 1.0' in await world.metrics()
@@ -53,7 +53,7 @@ async def test_a_reload_that_removes_a_backend_lets_its_streams_finish():
             gone = f'"http://127.0.0.1:{world.sims[0].port}", '
             assert gone in config
             world.path.write_text(config.replace(gone, ""))
-            assert await reload(world.process)
+            assert (await reload(world.process)).done
         for each in running:
             assert frames(each.result().text)[-1] == "[DONE]"
             assert "error" not in each.result().text
@@ -99,10 +99,10 @@ async def test_a_reload_reads_the_keys_again_only_where_they_changed():
     async with gateway(FAST) as world:
         handler, folder = world.process.handler, world.path.parent
         ring = handler.settings.keys
-        assert await reload(world.process)
+        assert (await reload(world.process)).done
         assert handler.settings.keys is ring
         made = keys.create(folder / "keys.yaml", name="later")
-        assert await reload(world.process)
+        assert (await reload(world.process)).done
         bearer = {"authorization": f"Bearer {made.key}"}
         assert (await world.chat(max_tokens=1, headers=bearer)).status_code == 200
         (folder / "other.yaml").write_bytes((folder / "keys.yaml").read_bytes())
@@ -111,7 +111,7 @@ async def test_a_reload_reads_the_keys_again_only_where_they_changed():
         (folder / "other.yaml.pepper").chmod(0o600)
         keys.revoke(folder / "other.yaml", made.id)
         world.path.write_text(world.path.read_text().replace("keys.yaml", "other.yaml"))
-        assert await reload(world.process)
+        assert (await reload(world.process)).done
         assert (await world.chat(max_tokens=1, headers=bearer)).status_code == 401
 
 
@@ -123,7 +123,7 @@ async def test_a_reload_back_to_the_address_it_listens_on_asks_for_no_restart(ca
         moved = text.replace("listen: 127.0.0.1:0\n", "listen: 127.0.0.1:28081\n", 1)
         for each in (moved, moved, text):
             world.path.write_text(each)
-            assert await reload(world.process)
+            assert (await reload(world.process)).done
     told = [each.effect for each in caplog.records if each.getMessage() == "configuration reloaded"]
     restart = "needs a restart: listen 127.0.0.1:0 -> 127.0.0.1:28081"
     assert told == [(restart,), (restart,), ()]
@@ -211,5 +211,25 @@ async def test_a_reload_changes_which_proxies_may_have_any_number_of_connections
         book = world.process.ingress.connections
         assert not book.proxies.trusts("10.1.2.3")
         world.path.write_text(world.path.read_text() + "\ntrusted_proxies: [10.0.0.0/8]\n")
-        assert await reload(world.process)
+        assert (await reload(world.process)).done
         assert book.proxies.trusts("10.1.2.3")
+
+
+@story
+async def test_servers_that_stay_keep_serving_when_another_is_put_before_them():
+    async with gateway(FAST, FAST) as world:
+        table = world.process.table
+        before = {each.url: each for each in table}
+        async with SimServer(FAST) as third:
+            text = world.path.read_text()
+            first = world.sims[0].url
+            world.path.write_text(text.replace(f'"{first}"', f'"{third.url}", "{first}"'))
+            told = await reload(world.process)
+            assert told.done
+            assert any("+1 backend (b3)" in each for each in told.effect), told.effect
+            assert not any("drain" in each for each in told.effect)
+            after = {each.url: each for each in table}
+            assert [after[url] is each for url, each in before.items()] == [True, True]
+            assert after[third.url].id == "m/b3"
+            kept = json.loads((world.process.config.state / "names.json").read_text())
+            assert sorted(kept["m"].values()) == ["b1", "b2", "b3"]

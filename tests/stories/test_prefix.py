@@ -5,11 +5,11 @@ import dataclasses
 import json
 import time
 
-from gateway.access import keys
 from gateway.core.aio import start
-from gateway.prefix.ranked import Ranked
+from gateway.prefix.ranked import RankedIndex
 from gateway.process import reload
 from gateway.sim.server import SimConfig
+from tests import keyfiles as keys
 from tests.stories.support import FAST, gateway, story
 
 TELLS = dataclasses.replace(FAST, prompt_tokens_details=True)
@@ -67,7 +67,7 @@ async def test_without_it_they_go_anywhere():
             for group in range(GROUPS):
                 await ask(world, group, question)
         assert sum(len(groups_of(sim)) for sim in world.sims) > GROUPS
-        assert all(each.held is None for each in world.process.table)
+        assert all(each.prefix_index is None for each in world.process.table)
 
 
 @story
@@ -96,10 +96,10 @@ async def test_a_restart_forgets():
             await ask(world, 0, question)
         place = next(place for place, sim in enumerate(world.sims) if groups_of(sim))
         backend = world.process.table.get(f"m/b{place + 1}")
-        assert len(backend.held) > 0
+        assert len(backend.prefix_index) > 0
         sim = world.sims[place]
         await sim.stop()
-        await world.until(lambda: len(backend.held) == 0)
+        await world.until(lambda: len(backend.prefix_index) == 0)
         await sim.start()
 
 
@@ -109,14 +109,14 @@ async def test_an_engine_whose_cache_was_reset_is_believed_no_longer():
     async with gateway(*sims) as world:
         for question in range(8):
             await ask(world, 0, question)
-        backend = next(each for each in world.process.table if each.held._young)
-        assert backend.held.trust == 1.0
+        backend = next(each for each in world.process.table if each.prefix_index.young)
+        assert backend.prefix_index.trust == 1.0
         for question in range(60):
             for sim in world.sims:
                 await world.http.post(sim.url + "/reset_prefix_cache")
             await ask(world, 0, question + 100)
         world.process.ledger.post()
-        assert backend.held.trust < 0.7
+        assert backend.prefix_index.trust < 0.7
 
 
 @story
@@ -124,13 +124,13 @@ async def test_tenants_with_caches_apart_follow_no_other_tenants_prompts():
     async with gateway(FAST, FAST, pool={"prefix_cache": "per_tenant"}) as world:
         file = world.path.parent / "keys.yaml"
         other = keys.create(file, name="other", tenant="other", wall_now=time.time())
-        assert await reload(world.process)
+        assert (await reload(world.process)).done
         await ask(world, 0, 1)
-        backend = next(each for each in world.process.table if each.held._young)
-        before = len(backend.held)
+        backend = next(each for each in world.process.table if each.prefix_index.young)
+        before = len(backend.prefix_index)
         headers = {"authorization": f"Bearer {other.key}"}
         await ask(world, 0, 1, headers=headers)
-        kept = [len(each.held) for each in world.process.table]
+        kept = [len(each.prefix_index) for each in world.process.table]
         assert sum(kept) == 2 * before
 
 
@@ -139,16 +139,16 @@ async def test_a_prompt_whose_client_left_before_it_was_read_is_not_held():
     slow = SimConfig(model="m", prefill_tokens_per_s=100)
     async with gateway(slow, slow) as world:
         asked = start(ask(world, 0, 1, stream=True), name="asks")
-        await world.until(lambda: any(len(each.held) for each in world.process.table))
+        await world.until(lambda: any(len(each.prefix_index) for each in world.process.table))
         asked.cancel()
         await world.settled()
-        assert all(len(each.held) == 0 for each in world.process.table)
+        assert all(len(each.prefix_index) == 0 for each in world.process.table)
 
 
 @story
 async def test_several_engines_of_one_server_each_get_their_own_conversations():
     async with gateway(dataclasses.replace(FAST, dp=3)) as world:
-        await world.until(lambda: isinstance([*world.process.table][0].held, Ranked))
+        await world.until(lambda: isinstance([*world.process.table][0].prefix_index, RankedIndex))
         for question in range(6):
             for group in range(GROUPS):
                 await ask(world, group, question, stream=question % 2 == 0)
@@ -165,7 +165,7 @@ async def test_several_engines_of_one_server_each_get_their_own_conversations():
 @story
 async def test_an_engine_is_named_only_where_the_endpoint_lets_it():
     async with gateway(dataclasses.replace(FAST, dp=2)) as world:
-        await world.until(lambda: isinstance([*world.process.table][0].held, Ranked))
+        await world.until(lambda: isinstance([*world.process.table][0].prefix_index, RankedIndex))
         headers = {"x-data-parallel-rank": "7"}  # a client's is never passed on
         body = {"model": "m", "max_output_tokens": 2, "input": system(0)}
         reply = await world.http.post("/v1/responses", json=body, headers=headers)

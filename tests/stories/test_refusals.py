@@ -71,12 +71,12 @@ async def test_unknown_and_forbidden_models_read_the_same():
         FAST,
         pools="pools: {m: {backends: [<0>]}, secret: {backends: [<1>], served_model: m}}",
     ) as world:
-        from gateway.access import keys
+        from tests import keyfiles as keys
 
         narrow = keys.create(world.path.parent / "keys.yaml", name="narrow", models=("m",)).key
         from gateway.process import reload
 
-        assert await reload(world.process)
+        assert (await reload(world.process)).done
         replies = [
             await world.chat(model=name, headers={"authorization": f"Bearer {narrow}"})
             for name in ("secret", "nothere")

@@ -1,10 +1,16 @@
 """A stream whose backend fails goes on at another one, and its client sees one whole answer."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from gateway.core.aio import start
+from gateway.core.events import EventKind
+from gateway.core.types import Phase
+from gateway.pools.health import Order
 from gateway.sim.server import SimConfig
+from tests.abuse.support import front_of, scripted
 from tests.stories.support import gateway, story
 
 SIM = SimConfig(model="m", decode_step_s=0.005)
@@ -25,11 +31,11 @@ async def read(world, path=PATHS[0], fault=None, others=(), **more):
     """Return the bytes of a stream; its first backend has `fault`, the others have `others`, in their order."""
     asked = {"model": "m", "stream": True, "max_tokens": 40, "temperature": 0, **more}
     asked.setdefault("stream_options", {"include_usage": True})
-    asked |= (
+    asked = (
         {"prompt": "tell me"}
         if path == PATHS[1]
         else {"messages": [{"role": "user", "content": "tell me"}]}
-    )
+    ) | asked
     if fault is not None:
         for sim in world.sims:
             sim.inject(fault)
@@ -88,7 +94,9 @@ def test_a_stream_that_is_cut_goes_on_elsewhere_as_if_nothing_had_happened(path,
             assert [(each["outcome"], each["attempts"]) for each in lines] == [("ok", 1), ("ok", 2)]
             assert [each["resumed"] for each in lines] == [0, 1]
             assert [each["completion_tokens"] for each in lines] == [40, 40]
-            assert 'gateway_streams_resumed_total{pool="m"} 1' in await world.metrics()
+            assert (
+                'gateway_streams_resumed_total{cause="failure",pool="m"} 1' in await world.metrics()
+            )
 
     check()
 
@@ -180,7 +188,7 @@ def test_one_that_begins_anew_is_not_passed_on():
         {"presence_penalty": 0.5},
         {"frequency_penalty": 0.5},
         {"logprobs": True},
-        {"stop": ["xyz"]},
+        {"stop": ["xyz"], "min_tokens": 20},
         {"response_format": {"type": "json_object"}},
         {"return_token_ids": True},
         {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
@@ -205,6 +213,9 @@ def test_what_would_not_go_on_exactly_ends_with_an_error(more):
         {"response_format": {"type": "text"}, "top_p": 0.9, "temperature": 1.1, "user": "u"},
         {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
         {"min_tokens": 20, "ignore_eos": True},
+        {"stop": ["xyz", "never said"]},
+        {"stop": "z"},
+        {"stop": "z", "temperature": 1},
     ],
 )
 def test_what_an_sdk_sends_by_default_does_not_keep_it_from_going_on(more):
@@ -230,11 +241,168 @@ def test_a_stream_without_a_stated_length_goes_on_to_its_own_end():
     check()
 
 
-@pytest.mark.parametrize("pool", [{"resume": "off"}, {"prefix_cache": "per_tenant"}])
-def test_a_pool_without_it_ends_with_an_error(pool):
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("cut", CUTS)
+def test_where_the_pool_says_so_it_goes_on_by_its_text(path, cut):
     @story
     async def check():
-        async with gateway(SIM, SIM, pool=pool) as world:
+        async with gateway(SIM, SIM, pool={"resume": "text"}, access=True) as world:
+            more = (
+                {"prompt": "tell me!"} if path == PATHS[1] else {}
+            )  # the seam is between two tokens
+            whole = await read(world, path, **more)
+            resumed = await read(world, path, cut, **more)
+            assert anonymous(resumed) == anonymous(whole)
+            assert all("return_token_ids" not in each for each in bodies(world))
+            await world.settled()
+            assert [each["resumed"] for each in world.access_lines()] == [0, 1]
+
+    check()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"messages": [{"role": "user", "content": "tell me " * 20_000}]},
+        {"continue_final_message": True, "add_generation_prompt": False},
+        {"seed": 7},
+    ],
+)
+def test_by_its_text_not_all_goes_on(more):
+    @story
+    async def check():
+        roomy = replace(SIM, max_model_len=100_000)
+        async with gateway(roomy, roomy, pool={"resume": "text"}) as world:
+            broken = await read(world, fault="reset_after:7", **more, temperature=1)
+            assert "error" in chunks(broken)[-1]
+
+    check()
+
+
+def without_null(value):
+    """Return a reply without what vLLM says of features that were not asked for."""
+    if isinstance(value, list):
+        return [without_null(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {name: without_null(each) for name, each in value.items() if each is not None}
+
+
+async def whole_reply(world, path, fault=None, **more):
+    """Return the reply to a request that is not streamed; its first backend has `fault`."""
+    asked = {"model": "m", "max_tokens": 40, "temperature": 0, **more}
+    asked |= (
+        {"prompt": "tell me"}
+        if path == PATHS[1]
+        else {"messages": [{"role": "user", "content": "tell me"}]}
+    )
+    for sim in world.sims:
+        sim.clear()
+        if fault is not None:
+            sim.inject(fault)
+    task = start(world.http.post(path, json=asked), name="reply")
+    if fault is not None:
+        await world.until(lambda: world.in_flight() == 1)
+        for each, sim in zip(world.process.table.backends("m"), world.sims, strict=True):
+            if not each.in_flight:
+                sim.clear()
+    return await task
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_reply_that_is_not_streamed_is_a_stream_inside_where_the_pool_says_so(path):
+    @story
+    async def check():
+        async with gateway(SIM, SIM, pool={"resume_replies": "16"}, access=True) as world:
+            short = await whole_reply(world, path, max_tokens=8)
+            plain = await whole_reply(world, path, seed=7, temperature=1)
+            resumed = await whole_reply(world, path, "reset_after:7")
+            whole = await whole_reply(world, path)
+            assert [short.status_code, plain.status_code, resumed.status_code] == [200] * 3
+            expected, told = whole.json(), resumed.json()
+            for each in (expected, told):
+                del each["id"], each["created"]
+            assert told == expected
+            assert told["usage"]["completion_tokens"] == 40
+            (choice,) = told["choices"]
+            assert choice["finish_reason"] == "length"
+            assert "token_ids" not in resumed.text
+            assert resumed.headers["x-gateway-resumed"] == "1"
+            assert "x-gateway-resumed" not in whole.headers
+            streams = [bool(each.get("stream")) for each in bodies(world) if "model" in each]
+            assert streams.count(True) == 3  # of which two were sent for one reply
+            await world.settled()
+            lines = world.access_lines()
+            assert [(each["stream"], each["resumed"]) for each in lines][2] == (False, 1)
+
+    check()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_is_put_together_is_what_an_engine_answers(path):
+    @story
+    async def check():
+        async with gateway(SIM, SIM, pool={"resume_replies": "16"}) as world:
+            inside = (await whole_reply(world, path)).json()
+            as_it_is = (await whole_reply(world, path, seed=7, temperature=1)).json()
+            sent = [bool(each.get("stream")) for each in bodies(world) if "model" in each]
+            assert sorted(sent) == [False, True]
+            for each in (inside, as_it_is):
+                del each["id"], each["created"]
+            assert without_null(inside) == without_null(as_it_is)
+
+    check()
+
+
+def test_a_reply_whose_rest_nobody_takes_is_an_error_with_its_status():
+    @story
+    async def check():
+        async with gateway(SIM, SIM, pool={"resume_replies": "16"}) as world:
+            for sim in world.sims:
+                sim.inject("reset_after:7")
+            body = {"model": "m", "max_tokens": 40, "prompt": "tell me"}
+            broken = await world.http.post(PATHS[1], json=body)
+            assert broken.status_code == 502
+            assert "no other backend" in broken.json()["error"]["message"]
+
+    check()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_stop_string_ends_the_stream_behind_the_seam(path):
+    @story
+    async def check():
+        async with gateway(SIM, SIM, access=True) as world:
+            stop = text(await read(world, path))[60:66]
+            whole = await read(world, path, stop=[stop, "never said"])
+            resumed = await read(world, path, "reset_after:7", stop=[stop, "never said"])
+            assert anonymous(resumed) == anonymous(whole)
+            assert len(text(whole)) == 60
+            assert b'"finish_reason":"stop"' in resumed
+
+    check()
+
+
+def test_a_large_body_and_a_cache_of_its_own_do_not_keep_it_from_going_on():
+    @story
+    async def check():
+        roomy = replace(SIM, max_model_len=100_000)
+        async with gateway(roomy, roomy, pool={"prefix_cache": "per_tenant"}) as world:
+            more = {"messages": [{"role": "user", "content": "tell me " * 20_000}]}
+            whole = await read(world, **more)
+            resumed = await read(world, fault="reset_after:7", **more)
+            assert anonymous(resumed) == anonymous(whole)
+            sent = [each for each in bodies(world) if "stream" in each]
+            assert len({each["cache_salt"] for each in sent}) == 1
+            assert len(sent) == 3
+
+    check()
+
+
+def test_a_pool_without_it_ends_with_an_error():
+    @story
+    async def check():
+        async with gateway(SIM, SIM, pool={"resume": "off"}) as world:
             broken = await read(world, fault="reset_after:7")
             assert "error" in chunks(broken)[-1]
             await read(world)
@@ -253,5 +421,106 @@ def test_a_single_backend_is_not_asked_for_ids():
     check()
 
 
+async def drained(world, *, others=(), **more):
+    """Return the bytes of a stream whose backend is drained after its first bytes."""
+    asked = {"model": "m", "stream": True, "temperature": 0, **more}
+    asked["messages"] = [{"role": "user", "content": "tell me"}]
+    raw, ordered = b"", False
+    async with world.http.stream("POST", PATHS[0], json=asked) as reply:
+        async for part in reply.aiter_raw():
+            raw += part
+            if not ordered:
+                backends = world.process.table.backends("m")
+                for each in backends:
+                    if each.in_flight or each.name in others:
+                        world.process.table.order(each.id, Order.DRAIN)
+                ordered = True
+    await world.settled()
+    return raw
+
+
+def attempts(world):
+    return [(each["outcome"], each["attempts"], each["resumed"]) for each in world.access_lines()]
+
+
+LONG = {"max_tokens": 300}
+
+
+def test_a_stream_leaves_a_backend_that_is_drained():
+    @story
+    async def check():
+        async with gateway(SIM, SIM, pool={"move_after": "0s"}, access=True) as world:
+            whole = await read(world, stream_options=None, **LONG)
+            raw = await drained(world, **LONG)
+            assert anonymous(raw) == anonymous(whole)
+            assert attempts(world) == [("ok", 1, 0), ("ok", 2, 1)]
+            told = await world.metrics()
+            assert 'gateway_streams_resumed_total{cause="drain",pool="m"} 1' in told
+            assert "gateway_upstream_failures_total{" not in told
+            left = next(each for each in world.process.table if each.phase is Phase.DRAINING)
+            event = next(world.process.supervisor.events.newest())
+            assert (event.kind, event.backend_id) == (EventKind.MOVED, left.id)
+            assert event.detail.startswith("1 stream went")
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("pool", "more"),
+    [
+        ({"move_after": "60s"}, {}),
+        ({"move_after": "0s"}, {"seed": 7, "temperature": 0.5}),
+        ({"move_after": "0s", "resume": "off"}, {}),
+    ],
+)
+def test_what_cannot_leave_yet_finishes_where_it_is(pool, more):
+    @story
+    async def check():
+        async with gateway(SIM, SIM, pool=pool, access=True) as world:
+            await drained(world, **LONG, **more)
+            assert attempts(world) == [("ok", 1, 0)]
+
+    check()
+
+
+def test_a_stream_stays_where_it_is_while_nobody_else_has_a_place():
+    @story
+    async def check():
+        async with gateway(SIM, SIM, pool={"move_after": "0s"}, access=True) as world:
+            await drained(world, others=("b1", "b2"), **LONG)
+            assert attempts(world) == [("ok", 1, 0)]
+
+    check()
+
+
 def bodies(world):
     return [json.loads(each.body) for sim in world.sims for each in sim.requests if each.body]
+
+
+def test_a_stream_whose_first_frame_says_that_the_engine_is_full_is_answered_by_another():
+    """What the first one said is no part of the answer."""
+    error = {"message": "full", "type": "ServiceUnavailableError", "param": None, "code": 503}
+    refusal = b"data: %b\n\ndata: [DONE]\n\n" % json.dumps({"error": error}).encode()
+    chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    last = chunk | {"choices": [{"index": 0, "delta": {"content": "yes"}, "finish_reason": "stop"}]}
+    answer = b"data: %b\n\ndata: [DONE]\n\n" % json.dumps(last, separators=(",", ":")).encode()
+    asked = []
+
+    def says(request):
+        asked.append(request)
+        said = refusal if len(asked) == 1 else answer
+        return b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n%b" % (
+            len(said), said,
+        )  # fmt: skip
+
+    @story
+    async def check():
+        async with (
+            scripted(says) as one,
+            scripted(says) as other,
+            front_of(one, other) as world,
+        ):
+            raw = await read(world, stream_options=None)
+            assert (len(asked), text(raw)) == (2, "yes")
+
+    check()

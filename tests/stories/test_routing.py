@@ -4,9 +4,9 @@ import asyncio
 import json
 import time
 
-from gateway.access import keys
 from gateway.process import reload
 from gateway.sim.server import SimConfig
+from tests import keyfiles as keys
 from tests.stories.support import FAST, gateway, story
 
 WITH_LORA = SimConfig(model="m", adapters=("sql", "legal"), speed=0)
@@ -77,7 +77,7 @@ async def test_a_body_without_a_model_means_the_only_pool_and_stays_as_it_is():
             assert json.loads(sent).get("model") is None
         file = world.path.parent / "keys.yaml"
         lora = keys.create(file, name="lora", models=("legal",))
-        assert await reload(world.process)
+        assert (await reload(world.process)).done
         headers = {"authorization": f"Bearer {lora.key}"}
         reply = await world.http.post("/v1/completions", json={"prompt": "hi"}, headers=headers)
         assert reply.status_code == 200
@@ -95,7 +95,7 @@ async def test_a_key_is_shown_its_own_window_and_when_a_model_came_into_use():
         file = world.path.parent / "keys.yaml"
         small = keys.create(file, name="small", max_context_tokens=100)
         large = keys.create(file, name="large", max_context_tokens=1_000_000)
-        assert await reload(world.process)
+        assert (await reload(world.process)).done
         for key, window in ((small.key, 100), (large.key, WITH_LORA.max_model_len)):
             headers = {"authorization": f"Bearer {key}"}
             told = (await world.http.get("/v1/models", headers=headers)).json()["data"]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+from types import SimpleNamespace
 
 import pytest
 
+from gateway.core.types import Ask, Demand, Need
 from gateway.sim.server import SimConfig
+from gateway.wire.calls import ENDPOINTS, parse_call
 from tests.stories.support import FAST, gateway, story
 
 NEXT = SimConfig(model="next", speed=0)
-SLOW = SimConfig(model="next", reply_tokens=4000)
 POOLS = """\
 pools:
   m:
@@ -169,3 +172,69 @@ async def test_while_somebody_waits_for_the_own_pool_nothing_is_copied():
             assert len(copies(world)) == 1
             leave.set()
         assert await counted(world, "dropped") >= 1
+
+
+@story
+async def test_nobody_waits_for_what_a_copy_waits_for():
+    # Its prompt is taken as read with the next scrape: else others would stand back for it (`reading`) until
+    # its reply has ended. And its silence is not the backend's: nobody is there to hear it.
+    slow = SimConfig(model="next", decode_step_s=2.0)
+    async with gateway(FAST, slow, pools=pools()) as world:
+        backend = world.process.table.get("next/b1")
+        assert (await world.chat("word " * 900, max_tokens=2, stream=True)).status_code == 200
+        await world.until(lambda: under_way(world) == 1)
+        scrapes = backend.scrape_count
+        await world.until(lambda: backend.scrape_count > scrapes + 1)
+        assert under_way(world) == 1
+        assert (backend.room.unread_tokens, backend.room.left()[0]) == (0, 0)
+        before = backend.pulse.waits
+        await world.until(lambda: backend.pulse.waits is not before)
+        assert under_way(world) == 1
+        assert backend.pulse.waits.oldest_at == math.inf
+
+
+@story
+async def test_a_copy_that_is_given_up_before_it_began_gives_its_place_back():
+    async with gateway(FAST, NEXT, pools=pools()) as world:
+        handler = world.process.handler
+        spec = ENDPOINTS[b"/v1/chat/completions"]
+        body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+        call = parse_call(spec, json.dumps(body).encode())
+        caller = handler.settings.keys.authenticate(f"Bearer {world.key}".encode(), None, None, 0)
+        route = handler.catalog().resolve(call, caller)
+        ask = Ask(route, call, Demand(1, exact=False), caller, Need(1, 1, True))
+        down = SimpleNamespace(hold=None, upload=None, spec=spec)
+        handler.shadows.copy(handler.settings, down, ask, handler.settings.patience)
+        assert under_way(world) == 1
+        handler.shadows.close()
+        await world.until(lambda: under_way(world) == 0)
+        assert len(handler.shadows) == 0
+        assert await counted(world, "dropped") == 1
+
+
+@story
+async def test_a_copy_is_in_the_prefix_cache_of_its_own_tenant():
+    apart = pools().replace("  m:\n", "  m:\n    prefix_cache: per_tenant\n")
+    apart = apart.replace("  next:\n", "  next:\n    prefix_cache: per_tenant\n")
+    async with gateway(FAST, NEXT, pools=apart) as world:
+        assert (await world.chat(max_tokens=1)).status_code == 200
+        await world.until(lambda: copies(world))
+        (asked,) = world.sims[0].received("/v1/chat/completions")
+        (copy,) = copies(world)
+        salt = json.loads(copy.body)["cache_salt"]
+        assert salt
+        assert salt == json.loads(asked.body)["cache_salt"]
+
+
+@story
+async def test_what_the_other_pool_forbids_and_what_is_large_is_not_copied():
+    text = pools().replace("  next:\n", "  next:\n    parameters: {deny: [logit_bias]}\n")
+    async with gateway(FAST, NEXT, pools=text) as world:
+        assert (await world.chat(max_tokens=1, logit_bias={"1": 1})).status_code == 200
+        assert await counted(world, "dropped") == 1
+        long = await world.chat("word " * 3000, max_tokens=1, user="x" * 80_000)
+        assert long.status_code == 200, long.text
+        assert await counted(world, "dropped") == 2
+        assert (await world.chat(max_tokens=1)).status_code == 200
+        await world.until(lambda: copies(world))
+        assert len(copies(world)) == 1

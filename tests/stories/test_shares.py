@@ -25,7 +25,7 @@ async def test_a_backend_with_weight_0_is_kept_in_reserve_after_a_reload_and_rou
     async with gateway(FAST, FAST, pools=POOLS) as world:
         text = world.path.read_text()
         world.path.write_text(text.replace("weight: 1", "weight: 0"))
-        assert await reload(world.process)
+        assert (await reload(world.process)).done
         for _ in range(10):
             assert (await world.chat(max_tokens=1)).status_code == 200
         assert (chats(world.sims[0]), chats(world.sims[1])) == (0, 10)

@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from gateway.access import keys
 from gateway.sim.server import SimConfig, SimServer
+from tests import keyfiles as keys
 from tests.stories.stubs import free_url
 from tests.stories.support import story
 

@@ -11,7 +11,8 @@ from gateway.core.events import EventKind
 from gateway.core.types import Phase
 from gateway.heal.decisions import Cause
 from gateway.launch.launcher import LaunchError, Obstacle
-from gateway.pools.store import MemoryStore, StoreUnavailable
+from gateway.store.memory import MemoryStore
+from gateway.store.shared import StoreUnavailable
 from tests.stories.supervised import fleet, machine, managed
 from tests.stories.support import story
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import subprocess
 import sys
 
@@ -14,7 +15,10 @@ from gateway.core.aio import SystemClock
 from gateway.core.events import EventKind
 from gateway.core.types import Phase
 from gateway.heal.decisions import Why
-from gateway.pools.store import MemoryStore, StoreUnavailable
+from gateway.heal.supervisor import Supervisor
+from gateway.launch import proc
+from gateway.store.memory import MemoryStore
+from gateway.store.shared import StoreUnavailable
 from tests.fakelaunch import Script
 from tests.stories.supervised import fleet, launched, machine, managed, pool
 from tests.stories.support import frames, story
@@ -502,6 +506,24 @@ async def test_at_the_end_what_was_launched_is_stopped_or_left_as_configured():
             assert not world.told(EventKind.EXITED)
             assert not world.told(EventKind.RESTART)
         assert all(each.closed for each in on.made)
+
+
+@story
+async def test_who_is_not_in_charge_stops_nothing_at_its_end():
+    async with machine() as on:
+        async with fleet(on, launched(on["m/b1"])) as world:
+            process, config = world.process, world.process.config
+            store = MemoryStore(process.clock)
+            waits = Supervisor(
+                process.table, process.clock, store, config, make_launcher=on.launcher
+            )
+            waits.stand_by()
+            await waits.close()  # the upgrade failed
+            assert on["m/b1"].running
+            heir = proc.find(os.getpid())
+            await process.supervisor.hand_over(heir)
+        assert on["m/b1"].running
+        assert not on["m/b1"].stops
 
 
 @story

@@ -28,12 +28,34 @@ def test_without_a_known_room_nothing_is_bounded():
 def test_one_that_requests_wait_for_pushes_out_the_coldest_without_requests():
     wanted = [Wanted("a", demand=5), Wanted("b", demand=0.1), Wanted("c", waits_since=1.0)]
     assert plan(wanted, [place("b1", 2, ["a", "b"])]) == [Move("m/b1", "b", "c")]
-    riding = place("b1", 2, ["a", "b"], riding=frozenset({"b"}))
-    assert plan(wanted, [riding]) == [Move("m/b1", "a", "c")]
-    full = place("b1", 2, ["a", "b"], riding=frozenset({"a", "b"}))
+    busy = place("b1", 2, ["a", "b"], in_use=frozenset({"b"}))
+    assert plan(wanted, [busy]) == [Move("m/b1", "a", "c")]
+    full = place("b1", 2, ["a", "b"], in_use=frozenset({"a", "b"}))
     assert plan(wanted, [full]) == [Move("m/b1", "b", "c")]  # once it has none
     assert plan([*wanted[:2], Wanted("c", demand=99)], [full]) == []
     assert lacks(wanted, [full]) == {"m/b1": {"c": Exclusion.ADAPTER_DUE}}
+
+
+def test_a_backend_with_more_than_it_can_keep_unloads_the_coldest_and_loads_none():
+    # Its limit was lowered, or somebody else loaded some.
+    wanted = [Wanted("a", demand=5), Wanted("b", demand=0.1), Wanted("c", waits_since=1.0)]
+    over = place("b1", 1, ["a", "b"])
+    assert plan(wanted, [over]) == [Move("m/b1", "b")]
+    busy = place("b1", 1, ["a", "b"], in_use=frozenset({"a", "b"}))
+    assert plan(wanted, [busy]) == []
+    foreign = place("b1", 1, ["a", "b"], ours=frozenset())
+    assert plan(wanted, [foreign]) == []
+
+
+def test_where_those_whom_a_load_held_up_have_not_caught_up_none_follows_but_for_a_pin():
+    wanted = [Wanted("a"), Wanted("c", waits_since=1.0)]
+    busy = place("b1", 1, ["a"], caught_up=False)
+    assert plan(wanted, [busy]) == []
+    assert lacks(wanted, [busy]) == {"m/b1": {"c": Exclusion.ADAPTER_DUE}}  # it will come
+    other = place("b2", 2, ["a"], load_s=99.0)
+    assert plan(wanted, [busy, other]) == [Move("m/b2", None, "c")]
+    pinned = [Wanted("a"), Wanted("c", pins=frozenset({"m/b1"}))]
+    assert plan(pinned, [busy]) == [Move("m/b1", "a", "c")]
 
 
 def test_what_somebody_else_loaded_stays():

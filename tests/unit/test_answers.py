@@ -97,16 +97,17 @@ def test_a_reply_that_grows_over_the_limit_is_passed_on_no_further_and_is_no_suc
         ({b"content-type": b"application/xml"}, b"<x>", BackendBroke),
         ({b"content-encoding": b"gzip"}, b"\x1f\x8b", BackendBroke),
         ({b"content-length": b"101"}, b"{}", BackendBroke),
-        ({}, b'{"id":"chatcmpl-%b","x":1}' % OWN, None),
-        ({}, b'data: {"id":"cmpl-%b-0","x":1}' % OWN, None),
-        ({}, b'{"id":"chatcmpl-%b","x":1}' % OTHER, MisdirectedReply),
-        ({}, b'data: {"id":"cmpl-%b-0","x":1}' % OTHER, MisdirectedReply),
+        ({}, b'{"id":"chatcmpl-%(own)b","x":1}', None),
+        ({}, b'data: {"id":"cmpl-%(own)b-0","x":1}', None),
+        ({}, b'{"id":"chatcmpl-%(other)b","x":1}', MisdirectedReply),
+        ({}, b'data: {"id":"cmpl-%(other)b-0","x":1}', MisdirectedReply),
         ({}, b'{"id":"chatcmpl-%b","x":1}' % (b"0" * 40), None),  # of a gateway in between
-        ({}, b'{"text":"chatcmpl-%b"}' % OTHER, None),  # said by the model
+        ({}, b'{"text":"chatcmpl-%(other)b"}', None),  # said by the model
     ],
 )
 def test_only_what_can_be_read_and_is_for_this_request_is_passed_on(headers, beginning, error):
-    found = unfit(Reply(200, headers, None, None), OWN.decode(), 100, beginning)
+    told = beginning % {b"own": OWN, b"other": OTHER}
+    found = unfit(Reply(200, headers, None, None), OWN.decode(), 100, told)
     assert (found is None) if error is None else (type(found) is error)
 
 

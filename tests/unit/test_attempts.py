@@ -15,9 +15,9 @@ from gateway.core.errors import (
     UpstreamError,
 )
 from gateway.core.types import Chance
-from gateway.upstream.attempts import MAX_ATTEMPTS, Next, after
+from gateway.upstream.attempts import MAX_ATTEMPTS, Budget, Next, adds_load, after, pause_s
 
-TELL, ELSEWHERE, FRESH = Next.TELL, Next.ELSEWHERE, Next.FRESH_CONNECTION
+TELL, ELSEWHERE, FRESH, AGAIN = Next.TELL, Next.ELSEWHERE, Next.FRESH_CONNECTION, Next.AGAIN
 # What follows the first attempt: other backends have no room, room after a wait, room now.
 AFTER_THE_FIRST = {
     StaleConnection: (FRESH, FRESH, FRESH),
@@ -32,9 +32,18 @@ AFTER_THE_FIRST = {
 CHANCES = (Chance.NEVER, Chance.LATER, Chance.NOW)
 
 
-def follows(error, *, attempts=1, answering=False, body_at_hand=True, chance=Chance.NOW):
-    asked = {"attempts": attempts, "answering": answering, "body_at_hand": body_at_hand}
-    return after(error("x"), **asked, chance=chance)
+def follows(
+    error,
+    *,
+    attempts=1,
+    repeatable=True,
+    chance=Chance.NOW,
+    left_s=10.0,
+    told_s=None,
+):
+    asked = {"attempts": attempts, "repeatable": repeatable, "left_s": left_s}
+    failed = error("x", told_s) if error is EngineFull else error("x")
+    return after(failed, **asked, chance=chance)
 
 
 def test_the_table_knows_every_failure_of_a_backend():
@@ -52,10 +61,10 @@ def test_only_what_surely_was_not_executed_is_tried_again_where_there_is_room(er
 @pytest.mark.parametrize("error", AFTER_THE_FIRST)
 @pytest.mark.parametrize(
     "over",
-    [{"answering": True}, {"body_at_hand": False}]
+    [{"repeatable": False}, {"left_s": 0.0}, {"left_s": -1.0}]
     + [{"attempts": made} for made in (MAX_ATTEMPTS, MAX_ATTEMPTS + 1, 100)],
 )
-def test_nothing_is_tried_again_after_a_first_byte_without_a_body_or_for_ever(error, over):
+def test_nothing_is_tried_again_after_a_first_byte_too_late_or_for_ever(error, over):
     for attempts, chance in product(range(1, MAX_ATTEMPTS + 1), CHANCES):
         assert follows(error, **{"attempts": attempts, **over}, chance=chance) is TELL
 
@@ -64,3 +73,48 @@ def test_nothing_is_tried_again_after_a_first_byte_without_a_body_or_for_ever(er
 def test_backends_are_tried_until_the_last_attempt(error):
     steps = [follows(error, attempts=made) for made in range(1, MAX_ATTEMPTS + 1)]
     assert steps == [ELSEWHERE, ELSEWHERE, TELL]
+
+
+@pytest.mark.parametrize(
+    ("told_s", "left_s", "expected"),
+    [
+        (1.0, 10.0, AGAIN),
+        (2.0, 10.0, AGAIN),
+        (3.0, 10.0, TELL),
+        (1.0, 0.5, TELL),
+        (None, 10.0, TELL),
+    ],
+)
+def test_an_engine_that_asks_for_a_short_pause_gets_it_where_no_other_has_room(
+    told_s, left_s, expected
+):
+    for chance in (Chance.NEVER, Chance.LATER):
+        assert follows(EngineFull, told_s=told_s, left_s=left_s, chance=chance) is expected
+    assert follows(EngineFull, told_s=told_s, left_s=left_s, chance=Chance.NOW) is ELSEWHERE
+
+
+def test_the_first_attempt_elsewhere_is_made_at_once_and_the_next_after_a_random_pause():
+    full, refused = EngineFull("x", 1.5), ConnectFailed("x")
+    assert pause_s(ELSEWHERE, refused, 1, 1.0) == 0.0
+    assert pause_s(FRESH, StaleConnection("x"), 2, 1.0) == 0.0
+    assert [pause_s(ELSEWHERE, refused, 2, each) for each in (0.0, 0.5, 1.0)] == [0.0, 0.025, 0.05]
+    assert pause_s(ELSEWHERE, refused, 100, 1.0) == 0.25
+    assert pause_s(AGAIN, full, 1, 0.0) == 1.5
+
+
+def test_only_what_an_engine_may_have_read_counts_against_the_budget():
+    assert [adds_load(each("x")) for each in AFTER_THE_FIRST] == [
+        each not in (ConnectFailed, StaleConnection) for each in AFTER_THE_FIRST
+    ]
+
+
+def test_a_pool_has_three_of_them_or_a_fifth_of_what_is_under_way():
+    budget = Budget()
+    assert [budget.begin(number, "m", 5) for number in range(5)] == [True] * 3 + [False] * 2
+    assert budget.begin(9, "other", 0)
+    assert [budget.begin(number, "m", 25) for number in range(10, 14)] == [True, True, False, False]
+    budget.end(0)
+    budget.end(0)
+    assert budget.under_way("m") == 4
+    assert budget.begin(10, "m", 25)  # one that has a place keeps it
+    assert budget.under_way("m") == 4

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.wire.chunks import Shape, inside
+from gateway.wire.chunks import Shape, inside, unframed
 
 
 def frame(text, **more):
@@ -27,13 +27,16 @@ def learnt(text="one"):
 
 class Body:
     def __init__(self):
-        self.data, self.chunks = b"", 0
+        self.data, self.chunks, self.ended = b"", 0, False
 
     def on_body(self, data):
         self.data += data
 
     def on_chunk_complete(self):
         self.chunks += 1
+
+    def on_message_complete(self):
+        self.ended = True
 
 
 def parsed(data):
@@ -168,3 +171,53 @@ def test_what_is_taken_out_of_a_chunk_is_what_the_parser_finds_in_it(content, da
 @pytest.mark.parametrize("size", [0, 4090, 4096, 70_000])
 def test_the_last_chunk_and_long_ones_are_left_to_the_parser(size):
     assert inside(chunk(b"x" * size)) == b""
+
+
+LAST = b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize(
+    "held", [[b"a"], [b"a", b"bc" * 99], [frame("a"), frame("b"), b"data: [DONE]\n\n"]]
+)
+def test_what_several_whole_chunks_hold_is_taken_out_of_them(held, ends):
+    assert unframed(b"".join(map(chunk, held)) + LAST * ends) == (b"".join(held), ends)
+
+
+def test_the_last_chunk_may_come_alone():
+    assert unframed(LAST) == (b"", True)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        chunk(b"a")[:-1],
+        chunk(b"a") + b"1",
+        chunk(b"a") + b"5x",
+        chunk(b"a") + LAST + b"x",
+        chunk(b"a") + LAST[:-1],
+        chunk(b"a") + b"0\r\nx: y\r\n\r\n",
+        chunk(b"a") + b"00\r\n\r\n",
+        b"1;x=y\r\na\r\n",
+        b"01\r\na\r\n",
+        b"A\r\n" + b"x" * 10 + b"\r\n",
+        b"+1\r\na\r\n",
+        b"1\na\r\n",
+        b"1\r\na\n\n",
+        chunk(b"x" * 5000),
+    ],
+)
+def test_what_is_anything_else_than_whole_chunks_is_left_to_the_parser(data):
+    assert unframed(data) is None
+
+
+@given(st.lists(st.binary(min_size=1, max_size=40), max_size=3), st.booleans(), st.data())
+def test_what_is_taken_out_of_chunks_is_what_the_parser_finds_in_them(held, ends, data):
+    whole = b"".join(map(chunk, held)) + LAST * ends
+    at = data.draw(st.integers(0, len(whole)))
+    cut = data.draw(st.integers(at, min(len(whole), at + 3)))
+    candidate = whole[:at] + data.draw(st.binary(max_size=4)) + whole[cut:]
+    found = unframed(candidate)
+    if found is not None:
+        body = parsed(candidate)
+        assert (body.data, body.ended) == found

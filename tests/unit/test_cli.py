@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import json
+import os
 import pathlib
 import socketserver
 import subprocess
@@ -16,30 +17,39 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from gateway import __version__
-from gateway.access import keys
 from gateway.access.keys import KeyRing
 from gateway.cli import main as cli
 from gateway.cli import verbs
 from gateway.config.load import load_config
 from gateway.config.schema import json_schema
 from gateway.core.errors import ConfigError
+from gateway.core.limits import KeyLimits
 from gateway.ingress.settings import settings_for
 from gateway.watch.fetch import Pages
+from tests import keyfiles as keys
 from tests import modelconfigs
 
 POOL = "pools: {m: {backends: [http://h:1]}}\n"
 
 
+OF_SERVER = ("GATEWAY_ADMIN_URL", "GATEWAY_ADMIN_TOKEN", "GATEWAY_KEYS_SERVER")
+
+
 @pytest.fixture
 def run(monkeypatch, capsys):
     """Run a command line as the console script does; return exit code, stdout and stderr."""
-    for name in ("GATEWAY_CONFIG", "GATEWAY_DEBUG", "GATEWAY_ADMIN_URL", "GATEWAY_ADMIN_TOKEN"):
+    for name in ("GATEWAY_CONFIG", "GATEWAY_DEBUG", *OF_SERVER):
         monkeypatch.delenv(name, raising=False)
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["vllm-gateway", *map(str, words)])
+        before = {name: os.environ.get(name) for name in OF_SERVER}
         with pytest.raises(SystemExit) as ended:
             cli.main()
+        for name, value in before.items():  # what the command line sets for itself ends with it
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
         told = capsys.readouterr()
         return int(ended.value.code or 0), told.out, told.err
 
@@ -60,9 +70,10 @@ def test_the_version_is_told(run):
     assert run("--version") == (0, f"vllm-gateway {__version__}\n", "")
 
 
-VERBS = ["serve", "demo", "sim", "check", "status", "explain", "route"]
+VERBS = ["init", "serve", "demo", "sim", "check", "status", "explain", "route"]
 VERBS += ["config schema", "config show"]
-VERBS += ["keys create", "keys list", "keys revoke", "keys rotate"]
+VERBS += ["keys create", "keys list", "keys show", "keys effective", "keys update", "keys revoke"]
+VERBS += ["keys rotate", "keys import"]
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -103,6 +114,14 @@ def test_looking_does_not_import_the_server(words):
     assert "gateway.cli.main" in loaded
 
 
+def test_no_verb_is_paid_for_before_it_runs():
+    program = "import sys; import gateway.cli.main; print(*sys.modules)"
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert not {"pydantic", "asyncio", "msgspec", "ruamel"} & set(told.stdout.split())
+
+
 def test_a_bug_is_one_line_and_a_hint_and_a_traceback_only_when_asked(run, monkeypatch):
     def broken(*_args, **_kwargs):
         raise ZeroDivisionError("by zero")
@@ -128,7 +147,7 @@ def test_check_is_quiet_about_a_good_file(run, file):
 
 
 def test_check_shows_every_finding_and_exits_with_3(run, file):
-    file.write_text(POOL + "limts: {}\nredis: redis://h\n")
+    file.write_text(POOL + "limts: {}\ntimeouts: {upstream_keep_alive: 5s}\nkeys: none\n")
     code, out, _ = run("check", file)
     assert code == 3
     assert f"{file}:2:1 error unknown key `limts` [unknown-key]" in out
@@ -204,7 +223,7 @@ def test_check_warns_of_keys_that_are_yet_to_be_made(run, file):
 
 
 def test_check_for_programs_is_json_and_nothing_else(run, file):
-    file.write_text(POOL + "limts: {}\n")
+    file.write_text(POOL + "limts: {}\nkeys: none\n")
     code, out, err = run("check", file, "-o", "json")
     (finding,) = json.loads(out)
     assert (code, err) == (3, "")
@@ -217,6 +236,12 @@ def test_serve_and_show_refuse_a_wrong_file_with_its_findings(run, file):
         code, out, err = run(*verb, "-c", file)
         assert (code, out) == (3, "")
         assert "unknown key `limts`" in err
+
+
+def test_a_file_of_keys_cannot_be_taken_over_through_a_server(run, file):
+    code, out, err = run("--server", "http://10.0.0.5:9090", "keys", "import", "-c", file)
+    assert (code, out) == (2, "")
+    assert "where the file is" in err
 
 
 def test_a_file_that_is_missing_is_named(run, tmp_path):
@@ -269,6 +294,7 @@ def test_a_first_key_needs_no_further_setup(run, file):
 def test_a_key_takes_its_limits_from_the_options(run, file):
     options = ["--models", "qwen*", "--models", "sql", "--max-context", "32k"]
     options += ["--tenant", "acme", "--priority", "9"]
+    options += ["--limit", "requests_per_minute=60", "--limit", "input_tokens_per_minute=100k"]
     made = created(run, file, *options, "--max-output", "4096", "--expires", "30d")
     caller = KeyRing.load(file.parent / "keys.yaml").authenticate(
         f"Bearer {made['key']}".encode(), None, None, time.time()
@@ -276,6 +302,9 @@ def test_a_key_takes_its_limits_from_the_options(run, file):
     assert caller.models == ("qwen*", "sql")
     assert (caller.tenant, caller.priority) == ("acme", 9)
     assert (caller.max_context_tokens, caller.max_output_tokens) == (32768, 4096)
+    assert caller.limits == KeyLimits(requests_per_minute=60, input_tokens_per_minute=102_400)
+    _, out, _ = run("keys", "list", "-c", file, "-o", "json")
+    assert json.loads(out)[0]["limits"]["requests_per_minute"] == 60
     (kept,) = keys.list_keys(file.parent / "keys.yaml")
     assert kept.ends_s == pytest.approx(time.time() + 30 * 86400, abs=60)
 
@@ -294,6 +323,8 @@ def test_for_people_only_the_key_is_on_standard_output(run, file):
         ("--expires", "30", "30 has no unit"),
         ("--max-context", "many", "many is not a token count"),
         ("--max-output", "-1", "-1 is not a token count"),
+        ("--limit", "requests=5", "unknown limit 'requests'; there are requests_per_minute"),
+        ("--limit", "concurrent_requests", "write it like 60 or 100k"),
     ],
 )
 def test_a_limit_that_cannot_be_read_is_a_usage_error(run, file, option, value, words):
@@ -376,15 +407,21 @@ def test_a_list_without_a_file_says_how_to_make_one(run, file):
     assert "keys create" in err
 
 
-def test_revoke_ends_a_key_and_rotate_replaces_it(run, file):
+def test_revoke_ends_a_key_and_rotate_gives_it_a_second_secret(run, file):
     old = created(run, file)
     code, out, _ = run("keys", "rotate", old["id"], "-c", file, "--grace", "1h", "-o", "json")
     new = json.loads(out)
     assert code == 0
-    assert new["id"] != old["id"]
+    assert new["id"] == old["id"]
+    assert new["key"] != old["key"]
+    _, out, _ = run("keys", "list", "-c", file, "-o", "json")
+    assert [key["state"] for key in json.loads(out)] == ["rotating"]
+    code, _, err = run("keys", "rotate", old["id"], "-c", file)
+    assert code == 1
+    assert "has two secrets" in err
     assert run("keys", "revoke", new["id"], "-c", file)[0] == 0
     _, out, _ = run("keys", "list", "-c", file, "-o", "json")
-    assert [key["state"] for key in json.loads(out)] == ["replaced", "revoked"]
+    assert [key["state"] for key in json.loads(out)] == ["revoked"]
 
 
 @pytest.mark.parametrize("verb", ["revoke", "rotate"])
@@ -465,14 +502,15 @@ def test_status_says_the_verdict_first_and_what_is_wrong_with_each_backend(run):
     assert seen == [("/admin/v1/overview", "Bearer t")]
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0] == "◐ DEGRADED  vllm-gateway 0.1.0  up 1d"
+    assert lines[0] == "◐ DEGRADED  vllm-gateway 0.1.0, up 1d"
     assert lines[1] == "  m has 1 of 2 backends ready."
     rows = [line.split() for line in lines]
-    assert ["m", "degraded", "1/2", "3", "0", "41%", "2", "7", "3s", "8192", "1"] in rows
-    assert ["m/b1", "ready", "1h", "3", "0", "41%", "50%", "2", "32", "0.32.0"] in rows
+    assert ["m", "degraded", "1/2", *"-------", "7", "3s", "2"] in rows
+    assert ["m/b1", "ready", "1h", "3", "0", "41%", "50%", "2", "32", "-", "0.32.0"] in rows
     down = next(line for line in lines if line.startswith("m/b2"))
     assert down.split()[1:9] == ["down", "8s", "-", "-", "-", "-", "0", "-"]
     assert down.endswith("connection refused 3 times")
+    assert lines.index(down) < next(n for n, line in enumerate(lines) if line.startswith("m/b1"))
     assert lines[-1] == "  2026-01-31 14:02:11  m/b2  ready -> down  connection refused 3 times"
 
 
@@ -483,7 +521,7 @@ def test_what_is_stale_or_saturated_is_not_shown_as_fine(run):
     with admin({**OVERVIEW, "pools": [pool]}) as (url, _):
         _, out, _ = run("status", "--server", url)
     assert "metrics are out of date" in out
-    assert "saturated" in out
+    assert "takes no more: saturated" in out
 
 
 def test_status_says_what_request_bodies_hold_when_they_hold_something(run):
@@ -582,10 +620,10 @@ WAITED = {
 }
 
 
-def test_explain_says_what_happened_then_the_backends_then_the_setting(run):
+def test_a_dry_run_says_what_would_happen_then_the_backends_then_the_setting(run):
     with admin(WAITED) as (url, seen):
-        code, out, err = run("explain", "req_1", "--server", url, "--token", "t")
-    assert seen == [("/admin/v1/decisions/req_1", "Bearer t")]
+        code, out, err = run("route", "--model", "gpt", "--server", url, "--token", "t")
+    assert seen == [("/admin/v1/route?model=gpt&tokens=0&endpoint=chat", "Bearer t")]
     assert (code, err) == (0, "")
     assert out.splitlines() == [
         "req_1 waited 3.2 s for gpt and was sent to m/b2.",
@@ -599,15 +637,142 @@ def test_explain_says_what_happened_then_the_backends_then_the_setting(run):
     ]
 
 
-def test_explain_of_a_refusal_tells_what_its_client_reads(run):
-    refused = {**WAITED, "message": "`m` is overloaded.", "backends": [], "setting": None}
-    with admin(refused) as (url, _):
+EXPLAINED = {
+    **{"sentence": "req_1 for gpt was answered by m/b2 after 3.50 s: 200.", "endpoint": "chat"},
+    **{"model": "gpt", "pool": "m", "tenant": "acme", "key_id": "k7m2q9xd", "stream": True},
+    **{"client": "192.0.2.7", "setting": None, "message": None},
+    "timeline": [
+        {"after_s": 0.0, "step": "arrived", "sentence": "Its head was read."},
+        {"after_s": 3.2, "step": "first_token", "sentence": "The first token went to the client."},
+    ],
+    "tried": [
+        {
+            "backend": "m/b1",
+            "engine_request_id": "a",
+            "sent_s": 0.1,
+            "took_s": 1,
+            "outcome": "connect",
+        },
+        {
+            "backend": "m/b2",
+            "engine_request_id": "b",
+            "sent_s": 1.1,
+            "took_s": 2.4,
+            "outcome": "ok",
+        },
+    ],
+    "weighed": [
+        {"backend": "m/b2", "costs_s": 0.417, "chosen": True},
+        {"backend": "m/b1", "costs_s": 2, "chosen": False},
+    ],
+    "changed": [{"field": "model", "sentence": "The backend knows gpt as m."}],
+    "tokens": {"prompt": 900, "output": 20, "cached": 512, "counted_by": "upstream"},
+}
+
+
+def test_explain_tells_the_whole_life_of_a_request(run):
+    with admin(EXPLAINED) as (url, seen):
+        code, out, err = run("explain", "req_1", "--server", url, "--token", "t")
+    assert seen == [("/admin/v1/requests/req_1", "Bearer t")]
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "req_1 for gpt was answered by m/b2 after 3.50 s: 200.",
+        "  model gpt · pool m · chat as a stream · key k7m2q9xd (acme) · from 192.0.2.7",
+        "  900 prompt + 20 output tokens, 512 of the prompt from the prefix cache (as the backend told)",
+        "",
+        "AFTER                 WHAT",
+        "0.000 s  arrived      Its head was read.",
+        "3.200 s  first token  The first token went to the client.",
+        "",
+        "BACKEND  ENDED    SENT AFTER  TOOK     ID AT THE ENGINE",
+        "m/b1     connect  0.100 s     1.000 s  a",
+        "m/b2     ok       1.100 s     2.400 s  b",
+        "",
+        "BACKEND  COSTS",
+        "m/b2     0.417 s  chosen",
+        "m/b1     2.000 s",
+        "",
+        "Changed `model`: The backend knows gpt as m.",
+    ]
+
+
+def test_explain_of_a_wait_tells_what_each_backend_said_and_the_setting(run):
+    waits = {**EXPLAINED, "decision": WAITED, "setting": STOP, "message": "`m` is overloaded."}
+    with admin(waits) as (url, _):
         _, out, _ = run("explain", "req_1", "--server", url)
     assert "  The client sees: `m` is overloaded." in out
-    assert "Decided" not in out
+    assert "m/b1     kv full          700 tokens  pools.m.kv.stop_admitting: 0.9" in out
+    assert "COSTS\n" not in out
+    assert out.endswith("Decided by pools.m.kv.stop_admitting: 0.9 (gateway.yaml:12)\n")
 
 
-@pytest.mark.parametrize("verb", [["explain", "req_1"], ["route", "--model", "m"]])
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (
+            {"prompt": 9, "output": 2, "counted_by": "counted"},
+            "9 prompt + 2 output tokens (counted by",
+        ),
+        ({"expected_prompt": 9, "exact": False}, "about 9 prompt tokens expected"),
+        ({"expected_prompt": 9, "exact": True, "expected_output": 5}, "9 prompt + about 5 output"),
+    ],
+)
+def test_explain_says_who_counted_the_tokens(run, told, words):
+    with admin({**EXPLAINED, "tokens": told}) as (url, _):
+        assert f"\n  {words}" in run("explain", "req_1", "--server", url)[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "query"),
+    [
+        (["--last-error"], "limit=1&key=&errors=true"),
+        (["--key", f"gw_k7m2q9xd_{'s' * 43}_abc123"], "limit=1&key=k7m2q9xd&errors=false"),
+        (["--last-error", "--key", "k7m2q9xd"], "limit=1&key=k7m2q9xd&errors=true"),
+    ],
+)
+def test_explain_finds_the_newest_request(run, options, query):
+    with admin({**EXPLAINED, "data": [{"id": "req_9"}]}) as (url, seen):
+        assert run("explain", *options, "--server", url)[0] == 0
+    assert [path for path, _ in seen] == [f"/admin/v1/requests?{query}", "/admin/v1/requests/req_9"]
+
+
+def test_explain_says_so_where_no_such_request_is_kept(run):
+    with admin({"data": []}) as (url, _):
+        code, _, err = run("explain", "--last-error", "--key", "k", "--server", url)
+    assert code == 4
+    assert "No request of this key that did not end well is kept." in err
+
+
+@pytest.mark.parametrize("words", [[], ["req_1", "--last-error"], ["req_1", "--key", "k"]])
+def test_explain_is_told_one_request(run, words):
+    code, _, err = run("explain", *words)
+    assert code == 2
+    assert "Name a request, or use --last-error, --key, or both." in err
+
+
+def test_requests_are_listed_one_a_line(run):
+    ended = {"outcome": "shed", "status": 503, "code": "server_is_overloaded", "state": "ended"}
+    rows = [
+        {
+            "id": "a",
+            "at": "2026-01-31T14:02:11.120Z",
+            "state": "running",
+            "model": "m",
+            "backend": "m/b1",
+        },
+        {"id": "b", "at": "2026-01-31T14:02:10.000Z", "duration_s": 30, **ended},
+    ]
+    with admin({"data": rows}) as (url, seen):
+        code, out, _ = run("requests", "--errors", "--backend", "m/b1", "--server", url)
+    assert seen[0][0] == "/admin/v1/requests?limit=20&errors=true&backend=m%2Fb1"
+    first, running, shed = out.splitlines()
+    assert first.split()[:4] == ["CAME", "ID", "STATE", "MODEL"]
+    assert running.split()[:5] == ["14:02:11.120", "a", "running", "m", "m/b1"]
+    assert "shed 503 server_is_overloaded" in shed
+    assert "30.00 s" in shed
+
+
+@pytest.mark.parametrize("verb", [["explain", "req_1"], ["route", "--model", "m"], ["requests"]])
 def test_reasons_for_programs_are_the_answer_itself(run, verb):
     with admin(WAITED) as (url, _):
         code, out, _ = run(*verb, "--server", url, "-o", "json")
@@ -617,7 +782,7 @@ def test_reasons_for_programs_are_the_answer_itself(run, verb):
 def test_a_request_id_is_one_step_of_the_path(run):
     with admin(WAITED) as (url, seen):
         run("explain", "../../metrics?x", "--server", url)
-    assert seen[0][0] == "/admin/v1/decisions/..%2F..%2Fmetrics%3Fx"
+    assert seen[0][0] == "/admin/v1/requests/..%2F..%2Fmetrics%3Fx"
 
 
 @pytest.mark.parametrize(
@@ -643,7 +808,7 @@ def test_a_gateway_that_knows_no_such_path_is_not_quoted(run):
     with admin({"code": "not_found", "detail": "There are: /metrics."}, 404) as (url, _):
         code, _, err = run("explain", "req_1", "--server", url)
     assert code == 4
-    assert "returned 404 for /admin/v1/decisions/req_1" in err
+    assert "returned 404 for /admin/v1/requests/req_1" in err
 
 
 def test_route_asks_with_all_that_is_told(run):

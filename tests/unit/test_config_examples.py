@@ -107,3 +107,28 @@ def test_settings_written_back_hide_secrets_and_keep_units():
     assert values["timeouts.upstream_keep_alive"] == "3s"
     assert values["listen"] == "127.0.0.1:8080"
     assert "s3cret" not in json.dumps(spell(loaded.config))
+
+
+@pytest.mark.parametrize(
+    ("tier", "told"),
+    [
+        ("{models: [a, 'b*'], limits: {requests_per_minute: 60}, max_output: 4k}", None),
+        ("{parameters: {allow: [priority]}, addresses: [10.0.0.0/8], priority: 3}", None),
+        ("{limits: {requests: 60}}", "tiers.gold.limits: unknown limit 'requests'"),
+        ("{max_output: 0}", "tiers.gold.max_output: must be at least 1"),
+        ("{addresses: [10.0.0.1/8]}", "tiers.gold.addresses: `10.0.0.1/8` is no address"),
+        ("{modles: [a]}", "unknown key `modles` in tiers.gold"),
+        ("{fallback: maybe}", "tiers.gold.fallback: expected true or false"),
+    ],
+)
+def test_a_tier_says_what_a_key_may(tmp_path, tier, told):
+    text = f"pools: {{m: {{backends: [http://h:1]}}}}\ntiers: {{gold: {tier}}}\n"
+    checked = check_text(text, folder=tmp_path)
+    assert (told is None) == (checked.loaded is not None)
+    assert told is None or told in str(checked.findings[0])
+    if told is None:
+        values = YAML(typ="safe").load(text)
+        jsonschema.Draft202012Validator(json_schema()).validate(values)
+        shown = {name: value for _, name, value in flat(checked.loaded.config)}
+        if "limits" in tier:
+            assert shown["tiers.gold.limits"] == {"requests_per_minute": 60}

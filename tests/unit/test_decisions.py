@@ -151,7 +151,10 @@ def test_every_bound_of_the_queue_is_a_setting(full):
     assert decision.setting[-1] in section_at(decision.setting[:-1]).model_fields
 
 
-NO_SETTING = {Exclusion.NOT_SERVING, Exclusion.TOO_LARGE, Exclusion.ALREADY_TRIED}
+NO_SETTING = {
+    *(Exclusion.NOT_SERVING, Exclusion.TOO_LARGE, Exclusion.ALREADY_TRIED),
+    *(Exclusion.EJECTED, Exclusion.PROBATION),
+}
 
 
 @pytest.mark.parametrize("reason", Exclusion)

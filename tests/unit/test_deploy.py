@@ -2,8 +2,14 @@
 
 import pathlib
 import re
+import shutil
+import subprocess
 
-from gateway.config.models import ShutdownConfig
+import pytest
+
+from gateway.cli.console import Exit
+from gateway.config.check import NGINX_BODY_BYTES, check_meaning
+from gateway.config.models import Config, ShutdownConfig
 from gateway.config.supervision import SupervisionConfig
 from gateway.launch.process import longest_stop_s
 
@@ -22,3 +28,38 @@ def test_systemd_waits_until_requests_and_launched_servers_have_ended():
 
 def test_a_unit_of_vllm_is_killed_no_later_than_the_gateway_waits_for():
     assert seconds("vllm@.service", "TimeoutStopSec") <= SupervisionConfig().stop_grace
+
+
+def test_a_gateway_whose_settings_cannot_be_used_is_not_started_again():
+    assert seconds("vllm-gateway.service", "RestartPreventExitStatus") == Exit.INVALID_CONFIG
+
+
+@pytest.mark.parametrize("unit", ["vllm-gateway.service", "vllm@.service"])
+def test_the_exposure_of_a_unit_is_at_most_2_5(unit):
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd-analyze is not installed (Debian's package systemd)")
+    words = ["security", "--offline=yes", "--threshold=25", "--no-pager", str(SYSTEMD / unit)]
+    ran = subprocess.run([analyze, *words], capture_output=True, text=True, timeout=50)
+    if "unrecognized option" in ran.stderr:
+        pytest.skip("this systemd-analyze is older than 250")
+    assert ran.returncode == 0, ran.stdout[-300:] + ran.stderr
+    assert "Overall exposure level" in ran.stdout
+
+
+def test_check_warns_of_bodies_that_the_shipped_nginx_file_refuses():
+    conf = (SYSTEMD.parent / "nginx" / "gateway.conf").read_text()
+    (most,) = re.findall(r"client_max_body_size (\d+)m;", conf)
+    assert int(most) * 1024**2 == NGINX_BODY_BYTES
+
+    def warned(size):
+        settings = {
+            "limits": {"max_body": size},
+            "pools": {"m": {"backends": ["http://10.0.0.1:8000"]}},
+        }
+        return "nginx-body" in [
+            each.code for each in check_meaning(Config.model_validate(settings))
+        ]
+
+    assert not warned("64MiB")
+    assert warned("65MiB")

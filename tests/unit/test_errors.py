@@ -11,6 +11,7 @@ import pytest
 import gateway
 from gateway.core import errors
 from gateway.core.errors import ConfigError, GatewayError, Rejected, RequestError
+from gateway.core.ratelimited import RateLimited
 from gateway.core.types import Dialect, Outcome, ShedReason
 from gateway.wire.replies import error_body, error_headers
 
@@ -80,7 +81,8 @@ def test_a_fault_of_the_caller_is_4xx_and_no_other_is(error):
         | errors.AccessError
         | errors.ClientGone
         | errors.TooManyWaiting
-        | errors.TooManyFailedKeys,
+        | errors.TooManyFailedKeys
+        | RateLimited,
     )
     assert (error.status < 500) == callers
 
@@ -151,7 +153,7 @@ def test_an_overload_says_the_reason_it_was_raised_with(reason):
 
 def test_reasons_of_capacity_and_of_backends_are_their_own():
     shed = [made(each, "x").shed_reason for each in below(Rejected)]
-    failed = [each.reason for each in below(errors.UpstreamError)]
+    failed = [each.ending for each in below(errors.UpstreamError)]
     assert len(set(shed)) == len(shed)
     assert len(set(failed)) == len(failed)
 

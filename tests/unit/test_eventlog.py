@@ -1,17 +1,18 @@
 """Events outlive the gateway that told them."""
 
 from gateway.core.events import Event, EventKind, Events
-from gateway.heal import eventlog
-from gateway.heal.eventlog import FILE, EventLog
+from gateway.heal.eventlog import MOST_BYTES, EventLog
+
+FILE = "events.jsonl"
 
 
 def event(number):
     return Event(float(number), EventKind.RESTART, "m/b1", "frozen", f"number {number}")
 
 
-def followed(folder):
+def followed(folder, most_bytes=MOST_BYTES):
     events = Events()
-    EventLog(folder).follow(events)
+    EventLog(folder, most_bytes).follow(events)
     return events
 
 
@@ -52,9 +53,8 @@ def test_a_line_that_was_cut_costs_no_other(tmp_path):
     assert details(followed(tmp_path)) == ["number 3", "number 1"]
 
 
-def test_the_files_stay_small_and_the_newest_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(eventlog, "_MOST_BYTES", 1000)
-    events = followed(tmp_path)
+def test_the_files_stay_small_and_the_newest_are_kept(tmp_path):
+    events = followed(tmp_path, 1000)
     for number in range(100):
         events.tell(event(number))
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2200
@@ -69,4 +69,4 @@ def test_a_folder_that_cannot_be_written_is_told_once_and_loses_nothing_here(tmp
     for number in (1, 2):
         events.tell(event(number))
     assert details(events) == ["number 2", "number 1"]
-    assert caplog.text.count("events end with this gateway") == 1
+    assert caplog.text.count("ends with this gateway") == 1

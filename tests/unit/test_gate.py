@@ -8,6 +8,7 @@ import pytest
 from gateway.admission.decisions import State
 from gateway.core.errors import ContextLengthExceeded, Overloaded, TooManyWaiting, Unavailable
 from gateway.core.exclusion import Exclusion
+from gateway.core.prefix import Prefix
 from gateway.core.types import (
     Call,
     Caller,
@@ -15,6 +16,7 @@ from gateway.core.types import (
     Demand,
     Dialect,
     Endpoint,
+    Need,
     Outcome,
     Phase,
     ProbeFailed,
@@ -28,7 +30,7 @@ from gateway.core.types import (
 from gateway.pools.facts import Tending
 from gateway.pools.health import Order
 from gateway.wire.calls import ENDPOINTS, parse_call
-from tests.gatehouse import CAPACITY, House, held, passes, turns
+from tests.gatehouse import CAPACITY, Holds, House, held, passes, turns
 
 ONE, TWO = (f"http://127.0.0.1:{port}" for port in (8001, 8002))
 
@@ -1752,6 +1754,24 @@ async def test_what_waits_for_loads_alone_is_no_standing_queue():
 
 
 @held
+async def test_who_waits_for_a_load_is_no_demand_that_the_pool_fails_to_drain():
+    def demand():
+        patience.tick(1.0, 1.0)
+        return patience._demand.amount
+
+    world = house()
+    patience = world.gate._lines["m"].patience
+    backend = world.table.get("m/b1")
+    world.table.withhold(backend, {"sql": Exclusion.ADAPTER_DUE})
+    await world.guests(1, "a", adapter="sql", tokens=100)
+    assert demand() == 0
+    world.up("m/b1", "sql")
+    world.table.withhold(backend, {})
+    await world.guests(2, "a", adapter="sql", tokens=100)
+    assert demand() > 0
+
+
+@held
 async def test_an_adapter_that_is_not_there_is_asked_for_in_the_turn_in_which_its_request_comes():
     world = house()
     world.gate.on_wanted.append(
@@ -1767,10 +1787,10 @@ async def test_an_adapter_that_is_not_there_is_asked_for_in_the_turn_in_which_it
     world.table.withhold(world.table.get("m/b1"), {})
     await turns()
     assert guest.inside
-    assert world.table.get("m/b1").riding == {"sql": 1}
+    assert world.table.get("m/b1").adapter_requests == {"sql": 1}
     guest.end()
     await turns()
-    assert world.table.get("m/b1").riding == {}
+    assert world.table.get("m/b1").adapter_requests == {}
 
 
 @held
@@ -1786,3 +1806,53 @@ async def test_what_waits_for_an_adapter_claims_no_room_of_others():
         assert after.inside
         inside = after
     assert guest.waits
+
+
+# --- where a prompt is cached ---
+
+
+def begins(tokens, key="a"):
+    """Return a prompt's beginning, and what it needs."""
+    return {"prefix": Prefix([key], (4,), 4, tokens, 0), "need": Need(tokens, 0)}
+
+
+@held
+async def test_a_request_waits_for_the_backend_that_has_its_prompt_though_another_is_free():
+    home = house(backends=[single(ONE), single(TWO)])
+    home.table.get("m/b1").prefix_index = Holds(a=4000)
+    home.table.get("m/b2").prefix_index = Holds(b=4000)
+    first, second = await home.guests(2, **begins(4000))
+    assert first.slot.backend_id == "m/b1"
+    assert second.waits
+    (other,) = await home.guests(1, **begins(4000, "b"))  # is not held up by it
+    assert other.slot.backend_id == "m/b2"
+    first.end()
+    await turns()
+    assert second.slot.backend_id == "m/b1"
+
+
+@held
+async def test_a_request_waits_for_its_prompt_no_longer_than_reading_it_anew_holds_up():
+    home = house(backends=[single(ONE), single(TWO)])
+    for backend in home.table:
+        backend.prefix_index = Holds()
+    home.table.get("m/b1").prefix_index = Holds(a=8000)
+    first, second = await home.guests(2, **begins(8000))
+    longest_s = 8000 * home.table.get("m/b2").token_cost.prompt_s * 2
+    assert longest_s > 1
+    await passes(longest_s / 2)
+    assert second.waits
+    await passes(longest_s / 2 + 0.5)  # a tick looks again
+    assert second.slot.backend_id == "m/b2"
+    assert first.inside
+
+
+@held
+async def test_a_request_that_may_not_wait_goes_where_its_prompt_is_not():
+    home = house(backends=[single(ONE), single(TWO)])
+    home.table.get("m/b1").prefix_index = Holds(a=8000)
+    home.table.get("m/b2").prefix_index = Holds()
+    (first,) = await home.guests(1, **begins(8000))
+    (second,) = await home.guests(1, wait_s=0.0, **begins(8000))
+    assert first.slot.backend_id == "m/b1"
+    assert second.slot.backend_id == "m/b2"

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.core.endings import Ending
 from gateway.core.types import (
     LoadSample,
     ModelsSeen,
@@ -37,7 +38,7 @@ def scraped(at, *, running=0, progress=0.0, **more):
 
 
 def failing(count, reason, at=1.0):
-    return [TrafficFailed(at, reason)] * count
+    return [TrafficFailed(at, Ending(reason))] * count
 
 
 NEW = HealthState(since=0.0)

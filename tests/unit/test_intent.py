@@ -7,7 +7,8 @@ import pytest
 
 from gateway.core.aio import SystemClock
 from gateway.heal.intent import FILE, Intent, Mark
-from gateway.pools.store import MemoryStore, StoreUnavailable
+from gateway.store.memory import MemoryStore
+from gateway.store.shared import LIFTED, StoreUnavailable
 
 S, D = Mark.SUSPENDED, Mark.DRAINED
 IDS = {S: ["m/a", "m/b"], D: ["m/a", "m/b"]}
@@ -23,6 +24,9 @@ class Store(MemoryStore):
         if self.lost:
             raise StoreUnavailable
         await super().hold(scope, for_s)
+
+    def forget(self):
+        self._holds = {}
 
     async def lift(self, scope):
         if self.lost:
@@ -133,7 +137,47 @@ async def test_what_is_said_while_the_store_is_told_is_told_too(store, one, othe
     await one.intent.tell()
     assert "m/a" in await store.holds()
     assert await one.turn() == []
-    assert "m/a" not in await store.holds()
+    assert (await store.holds())["m/a"] == LIFTED
+
+
+@replicas
+async def test_what_the_store_lost_is_taken_off_nowhere_and_told_anew(store, one, other):
+    one.say(S, "m/a", on=True)
+    one.say(D, "m/b", on=True)
+    for each in (one, other, one):
+        await each.turn()
+    store.forget()
+    assert await other.turn() == await one.turn() == []
+    assert one.here == other.here == {(S, "m/a"), (D, "m/b")}
+    assert set(await store.holds()) == {"m/a", "m/b#drained"}
+
+
+@replicas
+async def test_a_mark_that_was_lifted_while_its_replica_was_away_is_not_told_again(
+    store, one, other
+):
+    for mark, backend_id in ((S, "m/a"), (D, "m/b"), (D, "m/a")):
+        one.say(mark, backend_id, on=True)
+    await one.turn()
+    await other.turn()
+    other.say(S, "m/a", on=False)
+    other.say(D, "m/b", on=False)
+    await other.turn()
+    heir = Replica(store, one.intent.folder)
+    heir.say(D, "m/b", on=True)  # said since: that counts
+    await heir.intent.restore(await store.holds())
+    assert await heir.turn() == [(S, "m/a", False)]
+    assert heir.here == {(D, "m/a"), (D, "m/b")}
+    assert await other.turn() == [(D, "m/b", True)]
+
+
+@replicas
+async def test_marks_go_by_the_names_that_all_replicas_use(store, one, other):
+    one.intent.named = other.intent.named = lambda backend_id: f"{backend_id}@here"
+    one.say(D, "m/a", on=True)
+    await one.turn()
+    assert set(await store.holds()) == {"m/a@here#drained"}
+    assert await other.turn() == [(D, "m/a", True)]
 
 
 @replicas
@@ -181,15 +225,22 @@ def test_holds_go_on_for_what_is_left_of_their_time(tmp_path):
         await first.hold(None, None, "")
         clock.passed_s = 100.0
         again = Intent(MemoryStore(clock), clock, tmp_path)
-        await again.restore()
+        await again.restore(await again.store.holds())
         holds = await again.store.holds()
         assert set(holds) == {"m", None}
         assert holds["m"] - clock.now() == pytest.approx(500.0, abs=1.0)
         assert holds[None] == math.inf
         await again.lift(None)
         third = Intent(MemoryStore(clock), clock, tmp_path)
-        await third.restore()
+        await third.restore(await third.store.holds())
         assert set(await third.store.holds()) == {"m"}
+        await third.store.lift("m")  # by another replica
+        fourth = Intent(third.store, clock, tmp_path)
+        await fourth.restore(await fourth.store.holds())
+        assert (await fourth.store.holds())["m"] == LIFTED
+        fifth = Intent(MemoryStore(clock), clock, tmp_path)
+        await fifth.restore({})
+        assert await fifth.store.holds() == {}
 
     asyncio.run(main())
 

@@ -4,7 +4,8 @@ import pytest
 
 from gateway.core.types import LoadSample
 from gateway.heal.decisions import Cause
-from gateway.heal.judges import Errors, Memory, Pace
+from gateway.heal.judges import Errors, Judges, Memory, Pace
+from gateway.pools.facts import Accused, Ejection
 
 GIB = 1 << 30
 
@@ -218,6 +219,16 @@ def test_failures_are_forgotten_when_no_more_come():
     for second in range(2000, 2020):
         errors.observe(float(second), failed=False)
     assert errors.counts(2020.0) == (20, 0)
+
+
+@pytest.mark.parametrize(("times", "found"), [(0, False), (2, False), (3, True), (4, True)])
+def test_one_whose_trials_fail_is_found_though_it_gets_few_requests(times, found):
+    ejection = Ejection(Accused.IN_A_ROW, "5 requests failed", times, 0.0) if times else None
+    signs = Judges().found([], 0.0, 1000.0, ejection)
+    assert (Cause.ERRORS in signs) is found
+    if found:
+        told = f"5 requests failed; {times - 1} trials after it failed too"
+        assert signs[Cause.ERRORS].evidence == told
 
 
 def test_the_state_of_errors_is_bounded_and_its_window_moves():

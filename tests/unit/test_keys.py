@@ -3,14 +3,19 @@
 import hmac
 import multiprocessing
 import os
+import re
 import stat
 
 import pytest
 
+from gateway.access.keyerrors import BadSettings, NoSuchKey, WrongState
 from gateway.access.keyfile import pepper_path, read_pepper
-from gateway.access.keys import KeyRing, OpenRing, checksum, create, list_keys, revoke, rotate
+from gateway.access.keys import KeyRing, OpenRing
 from gateway.access.salt import salt_for
+from gateway.access.secret import checksum
 from gateway.core.errors import AccessError, ConfigError, MissingKey
+from gateway.core.limits import KeyLimits
+from tests.keyfiles import create, list_keys, revoke, rotate
 
 NOW = 1_800_000_000.0
 
@@ -201,9 +206,29 @@ def test_both_keys_work_in_the_grace_and_only_the_new_one_after_it(path):
     old = create(path, name="ci", models=("a", "b"), wall_now=NOW)
     new = rotate(path, old.id, 3600, wall_now=NOW)
     ring = KeyRing.load(path)
-    assert ring.authenticate(bearer(new.key), None, None, NOW).models == ("a", "b")
-    assert ring.authenticate(bearer(old.key), None, None, NOW + 3599).name == "ci"
+    assert new.id == old.id
+    for key in (new.key, old.key, new.key):
+        caller = ring.authenticate(bearer(key), None, None, NOW + 3599)
+        assert (caller.key_id, caller.models) == (old.id, ("a", "b"))
     assert "replaced" in refusal(ring, bearer(old.key), now=NOW + 3600).message
+    assert ring.authenticate(bearer(new.key), None, None, NOW + 9999).key_id == old.id
+    (record,) = list_keys(path)
+    assert [record.state(at) for at in (NOW, NOW + 3599, NOW + 3600)] == [
+        "rotating",
+        "rotating",
+        "active",
+    ]
+
+
+def test_a_file_of_an_older_version_with_a_rotated_key_works_as_it_did(path):
+    old, new = create(path, name="ci", wall_now=NOW), create(path, name="ci", wall_now=NOW)
+    text = path.read_text()
+    at = text.index("  - id: " + new.id)
+    path.write_text(text[:at] + '    not_after: "2027-01-15T09:00:00Z"\n' + text[at:])
+    ring = KeyRing.load(path)
+    assert ring.authenticate(bearer(old.key), None, None, NOW + 3599).key_id == old.id
+    assert "replaced" in refusal(ring, bearer(old.key), now=NOW + 3600).message
+    assert ring.authenticate(bearer(new.key), None, None, NOW + 3600).key_id == new.id
     assert [each.state(NOW) for each in list_keys(path)] == ["replaced", "active"]
 
 
@@ -216,7 +241,7 @@ def test_rotating_never_lets_a_key_live_longer(path):
 def test_an_ended_key_cannot_be_rotated(path):
     made = create(path, name="ci", wall_now=NOW)
     revoke(path, made.id, wall_now=NOW)
-    with pytest.raises(ConfigError, match="is revoked"):
+    with pytest.raises(WrongState, match="is revoked"):
         rotate(path, made.id, 0, wall_now=NOW)
 
 
@@ -229,7 +254,7 @@ def test_revoking_twice_keeps_the_first_time(path):
 @pytest.mark.parametrize("change", [revoke, lambda path, key_id: rotate(path, key_id, 0)])
 def test_an_id_that_is_not_there_is_named(path, change):
     create(path, name="ci")
-    with pytest.raises(ConfigError, match="no key with the id nobody12"):
+    with pytest.raises(NoSuchKey, match="no key with the id nobody12"):
         change(path, "nobody12")
 
 
@@ -289,6 +314,15 @@ def test_a_file_without_keys_lets_nobody_in(path, text):
     assert KeyRing.load(path).authenticate(bearer(made.key), None, None, NOW).name == "first"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for others")
+def test_files_that_root_makes_belong_to_the_owner_of_their_folder(path):
+    os.chown(path.parent, 1234, 4321)
+    create(path, name="ci", wall_now=NOW)
+    made = [*path.parent.iterdir()]
+    assert len(made) == 3
+    assert {(each.stat().st_uid, each.stat().st_gid) for each in made} == {(1234, 4321)}
+
+
 def test_comments_order_mode_and_what_a_person_wrote_survive_a_change(path):
     made = create(path, name="ci", wall_now=NOW)
     text = "# ours\n" + path.read_text().replace("name: ci", "name: ci  # the build")
@@ -327,7 +361,7 @@ def test_times_and_limits_may_be_written_by_hand(path):
         + "    not_after: 2027-01-16T10:00:00+02:00\n"
     )
     (info,) = list_keys(path)
-    assert (info.id, info.max_context_tokens) == (made.id, 32768)
+    assert (info.id, info.own.max_context) == (made.id, 32768)
     assert info.expires_s == 1800057600.0
     assert info.not_after_s == 1800057600.0 + 8 * 3600
 
@@ -377,12 +411,22 @@ def test_an_id_that_is_there_twice_is_an_error(path):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"name": ""}, {"name": "a\nb"}, {"name": "x" * 200}, {"name": "a", "max_context_tokens": 0}],
+    [
+        {"name": ""},
+        {"name": "a\nb"},
+        {"name": "x" * 200},
+        {"name": "a", "max_context_tokens": 0},
+        {"name": "a", "tier": "gold"},
+        {"name": "a", "role": "admin"},
+        {"name": "a", "addresses": ["10.0.0.1/8"]},
+        {"name": "a", "metadata": {"a b": "c"}},
+        {},
+    ],
 )
 def test_nothing_is_written_that_could_not_be_read_again(path, settings):
     create(path, name="first")
     before = path.read_text()
-    with pytest.raises(ConfigError):
+    with pytest.raises(BadSettings):
         create(path, **settings)
     assert path.read_text() == before
     assert sorted(file.name for file in path.parent.iterdir()) == [
@@ -477,9 +521,9 @@ def test_a_key_says_what_its_requests_may_ask_for_and_keeps_it_when_rotated(path
         "name: a\n", "name: a\n    parameters: {allow: [priority], max: {n: 4}, media: data}\n"
     )
     path.write_text(text)
-    rotated = rotate(path, made.id, wall_now=NOW)
+    rotated = rotate(path, made.id, 60, wall_now=NOW)
     for key in (made.key, rotated.key):
-        caller = KeyRing.load(path).authenticate(bearer(key), None, None, NOW - 1)
+        caller = KeyRing.load(path).authenticate(bearer(key), None, None, NOW + 1)
         assert caller.parameters.allow == {"priority"}
         assert caller.parameters.max == (("n", 4),)
         assert caller.parameters.media.value == "data"
@@ -496,3 +540,31 @@ def test_salts_of_a_tenant_are_the_same_in_every_ring_of_a_pepper(path):
     salts = {salt_for(secret, "a"), salt_for(secret, "b"), salt_for(secret, "a", ""), salt_for(secret, "", "a")}  # fmt: skip
     assert len(salts) == 4
     assert {len(salt) for salt in salts} == {43}
+
+
+def test_the_limits_of_a_key_are_kept_and_read_again(tmp_path):
+    path = tmp_path / "keys.yaml"
+    limits = KeyLimits(requests_per_minute=60, output_tokens_per_minute=20_480)
+    made = create(path, name="ci", limits=limits)
+    assert list_keys(path)[0].own.limits == limits
+    caller = KeyRing.load(path).authenticate(b"Bearer " + made.key.encode(), None, None, 0.0)
+    assert caller.limits == limits
+    rotate(path, made.id)
+    assert list_keys(path)[0].own.limits == limits
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("{}", "expected a mapping"),
+        ("{requests_per_minute: 0}", "must be at least 1"),
+        ("{requests: 3}", "unknown limit 'requests'; there are requests_per_minute,"),
+        ("{output_tokens_per_minute: many}", "write it like 60 or 100k"),
+    ],
+)
+def test_limits_that_are_wrong_are_findings(tmp_path, written, told):
+    path = tmp_path / "keys.yaml"
+    create(path, name="ci")
+    path.write_text(path.read_text() + f"    limits: {written}\n")
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        list_keys(path)

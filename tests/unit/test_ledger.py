@@ -6,6 +6,7 @@ import os
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.core.endings import Ending
 from gateway.core.types import Endpoint, Outcome, Phase, RequestRecord, Transition
 from gateway.observe.ledger import Ledger
 from gateway.observe.log import AccessLog
@@ -134,5 +135,5 @@ def test_a_transition_is_counted_and_told_with_its_evidence(desk, caplog, after,
 
 
 def test_a_failed_attempt_is_counted(desk):
-    desk.ledger.upstream_failed("m/b1", "connect")
+    desk.ledger.upstream_failed("m/b1", Ending.CONNECT, hard=True)
     assert desk.count("gateway_upstream_failures_total") == 1

@@ -10,9 +10,9 @@ from gateway.observe.log import AccessLine, AccessLog, JsonFormatter, set_up_log
 from gateway.observe.outlet import Outlet
 
 FIELDS = {
-    "ts", "id", "key_id", "tenant", "model", "pool", "fallback", "backend", "revision", "adapter", "endpoint", "stream",
+    "ts", "level", "event", "id", "client", "key_id", "tenant", "model", "pool", "fallback", "backend", "revision", "adapter", "endpoint", "stream",
     "outcome", "status", "code", "queue_s", "ttft_s", "duration_s", "prompt_tokens",
-    "completion_tokens", "cached_tokens", "usage_source", "attempts", "resumed", "engine_request_id", "bytes_out",
+    "completion_tokens", "cached_tokens", "usage_source", "attempts", "resumed", "not_resumed", "engine_request_id", "bytes_out",
     "client_retry",
 }  # fmt: skip
 
@@ -79,6 +79,7 @@ def record(**more):
         "backend_id": "org/m/b1",
         "attempts": 1,
         "resumed": 0,
+        "not_resumed": None,
         "sent_at": 10.5,
         "first_byte_at": 11.2,
         "ended_at": 13.0,
@@ -90,6 +91,7 @@ def record(**more):
         "engine_id": "0a1b",
         "client_retry": 1,
         "queue_s": 0.25,
+        "client": "192.0.2.7",
     }
     return RequestRecord(**(fields | more))
 
@@ -102,7 +104,10 @@ def test_a_line_has_exactly_the_allowed_fields(outlet, written):
     assert set(AccessLine.__struct_fields__) == FIELDS
     assert json.loads(written()) == {
         "ts": "2023-11-14T22:11:53.062Z",
+        "level": "INFO",
+        "event": "request",
         "id": "req_1",
+        "client": "192.0.2.7",
         "key_id": "ab12",
         "tenant": "team-a",
         "model": "alias",
@@ -125,10 +130,39 @@ def test_a_line_has_exactly_the_allowed_fields(outlet, written):
         "usage_source": "upstream",
         "attempts": 1,
         "resumed": 0,
+        "not_resumed": None,
         "engine_request_id": "0a1b",
         "bytes_out": 1234,
         "client_retry": 1,
     }
+
+
+@pytest.mark.parametrize(
+    ("level", "outcomes"),
+    [
+        ("INFO", "ok unauthenticated rejected upstream_rejected client_gone client_stalled"),
+        ("WARNING", "shed backend_error backend_timeout stream_broken time_limit shutdown"),
+        ("ERROR", "bug"),
+    ],
+)
+def test_the_level_says_whether_anybody_but_the_caller_is_concerned(
+    outlet, written, level, outcomes
+):
+    settled = [record(outcome=Outcome(each)) for each in outcomes.split()]
+    AccessLog(outlet, HeldClock()).write(settled)
+    lines = [json.loads(line) for line in written().splitlines()]
+    assert [line["level"] for line in lines] == [level] * len(settled)
+
+
+def test_access_and_event_lines_begin_alike(outlet, written, pipe, root):
+    AccessLog(outlet, HeldClock()).write([record()])
+    access = json.loads(written())
+    event = json.loads(
+        JsonFormatter().format(logging.LogRecord("gateway", logging.INFO, "", 0, "hi", None, None))
+    )
+    assert list(access)[:3] == list(event)[:3] == ["ts", "level", "event"]
+    assert len(access["ts"]) == len(event["ts"])
+    assert event["event"] == "library"  # a line of ours would have said its own
 
 
 def test_what_is_not_known_is_null(outlet, written):
@@ -143,8 +177,8 @@ def test_what_is_not_known_is_null(outlet, written):
     assert set(line) == FIELDS
     unknown = {name for name, value in line.items() if value is None}
     assert unknown == {
-        "key_id", "tenant", "model", "pool", "fallback", "backend", "revision", "adapter", "code", "engine_request_id", "ttft_s",
-        "prompt_tokens", "completion_tokens", "cached_tokens", "usage_source",
+        "client", "key_id", "tenant", "model", "pool", "fallback", "backend", "revision", "adapter", "code", "engine_request_id", "ttft_s",
+        "prompt_tokens", "completion_tokens", "cached_tokens", "usage_source", "not_resumed",
     }  # fmt: skip
 
 

@@ -12,7 +12,8 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.core.prefix import KvEvents
+from gateway.core.endings import Ending
+from gateway.core.prefix import KvEvents, Prefix
 from gateway.core.types import (
     Endpoint,
     LoadSample,
@@ -29,6 +30,7 @@ from gateway.observe.families import Histogram
 from gateway.observe.instruments import INSTRUMENTS
 from gateway.observe.metrics import MAX_NAMES, Metrics
 from gateway.observe.readings import Readings
+from gateway.prefix.approximate import ApproximateIndex
 
 
 class HeldClock:
@@ -48,6 +50,8 @@ class Reading:
     sample: LoadSample | None = None
     limit: int | None = None
     kv_events: KvEvents | None = None
+    prefix_index: ApproximateIndex | None = None
+    kept_out: bool = False
 
     def allowed(self, now):
         return self.limit
@@ -290,6 +294,16 @@ def test_backends_are_read_when_scraped():
     assert samples(of)["gateway_inflight_requests", "m", "b1"] == 0
 
 
+def test_the_size_of_a_prefix_index_is_told_where_there_is_one():
+    index = ApproximateIndex()
+    name = "gateway_prefix_index_hashes"
+    readings = metrics(Reading(prefix_index=index), Reading(name="b2"))
+    assert samples(readings)[name, "m", "b1"] == 0
+    index.sent(Prefix([3, 2, 1], (30, 20, 10), 30, 30, 1))
+    found = {key: value for key, value in samples(readings).items() if key[0] == name}
+    assert found == {(name, "m", "b1"): 3}
+
+
 def test_how_well_kv_events_are_followed_is_told_where_they_are():
     told = KvEvents(known=True, engines=1, blocks=9, losses=2, garbled=3, strange=4)
     seen = samples(metrics(Reading(kv_events=told), Reading(name="b2")))
@@ -337,7 +351,7 @@ def test_a_replaced_backend_adds_its_last_requests_and_nothing_else():
 def test_transitions_and_failures_count_under_names_with_slashes():
     of = metrics()
     of.transition(Transition("org/m/b1", Phase.READY, Phase.DOWN, "refused", "...", 1.0))
-    of.upstream_failed("org/m/b1", "connect")
+    of.upstream_failed("org/m/b1", Ending.CONNECT)
     seen = samples(of)
     assert seen["gateway_backend_transitions_total", "org/m", "b1", "down", "refused"] == 1
     assert seen["gateway_upstream_failures_total", "org/m", "b1", "connect"] == 1
@@ -348,6 +362,33 @@ def test_restarts_on_hold_are_told_by_pool():
     seen = samples(of)
     assert seen["gateway_restarts_held", "m"] == 1
     assert seen["gateway_restarts_held", "x"] == 0
+
+
+def test_the_verdict_on_a_canary_is_told_for_each_pool_that_has_one():
+    found = {("m", "open"): True, ("m", "worse"): False, ("m", "fine"): False}
+    of = metrics(canaries=lambda: found)
+    name = "gateway_canary_verdict"
+    seen = samples(of)
+    assert [seen[name, "m", each] for each in ("open", "worse", "fine")] == [1, 0, 0]
+    found.clear()  # a reload took the canary away
+    assert name not in {key[0] for key in samples(of)}
+
+
+def test_what_became_of_adapters_is_told_by_pool_and_result():
+    changes, seconds = {("m", "loaded"): 3, ("m", "failed"): 1}, {("m",): 4.5}
+    seen = samples(metrics(adapter_changes=lambda: changes, adapter_load_s=lambda: seconds))
+    name = "gateway_adapter_changes_total"
+    assert {key: value for key, value in seen.items() if key[0] == name} == {
+        (name, "m", "loaded"): 3,
+        (name, "m", "failed"): 1,
+    }
+    assert seen["gateway_adapter_load_seconds_total", "m"] == 4.5
+
+
+def test_how_many_requests_each_side_of_a_canary_got_is_told():
+    seen = samples(metrics(canary_requests=lambda: {("m", "canary"): 2, ("m", "others"): 18}))
+    name = "gateway_canary_requests_total"
+    assert (seen[name, "m", "canary"], seen[name, "m", "others"]) == (2, 18)
 
 
 # --- the process ----------------------------------------------------------------------------------

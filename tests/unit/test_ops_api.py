@@ -1,77 +1,14 @@
 import pytest
 from starlette.testclient import TestClient
 
-from gateway.access.keys import OpenRing
-from gateway.admission.gate import Gate
-from gateway.config.load import Loaded
-from gateway.config.models import Config
+from gateway.admin.table import TABLE
 from gateway.config.supervision import LaunchConfig, Remedy
 from gateway.heal.cure import Cure
-from gateway.ingress.early import Early
 from gateway.ingress.routes import Readiness
 from gateway.launch.launcher import Changes
-from gateway.observe.metrics import Metrics
-from gateway.observe.readings import Readings
-from gateway.ops.api import admin_app
-from gateway.ops.dryrun import Deciding
-from gateway.pools.table import PoolTable
-from gateway.routing.catalog import Catalogs
-from gateway.routing.choice import Chooser
-from tests.orderdesk import adapters, orders
+from tests.admindesk import TOKEN, Desk
 
-TOKEN = "admin-token-of-the-tests"
 PATHS = ("/metrics", "/admin/v1/overview", "/admin/v1/decisions", "/livez", "/readyz")
-
-
-class HeldClock:
-    def __init__(self):
-        self.wall_now = 1_700_000_000.0
-
-    def now(self):
-        return 100.0
-
-    def wall(self):
-        return self.wall_now
-
-
-class Desk:
-    """The admin app over an empty fleet; what it depends on may be changed under way."""
-
-    def __init__(self, state, **admin):
-        self.state = state
-        self.configure(**admin)
-        self.readiness = Readiness(True, (("accepting", True, "ok"), ("backends", True, "1 of 1")))
-        clock = self.clock = HeldClock()
-        table = PoolTable(clock)
-        table.apply(self.loaded.config.pools)
-        self.metrics = Metrics(Readings(), clock)
-        self.orders = orders(table, clock, self.loaded.config)
-        self.table, self.gate = table, Gate(table, Chooser(table), clock)
-        self.gate.configure(self.loaded.config.pools, {0})
-        self.app = admin_app(
-            table=table,
-            metrics=self.metrics,
-            clock=clock,
-            loaded=lambda: self.loaded,
-            ready=lambda: self.readiness,
-            deciding=Deciding(self.gate, Catalogs(table, clock), OpenRing),
-            early=Early(lambda record: None, clock),
-            trial=lambda pool: None,
-            orders=self.orders,
-            adapters=adapters(table, clock, self.loaded.config, self.orders),
-        )
-        self.client = TestClient(self.app, base_url="http://127.0.0.1:9090")
-
-    def configure(self, **admin):
-        pools = {"m": {"backends": ["http://127.0.0.1:8001"]}}
-        self.loaded = Loaded(
-            Config.model_validate({"pools": pools, "admin": admin, "state": str(self.state)})
-        )
-
-    def get(self, path, host=None, **headers):
-        if host is not None:
-            headers["host"] = host
-        return self.client.get(path, headers=headers)
 
 
 @pytest.fixture
@@ -131,7 +68,7 @@ def test_the_overview_is_told(desk):
     reply = desk.get("/admin/v1/overview")
     assert reply.headers["content-type"] == "application/json"
     told = reply.json()
-    assert told["schema_version"] == 1
+    assert told["schema_version"] == 2
     assert told["state"] == "starting"
     assert [pool["name"] for pool in told["pools"]] == ["m"]
     assert not told["draining"]
@@ -244,7 +181,18 @@ def test_everything_is_read_with_get_only(desk, method, path):
     assert "GET" in reply.headers["allow"]
 
 
-@pytest.mark.parametrize("path", ["/", "/metrics/", "/v1/models", "/v1/chat/completions", "/docs"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/dashboard",
+        "/dashboard/",
+        "/dashboard/../guard.py",
+        "/metrics/",
+        "/v1/models",
+        "/v1/chat/completions",
+        "/docs",
+    ],
+)
 def test_other_paths_are_unknown_and_never_redirected(desk, path):
     reply = desk.client.get(path, follow_redirects=False)
     assert reply.status_code == 404
@@ -271,14 +219,23 @@ def test_a_bug_is_told_as_a_problem_without_its_words(desk):
     assert "NoneType" not in reply.text
 
 
-def test_no_route_is_shared_with_the_public_side(desk):
-    backend = "/admin/v1/backends/{backend:path}"
-    more = {
+def test_the_endpoints_that_scripts_rely_on_stay_as_they_are():
+    backend = "/admin/v1/backends/{backend}"
+    read = {
+        *PATHS,
         *("/admin/v1/decisions/{request_id}", "/admin/v1/route", "/admin/v1/events"),
-        *(f"{backend}:{verb}" for verb in ("drain", "undrain", "restart")),
-        *(f"{backend}/logs", "/admin/v1/restarts:hold", "/admin/v1/restarts:lift"),
-        *("/admin/v1/remedies", f"{backend}/remedies:drop"),
-        *(f"{backend}/adapters:{verb}" for verb in ("load", "unload", "release")),
-        "/admin/v1/adapters",
+        *(f"{backend}/logs", "/admin/v1/remedies", "/admin/v1/adapters", "/admin/v1/quarantine"),
     }
-    assert {route.path for route in desk.app.routes} == {*PATHS, *more}
+    ordered = {
+        *(f"{backend}:{verb}" for verb in ("drain", "undrain", "restart")),
+        *("/admin/v1/restarts:hold", "/admin/v1/restarts:lift", f"{backend}/remedies:drop"),
+        *(f"{backend}/adapters:{verb}" for verb in ("load", "unload", "release")),
+        *("/admin/v1/upgrade", "/admin/v1/quarantine/{id}:lift"),
+    }
+    served = {(each.method.value, each.path) for each in TABLE}
+    assert {("GET", path) for path in read} | {("POST", path) for path in ordered} <= served
+
+
+def test_no_endpoint_has_a_path_of_the_public_side():
+    assert all(each.path.startswith("/admin/") or each.path in PATHS for each in TABLE)
+    assert len({each.name for each in TABLE}) == len(TABLE)

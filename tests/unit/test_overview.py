@@ -5,6 +5,7 @@ import pytest
 
 from gateway.admission.gate import Gate
 from gateway.config.models import Config
+from gateway.core.endings import Ending
 from gateway.core.types import (
     Endpoint,
     LoadSample,
@@ -15,16 +16,22 @@ from gateway.core.types import (
     ProbePassed,
     Scraped,
     ServedModel,
+    TrafficFailed,
 )
 from gateway.observe.metrics import Metrics
 from gateway.observe.readings import Readings
+from gateway.observe.series import Series
+from gateway.ops.gatewayproblems import Own
 from gateway.ops.moment import Moment, rfc3339
-from gateway.ops.overview import Facts, Overview, overview, verdict
+from gateway.ops.overview import Facts, Overview, overview
+from gateway.ops.problems import Known
+from gateway.ops.recent import Lately
 from gateway.ops.states import backend_state, pool_state
 from gateway.pools.facts import Tending
 from gateway.pools.health import Order
 from gateway.pools.table import PoolTable
 from gateway.routing.choice import Chooser
+from tests.orderdesk import alone
 
 ONE, TWO = "http://127.0.0.1:8001", "http://127.0.0.1:8002"
 BASE = ServedModel("m", None, 4096)
@@ -50,6 +57,8 @@ class Fleet:
         self.table = PoolTable(self.clock)
         self.table.apply(self.config.pools)
         self.metrics = Metrics(Readings(bodies=lambda: (5, 9)), self.clock)
+        self.series, self.known = Series(self.metrics, self.clock), Known()
+        self.own, self.failed = Own(), {}
         self.gate = Gate(self.table, Chooser(self.table), self.clock)
         self.gate.configure(self.config.pools, {0})
 
@@ -68,16 +77,22 @@ class Fleet:
 
     def overview(self, *, draining=False):
         facts = Facts(
-            self.table,
-            self.metrics,
-            self.config,
-            None,
-            draining,
-            90.0,
-            self.gate,
-            {},
-            {},
-            lambda pool: None,
+            table=self.table,
+            metrics=self.metrics,
+            config=self.config,
+            file=None,
+            draining=draining,
+            started_at=90.0,
+            gate=self.gate,
+            units={},
+            holds={},
+            trial=lambda pool: None,
+            replicas=alone(self.clock),
+            lately=Lately(self.series),
+            failed=self.failed,
+            ended={},
+            own=self.own,
+            known=self.known,
         )
         return overview(facts, Moment(self.clock.now(), self.clock.wall()))
 
@@ -88,7 +103,11 @@ class Fleet:
         return self.pool()["backends"][place]
 
     def verdict(self, *, draining=False):
-        return self.overview(draining=draining)["verdict"]
+        return self.overview(draining=draining)["verdict"]["sentence"]
+
+    def problems(self):
+        """What is wrong: kind and subject, the worst first."""
+        return [(each["kind"], each["subject"]) for each in self.overview()["problems"]]
 
 
 @pytest.fixture
@@ -118,6 +137,8 @@ def fleet():
         (Phase.DRAINING, "draining", {}, "draining"),
         (Phase.DRAINING, "restart", {}, "restarting"),
         (Phase.DEGRADED, "traffic", {}, "failing"),
+        (Phase.DEGRADED, "success_rate", {}, "failing"),
+        (Phase.DEGRADED, "probation", {}, "degraded"),
         (Phase.DEGRADED, "metrics_stale", {}, "degraded"),
         (Phase.READY, "healthy", {"suspended": True}, "ready"),
     ],
@@ -152,8 +173,15 @@ def test_the_worst_pool_is_the_headline_and_the_worst_backend_is_told_first():
     fleet.table.observe("a/b1", ProbeFailed(fleet.clock.at, "refused"))
     told = fleet.overview()
     assert told["state"] == "down"
-    assert told["verdict"].startswith("a is down: its only backend is not serving (b1 unreachable")
-    assert "(b3 suspended for 0 s: it failed five times; b2 restarting" in told["verdict"]
+    sentence = told["verdict"]["sentence"]
+    assert sentence.startswith("Pool a is down: its only backend is not ready. Since ")
+    assert "Backend b1 is unreachable: " in sentence
+    assert [each["subject"] for each in told["problems"]] == [
+        "pool a",
+        "backend m/b3",
+        "backend m/b2",
+    ]
+    assert told["problems"][1]["cause"] == "It failed five times."
 
 
 def test_a_pool_is_told_with_all_its_names(fleet):
@@ -239,12 +267,28 @@ def test_totals_are_sums(fleet):
     }
 
 
+def test_one_that_fails_and_that_its_pool_cannot_spare_says_so():
+    fleet = Fleet(m={"backends": [f"http://127.0.0.1:{port}" for port in (8001, 8002)]})
+    fleet.ready("m/b1", "m/b2")
+    for _ in range(5):
+        fleet.table.observe("m/b1", TrafficFailed(fleet.clock.at, Ending.HTTP_5XX))
+    told = fleet.overview()["pools"][0]["backends"][0]
+    assert (told["state"], told["phase"]) == ("failing", "degraded")
+    assert told["detail"].endswith("it gets no new requests for 30 s, then one at a time")
+    fleet.down("m/b2")
+    told = fleet.overview()["pools"][0]["backends"][0]
+    assert told["detail"] == (
+        "5 requests in a row failed, most recently: http_5xx;"
+        " it still gets requests, as fewer than half of its pool would be left"
+    )
+
+
 def test_the_overview_is_json_of_the_documented_shape(fleet):
     fleet.loaded("m/b1")
     fleet.metrics.configured("abc")
     text = msgspec.json.encode(fleet.overview())
     assert msgspec.json.decode(text, type=Overview)["config"] == {"file": None, "hash": "abc"}
-    assert json.loads(text)["schema_version"] == 1
+    assert json.loads(text)["schema_version"] == 2
     assert set(json.loads(text)) == set(Overview.__annotations__)
 
 
@@ -253,7 +297,9 @@ def test_the_overview_is_json_of_the_documented_shape(fleet):
 
 def test_all_is_well(fleet):
     fleet.table.take("m/b1", 100.0)
-    assert fleet.verdict() == "Ready: 1 pool, 2 backends, 1 request in flight."
+    assert fleet.verdict() == "All is well: 1 pool, 2 backends, 1 request in flight."
+    assert fleet.overview()["verdict"]["state"] == "ok"
+    assert fleet.problems() == []
     assert fleet.overview()["state"] == "ready"
 
 
@@ -262,17 +308,23 @@ def test_one_backend_down_is_a_degraded_pool_with_its_evidence(fleet):
     fleet.clock.at = 100.0 + 6 * 60 + 5
     backend = fleet.backend(1)
     assert fleet.pool()["state"] == "degraded"
+    assert fleet.problems() == [("unreachable", "backend m/b2")]
     assert fleet.verdict() == (
-        f"m: 1 of 2 backends ready (b2 unreachable for 6 min: {backend['detail']})."
+        "Backend m/b2 cannot be reached. Since 22:15:00 UTC (6 min)."
+        f" {backend['detail'].capitalize()}."
     )
+    assert fleet.overview()["verdict"]["state"] == "degraded"
 
 
 def test_no_backend_is_a_pool_that_is_down(fleet):
     fleet.down("m/b1")
     fleet.down("m/b2")
     assert fleet.pool()["state"] == fleet.overview()["state"] == "down"
+    assert fleet.problems()[0] == ("pool_down", "pool m")
+    assert fleet.overview()["verdict"]["state"] == "down"
     assert fleet.verdict().startswith(
-        "m is down: none of 2 backends is serving (b1 unreachable for 0 s: "
+        "Pool m is down: none of its 2 backends is ready. Since 22:15:00 UTC (0 s)."
+        " Backend b1 is unreachable: 3 or more health checks failed"
     )
 
 
@@ -280,15 +332,14 @@ def test_a_pool_out_of_which_all_were_ordered_is_down(fleet):
     fleet.table.order("m/b1", Order.CORDON)
     fleet.table.order("m/b2", Order.DRAIN)
     assert fleet.pool()["state"] == "down"
-    assert "b1 cordoned" in fleet.verdict()
+    assert "Backend b1 is cordoned" in fleet.verdict()
 
 
 def test_a_new_pool_is_starting():
     fleet = Fleet(m={"backends": [ONE]})
     assert fleet.pool()["state"] == "starting"
-    assert fleet.verdict().startswith(
-        "m is starting: its only backend is not ready yet (b1 starting"
-    )
+    assert fleet.problems() == [("pool_down", "pool m")]
+    assert fleet.verdict().startswith("Pool m is starting: its only backend is not ready. Since ")
 
 
 def test_a_pool_without_room_is_saturated(fleet):
@@ -297,16 +348,20 @@ def test_a_pool_without_room_is_saturated(fleet):
     fleet.loaded("m/b2", kv=0.95)
     assert fleet.pool()["state"] == "saturated"
     assert fleet.backend()["saturated"]
-    assert fleet.verdict() == "m is saturated: no backend has room, 0 requests waiting."
+    assert fleet.verdict() == (
+        "Pool m is saturated: no backend has room, 0 requests waiting. Since 22:15:00 UTC (0 s)."
+        " The KV cache of b1 is full: 95% used, 3 running, 1 waiting."
+        " The KV cache of b2 is full: 95% used, 3 running, 1 waiting."
+    )
+    assert fleet.problems() == [("saturated", "pool m")]
 
 
 def test_where_nothing_may_wait_requests_are_shed():
     fleet = Fleet(m={"backends": [ONE], "queue": {"max_requests": 0}})
     fleet.ready("m/b1")
     fleet.loaded("m/b1", kv=0.95)
-    assert (
-        fleet.verdict()
-        == "m is saturated: no backend has room, its queue is full and new requests are refused."
+    assert fleet.verdict().startswith(
+        "Pool m is saturated: no backend has room, its queue is full, and new requests are refused."
     )
 
 
@@ -327,9 +382,9 @@ def test_the_worst_pool_comes_first_and_the_good_ones_last():
     fleet.ready("a/b1", "b/b1", "b/b2", "c/b1")
     fleet.down("b/b1")
     fleet.down("c/b1")
-    sentence = fleet.verdict()
-    assert sentence.index("c is down") < sentence.index("b: 1 of 2")
-    assert sentence.endswith("Everything else is ready.")
+    assert fleet.problems() == [("pool_down", "pool c"), ("unreachable", "backend b/b1")]
+    assert fleet.verdict().startswith("Pool c is down")
+    assert fleet.verdict().endswith(" 1 more problem.")
     assert fleet.overview()["state"] == "down"
 
 
@@ -337,24 +392,23 @@ def test_many_troubles_are_counted_not_listed():
     many = [f"http://127.0.0.1:{port}" for port in range(8001, 8010)]
     fleet = Fleet(**{f"p{number}": {"backends": many} for number in range(9)})
     sentence = fleet.verdict()
-    assert "6 more pools not ready." in sentence
-    assert "; 6 more)" in sentence
-    assert len(sentence) < 1000
+    assert "; 6 more." in sentence
+    assert "17 more problems." in sentence
+    assert len(sentence) < 600
+    assert "9 backends of pool p0 are starting (b1, b2, b3 and 6 more). Since " in str(
+        fleet.overview()["problems"]
+    )
 
 
 def test_draining_is_said_first(fleet):
     fleet.down("m/b1")
     sentence = fleet.verdict(draining=True)
     assert sentence.startswith(
-        "Shutting down: 0 requests still in flight; new requests are refused."
+        "The gateway shuts down: 0 requests in flight, new ones are refused. Since "
     )
-    assert "m: 1 of 2" in sentence
+    kinds = [each["kind"] for each in fleet.overview(draining=True)["problems"]]
+    assert kinds == ["shutting_down", "unreachable"]
     assert fleet.overview(draining=True)["draining"]
-
-
-def test_a_sentence_needs_nothing_but_the_overview(fleet):
-    told = json.loads(msgspec.json.encode(fleet.overview()))
-    assert verdict(told["pools"]) == told["verdict"]
 
 
 @pytest.mark.parametrize(
@@ -363,4 +417,4 @@ def test_a_sentence_needs_nothing_but_the_overview(fleet):
 def test_ages_are_told_in_one_unit(fleet, age_s, told):
     fleet.down("m/b2")
     fleet.clock.at += age_s
-    assert f"b2 unreachable for {told}: " in fleet.verdict()
+    assert f" UTC ({told})." in fleet.verdict()

@@ -110,6 +110,13 @@ def test_a_tenant_that_asks_for_little_waits_as_if_the_pool_were_not_overloaded(
     assert wait_s(flooded, "greedy") < 0.2
 
 
+@pytest.mark.parametrize("asks", [100, 300, 370])
+def test_a_tenant_that_asks_for_less_than_is_due_to_it_does_not_pay(asks):
+    patience = pool(small=asks, greedy=5_000)  # 500 of 1,000 are due to each
+    assert patience.stretch("small") == math.inf
+    assert patience.stretch("greedy") == 1.0
+
+
 def test_a_tenant_pays_more_the_nearer_it_comes_to_a_fair_share():
     waits = [wait_s(pool(greedy=4000, other=per_s), "other") for per_s in (200, 300, 350, 400, 500)]
     assert waits[0] == math.inf

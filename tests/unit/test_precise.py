@@ -5,7 +5,7 @@ import pytest
 from gateway.core.prefix import Prefix
 from gateway.prefix.follower import Follower
 from gateway.prefix.mirror import MOST_BLOCKS, Mirror
-from gateway.prefix.precise import Precise, PromptBlocks
+from gateway.prefix.precise import PreciseIndex, PromptBlocks
 from gateway.prefix.ranked import block_sizes
 from tests.kvengine import SIZE, Engine, catch_up, deliver
 
@@ -23,18 +23,18 @@ class Told:
     """A backend whose engine is at hand."""
 
     def __init__(self, **more):
-        self.held, self.engine = Precise(), Engine(**more)
-        self.held.follower = Follower()
-        catch_up(self.held.follower, self.engine)
+        self.prefix_index, self.engine = PreciseIndex(), Engine(**more)
+        self.prefix_index.follower = Follower()
+        catch_up(self.prefix_index.follower, self.engine)
 
     def read(self, tokens=TOKENS, adapter=None, salt=None):
         self.deliver(self.engine.read((tokens, adapter, salt)))
 
     def deliver(self, messages):
-        deliver(self.held.follower, self.engine, messages)
+        deliver(self.prefix_index.follower, self.engine, messages)
 
     def tokens(self, *args, **more):
-        return self.held.tokens(prompt(*args, **more))
+        return self.prefix_index.tokens(prompt(*args, **more))
 
 
 def test_it_holds_what_its_engine_tells_whatever_was_sent_there():
@@ -42,7 +42,7 @@ def test_it_holds_what_its_engine_tells_whatever_was_sent_there():
     told.read()
     assert told.tokens() == ALL
     assert told.tokens(TOKENS[:20] + [0] * 20) == 20
-    told.held.sent(prompt(None))  # the guess takes half of it for held
+    told.prefix_index.sent(prompt(None))  # the guess takes half of it for held
     told.deliver(told.engine.clear())
     assert told.tokens() == 0
     assert told.tokens(None) == len(TOKENS) // 2  # of a prompt without ids only the guess knows
@@ -53,26 +53,26 @@ def test_where_events_are_missing_or_late_it_is_the_guess(what):
     told = Told()
     if what != "empty":
         told.read()
-    told.held.sent(prompt(None))
+    told.prefix_index.sent(prompt(None))
     match what:
         case "missing":
-            told.held.follower.disconnected()
+            told.prefix_index.follower.disconnected()
         case "late":
-            told.held.follower.is_late = True
+            told.prefix_index.follower.is_late = True
         case "nobody":
-            told.held.follower = None
+            told.prefix_index.follower = None
     assert told.tokens() == len(TOKENS) // 2
     assert block_sizes([told]) == set()
-    assert told.held.knows is (what == "empty")
+    assert told.prefix_index.knows is (what == "empty")
 
 
 def test_of_an_engine_that_was_followed_late_the_guess_may_know_more():
     told = Told()
     told.engine.read((TOKENS, None, None))
-    follower = told.held.follower = Follower()
+    follower = told.prefix_index.follower = Follower()
     deliver(follower, told.engine, told.engine.read(([5] * 9, None, None)), replays=False)
     assert told.tokens() == 0
-    told.held.sent(prompt(None))
+    told.prefix_index.sent(prompt(None))
     assert told.tokens() == len(TOKENS) // 2
     assert told.tokens([5] * 9, key=2) == 8
 
@@ -80,25 +80,25 @@ def test_of_an_engine_that_was_followed_late_the_guess_may_know_more():
 def test_what_was_sent_is_expected_until_it_comes_or_fails():
     told = Told()
     told.read([7] * 9)
-    sent = told.held.sent(prompt())
+    sent = told.prefix_index.sent(prompt())
     assert sent.cached_tokens == 0
     assert told.tokens() == ALL
-    told.held.unsent(sent)
+    told.prefix_index.unsent(sent)
     assert told.tokens() == 0
-    told.held.sent(prompt())
+    told.prefix_index.sent(prompt())
     told.read()
     told.deliver(told.engine.clear())
     assert told.tokens() == 0  # it came, so nothing more of it is expected
-    told.held.sent(prompt())
-    told.held.forget()
+    told.prefix_index.sent(prompt())
+    told.prefix_index.forget()
     assert told.tokens() == 0
 
 
 def test_of_a_prompt_that_was_read_no_blocks_are_kept():
     told = Told()
     told.read([7] * 9)
-    sent = told.held.sent(prompt())
-    told.held.read(sent)
+    sent = told.prefix_index.sent(prompt())
+    told.prefix_index.read(sent)
     assert sent.prefix.blocks is None
     assert told.tokens() == ALL  # the engine will tell
 
@@ -106,11 +106,11 @@ def test_of_a_prompt_that_was_read_no_blocks_are_kept():
 def test_blocks_of_a_size_that_nobody_asked_for_are_guessed():
     told = Told()
     told.read()
-    told.held.sent(prompt(None))
+    told.prefix_index.sent(prompt(None))
     other = prompt()
     other.blocks = PromptBlocks(TOKENS, None, None, {2 * SIZE})
-    assert told.held.tokens(other) == len(TOKENS) // 2
-    told.held.unsent(told.held.sent(other))
+    assert told.prefix_index.tokens(other) == len(TOKENS) // 2
+    told.prefix_index.unsent(told.prefix_index.sent(other))
 
 
 def test_salts_and_adapters_are_apart():
@@ -128,20 +128,20 @@ def test_an_engine_that_does_not_tell_salts_is_believed_only_where_there_are_non
     told.engine.arrays = True
     told.deliver(told.engine.publish(dict(enumerate(event))))
     assert told.tokens() == SIZE
-    told.held.sent(prompt(None))
+    told.prefix_index.sent(prompt(None))
     half = len(TOKENS) // 2
     assert told.tokens(salt="s") == told.tokens(adapter="a") == half
-    told.held.sent(prompt(TOKENS, None, "s", key=2))
+    told.prefix_index.sent(prompt(TOKENS, None, "s", key=2))
     assert told.tokens() == half  # whose block it is nobody knows any more
 
 
 def test_its_mirror_is_no_larger_than_its_cache():
     told = Told()
     told.read()
-    mirror = told.held.follower.mirror
-    told.held.scraped(400, None)
+    mirror = told.prefix_index.follower.mirror
+    told.prefix_index.scraped(400, None)
     assert mirror.most_blocks == 126
-    told.held.scraped(None, None)
+    told.prefix_index.scraped(None, None)
     assert mirror.most_blocks == MOST_BLOCKS
 
 
@@ -157,5 +157,5 @@ def test_the_sizes_of_blocks_are_those_of_engines_that_tell():
     told, silent = Told(), Told()
     told.read()
     assert block_sizes([told, silent]) == {SIZE}
-    told.held.follower.disconnected()
+    told.prefix_index.follower.disconnected()
     assert block_sizes([told, silent]) == set()

@@ -7,8 +7,8 @@ import pytest
 
 from gateway.core.prefix import Prefix
 from gateway.core.types import Ask, Caller, Demand, Endpoint, Need, Route
-from gateway.prefix.approximate import MOST_KEYS, Approximate
-from gateway.prefix.beginnings import ENDS, Beginnings
+from gateway.prefix.approximate import MOST_KEYS, ApproximateIndex
+from gateway.prefix.hashing import ENDS, PrefixHasher
 from gateway.wire.calls import ENDPOINTS, parse_at_once, parse_call
 from gateway.wire.large import completed
 from gateway.wire.scan import BodyScan
@@ -20,7 +20,7 @@ SYSTEM = "You answer questions about trains. " * 40
 
 
 class Asked:
-    held = object()
+    prefix_index = object()
 
 
 SEVERAL = [Asked(), Asked()]
@@ -38,7 +38,7 @@ def call_of(raw, endpoint=Endpoint.CHAT):
 def begin(call, *, seed=1, route=ROUTE, caller=ANYONE, backends=SEVERAL):
     tokens = (call.text_bytes or 4000) // 4
     ask = Ask(route, call, Demand(tokens, exact=False), caller, Need(tokens, 100))
-    return Beginnings(seed).of(ask, backends)
+    return PrefixHasher(seed).of(ask, backends)
 
 
 def shared(one, other):
@@ -52,8 +52,75 @@ def shared(one, other):
 
 def test_prompts_share_the_beginnings_up_to_where_they_part():
     one, other = begin(call_of(body("When?"))), begin(call_of(body("Where to?" * 200)))
-    parts_at = len(json.dumps([{"role": "system", "content": SYSTEM}]))
-    assert shared(one, other) == max(end for end in ENDS if end <= parts_at)
+    assert shared(one, other) == len(json.dumps([{"role": "system", "content": SYSTEM}])) - 1
+
+
+def test_prompts_share_the_beginnings_up_to_where_one_message_parts():
+    one, other = (
+        {"model": "m", "messages": [{"role": "user", "content": SYSTEM * 8 + end * 90}]}
+        for end in ("When?", "Where to?")
+    )
+    parts_at = len(json.dumps([{"role": "user", "content": SYSTEM * 8}])) - 3
+    found = shared(*(begin(call_of(json.dumps(each).encode())) for each in (one, other)))
+    assert found == max(end for end in ENDS if end <= parts_at)
+
+
+def compact(value):
+    return json.dumps(value, separators=(",", ":"))
+
+
+PROSE, CODE = "Trains run late. " * 40, "if (a) { b({}, {c: 1}) } " * 40
+ANSWER = {"role": "assistant", "content": "It is late."}
+ANSWERS = (ANSWER, {"content": "It is late.", "refusal": None, "role": "assistant"})
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("text", [PROSE, CODE, PROSE * 20, CODE * 20])
+@pytest.mark.parametrize("dumps", [json.dumps, compact])
+def test_the_next_turn_of_a_conversation_shares_all_of_the_last(dumps, text, answer):
+    first = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
+    then = [*first, answer, {"role": "user", "content": text}]
+    one, other = (
+        begin(call_of(dumps({"model": "m", "messages": each, "stream": True}).encode()))
+        for each in (first, then)
+    )
+    assert shared(one, other) == len(dumps(first)) - 1
+
+
+@pytest.mark.parametrize("dumps", [json.dumps, compact])
+def test_what_follows_the_messages_is_no_part_of_a_short_chat(dumps):
+    chat = {"model": "m", "messages": [{"role": "user", "content": PROSE[:600]}]}
+    call = parse_at_once(SPECS[Endpoint.CHAT], dumps(chat).encode(), b"application/json")
+    tuned = dumps({**chat, "seed": 7, "user": "a" * 900}).encode()
+    longer = parse_at_once(SPECS[Endpoint.CHAT], tuned, b"application/json")
+    assert call.fields is None is longer.fields  # they are read in one go
+    assert begin(call).keys == begin(longer).keys
+    assert begin(call).size == begin(longer).size == len(dumps(chat["messages"]))
+    for tuned in ({**chat, "reasoning_effort": "low"}, {"reasoning_effort": "low", **chat}):
+        other = parse_at_once(SPECS[Endpoint.CHAT], dumps(tuned).encode(), b"application/json")
+        assert other.fields is None
+        assert shared(begin(call), begin(other)) == 0  # templates may write it before them
+
+
+def test_the_next_turn_of_a_response_shares_all_of_the_last():
+    first = [{"role": "user", "content": PROSE}]
+    told = {"type": "message", "id": "msg_1", "status": "completed", **ANSWER}
+    then = [*first, told, {"role": "user", "content": PROSE}]
+    one, other = (
+        begin(
+            call_of(compact({"model": "m", "input": each}).encode(), Endpoint.RESPONSES),
+        )
+        for each in (first, then)
+    )
+    assert shared(one, other) == len(compact(first)) - 1
+
+
+def test_a_prompt_of_many_short_messages_has_few_beginnings():
+    turns = [{"role": "user", "content": "x"}] * 20_000
+    many = begin(call_of(compact({"model": "m", "messages": turns}).encode()))
+    assert many.size > 500_000
+    assert len(many.keys) < 450
+    assert many.keys[0] not in many.keys[1:]
 
 
 def test_a_conversation_that_goes_on_keeps_its_beginnings():
@@ -111,7 +178,7 @@ def test_short_prompts_and_such_as_are_read_anew_have_none(raw):
 
 def test_nothing_is_looked_for_where_nobody_asks():
     class Alone:
-        held = None
+        prefix_index = None
 
     assert begin(call_of(body("x")), backends=[Alone()]) is None
     assert begin(call_of(body("x")), backends=[]) is None
@@ -159,7 +226,7 @@ def prompt(*keys, tokens=1000, output=0):
 
 
 def test_it_holds_what_was_sent_there_and_all_that_begins_like_it():
-    held = Approximate()
+    held = ApproximateIndex()
     assert held.tokens(prompt(1, 2, 3, 4)) == 0
     held.sent(prompt(1, 2, 3, 4))
     assert held.tokens(prompt(1, 2, 3, 4)) == 1000
@@ -168,14 +235,45 @@ def test_it_holds_what_was_sent_there_and_all_that_begins_like_it():
 
 
 def test_it_tells_what_it_held_before_and_what_is_new():
-    held = Approximate()
+    held = ApproximateIndex()
     held.sent(prompt(1, 2, 8, 9))
     sent = held.sent(prompt(1, 2, 3, 4))
     assert (sent.cached_tokens, sent.known_tokens, sent.new_keys) == (500, 500, 2)
 
 
+def test_it_tells_how_much_of_a_prompt_was_surely_read():
+    held = ApproximateIndex()
+    held.sent(prompt(1, 2, 8, 9))
+    sent = held.sent(prompt(1, 2, 3, 4))
+    assert (sent.known_tokens, sent.most_tokens, sent.surely_read_tokens) == (500, 750, 250)
+    assert held.sent(prompt(1, 2, 3, 4)).surely_read_tokens == 0
+    assert held.sent(prompt(11, 12, 13, 14)).surely_read_tokens == 1000
+
+
+def test_nothing_is_surely_read_while_an_engine_finds_what_nobody_sent():
+    held = ApproximateIndex()
+    held.scraped(None, 5e6)  # it ran before
+    assert held.sent(prompt(1, 2)).surely_read_tokens == 0
+    held.read(held.sent(prompt(3, 4)))
+    held.scraped(None, 5e6 + 900)
+    assert held.sent(prompt(5, 6)).surely_read_tokens == 0
+    held.scraped(None, 5e6 + 900)  # nothing was read, so nothing is told
+    assert held.sent(prompt(7, 8)).surely_read_tokens == 0
+    held.read(held.sent(prompt(9, 10)))
+    held.scraped(None, 5e6 + 1000)
+    assert held.sent(prompt(11, 12)).surely_read_tokens == 1000
+
+
+def test_a_reply_that_found_more_than_expected_leaves_nothing_sure():
+    held = ApproximateIndex()
+    held.ended(held.sent(prompt(1, 2)), 900)
+    assert held.sent(prompt(3, 4)).surely_read_tokens == 0
+    held.ended(held.sent(prompt(5, 6)), 0)
+    assert held.sent(prompt(7, 8)).surely_read_tokens == 1000
+
+
 def test_what_was_never_read_is_not_held_and_the_rest_stays():
-    held = Approximate()
+    held = ApproximateIndex()
     held.sent(prompt(1, 2, 8, 9))
     held.unsent(held.sent(prompt(1, 2, 3, 4)))
     assert held.tokens(prompt(1, 2, 3, 4)) == 500
@@ -183,7 +281,7 @@ def test_what_was_never_read_is_not_held_and_the_rest_stays():
 
 
 def test_nobody_drives_out_what_others_sent_with_requests_that_are_never_read():
-    held = Approximate()
+    held = ApproximateIndex()
     held.capacity_tokens = 10_000
     held.sent(prompt(1, 2, 3, 4))
     for number in range(100):
@@ -192,7 +290,7 @@ def test_nobody_drives_out_what_others_sent_with_requests_that_are_never_read():
 
 
 def test_what_was_used_least_lately_is_gone_after_two_caches():
-    held = Approximate()
+    held = ApproximateIndex()
     held.capacity_tokens = 10_000
     held.sent(prompt(1, 2))
     held.sent(prompt(3, 4))
@@ -205,7 +303,7 @@ def test_what_was_used_least_lately_is_gone_after_two_caches():
 
 
 def test_outputs_take_their_room_too():
-    held = Approximate()
+    held = ApproximateIndex()
     held.capacity_tokens = 10_000
     held.sent(prompt(1, tokens=100))
     for number in range(25):
@@ -214,14 +312,14 @@ def test_outputs_take_their_room_too():
 
 
 def test_it_keeps_a_bounded_number_of_keys():
-    held = Approximate()
+    held = ApproximateIndex()
     for number in range(3000):
         held.sent(prompt(*range(number * 50, number * 50 + 50), tokens=50))
     assert len(held) <= 2 * (MOST_KEYS + 50)
 
 
 def test_a_restart_forgets_all():
-    held = Approximate()
+    held = ApproximateIndex()
     held.sent(prompt(1, 2))
     held.forget()
     assert (len(held), held.tokens(prompt(1, 2))) == (0, 0)
@@ -242,14 +340,43 @@ def use(held, times, found, *, tell=True, tokens=1000):
 
 
 def test_an_engine_that_finds_what_is_expected_is_believed():
-    held = Approximate()
+    held = ApproximateIndex()
     use(held, 30, found=1000)
     assert held.trust == 1.0
 
 
+def test_an_engine_that_finds_what_is_expected_is_believed_between_scrapes_too():
+    held, hits = ApproximateIndex(), 0.0
+    held.scraped(None, hits)
+    for number in range(300):
+        held.read(held.sent(prompt(1, 2, tokens=2000)))
+        hits += 2000 if number else 0
+        if number % 40 == 39:
+            held.scraped(None, hits)
+        assert held.trust == 1.0
+
+
+def test_a_cache_that_is_lost_is_forgotten_with_the_next_scrape():
+    held = ApproximateIndex()
+    held.scraped(None, 0.0)
+    held.read(held.sent(prompt(1, 2, tokens=2000)))
+    for hits in range(10_000, 100_001, 10_000):
+        for _ in range(5):
+            held.read(held.sent(prompt(1, 2, tokens=2000)))
+        held.scraped(None, hits)
+    for _ in range(4):
+        held.read(held.sent(prompt(1, 2, tokens=2000)))
+    held.scraped(None, 100_000)
+    assert len(held) == 2  # four may have been driven out
+    held.read(held.sent(prompt(1, 2, tokens=2000)))
+    held.scraped(None, 100_000)
+    assert len(held) == 0
+    assert held.trust > 0.8  # it is believed again as it fills
+
+
 @pytest.mark.parametrize("tell", [True, False])
 def test_an_engine_that_finds_half_of_it_saves_half(tell):
-    held = Approximate()
+    held = ApproximateIndex()
     held.scraped(None, 0.0)
     use(held, 300, found=500, tell=tell)
     assert held.trust == pytest.approx(0.5, abs=0.05)
@@ -259,7 +386,7 @@ def test_an_engine_that_finds_half_of_it_saves_half(tell):
 
 @pytest.mark.parametrize("tell", [True, False])
 def test_an_engine_without_a_cache_attracts_nothing(tell):
-    held = Approximate()
+    held = ApproximateIndex()
     held.scraped(None, 0.0)
     use(held, 20, found=0, tell=tell)
     assert held.tokens(prompt(1, 2)) == 0
@@ -268,7 +395,7 @@ def test_an_engine_without_a_cache_attracts_nothing(tell):
 
 
 def test_a_cache_that_was_reset_is_believed_again_once_it_finds_what_is_sent():
-    held = Approximate()
+    held = ApproximateIndex()
     use(held, 300, found=1000)
     use(held, 300, found=0)
     assert held.trust < 0.1
@@ -277,7 +404,7 @@ def test_a_cache_that_was_reset_is_believed_again_once_it_finds_what_is_sent():
 
 
 def test_a_reply_that_tells_nothing_where_others_tell_found_nothing():
-    held = Approximate()
+    held = ApproximateIndex()
     use(held, 1, found=1000)
     for _ in range(300):
         held.ended(held.sent(prompt(1, 2)), None)
@@ -285,7 +412,7 @@ def test_a_reply_that_tells_nothing_where_others_tell_found_nothing():
 
 
 def test_an_engine_that_tells_nothing_is_believed():
-    held = Approximate()
+    held = ApproximateIndex()
     for _ in range(300):
         held.ended(held.sent(prompt(1, 2)), None)
         held.scraped(None, None)
@@ -293,7 +420,7 @@ def test_an_engine_that_tells_nothing_is_believed():
 
 
 def test_what_others_find_there_gives_no_credit_for_long():
-    held = Approximate()
+    held = ApproximateIndex()
     held.scraped(None, 0.0)
     held.scraped(None, 1e9)
     use(held, 300, found=0, tell=False)

@@ -5,18 +5,18 @@ from gateway.core.prefix import Prefix
 from gateway.core.types import LoadSample, Need
 from gateway.pools.backend import Backend
 from gateway.pools.configured import configure
-from gateway.prefix.approximate import Approximate
-from gateway.prefix.precise import Precise
-from gateway.prefix.ranked import Ranked, by_engine, precise_engines
+from gateway.prefix.approximate import ApproximateIndex
+from gateway.prefix.precise import PreciseIndex
+from gateway.prefix.ranked import RankedIndex, by_engine, precise_engines
 from gateway.wire.metricspage import parse_metrics
 
 
-def prompt(key, *, tokens=1000, output=10, steers=True, home=0):
-    return Prefix([key], (1,), 1, tokens, output, home=home, steers=steers)
+def prompt(key, *, tokens=1000, output=10, takes_rank=True, home=0):
+    return Prefix([key], (1,), 1, tokens, output, home=home, takes_rank=takes_rank)
 
 
 def ranked(count=2):
-    return by_engine(None, Approximate, (0,) * count)
+    return by_engine(None, ApproximateIndex, (0,) * count)
 
 
 def test_a_prompt_goes_to_the_engine_that_holds_it():
@@ -85,7 +85,7 @@ def test_what_failed_before_it_was_read_is_held_nowhere():
 def test_where_the_engine_cannot_be_named_the_mean_is_expected_and_nothing_noted():
     held = ranked()
     held.over(held.sent(prompt(1)))
-    other = prompt(1, steers=False)
+    other = prompt(1, takes_rank=False)
     assert held.tokens(other) == 500
     sent = held.sent(other)
     assert (sent.rank, sent.cached_tokens) == (None, 500)
@@ -95,14 +95,14 @@ def test_where_the_engine_cannot_be_named_the_mean_is_expected_and_nothing_noted
 
 
 def test_a_server_whose_engines_change_in_number_is_known_anew():
-    one = Approximate()
-    assert by_engine(one, Approximate, ()) is one
-    two = by_engine(one, Approximate, (0, 0))
-    assert by_engine(two, Approximate, (1, 0)) is two
-    assert len(by_engine(two, Approximate, (0,) * 3).engines) == 3
-    assert isinstance(by_engine(two, Approximate, ()), Approximate)
+    one = ApproximateIndex()
+    assert by_engine(one, ApproximateIndex, ()) is one
+    two = by_engine(one, ApproximateIndex, (0, 0))
+    assert by_engine(two, ApproximateIndex, (1, 0)) is two
+    assert len(by_engine(two, ApproximateIndex, (0,) * 3).engines) == 3
+    assert isinstance(by_engine(two, ApproximateIndex, ()), ApproximateIndex)
     assert by_engine(None, None, (0, 0)) is None
-    assert len(precise_engines(by_engine(None, Precise, (0, 0)))) == 2
+    assert len(precise_engines(by_engine(None, PreciseIndex, (0, 0)))) == 2
     assert precise_engines(two) == []
 
 
@@ -110,12 +110,12 @@ def test_a_reload_keeps_what_is_known_of_the_engines_and_a_lone_server_learns_of
     pool = PoolConfig.model_validate({"backends": ["http://h:1"]})
     backend = Backend("m", "b1", "http://h:1")
     configure(backend, pool, pool.backends[0], None)
-    assert backend.held is None  # the only place there is
+    assert backend.prefix_index is None  # the only place there is
     backend.scraped(LoadSample(1.0, 0, 0, 0.0, engines=(0, 0)))
-    held = backend.held
-    assert isinstance(held, Ranked)
+    held = backend.prefix_index
+    assert isinstance(held, RankedIndex)
     configure(backend, pool, pool.backends[0], None)
-    assert backend.held is held
+    assert backend.prefix_index is held
     slot = backend.take(1.0, Need(1000, 10, streams=True), prefix=prompt(1))
     assert slot.rank == 0
     backend.taken_back(slot)
@@ -127,7 +127,7 @@ def test_a_reload_keeps_what_is_known_of_the_engines_and_a_lone_server_learns_of
     off = PoolConfig.model_validate({"backends": ["http://h:1"], "prefix": "off"})
     configure(backend, off, off.backends[0], None)
     backend.scraped(LoadSample(2.0, 0, 0, 0.0, engines=(0, 0)))
-    assert backend.held is None
+    assert backend.prefix_index is None
 
 
 def test_the_requests_of_each_engine_are_read_where_they_are_the_whole_server():

@@ -2,15 +2,21 @@
 
 import pytest
 
+from gateway.core.types import Credit
 from gateway.pools.reading import Reading
 
 PROMPT = 128
+WHOLE = pytest.approx(5_000, rel=0.02)  # the rate fades a little
 ANSWERS_S = 0.05  # an engine that answers so late, and reads as much as comes
+
+
+def sent(tokens=PROMPT):
+    return Credit(tokens, 64, unread_tokens=tokens)
 
 
 def served(reading, count, at):
     """Have an engine with nothing else to do read `count` prompts in one step."""
-    reading.comes(at, 0)
+    reading.comes(at, Credit(PROMPT, 64, read_at=0), 0)
     now = at + ANSWERS_S
     for left in reversed(range(count)):
         reading.first_token(now, now - at, PROMPT, left * PROMPT)
@@ -35,16 +41,77 @@ def test_an_engine_that_answers_late_shows_how_much_it_reads_at_a_time():
 def test_what_a_saturated_engine_reads_is_not_taken_for_more(count):
     reading, per_s = Reading(), 10_000
     now = 0.0
-    reading.comes(now, 0)
+    reading.comes(now, Credit(PROMPT, 64, read_at=0), 0)
     for number in range(400):  # one after the other, `count` at a time before it
         now += PROMPT / per_s
         reading.first_token(now, count * PROMPT / per_s, PROMPT, min(count, 400 - number) * PROMPT)
-    assert reading.rate.at(now) == pytest.approx(per_s, rel=0.01)
+    assert reading.rate.at(now) == pytest.approx(per_s, rel=0.02)
     assert reading.ahead_tokens(now) <= per_s * 0.05 + count * PROMPT
 
 
 def test_less_is_ahead_beside_the_highest_class():
     reading = Reading()
     reading.rate.learn(0.0, 1.0, 100_000)
-    assert reading.ahead_tokens(0.0) == 5_000
+    assert reading.ahead_tokens(0.0) == WHOLE
     assert reading.ahead_tokens(0.0, beside_highest=True) == 1_500
+
+
+def queued(count, age_s):
+    """Return what may be unread after the oldest of `count` prompts has waited for so long."""
+    reading = Reading()
+    reading.rate.learn(0.0, 1.0, 100_000)  # so 0.05 s of reading is 5,000 tokens
+    credits = [sent() for _ in range(count)]
+    for place, credit in enumerate(credits, start=1):
+        reading.comes(1.0, credit, place * PROMPT)
+    return reading, credits, 1.0 + age_s
+
+
+def test_behind_a_prompt_that_waits_for_longer_than_all_take_only_a_few_go():
+    reading, _, now = queued(count=3, age_s=0.05)
+    assert reading.ahead_tokens(now) == WHOLE
+    reading, _, now = queued(count=3, age_s=0.06)
+    assert reading.ahead_tokens(now) == PROMPT + 512
+    assert reading.ahead_tokens(now, beside_highest=True) == PROMPT + 512
+
+
+def test_a_long_prompt_has_the_time_that_it_takes():
+    reading = Reading()
+    reading.rate.learn(0.0, 1.0, 100_000)
+    reading.comes(1.0, sent(4_000), 4_000)
+    assert reading.ahead_tokens(1.08) == WHOLE
+    assert reading.ahead_tokens(1.1) == 4_000 + 512
+
+
+def test_a_prompt_that_a_later_one_overtook_holds_up_nobody():
+    reading, credits, _ = queued(count=1, age_s=1.0)
+    later = sent()
+    reading.comes(1.5, later, 2 * PROMPT)
+    assert reading.ahead_tokens(2.0) == PROMPT + 512
+    later.read_at = 7
+    reading.first_token(2.0, 0.5, PROMPT, PROMPT)
+    assert reading.ahead_tokens(2.0) > 5_000
+    assert credits[0].read_at is None  # it waits still
+
+
+@pytest.mark.parametrize("left", ["read", "gone"])
+def test_what_was_read_or_left_is_not_waited_for(left):
+    reading, (first, second), now = queued(count=2, age_s=1.0)
+    if left == "read":
+        first.read_at = second.read_at = 7
+    else:
+        first.held = second.held = False
+    assert reading.ahead_tokens(now) == WHOLE
+
+
+def test_a_reply_that_is_no_stream_tells_nothing_of_a_queue():
+    reading = Reading()
+    reading.rate.learn(0.0, 1.0, 100_000)
+    whole = Credit(PROMPT, 64, unread_tokens=PROMPT, read_at=3)
+    reading.comes(1.0, whole, 0)
+    assert reading.ahead_tokens(9.0) == WHOLE
+
+
+def test_no_more_prompts_are_remembered_than_one_engine_ever_has():
+    reading, _, now = queued(count=5_000, age_s=1.0)
+    assert len(reading._sent) == 1024
+    assert reading.ahead_tokens(now) == PROMPT + 512

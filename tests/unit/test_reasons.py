@@ -10,8 +10,10 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
-from gateway.access import keys
 from gateway.access.keys import KeyRing, OpenRing
+from gateway.admin.api import admin_app
+from gateway.admin.audit import audit_of
+from gateway.admin.desk import Desk as Objects
 from gateway.admission.decisions import KEPT
 from gateway.admission.gate import Gate
 from gateway.config.load import load_config
@@ -34,15 +36,22 @@ from gateway.core.types import (
 )
 from gateway.ingress.early import Early
 from gateway.ingress.routes import Readiness
+from gateway.launch.disk import DiskSpace
+from gateway.observe.ended import EndedRequests
 from gateway.observe.metrics import Metrics
 from gateway.observe.readings import Readings
-from gateway.ops.api import admin_app
+from gateway.observe.series import Series
 from gateway.ops.dryrun import Deciding, DryRun
 from gateway.ops.explain import Told
+from gateway.ops.requests import Requests
+from gateway.ops.upgrading import Upgrades
+from gateway.pools.quarantine import Quarantine
 from gateway.pools.table import PoolTable
 from gateway.routing.catalog import Catalogs
 from gateway.routing.choice import Chooser
-from tests.orderdesk import adapters, orders
+from gateway.usage.accounts import Accounts
+from tests import keyfiles as keys
+from tests.orderdesk import adapters, alone, orders
 
 YAML = """\
 pools:
@@ -87,18 +96,30 @@ class Desk:
             self.table.observe(each, ProbePassed(100.0))
         self.draining = False
         ordered = orders(self.table, self.clock, self.loaded.config)
+        metrics = Metrics(Readings(), self.clock)
         app = admin_app(
-            table=self.table,
-            metrics=Metrics(Readings(), self.clock),
-            clock=self.clock,
-            loaded=lambda: self.loaded,
-            ready=lambda: Readiness(True, (("accepting", not self.draining, ""),)),
-            deciding=Deciding(self.gate, Catalogs(self.table, self.clock), lambda: self.ring),
-            early=Early(lambda record: None, self.clock),
-            trial=lambda pool: None,
-            orders=ordered,
-            adapters=adapters(self.table, self.clock, self.loaded.config, ordered),
-            file=file,
+            Objects(
+                table=self.table,
+                metrics=metrics,
+                series=Series(metrics, self.clock),
+                disk=DiskSpace(folder),
+                accounts=Accounts(self.clock, None, None, 0, lambda model, pool: None),
+                clock=self.clock,
+                loaded=lambda: self.loaded,
+                ready=lambda: Readiness(True, (("accepting", not self.draining, ""),)),
+                deciding=Deciding(self.gate, Catalogs(self.table, self.clock), lambda: self.ring),
+                early=Early(lambda record: None, self.clock),
+                requests=Requests(EndedRequests(), lambda: ()),
+                upgrades=Upgrades(),
+                trial=lambda pool: None,
+                replicas=alone(self.clock),
+                orders=ordered,
+                adapters=adapters(self.table, self.clock, self.loaded.config, ordered),
+                quarantine=Quarantine(self.table, self.clock),
+                audit=audit_of(folder),
+                reloading=None,
+                file=file,
+            )
         )
         self.http = TestClient(app, base_url="http://127.0.0.1:9090")
 

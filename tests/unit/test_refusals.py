@@ -93,6 +93,7 @@ def test_waiting_cures_a_want_of_room_and_nothing_else():
     assert set(WAITING) == {
         Exclusion.ADAPTER_LOADING,
         Exclusion.ADAPTER_DUE,
+        Exclusion.PROBATION,
         Exclusion.AT_LIMIT,
         Exclusion.READING,
         Exclusion.ENGINE_QUEUED,

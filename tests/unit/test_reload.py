@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from gateway.config.load import check_text
 from gateway.config.models import Config
-from gateway.config.reload import diff
+from gateway.config.reload import diff, shared_digest
+from gateway.ingress.settings import settings_for
+from gateway.watch.fetch import Pages
 
 
 def config(text):
@@ -93,7 +95,7 @@ def test_what_was_bound_at_the_start_needs_a_restart_and_the_rest_does_not():
         "timeouts: {stall: 1m, keep_alive: 90s}\nlog: {access: false}\nkeys: none\n"
     )
     assert diff(pools(), new) == (
-        "admin.token changed, keys {file: /keys.yaml} -> none, timeouts.stall 45s -> 1m",
+        "admin.token changed, keys {file: /keys.yaml, shared: False} -> none, timeouts.stall 45s -> 1m",
         "needs a restart: listen 127.0.0.1:8080 -> 127.0.0.1:81,"
         " admin.listen 127.0.0.1:9090 -> 127.0.0.1:91, timeouts.keep_alive 1m15s -> 1m30s,"
         " log.access true -> false",
@@ -154,3 +156,20 @@ def test_what_needs_a_restart_is_told_against_what_the_process_started_with():
     assert diff(moved, longer, started=started) == ("timeouts.stall 45s -> 50s", told)
     # Back at the start: nothing is left to do.
     assert diff(moved, started, started=started) == ()
+
+
+def test_replicas_that_differ_in_what_is_their_own_are_configured_alike():
+    one = Config.model_validate({"pools": {"m": {"backends": ["http://h:1"]}}})
+    own = one.model_copy(update={"listen": "127.0.0.1:9", "redis": None, "state": "elsewhere"})
+    other = one.model_copy(update={"session_header": "x-other"})
+    assert shared_digest(one) == shared_digest(own)
+    assert shared_digest(one) != shared_digest(other)
+
+
+def test_other_replicas_are_told_of_the_settings_that_are_in_force():
+    one = Config.model_validate({"keys": "none", "pools": {"m": {"backends": ["http://h:1"]}}})
+    other = one.model_copy(update={"session_header": "x-other"})
+    before = settings_for(one, Pages)
+    after = settings_for(other, Pages, before)
+    assert before.shared_digest == shared_digest(one)
+    assert after.shared_digest == shared_digest(other) != before.shared_digest

@@ -5,12 +5,15 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
+from gateway.core.endings import Barrier
 from gateway.core.types import Call, Demand, Dialect, Endpoint
 from gateway.resume.rest import rest_of
 from gateway.resume.rules import may_go_on, may_trail
 from gateway.resume.stream import TrailedStream, add_up
 from gateway.resume.trail import Reached
+from gateway.resume.whole import Whole
 from gateway.wire.replies import Fault
 from gateway.wire.sse import StreamWatch
 
@@ -29,7 +32,7 @@ def call(dialect=Dialect.CHAT, **body):
 def frame(text, ids, *, dialect=Dialect.CHAT, finish=None, prompt=None, **delta):
     inside = {"index": 0}
     if dialect is Dialect.CHAT:
-        inside["delta"] = {"content": text} if text is not None else delta
+        inside["delta"] = delta if text is None else {"content": text, **delta}
     else:
         inside["text"] = text
     inside |= {"logprobs": None, "finish_reason": finish}
@@ -113,12 +116,52 @@ def test_before_any_text_it_goes_on_at_the_beginning():
     assert begun(frame("", [9])).trail.reached() == Reached([1, 2, 3], [])
 
 
-@pytest.mark.parametrize(
-    "delta", [{"tool_calls": [{"index": 0}]}, {"reasoning": "hm"}, {"reasoning_content": "hm"}]
-)
-def test_what_is_no_text_cannot_be_gone_on_with_even_when_text_follows(delta):
-    watch = begun(frame(None, [7], **delta), frame("b", [8]), frame("c", [9]))
+def test_a_tool_call_cannot_be_gone_on_with_even_when_text_follows():
+    call = frame(None, [7], tool_calls=[{"index": 0}])
+    watch = begun(call, frame("b", [8]), frame("c", [9]))
     assert watch.trail.reached() is None
+    assert b"it is gone" in watch.broken(FAULT)
+
+
+def thought(text, ids, name="reasoning"):
+    return frame(None, ids, **{name: text})
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_reasoning_goes_on_as_reasoning(name):
+    watch = begun(thought("a", [7], name), thought("b", [8], name))
+    assert watch.broken(FAULT) == b""
+    assert watch.rest()[1].prompt_tokens == 5
+    watch.feed(role([1, 2, 3, 7, 8]))
+    first = thought("c", [9], name)
+    assert watch.by_sight(chunk(first)) is None
+    assert watch.feed(first) == thought("c", None, name)
+    assert watch.by_sight(chunk(thought("d", [10], name))) == chunk(thought("d", None, name))
+
+
+@pytest.mark.parametrize(
+    ("last", "following", "goes_on"),
+    [
+        (thought("b", [8]), [frame(None, [9]), frame("c", [10])], True),  # a mark came between
+        (thought("b", [8]), [frame("c", [9])], False),  # its parser takes the rest for the answer
+        (thought("b", [8]), [frame(None, [9]), frame("é", [10])], False),  # no mark, but half of é
+        (thought("b", [8]), [frame("d", [9, 10, 11], reasoning="c")], True),
+        (frame("b", [8]), [thought("c", [9])], False),
+        (frame("b", [8]), [frame("c", [9])], True),
+        (thought("b", [8]), [frame(None, [9]), frame(None, [10], tool_calls=[{}])], True),
+    ],
+)
+def test_the_first_text_behind_a_seam_is_of_the_kind_that_it_has_to_be(last, following, goes_on):
+    watch = begun(thought("a", [7]), last)
+    assert watch.broken(FAULT) == b""
+    watch.rest()
+    watch.feed(role([1, 2, 3, 7, 8]))
+    out = b"".join(map(watch.feed, following))
+    assert (b"could not be resumed" in out) is not goes_on
+
+
+def test_of_reasoning_with_stop_strings_nobody_knows_what_is_held_back():
+    watch = begun(thought("a" * 9, [7]), thought("b" * 9, [8]), asked=call(stop="xyz"))
     assert b"it is gone" in watch.broken(FAULT)
 
 
@@ -133,6 +176,13 @@ def test_a_fault_of_the_client_is_told():
     watch = begun(frame("a", [7]))
     refused = Fault(400, "invalid_request_error", "bad", "no")
     assert b'"no ' in watch.broken(refused)
+
+
+def test_what_was_said_before_the_seam_counts_by_its_tokens():
+    watch = begun(frame("ab", [7, 8]), frame("c", [9]))
+    assert watch.broken(FAULT) == b""
+    watch.rest()
+    assert watch.events == 3
 
 
 def test_a_stream_goes_on_three_times_at_most():
@@ -192,7 +242,9 @@ def test_what_was_said_before_counts_as_output_and_no_more_as_prompt():
         ({"tools": [{}], "tool_choice": "auto"}, True),
         ({"tools": [{}], "tool_choice": "required"}, False),
         ({"logprobs": False, "stop": [], "echo": False}, True),
-        ({"stop": "x"}, False),
+        ({"stop": "x"}, True),
+        ({"stop": ["xyz"], "tools": [{}]}, False),
+        ({"stop": ["xyz"], "min_tokens": 3}, False),
         ({"something_new": 1}, False),
     ],
 )
@@ -200,6 +252,295 @@ def test_only_what_is_known_to_be_exact_goes_on(body, goes_on):
     assert may_go_on(call(**body)) is goes_on
 
 
+STOPS = ["\n\n", "###", "End."]
+
+
+def engine(texts, stops, *, at=0):
+    """Return what vLLM writes: frames of text, the last one without what it holds back, and its finish reason."""
+    held_back, said, shown = max(map(len, stops), default=1) - 1, "", 0
+    for number, text in enumerate(texts):
+        said += text
+        ends = [place for each in stops if (place := said.find(each)) >= 0]
+        last = number == len(texts) - 1
+        to = min(ends) if ends else len(said) if last else max(shown, len(said) - held_back)
+        reason = "stop" if ends else "length" if last else None
+        yield frame(said[shown:to], [at + number], finish=reason)
+        if ends:
+            return
+        shown = to
+
+
+def shown_by(raw):
+    chunks = [json.loads(each[6:]) for each in raw.split(b"\n\n") if each.startswith(b"data: {")]
+    assert not any("error" in each for each in chunks)
+    choices = [choice for each in chunks for choice in each["choices"]]
+    return "".join(each["delta"].get("content") or "" for each in choices), [
+        each["finish_reason"] for each in choices if each["finish_reason"]
+    ]
+
+
+TEXTS = st.lists(st.text(alphabet="ab#\n.Ed n", min_size=1, max_size=4), min_size=1, max_size=20)
+
+
+@given(TEXTS, st.data(), st.sampled_from([[], ["x"], STOPS, ["abcdefghijkl"]]))
+def test_greedy_text_that_is_held_back_for_stop_strings_is_neither_lost_nor_doubled(
+    texts, data, stops
+):
+    """Cut anywhere, twice: the client gets what it had got undisturbed."""
+    expected = shown_by(b"".join(engine(texts, stops)))
+    watch = stream(call(temperature=0, stop=stops))
+    out, at = watch.feed(role([1, 2, 3])), 0
+    for _ in range(2):
+        frames = list(engine(texts[at:], stops, at=at))
+        whole = frames[: data.draw(st.integers(0, len(frames) - 1))]
+        out += b"".join(map(watch.feed, whole))
+        if not watch.may_leave:
+            break  # it is still saying what was shown before
+        assert watch.broken(FAULT) == b""
+        rest = json.loads(watch.rest()[0].body)["kv_transfer_params"]["prompt_token_ids"]
+        assert rest[:3] == [1, 2, 3]
+        at = len(rest) - 3
+        out += watch.feed(role(rest))
+    else:
+        out += b"".join(map(watch.feed, engine(texts[at:], stops, at=at))) + watch.close()
+        assert shown_by(out) == expected
+
+
+@pytest.mark.parametrize(
+    ("stop", "shown", "goes_on"),
+    [
+        ("\n", ["a", "b"], True),  # nothing is held back
+        (["##"], ["a", "b"], True),
+        (["##"], ["a", "#"], False),  # its second half may follow
+        (["##"], ["a", "bc"], False),  # the token that showed `b` has shown a part only
+    ],
+)
+def test_what_is_drawn_by_chance_goes_on_where_no_stop_string_is_astride(stop, shown, goes_on):
+    asked = call(temperature=1, stop=stop)
+    watch = stream(asked)
+    watch.feed(role([1, 2, 3]))
+    for number, text in enumerate(shown):
+        watch.feed(frame(text, [7 + number]))
+    assert (watch.broken(FAULT) == b"") is goes_on
+
+
+def test_a_frame_of_several_tokens_may_end_within_a_character():
+    """Its last token may be the first part of one, whatever the text is: the seam lies before it."""
+    for text in ("ab", "aé", "a"):
+        for temperature, barrier in ((0, None), (1, Barrier.SEAM)):
+            watch = stream(call(temperature=temperature))
+            for each in (role([1, 2, 3]), frame("x", [6]), frame(text, [7, 8])):
+                watch.feed(each)
+            assert watch.trail.reached() == Reached([1, 2, 3], [6], text)
+            assert (watch.may_leave, watch.barrier) == (barrier is None, barrier)
+            watch.feed(frame("b", [9]))
+            assert watch.trail.reached() == Reached([1, 2, 3], [6, 7, 8, 9])
+
+
+def unsure_stream(**asked):
+    watch = stream(call(temperature=1, **asked))
+    for each in (role([1, 2, 3]), frame("x", [6]), frame("ab", [70, 8, 9])):
+        watch.feed(each)
+    return watch
+
+
+@pytest.mark.parametrize("shown", [1, 2, 3])
+def test_what_is_drawn_by_chance_goes_on_once_it_is_known_how_many_tokens_were_shown(shown):
+    watch = unsure_stream()
+    assert watch.broken(FAULT) == b""
+    assert (watch.unsure, watch.trail.again) == ([70, 8, 9], "ab")
+    watch.put_seam(shown)
+    assert watch.unsure == []
+    assert watch.trail.reached() == Reached([1, 2, 3], [6, 70, 8, 9][: 1 + shown])
+    assert watch.rest()[1].prompt_tokens == 4 + shown
+
+
+def test_what_is_drawn_by_chance_does_not_go_on_while_that_is_not_known():
+    watch = unsure_stream()
+    assert watch.may_leave is False  # it is no reason to end one that is still written
+    assert watch.broken(FAULT) == b""
+    assert watch.rest() is None
+    assert (watch.awaits, watch.barrier) == (True, Barrier.SEAM)
+
+
+@pytest.mark.parametrize("stop", ["b!", "never"])
+def test_nobody_is_asked_about_a_stream_that_could_not_go_on_anyhow(stop):
+    watch = unsure_stream(stop=stop)
+    assert b"it is gone" in watch.broken(FAULT)
+    assert watch.unsure == []
+
+
+def test_one_that_does_not_say_the_same_again_ends_with_an_error():
+    watch = stream(call(temperature=0, stop="###"))
+    for each in (role([1, 2, 3]), frame("", [7]), frame("ab", [8]), frame("cde", [9])):
+        watch.feed(each)
+    assert watch.broken(FAULT) == b""
+    _, demand = watch.rest()
+    given = [1, 2, 3, 7, 8, 9][: demand.prompt_tokens]
+    out = watch.feed(role(given)) + watch.feed(frame("zz", [1]))
+    assert b"could not be resumed" in out
+
+
+def test_a_token_of_another_backend_is_told_by_sight_too():
+    watch = begun(frame("a", [7]), frame("b", [8]))
+    assert watch.broken(FAULT) == b""
+    watch.rest()
+    watch.feed(role([1, 2, 3, 7, 8]))
+    other = [frame("c", [9]), frame("d", [10])]
+    for each in other:
+        each = each.replace(b'"id":"a-1"', b'"id":"other-22"').replace(
+            b'"created":1', b'"created":99'
+        )
+        told = watch.by_sight(chunk(each))
+        told = told or chunk(watch.feed(each))
+    assert told == chunk(frame("d", None))
+    assert watch.trail.reached() == Reached([1, 2, 3], [7, 8, 9, 10])
+
+
+def test_of_a_large_body_only_its_small_fields_are_kept():
+    small = {"model": b'"m"', "stream": b"true", "temperature": b"0"}
+    body, places = bytearray(b"{"), {}
+    for name, value in (small | {"messages": b'["%b"]' % (b"x" * 70_000)}).items():
+        body += b'"%b":' % name.encode()
+        places[name] = (len(body), len(body) + len(value))
+        body += value + b","
+    large = call()
+    large = structs.replace(large, body=body, places=places)
+    assert may_trail(large)
+    watch = stream(large)
+    body.clear()
+    for each in (role([1, 2]), frame("a", [7])):
+        watch.feed(each)
+    assert watch.broken(FAULT) == b""
+    rest = json.loads(watch.rest()[0].body)
+    assert rest["kv_transfer_params"] == {"prompt_token_ids": [1, 2, 7]}
+    assert (rest["model"], rest["temperature"], len(rest["messages"])) == ("m", 0, 1)
+
+
+def test_a_large_field_that_the_ids_do_not_stand_for_leaves_no_trail():
+    body = b'"%b"' % (b"x" * 70_000)
+    for name, trails in (("messages", True), ("tools", False), ("response_format", False)):
+        assert may_trail(structs.replace(call(), body=body, places={name: (0, 70_002)})) is trails
+
+
 def test_a_client_that_wants_the_ids_itself_gets_them():
     assert may_trail(call())
     assert not may_trail(call(return_token_ids=True))
+
+
+# --- what servers write that is odd, and all the same no reason to lose or to double a text ------------
+
+
+def crlf(data):
+    return data.replace(b"\n", b"\r\n")
+
+
+@given(st.data())
+def test_lines_that_end_as_in_http_are_passed_on_as_they_come(data):
+    """Some servers end lines so: their streams must not wait for an end that never comes."""
+    frames = [role([1, 2, 3]), frame("a", [7]), frame("b", [8])]
+    whole = crlf(b"".join(frames))
+    cut = data.draw(st.integers(0, len(whole)))
+    watch = stream()
+    out = watch.feed(whole[:cut]) + watch.feed(whole[cut:])
+    assert out == role(None).replace(b"}]}", b'}],"prompt_token_ids":null}') + b"".join(
+        frame(text, None) for text in "ab"
+    )
+    assert watch.trail.reached() == Reached([1, 2, 3], [7, 8])
+
+
+def test_a_prompt_of_too_many_ids_is_passed_on_and_only_not_gone_on_with():
+    begins = role(list(range(100_000, 260_000)))
+    assert len(begins) > 1024 * 1024
+    watch, out = stream(), b""
+    for at in range(0, len(begins), 65_536):
+        out += watch.feed(begins[at : at + 65_536])
+    assert out == role([]).replace(b"[]", b"null")
+    assert watch.feed(frame("a", [7])) == frame("a", None)
+    assert b"it is gone" in watch.broken(FAULT)
+    assert watch.barrier is Barrier.REPLY
+
+
+def test_what_an_aborted_request_says_last_is_not_told_and_said_again():
+    """vLLM lets out what it held back for stop strings with `abort`: that frame the client does not get."""
+    watch = stream(call(temperature=0, stop="xyz"))
+    shown = b"".join(
+        map(watch.feed, [role([1, 2, 3]), frame("", [7]), frame("ab", [8]), frame("cd", [9])])
+    )
+    assert watch.feed(frame("ef", [], finish="abort")) == b""
+    _, demand = watch.rest()
+    given = [1, 2, 3, 7, 8, 9][: demand.prompt_tokens]
+    assert given == [1, 2, 3, 7, 8]  # `ef` is the text of token 9
+    out = watch.feed(role(given)) + watch.feed(frame("", [9])) + watch.feed(frame("ef", [10]))
+    assert shown_by(shown + out)[0] == "abcdef"
+
+
+def test_text_without_ids_is_said_again_and_not_doubled():
+    watch = stream(call(temperature=0))
+    for each in (role([1, 2, 3]), frame("a", [7]), frame("b", False)):
+        watch.feed(each)
+    assert watch.broken(FAULT) == b""
+    watch.rest()
+    out = [role([1, 2, 3, 7]), frame("bc", [8]), frame("d", [9])]
+    assert shown_by(b"".join(map(watch.feed, out)))[0] == "cd"
+
+
+def test_one_that_ends_before_it_has_said_all_again_is_not_complete():
+    watch = stream(call(temperature=0))
+    for each in (role([1, 2, 3]), frame("x", [6]), frame("ab", [7, 8])):
+        watch.feed(each)
+    assert watch.broken(FAULT) == b""
+    watch.rest()
+    out = watch.feed(role([1, 2, 3, 6])) + watch.feed(frame("a", [7], finish="stop"))
+    assert b"could not be resumed" in out
+    assert not watch.complete
+
+
+def test_a_frame_that_is_cut_by_an_orderly_end_is_written_again():
+    """Half of an id is another id."""
+    watch = begun(frame("a", [7]))
+    watch.feed(frame("b", [713]).partition(b"13]")[0])
+    assert watch.close() == b""
+    assert watch.rest() is not None
+    assert watch.trail.reached() == Reached([1, 2, 3], [7])
+
+
+def test_who_does_not_tell_its_prompt_is_not_listened_to_and_another_one_may_go_on():
+    watch = begun(frame("a", [7]))
+    assert watch.broken(FAULT) == b""
+    watch.rest()
+    assert watch.feed(frame("a", [70])) == b""
+    assert watch.cut is not None
+    assert json.loads(watch.rest()[0].body)["kv_transfer_params"] == {
+        "prompt_token_ids": [1, 2, 3, 7]
+    }
+
+
+GARBLED = st.one_of(st.none(), st.booleans(), st.integers(), st.text(), st.lists(st.integers()))
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["prompt_tokens", "completion_tokens", "prompt_tokens_details"]),
+        st.one_of(GARBLED, st.dictionaries(st.just("cached_tokens"), GARBLED)),
+    )
+    | GARBLED,
+    st.sampled_from([None, [], [{}], [{"delta": None}], [{"delta": {"content": "b"}}]]),
+)
+def test_garbled_counts_and_choices_break_nothing(usage, choices):
+    watch = stream(call(temperature=0))
+    for each in (role([1, 2, 3]), frame("x", [6]), frame("bc", [7, 8])):
+        watch.feed(each)
+    watch.broken(FAULT)
+    watch.rest()
+    watch.feed(role([1, 2, 3, 6]))
+    odd = {"id": "b", "choices": choices, "usage": usage}
+    told = watch.feed(b"data: " + json.dumps(odd, separators=(",", ":")).encode() + b"\n\n")
+    assert told == b"" or told.endswith(b"\n\n")
+
+
+def test_what_is_put_together_has_reasoning_under_its_older_name_too():
+    whole = Whole(Dialect.CHAT)
+    whole.feed(thought("a", None, "reasoning_content") + frame("b", None, finish="stop"))
+    message = json.loads(whole.body())["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("a", "b")

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.config.models import Config
 from gateway.core.errors import EndpointNotServed, MissingModel, ModelNotFound
-from gateway.core.prefix import Prefix, Sent
+from gateway.core.prefix import Prefix, SentPrompt
 from gateway.core.types import (
     Ask,
     Call,
@@ -27,10 +27,11 @@ from gateway.core.types import (
     Route,
     Scraped,
     ServedModel,
-    TrafficFailed,
 )
 from gateway.pools.health import Order
+from gateway.pools.pulse import Waits
 from gateway.pools.table import PoolTable
+from gateway.prefix.approximate import ApproximateIndex
 from gateway.routing.catalog import Catalog, Catalogs, status
 from gateway.routing.choice import NOBODY, Chooser, obstacle
 
@@ -81,8 +82,11 @@ def make_ready(table, backend_id, models=(BASE,), endpoints=None):
 
 
 def make_degraded(table, backend_id):
-    for _ in range(5):
-        table.observe(backend_id, TrafficFailed(NOW, "broke"))
+    """Have its health checks time out while it serves."""
+    for _ in range(2):
+        table.observe(backend_id, ProbeFailed(NOW, "timeout"))
+    table.listen([(table.get(backend_id), Waits(NOW, math.inf, math.inf, ()))], NOW)
+    table.observe(backend_id, ProbeFailed(NOW, "timeout"))
     assert table.get(backend_id).phase is Phase.DEGRADED
 
 
@@ -328,13 +332,15 @@ def test_the_highest_class_goes_where_least_is_to_be_read_however_much_is_writte
 def test_beside_the_highest_class_less_of_others_prompts_is_sent_ahead(table):
     backend = table.get("m/b1")
     backend.limit.prefill.learn(NOW, 1.0, 100_000)
-    table.take("m/b1", NOW, Need(1000, 10, streams=True))
+    slot = table.take("m/b1", NOW, Need(1000, 10, streams=True))
     low = {"caller": LOW, "top_priority": 9, "need": Need(2000, 10, streams=True)}
     assert "m/b1" not in why(table, **low)  # 50 ms are 5,000 tokens
     table.highest_came("m", NOW)
     assert why(table, **low)["m/b1"] is Exclusion.READING  # 15 ms are 1,500
-    assert "m/b1" not in why(table, now=NOW + 11, **low)
     assert "m/b1" not in why(table, **{**low, "caller": HIGH})
+    slot.release()
+    table.take("m/b1", NOW + 11, Need(1000, 10, streams=True))
+    assert "m/b1" not in why(table, now=NOW + 11, **low)
 
 
 def test_the_only_backend_is_kept_free_for_nobody():
@@ -765,7 +771,8 @@ class Holds:
         return min(self.held_tokens, prefix.prompt_tokens)
 
     def sent(self, prefix):
-        return Sent(prefix, self.tokens(prefix), self.tokens(prefix), len(prefix.keys))
+        tokens = self.tokens(prefix)
+        return SentPrompt(prefix, tokens, tokens, len(prefix.keys), tokens)
 
     def read(self, sent):
         pass
@@ -789,18 +796,26 @@ def begins(prompt_tokens=1000):
 
 def test_a_request_goes_where_most_of_its_prompt_is_cached(table):
     for name, tokens in (("b1", 0), ("b2", 900), ("b3", 500)):
-        table.get(f"m/{name}").held = Holds(tokens)
+        table.get(f"m/{name}").prefix_index = Holds(tokens)
     wanted = {"need": Need(1000, 10), "prefix": begins()}
     assert {chosen(table, seed=seed, **wanted) for seed in range(10)} == {"b2"}
     seconds = told(table, **wanted).expected_s
     prompt_s = table.get("m/b1").token_cost.prompt_s
     saved = (seconds["m/b1"] - seconds["m/b2"]) / prompt_s
-    streams = 2  # itself, and one that may be there while nothing is known
-    assert saved == pytest.approx(900 * streams * table.get("m/b1").own_ratio)
+    streams = 2  # itself, and one that may be there while nothing is known; as many are usual
+    assert saved == pytest.approx(900 * 2 * streams * table.get("m/b1").own_ratio)
+
+
+def test_one_busy_backend_makes_no_miss_dearer_elsewhere(table):
+    wanted = {"need": Need(1000, 10), "prefix": begins()}
+    before = told(table, **wanted).expected_s["m/b2"]
+    for _ in range(100):
+        table.take("m/b1", NOW, Need(0, 100))
+    assert told(table, **wanted).expected_s["m/b2"] == before
 
 
 def test_a_request_goes_elsewhere_when_reading_anew_takes_less_than_the_wait(table):
-    table.get("m/b1").held = Holds(1000)
+    table.get("m/b1").prefix_index = Holds(1000)
     wanted = {"need": Need(1000, 10, streams=True), "prefix": begins()}
     went = []
     for _ in range(300):
@@ -812,7 +827,7 @@ def test_a_request_goes_elsewhere_when_reading_anew_takes_less_than_the_wait(tab
 
 
 def test_where_more_waits_to_be_read_than_is_cached_a_request_is_read_elsewhere(table):
-    table.get("m/b1").held = Holds(900)
+    table.get("m/b1").prefix_index = Holds(900)
     wanted = {"need": Need(1000, 10, streams=True), "prefix": begins()}
     table.take("m/b1", NOW, Need(200, 10, streams=True))
     assert chosen(table, **wanted) == "b1"
@@ -822,7 +837,7 @@ def test_where_more_waits_to_be_read_than_is_cached_a_request_is_read_elsewhere(
 
 def test_a_request_that_finds_its_prompt_cached_need_not_stand_back_for_less_reading(table):
     backend = table.get("m/b1")
-    backend.held = Holds(900)
+    backend.prefix_index = Holds(900)
     backend.limit.prefill.learn(NOW, 1.0, 10_000)  # about 500 are read in 50 ms
     table.take("m/b1", NOW, Need(800, 10, streams=True))
     wanted = {"need": Need(1000, 10, streams=True)}
@@ -832,26 +847,67 @@ def test_a_request_that_finds_its_prompt_cached_need_not_stand_back_for_less_rea
     assert why(table, **wanted, prefix=begins()) == {"m/b1": Exclusion.READING}
 
 
-def test_a_request_waits_for_where_it_is_cached_as_long_as_reading_anew_is_worth(table):
-    backend = table.get("m/b1")
-    backend.held = Holds(900)
+def waits(table, asked, now, before=None):
+    """Return whether a request goes nowhere, and for which backend it waits."""
+    return Chooser(table).find(asked, now, NOBODY, before) is None, asked.awaits
+
+
+def reads(table, backend_id, tokens):
+    """Have a backend read so many tokens; it takes no more beside them."""
+    backend = table.get(backend_id)
     backend.limit.prefill.learn(NOW, 1.0, 10_000)
-    table.take("m/b1", NOW, Need(1500, 10, streams=True))  # 150 ms
-    wanted = {"need": Need(1000, 10, streams=True), "prefix": begins()}
-    longest_s = 4 * 900 * backend.token_cost.prompt_s
-    assert chosen(table, asked_at=NOW, now=NOW, **wanted) is None
-    assert chosen(table, asked_at=NOW, now=NOW + 0.9 * longest_s, **wanted) is None
-    assert chosen(table, asked_at=NOW, now=NOW + 1.1 * longest_s, **wanted) in ("b2", "b3")
-    assert chosen(table, **wanted) in ("b2", "b3")  # one that may not wait
+    table.take(backend_id, NOW, Need(tokens, 10, streams=True))
+    return backend
+
+
+def test_a_request_waits_for_where_it_is_cached_twice_as_long_as_reading_anew_takes(table):
+    backend = reads(table, "m/b1", 1500)
+    backend.prefix_index = Holds(900)
+    longest_s = 2 * 900 * backend.token_cost.prompt_s
+    for name in ("m/b2", "m/b3"):
+        for _ in range(3):  # how many are there changes nothing
+            table.take(name, NOW, Need(0, 10))
+    asked = ask(need=Need(1000, 10, streams=True), prefix=begins())
+    assert waits(table, asked, NOW + 60) == (True, "m/b1")  # since now, however late it is
+    assert waits(table, asked, NOW + 60 + 0.9 * longest_s) == (True, "m/b1")
+    assert waits(table, asked, NOW + 60 + 1.1 * longest_s) == (False, None)
+    assert waits(table, asked, NOW + 90) == (False, None)
+
+
+def test_one_that_may_not_wait_goes_wherever_is_room(table):
+    reads(table, "m/b1", 1500).prefix_index = Holds(900)
+    asked = ask(need=Need(1000, 10, streams=True), prefix=begins(), free_at=-math.inf)
+    assert waits(table, asked, NOW) == (False, None)
+
+
+def test_a_request_that_waits_for_one_backend_goes_to_no_worse_one(table):
+    reads(table, "m/b1", 1500).prefix_index = Holds(900)
     make_degraded(table, "m/b2")
-    assert chosen(table, asked_at=NOW, now=NOW, **wanted) == "b3"  # lest it goes to worse ones
+    asked = ask(need=Need(1000, 10, streams=True), prefix=begins())
+    assert waits(table, asked, NOW) == (True, "m/b1")
 
 
-def test_a_request_waits_for_no_backend_that_is_full(table):
-    table.get("m/b1").held = Holds(900)
-    scrape(table, "m/b1", running=1, kv=0.95)
-    wanted = {"need": Need(1000, 10, streams=True), "prefix": begins(), "asked_at": NOW}
-    assert chosen(table, **wanted) in ("b2", "b3")
+def test_nobody_waits_where_nothing_of_its_prompt_is_cached(table):
+    for name in ("b1", "b2"):
+        reads(table, f"m/{name}", 1500)
+    table.get("m/b3").prefix_index = Holds(0)
+    for _ in range(50):
+        table.take("m/b3", NOW, Need(0, 10))
+    asked = ask(need=Need(1000, 10, streams=True), prefix=begins())
+    assert waits(table, asked, NOW) == (False, None)
+
+
+def test_those_who_wait_for_a_backend_make_it_dearer_for_those_behind_them(table):
+    reads(table, "m/b1", 1500).prefix_index = Holds(600)
+    before, went = {}, []
+    for _ in range(60):
+        asked = ask(need=Need(1000, 10, streams=True), prefix=begins())
+        went.append(waits(table, asked, NOW, before)[1])
+    assert went[0] == "m/b1"
+    assert went[-1] is None
+    assert went == sorted(went, key=lambda awaited: awaited is None)
+    own_s = 400 * table.get("m/b1").token_cost.prompt_s
+    assert before["m/b1"] >= went.count("m/b1") * own_s
 
 
 def test_prompts_that_begin_alike_meet_wherever_it_costs_about_the_same(table):
@@ -867,9 +923,22 @@ def test_prompts_that_begin_alike_meet_wherever_it_costs_about_the_same(table):
     assert all(homes[number] == "b3" for number in moved)
 
 
+def test_among_backends_that_have_a_prompt_the_least_busy_gets_it(table):
+    for name in ("b1", "b2", "b3"):
+        table.get(f"m/{name}").prefix_index = Holds(990)
+
+    def home(number):
+        prefix = Prefix([number], (4,), 4, 1000, 10, number)
+        return chosen(table, need=Need(1000, 10), prefix=prefix)
+
+    for name in ("m/b1", "m/b3"):
+        table.take(name, NOW, Need(0, 10))
+    assert {home(number) for number in range(20)} == {"b2"}
+
+
 def test_what_is_cached_is_no_work_ahead_and_takes_its_room(table):
     backend = table.get("m/b1")
-    backend.held = Holds(900)
+    backend.prefix_index = Holds(900)
     slot = table.take("m/b1", NOW, Need(1000, 10, streams=True), prefix=begins())
     assert backend.room.left() == (100, 10)
     assert backend.room.projection(NOW).tokens is None
@@ -879,13 +948,27 @@ def test_what_is_cached_is_no_work_ahead_and_takes_its_room(table):
     assert backend.limit.prefill.at(NOW + 0.1) == pytest.approx(1000)  # the 100 that were read
     slot.release()
     assert backend.room.left() == (0, 0)
-    assert backend.held.unsent_keys == []
+    assert backend.prefix_index.unsent_keys == []
+
+
+def test_a_first_token_teaches_no_pace_by_what_may_have_been_cached(table):
+    backend = table.get("m/b1")
+    backend.prefix_index = ApproximateIndex()
+    known = Prefix([3, 2, 1], (3000, 2000, 1000), 3000, 3000, 10)
+    slot = table.take("m/b1", NOW, Need(3000, 10, streams=True), prefix=known)
+    table.first_token(slot, NOW + 0.3)
+    assert backend.limit.prefill.at(NOW + 0.3) == pytest.approx(10_000)
+    alike = Prefix([5, 4, 1], (3000, 2000, 1000), 3000, 3000, 10)
+    slot = table.take("m/b1", NOW, Need(3000, 10, streams=True), prefix=alike)
+    assert slot.credit.unread_tokens == 2000
+    table.first_token(slot, NOW + 0.1)  # 1,000 tokens were surely read, up to 1,900 were cached
+    assert backend.limit.prefill.at(NOW + 0.1) == pytest.approx(10_000, rel=1e-3)
 
 
 def test_a_prompt_that_was_never_read_is_not_held(table):
     backend = table.get("m/b1")
-    backend.held = Holds(0)
+    backend.prefix_index = Holds(0)
     slot = table.take("m/b1", NOW, Need(1000, 10, streams=True), prefix=begins())
     slot.release()
     slot.release()
-    assert backend.held.unsent_keys == [1]
+    assert backend.prefix_index.unsent_keys == [1]

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gateway.core.prefix import Prefix, Sent, Session
+from gateway.core.prefix import Prefix, SentPrompt, Session
 from gateway.core.types import (
     Ask,
     Caller,
@@ -18,13 +18,14 @@ from gateway.core.types import (
     Usage,
     UsageSource,
 )
-from gateway.prefix.approximate import Approximate
-from gateway.prefix.beginnings import Beginnings
+from gateway.prefix.approximate import ApproximateIndex
+from gateway.prefix.hashing import PrefixHasher
 from gateway.prefix.precise import PromptBlocks
 from gateway.prefix.sessions import LIFETIME_S, MOST_SESSIONS, Sessions
 from gateway.routing.choice import Chooser
+from gateway.wire.calls import parse_at_once
 from tests.properties.test_pick import CALL, NOW, pool_of
-from tests.unit.test_prefix import ANYONE, ROUTE, SEVERAL, body, call_of
+from tests.unit.test_prefix import ANYONE, PROSE, ROUTE, SEVERAL, SPECS, begin, body, call_of
 
 SHORT = json.dumps({"model": "m", "messages": [{"role": "user", "content": "go on"}]}).encode()
 
@@ -34,7 +35,7 @@ def prefix(key=1, at=0.0, *, keys=(), tokens=1000, output=100):
 
 
 def send(sessions, asked, known_tokens=0):
-    sent = Sent(asked, 0, known_tokens, 0)
+    sent = SentPrompt(asked, 0, known_tokens, 0)
     sessions.sent(sent)
     return sent
 
@@ -46,7 +47,7 @@ def tokens(sessions, asked):
 def named(raw, session=b"", *, seed=1, route=ROUTE, caller=ANYONE, endpoint=Endpoint.CHAT):
     call = call_of(raw, endpoint)
     ask = Ask(route, call, Demand(9, False), caller, Need(9, 1), session=session, asked_at=NOW)
-    return Beginnings(seed).of(ask, SEVERAL)
+    return PrefixHasher(seed).of(ask, SEVERAL)
 
 
 # --- which session a request belongs to -------------------------------------------------------------
@@ -57,6 +58,19 @@ def test_a_short_prompt_that_names_a_session_has_that_alone():
     found = named(SHORT, b"mine")
     assert (found.keys, found.session.at) == ([], NOW)
     assert found.home != 0
+
+
+@pytest.mark.parametrize("said", [{"user": "ann"}, {"metadata": {"session_id": "7"}}])
+def test_a_short_chat_that_is_read_in_one_go_names_its_session_too(said):
+    chat = {"model": "m", "messages": [{"role": "user", "content": PROSE[:600]}]}
+    calls = [
+        parse_at_once(SPECS[Endpoint.CHAT], json.dumps(each).encode(), b"application/json")
+        for each in (chat, chat | said, said | chat | {"seed": 1})
+    ]
+    assert [each.fields for each in calls] == [None] * 3
+    plain, first, again = (begin(each).session for each in calls)
+    assert plain is None
+    assert first == again is not None
 
 
 def test_a_session_changes_nothing_of_what_its_prompt_tells():
@@ -177,6 +191,16 @@ def test_those_that_came_last_are_kept():
     assert tokens(sessions, prefix(5 * MOST_SESSIONS - MOST_SESSIONS // 2)) == 1000
 
 
+def test_a_long_session_that_goes_on_is_kept_among_many_new_ones():
+    sessions = Sessions()
+    for key in range(MOST_SESSIONS):
+        send(sessions, prefix(key))
+    send(sessions, prefix(0))
+    send(sessions, prefix(MOST_SESSIONS))  # one too many
+    assert len(sessions) < MOST_SESSIONS
+    assert tokens(sessions, prefix(0, 100.0)) == 1000
+
+
 # --- what it changes of a choice --------------------------------------------------------------------
 
 READY = {"sample": None, "taken": 0, "window": None, "fate": "ready", "limit": 1, "endpoints": None}
@@ -186,7 +210,7 @@ READY |= {"model": "m"}
 def world(count=3):
     table = pool_of([READY] * count)
     for each in table:
-        each.held = Approximate()
+        each.prefix_index = ApproximateIndex()
     return table, Chooser(table, random.Random(1))
 
 

@@ -104,7 +104,7 @@ def test_what_is_near_takes_all_until_its_queue_is_longer_than_the_setting():
         taken += 1
     assert taken > 3
     assert backend.name in ("b2", "b3")
-    least_s = here.ahead_s - 1.0  # the others are idle
+    least_s = here.weighed().ahead_s - 1.0  # the others are idle
     assert 0 <= least_s < here.token_cost.of(NEED.prompt_tokens, NEED.output_tokens)
 
 

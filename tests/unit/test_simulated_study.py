@@ -14,7 +14,7 @@ from loadtest.outcomes import End
 from loadtest.scenarios import Cell
 from loadtest.simulated import ARMS, WARM_S, cells_of, measure
 from loadtest.simulated_table import table_of
-from loadtest.virtual import Direct, Engines, VirtualLoop
+from loadtest.virtual import Direct, Engines, VirtualLoop, fewest_open
 from loadtest.virtual_gateway import Gateway
 
 STUDY = BENCHES["study"]
@@ -92,7 +92,7 @@ def test_no_gateway_sends_to_the_server_with_the_fewest():
         engines = Engines(STUDY.config, 2)
         shots = [replace(SHORT, seed=i) for i in range(40)]
         await fire(
-            Direct(engines, seed=1), shots, until_s=0.02, retry=False,
+            Direct(engines, fewest_open(seed=1)), shots, until_s=0.02, retry=False,
             awaited=lambda outcome, now: outcome.end is End.UNFINISHED,
         )  # fmt: skip
         return [state.engines[0].totals.first_tokens for state in engines.states]

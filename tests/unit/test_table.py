@@ -1,21 +1,26 @@
 import pytest
 
 from gateway.config.models import Config
+from gateway.core.endings import Ending
 from gateway.core.types import (
     Endpoint,
     Exclusion,
     LoadSample,
     ModelsSeen,
     Need,
+    Outcome,
     Phase,
     ProbeFailed,
     ProbePassed,
+    RequestRecord,
     Route,
     Scraped,
     ScrapeFailed,
     ServedModel,
     TrafficFailed,
     Transition,
+    Usage,
+    UsageSource,
 )
 from gateway.pools.health import Order
 from gateway.pools.limit import START
@@ -116,21 +121,25 @@ def ahead_s(requests=0, foreign=0):
     """Return the seconds of work of so many small requests of ours, and of so many of others."""
     backend = Backend("m", "b", ONE)
     backend.in_flight, backend.foreign = requests, foreign
-    backend.weigh_ours()
-    return backend.ahead_s
+    return backend.weighed().ahead_s
+
+
+def seen_s(backend):
+    """Return what the choice sees of it."""
+    return (backend.work or backend.weighed()).ahead_s
 
 
 def test_what_is_ahead_is_what_others_were_seen_to_have_there_and_what_is_ours(table):
     backend = table.get("m/b1")
     before = table.take("m/b1", 100.0)
     scrape(table, 101.0, running=7, waiting=2)
-    assert backend.ahead_s == ahead_s(1, 8)
+    assert seen_s(backend) == ahead_s(1, 8)
     after = table.take("m/b1", 101.5)
-    assert backend.ahead_s == ahead_s(2, 8)
+    assert seen_s(backend) == ahead_s(2, 8)
     before.release()
-    assert backend.ahead_s == ahead_s(1, 8)
+    assert seen_s(backend) == ahead_s(1, 8)
     after.release()
-    assert backend.ahead_s == ahead_s(0, 8)
+    assert seen_s(backend) == ahead_s(0, 8)
 
 
 def test_what_is_ahead_is_never_less_than_what_we_know_to_be_there(table):
@@ -138,41 +147,49 @@ def test_what_is_ahead_is_never_less_than_what_we_know_to_be_there(table):
     for _ in range(5):
         table.take("m/b1", 100.0)
     scrape(table, 101.0, running=1)  # its engine is late: the gauge is of before they came
-    assert backend.ahead_s == ahead_s(5)
+    assert seen_s(backend) == ahead_s(5)
+
+
+def test_a_prompt_is_no_work_any_more_once_it_is_read(table):
+    backend = table.get("m/b1")
+    slot = table.take("m/b1", 100.0, Need(1000, 0, streams=True))
+    unread_s = seen_s(backend)
+    table.first_token(slot, 100.5)
+    assert unread_s - seen_s(backend) == pytest.approx(1000 * backend.token_cost.prompt_s)
 
 
 def test_sequences_of_our_own_batches_are_no_work_of_others(table):
     backend = table.get("m/b1")
     batch = table.take("m/b1", 100.0, Need(0, 0, sequences=8))
     scrape(table, 101.0, running=9, waiting=1)
-    assert backend.ahead_s == ahead_s(1, 2)
+    assert seen_s(backend) == ahead_s(1, 2)
     batch.release()
-    assert backend.ahead_s == ahead_s(0, 2)
+    assert seen_s(backend) == ahead_s(0, 2)
     scrape(table, 102.0, running=2)
-    assert backend.ahead_s == ahead_s(0, 2)
+    assert seen_s(backend) == ahead_s(0, 2)
 
 
 def test_unknown_work_is_ours_and_one_of_others_so_that_it_never_looks_free(table):
     backend = table.get("m/b1")
     assert backend.stale(100.0)
-    assert backend.ahead_s == ahead_s(0, 1) > 0
+    assert seen_s(backend) == ahead_s(0, 1) > 0
     table.take("m/b1", 100.0)
-    assert backend.ahead_s == ahead_s(1, 1)
+    assert seen_s(backend) == ahead_s(1, 1)
 
 
 def test_a_scrape_older_than_three_seconds_tells_nothing_of_the_work(table):
     backend = table.get("m/b1")
     scrape(table, 100.0, running=50)
     table.listen([], 103.0)
-    assert (backend.ahead_s, backend.stale(103.0)) == (ahead_s(0, 50), False)
+    assert (backend.weighed().ahead_s, backend.stale(103.0)) == (ahead_s(0, 50), False)
     table.listen([], 103.1)
-    assert (backend.ahead_s, backend.stale(103.1)) == (ahead_s(0, 1), True)
+    assert (backend.weighed().ahead_s, backend.stale(103.1)) == (ahead_s(0, 1), True)
 
 
 def test_a_failed_scrape_does_not_forget_the_sample(table):
     scrape(table, 100.0, running=50)
     table.observe("m/b1", ScrapeFailed(101.0, "timeout"))
-    assert table.get("m/b1").ahead_s == ahead_s(0, 50)
+    assert table.get("m/b1").weighed().ahead_s == ahead_s(0, 50)
 
 
 def test_the_kv_cache_closes_at_the_high_mark_and_opens_below_the_low_one(table):
@@ -269,8 +286,8 @@ def test_refusals_of_the_engine_lower_its_limit_at_the_next_scrape_and_are_told(
     table.on_cut.append(lambda *cut: cuts.append(cut))
     backend = table.get("m/b1")
     slots = [table.take("m/b1", 100.0) for _ in range(10)]
-    table.refused("m/b1")
-    table.refused("m/b9")
+    table.observe("m/b1", TrafficFailed(100.0, Ending.FULL))
+    table.observe("m/b9", TrafficFailed(100.0, Ending.FULL))
     scrape(table, 101.0, running=10)
     assert cuts == [("m/b1", "refused")]
     assert backend.allowed(101.0) < START
@@ -435,7 +452,7 @@ def test_the_epoch_stands_still_while_nothing_changes(table):
     epoch = table.epoch
     make_ready(table, models=(BASE, LORA))
     scrape(table)
-    table.observe("m/b1", TrafficFailed(100.0, "stream"))
+    table.observe("m/b1", TrafficFailed(100.0, Ending.STREAM))
     assert table.epoch == epoch
 
 
@@ -498,7 +515,7 @@ def test_the_ring_of_transitions_is_bounded(table):
 def test_failed_requests_are_counted_where_the_handler_looks(table):
     backend = make_ready(table)
     for _ in range(5):
-        table.observe("m/b1", TrafficFailed(101.0, "stream"))
+        table.observe("m/b1", TrafficFailed(101.0, Ending.STREAM))
     assert (backend.traffic_failures, backend.phase) == (5, Phase.DEGRADED)
     assert table.serving() == (1, 2)
 
@@ -645,5 +662,26 @@ def test_listeners_hear_of_each_prompt_that_was_read_once(table):
 
 def test_unknown_load_weighs_more_than_an_idle_backend_that_shows_its_load(table):
     scrape(table, running=0)
-    assert table.get("m/b1").ahead_s == 0
-    assert table.get("m/b2").ahead_s > 0
+    assert table.get("m/b1").weighed().ahead_s == 0
+    assert table.get("m/b2").weighed().ahead_s > 0
+
+
+@pytest.mark.parametrize("resumed", [0, 1])
+def test_the_pause_of_a_resumed_stream_is_not_held_against_who_went_on_with_it(table, resumed):
+    backend = table.get("m/b1")
+    table.observe("m/b1", ProbePassed(100.0))
+    slots = [table.take("m/b1", 100.0) for _ in range(4)]
+    table.observe("m/b1", Scraped(LoadSample(100.0, 4, 0, 0.1)))
+    before = backend.limit.value
+    usage = Usage(5, 11, UsageSource.UPSTREAM)
+    for ended_at in (*[100.1] * 50, *[130.0] * 50):  # at its best, and after a pause
+        record = RequestRecord("r", Endpoint.CHAT, 100.0, backend_id="m/b1", stream=True)
+        record.outcome, record.usage = Outcome.OK, usage
+        record.resumed = resumed if ended_at > 101.0 else 0
+        record.sent_at = record.first_byte_at = 100.0
+        record.ended_at = ended_at
+        table.ended([record])
+    table.observe("m/b1", Scraped(LoadSample(131.0, 4, 0, 0.1)))
+    assert (backend.limit.value < before) is not bool(resumed)
+    for slot in slots:
+        slot.release()

@@ -1,0 +1,205 @@
+"""The keys that replicas share, on Redis: the store, and how a reader follows it.
+
+Redis holds records with digests. The pepper, without which they prove nothing, stays with the gateways.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gateway.access import keyscripts as scripts
+from gateway.access.changes import check_version, created, revoked, rotated, updated
+from gateway.access.effective import Tiers
+from gateway.access.keyerrors import BadSettings, NoSuchKey, VersionConflict, WrongPepper
+from gateway.access.keystore import CreatedKey
+from gateway.access.records import KeyRecord, as_node, read_record
+from gateway.store.scripts import Scripted
+
+WITHIN_S: Final = 3.0  # that an operator waits: the first call has to connect
+_PAGE: Final = 500  # records of a read
+_TRIES: Final = 20  # of a change that others come before
+_WRITTEN: Final = [
+    scripts.RECORDS, scripts.CHANGED, scripts.GENERATION, scripts.HISTORY, scripts.PEPPER,
+]  # fmt: skip
+
+
+def fingerprint(pepper: bytes) -> str:
+    """Return what tells one pepper from another, and says nothing of it."""
+    return hmac.digest(pepper, b"vllm-gateway which pepper", "sha256")[:8].hex()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A record, and the text that Redis has of it: its version, a space, JSON."""
+
+    text: str = field(repr=False)
+    record: KeyRecord
+
+    @classmethod
+    def of(cls, record: KeyRecord) -> Entry:
+        """Return the entry of a record."""
+        return cls(f"{record.version} {json.dumps(as_node(record), sort_keys=True)}", record)
+
+    @classmethod
+    def read(cls, text: str) -> Entry:
+        """Return the entry of a text.
+
+        Raises:
+            ValueError: it is none.
+            BadSettings: its record is none that this version knows.
+        """
+        return cls(text, read_record(json.loads(text.partition(" ")[2])))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a read brought: everything, or what changed since what the reader knew."""
+
+    whole: bool
+    generation: int
+    stamp: str
+    pepper: str  # what tells it; empty: there are no keys yet
+    entries: Mapping[str, Entry]
+    unreadable: Set[str] = frozenset()  # ids of records that this version does not understand
+
+
+@dataclass(frozen=True, slots=True)
+class RedisKeys:
+    """See `KeyStore`. `tiers` tells those of the configuration in force, `wall` the time."""
+
+    link: Scripted
+    pepper: bytes = field(repr=False)
+    tiers: Callable[[], Tiers]
+    wall: Callable[[], float]
+
+    async def list(self) -> Sequence[KeyRecord]:
+        """See `KeyStore`."""
+        records = [each.record for each in (await self.read()).entries.values()]
+        return sorted(records, key=lambda it: (it.created_s or 0.0, it.id))
+
+    async def get(self, key_id: str) -> KeyRecord:
+        """See `KeyStore`."""
+        text = await self.link.ask(scripts.GET, [scripts.RECORDS], [key_id], WITHIN_S)
+        if not text:
+            raise NoSuchKey(f"there is no key with the id {key_id}")
+        return Entry.read(text).record
+
+    async def create(self, settings: Mapping[str, object]) -> CreatedKey:
+        """See `KeyStore`.
+
+        Raises:
+            WrongPepper: the keys that there are were made with another pepper.
+        """
+        while True:
+            made = created(settings, (), self.pepper, self.tiers(), self.wall())
+            if await self.put(made.record, "") is None:
+                return made
+
+    async def update(
+        self, key_id: str, changes: Mapping[str, object], if_match: str | None = None
+    ) -> KeyRecord:
+        """See `KeyStore`."""
+        return await self._change(
+            key_id, if_match, lambda it: updated(it, changes, self.tiers(), self.wall())
+        )
+
+    async def rotate(self, key_id: str, grace_s: float, if_match: str | None = None) -> CreatedKey:
+        """See `KeyStore`."""
+        made: list[CreatedKey] = []
+
+        def with_another(record: KeyRecord) -> KeyRecord:
+            made.append(rotated(record, grace_s, self.pepper, self.wall()))
+            return made[-1].record
+
+        await self._change(key_id, if_match, with_another)
+        return made[-1]
+
+    async def revoke(self, key_id: str, if_match: str | None = None) -> KeyRecord:
+        """See `KeyStore`."""
+        return await self._change(key_id, if_match, lambda it: revoked(it, self.wall()))
+
+    async def note_use(self, at: Mapping[str, float]) -> None:
+        """See `KeyStore`."""
+        args = [word for key_id, s in at.items() for word in (key_id, round(s * 1000))]
+        if args:
+            await self.link.ask(scripts.NOTE_USE, [scripts.USED], args, WITHIN_S)
+
+    async def uses(self) -> Mapping[str, float]:
+        """See `KeyStore`."""
+        found = await self.link.ask(scripts.USES, [scripts.USED], [], WITHIN_S)
+        return {key_id: int(at) / 1000 for key_id, at in zip(found[::2], found[1::2], strict=True)}
+
+    async def put(self, record: KeyRecord, version: str) -> KeyRecord | None:
+        """Keep a record in place of its version (empty: of none); return what is there if it is another.
+
+        Raises:
+            WrongPepper: the keys that there are were made with another pepper.
+            StoreUnavailable: Redis does not answer; whether the record is kept is unknown.
+        """
+        text, stamp, pepper = Entry.of(record).text, secrets.token_hex(6), fingerprint(self.pepper)
+        args = (record.id, version, text, stamp, pepper, scripts.HINTS, scripts.KEPT_STAMPS)
+        reply = await self.link.ask(scripts.PUT, _WRITTEN, args, WITHIN_S)
+        if reply[0] == "kept":
+            return None
+        if reply[0] == "pepper":
+            raise WrongPepper
+        if not reply[1]:
+            raise NoSuchKey(f"there is no key with the id {record.id}")
+        return Entry.read(reply[1]).record
+
+    async def read(self, generation: int = 0, stamp: str = "") -> Part:
+        """Return what changed since a generation with this stamp, or everything if that is not known.
+
+        However many reads it takes, the records are those of one generation.
+
+        Raises:
+            StoreUnavailable: Redis does not answer.
+        """
+        entries: dict[str, Entry] = {}
+        unreadable: set[str] = set()
+        whole, known = not stamp, generation
+        while True:
+            args = (known, stamp, _PAGE)
+            reply: Sequence[Any] = await self.link.ask(scripts.READ, _WRITTEN, args, WITHIN_S)
+            what, now, mark, pepper, upto, *found = reply
+            if what == "all":
+                whole = True
+                entries.clear()
+            # A key that changes between two reads comes again, later: the last one counts.
+            for text in found:
+                try:
+                    entry = Entry.read(text)
+                    entries[entry.record.id] = entry
+                except (ValueError, BadSettings):
+                    unreadable.add(_id_of(text))
+            if upto == now:
+                return Part(whole, now, mark, pepper, entries, frozenset(unreadable))
+            known, stamp = upto, ""
+
+    async def _change(
+        self, key_id: str, if_match: str | None, change: Callable[[KeyRecord], KeyRecord]
+    ) -> KeyRecord:
+        record = await self.get(key_id)
+        for _ in range(_TRIES):
+            check_version(record, if_match)
+            after = change(record)
+            if after is record:
+                return record
+            other = await self.put(after, record.version)
+            if other is None:
+                return after
+            record = other
+        raise VersionConflict(record.version)
+
+
+def _id_of(text: str) -> str:
+    """Return the id of a record that is otherwise not understood; `?` where even that is missing."""
+    try:
+        return str(json.loads(text.partition(" ")[2])["id"])
+    except (ValueError, KeyError, TypeError):
+        return "?"

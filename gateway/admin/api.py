@@ -1,0 +1,62 @@
+"""The operators' listener: an app of its own, so that no route can be reached from the public side.
+
+Guard (who, from where) -> the dashboard's files, or Router (the table of endpoints) -> handlers
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from http import HTTPStatus
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.access.failures import FailedKeys
+from gateway.admin.desk import Desk
+from gateway.admin.guard import Guard, Holders
+from gateway.admin.page import page_routes
+from gateway.admin.replies import phrase, problem
+from gateway.admin.router import Router
+from gateway.admin.table import TABLE
+
+
+def admin_app(desk: Desk) -> Starlette:
+    """Make the app of the admin listener."""
+    config = desk.loaded().config
+    failed = FailedKeys(
+        config.limits.failed_keys, desk.clock.now, partial(desk.metrics.failed_key, "admin")
+    )
+    app = Starlette(
+        routes=[*page_routes(), Route("/{path:path}", Router(desk, TABLE))],
+        middleware=[
+            Middleware(
+                Guard,
+                admin=lambda: desk.loaded().config.admin,
+                failed=failed,
+                local_only=config.admin.listen.loopback,
+                upgrades=desk.upgrades,
+                holders=Holders(desk.deciding.keys, desk.clock.wall),
+            )
+        ],
+        exception_handlers={HTTPException: _http_problem, Exception: _bug},
+    )
+    app.router.redirect_slashes = False  # a redirect would echo the Host header
+    return app
+
+
+async def _http_problem(request: Request, error: Exception) -> Response:
+    """Answer what is refused while a request is read: its body did not arrive in time."""
+    assert isinstance(error, HTTPException)
+    status = HTTPStatus(error.status_code)
+    code = phrase(status).lower().replace(" ", "_")
+    return problem(status, code, "The request body did not arrive in time.")
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    """Answer a bug of ours; the server logs it."""
+    detail = "Internal error. The gateway has logged it."
+    return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "bug", detail)

@@ -1,0 +1,132 @@
+"""Every change that was asked for over the admin API: who, when, from where, before and after, and why.
+
+    <state>/audit.jsonl, audit.1.jsonl    one JSON object a line, the newest last
+
+What was refused for its role, or because something stood in its way, is here too. What was only tried
+(`dry_run`) is not, nor what was no valid request. No entry has a secret: none is in what is shown of a
+resource, and fields of a body that may have one are left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from typing_extensions import TypedDict
+
+from gateway.admin.endpoint import Actor, Listing
+from gateway.observe.journal import Journal
+from gateway.ops.moment import rfc3339
+
+log = logging.getLogger("gateway.audit")
+
+_KEPT: Final = 1000
+_MOST_BYTES: Final = 4 * 1024 * 1024  # of each of the two files
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One change. `at` is seconds since the epoch; `before` and `after` are the resource's subject."""
+
+    number: int
+    at: float
+    who: str
+    role: str
+    address: str
+    action: str
+    target: str
+    order: dict[str, Any]
+    reason: str
+    status: int
+    code: str
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+
+
+class AuditTold(TypedDict):
+    """One change. `before` and `after` show what was changed; null where nothing can be shown."""
+
+    id: str
+    at: str
+    who: str
+    role: str
+    address: str
+    action: str
+    target: str
+    order: dict[str, Any]
+    reason: str
+    status: int
+    code: str
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+
+
+_ENTRY: Final = msgspec.json.Decoder(Entry)
+
+
+class Audit:
+    """The newest entries, and all of them on disk. One owner."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._kept: deque[Entry] = deque(_read(journal), maxlen=_KEPT)
+        self._last = self._kept[-1].number if self._kept else 0
+        self._writing = asyncio.Lock()
+
+    async def note(self, at: float, actor: Actor, told: Mapping[str, Any]) -> None:
+        """Keep an entry; it is on disk when this returns, unless that cannot be written.
+
+        `told` has the fields of an entry that are not about who and when.
+        Cancel: it is kept, and may not be on disk.
+        """
+        self._last += 1
+        entry = Entry(
+            number=self._last, at=at, who=actor.name, role=actor.role.value, address=actor.address,
+            **told,
+        )  # fmt: skip
+        self._kept.append(entry)
+        log.info(
+            "%s asked for %s %s: %d %s", entry.who, entry.action, entry.target, entry.status, entry.code,
+            extra={"event": "audit"},
+        )  # fmt: skip
+        async with self._writing:
+            await asyncio.to_thread(self._journal.append, msgspec.json.encode(entry))
+
+    def listing(self) -> Listing:
+        """Return what is kept, the newest first."""
+        return Listing([*reversed(self._kept)], _told, lambda each: str(each.number))
+
+
+def audit_of(folder: Path) -> Audit:
+    """Return the audit log of a state folder."""
+    return Audit(Journal(folder, "audit", _MOST_BYTES))
+
+
+def _read(journal: Journal) -> Iterator[Entry]:
+    for line in journal.lines():
+        try:
+            yield _ENTRY.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue  # the last line of a gateway that was killed, or of a newer version
+
+
+def _told(entry: Entry) -> AuditTold:
+    return AuditTold(
+        id=str(entry.number),
+        at=rfc3339(entry.at),
+        who=entry.who,
+        role=entry.role,
+        address=entry.address,
+        action=entry.action,
+        target=entry.target,
+        order=entry.order,
+        reason=entry.reason,
+        status=entry.status,
+        code=entry.code,
+        before=entry.before,
+        after=entry.after,
+    )

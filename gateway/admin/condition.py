@@ -1,0 +1,130 @@
+"""What the overview and its problems are made of, asked of the live objects; and who asks all the time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Final
+
+from gateway.admin.desk import Desk
+from gateway.core.aio import periodic
+from gateway.core.events import EventKind
+from gateway.core.types import Outcome
+from gateway.launch.disk import LOW_BYTES
+from gateway.ops.gatewayproblems import Own
+from gateway.ops.overview import Facts, overview
+from gateway.ops.recent import Lately
+
+_EVERY_S: Final = 5.0
+_LATELY_S: Final = 300.0
+_LOOP_S: Final = 600.0
+_SLOW_CLIENT_S: Final = 5.0
+_ENDS: Final = frozenset({EventKind.EXITED, EventKind.START_FAILED})
+
+
+async def notice_problems(desk: Desk) -> None:
+    """Look for problems each 5 s, for ever, so that metrics and since when are known. Cancel: at once."""
+
+    async def turn() -> None:
+        found = overview(facts(desk), desk.moment())
+        desk.metrics.judged(
+            [
+                (pool["name"], backend["name"], backend["state"])
+                for pool in found["pools"]
+                for backend in pool["backends"]
+            ],
+            [(each["kind"], each["severity"], each["subject"]) for each in found["problems"]],
+        )
+
+    await periodic(turn, every_s=_EVERY_S, name="problems")
+
+
+def facts(desk: Desk) -> Facts:
+    """Return what the overview is made of."""
+    supervisor = desk.orders.supervisor
+    return Facts(
+        table=desk.table,
+        metrics=desk.metrics,
+        config=desk.loaded().config,
+        file=desk.file,
+        draining=desk.draining(),
+        started_at=desk.started_at,
+        gate=desk.deciding.gate,
+        units=supervisor.units,
+        holds=supervisor.holds,
+        trial=desk.trial,
+        replicas=desk.replicas,
+        lately=Lately(desk.series),
+        failed=_failed_adapters(desk),
+        ended=_ended(desk),
+        own=_own(desk),
+        known=desk.problems,
+    )
+
+
+def _failed_adapters(desk: Desk) -> dict[str, dict[str, str]]:
+    """Return why adapters are not loaded, by backend and adapter."""
+    found: dict[str, dict[str, str]] = {}
+    for each in desk.adapters.statuses():
+        if each.state == "not_loaded":
+            found.setdefault(each.backend_id, {})[each.adapter] = each.detail
+    return found
+
+
+def _ended(desk: Desk) -> Mapping[str, int]:
+    """Return how often each backend ended, or failed to start, in the last ten minutes."""
+    since = desk.clock.wall() - _LOOP_S
+    found: Counter[str] = Counter()
+    for event in desk.orders.supervisor.events.newest():
+        if event.at < since:
+            break
+        if event.kind in _ENDS:
+            found[event.backend_id] += 1
+    return found
+
+
+def _own(desk: Desk) -> Own:
+    config, series = desk.loaded().config, desk.series
+    why_over, unknown, last_unknown = _refusals(desk)
+    slow = {key: for_s for key, for_s in desk.slow_clients().items() if for_s >= _SLOW_CLIENT_S}
+    return Own(
+        settings_file="the settings file" if desk.file is None else desk.file.name,
+        file_changed_wall=_changed_wall(desk),
+        reloads=[*desk.reloading.history.newest()][:1],
+        disk=str(config.state),
+        disk_free_bytes=desk.disk.left,
+        disk_least_bytes=LOW_BYTES,
+        over_limit=series.callers(Outcome.REJECTED),
+        why_over=why_over,
+        stalled=series.callers(Outcome.CLIENT_STALLED),
+        slow_clients=slow,
+        client_write_s=config.timeouts.client_write,
+        unknown_models=unknown,
+        unknown_model=last_unknown,
+        keys_known=all(passed for name, passed, _ in desk.ready().checks if name == "keys"),
+        redis=config.redis is not None,
+    )
+
+
+def _changed_wall(desk: Desk) -> float | None:
+    try:
+        return None if desk.file is None else desk.file.stat().st_mtime
+    except OSError:
+        return None  # it was removed, or cannot be read: a reload would say so
+
+
+def _refusals(desk: Desk) -> tuple[dict[str, str], int, str]:
+    """Return what each key was told last of its limit, and how many asked for unknown models lately."""
+    since = desk.clock.wall() - _LATELY_S
+    why_over: dict[str, str] = {}
+    unknown, last_unknown = 0, ""
+    for refused in desk.early.callers.values():
+        request = refused.request
+        if refused.wall_at < since:
+            continue
+        if request["status"] == HTTPStatus.TOO_MANY_REQUESTS:
+            why_over[request["key_id"] or ""] = request["message"]
+        elif request["code"] == "model_not_found":
+            unknown, last_unknown = unknown + 1, request["message"]
+    return why_over, unknown, last_unknown

@@ -1,0 +1,274 @@
+"""Operators' orders for backends and their restarts, what remedies changed, and what was done and why."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from gateway.admin.desk import Desk
+from gateway.admin.endpoint import (
+    DIGITS,
+    Asked,
+    Body,
+    DryRunBody,
+    DryRunQuery,
+    Listing,
+    ListQuery,
+    Problem,
+    Query,
+    Text,
+    bad_parameter,
+)
+from gateway.admin.fleet import unknown_backend
+from gateway.core.events import Event
+from gateway.heal.orders import OrderRefused, Touched, Verb
+from gateway.heal.overrides import Override
+from gateway.launch.launcher import LaunchError
+from gateway.ops.moment import rfc3339
+from gateway.store.shared import StoreUnavailable
+
+_LOG_BYTES = 64 * 1024
+_MOST_LOG_BYTES = 1024 * 1024
+_LONGEST_HOLD_S = 30 * 86_400
+
+
+class OrderBody(DryRunBody):
+    """An order for a backend."""
+
+    force: bool = Field(
+        default=False, description="Also if it is the last one that serves, or restarts already."
+    )
+
+
+class LogsQuery(Query):
+    """How much of a log."""
+
+    bytes: Annotated[int, Field(ge=0, le=_MOST_LOG_BYTES), DIGITS] = Field(
+        default=_LOG_BYTES, description="At most, from its end."
+    )
+
+
+class PoolBody(DryRunBody):
+    """Which pool's restarts."""
+
+    pool: str | None = Field(default=None, description="Null: of all pools.")
+    for_s: float | None = Field(
+        default=None,
+        gt=0,
+        le=_LONGEST_HOLD_S,
+        allow_inf_nan=False,
+        description="How long, at most 30 days. Null: until it is lifted.",
+    )
+
+
+class OrderTold(TypedDict):
+    """What an order does, or would do."""
+
+    backend: str
+    verb: Literal["drain", "undrain", "restart"]
+    dry_run: bool
+    changed: bool
+    would_change: bool
+    requests: int
+    oldest_s: float | None
+    last: bool
+    sentence: str
+
+
+class HoldTold(TypedDict):
+    """Whether automatic restarts are on hold."""
+
+    pool: str | None
+    held: bool
+    for_s: float | None
+
+
+class AppliedRemedy(TypedDict):
+    """One change of a command line."""
+
+    remedy: str
+    at: str
+    why: str
+
+
+class RemedyTold(TypedDict):
+    """What remedies changed of a backend's command line."""
+
+    backend: str
+    args: dict[str, Any]
+    env: dict[str, Any]
+    on_trial: bool
+    failed_trials: int
+    applied: list[AppliedRemedy]
+
+
+class DroppedTold(TypedDict):
+    """What came of dropping a backend's remedies."""
+
+    backend: str
+    changed: bool
+    sentence: str
+
+
+class EventTold(TypedDict):
+    """One thing that happened to a backend, or to all."""
+
+    id: str
+    at: str
+    kind: str
+    backend: str
+    label: str
+    detail: str
+
+
+async def drain(desk: Desk, asked: Asked[DryRunQuery, OrderBody]) -> OrderTold:
+    """Send a backend no new requests."""
+    return await _give(desk, asked, Verb.DRAIN)
+
+
+async def undrain(desk: Desk, asked: Asked[DryRunQuery, OrderBody]) -> OrderTold:
+    """Put a backend back into service."""
+    return await _give(desk, asked, Verb.UNDRAIN)
+
+
+async def restart(desk: Desk, asked: Asked[DryRunQuery, OrderBody]) -> OrderTold:
+    """Restart a backend."""
+    return await _give(desk, asked, Verb.RESTART)
+
+
+async def _give(desk: Desk, asked: Asked[DryRunQuery, OrderBody], verb: Verb) -> OrderTold:
+    backend_id, body = asked.names["backend"], asked.body
+    try:
+        touched = await desk.orders.give(
+            backend_id, verb, dry_run=asked.dry_run, force=body.force, why=body.reason
+        )
+    except KeyError:
+        raise unknown_backend(desk, backend_id) from None
+    except OrderRefused as error:
+        raise Problem(HTTPStatus.CONFLICT, error.code, str(error)) from error
+    return _order_told(touched, dry_run=asked.dry_run)
+
+
+async def get_logs(desk: Desk, asked: Asked[LogsQuery, Body]) -> Text:
+    """Answer the end of a backend's log, as plain text."""
+    backend_id = asked.names["backend"]
+    try:
+        text = await desk.orders.log(backend_id, asked.query.bytes)
+    except KeyError:
+        raise unknown_backend(desk, backend_id) from None
+    except OrderRefused as error:
+        raise Problem(HTTPStatus.CONFLICT, error.code, str(error)) from error
+    except LaunchError as error:
+        raise Problem(HTTPStatus.BAD_GATEWAY, "log_unreadable", str(error)) from error
+    return Text(text.encode())
+
+
+async def hold(desk: Desk, asked: Asked[DryRunQuery, PoolBody]) -> HoldTold:
+    """Hold automatic restarts."""
+    body = asked.body
+    _check_pool(desk, body.pool)
+    if not asked.dry_run:
+        try:
+            await desk.orders.hold(body.pool, body.for_s, body.reason)
+        except StoreUnavailable:
+            raise _no_store() from None
+    return HoldTold(pool=body.pool, held=True, for_s=body.for_s)
+
+
+async def lift(desk: Desk, asked: Asked[DryRunQuery, PoolBody]) -> HoldTold:
+    """Let automatic restarts go on."""
+    body = asked.body
+    _check_pool(desk, body.pool)
+    if not asked.dry_run:
+        try:
+            await desk.orders.lift(body.pool)
+        except StoreUnavailable:
+            raise _no_store() from None
+    return HoldTold(pool=body.pool, held=False, for_s=None)
+
+
+async def get_remedies(desk: Desk, asked: Asked[ListQuery, Body]) -> Listing:
+    """Answer which remedies are in force."""
+    return Listing(sorted(desk.orders.remedies().items()), _remedy, lambda each: str(each[0]))
+
+
+async def drop_remedies(desk: Desk, asked: Asked[DryRunQuery, DryRunBody]) -> DroppedTold:
+    """Take a backend's remedies back, from its next start on."""
+    backend_id = asked.names["backend"]
+    try:
+        gone = desk.orders.drop_remedies(backend_id, dry_run=asked.dry_run)
+    except KeyError:
+        raise unknown_backend(desk, backend_id) from None
+    if gone is None:
+        told = f"{backend_id} runs as configured: no remedy changed its command line."
+    else:
+        verb = "Would drop" if asked.dry_run else "Dropped"
+        told = (
+            f"{verb} {gone.told()}. The running server keeps it until its next start"
+            f" (`vllm-gateway restart {backend_id}`)."
+        )
+    changed = gone is not None and not asked.dry_run
+    return DroppedTold(backend=backend_id, changed=changed, sentence=told)
+
+
+async def get_events(desk: Desk, asked: Asked[ListQuery, Body]) -> Listing:
+    """Answer the newest events."""
+    return Listing([*desk.orders.supervisor.events.newest()], _event, _event_id)
+
+
+def _check_pool(desk: Desk, pool: str | None) -> None:
+    pools = desk.table.pools()
+    if pool is not None and pool not in pools:
+        raise bad_parameter(f"There is no pool {pool[:200]}. Known pools: {', '.join(pools)}.")
+
+
+def _order_told(touched: Touched, *, dry_run: bool) -> OrderTold:
+    return OrderTold(
+        backend=touched.backend_id,
+        verb=touched.verb.value,
+        dry_run=dry_run,
+        changed=touched.changes and not dry_run,
+        would_change=touched.changes,
+        requests=touched.requests,
+        oldest_s=None if touched.oldest_s is None else round(touched.oldest_s, 1),
+        last=touched.last,
+        sentence=touched.sentence,
+    )
+
+
+def _remedy(row: tuple[str, Override]) -> RemedyTold:
+    backend_id, kept = row
+    return RemedyTold(
+        backend=backend_id,
+        args=dict(kept.args),
+        env=dict(kept.env),
+        on_trial=kept.on_trial,
+        failed_trials=kept.failed_trials,
+        applied=[
+            AppliedRemedy(remedy=each.remedy, at=rfc3339(each.at), why=each.why)
+            for each in kept.applied
+        ],
+    )
+
+
+def _event(event: Event) -> EventTold:
+    return EventTold(
+        id=_event_id(event),
+        at=rfc3339(event.at),
+        kind=event.kind.value,
+        backend=event.backend_id,
+        label=event.label,
+        detail=event.detail,
+    )
+
+
+def _event_id(event: Event) -> str:
+    return str(event.number)
+
+
+def _no_store() -> Problem:
+    detail = "The store shared by the replicas does not respond; nothing was changed."
+    return Problem(HTTPStatus.SERVICE_UNAVAILABLE, "store_unavailable", detail)

@@ -1,0 +1,91 @@
+"""The dashboard: the files of `gateway/dashboard`, served from memory at `/` and `/dashboard/...`.
+
+Anybody may load them: they hold no data. What the page shows, it asks of the API with a token of its user.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from http import HTTPStatus
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.admin.replies import reply
+
+FOLDER: Final = "/dashboard/"
+_PAGE: Final = "index.html"
+# The page runs and loads what is in these files, and nothing else: no inline script, no other host, and
+# no text that a script could turn into markup (trusted types).
+_POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "connect-src 'self'",
+        "img-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+_TYPES: Final[Mapping[str, str]] = {
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+    "LICENSE": "text/plain; charset=utf-8",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """One file; `etag` changes with its content."""
+
+    body: bytes
+    content_type: str
+    etag: str
+
+
+@cache
+def assets() -> Mapping[str, Asset]:
+    """Return every file by the path that it is served at."""
+    found = {}
+    for name, file in _walk(files("gateway") / "dashboard", ""):
+        body = file.read_bytes()
+        etag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
+        content_type = _TYPES[name.rpartition(".")[2]]
+        found["/" if name == _PAGE else FOLDER + name] = Asset(body, content_type, etag)
+    return found
+
+
+def page_routes() -> list[Route]:
+    """Return the routes of the dashboard: GET and HEAD, and nothing else."""
+    return [Route(path, _serve, methods=["GET"]) for path in assets()]
+
+
+async def _serve(request: Request) -> Response:
+    asset = assets()[request.scope["path"]]
+    # A browser asks each time whether its copy is current, so that an upgrade shows at once.
+    headers = {"etag": asset.etag, "cache-control": "no-cache", "content-security-policy": _POLICY}
+    if request.headers.get("if-none-match") == asset.etag:
+        return reply(b"", asset.content_type, HTTPStatus.NOT_MODIFIED, headers)
+    return reply(asset.body, asset.content_type, headers=headers)
+
+
+def _walk(folder: Traversable, before: str) -> Iterator[tuple[str, Traversable]]:
+    """Yield each file below a folder with its name from there."""
+    for each in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if each.is_dir():
+            yield from _walk(each, f"{before}{each.name}/")
+        elif each.name.rpartition(".")[2] in _TYPES:
+            yield before + each.name, each

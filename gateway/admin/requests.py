@@ -1,0 +1,225 @@
+"""What became of requests, why they waited, and what would become of one now. Nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Annotated, Any, ClassVar, Final, cast
+
+from pydantic import BeforeValidator, Field
+
+from gateway.admin.desk import Desk
+from gateway.admin.endpoint import DIGITS, Asked, Body, Listing, ListQuery, Problem, Query
+from gateway.admission.decisions import KEPT, Decision
+from gateway.core.channel import Answers
+from gateway.core.errors import EndpointNotServed, ModelNotFound
+from gateway.core.types import Endpoint, Outcome
+from gateway.ingress.early import KEPT as REFUSALS_KEPT
+from gateway.observe.ended import KEPT as ENDED_KEPT
+from gateway.observe.ended import TROUBLED_KEPT
+from gateway.ops.dryrun import DryRun, UnknownKey, Wish, dry_run
+from gateway.ops.explain import Told, summary, told
+from gateway.ops.explained import RequestExplained, explained
+from gateway.ops.refused import RefusedTold, refused_told
+from gateway.ops.requests import (
+    Filter,
+    RequestState,
+    RequestTold,
+    Seen,
+    cursor_of,
+    newest,
+    place_at,
+    place_of,
+    request_told,
+)
+from gateway.ops.trials import sides_told
+
+MOST_REQUESTS: Final = 100  # of a page that has no limit
+_MOST_TOKENS: Final = 1_000_000_000
+_NOT_KEPT: Final = (
+    f"No record of this request. The gateway keeps the last {KEPT} requests that waited or were "
+    f"shed since it started, and the last {REFUSALS_KEPT} that it refused before that; a request "
+    "that was served at once leaves no record here."
+)
+_NOT_SEEN: Final = (
+    f"No record of this request. The gateway keeps those under way, the last {ENDED_KEPT} that ended well "
+    f"and the last {TROUBLED_KEPT} that did not, since it started."
+)
+
+Tokens = Annotated[int, Field(ge=0, le=_MOST_TOKENS), DIGITS]
+
+
+class RouteQuery(Query):
+    """The request of a dry run."""
+
+    model: str = Field(min_length=1, description="As a client would send it.")
+    tokens: Tokens = Field(default=0, description="Of its prompt.")
+    output: Tokens = Field(default=0, description="Stated limit of output tokens. 0: none.")
+    key: str | None = Field(default=None, description="Id of its API key.")
+    endpoint: Endpoint = Endpoint.CHAT
+    stream: str = Field(default="", description="1 or true: it is streamed.")
+
+
+def _flag(value: object) -> object:
+    """Return a flag as true where it is named without a value."""
+    return True if value == "" else value
+
+
+class RequestsQuery(ListQuery):
+    """Which requests."""
+
+    flags: ClassVar[frozenset[str]] = frozenset({"errors"})
+
+    key: str | None = Field(default=None, description="Id of its API key.")
+    tenant: str | None = None
+    model: str | None = Field(default=None, description="As asked for.")
+    pool: str | None = None
+    backend: str | None = Field(default=None, description="Of the last attempt: POOL/NAME.")
+    outcome: Outcome | None = None
+    state: RequestState | None = None
+    errors: Annotated[bool, BeforeValidator(_flag)] = Field(
+        default=False, description="Only those that ended, and not well."
+    )
+
+
+async def get_requests(desk: Desk, asked: Asked[RequestsQuery, Body]) -> Listing:
+    """Answer the requests that are under way or ended lately, of all workers, the newest first."""
+    query, moment = asked.query, desk.moment()
+    if query.limit is None:
+        query = query.model_copy(update={"limit": MOST_REQUESTS})
+    found: list[Seen | RequestTold] = [*requests_seen(desk, query)]
+    for rows in await desk.fellows("requests", query.model_dump(mode="json")):
+        found += rows
+    found.sort(key=_place, reverse=True)
+
+    def tell(each: Seen | RequestTold) -> RequestTold:
+        return request_told(each, moment) if isinstance(each, Seen) else each
+
+    return Listing(found, tell, lambda each: cursor_of(_place(each)), begins_after=query.after)
+
+
+def requests_seen(desk: Desk, query: RequestsQuery) -> list[Seen]:
+    """Return the requests of this process that come on a page of the list, and the first of the next.
+
+    Raises:
+        Problem: the cursor is none (404).
+    """
+    before = None
+    if query.after is not None:
+        try:
+            before = place_at(query.after)
+        except ValueError:
+            detail = "`after` is no `last_id` of this list. Begin again without it."
+            raise Problem(HTTPStatus.NOT_FOUND, "unknown_cursor", detail) from None
+    wanted = Filter(**query.model_dump(exclude={"limit", "after"}))
+    found = newest(desk.requests, wanted, before)
+    return found if query.limit is None else found[: query.limit + 1]
+
+
+def _place(each: Seen | RequestTold) -> tuple[int, str]:
+    return place_of(each.record) if isinstance(each, Seen) else place_at(each["cursor"])
+
+
+async def get_request(desk: Desk, asked: Asked[Query, Body]) -> RequestExplained:
+    """Answer one request in full, whichever worker has it, or 404."""
+    request_id = asked.names["request_id"]
+    found = request_explained(desk, request_id)
+    if found is not None:
+        return found
+    for told_there in await desk.fellows("request", request_id):
+        return cast("RequestExplained", told_there)
+    raise Problem(HTTPStatus.NOT_FOUND, "request_not_found", _NOT_SEEN)
+
+
+def request_explained(desk: Desk, request_id: str) -> RequestExplained | None:
+    """Return a request of this process in full; None: it has none."""
+    seen = desk.requests.get(request_id)
+    if seen is None:
+        return None
+    decision, refused = desk.deciding.gate.decisions.get(request_id), desk.early.get(request_id)
+    pool = seen.record.pool
+    canary = sides_told(pool, desk.trial(pool)) if pool else None
+    return explained(seen, desk.book(), desk.moment(), decision, refused, canary)
+
+
+async def get_decisions(desk: Desk, asked: Asked[ListQuery, Body]) -> Listing:
+    """Answer the newest decisions in short."""
+    moment = desk.moment()
+    return Listing([*desk.deciding.gate.decisions], lambda each: summary(each, moment), _id)
+
+
+async def get_decision(desk: Desk, asked: Asked[Query, Body]) -> Told | RefusedTold:
+    """Answer one decision in full, whichever worker made it, or 404."""
+    request_id = asked.names["request_id"]
+    found = decision_told(desk, request_id)
+    if found is not None:
+        return found
+    for told_there in await desk.fellows("decision", request_id):
+        return cast("Told | RefusedTold", told_there)
+    raise Problem(HTTPStatus.NOT_FOUND, "decision_not_found", _NOT_KEPT)
+
+
+def decision_told(desk: Desk, request_id: str) -> Told | RefusedTold | None:
+    """Return a decision of this process in full; None: it has none."""
+    decision = desk.deciding.gate.decisions.get(request_id)
+    if decision is not None:
+        return told(decision, desk.book(), desk.moment())
+    refused = desk.early.get(request_id)
+    if refused is not None:
+        return refused_told(refused, desk.book())
+    return None
+
+
+async def get_route(desk: Desk, asked: Asked[RouteQuery, Body]) -> DryRun:
+    """Answer what would happen to a request now; 404 for a model or key that is not there."""
+    query = asked.query
+    wish = Wish(
+        model=query.model,
+        prompt_tokens=query.tokens,
+        output_tokens=query.output or None,
+        key_id=query.key,
+        endpoint=query.endpoint,
+        stream=query.stream in ("1", "true"),
+    )
+    try:
+        run = dry_run(wish, desk.deciding, desk.book(), desk.moment(), draining=desk.draining())
+    except (ModelNotFound, EndpointNotServed) as error:
+        code = error.code or "not_found"
+        raise Problem(HTTPStatus.NOT_FOUND, code, error.message) from error
+    except UnknownKey as error:
+        raise Problem(HTTPStatus.NOT_FOUND, "key_not_found", str(error)) from error
+    run["canary"] = sides_told(run["pool"], desk.trial(run["pool"]))
+    return run
+
+
+def _id(decision: Decision) -> str:
+    return decision.id
+
+
+def answers_to_workers(desk: Desk) -> Answers:
+    """Return what a worker answers those of the same gateway about itself and its own requests."""
+
+    async def requests(query: Mapping[str, Any]) -> list[RequestTold]:
+        moment = desk.moment()
+        found = requests_seen(desk, RequestsQuery.model_validate(query))
+        return [request_told(each, moment) for each in found]
+
+    async def request(request_id: str) -> RequestExplained | None:
+        return request_explained(desk, request_id)
+
+    async def decision(request_id: str) -> Told | RefusedTold | None:
+        return decision_told(desk, request_id)
+
+    async def counted() -> Any:
+        return desk.metrics.tell()
+
+    async def ready() -> bool:
+        return desk.ready().ready
+
+    return {
+        "requests": requests,
+        "request": request,
+        "decision": decision,
+        "counted": counted,
+        "ready": ready,
+    }

@@ -1,0 +1,147 @@
+"""`vllm-gateway bundle`: what a bug report needs, in one file, without a secret."""
+
+from __future__ import annotations
+
+import io
+import json
+import platform
+import sys
+import tarfile
+import time
+from collections.abc import Collection, Iterator
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from gateway.cli.console import VerbError, fetch
+from gateway.cli.settings import DEFAULT_FILE, ConfigFile
+from gateway.cli.verbs import LOCAL, Server, Token
+
+if TYPE_CHECKING:
+    from gateway.config.models import Config
+
+_TAIL_BYTES: Final = 1024 * 1024  # of the log
+_ASKED: Final = {
+    "status.json": "/admin/v1/overview",
+    "events.json": "/admin/v1/events?limit=200",
+    "requests.json": "/admin/v1/requests?limit=100",
+    "metrics.txt": "/metrics",
+}
+
+
+def bundle(
+    config: ConfigFile = DEFAULT_FILE,
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path(
+        "vllm-gateway-bundle.tar.gz"
+    ),
+    log: Annotated[
+        Path | None, typer.Option(help="The gateway's log; its last MiB is packed.")
+    ] = None,
+    server: Server = LOCAL,
+    token: Token = "",
+) -> None:
+    """Pack what a bug report needs: settings, status, events, requests, metrics, versions, the log's end.
+
+    Secrets are masked; prompts are in none of it. Look into it before you send it.
+    """
+    parts, secrets = _settings(config)
+    parts["versions.txt"] = versions()
+    for name, path in _ASKED.items():
+        parts[name] = _asked(server, path, token)
+    if log is not None:
+        parts["log.txt"] = _tail(log)
+    packed = pack({name: masked(text, {*secrets, token}) for name, text in parts.items()})
+    try:
+        out.write_bytes(packed)
+    except OSError as error:
+        raise VerbError(f"{out}: {error.strerror}") from error
+    sys.stdout.write(
+        f"{out}: {', '.join(parts)} ({len(packed) // 1024 + 1} KiB). Secrets are masked.\n"
+    )
+
+
+def _settings(file: Path) -> tuple[dict[str, str], set[str]]:
+    """Return the settings in force, and what is wrong with the file; and the secrets in them."""
+    from gateway.config.load import check_file
+    from gateway.config.spell import spell
+
+    checked = check_file(file)
+    parts = {"findings.txt": "\n".join(each.excerpt() for each in checked.findings)}
+    if checked.loaded is None:
+        return parts, set()
+    config = checked.loaded.config
+    parts["settings.json"] = json.dumps(spell(config), indent=1, ensure_ascii=False)
+    return parts, secrets_of(config)
+
+
+def secrets_of(config: Config) -> set[str]:
+    """Return the value of each secret setting."""
+    from pydantic import BaseModel, SecretStr
+
+    def within(value: object) -> Iterator[str]:
+        if isinstance(value, SecretStr):
+            yield value.get_secret_value()
+        elif isinstance(value, BaseModel):
+            for name in type(value).model_fields:
+                yield from within(getattr(value, name))
+        elif isinstance(value, dict):
+            for each in value.values():
+                yield from within(each)
+        elif isinstance(value, (list, tuple)):
+            for each in value:
+                yield from within(each)
+
+    return set(within(config))
+
+
+def masked(text: str, secrets: Collection[str]) -> str:
+    """Return the text without the secrets, as they are or as JSON writes them, and without what looks like one."""
+    from gateway.observe.redact import redact
+
+    written = {form for each in secrets for form in (each, *_as_json(each))}
+    # The longest first: one secret may be a part of another.
+    for each in sorted(filter(None, written), key=len, reverse=True):
+        text = text.replace(each, "***")
+    return redact(text)
+
+
+def _as_json(secret: str) -> tuple[str, str]:
+    return json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]
+
+
+def versions() -> str:
+    """Return the versions of Python, the system, and the packages that are installed beside the gateway."""
+    lines = [f"python {sys.version}", f"system {platform.platform()}"]
+    found = {each.metadata["Name"]: each.version for each in distributions()}
+    return "\n".join([*lines, *(f"{name} {found[name]}" for name in sorted(found, key=str.lower))])
+
+
+def pack(parts: dict[str, str]) -> bytes:
+    """Return a tar file with the texts."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for name, text in parts.items():
+            content = text.encode("utf-8", "replace")
+            entry = tarfile.TarInfo(f"vllm-gateway-bundle/{name}")
+            entry.size, entry.mtime = len(content), int(time.time())
+            tar.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def _asked(server: str, path: str, token: str) -> str:
+    """Return what the gateway answers; why not, if it does not: a report of one that is down is one, too."""
+    try:
+        return fetch(server, path, token).decode("utf-8", "replace")
+    except VerbError as error:
+        return f"not available: {error}"
+
+
+def _tail(file: Path) -> str:
+    try:
+        with file.open("rb") as lines:
+            lines.seek(max(0, file.stat().st_size - _TAIL_BYTES))
+            return lines.read().decode("utf-8", "replace")
+    except OSError as error:
+        raise VerbError(f"{file}: {error.strerror}") from error

@@ -1,0 +1,116 @@
+"""What is asked of the backends: version, clock, metrics, and flags that work against the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Iterator
+from typing import Final
+
+import uvloop
+
+from gateway.cli.doctor.advisories import mending, open_in
+from gateway.cli.doctor.findings import Finding, ok
+from gateway.config.models import BackendConfig, Config
+from gateway.pools.backend import Backend
+from gateway.pools.configured import configure
+from gateway.watch.fetch import FetchError, Pages
+from gateway.wire.vllm import parse_version
+
+_TIMEOUT_S: Final = 3.0
+_RUNNING: Final = b"vllm:num_requests_running"
+
+
+def server_findings(config: Config) -> list[Finding]:
+    """Ask every backend of the settings at the same time, once; return what is found, in their order."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_all(config))
+
+
+async def _all(config: Config) -> list[Finding]:
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(_look(backend), name=f"doctor {backend.id}")
+            for backend in _backends(config)
+        ]
+    found = [finding for task in tasks for finding in task.result()]
+    for name, pool in config.pools.items():
+        for each in pool.backends:
+            found += flag_findings(f"{name}/{each.name}", each)
+    return found
+
+
+def _backends(config: Config) -> Iterator[Backend]:
+    for name, pool in config.pools.items():
+        for each in pool.backends:
+            key = None if each.api_key is None else each.api_key.get_secret_value()
+            backend = Backend(name, each.name, each.url, key)
+            configure(backend, pool, each, None)
+            yield backend
+
+
+async def _look(backend: Backend) -> list[Finding]:
+    if backend.plain:
+        return []
+    pages = Pages(backend)
+    try:
+        version = parse_version(await pages.get("/version", timeout_s=_TIMEOUT_S))
+        metrics = await pages.get("/metrics", timeout_s=_TIMEOUT_S)
+    except FetchError as error:
+        return [
+            Finding(verdict="skipped", about="backend", told=f"{backend.id} does not answer: {error.reason}",
+                    change="start it, and run this again")
+        ]  # fmt: skip
+    except ValueError:
+        return [Finding(verdict="wrong", about="backend", told=f"{backend.id} does not answer as vLLM does",
+                        change="correct its url, or set `engine: openai` on its pool")]  # fmt: skip
+    finally:
+        pages.close()
+    return [*version_findings(backend.id, version or ""), *metrics_findings(backend.id, metrics)]
+
+
+def version_findings(backend: str, version: str) -> Iterator[Finding]:
+    """Yield the advisories that a backend's version has open."""
+    if known := open_in(version):
+        yield Finding(
+            verdict="wrong", about="advisories",
+            told=f"{backend} runs vLLM {version}, which has {len(known)} known advisories: {'; '.join(known[-3:])}",
+            change=f"pip install 'vllm>={mending(version)}'",
+        )  # fmt: skip
+    else:
+        yield ok(
+            "advisories",
+            f"{backend} runs vLLM {version or 'of an unknown version'}: no known advisory",
+        )
+
+
+def metrics_findings(backend: str, metrics: bytes) -> Iterator[Finding]:
+    """Yield whether a backend's metrics tell its load."""
+    if _RUNNING not in metrics:
+        yield Finding(
+            verdict="wrong", about="log_stats",
+            told=f"{backend} does not report its load, so the gateway sends it little",
+            change="start it without --disable-log-stats",
+        )  # fmt: skip
+
+
+def flag_findings(backend: str, config: BackendConfig) -> Iterator[Finding]:
+    """Yield flags of a launched server that work against the gateway, and those that are missing."""
+    launch = config.launch
+    if launch is None:
+        return
+    given = {f"--{name}".lower() for name in launch.args}
+    words = shlex.join(launch.command).replace("_", "-").lower().split()
+    given |= {word.split("=", 1)[0] for word in words if word.startswith("--")}
+    given = {name.replace("_", "-") for name in given}
+    if "--disable-log-stats" in given:
+        yield Finding(
+            verdict="wrong", about="log_stats", told=f"{backend} is started without metrics of its load",
+            change="remove --disable-log-stats from its `launch`",
+        )  # fmt: skip
+    if "--enable-prompt-tokens-details" not in given:
+        yield Finding(
+            verdict="note", about="prompt_tokens_details",
+            told=f"{backend} does not tell how many prompt tokens were cached, so usage and routing only guess",
+            change="args: {enable-prompt-tokens-details: true}",
+        )  # fmt: skip

@@ -1,0 +1,118 @@
+"""`vllm-gateway doctor`: looks at what stands around the gateway, and names the line to change."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from gateway.cli.console import Exit, VerbError, print_json
+from gateway.cli.doctor.findings import Finding
+from gateway.cli.settings import DEFAULT_FILE, ConfigFile, usable
+
+if TYPE_CHECKING:
+    from gateway.config.models import Config
+
+_SIGNS: Final = {"wrong": "✗", "note": "!", "ok": "✓", "skipped": "-"}
+_ORDER: Final = tuple(_SIGNS)
+
+
+def doctor(  # noqa: PLR0913 - the options of a verb
+    config: ConfigFile = DEFAULT_FILE,
+    through: Annotated[
+        str | None, typer.Option(help="The URL that clients use, such as https://api.example.com.")
+    ] = None,
+    key: Annotated[
+        str, typer.Option(envvar="GATEWAY_KEY", help="An API key: tries a stream of 64 tokens.")
+    ] = "",
+    model: Annotated[
+        str, typer.Option(help="The model of that stream. Default: the first pool.")
+    ] = "",
+    nginx: Annotated[
+        Path | None, typer.Option(help="nginx's configuration. Default: what `nginx -T` prints.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Do not verify the certificate of --through.")
+    ] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Look at proxy, machine and backends, and name what works against the gateway, with the line to change.
+
+    Exit code 8 if something is wrong.
+    """
+    loaded = usable(config)
+    findings = [*_look(loaded.config, through, key, model, nginx, insecure=insecure)]
+    findings.sort(key=lambda finding: _ORDER.index(finding.verdict))
+    if json_:
+        print_json([finding.as_json() for finding in findings])
+    else:
+        sys.stdout.write("\n".join(_lines(findings)) + "\n")
+    wrong = any(finding.verdict == "wrong" for finding in findings)
+    raise typer.Exit(Exit.DEGRADED if wrong else Exit.OK)
+
+
+def _look(
+    config: Config, through: str | None, key: str, model: str, nginx: Path | None, *, insecure: bool
+) -> Iterator[Finding]:
+    from gateway.cli.doctor.machine import machine_findings
+    from gateway.cli.doctor.servers import server_findings
+    from gateway.cli.doctor.through import Site, through_findings
+
+    yield from machine_findings(config)
+    yield from _nginx(config, nginx)
+    if through is None:
+        yield Finding(verdict="skipped", about="through", told="What clients get through a proxy was not tried",
+                      change="--through https://api.example.com")  # fmt: skip
+    elif not through.startswith(("http://", "https://")):
+        raise VerbError("--through: a URL begins with http:// or https://", code=Exit.USAGE)
+    else:
+        own = Site(f"http://{config.listen}".replace("0.0.0.0", "127.0.0.1"))
+        model = model or next(iter(config.pools))
+        yield from through_findings(Site(through.rstrip("/"), insecure), config, key, model, own)
+    yield from server_findings(config)
+
+
+def _nginx(config: Config, file: Path | None) -> Iterator[Finding]:
+    from gateway.cli.doctor.nginxfile import parse
+    from gateway.cli.doctor.nginxrules import nginx_findings
+
+    try:
+        text = _printed_by_nginx() if file is None else file.read_text()
+    except OSError as error:
+        raise VerbError(f"{error.filename}: {error.strerror}") from error
+    if text is None:
+        yield Finding(verdict="skipped", about="nginx", told="There is no nginx here that prints its configuration",
+                      change="--nginx FILE, or run this as root where nginx runs")  # fmt: skip
+        return
+    try:
+        yield from nginx_findings(parse(text, "nginx -T" if file is None else str(file)), config)
+    except ValueError as error:
+        raise VerbError(f"nginx's configuration cannot be read: {error}") from error
+
+
+def _printed_by_nginx() -> str | None:
+    program = shutil.which("nginx")
+    if program is None:
+        return None
+    try:
+        ran = subprocess.run(
+            [program, "-T", "-q"], capture_output=True, text=True, timeout=10, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    return ran.stdout if ran.returncode == 0 else None
+
+
+def _lines(findings: list[Finding]) -> Iterator[str]:
+    for each in findings:
+        place = f"{each.where}: " if each.where else ""
+        yield f"{_SIGNS[each.verdict]} {place}{each.told}."
+        if each.change:
+            yield f"    {each.change}"
+    wrong = sum(each.verdict == "wrong" for each in findings)
+    yield f"{wrong} wrong, {sum(each.verdict == 'note' for each in findings)} to improve"

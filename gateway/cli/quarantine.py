@@ -1,0 +1,48 @@
+"""The verbs for requests that are refused because backends died as they were worked on."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+from urllib.parse import quote
+
+import typer
+
+from gateway.cli.console import ask, print_json, print_table
+from gateway.cli.verbs import LOCAL, AsTable, Server, Token, group
+
+quarantine_app = group(
+    "List or lift requests that are refused because two backends died as they ran."
+)
+
+
+@quarantine_app.command("list", epilog="Example: vllm-gateway quarantine list -o json")
+def quarantine_list(server: Server = LOCAL, token: Token = "", output: AsTable = "table") -> None:
+    """List the requests in quarantine, which backends died, and which tenants sent them again."""
+    told = ask(server, "/admin/v1/quarantine", token)
+    if output == "json":
+        print_json(told)
+        return
+    rows = [
+        {
+            "id": each["id"],
+            "pool": each["pool"],
+            "bytes": each["body_bytes"],
+            "until": each["until"][:19].replace("T", " "),
+            "died": ", ".join(death["backend"] for death in each["deaths"]),
+            "refused": ", ".join(f"{tenant}: {count}" for tenant, count in each["refused"].items()),
+        }
+        for each in told.get("data", [])
+    ]
+    print_table(rows, empty="no request is in quarantine")
+
+
+@quarantine_app.command("lift", epilog="Example: vllm-gateway quarantine lift 5f0c9a1b2d3e")
+def quarantine_lift(
+    name: Annotated[str, typer.Argument(metavar="ID", help="The request, as `list` shows it.")],
+    server: Server = LOCAL,
+    token: Token = "",
+) -> None:
+    """Let a request be sent again."""
+    ask(server, f"/admin/v1/quarantine/{quote(name)}:lift", token, order={})
+    sys.stdout.write(f"{name} may be sent again\n")

@@ -1,0 +1,56 @@
+"""The verbs that read what was done to a gateway and by whom, and what it is made of."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from gateway.cli.console import ask, print_json, print_table
+from gateway.cli.verbs import LOCAL, AsTable, Server, Token
+
+Limit = Annotated[int, typer.Option(min=1, max=1000, help="How many.")]
+
+
+def audit(
+    limit: Limit = 20, server: Server = LOCAL, token: Token = "", output: AsTable = "table"
+) -> None:
+    """List the changes that were asked for over the admin API, newest first: who, what and why."""
+    told = ask(server, f"/admin/v1/audit?limit={limit}", token)
+    if output == "json":
+        print_json(told)
+        return
+    rows = [_entry(each) for each in told.get("data", [])]
+    print_table(rows, empty="no changes yet")
+
+
+def replicas(server: Server = LOCAL, token: Token = "", output: AsTable = "table") -> None:
+    """List the gateways that share the Redis."""
+    told = ask(server, "/admin/v1/replicas", token)
+    if output == "json":
+        print_json(told)
+        return
+    rows = [
+        {
+            "id": each["id"],
+            "host": each["host"],
+            "pid": each["pid"],
+            "version": each["version"],
+            "alive": "yes" if each["alive"] else f"not heard of for {each['heard_s']} s",
+            "configuration": "the same" if each["config_agrees"] else "differs",
+            "restarts": ", ".join(each["leads"]) or "none",
+        }
+        for each in told.get("data", [])
+    ]
+    print_table(rows, empty="this gateway is alone: `redis` is not set")
+
+
+def _entry(told: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "at": told["at"][:19].replace("T", " "),
+        "who": f"{told['who']} ({told['address']})",
+        "action": told["action"].replace("_", " "),
+        "of": told["target"] or None,
+        "outcome": told["code"] or "done",
+        "reason": told["reason"] or None,
+    }

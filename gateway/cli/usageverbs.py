@@ -1,0 +1,54 @@
+"""The verb of usage: what keys and tenants used, for people, programs and spreadsheets."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
+
+import typer
+
+from gateway.cli.console import ask, print_json, print_table
+from gateway.cli.verbs import LOCAL, Server, Token
+
+
+def usage(  # noqa: PLR0913 - the options of a verb
+    first: Annotated[
+        str | None, typer.Option("--from", help="First day (UTC), such as 2026-11-01.")
+    ] = None,
+    last: Annotated[str | None, typer.Option("--to", help="Last day. Default: today.")] = None,
+    by: Annotated[
+        str, typer.Option(help="What to group by: day, tenant, key, model, adapter.")
+    ] = "day,tenant,key,model,adapter",
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant.")] = None,
+    key: Annotated[str | None, typer.Option(help="Only the key with this id.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only this model.")] = None,
+    server: Server = LOCAL,
+    token: Token = "",
+    output: Annotated[
+        Literal["table", "json", "csv"], typer.Option("-o", "--output", help="How to print it.")
+    ] = "table",
+) -> None:
+    """Show what was used: requests, tokens and money, by day, tenant, key, model and adapter.
+
+    With a Redis it is what all gateways were used for, else what this one was.
+    """
+    asked = {"first": first, "last": last, "by": by, "tenant": tenant, "key": key, "model": model}
+    path = f"/admin/v1/usage?{urlencode({name: it for name, it in asked.items() if it})}"
+    told = ask(server, path, token)
+    rows: list[dict[str, Any]] = told.get("data", [])
+    if output == "json":
+        print_json(told)
+    elif output == "csv":
+        from gateway.usage.report import as_csv
+
+        print(as_csv(rows), end="")
+    else:
+        names = by.split(",")
+        print_table([_row(each, names) for each in rows], empty="no usage")
+
+
+def _row(each: dict[str, Any], by: list[str]) -> dict[str, str]:
+    told = {name: str(each[name] or "-") for name in by}
+    counts = ("requests", "input_tokens", "cached_tokens", "output_tokens")
+    told |= {name.removesuffix("_tokens"): f"{each[name]:,}" for name in counts}
+    return told | {"money": f"{each['money']:,.4f}".rstrip("0").rstrip(".")}

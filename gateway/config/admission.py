@@ -1,0 +1,53 @@
+"""Settings of admission: the queue of a pool, when a KV cache counts as full, latency targets."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from gateway.config.units import Duration, DurationOrZero, Section, Size, Tokens, setting
+
+
+class QueueConfig(Section):
+    """How many requests may wait for a backend, and how long. Tenants share the queue fairly."""
+
+    max_requests: int = setting(1024, "Most waiting requests; 0: requests never wait.", ge=0)
+    max_tokens: Tokens = setting("4M", "Most waiting tokens (prompts plus expected outputs).")
+    max_bytes: Size = setting("256MiB", "Most bytes of waiting request bodies.")
+    max_wait: DurationOrZero = setting(
+        "30s",
+        "Longest wait before a request is refused. While more requests come than the pool can serve, the"
+        " gateway shortens it by itself.",
+    )
+    tenant_share: float = setting(
+        0.5, "Largest share of each limit that one tenant may use (0..1].", gt=0, le=1
+    )
+    announce: bool = setting(
+        False, "Answer waiting streams with 200 and comments that show their queue position."
+    )
+
+
+class KvConfig(Section):
+    """When the KV cache of a backend counts as full. The gap between the two prevents flapping."""
+
+    stop_admitting: float = setting(
+        0.95, "At or above this KV cache usage (0..1), no new requests.", gt=0, le=1
+    )
+    resume: float = setting(
+        0.85, "Below this KV cache usage (0..1), requests are admitted again.", ge=0, lt=1
+    )
+
+
+class Admission(Enum):
+    """Whether the gateway decides when a request may enter an engine."""
+
+    ON = "on"
+    OFF = "off"
+
+
+class SloConfig(Section):
+    """Latency targets; the concurrency limits adapt to them."""
+
+    ttft: Duration = setting(
+        "2.5s", "Time to first token of a short prompt, at the 90th percentile."
+    )
+    itl: Duration = setting("80ms", "Mean time between tokens.")

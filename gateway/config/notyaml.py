@@ -1,0 +1,105 @@
+"""What is wrong with a text that is no YAML, in plain words and without its values. Pure.
+
+The parser tells the state that it was in and quotes the file; an operator wants to know what to change.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from ruamel.yaml.error import MarkedYAMLError, StringMark, YAMLError
+from ruamel.yaml.reader import ReaderError
+
+from gateway.config.findings import Place
+
+
+@dataclass(frozen=True, slots=True)
+class NotYaml:
+    """What is wrong, what to do, and where."""
+
+    message: str
+    hint: str = ""
+    place: Place = Place()
+
+
+def not_yaml(error: YAMLError | ValueError, text: str) -> NotYaml:
+    """Return what a parser's error about a text means."""
+    if isinstance(error, ReaderError):
+        before = text[: error.position]
+        line, column = before.count("\n") + 1, error.position - before.rfind("\n")
+        message = f"the character U+{error.character:04X} is not allowed in YAML"
+        return NotYaml(message, "remove it; was the file damaged?", Place(line, column))
+    if not isinstance(error, MarkedYAMLError):
+        return NotYaml("this is not YAML")
+    problem, opened = error.problem or "", error.context_mark
+    place = _place(error.problem_mark or opened)
+    for pattern, tell in _KNOWN:
+        if found := re.search(pattern, problem):
+            return tell(found, opened, place)
+    told = re.sub(r"'[^']*'", "something else", problem) or "it cannot be read"
+    return NotYaml(f"this is not YAML: {told}", "", place)
+
+
+def _place(mark: StringMark | None) -> Place:
+    return Place(mark.line + 1, mark.column + 1) if mark is not None else Place()
+
+
+_Told = Callable[[re.Match[str], StringMark | None, Place], NotYaml]
+
+
+def _says(message: str, hint: str = "") -> _Told:
+    """Say this, where the parser stopped."""
+    return lambda found, opened, place: NotYaml(message.format(*found.groups()), hint, place)
+
+
+def _opens(what: str, closes: str) -> _Told:
+    """Say what opens and is never closed, where it opens."""
+    return lambda found, opened, place: NotYaml(
+        f"the {what} that opens here is not closed",
+        f"add the missing {closes}; the parser stopped in line {place.line}",
+        _place(opened),
+    )
+
+
+_QUOTES: Final = "put the value in quotes"
+_KNOWN: Final[tuple[tuple[str, _Told], ...]] = (
+    (
+        r"character '\\t' that",
+        _says("a tab indents this line; YAML takes spaces only", "replace the tab with spaces"),
+    ),
+    (r"character '(.)' that", _says("a value cannot begin with {0}", _QUOTES)),
+    (r"^expected ',' or '\]'", _opens("bracket [", "]")),
+    (r"^expected ',' or '\}'", _opens("brace {", "}")),
+    (r"found unexpected end of stream", _opens("quote", "quote")),
+    (
+        r"node content, but found '<stream end>'",
+        _says("the file ends within a list or a mapping", "add the missing ] or }"),
+    ),
+    (
+        r"mapping values are not allowed here",
+        _says(
+            "there is a second `:` here, or the line is indented more than the one above it",
+            "put a value that contains `: ` in quotes, and align the keys of one mapping",
+        ),
+    ),
+    (
+        r"expected <block end>",
+        _says("the indentation fits none of the lines above", "align the keys of one mapping"),
+    ),
+    (
+        r"found undefined alias",
+        _says("a value that begins with * is an alias, and nothing has that name", _QUOTES),
+    ),
+    (r"could not find expected ':'", _says("this line is not `key: value`", "is a `:` missing?")),
+    (
+        r"unknown escape character",
+        _says(
+            "a backslash in double quotes begins an escape, and this is none",
+            "use single quotes, or write the backslash twice",
+        ),
+    ),
+    (r"another document", _says("a second document begins here", "remove the line `---`")),
+)

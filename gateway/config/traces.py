@@ -1,0 +1,43 @@
+"""The settings of traces."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, SecretStr
+from pydantic_core import PydanticCustomError
+
+from gateway.config.units import EmptyIsNone, Section, setting
+
+
+def _check_endpoint(value: SecretStr | None) -> SecretStr | None:
+    if value is not None:
+        parts = urlsplit(value.get_secret_value())
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise PydanticCustomError("no_url", "must be a URL such as http://127.0.0.1:4318")
+    return value
+
+
+class TracesConfig(Section):
+    """Traces of requests, sent to an OpenTelemetry collector. They need the extra `otel`."""
+
+    endpoint: Annotated[SecretStr | None, AfterValidator(_check_endpoint), EmptyIsNone] = setting(
+        None,
+        "URL of a collector that takes OTLP over HTTP, such as http://127.0.0.1:4318; spans are sent to"
+        " /v1/traces there. Empty: there are no traces.",
+    )
+    headers: dict[str, SecretStr] = setting(
+        {}, "Header fields for the collector, such as {authorization: '${OTLP_TOKEN}'}."
+    )
+    sample: float = setting(
+        1.0,
+        "Share of the requests that are traced (0..1), unless their client decides.",
+        ge=0,
+        le=1,
+    )
+    trust_clients: bool = setting(
+        False,
+        "Whether the `traceparent` of a client names the trace that its request belongs to, and decides"
+        " whether it is recorded. Otherwise the request begins a trace of its own, with a link to the client's.",
+    )

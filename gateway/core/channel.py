@@ -1,0 +1,136 @@
+"""Calls between two processes of one gateway, in both directions, over one stream socket.
+
+    length (4 bytes), then MessagePack: Call(id, what, args)   or   Reply(id, value, why)
+
+Either side asks and answers. Each call is a task of the side that answers, so a slow one delays no other.
+What cannot be read, or is too long, ends the channel: both ends are the same program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from gateway.core.aio import guarded, start
+
+MOST_BYTES: Final = 64 * 1024 * 1024  # of one message: all metrics, or one page of a list
+_MOST_CALLS: Final = 1024  # being answered at a time
+_HEAD_BYTES: Final = 4
+
+Answer = Callable[..., Awaitable[Any]]
+Answers = Mapping[str, Answer]
+
+
+class Unanswered(Exception):
+    """The other side did not answer; whether it did what was asked is unknown. The message is for people."""
+
+
+class _Call(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    id: int
+    what: str
+    args: list[Any]
+
+
+class _Reply(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    id: int
+    value: Any
+    why: str = ""  # there is no value
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_DECODER: Final[msgspec.msgpack.Decoder[_Call | _Reply]] = msgspec.msgpack.Decoder(_Call | _Reply)
+
+
+class Channel:
+    """One end. Make it, then `run` it in a task; it can be asked from then on."""
+
+    def __init__(self, connected: socket.socket, answers: Answers) -> None:
+        self._socket = connected
+        self._answers = answers
+        self._writer: asyncio.StreamWriter | None = None
+        self._waiting: dict[int, asyncio.Future[_Reply]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._number = 0
+        self.open = asyncio.Event()
+
+    async def run(self) -> None:
+        """Read until the other side goes. Cancel: closes this side."""
+        reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=MOST_BYTES)
+        self.open.set()
+        try:
+            while True:
+                length = int.from_bytes(await reader.readexactly(_HEAD_BYTES), "big")
+                if length > MOST_BYTES or len(self._tasks) > _MOST_CALLS:
+                    return
+                self._read(await reader.readexactly(length))
+        except (OSError, asyncio.IncompleteReadError, msgspec.DecodeError):
+            return
+        finally:
+            self._close()
+
+    async def ask(self, what: str, *args: Any, within_s: float) -> Any:
+        """Have the other side answer, and return what it does.
+
+        Raises:
+            Unanswered: it has gone, cannot do it, or takes longer than `within_s`.
+        Cancel: it may do it nevertheless.
+        """
+        if self._writer is None:
+            raise Unanswered("the channel is closed")
+        self._number += 1
+        number = self._number
+        waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(_Call(number, what, list(args)))
+            async with asyncio.timeout(within_s):
+                reply = await waiting
+        except TimeoutError:
+            raise Unanswered(f"no answer within {within_s:g} s") from None
+        finally:
+            self._waiting.pop(number, None)
+        if reply.why:
+            raise Unanswered(reply.why)
+        return reply.value
+
+    def _read(self, data: bytes) -> None:
+        message = _DECODER.decode(data)
+        if isinstance(message, _Call):
+            task = start(guarded(self._answer(message), name=message.what), name=message.what)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        elif (waiting := self._waiting.get(message.id)) is not None and not waiting.done():
+            waiting.set_result(message)
+
+    async def _answer(self, call: _Call) -> None:
+        reply = _Reply(call.id, None, "it failed; its log says why")
+        try:
+            answer = self._answers.get(call.what)
+            if answer is None:
+                reply = _Reply(call.id, None, f"it does not know {call.what!r}")
+            else:
+                reply = _Reply(call.id, await answer(*call.args))
+        except Unanswered as error:
+            reply = _Reply(call.id, None, str(error) or "unanswered")
+        finally:
+            self._send(reply)
+
+    def _send(self, message: _Call | _Reply) -> None:
+        data = _ENCODER.encode(message)
+        if self._writer is not None:
+            self._writer.write(len(data).to_bytes(_HEAD_BYTES, "big") + data)
+
+    def _close(self) -> None:
+        for task in tuple(self._tasks):
+            task.cancel()
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with contextlib.suppress(OSError):
+                writer.close()
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_result(_Reply(0, None, "it has gone"))

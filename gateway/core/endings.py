@@ -1,0 +1,50 @@
+"""How an attempt at a backend ended, as far as that says something about the backend: one closed list."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+
+class Ending(Enum):
+    """How one attempt failed at its backend; closed, because it is a metric label.
+
+    `pools.attribution` says which of them count against a backend. A reply of 4xx is no failure of the
+    attempt, and a client that leaves is none.
+    """
+
+    CONNECT = "connect"  # no connection: refused, unreachable, or not in time; nothing was sent
+    BROKE = "broke"  # the connection was lost, or what came was no reply, before the client's first byte
+    HTTP_5XX = "http_5xx"  # it answered 500 or above, other than a refusal for capacity
+    TIMEOUT = "timeout"  # it was silent past its deadline
+    STREAM = "stream"  # its stream broke, stalled, or told an error after the client's first byte
+    MISDIRECTED = "misdirected"  # its reply names another request
+    FULL = "full"  # its own admission control took nothing of it
+    STALE = "stale"  # a reused idle connection was closed under it, unanswered
+    MOVED = "moved"  # it is drained, and another backend goes on with the stream
+    DOWN = "down"  # it was out of service already, and the request with it
+
+    __hash__ = object.__hash__  # members are single objects; Enum's own hash is a call into Python
+
+
+class Attempt(msgspec.Struct, frozen=True, gc=False):
+    """One attempt to have a request answered. Times are monotonic seconds."""
+
+    backend_id: str
+    engine_id: str
+    sent_at: float
+    ended_at: float
+    ending: Ending | None  # None: it did not fail
+    span_id: str = ""  # of its span, where the request has a trace
+
+
+class Barrier(Enum):
+    """Why no other backend goes on with a stream that broke off."""
+
+    REQUEST = "request"  # it asks for what does not follow from the tokens alone (`resume.rules`)
+    REPLY = "reply"  # a tool call, half a frame, or reasoning beside stop strings
+    SEAM = "seam"  # what was drawn by chance was shown beyond the last place to go on
+    STRAYED = "strayed"  # another backend began anew, or did not say again what was shown
+    FAILURES = "failures"  # three backends failed
+    NO_BACKEND = "no_backend"  # there was none to go on

@@ -1,0 +1,211 @@
+"""The limits of a key, a tenant, or a key's use of some models: as written, as judged, as taken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple
+
+
+class Period(Enum):
+    """Over which time a limit counts; its value is its name in scripts."""
+
+    MINUTE = "m"  # a bucket of a minute's worth that empties continuously
+    DAY = "d"  # of the calendar, in UTC
+    MONTH = "y"
+    RUNNING = "r"  # not over a time: how many are under way
+
+    __hash__ = object.__hash__  # members are single objects; Enum's own hash is a call into Python
+
+
+class Rule(Enum):
+    """What a limit counts, and over which time; its value is the setting's name."""
+
+    REQUESTS = "requests_per_minute"
+    INPUT = "input_tokens_per_minute"
+    OUTPUT = "output_tokens_per_minute"
+    TOKENS_DAY = "tokens_per_day"
+    TOKENS_MONTH = "tokens_per_month"
+    BUDGET_DAY = "budget_per_day"
+    BUDGET_MONTH = "budget_per_month"
+    CONCURRENT = "concurrent_requests"
+
+    __hash__ = object.__hash__
+
+
+class OnOutage(Enum):
+    """What a rule does while replicas cannot agree on what is used."""
+
+    LOCAL = "local"  # each replica gives out its share
+    OPEN = "open"  # it refuses nothing
+    CLOSED = "closed"  # it refuses all (503)
+
+
+class Scope(Enum):
+    """Whose use a limit counts."""
+
+    KEY = "key"
+    TENANT = "tenant"  # of all its keys together
+    KEY_MODEL = "key_model"  # of one key, over the models that a glob matches
+    TENANT_MODEL = "tenant_model"
+
+    __hash__ = object.__hash__
+
+
+class Amounts(NamedTuple):
+    """What a request costs, or uses."""
+
+    requests: float = 0.0
+    input_tokens: float = 0.0
+    output_tokens: float = 0.0
+    tokens: float = 0.0  # of both
+    money: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a million tokens cost."""
+
+    input: float
+    cached_input: float
+    output: float
+
+    def of(self, prompt_tokens: float, output_tokens: float, cached_tokens: float = 0) -> float:
+        """Return what a request costs; cached tokens are among those of the prompt."""
+        fresh = max(0.0, prompt_tokens - cached_tokens)
+        return (
+            fresh * self.input + cached_tokens * self.cached_input + output_tokens * self.output
+        ) / 1e6
+
+
+FREE: Final = Price(0.0, 0.0, 0.0)
+
+
+# Over which time each rule counts, and which of the amounts.
+RULES: Final[dict[Rule, tuple[Period, int]]] = {
+    Rule.REQUESTS: (Period.MINUTE, 0),
+    Rule.INPUT: (Period.MINUTE, 1),
+    Rule.OUTPUT: (Period.MINUTE, 2),
+    Rule.TOKENS_DAY: (Period.DAY, 3),
+    Rule.TOKENS_MONTH: (Period.MONTH, 3),
+    Rule.BUDGET_DAY: (Period.DAY, 4),
+    Rule.BUDGET_MONTH: (Period.MONTH, 4),
+    Rule.CONCURRENT: (Period.RUNNING, 0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """The limits that one mapping of the settings states; None: no limit.
+
+    `apart` holds the rules that have an `on_outage` or a `shadow` of their own; `models` the limits of
+    one key over the models that each glob matches.
+    """
+
+    requests_per_minute: int | None = None
+    input_tokens_per_minute: int | None = None
+    output_tokens_per_minute: int | None = None
+    concurrent_requests: int | None = None
+    tokens_per_day: int | None = None
+    tokens_per_month: int | None = None
+    budget_per_day: float | None = None
+    budget_per_month: float | None = None
+    on_outage: OnOutage = OnOutage.LOCAL
+    shadow: bool = False  # it is counted and told, and nothing is refused
+    apart: tuple[tuple[Rule, OnOutage, bool], ...] = ()
+    models: tuple[tuple[str, KeyLimits], ...] = ()
+
+
+def manner_of(limits: KeyLimits, rule: Rule) -> tuple[OnOutage, bool]:
+    """Return a rule's `on_outage` and `shadow`: its own, else those of its mapping."""
+    for each, on_outage, shadow in limits.apart:
+        if each is rule:
+            return on_outage, shadow
+    return limits.on_outage, limits.shadow
+
+
+def limits_over(own: KeyLimits | None, wide: KeyLimits | None) -> KeyLimits | None:
+    """Return a key's limits over those of its tier, rule by rule.
+
+    What a key says of all its rules, its `on_outage` and `shadow`, holds for those of its tier too.
+    """
+    if own is None or wide is None:
+        return own or wide
+    most: dict[str, float] = {}
+    apart: list[tuple[Rule, OnOutage, bool]] = []
+    for rule in Rule:
+        said_by = own if getattr(own, rule.value) is not None else wide
+        if getattr(said_by, rule.value) is None:
+            continue
+        on_outage, shadow = manner_of(said_by, rule)
+        if said_by is wide and own.on_outage is not OnOutage.LOCAL:
+            on_outage = own.on_outage
+        most[rule.value] = getattr(said_by, rule.value)
+        apart.append((rule, on_outage, shadow or (said_by is wide and own.shadow)))
+    plain = [each for each in apart if each[1:] != (OnOutage.LOCAL, False)]
+    models = dict(wide.models)
+    for glob, each in own.models:
+        models[glob] = limits_over(each, models.get(glob)) or each
+    return KeyLimits(**most, apart=tuple(plain), models=tuple(models.items()))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One rule of one scope, as it is judged."""
+
+    scope: Scope
+    owner: str  # the name of the key, or of the tenant
+    models: str  # a glob, where it counts these alone; else empty
+    rule: Rule
+    most: float
+    on_outage: OnOutage = OnOutage.LOCAL
+    shadow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A limit in its plan: where what is used is kept, and what of a request's amounts counts."""
+
+    limit: Limit
+    store: int  # its place in the plan's `stores`
+    period: Period
+    amount: int  # its place in `Amounts`
+    most: float
+    shadow: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # each is itself: requests look things up by it
+class Plan:
+    """All that a request of one key for one model has to fit. Compiled once; see `limiting.plans`."""
+
+    key_id: str
+    rules: tuple[Judged, ...]
+    stores: tuple[str, ...]  # all of one tenant's are on one node of a cluster
+    words: str  # the rules, as scripts read them
+    calendar: str  # those of them that count over a day or a month
+    running: tuple[int, ...]  # the stores that hold what runs
+    shown: tuple[
+        tuple[bytes, tuple[int, ...]], ...
+    ]  # headers: a label, and the rules that it may tell of
+    # A request is never thought to cost more than these, or it could not run at all.
+    input_most: float
+    output_most: float
+    tokens_most: float
+    money_most: float
+    closed: Limit | None  # that refuses all while replicas cannot agree
+    priced: bool  # some rule counts money
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a request took of its limits. `used` is by all, it included, rule by rule."""
+
+    plan: Plan
+    costs: Amounts
+    used: tuple[float, ...]
+    lease: str
+    shared: bool  # from what replicas share; else from this process's own part
+    day: int  # in which it was taken, since the epoch
+    wall: float  # when
+    share_of: int = 1  # replicas, each with its own part
+    shadowed: tuple[int, ...] = ()  # the rules that would have refused it, were they not in shadow

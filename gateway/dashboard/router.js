@@ -1,0 +1,12 @@
+// Which view the address names: `#/requests`, or `#/backends/POOL/NAME`.
+
+/** The view's name and what follows it. */
+export function place() {
+  const [, name = "", ...rest] = location.hash.split("/");
+  return { name: name || "overview", rest: rest.map(decodeURIComponent).join("/") };
+}
+
+/** The address of a view, for a link. */
+export function to(name, rest = "") {
+  return `#/${name}${rest && "/"}${rest.split("/").map(encodeURIComponent).join("/")}`;
+}

@@ -1,0 +1,97 @@
+"""What a worker does that does not lead: as the leading one says. It restarts nothing, and saves nothing.
+
+    drains             holds in the store, as operators ordered them
+    what is worked on  told by the leader with its heartbeat: a server that it drains, starts or gave up
+    canaries           the side that the leader keeps in reserve
+
+While no leader is heard of, probes alone decide.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+
+import msgspec
+
+from gateway.core.aio import periodic
+from gateway.core.types import Phase
+from gateway.heal.intent import Mark
+from gateway.heal.names import Names
+from gateway.pools.facts import Tending
+from gateway.pools.health import Order
+from gateway.pools.table import PoolTable
+from gateway.store.replicas import BEAT_S, Replicas, Told
+from gateway.store.shared import LIFTED, SharedStore, StoreUnavailable
+
+
+class Following:
+    """See the module. One task."""
+
+    def __init__(
+        self, table: PoolTable, store: SharedStore, names: Names, replicas: Replicas
+    ) -> None:
+        self._table = table
+        self._store = store
+        self._names = names
+        self._replicas = replicas
+        self._tends: Mapping[str, tuple[str, str, str]] = {}
+        self._kept_back: Mapping[str, bool] = {}
+
+    async def run(self) -> None:
+        """Follow until cancelled; then what is worked on is left to the probes."""
+        try:
+            await periodic(self.turn, every_s=BEAT_S / 2, name="following")
+        finally:
+            self._tend({})
+
+    async def turn(self) -> None:
+        """Take over what is new."""
+        leader = self._replicas.leader()
+        if leader is not None:
+            self._keep_back(leader.kept_back)
+        self._tend({} if leader is None else leader.tends)
+        with contextlib.suppress(StoreUnavailable):  # what was ordered stays
+            self._order(await self._store.holds())
+
+    def _order(self, holds: Mapping[str | None, float]) -> None:
+        for backend in self._table:
+            end = holds.get(Mark.DRAINED.value.format(self._names.of(backend)))
+            if end is not None:
+                order = Order.RESUME if end == LIFTED else Order.DRAIN
+                if (backend.health.held is not None) is (order is Order.RESUME):
+                    self._table.order(backend.id, order)
+
+    def _tend(self, tends: Mapping[str, tuple[str, str, str]]) -> None:
+        before, self._tends = self._tends, tends
+        for backend_id in before.keys() - tends.keys():
+            self._table.tend(backend_id, None)
+        for backend_id, told in tends.items():
+            if before.get(backend_id) != told:
+                phase, reason, detail = told
+                self._table.tend(backend_id, Tending(Phase(phase), reason, detail))
+
+    def _keep_back(self, kept_back: Mapping[str, bool]) -> None:
+        before, self._kept_back = self._kept_back, kept_back
+        for pool in before.keys() - kept_back.keys():
+            self._table.keep_back(pool, on_trial=None)
+        for pool, on_trial in kept_back.items():
+            if before.get(pool) != on_trial:
+                self._table.keep_back(pool, on_trial=on_trial)
+
+
+def told_of(table: PoolTable, told: Told) -> Told:
+    """Return what a replica tells, with its backends."""
+    tended = {each.id: each.health.tended for each in table}
+    kept_back = {each.pool: each.on_trial for each in table if each.kept_back}
+    return msgspec.structs.replace(
+        told,
+        in_flight={each.id: each.in_flight for each in table if each.in_flight},
+        phases={each.id: each.phase.value for each in table},
+        tends={
+            backend_id: (found.phase.value, found.reason, found.detail)
+            for backend_id, found in tended.items()
+            if found is not None
+        },
+        kept_back=kept_back,
+    )

@@ -1,0 +1,72 @@
+"""When a stream leaves a backend that is drained: as soon as another one has a place for its rest.
+
+The place is taken before the stream is cut, so nobody waits in between, and what finds none goes on
+where it is. A restart that has waited for `supervision.drain` ends what is left, which then goes on as
+after a failure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from msgspec import structs
+
+from gateway.admission.gate import Gate
+from gateway.core.aio import Clock
+from gateway.core.errors import StreamMoved
+from gateway.core.types import Ask, Demand, Phase, Slot
+from gateway.pools.table import Backend
+from gateway.resume.stream import TrailedStream
+
+
+class Leaving:
+    """Has streams leave backends that are drained, and counts them."""
+
+    def __init__(self, gate: Gate, clock: Clock) -> None:
+        self._gate = gate
+        self._clock = clock
+        self._moved: Counter[str] = Counter()
+
+    def leaves(
+        self, ask: Ask, stream: TrailedStream, backend: Backend, after_s: float
+    ) -> StreamMoved | None:
+        """Return the error that cuts a stream which has a place elsewhere now (`ask.place`), if it has.
+
+        `after_s` is how long its backend has to be drained before.
+        """
+        now = self._clock.now()
+        drained = backend.phase is Phase.DRAINING and now - backend.since >= after_s
+        if not drained or not stream.may_leave:
+            return None
+        ask.place = self._gate.enter(self._rest(ask, stream.events, backend.id))
+        if ask.place is None:
+            return None
+        self._moved[backend.id] += 1
+        return StreamMoved("The server that worked on this request is drained. Please retry.")
+
+    def take_moved(self) -> Mapping[str, int]:
+        """Return how many streams have left which backends since this was last asked."""
+        moved, self._moved = self._moved, Counter()
+        return moved
+
+    def _rest(self, ask: Ask, said: int, left: str) -> Ask:
+        """Return the ask for what is left of a stream; what was said is counted by its events."""
+        demand = ask.demand
+        limit = demand.max_new_tokens
+        demand = Demand(
+            demand.prompt_tokens + said,
+            exact=False,
+            max_new_tokens=None if limit is None else max(1, limit - said),
+        )
+        need = self._gate.needs.of(ask.call, demand, ask.caller, ask.route.window_tokens)
+        tried = {**ask.tried, left: self._clock.now()}
+        return structs.replace(ask, demand=demand, need=need, prefix=None, tried=tried)
+
+
+def taken_ahead(ask: Ask) -> Slot | None:
+    """Return the place that was taken for the rest of a stream; it is the caller's now."""
+    place = ask.place
+    if place is not None:
+        ask.place = None
+    return place

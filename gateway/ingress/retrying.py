@@ -1,0 +1,165 @@
+"""What the gateway does once an attempt has failed: it notes whose fault that was, and obeys `upstream.attempts`."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from functools import partial
+from typing import Final
+
+from gateway.admission.gate import Gate
+from gateway.admission.refusals import engine_refused, heard_within_s
+from gateway.core.aio import Clock, beside
+from gateway.core.endings import Attempt, Barrier, Ending
+from gateway.core.errors import (
+    EngineFull,
+    MisdirectedReply,
+    RequestQuarantined,
+    StreamMoved,
+    UpstreamError,
+)
+from gateway.core.types import Ask, Call, Chance, RequestRecord, Slot, TrafficFailed
+from gateway.ingress.downstream import Downstream
+from gateway.ingress.measuring import Measuring
+from gateway.observe.ledger import Ledger
+from gateway.pools.attribution import is_hard
+from gateway.pools.quarantine import Fingerprint, Quarantine, may_be_a_death
+from gateway.pools.table import Backend, PoolTable
+from gateway.upstream import attempts
+from gateway.upstream.client import Client
+
+_LOOK_S: Final = 0.02
+_AT_ONCE_BYTES: Final = 1024 * 1024  # a millisecond
+
+
+class Retrying:
+    """Decides about attempts that failed, of all requests."""
+
+    def __init__(
+        self, table: PoolTable, gate: Gate, client: Client, ledger: Ledger, clock: Clock, measuring: Measuring
+    ) -> None:  # fmt: skip
+        self._table = table
+        self._gate = gate
+        self._client = client
+        self._ledger = ledger
+        self._clock = clock
+        self._measuring = measuring
+        self._rng = random.Random()
+        self.quarantine = Quarantine(table, clock)
+        self._budget = attempts.Budget()
+
+    async def after(
+        self, down: Downstream, record: RequestRecord, ask: Ask, backend: Backend, slot: Slot,
+        error: UpstreamError | EngineFull,
+    ) -> bool:  # fmt: skip
+        """Note a failed attempt; return whether a fresh connection is tried, else another place is looked for.
+
+        Raises:
+            GatewayError: neither; what the client is told (502, 503, 504).
+        Cancel: nothing is held.
+        """
+        self._note(record, ask, backend, slot, error)
+        of = await self.lost(down, backend, error.ending)
+        if of is not None:
+            await self._admit(of, ask.caller.tenant)
+        moved = isinstance(error, StreamMoved)
+        chance = self._gate.chance(ask) if ask.place is None else Chance.NOW
+        stream = down.trailed
+        if stream is not None:
+            if self._measuring.rest(record, ask, stream, chance, moved=moved):
+                return False
+            if down.started:
+                record.not_resumed = stream.barrier or Barrier.NO_BACKEND
+        step = attempts.after(
+            error,
+            attempts=record.attempts,
+            repeatable=down.body_at_hand and not down.answering,
+            chance=chance,
+            left_s=self._left_s(down, record),
+        )
+        if step is not attempts.Next.TELL and attempts.adds_load(error):
+            active = sum(each.in_flight for each in self._table.backends(ask.route.pool))
+            if not self._budget.begin(down, ask.route.pool, active):
+                self._ledger.retried(ask.route.pool, "over_budget")
+                step = attempts.Next.TELL
+        if step is attempts.Next.TELL:
+            raise engine_refused(ask, error) if isinstance(error, EngineFull) else error
+        self._ledger.retried(ask.route.pool, step.value)
+        if step is attempts.Next.AGAIN:
+            del ask.tried[backend.id]
+        pause_s = attempts.pause_s(step, error, record.attempts, self._rng.random())
+        if pause_s:
+            slot.release()
+            await asyncio.sleep(pause_s)
+        return step is attempts.Next.FRESH_CONNECTION
+
+    async def lost(self, down: Downstream, backend: Backend, ending: Ending) -> Fingerprint | None:
+        """Note that a backend may have died of a request, or with it; return what the request is known by.
+
+        Cancel: nothing is held.
+        """
+        call = down.asked
+        if call is None or not may_be_a_death(backend, ending):
+            return None
+        if not down.body_at_hand or down.upload is not None:
+            return None
+        down.fingerprint = of = down.fingerprint or await self._fingerprint(call)
+        self.quarantine.lost(backend, of)
+        return of
+
+    async def admit(self, call: Call, tenant: str) -> None:
+        """Look whether a request that comes was present at two deaths.
+
+        Raises:
+            RequestQuarantined: it was (400).
+        Cancel: nothing is held.
+        """
+        if len(call.body) in self.quarantine.watched:
+            await self._admit(await self._fingerprint(call), tenant)
+
+    async def _admit(self, of: Fingerprint, tenant: str) -> None:
+        # Until its backend was probed: milliseconds as a rule, five seconds at most.
+        while self.quarantine.undecided(of):  # noqa: ASYNC110 - time decides, too
+            await asyncio.sleep(_LOOK_S)
+        found = self.quarantine.found(of)
+        if found is None:
+            return
+        found.refused[tenant] += 1
+        self._ledger.quarantined(found.pool)
+        minutes = math.ceil((found.until - self._clock.now()) / 60)
+        raise RequestQuarantined(
+            "This request was being worked on each time when two servers crashed one after the other, so it is not"
+            f" sent to another one for {minutes} min. Please change it: its prompt, its media or its"
+            f" parameters. If it is not to blame, an operator can lift this (quarantine {of.id})."
+        )
+
+    async def _fingerprint(self, call: Call) -> Fingerprint:
+        if len(call.body) <= _AT_ONCE_BYTES:
+            return self.quarantine.fingerprint(call.body)
+        return await beside(partial(self.quarantine.fingerprint, call.body))
+
+    def give_back(self, down: Downstream) -> None:
+        """Give back a request's place in the budget: another attempt was answered, or it is over."""
+        self._budget.end(down)
+
+    def _note(
+        self, record: RequestRecord, ask: Ask, backend: Backend, slot: Slot, error: UpstreamError | EngineFull
+    ) -> None:  # fmt: skip
+        now = ask.tried[backend.id] = self._clock.now()
+        sent_at = record.sent_at or now
+        span_id = "" if record.trace is None else record.trace.attempt_id
+        failed = Attempt(backend.id, record.engine_id, sent_at, now, error.ending, span_id)
+        record.failed = (*record.failed, failed)
+        self._table.observe(backend.id, TrafficFailed(now, error.ending, backend.tries(slot)))
+        if isinstance(error, EngineFull):
+            record.usage = None  # it did nothing, as its refusal says
+        elif not isinstance(error, StreamMoved):
+            self._ledger.upstream_failed(backend.id, error.ending, hard=is_hard(error.ending))
+        if isinstance(error, MisdirectedReply):
+            self._client.connections(backend).distrust()
+
+    def _left_s(self, down: Downstream, record: RequestRecord) -> float:
+        """Return how long the client still waits for the beginning of an answer."""
+        sent_at = record.body_at or down.received_at
+        return sent_at + heard_within_s(down.patience_s) - self._clock.now()

@@ -1,0 +1,95 @@
+"""What one process knows to be used of each limit: all there is where it runs alone, else its part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gateway.core.limits import Amounts, Judged, Period, Plan
+from gateway.limiting.rules import MINUTE_S, NOTHING, day_of, month_of
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Now, as limits count it."""
+
+    now: float
+    day: int
+    month: int
+
+    @classmethod
+    def of(cls, now: float, wall: float) -> Moment:
+        """Return the moment of two clocks."""
+        day = day_of(wall)
+        return cls(now, day, month_of(day))
+
+    def stamp(self, period: Period) -> float:
+        """Return what a level of a period is valid for."""
+        if period is Period.MINUTE:
+            return self.now
+        return self.day if period is Period.DAY else self.month
+
+
+@dataclass(slots=True)
+class Levels:
+    """By the names of stores: amounts as (stamp, used), by amount and period, and leases of what runs."""
+
+    amounts: dict[tuple[str, int, Period], tuple[float, float]] = field(default_factory=dict)
+    running: dict[str, set[str]] = field(default_factory=dict)
+
+    def used(self, plan: Plan, at: Moment) -> tuple[float, ...]:
+        """Return what is used of each rule; a clock that goes back empties nothing."""
+        return tuple([self._level(plan.stores[rule.store], rule, at) for rule in plan.rules])
+
+    def _level(self, store: str, rule: Judged, at: Moment) -> float:
+        period = rule.period
+        if period is Period.RUNNING:
+            return len(self.running.get(store, ()))
+        stamp, used = self.amounts.get((store, rule.amount, period), (0.0, 0.0))
+        if period is Period.MINUTE:
+            return max(0.0, used - max(0.0, at.now - stamp) / MINUTE_S * rule.most)
+        return used if stamp >= at.stamp(period) else 0.0
+
+    def recall(self, plan: Plan, at: Moment, spent: Callable[[Judged, str], float]) -> None:
+        """Begin the days and months of a plan, of which nothing is known yet, with what was used of them before."""
+        for rule in plan.rules:
+            if rule.period in (Period.DAY, Period.MONTH):
+                place = plan.stores[rule.store], rule.amount, rule.period
+                if place not in self.amounts:
+                    self.amounts[place] = at.stamp(rule.period), spent(rule, plan.key_id)
+
+    def put(self, plan: Plan, used: Sequence[float], at: Moment) -> None:
+        """Note what is used of each rule but of those that count what runs."""
+        for rule, level in zip(plan.rules, used, strict=True):
+            if rule.period is not Period.RUNNING:
+                place = plan.stores[rule.store], rule.amount, rule.period
+                self.amounts[place] = at.stamp(rule.period), level
+
+    def charge(self, plan: Plan, more: Amounts, at: Moment, taken_on: int) -> None:
+        """Count what is used more, or, as far as there is, less; what was taken on another day stays with that."""
+        if more == NOTHING:
+            return
+        levels = []
+        for rule, level in zip(plan.rules, self.used(plan, at), strict=True):
+            each = more[rule.amount]
+            past = each < 0 and (
+                (rule.period is Period.DAY and taken_on != at.day)
+                or (rule.period is Period.MONTH and month_of(taken_on) != at.month)
+            )
+            levels.append(level if past else max(0.0, level + each))
+        self.put(plan, levels, at)
+
+    def begin(self, plan: Plan, lease: str) -> None:
+        """Count a request among what runs."""
+        for place in plan.running:
+            self.running.setdefault(plan.stores[place], set()).add(lease)
+
+    def end(self, plan: Plan, lease: str) -> None:
+        """Count a request no more."""
+        for place in plan.running:
+            store = plan.stores[place]
+            leases = self.running.get(store)
+            if leases is not None:
+                leases.discard(lease)
+                if not leases:
+                    del self.running[store]

@@ -1,0 +1,236 @@
+"""`Limiter`: takes what a request costs of its limits, and gives back what it did not use.
+
+    take -> (wait for room, send, relay) -> settle, synchronously, on every way out
+
+Without Redis one process holds all there is. With it, replicas hold it there, and each call is one script
+over all scopes that takes all or nothing. When Redis does not answer, each rule does as its `on_outage`
+says. `local` gives out this replica's share, limit / replicas, and goes on from what was used when Redis
+last answered. No request waits for a Redis that is known to be away, and none longer than 50 ms; of one
+that is slow, one request a second finds out whether it still is.
+
+That a request runs is a lease of 30 s, renewed while it does: what a killed replica held frees itself.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.core.aio import Clock, periodic
+from gateway.core.limits import Amounts, Judged, Limit, Plan, Taken
+from gateway.limiting import scripts
+from gateway.limiting.levels import Levels, Moment
+from gateway.limiting.rules import NOTHING, Refusal, over, refusal
+from gateway.store.scripts import BUDGET_S, Scripted
+from gateway.store.shared import StoreUnavailable
+
+RUNS_S: Final = 30.0
+_RENEW_S: Final = 10.0
+_LOOK_S: Final = 1.0
+_WITHIN_S: Final = 0.05
+_AGAIN_S: Final = 1.0
+_MOST_RENEWED: Final = 256  # with one call
+_TOLD_MOST: Final = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """What a request does not fit; `share_of` replicas each had their part."""
+
+    why: Refusal
+    plan: Plan
+    used: tuple[float, ...]
+    wall: float
+    share_of: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Nothing is let through by this limit while replicas cannot agree on what is used."""
+
+    limit: Limit
+
+
+class Limiter:
+    """One owner, one event loop. `link` None: this process runs alone."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        link: Scripted | None,
+        replicas: Callable[[], int],
+        spent: Callable[[Judged, str], float] = lambda rule, key_id: 0.0,
+    ) -> None:
+        """`spent` tells what was used of a day or month before this process began, for it is alone."""
+        self._spent = spent
+        self.levels = Levels()
+        self._clock = clock
+        self._link = link
+        self._replicas = replicas
+        self._again_at = -math.inf  # Redis was slow, and is asked again then
+        self._told: dict[Plan, tuple[tuple[float, ...], float]] = {}  # by Redis, and when
+        self._owed: dict[Plan, Amounts] = {}  # of days and months, that Redis was not told
+        self._unknown = False  # what runs here may be unknown to Redis
+        self._renewed_at = -math.inf
+        self.refusals: dict[tuple[str, ...], float] = {}  # by scope, rule, and whether in shadow
+        self._life = secrets.token_hex(4)
+        self._number = 0
+
+    async def take(self, plan: Plan, costs: Amounts) -> Taken | Refused | Closed:
+        """Take what a request costs, all or nothing.
+
+        Cancel: nothing runs for it; what it costs may be taken nevertheless, and is not given back.
+        """
+        self._number += 1
+        lease = f"{self._life}-{self._number}"
+        if self._link is not None:
+            if self._asks_redis(plan):
+                try:
+                    return await self._take_shared(self._link, plan, costs, lease)
+                except StoreUnavailable:
+                    self._again_at = self._clock.now() + _AGAIN_S
+            if plan.closed is not None:
+                return Closed(plan.closed)
+        return self._take_here(plan, costs, lease)
+
+    def count(self, limit: Limit) -> None:
+        """Count a request that did not fit a limit."""
+        told = limit.scope.value, limit.rule.value, str(limit.shadow).lower()
+        self.refusals[told] = self.refusals.get(told, 0) + 1
+
+    def settle(self, taken: Taken, actual: Amounts) -> None:
+        """Give back what was taken too much, charge what was too little; the request runs no more."""
+        plan, more = taken.plan, _difference(actual, taken.costs)
+        if plan.running:
+            self.levels.end(plan, taken.lease)
+        if not taken.shared:
+            self.levels.charge(plan, more, self._moment(), taken.day)
+            if self._link is None:
+                return
+            self._owe(plan, actual)
+            more = NOTHING
+        if self._link is not None and (plan.running or more != NOTHING):
+            told = scripts.words(f"{taken.lease} {taken.day}", more, plan.words)
+            self._link.post(scripts.SETTLE, plan.stores, told)
+
+    async def run(self) -> None:
+        """Renew the leases of what runs, and tell Redis what it missed, until cancelled."""
+        await periodic(self._turn, every_s=_LOOK_S, name="leases of requests")
+
+    async def renew(self) -> None:
+        """Tell Redis what runs here."""
+        link = self._link
+        if link is None:
+            return
+        for store, running in self.levels.running.items():
+            leases = [*running]
+            for start in range(0, len(leases), _MOST_RENEWED):
+                batch = leases[start : start + _MOST_RENEWED]
+                link.post(scripts.RENEW, (store,), (round(RUNS_S * 1000), *batch))
+        self._unknown = bool(link.trouble)
+        self._renewed_at = self._clock.now()
+
+    async def _turn(self) -> None:
+        if self._link is None or self._link.trouble:
+            return
+        if self._unknown or self._clock.now() - self._renewed_at >= _RENEW_S:
+            await self.renew()
+        if len(self._told) > _TOLD_MOST:  # by plans that are in force no more
+            self._told.clear()
+        owed, self._owed = self._owed, {}
+        today = self._moment().day
+        for plan, more in owed.items():
+            told = scripts.words(f"- {today}", more, plan.calendar)
+            self._link.post(scripts.SETTLE, plan.stores, told)
+
+    def _owe(self, plan: Plan, used: Amounts) -> None:
+        if plan.calendar and used != NOTHING:
+            before = self._owed.get(plan, NOTHING)
+            self._owed[plan] = Amounts(*(a + b for a, b in zip(before, used, strict=True)))
+
+    def _asks_redis(self, plan: Plan) -> bool:
+        """Whether this request asks Redis. While that is slow, one request a second does."""
+        now = self._clock.now()
+        if self._link is None or self._link.trouble:
+            return False
+        if plan.closed is not None:
+            return True
+        if now < self._again_at:
+            return False
+        if self._again_at > -math.inf:
+            self._again_at = now + _AGAIN_S  # the others do not wait for the answer to this one
+        return True
+
+    async def _take_shared(
+        self, link: Scripted, plan: Plan, costs: Amounts, lease: str
+    ) -> Taken | Refused:
+        if self._unknown:
+            await self.renew()
+        told = scripts.words(f"{lease} {RUNS_S * 1000:.0f}", costs, plan.words)
+        try:
+            reply: str = await link.ask(
+                scripts.TAKE,
+                plan.stores,
+                told,
+                within_s=_WITHIN_S if plan.closed is None else BUDGET_S,
+            )
+        except BaseException:
+            # It may have been taken: it runs not. Its tokens stay taken, or a client that leaves could
+            # have back what it never took.
+            if plan.running:
+                told = scripts.words(f"{lease} 0", NOTHING, plan.words)
+                link.post(scripts.SETTLE, plan.stores, told)
+            raise
+        self._again_at = -math.inf
+        fits, day, *levels = reply.split()
+        marked = [place for place, each in enumerate(levels) if each[0] == "!"]
+        used = tuple([float(each.lstrip("!")) for each in levels] if marked else map(float, levels))
+        self._told[plan] = used, self._clock.now()
+        wall = self._clock.wall()
+        if fits == "1":
+            self.levels.begin(plan, lease)
+            return Taken(
+                plan, costs, used, lease, shared=True, day=int(day), wall=wall, shadowed=tuple(marked)
+            )  # fmt: skip
+        why = refusal(plan, costs, used, marked, wall)
+        assert why is not None, "the script names the rules that refuse"
+        return Refused(why, plan, used, wall)
+
+    def _take_here(self, plan: Plan, costs: Amounts, lease: str) -> Taken | Refused:
+        wall, replicas, away = self._clock.wall(), max(1, self._replicas()), self._link is not None
+        at = Moment.of(self._clock.now(), wall)
+        if away:
+            self._unknown = True
+            self._recall(replicas)
+        elif plan.calendar:
+            self.levels.recall(plan, at, self._spent)
+        used = self.levels.used(plan, at)
+        places = over(plan, costs, used, replicas)
+        if places:
+            why = refusal(plan, costs, used, places, wall, replicas, away=away)
+            if why is not None:
+                return Refused(why, plan, used, wall, replicas)
+        used = tuple([a + costs[rule.amount] for a, rule in zip(used, plan.rules, strict=True)])
+        self.levels.put(plan, used, at)
+        self.levels.begin(plan, lease)
+        return Taken(
+            plan, costs, used, lease, shared=False, day=at.day, wall=wall, share_of=replicas,
+            shadowed=tuple(places),
+        )  # fmt: skip
+
+    def _recall(self, replicas: int) -> None:
+        """Go on from this replica's part of what Redis told last."""
+        told, self._told = self._told, {}
+        began = self._clock.wall() - self._clock.now()
+        for plan, (used, now) in sorted(told.items(), key=lambda each: each[1][1]):
+            self.levels.put(plan, [each / replicas for each in used], Moment.of(now, began + now))
+
+    def _moment(self) -> Moment:
+        return Moment.of(self._clock.now(), self._clock.wall())
+
+
+def _difference(actual: Amounts, costs: Amounts) -> Amounts:
+    return Amounts(*[a - b for a, b in zip(actual, costs, strict=True)])

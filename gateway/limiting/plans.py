@@ -1,0 +1,156 @@
+"""Which limits a request has to fit: compiled once for each key and model, in the order of their scopes.
+
+A request has the limits of its key, those that its key has for its model, and those of its tenant. What
+is used of each scope is kept in stores of its own: one for amounts, one for what runs. Their names have
+the tenant as hash tag, so that one script may use them all on one node of a cluster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Final
+
+from gateway.core.asked import Caller
+from gateway.core.limits import (
+    RULES,
+    Judged,
+    KeyLimits,
+    Limit,
+    OnOutage,
+    Period,
+    Plan,
+    Rule,
+    Scope,
+    manner_of,
+)
+from gateway.store.scripts import PREFIX
+
+_CACHED_MOST: Final = 4096
+_CALENDAR: Final = frozenset({Period.DAY, Period.MONTH})
+_LABELS: Final[tuple[tuple[bytes, frozenset[Rule]], ...]] = (
+    (b"requests", frozenset({Rule.REQUESTS})),
+    (
+        b"tokens",
+        frozenset({Rule.INPUT, Rule.OUTPUT, Rule.TOKENS_DAY, Rule.TOKENS_MONTH}),
+    ),
+    (b"input-tokens", frozenset({Rule.INPUT})),
+    (b"output-tokens", frozenset({Rule.OUTPUT})),
+)
+
+
+class Plans:
+    """The plans of the keys in force. A key whose settings changed is another `Caller`, with a new plan."""
+
+    def __init__(self, tenants: Mapping[str, KeyLimits]) -> None:
+        self._tenants = tenants
+        self._made: dict[tuple[str, str], tuple[Caller, Plan | None]] = {}
+
+    def of(self, caller: Caller, model: str, pool: str) -> Plan | None:
+        """Return the plan of a request; None: it has no limits."""
+        if caller.limits is None and caller.tenant not in self._tenants:
+            return None
+        made = self._made.get((caller.key_id, model))
+        if made is not None and made[0] is caller:
+            return made[1]
+        if len(self._made) >= _CACHED_MOST:
+            self._made.clear()
+        plan = compiled(caller, self._tenants.get(caller.tenant), model, pool)
+        self._made[caller.key_id, model] = caller, plan
+        return plan
+
+
+def compiled(
+    caller: Caller, of_tenant: KeyLimits | None, model: str = "", pool: str = ""
+) -> Plan | None:
+    """Return the plan of a key for a model, None where nothing is limited."""
+    scopes = _scopes(caller, of_tenant, (model, pool))
+    rules: list[Judged] = []
+    stores: list[str] = []
+    for scope, owner, glob, store, limits in scopes:
+        places: dict[bool, int] = {}
+        for limit in limits_of(limits, scope, owner, glob):
+            period, amount = RULES[limit.rule]
+            runs = period is Period.RUNNING
+            if runs not in places:
+                places[runs] = len(stores)
+                stores.append(f"{PREFIX}{{t:{caller.tenant}}}:{store}{':runs' if runs else ''}")
+            rules.append(Judged(limit, places[runs], period, amount, limit.most, limit.shadow))
+    if not rules:
+        return None
+    return Plan(
+        key_id=caller.key_id,
+        rules=tuple(rules),
+        stores=tuple(stores),
+        words=_words(rules),
+        calendar=_words([each for each in rules if each.period in _CALENDAR]),
+        running=tuple(each.store for each in rules if each.period is Period.RUNNING),
+        shown=tuple(_shown(rules)),
+        input_most=_least(rules, Rule.INPUT),
+        output_most=_least(rules, Rule.OUTPUT),
+        tokens_most=_least(rules, Rule.TOKENS_DAY, Rule.TOKENS_MONTH),
+        money_most=_least(rules, Rule.BUDGET_DAY, Rule.BUDGET_MONTH),
+        closed=next((r.limit for r in rules if r.limit.on_outage is OnOutage.CLOSED), None),
+        priced=any(each.amount == _MONEY for each in rules),
+    )
+
+
+_MONEY: Final = RULES[Rule.BUDGET_DAY][1]
+
+
+def limits_of(limits: KeyLimits, scope: Scope, owner: str, models: str = "") -> Iterator[Limit]:
+    """Yield the limits that a mapping states."""
+    for rule in Rule:
+        most = getattr(limits, rule.value)
+        if most is not None:
+            on_outage, shadow = manner_of(limits, rule)
+            # What is in shadow refuses nothing, whatever happens.
+            yield Limit(
+                scope, owner, models, rule, most, OnOutage.OPEN if shadow else on_outage, shadow
+            )
+
+
+def _scopes(
+    caller: Caller, of_tenant: KeyLimits | None, names: tuple[str, str]
+) -> Iterator[tuple[Scope, str, str, str, KeyLimits]]:
+    """Yield each scope of a request: its owner, its glob of models, the name of its store, and its limits."""
+    if caller.limits is not None:
+        store = f"key:{caller.key_id}"
+        yield Scope.KEY, caller.name, "", store, caller.limits
+        for glob, limits in _matching(caller.limits, names):
+            yield Scope.KEY_MODEL, caller.name, glob, f"{store}:{glob}", limits
+    if of_tenant is not None:
+        yield Scope.TENANT, caller.tenant, "", "all", of_tenant
+        for glob, limits in _matching(of_tenant, names):
+            yield Scope.TENANT_MODEL, caller.tenant, glob, f"all:{glob}", limits
+
+
+def _matching(limits: KeyLimits, names: tuple[str, str]) -> Iterator[tuple[str, KeyLimits]]:
+    for glob, each in limits.models:
+        if any(fnmatchcase(name, glob) for name in names):
+            yield glob, each
+
+
+def _words(rules: list[Judged]) -> str:
+    """Return rules as scripts read them: store, field, limit, and whether it refuses."""
+    return " ".join(
+        f"{each.store + 1} {each.amount}{each.period.value} {each.most:.6f} {int(not each.shadow)}"
+        for each in rules
+    )
+
+
+def _shown(rules: list[Judged]) -> Iterator[tuple[bytes, tuple[int, ...]]]:
+    for label, told in _LABELS:
+        places = [
+            place for place, each in enumerate(rules) if each.limit.rule in told and not each.shadow
+        ]
+        if places:
+            yield label, tuple(places)
+
+
+def _least(rules: list[Judged], *counted: Rule) -> float:
+    return min(
+        (each.most for each in rules if each.limit.rule in counted and not each.shadow),
+        default=math.inf,
+    )

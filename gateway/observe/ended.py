@@ -1,0 +1,63 @@
+"""The latest requests that ended, however they ended: what `vllm-gateway explain` tells of.
+
+A request's record is kept as it is, and put into words only when somebody asks. It holds names and
+numbers, never a prompt or a reply. About 1 KB each.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from gateway.core.types import Outcome, RequestRecord
+
+KEPT: Final = 4096  # that ended well
+TROUBLED_KEPT: Final = 1024  # of callers, that did not
+STRANGERS_KEPT: Final = 256  # of nobody with a valid key
+
+_OK: Final = Outcome.OK  # looked up once: 0.15 us before Python 3.12
+
+
+class EndedRequests:
+    """Records of ended requests. Those that ended well push out no failed one, strangers no caller's."""
+
+    def __init__(self, before_reading: Callable[[], None] = lambda: None) -> None:
+        """`before_reading` has what ended just now be told."""
+        self._before_reading = before_reading
+        self._well: deque[RequestRecord] = deque(maxlen=KEPT)
+        self._troubled: deque[RequestRecord] = deque(maxlen=TROUBLED_KEPT)
+        self._strangers: deque[RequestRecord] = deque(maxlen=STRANGERS_KEPT)
+
+    def __len__(self) -> int:
+        return len(self._well) + len(self._troubled) + len(self._strangers)
+
+    def __iter__(self) -> Iterator[RequestRecord]:
+        """Go through them, in no order."""
+        self._before_reading()
+        yield from self._well
+        yield from self._troubled
+        yield from self._strangers
+
+    def posted(self, settled: Sequence[RequestRecord]) -> None:
+        """Keep records that were settled; the last to be told, as what is large in them is let go."""
+        for record in settled:
+            sent = record.sent
+            if sent is not None:
+                record.expected_cached_tokens, record.sent = sent.cached_tokens, None
+            record.taken = None
+            if record.outcome is _OK:
+                self._well.append(record)
+            elif record.caller is not None:
+                self._troubled.append(record)
+            else:
+                self._strangers.append(record)
+
+    def get(self, request_id: str) -> RequestRecord | None:
+        """Return the record of a request; of several with its id the newest, a caller's before a stranger's."""
+        found = [each for each in self if each.id == request_id]
+        return max(found, key=_rank, default=None)
+
+
+def _rank(record: RequestRecord) -> tuple[bool, float]:
+    return record.caller is not None, record.received_at

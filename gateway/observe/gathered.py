@@ -1,0 +1,132 @@
+"""What the workers of one gateway counted, in the one that serves operators.
+
+Each of the others tells all that it counted since it began. What came since it last told is added here, as if
+it had been counted here: so sums only grow when a worker dies, and what it counted in its last second is lost.
+Of a worker that is older than this process, all that it first tells was counted before this one began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from gateway.observe import instruments as table
+from gateway.observe.families import Labels
+from gateway.observe.instruments import INSTRUMENTS, Kind
+
+# All workers see these happen to the same backends and files: they count once.
+_SEEN_BY_ALL: Final = frozenset(
+    each.name
+    for each in (
+        table.TRANSITIONS,
+        table.LIMIT_CUTS,
+        table.CONFIG_RELOADS,
+        table.EVENTS_LOSSES,
+        table.EVENTS_GARBLED,
+    )
+)
+# Gauges of which each worker has its part. All others are those of the worker that is asked.
+_PARTS: Final = frozenset(
+    each.name
+    for each in (
+        table.IN_FLIGHT,
+        table.QUEUED,
+        table.QUEUED_TOKENS,
+        table.OPEN_CONNECTIONS,
+        table.BODY_BYTES,
+        table.BODY_BYTES_LIMIT,
+    )
+)
+COUNTED: Final = frozenset(
+    each.name
+    for each in INSTRUMENTS
+    if each.kind is not Kind.GAUGE and each.name not in _SEEN_BY_ALL
+)
+TOLD: Final = COUNTED | _PARTS
+
+_LIVES_KEPT: Final = 256  # one that is slow to answer is not another one
+
+Values = dict[str, dict[Labels, float]]
+Cells = dict[str, dict[Labels, list[float]]]
+
+
+class Counted(msgspec.Struct):
+    """What one worker counted since it began, and its part of some gauges. `life` names its process."""
+
+    life: str
+    began: float  # monotonic, a clock that all processes of a machine share
+    values: dict[str, list[tuple[Labels, float]]]
+    cells: dict[str, list[tuple[Labels, list[float]]]]  # of histograms
+
+
+class Gathered:
+    """What others told. One owner. `life` and `began` are of this process."""
+
+    def __init__(self, life: str, began: float) -> None:
+        self.life, self.began = life, began
+        self._before: dict[str, Counted] = {}  # by life
+        self._alive: list[str] = []
+
+    def tell(
+        self, values: Mapping[str, Mapping[Labels, float]], cells: Mapping[str, Mapping[Labels, list[float]]]
+    ) -> Any:  # fmt: skip
+        """Return what this process counted, to be sent to another."""
+        told = Counted(
+            self.life,
+            self.began,
+            {name: [*of.items()] for name, of in values.items() if name in TOLD and of},
+            {name: [*of.items()] for name, of in cells.items() if name in TOLD and of},
+        )
+        return msgspec.to_builtins(told)
+
+    def hear(self, told: Iterable[Any]) -> tuple[Values, Cells]:
+        """Take in what each other worker tells that answers; returns what they counted since the last time.
+
+        What one of another version tells, in another form, is left out.
+        """
+        values: Values = {}
+        cells: Cells = {}
+        self._alive = []
+        for one in told:
+            try:
+                each = msgspec.convert(one, Counted)
+            except msgspec.ValidationError:
+                continue
+            before = self._before.get(each.life)
+            self._before.pop(each.life, None)  # so that the dictionary's order is that of time
+            self._before[each.life] = each
+            self._alive.append(each.life)
+            if before is None and each.began < self.began:
+                continue
+            for name, counted in each.values.items():
+                if name in COUNTED:
+                    _add(values.setdefault(name, {}), counted, _before(before, name))
+            for name, histogram in each.cells.items():
+                known = {} if before is None else dict(before.cells.get(name, ()))
+                found = cells.setdefault(name, {})
+                for labels, cell in histogram:
+                    was = known.get(labels) or [0.0] * len(cell)
+                    sums = found.get(labels) or [0.0] * len(cell)
+                    found[labels] = [a + b - c for a, b, c in zip(sums, cell, was, strict=True)]
+        while len(self._before) > _LIVES_KEPT:
+            del self._before[next(iter(self._before))]
+        return values, cells
+
+    def parts(self, name: str) -> list[tuple[Labels, float]]:
+        """Return the others' parts of a gauge, as they last told."""
+        if name not in _PARTS:
+            return []
+        return [part for life in self._alive for part in self._before[life].values.get(name, ())]
+
+
+def _before(told: Counted | None, name: str) -> dict[Labels, float]:
+    return {} if told is None else dict(told.values.get(name, ()))
+
+
+def _add(
+    sums: dict[Labels, float], counted: Iterable[tuple[Labels, float]], before: dict[Labels, float]
+) -> None:
+    for labels, value in counted:
+        sums[labels] = sums.get(labels, 0) + value - before.get(labels, 0)

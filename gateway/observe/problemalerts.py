@@ -1,0 +1,231 @@
+"""Alerts on what the gateway has judged itself: states of backends, and the problems that `status` lists. Pure.
+
+The gateway has waited until it was sure, so these fire at once, with the sentence of `status` as the cause.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.observe.alerts import Alert, Severity
+
+_DIAGNOSE: Final = "`vllm-gateway logs POOL/NAME | vllm-gateway diagnose -`"
+
+
+def _state(  # noqa: PLR0913 - an alert has as many parts
+    name: str, states: str, summary: str, *, means: str, look: str, act: str, lasts: str = "0s"
+) -> Alert:
+    """Return the alert that a backend is in one of some states (`ops.states.BackendState`)."""
+    matcher = f'state=~"{states}"' if "|" in states else f'state="{states}"'
+    return Alert(
+        name=name,
+        expr=f"gateway_backend_state{{{matcher}}} == 1",
+        lasts=lasts,
+        severity="warning",
+        summary=f"Backend {{{{ $labels.pool }}}}/{{{{ $labels.backend }}}} {summary}",
+        means=means,
+        look=look,
+        act=act,
+    )
+
+
+def _problem(  # noqa: PLR0913
+    name: str,
+    kinds: str,
+    summary: str,
+    *,
+    means: str,
+    look: str,
+    act: str,
+    lasts: str = "0s",
+    severity: Severity = "warning",
+) -> Alert:
+    """Return the alert that there is a problem of some kinds (`ops.problems.ProblemKind`)."""
+    matcher = f'kind=~"{kinds}"' if "|" in kinds else f'kind="{kinds}"'
+    return Alert(
+        name=name,
+        expr=f"gateway_problem{{{matcher}}} == 1",
+        lasts=lasts,
+        severity=severity,
+        summary=summary,
+        means=means,
+        look=look,
+        act=act,
+    )
+
+
+STATES: Final = (
+    _state(
+        "BackendCrashLoops",
+        "crash-looping|suspended",
+        "crashes again and again",
+        means="It ended several times within minutes. `suspended`: the gateway leaves it alone until an operator acts.",
+        look=f"{_DIAGNOSE} names the cause, the line that proves it, and the flag to change.",
+        act="Change the flag or the machine, reload, then `vllm-gateway undrain POOL/NAME`.",
+    ),
+    _state(
+        "BackendFailed",
+        "failed|down",
+        "does not run: its process ended, or its health checks fail",
+        means="Its peers do its work. A launched one is started again by itself, with pauses.",
+        look=f"{_DIAGNOSE}; for others vLLM's log where it runs.",
+        act="Start it where it runs, if the gateway does not. If it ends again, BackendCrashLoops follows.",
+        lasts="10s",
+    ),
+    _state(
+        "BackendUnreachable",
+        "unreachable",
+        "cannot be reached",
+        means="Nothing answers at its address, or what answers is no vLLM that lets the gateway in.",
+        look="`curl URL/health` from the gateway's machine; `vllm-gateway status` has the error.",
+        act="Start vLLM; mend the address, the firewall or `api_key`; `vllm-gateway check FILE --probe` tries all.",
+        lasts="10s",
+    ),
+    _state(
+        "BackendFailing",
+        "failing",
+        "answers its checks, and its requests fail",
+        means="It gets no new requests, or one at a time, until one succeeds.",
+        look="`vllm-gateway events`; `gateway_upstream_failures_total` by reason; vLLM's own log.",
+        act="Restart it: `vllm-gateway restart POOL/NAME`, or where it runs.",
+    ),
+    _state(
+        "BackendStartsLong",
+        "starting|pending|restarting",
+        "has been starting for half an hour",
+        means="vLLM loads weights, compiles, or waits for something that does not come.",
+        look="`vllm-gateway logs POOL/NAME` shows how far it is.",
+        act="A slow disk or download needs patience (`supervision.patience`); a hang needs a restart.",
+        lasts="30m",
+    ),
+)
+
+PROBLEMS: Final = (
+    _problem(
+        "BackendFrozen",
+        "frozen",
+        "The engine of {{ $labels.subject }} makes no progress, though its server answers",
+        means="Requests wait there, and nothing comes. A deadlock, a GPU fault, or a stopped process. New requests go"
+        " elsewhere; when test requests get no token either, it is taken out of its pool.",
+        look="`vllm-gateway events` has the evidence; `nvidia-smi` and `dmesg` on its machine tell of GPU faults (Xid).",
+        act="With `launch` or `restart` it is restarted by itself, unless that is on hold. Else restart vLLM there.",
+    ),
+    _problem(
+        "ModelFails",
+        "requests_fail|model_fails",
+        "Most requests for {{ $labels.subject }} fail",
+        means="Of its last requests more than half failed. Others of the pool may be in order.",
+        look="`vllm-gateway status` has the numbers and the reasons; `vllm-gateway explain --last-error` one request.",
+        act="For an adapter: `vllm-gateway adapters list`. For a model: drain the backend that fails, or roll back.",
+        severity="critical",
+    ),
+    _problem(
+        "AdapterMissing",
+        "adapter_missing",
+        "Adapter {{ $labels.subject }} is on no backend, and could not be loaded",
+        means="Requests for it are refused. The backends refused it: its path is not there, or its rank is too large.",
+        look="`vllm-gateway adapters list` has the reason for each backend.",
+        act="Mend the path, or `--max-lora-rank` of vLLM, then `vllm-gateway adapters load POOL/NAME ADAPTER`.",
+        severity="critical",
+    ),
+    _problem(
+        "AdapterLoadFails",
+        "adapter_failed",
+        "An adapter could not be loaded: {{ $labels.subject }}",
+        means="Other backends have it and serve it. This one cannot help.",
+        look="`vllm-gateway adapters list` has the reason.",
+        act="As for AdapterMissing.",
+    ),
+    _problem(
+        "PoolSaturated",
+        "saturated",
+        "No backend of {{ $labels.subject }} has room",
+        means="New requests wait here, or are refused with a time to retry. What runs is not touched.",
+        look="`vllm-gateway status` says what is full: the KV cache, or the limit of each backend.",
+        act="Add a backend, or have its heaviest tenant send less (`vllm-gateway usage --by tenant`).",
+        lasts="10s",
+    ),
+    _problem(
+        "BackendSlow",
+        "slow",
+        "{{ $labels.subject }} writes tokens much more slowly than its peers",
+        means="Its GPU is throttled, shared, or another kind. It gets less work, and its streams are slow.",
+        look="`nvidia-smi -q -d PERFORMANCE` on its machine; `vllm-gateway status` has the factor.",
+        act="`vllm-gateway drain POOL/NAME` keeps requests from it. `supervision.slow_ratio` restarts such a backend.",
+    ),
+    _problem(
+        "BackendLostRequests",
+        "lost_requests",
+        "{{ $labels.subject }} has far more requests of this gateway than its engine runs",
+        means="Requests are lost between its API server and its engine, or its metrics are wrong.",
+        look="vLLM's log there; `RUNNING`, `WAITING` and `IN FLIGHT` of `vllm-gateway status`.",
+        act="`vllm-gateway restart POOL/NAME` ends what hangs.",
+    ),
+    _problem(
+        "BackendMetricsStale",
+        "metrics_stale",
+        "The metrics of {{ $labels.subject }} are out of date",
+        means="Its load is unknown, so it gets fewer requests than it could do.",
+        look="`curl URL/metrics` from the gateway's machine; `vllm-gateway doctor` names the flag.",
+        act="Start vLLM without `--disable-log-stats`.",
+        lasts="1m",
+    ),
+    _problem(
+        "SharedStoreLost",
+        "store_lost",
+        "Redis, or the store of the workers, does not answer",
+        means="Requests are served. Each gateway counts limits by itself, and no backend is restarted.",
+        look="`redis-cli -u URL ping`; `vllm-gateway check FILE --probe` tries the connection and the rights.",
+        act="Start Redis, or correct `redis` in the settings. Nothing else needs to be done.",
+    ),
+    _problem(
+        "KeysUnknown",
+        "keys_unknown",
+        "The gateway knows no keys, so no request is let in",
+        means="They are in Redis, which does not answer, and there is no copy on this machine.",
+        look="As for SharedStoreLost.",
+        act="Start Redis. Once the gateway has read them it keeps a copy in `state`.",
+        severity="critical",
+    ),
+    _problem(
+        "DiskLow",
+        "disk_low",
+        "The disk of the gateway's state is nearly full",
+        means="When it is full, no server can be launched, and drains, limits and usage are not kept.",
+        look="`df -h` and `du -sh` of `state`: logs of launched servers, or usage?",
+        act="Free some space; lower `usage.ledger`; or set `state` to a folder on another disk.",
+    ),
+    _problem(
+        "ReloadFailed",
+        "reload_failed",
+        "The last reload was refused; the settings before it are in force",
+        means="The file has a mistake. Nothing changed; but the next start would fail.",
+        look="`vllm-gateway config history` and `vllm-gateway check FILE` name the line.",
+        act="Mend the file, then `vllm-gateway reload`.",
+    ),
+    _problem(
+        "ReplicasDiffer",
+        "replicas_differ",
+        "{{ $labels.subject }} has other settings than its peers",
+        means="A change reached some gateways and not the others, so clients get different answers.",
+        look="`vllm-gateway replicas`.",
+        act="Give all the same file, and reload each.",
+        lasts="5m",
+    ),
+    _problem(
+        "KeyOverLimit",
+        "key_over_limit",
+        "{{ $labels.subject }} asks for more than its limit",
+        means="A key or its tenant is over a limit; those requests got a 429. Others are not touched.",
+        look="`vllm-gateway status` has the rule and the numbers; `vllm-gateway keys effective ID` all its limits.",
+        act="Nothing, if that is what the limit is for. Else `vllm-gateway keys update ID --limit RULE=N`.",
+    ),
+    _problem(
+        "ClientTooSlow",
+        "client_slow",
+        "{{ $labels.subject }} reads its stream too slowly",
+        means="Its buffers are full. After `timeouts.client_write` the stream is cut. No other stream is held up.",
+        look="The access log: `outcome` is `client_stalled`, `key_id` says whose.",
+        act="Look at the client, or at a proxy in between: `vllm-gateway doctor --through URL`.",
+    ),
+)

@@ -1,0 +1,173 @@
+"""What was counted between two moments, for each pool and model. Pure.
+
+`Metrics` counts since the start. A `Mark` is a copy of some of its values, and a `Window` is what two marks
+differ by. So nothing is counted twice, and a request pays nothing for it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.core.types import Outcome
+from gateway.observe.buckets import INTER_TOKEN_BUCKETS, TTFT_BUCKETS
+from gateway.observe.families import Labels
+
+# The gateway or a backend failed; the caller is not to blame.
+ERRORS: Final = frozenset(
+    each.value
+    for each in (
+        Outcome.BACKEND_ERROR,
+        Outcome.BACKEND_TIMEOUT,
+        Outcome.STREAM_BROKEN,
+        Outcome.TIME_LIMIT,
+        Outcome.BUG,
+    )
+)
+# The client left, or did not read: neither a success nor a failure.
+LEFT: Final = frozenset((Outcome.CLIENT_GONE.value, Outcome.CLIENT_STALLED.value))
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Some of what `Metrics` had counted at one moment, by labels as in `observe.instruments`."""
+
+    at: float
+    requests: Mapping[Labels, float]
+    shed: Mapping[Labels, float]
+    tokens: Mapping[Labels, float]
+    failures: Mapping[Labels, float]  # attempts that failed, by pool, backend and reason
+    refusals: Mapping[Labels, float]  # requests beyond a limit, by scope, rule and shadow
+    ttfts: Mapping[Labels, Sequence[float]]  # counts by bucket; the last two are `+Inf` and the sum
+    gaps: Mapping[Labels, Sequence[float]]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What requests of one pool, or of one model in it, came to."""
+
+    requests: int = 0
+    errors: int = 0
+    shed: int = 0
+    left: int = 0
+    tokens: int = 0  # written
+    endings: dict[tuple[str, str], int] = field(default_factory=dict)  # by outcome and status
+    ttfts: list[float] = field(default_factory=lambda: [0.0] * (len(TTFT_BUCKETS) + 1))
+    gaps: list[float] = field(default_factory=lambda: [0.0] * (len(INTER_TOKEN_BUCKETS) + 1))
+
+    @property
+    def judged(self) -> int:
+        """Requests that the gateway took: they were served, or failed."""
+        ok = Outcome.OK.value
+        served = sum(count for (outcome, _), count in self.endings.items() if outcome == ok)
+        return served + self.errors
+
+    def ttft_s(self, share: float) -> float | None:
+        """Return the time to first token that this share of the streams stayed below."""
+        return quantile(self.ttfts, TTFT_BUCKETS, share)
+
+    def gap_s(self, share: float) -> float | None:
+        """Return the mean time between two tokens that this share of the streams stayed below."""
+        return quantile(self.gaps, INTER_TOKEN_BUCKETS, share)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What happened between two marks."""
+
+    before: Mark
+    after: Mark
+
+    @property
+    def seconds(self) -> float:
+        """How long it is."""
+        return self.after.at - self.before.at
+
+    def pools(self) -> dict[str, Tally]:
+        """Return what was counted of each pool."""
+        found: defaultdict[str, Tally] = defaultdict(Tally)
+        for (pool, _), tally in self.models().items():
+            _add(found[pool], tally)
+        return dict(found)
+
+    def models(self) -> dict[tuple[str, str], Tally]:
+        """Return what was counted of each model of each pool."""
+        found: defaultdict[tuple[str, str], Tally] = defaultdict(Tally)
+        before, after = self.before, self.after
+        for (pool, model, _, outcome, code), more in _grown(before.requests, after.requests):
+            _count(found[pool, model], outcome, code, int(more))
+        for (pool, model, kind), more in _grown(before.tokens, after.tokens):
+            if kind == "completion":
+                found[pool, model].tokens += int(more)
+        for (pool, model), counts in after.ttfts.items():
+            if counts != (known := before.ttfts.get((pool, model))):
+                _add_cells(found[pool, model].ttfts, known, counts)
+        for (pool, model), counts in after.gaps.items():
+            if counts != (known := before.gaps.get((pool, model))):
+                _add_cells(found[pool, model].gaps, known, counts)
+        return dict(found)
+
+    def shed(self, pool: str) -> dict[str, int]:
+        """Return how many requests of a pool were refused for capacity, by reason."""
+        grown = _grown(self.before.shed, self.after.shed)
+        return {reason: int(more) for (of, reason), more in grown if of == pool}
+
+    def failures(self) -> dict[str, dict[str, int]]:
+        """Return how many attempts failed, by the backend's id and by reason."""
+        found: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        for (pool, backend, reason), more in _grown(self.before.failures, self.after.failures):
+            found[f"{pool}/{backend}"][reason] = int(more)
+        return dict(found)
+
+
+def quantile(counts: Sequence[float], bounds: Sequence[float], share: float) -> float | None:
+    """Return the value that this share of what was counted by bucket stays below; None of nothing.
+
+    Within a bucket the values count as evenly spread; those above the last bound count as being at it.
+    """
+    total = sum(counts)
+    if not total:
+        return None
+    wanted, seen, lower = share * total, 0.0, 0.0
+    for count, upper in zip(counts, bounds, strict=False):
+        if count and seen + count >= wanted:
+            return lower + (upper - lower) * (wanted - seen) / count
+        seen, lower = seen + count, upper
+    return bounds[-1]
+
+
+def _count(tally: Tally, outcome: str, code: str, more: int) -> None:
+    tally.requests += more
+    tally.endings[outcome, code] = tally.endings.get((outcome, code), 0) + more
+    if outcome in ERRORS:
+        tally.errors += more
+    elif outcome == Outcome.SHED.value:
+        tally.shed += more
+    elif outcome in LEFT:
+        tally.left += more
+
+
+def _add(total: Tally, more: Tally) -> None:
+    for (outcome, code), count in more.endings.items():
+        _count(total, outcome, code, count)
+    total.tokens += more.tokens
+    _add_cells(total.ttfts, None, more.ttfts)
+    _add_cells(total.gaps, None, more.gaps)
+
+
+def _add_cells(total: list[float], before: Sequence[float] | None, after: Sequence[float]) -> None:
+    for place in range(len(total)):
+        total[place] += after[place] - (0 if before is None else before[place])
+
+
+def _grown(
+    before: Mapping[Labels, float], after: Mapping[Labels, float]
+) -> list[tuple[Labels, float]]:
+    """Return the labels whose values grew, and by how much."""
+    found = []
+    for labels, value in after.items():
+        if (more := value - before.get(labels, 0)) > 0:
+            found.append((labels, more))
+    return found

@@ -1,0 +1,125 @@
+"""The alerts as files: Prometheus' rules and the runbooks. Pure.
+
+python -m gateway.observe.rules > deploy/prometheus/alerts.yaml
+python -m gateway.observe.rules runbooks > deploy/RUNBOOKS.md
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+from gateway.observe import alerts, problemalerts
+from gateway.observe.alerts import Alert
+from gateway.observe.instruments import INSTRUMENTS, Kind
+from gateway.observe.reference import PROCESS_METRICS
+
+# The groups of the file, in its order.
+GROUPS: Final[dict[str, tuple[Alert, ...]]] = {
+    "service": alerts.SERVICE,
+    "capacity": alerts.CAPACITY,
+    "backends": problemalerts.STATES,
+    "problems": problemalerts.PROBLEMS,
+    "operators": alerts.OPERATORS,
+    "process": alerts.PROCESS,
+    "clients": alerts.CLIENTS,
+}
+ALERTS: Final[tuple[Alert, ...]] = tuple(each for group in GROUPS.values() for each in group)
+
+_RUNBOOKS: Final = "RUNBOOKS.md"
+_PARTS_OF_HISTOGRAMS: Final = ("_bucket", "_sum", "_count")
+_TITLES: Final = {
+    "service": "The service",
+    "capacity": "Capacity",
+    "backends": "States of backends",
+    "problems": "Problems that `status` lists",
+    "operators": "What operators decide",
+    "process": "The gateway's own process",
+    "clients": "Clients",
+}
+
+
+def series() -> frozenset[str]:
+    """Return the names of all series that a scrape of the gateway can have, and `up` of the scrape itself."""
+    names = {"up", *PROCESS_METRICS}
+    for each in INSTRUMENTS:
+        if each.kind is Kind.HISTOGRAM:
+            names.update(each.name + part for part in _PARTS_OF_HISTOGRAMS)
+        else:
+            names.add(each.name)
+    return frozenset(names)
+
+
+def series_of(expr: str) -> frozenset[str]:
+    """Return the names of the series that a PromQL expression asks for."""
+    bare = re.sub(r'"[^"]*"', '""', expr)
+    return frozenset(re.findall(r"\b(?:(?:gateway|process)_\w+|up\b)", bare))
+
+
+def alerts_yaml() -> str:
+    """Return the rules as Prometheus reads them (the text of deploy/prometheus/alerts.yaml)."""
+    lines = [
+        "# Alerts on vllm-gateway, made from gateway/observe/alerts.py and problemalerts.py by `make references`.",
+        "# The scrape's job is `vllm-gateway`, as in prometheus.yaml beside this file.",
+        "groups:",
+    ]
+    for group, members in GROUPS.items():
+        lines += [f"  - name: vllm-gateway-{group}", "    rules:"]
+        for each in members:
+            lines += _rule(each)
+    return "\n".join(lines) + "\n"
+
+
+def _rule(alert: Alert) -> Iterator[str]:
+    yield f"      - alert: {alert.name}"
+    yield f"        expr: {_quoted(alert.expr)}"
+    yield f"        for: {alert.lasts}"
+    yield f"        labels: {{severity: {alert.severity}}}"
+    yield "        annotations:"
+    yield f"          summary: {_quoted(alert.summary)}"
+    yield f"          description: {_quoted(alert.means)}"
+    yield f"          runbook: {_RUNBOOKS}#{anchor(alert)}"
+
+
+def anchor(alert: Alert) -> str:
+    """Return the anchor of an alert's section, as GitHub makes it of the heading."""
+    return alert.name.lower()
+
+
+def runbooks() -> str:
+    """Return the runbooks as Markdown (the text of deploy/RUNBOOKS.md)."""
+    lines = [
+        "# Runbooks",
+        "",
+        "One section for each alert of [prometheus/alerts.yaml](prometheus/alerts.yaml): what it means, where to",
+        "look, and what to do. Made from the tables of `gateway/observe/` by `make references`.",
+        "`vllm-gateway status` comes first, whatever fires: it names the worst problem with its cause.",
+        "By symptom: [TROUBLESHOOTING.md](TROUBLESHOOTING.md).",
+    ]
+    for group, members in GROUPS.items():
+        lines += ["", f"## {_TITLES[group]}"]
+        for each in members:
+            lines += [
+                "",
+                f"### {each.name}",
+                "",
+                f"{each.severity.capitalize()}, after {each.lasts}: `{each.expr}`"
+                if each.lasts != "0s"
+                else f"{each.severity.capitalize()}, at once: `{each.expr}`",
+                "",
+                f"- **What it means.** {each.means}",
+                f"- **See the cause.** {each.look}",
+                f"- **What to do.** {each.act}",
+            ]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """Return a text as a YAML scalar in single quotes."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(runbooks() if "runbooks" in sys.argv[1:] else alerts_yaml())

@@ -1,0 +1,98 @@
+"""What a scrape reads of others: they own it, and it is asked for only then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from gateway.core.types import Phase
+from gateway.observe import instruments as table
+from gateway.observe.families import Labels
+from gateway.observe.readings import BackendReading, Readings
+
+Values = Mapping[str, dict[Labels, float]]  # of all instruments but histograms, by name
+
+_READ_WHEN_SCRAPED: Final = (
+    table.IN_FLIGHT,
+    table.LIMIT,
+    table.QUEUED,
+    table.QUEUED_TOKENS,
+    table.RESTARTS_HELD,
+    table.CANARY,
+    table.BACKEND_PHASE,
+    table.EJECTED,
+    table.SCRAPE_AGE,
+    table.RUNNING,
+    table.WAITING,
+    table.KV_USAGE,
+    table.PREFIX_HASHES,
+    table.EVENTS_KNOWN,
+    table.OPEN_CONNECTIONS,
+)
+
+# Counters that their owners keep; each reading writes them anew.
+KEPT_BY_OTHERS: Final = frozenset(
+    each.name
+    for each in (
+        table.CANARY_REQUESTS,
+        table.ADAPTER_CHANGES,
+        table.ADAPTER_LOAD_SECONDS,
+        table.CONNECTIONS_SHED,
+        table.ACCESS_LOG_DROPPED,
+        table.TENANT_TOKENS,
+        table.LIMIT_REFUSALS,
+    )
+)
+
+
+def read_gauges(values: Values, readings: Readings, now: float) -> None:
+    """Write what others own into the values: gauges anew, and the counters that they keep."""
+    for each in _READ_WHEN_SCRAPED:
+        values[each.name].clear()
+    for backend in readings.backends():
+        labels = (backend.pool, backend.name)
+        replaced = labels in values[table.IN_FLIGHT.name]
+        values[table.IN_FLIGHT.name][labels] += backend.in_flight
+        if (allowed := backend.allowed(now)) is not None:
+            values[table.LIMIT.name][labels] = allowed
+        if replaced:  # a leaving backend whose name has a new owner: only its requests count
+            continue
+        _read_backend(values, backend, labels, now)
+    for pool, (requests, tokens) in readings.queues().items():
+        values[table.QUEUED.name][(pool,)] = requests
+        values[table.QUEUED_TOKENS.name][(pool,)] = tokens
+    held = readings.held()
+    values[table.RESTARTS_HELD.name].update({(pool,): held[pool] for pool in held})
+    values[table.CANARY.name].update(readings.canaries())
+    values[table.CANARY_REQUESTS.name].update(readings.canary_requests())
+    values[table.ADAPTER_CHANGES.name].update(readings.adapter_changes())
+    values[table.ADAPTER_LOAD_SECONDS.name].update(readings.adapter_load_s())
+    for side, count in readings.connections().items():
+        values[table.OPEN_CONNECTIONS.name][(side,)] = count
+    shed = readings.shed()
+    values[table.CONNECTIONS_SHED.name].update({(reason,): shed[reason] for reason in shed})
+    bodies, most = values[table.BODY_BYTES.name], values[table.BODY_BYTES_LIMIT.name]
+    bodies[()], most[()] = readings.bodies()
+    values[table.ACCESS_LOG_DROPPED.name][()] = readings.log_dropped()
+    for name, sums in readings.sums().items():
+        values[name].update(sums)
+
+
+def _read_backend(values: Values, backend: BackendReading, labels: Labels, now: float) -> None:
+    for phase in Phase:
+        values[table.BACKEND_PHASE.name][*labels, phase.value] = backend.phase is phase
+    values[table.EJECTED.name][labels] = backend.kept_out
+    sample = backend.sample
+    age_s = now - sample.at if sample is not None else float("inf")
+    values[table.SCRAPE_AGE.name][labels] = age_s
+    if sample is not None and not backend.stale(now):
+        values[table.RUNNING.name][labels] = sample.running
+        values[table.WAITING.name][labels] = sample.waiting
+        if sample.kv_usage_ratio is not None:
+            values[table.KV_USAGE.name][labels] = sample.kv_usage_ratio
+    if backend.prefix_index is not None:
+        values[table.PREFIX_HASHES.name][labels] = len(backend.prefix_index)
+    if (told := backend.kv_events) is not None:
+        values[table.EVENTS_KNOWN.name][labels] = told.known
+        values[table.EVENTS_LOSSES.name][labels] = told.losses
+        values[table.EVENTS_GARBLED.name][labels] = told.garbled + told.strange

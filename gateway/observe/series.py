@@ -1,0 +1,255 @@
+"""The last hour in memory: one bucket each 10 s, for every pool and backend.
+
+What is counted of requests is the difference of two `Mark`s; what backends show is read as a bucket
+ends. Only the first tokens of each backend are counted by request, where the ledger posts them, by the
+dozen. Memory is fixed: 13 KB for a pool and 12 KB for a backend, at most 500 of each, and the marks of
+the last five minutes.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Final
+
+from gateway.core.aio import Clock, periodic
+from gateway.core.types import Outcome, Phase, RequestRecord
+from gateway.observe import instruments as table
+from gateway.observe.buckets import TTFT_BUCKETS
+from gateway.observe.families import Labels
+from gateway.observe.metrics import Metrics
+from gateway.observe.readings import BackendReading
+from gateway.observe.recent import Mark, Window, quantile
+
+STEP_S: Final = 10.0
+BUCKETS: Final = 360
+RECENT_S: Final = 300.0
+POOL_COLUMNS: Final = (
+    "requests", "errors", "shed", "ttft_p50_s", "ttft_p95_s", "gap_p95_s", "tokens", "queued", "in_flight",
+)  # fmt: skip
+BACKEND_COLUMNS: Final = (
+    "phase", "kv", "running", "waiting", "in_flight", "ttft_p50_s", "ttft_p95_s", "tokens",
+)  # fmt: skip
+PHASES: Final = tuple(Phase)
+_MOST_TRACKS: Final = 500
+_MOST_CALLERS: Final = 200  # of one bucket
+_NONE: Final = math.nan
+_OK: Final = Outcome.OK  # looked up once: 0.15 us before Python 3.12
+
+Values = Mapping[str, float | None]
+
+
+class Track:
+    """The buckets of one pool or backend. A value that is not known is NaN here, and None to readers."""
+
+    __slots__ = ("_columns", "pool", "seen")
+
+    def __init__(self, names: Iterable[str], pool: str) -> None:
+        self._columns = {name: array("f", [_NONE]) * BUCKETS for name in names}
+        self.pool = pool
+        self.seen = 0  # the turn that last had values for it
+
+    def put(self, turn: int, values: Values) -> None:
+        """Write the bucket of a turn."""
+        for name, column in self._columns.items():
+            value = values.get(name)
+            column[turn % BUCKETS] = _NONE if value is None else value
+
+    def read(self, name: str, turn: int, count: int) -> list[float | None]:
+        """Return the last buckets of a column up to a turn, the oldest first."""
+        column = self._columns[name]
+        found = (column[each % BUCKETS] for each in range(turn - count + 1, turn + 1))
+        return [None if math.isnan(value) else round(value, 4) for value in found]
+
+
+class Series:
+    """The buckets of the last hour, and what was counted of late. One owner, on the event loop."""
+
+    def __init__(self, metrics: Metrics, clock: Clock) -> None:
+        self.pools: dict[str, Track] = {}
+        self.backends: dict[str, Track] = {}
+        self.turn = 0
+        self.ended_wall = clock.wall()  # when the last bucket ended
+        self._metrics, self._clock = metrics, clock
+        self._began_at = clock.now()
+        self._written: dict[str, float] = {}  # tokens that a backend's engine had written
+        self._firsts: dict[str, list[int]] = {}  # of this bucket: first tokens, by backend
+        self._callers: dict[tuple[str, Outcome], int] = {}  # of this bucket
+        self._recent_callers: deque[Mapping[tuple[str, Outcome], int]] = deque(
+            maxlen=int(RECENT_S / STEP_S)
+        )
+        self._marks: deque[Mark] = deque(maxlen=int(RECENT_S / STEP_S) + 1)
+        self._marks.append(self._mark())
+
+    async def run(self) -> None:
+        """End a bucket each 10 s, for ever. Cancel: what is kept stays."""
+
+        async def turn() -> None:
+            if self._clock.now() >= self._next_at():
+                self.end_bucket()
+
+        await periodic(
+            turn,
+            every_s=lambda: max(0.0, self._next_at() - self._clock.now()),
+            name="series",
+            jitter_ratio=0.0,
+        )
+
+    def posted(self, records: Sequence[RequestRecord]) -> None:
+        """Count first tokens by backend, and requests whose end concerns their caller."""
+        firsts = self._firsts
+        for record in records:
+            if record.stream and record.first_byte_at is not None and record.sent_at is not None:
+                first_s = record.first_byte_at - record.sent_at
+                if (cell := firsts.get(record.backend_id or "")) is None:
+                    cell = firsts[record.backend_id or ""] = [0] * (len(TTFT_BUCKETS) + 1)
+                cell[bisect_left(TTFT_BUCKETS, first_s)] += 1
+            if (outcome := record.outcome) is not _OK and (
+                outcome is Outcome.CLIENT_STALLED or record.status == HTTPStatus.TOO_MANY_REQUESTS
+            ):
+                self._note_caller(record, outcome or Outcome.BUG)
+
+    def end_bucket(self) -> None:
+        """Write the bucket that ends now, and begin the next."""
+        now, before = self._clock.now(), self._marks[-1]
+        mark = self._mark()
+        passed = max(1, round((now - self._began_at) / STEP_S) - self.turn)
+        for skipped in range(self.turn + 1, self.turn + min(passed, BUCKETS)):
+            self._write(skipped, {}, {})
+        self.turn += passed
+        self._write(self.turn, self._of_pools(Window(before, mark)), self._of_backends(now))
+        self.ended_wall = self._clock.wall()
+        self._marks.append(mark)
+        self._recent_callers.append(self._callers)
+        self._callers, self._firsts = {}, {}
+
+    def window(self, seconds: float) -> Window:
+        """Return what was counted in about the last seconds, at most 300; it begins with a bucket."""
+        oldest = self._clock.now() - seconds - STEP_S / 2
+        before = next((mark for mark in self._marks if mark.at >= oldest), self._marks[-1])
+        return Window(before, self._mark())
+
+    def callers(self, outcome: Outcome) -> dict[str, int]:
+        """Return the ids of the keys whose requests lately ended so, and how many; 429 is `REJECTED`."""
+        found: dict[str, int] = {}
+        for counts in (*self._recent_callers, self._callers):
+            for (key_id, ended), count in counts.items():
+                if ended is outcome:
+                    found[key_id] = found.get(key_id, 0) + count
+        return found
+
+    def _note_caller(self, record: RequestRecord, outcome: Outcome) -> None:
+        key = ("" if record.caller is None else record.caller.key_id, outcome)
+        if key in self._callers or len(self._callers) < _MOST_CALLERS:
+            self._callers[key] = self._callers.get(key, 0) + 1
+
+    def _next_at(self) -> float:
+        return self._began_at + (self.turn + 1) * STEP_S
+
+    def _write(
+        self, turn: int, pools: Mapping[str, Values], backends: Mapping[str, Values]
+    ) -> None:
+        for tracks, found, names in (
+            (self.pools, pools, POOL_COLUMNS),
+            (self.backends, backends, BACKEND_COLUMNS),
+        ):
+            for name in found.keys() - tracks.keys():
+                if len(tracks) < _MOST_TRACKS:
+                    tracks[name] = Track(names, name.rpartition("/")[0])
+            for name, track in list(tracks.items()):
+                track.put(turn, found.get(name, {}))
+                if name in found:
+                    track.seen = turn
+                elif turn - track.seen >= BUCKETS:
+                    del tracks[name]
+
+    def _of_pools(self, window: Window) -> dict[str, Values]:
+        in_flight: dict[str, int] = {}
+        for backend in self._metrics.readings.backends():
+            in_flight[backend.pool] = in_flight.get(backend.pool, 0) + backend.in_flight
+        queues, tallies = self._metrics.readings.queues(), window.pools()
+        found: dict[str, Values] = {}
+        for pool, carried in in_flight.items():
+            queued: dict[str, float | None] = {
+                "queued": queues.get(pool, (0, 0))[0],
+                "in_flight": carried,
+            }
+            if (tally := tallies.get(pool)) is None:
+                found[pool] = queued | {"requests": 0, "errors": 0, "shed": 0, "tokens": 0}
+                continue
+            found[pool] = queued | {
+                "requests": tally.requests,
+                "errors": tally.errors,
+                "shed": tally.shed,
+                "tokens": tally.tokens,
+                "ttft_p50_s": tally.ttft_s(0.5),
+                "ttft_p95_s": tally.ttft_s(0.95),
+                "gap_p95_s": tally.gap_s(0.95),
+            }
+        return found
+
+    def _of_backends(self, now: float) -> dict[str, Values]:
+        found: dict[str, Values] = {}
+        written, self._written = self._written, {}
+        for backend in self._metrics.readings.backends():
+            backend_id = f"{backend.pool}/{backend.name}"
+            if backend_id not in found:  # a leaving one whose name has a new owner does not count
+                found[backend_id] = self._of_backend(backend_id, backend, now, written)
+        return found
+
+    def _of_backend(
+        self, backend_id: str, backend: BackendReading, now: float, written: Mapping[str, float]
+    ) -> Values:
+        firsts = self._firsts.get(backend_id, ())
+        values: dict[str, float | None] = {
+            "phase": PHASES.index(backend.phase),
+            "in_flight": backend.in_flight,
+            "ttft_p50_s": quantile(firsts, TTFT_BUCKETS, 0.5),
+            "ttft_p95_s": quantile(firsts, TTFT_BUCKETS, 0.95),
+        }
+        sample = backend.sample
+        if sample is None or backend.stale(now):
+            return values
+        values |= {
+            "kv": sample.kv_usage_ratio,
+            "running": sample.running,
+            "waiting": sample.waiting,
+        }
+        total = self._written[backend_id] = sample.generation_tokens
+        before = written.get(backend_id)
+        if before is not None and total >= before:  # else it is another process
+            values["tokens"] = total - before
+        return values
+
+    def _mark(self) -> Mark:
+        """Copy what the metrics have counted. A histogram that did not move is the one before."""
+        metrics = self._metrics
+        counters, histograms = metrics.counted()
+        last = self._marks[-1] if self._marks else None
+        return Mark(
+            at=self._clock.now(),
+            requests=dict(counters[table.REQUESTS.name]),
+            shed=dict(counters[table.SHED.name]),
+            tokens=dict(counters[table.TOKENS.name]),
+            failures=dict(counters[table.UPSTREAM_FAILURES.name]),
+            refusals=dict(metrics.readings.sums().get(table.LIMIT_REFUSALS.name, {})),
+            ttfts=_copied(histograms[table.TTFT.name].cells, None if last is None else last.ttfts),
+            gaps=_copied(
+                histograms[table.INTER_TOKEN.name].cells, None if last is None else last.gaps
+            ),
+        )
+
+
+def _copied(
+    cells: Mapping[Labels, list[float]], before: Mapping[Labels, Sequence[float]] | None
+) -> dict[Labels, Sequence[float]]:
+    found: dict[Labels, Sequence[float]] = {}
+    for labels, cell in cells.items():
+        made = tuple(cell)
+        known = None if before is None else before.get(labels)
+        found[labels] = known if known == made and known is not None else made
+    return found

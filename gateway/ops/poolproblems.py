@@ -1,0 +1,277 @@
+"""What is wrong with a pool, with a model of it, and with its backends. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from gateway.core.exclusion import Exclusion
+from gateway.observe.recent import Tally
+from gateway.ops.backendproblems import (
+    adapter_remedy,
+    cause_of,
+    hidden_problems,
+    kv_problem,
+    state_problem,
+)
+from gateway.ops.problems import Problem, count, sentence
+from gateway.ops.recent import Failing, Lately
+from gateway.ops.states import BACKENDS_WORST_FIRST
+
+if TYPE_CHECKING:
+    from gateway.ops.overview import BackendOverview, PoolOverview
+
+_NAMED: Final = 3  # backends of a pool that a sentence names; the rest are counted
+_MOST_ALIKE: Final = 4  # backends of a pool in the same state that are told one by one
+_SOME_ERRORS: Final = 3
+_ERROR_SHARE: Final = 0.02
+_SHED_S: Final = 60.0
+_KV: Final = (Exclusion.KV_FULL.value, Exclusion.NO_KV_ROOM.value)
+
+Failed = Mapping[str, Mapping[str, str]]  # why adapters could not be loaded, by backend and adapter
+
+
+def pool_problems(
+    pool: PoolOverview, lately: Lately, failed: Failed, now: float
+) -> Iterator[Problem]:
+    """Yield what is wrong with a pool; `failed`: why adapters could not be loaded."""
+    failing, tally = lately.pool_failing(pool["name"]), lately.pool(pool["name"])
+    failures = lately.recent.failures()
+    if pool["state"] in ("down", "starting") and not failing:
+        yield _down(pool, tally, failures, now)
+    elif failing:
+        yield _failing_pool(pool, failing, failures)
+    elif pool["state"] == "saturated":
+        yield _saturated(pool, lately.pool(pool["name"], _SHED_S))
+    else:
+        yield from _some_fail(pool, lately)
+    if not failing:
+        yield from _models(pool, lately)
+    missing = _missing_adapters(pool, failed)
+    yield from missing
+    yield from _backends(pool, failures, failed, [each.subject for each in missing], now)
+
+
+def _down(
+    pool: PoolOverview, tally: Tally, failures: Mapping[str, Mapping[str, int]], now: float
+) -> Problem:
+    name, backends = pool["name"], pool["backends"]
+    troubled = _worst_first(backends)
+    lost = tally.errors + tally.shed
+    hurt = f"; {count(lost, 'request')} failed or were refused in 5 min" if lost else ""
+    told = [
+        f"Backend {each['name']} is {each['state']}: {cause_of(each, failures.get(each['id'], {})).rstrip('.')}"
+        for each in troubled[:_NAMED]
+    ]
+    if len(troubled) > _NAMED:
+        told.append(f"{len(troubled) - _NAMED} more")
+    first = None if not troubled else state_problem(troubled[0], now, {})
+    return Problem(
+        kind="pool_down",
+        severity="down",
+        subject=f"pool {name}",
+        what=f"Pool {name} is {pool['state']}: {_none_of(len(backends))} ready{hurt}",
+        cause=f"{'; '.join(told)}." if told else "",
+        remedy="Add a backend to the pool." if first is None else first.remedy,
+        since=max((now - each["phase_age_s"] for each in backends), default=None),
+        weight=lost,
+    )
+
+
+def _failing_pool(
+    pool: PoolOverview, failing: Failing, failures: Mapping[str, Mapping[str, int]]
+) -> Problem:
+    blamed = {
+        each["id"]: failures[each["id"]] for each in pool["backends"] if each["id"] in failures
+    }
+    worst = max(blamed, key=lambda each: sum(blamed[each].values()), default="")
+    log = f"`vllm-gateway logs {worst} | vllm-gateway diagnose -`" if worst else "vLLM's log"
+    return Problem(
+        kind="requests_fail",
+        severity="down",
+        subject=f"pool {pool['name']}",
+        what=f"Pool {pool['name']} fails most requests: {failing.told}",
+        cause=_why_failing(failing, blamed),
+        remedy=f"Read {log}; `vllm-gateway explain ID` tells of one request.",
+        weight=failing.errors,
+    )
+
+
+def _why_failing(failing: Failing, blamed: Mapping[str, Mapping[str, int]]) -> str:
+    kinds = ", ".join(
+        f"{number} {outcome.replace('_', ' ')} ({code})"
+        for (outcome, code), number in failing.endings.items()
+    )
+    by = "; ".join(
+        f"{backend}: {', '.join(f'{number} {reason}' for reason, number in reasons.items())}"
+        for backend, reasons in blamed.items()
+    )
+    return " ".join(
+        filter(None, (sentence(kinds), sentence(f"attempts that failed: {by}" if by else "")))
+    )
+
+
+def _saturated(pool: PoolOverview, tally: Tally) -> Problem:
+    name, queue, backends = pool["name"], pool["queue"], pool["backends"]
+    fate = f"{count(queue['requests'], 'request')} waiting"
+    if queue["oldest_s"] is not None:
+        fate += f", the oldest for {queue['oldest_s']:.0f} s"
+    if queue["requests"] >= queue["max_requests"]:
+        fate = "its queue is full, and new requests are refused"
+    if tally.shed:
+        fate += f"; {tally.shed} refused in the last minute"
+    full = [each for each in backends if each["obstacle"] in _KV]
+    causes = [_obstacle(each) for each in backends if each["saturated"]]
+    remedy = "Add a backend, or ask for less: fewer or shorter requests (`limits` of keys)."
+    if full:
+        remedy = kv_problem(full[0]).remedy
+    elif any(each["obstacle"] == Exclusion.ENGINE_QUEUED.value for each in backends):
+        remedy = "Add a backend, or raise `--max-num-seqs` of vLLM."
+    return Problem(
+        kind="saturated",
+        severity="degraded",
+        subject=f"pool {name}",
+        what=f"Pool {name} is saturated: no backend has room, {fate}",
+        cause=" ".join(causes[:_NAMED]),
+        remedy=remedy,
+        weight=queue["requests"] + tally.shed,
+    )
+
+
+def _obstacle(backend: BackendOverview) -> str:
+    name, running, waiting = backend["name"], backend["running"], backend["waiting"]
+    if backend["obstacle"] in _KV:
+        used = backend["kv_usage_ratio"] or backend["kv_projected_ratio"] or 1.0
+        return f"The KV cache of {name} is full: {used:.0%} used, {running or 0} running, {waiting or 0} waiting."
+    if backend["obstacle"] == Exclusion.ENGINE_QUEUED.value:
+        return f"The engine of {name} queues: {running or 0} running, {waiting or 0} waiting."
+    return f"{name} has {backend['in_flight']} of at most {backend['limit']} requests."
+
+
+def _some_fail(pool: PoolOverview, lately: Lately) -> Iterator[Problem]:
+    """Yield that a part of the requests fails, or was refused within the last minute."""
+    name, tally = pool["name"], lately.pool(pool["name"], _SHED_S)
+    if tally.errors >= _SOME_ERRORS and tally.errors > _ERROR_SHARE * tally.judged:
+        blamed = ", ".join(f"{each['id']}" for each in pool["backends"] if each["state"] != "ready")
+        yield Problem(
+            kind="errors",
+            severity="degraded",
+            subject=f"pool {name}",
+            what=f"{tally.errors} of {tally.judged} requests to pool {name} failed in the last minute",
+            cause=sentence(f"not ready: {blamed}" if blamed else ""),
+            remedy="`vllm-gateway events` says what happened to its backends.",
+            weight=tally.errors,
+        )
+    if tally.shed:
+        reasons = lately.recent.shed(name)
+        told = ", ".join(
+            f"{number} {reason.replace('_', ' ')}" for reason, number in reasons.items()
+        )
+        yield Problem(
+            kind="shed",
+            severity="degraded",
+            subject=f"pool {name}",
+            what=f"{count(tally.shed, 'request')} to pool {name} were refused for capacity in the last minute",
+            cause=sentence(f"by reason, in 5 min: {told}" if told else ""),
+            remedy="`vllm-gateway explain ID` names the setting that decided; add a backend if it lasts.",
+            weight=tally.shed,
+        )
+
+
+def _models(pool: PoolOverview, lately: Lately) -> Iterator[Problem]:
+    """Yield the models that fail, or that nobody serves, where the pool as a whole serves."""
+    serves = pool["state"] in ("ready", "degraded")
+    for model, _ in lately.models(pool["name"]):
+        failing = lately.model_failing(pool["name"], model, refused=serves)
+        if failing is not None:
+            having = [each for each in pool["backends"] if model in each["models"]]
+            told = ", ".join(f"{each['id']} ({each['state']})" for each in having)
+            yield Problem(
+                kind="model_fails",
+                severity="down",
+                subject=f"model {model}",
+                what=f"Model {model} of pool {pool['name']} fails most requests: {failing.told}",
+                cause=f"{_why_failing(failing, {})} Backends that have it: {told or 'none'}.",
+                remedy=f"`vllm-gateway adapters list` tells where it is; `vllm-gateway route --model {model}`"
+                " what would happen to a request.",
+                weight=failing.errors,
+            )
+
+
+def _missing_adapters(pool: PoolOverview, failed: Failed) -> list[Problem]:
+    """Return the adapters that no backend has, and that could not be loaded."""
+    serving = [each for each in pool["backends"] if each["state"] in ("ready", "degraded")]
+    found = {}
+    for backend in serving:
+        for adapter, why in backend["adapters_kept_back"].items():
+            if why != Exclusion.ADAPTER_FAILED.value or adapter in found:
+                continue
+            if any(
+                adapter not in each["adapters_kept_back"] and adapter in each["models"]
+                for each in serving
+            ):
+                continue
+            found[adapter] = Problem(
+                kind="adapter_missing",
+                severity="down",
+                subject=f"model {adapter}",
+                what=f"Adapter {adapter} of pool {pool['name']} is on no backend: it could not be loaded",
+                cause=sentence(failed.get(backend["id"], {}).get(adapter, "")),
+                remedy=adapter_remedy(backend["id"], adapter),
+            )
+    return list(found.values())
+
+
+def _backends(
+    pool: PoolOverview,
+    failures: Mapping[str, Mapping[str, int]],
+    failed: Failed,
+    told: Sequence[str],
+    now: float,
+) -> Iterator[Problem]:
+    """Yield what is wrong with each backend; many in one state are told as one. `told`: subjects.
+
+    Where a pool is down, its only backend was told as the cause.
+    """
+    by_state: dict[str, list[BackendOverview]] = {}
+    alone = len(pool["backends"]) == 1 and pool["state"] in ("down", "starting")
+    for backend in () if alone else pool["backends"]:
+        by_state.setdefault(backend["state"], []).append(backend)
+    for alike in by_state.values():
+        first = state_problem(alike[0], now, failures.get(alike[0]["id"], {}))
+        if first is not None and len(alike) > _MOST_ALIKE:
+            yield _many(pool, alike, first)
+            continue
+        for backend in alike:
+            if found := state_problem(backend, now, failures.get(backend["id"], {})):
+                yield found
+    for backend in pool["backends"]:
+        for problem in hidden_problems(backend, failed.get(backend["id"], {})):
+            if problem.subject.split(" on ")[0] not in told and not (
+                problem.kind == "kv_full" and pool["state"] == "saturated"
+            ):
+                yield problem
+
+
+def _many(pool: PoolOverview, alike: Sequence[BackendOverview], first: Problem) -> Problem:
+    names = ", ".join(each["name"] for each in alike[:_NAMED])
+    return Problem(
+        kind=first.kind,
+        severity=first.severity,
+        subject=f"backends of pool {pool['name']}",
+        what=f"{len(alike)} backends of pool {pool['name']} are {alike[0]['state']}"
+        f" ({names} and {len(alike) - _NAMED} more)",
+        cause=f"Of {alike[0]['name']}: {first.cause}" if first.cause else "",
+        remedy=first.remedy,
+        since=first.since,
+        weight=len(alike),
+    )
+
+
+def _worst_first(backends: Sequence[BackendOverview]) -> list[BackendOverview]:
+    troubled = (each for each in backends if each["state"] != "ready")
+    return sorted(troubled, key=lambda each: BACKENDS_WORST_FIRST.index(each["state"]))
+
+
+def _none_of(backends: int) -> str:
+    return "its only backend is not" if backends == 1 else f"none of its {backends} backends is"

@@ -1,0 +1,151 @@
+"""What requests of a pool or a model came to in the last five minutes, and whether most of them fail."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from typing_extensions import TypedDict
+
+from gateway.core.types import Outcome
+from gateway.observe.recent import ERRORS, Tally, Window
+from gateway.observe.series import RECENT_S, Series
+
+_WINDOWS_S: Final = (10.0, 30.0, 60.0, RECENT_S)
+_LEAST_JUDGED: Final = 8  # in a window; with fewer a longer one is looked at
+_LEAST_ERRORS: Final = 5  # fewer are no outage
+_MODELS_TOLD: Final = 50
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+class RecentOverview(TypedDict):
+    """What ended in the last five minutes, or since the start."""
+
+    seconds: float  # how long that is
+    requests: int
+    requests_per_s: float
+    errors: int  # that failed by no fault of the caller
+    errors_by: dict[str, int]  # these, by outcome and status
+    shed: int  # refused for capacity
+    left: int  # whose client left, or did not read
+    tokens_per_s: float  # written
+    ttft_p50_s: float | None  # to first token, of streams; null: there was none
+    ttft_p95_s: float | None
+    gap_p50_s: float | None  # between two tokens of a stream
+    gap_p95_s: float | None
+
+
+class ModelOverview(TypedDict):
+    """One model of a pool: its own, or an adapter."""
+
+    name: str
+    last_5_min: RecentOverview
+
+
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """Most requests of something fail: so many of those that were taken, within so many seconds."""
+
+    errors: int
+    judged: int
+    seconds: float
+    endings: Mapping[tuple[str, str], int]
+
+    @property
+    def told(self) -> str:
+        """What happened, with the numbers."""
+        every = "all" if self.errors == self.judged else f"{self.errors} of"
+        refused = any(outcome == Outcome.SHED.value for outcome, _ in self.endings)
+        fate = "failed or were refused" if refused else "failed"
+        return f"{every} {self.judged} requests of the last {self.seconds:.0f} s {fate}"
+
+
+class Lately:
+    """What was counted in the last seconds and minutes, as of one moment."""
+
+    def __init__(self, series: Series) -> None:
+        windows = {seconds: series.window(seconds) for seconds in _WINDOWS_S}
+        self.recent: Window = windows[RECENT_S]
+        self._models = {seconds: window.models() for seconds, window in windows.items()}
+        self._pools = {seconds: window.pools() for seconds, window in windows.items()}
+        self._seconds = {seconds: window.seconds for seconds, window in windows.items()}
+
+    def pool(self, name: str, seconds: float = RECENT_S) -> Tally:
+        """Return what was counted of a pool."""
+        return self._pools[seconds].get(name) or Tally()
+
+    def models(self, pool: str) -> list[tuple[str, Tally]]:
+        """Return what was counted of each model of a pool, the busiest first."""
+        found = [
+            (model, each) for (of, model), each in self._models[RECENT_S].items() if of == pool
+        ]
+        return sorted(found, key=lambda pair: -pair[1].requests)
+
+    def pool_failing(self, name: str) -> Failing | None:
+        """Return that most requests of a pool fail now; None if not."""
+        return _failing(self._pools, self._seconds, name)
+
+    def model_failing(self, pool: str, model: str, *, refused: bool) -> Failing | None:
+        """Return that most requests for a model fail now; None if not. `refused`: those for capacity, too."""
+        return _failing(self._models, self._seconds, (pool, model), refused=refused)
+
+    def told(self, tally: Tally) -> RecentOverview:
+        """Return what was counted in five minutes as the overview tells it."""
+        seconds = max(self.recent.seconds, 1.0)
+        return RecentOverview(
+            seconds=round(self.recent.seconds, 1),
+            requests=tally.requests,
+            requests_per_s=round(tally.requests / seconds, 3),
+            errors=tally.errors,
+            errors_by=_named(tally.endings),
+            shed=tally.shed,
+            left=tally.left,
+            tokens_per_s=round(tally.tokens / seconds, 2),
+            ttft_p50_s=_rounded(tally.ttft_s(0.5)),
+            ttft_p95_s=_rounded(tally.ttft_s(0.95)),
+            gap_p50_s=_rounded(tally.gap_s(0.5)),
+            gap_p95_s=_rounded(tally.gap_s(0.95)),
+        )
+
+    def models_told(self, pool: str) -> list[ModelOverview]:
+        """Return the busiest models of a pool."""
+        return [
+            ModelOverview(name=model, last_5_min=self.told(tally))
+            for model, tally in self.models(pool)[:_MODELS_TOLD]
+        ]
+
+
+def _failing(
+    tallies: Mapping[float, Mapping[Name, Tally]],
+    lasted: Mapping[float, float],
+    name: Name,
+    *,
+    refused: bool = False,
+) -> Failing | None:
+    """Judge by the shortest window that holds enough: an outage shows within seconds, and so does its end."""
+    counted = ERRORS | {Outcome.SHED.value} if refused else ERRORS
+    for seconds, by_name in tallies.items():
+        tally = by_name.get(name) or Tally()
+        shed = tally.shed if refused else 0
+        errors, judged = tally.errors + shed, tally.judged + shed
+        if judged < _LEAST_JUDGED and seconds != RECENT_S:
+            continue
+        if errors < _LEAST_ERRORS or 2 * errors <= judged:
+            return None
+        endings = {kind: count for kind, count in tally.endings.items() if kind[0] in counted}
+        return Failing(errors, judged, lasted[seconds], endings)
+    return None
+
+
+def _named(endings: Mapping[tuple[str, str], int]) -> dict[str, int]:
+    return {
+        f"{outcome} {code}": count
+        for (outcome, code), count in endings.items()
+        if outcome in ERRORS
+    }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)

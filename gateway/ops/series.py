@@ -1,0 +1,100 @@
+"""The body of `GET /admin/v1/series`: the last hour of every pool and backend, in steps of 10 s.
+
+A list has one value for each step, the oldest first; the last step ended at `now`. What was not known is
+null, never 0. Counts are those of one step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from typing_extensions import TypedDict
+
+from gateway.observe.series import BUCKETS, PHASES, STEP_S, Series, Track
+
+Values = list[float | None]
+
+
+class PoolSeries(TypedDict):
+    """The steps of one pool."""
+
+    requests: Values  # that ended
+    errors: Values  # of these, those that failed by no fault of the caller
+    shed: Values  # of these, those that were refused for capacity
+    ttft_p50_s: Values
+    ttft_p95_s: Values
+    gap_p95_s: Values
+    tokens: Values  # that were written for requests that ended
+    queued: Values  # at the end of the step, as the next
+    in_flight: Values
+
+
+class BackendSeries(TypedDict):
+    """The steps of one backend. All but the first tokens is as at the end of a step."""
+
+    pool: str
+    phase: list[str | None]
+    kv: Values  # used share of its KV cache
+    running: Values
+    waiting: Values
+    in_flight: Values
+    ttft_p50_s: Values  # from sending a request there
+    ttft_p95_s: Values
+    tokens: Values  # that its engine wrote in the step, for all of its clients
+
+
+class SeriesTold(TypedDict):
+    """The whole answer; `now` is seconds since the epoch. Backends are named POOL/NAME."""
+
+    now: float
+    step_s: float
+    pools: dict[str, PoolSeries]
+    backends: dict[str, BackendSeries]
+
+
+async def series_told(series: Series, minutes: int) -> SeriesTold:
+    """Return the last minutes, or as many as there are; streams come first. Cancel: nothing changes."""
+    turn, now = series.turn, series.ended_wall
+    count = min(int(minutes * 60 / STEP_S), turn, BUCKETS)
+    pools: dict[str, PoolSeries] = {}
+    backends: dict[str, BackendSeries] = {}
+    for name, track in list(series.pools.items()):
+        pools[name] = _pool(track, turn, count)
+    for name, track in list(series.backends.items()):
+        backends[name] = _backend(track, turn, count)
+        await asyncio.sleep(0)
+    return SeriesTold(now=round(now, 3), step_s=STEP_S, pools=pools, backends=backends)
+
+
+def _pool(track: Track, turn: int, count: int) -> PoolSeries:
+    def read(name: str) -> Values:
+        return track.read(name, turn, count)
+
+    return PoolSeries(
+        requests=read("requests"),
+        errors=read("errors"),
+        shed=read("shed"),
+        ttft_p50_s=read("ttft_p50_s"),
+        ttft_p95_s=read("ttft_p95_s"),
+        gap_p95_s=read("gap_p95_s"),
+        tokens=read("tokens"),
+        queued=read("queued"),
+        in_flight=read("in_flight"),
+    )
+
+
+def _backend(track: Track, turn: int, count: int) -> BackendSeries:
+    def read(name: str) -> Values:
+        return track.read(name, turn, count)
+
+    return BackendSeries(
+        pool=track.pool,
+        phase=[None if each is None else PHASES[int(each)].value for each in read("phase")],
+        kv=read("kv"),
+        running=read("running"),
+        waiting=read("waiting"),
+        in_flight=read("in_flight"),
+        ttft_p50_s=read("ttft_p50_s"),
+        ttft_p95_s=read("ttft_p95_s"),
+        tokens=read("tokens"),
+    )

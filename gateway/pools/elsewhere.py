@@ -1,0 +1,48 @@
+"""What other gateways have under way at one backend, as they told last: values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+
+class UnderWay(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What one gateway has under way at a backend, or several together. Tokens, but for the requests.
+
+    `read_tokens` and `ended_tokens` are counted over all time: who hears them goes by how they grow.
+    """
+
+    requests: int = 0
+    unread_tokens: int = 0  # of prompts that have to be read
+    output_tokens: int = 0  # expected of all
+    coming_tokens: int = 0  # whole needs of those whose prompt is not read yet
+    seen_tokens: int = 0  # what its last scrape should show of the others
+    growing_tokens: int = 0  # expected outputs of these
+    read_tokens: int = 0  # whole needs of all whose prompt was read, ever
+    ended_tokens: int = 0  # what those that ended should have held, ever
+
+
+NOTHING: Final = UnderWay()
+_COUNTED: Final = len(UnderWay.__struct_fields__)
+
+
+def together(every: Iterable[UnderWay]) -> UnderWay:
+    """Return what several gateways have under way at one backend."""
+    totals = [0] * _COUNTED
+    for each in every:
+        for place, value in enumerate(msgspec.structs.astuple(each)):
+            totals[place] += value
+    return UnderWay(*totals)
+
+
+def since(before: UnderWay | None, now: UnderWay) -> UnderWay:
+    """Return what a gateway told, with what it counts over all time as what came since; unknown before: none."""
+    if before is None:
+        return msgspec.structs.replace(now, read_tokens=0, ended_tokens=0)
+    return msgspec.structs.replace(
+        now,
+        read_tokens=max(0, now.read_tokens - before.read_tokens),
+        ended_tokens=max(0, now.ended_tokens - before.ended_tokens),
+    )

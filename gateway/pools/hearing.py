@@ -1,0 +1,40 @@
+"""What is heard of backends: by their requests, beside each other, and how long a test request may take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.pools.backend import Backend
+from gateway.pools.progress import Listened
+from gateway.pools.pulse import Waits
+from gateway.pools.speed import slownesses
+from gateway.pools.work import token_cost
+
+
+def hear(backend: Backend, waits: Waits, now: float) -> Listened:
+    """Have a backend take in what its requests have heard, and return what that tells of its life."""
+    pulse, rate = backend.pulse, backend.limit.prefill.at(now)
+    pulse.sees_steps, pulse.starts = not backend.stale(now), backend.starts(now)
+    pulse.listen(waits, now)
+    patience_s, reading_s = pulse.patience_s(rate), pulse.reading_s(rate)
+    return Listened(pulse.heard_at, pulse.quiet_s(now), patience_s, reading_s)
+
+
+def compare(members: Sequence[Backend], now: float) -> None:
+    """Bring up to date what the backends of one pool are to each other: how slow, and what a token costs."""
+    found = slownesses([each.speed for each in members], now)
+    cost = token_cost(
+        (each.limit.prefill for each in members), (each.writes for each in members), now
+    )
+    for backend, slowness in zip(members, found, strict=True):
+        backend.tally.tick(now)
+        backend.slowness, backend.token_cost = slowness, cost
+        backend.weigh(now)
+
+
+def canary_s(backend: Backend, token_s: float, now: float) -> float:
+    """Return the deadline of a test request that fits the load, see `Pulse.canary_s`."""
+    sample = backend.sample
+    admits = sample is not None and not backend.stale(now) and sample.waiting == 0
+    queues = backend.in_flight > 0 and not admits
+    return backend.pulse.canary_s(token_s, backend.limit.prefill.at(now), queues=queues)

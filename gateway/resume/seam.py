@@ -1,0 +1,76 @@
+"""Where in a stream another backend can go on: after a token whose text was shown, all of it. Pure.
+
+    tokens   |tok |en1 |tok |en2 |tok |en3 |
+    text     |Once| upo|n a | tim|e, t|here|
+    shown    Once upon a tim               what the client has
+                      ^ the seam           ^ it has this much more: the next one says it again
+
+An engine that looks for stop strings holds back as many characters as the longest has, but one. So a
+token is shown in full only when that many more have come.
+
+After a frame with one token that showed text, no character is half there. A frame with several tokens
+may end with one that showed nothing, as it is the first part of a character: a busy engine puts tokens
+together. So it is no place to go on, whatever its text is.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_MOST_CHARS: Final = 64 * 1024  # since the last seam: what has none for so long will have none
+
+
+class Seam:
+    """The last seam of one stream, as it moves on; `ids_bytes` says how far the ids are kept there."""
+
+    __slots__ = ("_held_back", "_later", "_loose", "_skips", "ids_bytes", "lost")
+
+    def __init__(self, held_back_chars: int) -> None:
+        self._held_back = held_back_chars
+        self.lost = False  # none was found for too long
+        self.begin(0)
+
+    def begin(self, ids_bytes: int) -> None:
+        """A backend begins to write here, with nothing held back yet."""
+        self.ids_bytes, self._skips = ids_bytes, 0
+        self._later: list[tuple[str, int]] = []  # what was shown since, up to each later token
+        self._loose = ""  # and since the last of these
+
+    def at(self, ids_bytes: int) -> None:
+        """A token showed its text, of an engine that holds nothing back."""
+        self.ids_bytes = ids_bytes
+        if self._loose:
+            self._loose = ""
+
+    def show(self, text: str, ids_bytes: int, *, whole: bool) -> None:
+        """Text was shown; `whole` says that no character is half there after it."""
+        self._loose += text
+        if whole:
+            self._later.append((self._loose, ids_bytes))
+            self._loose = ""
+            self._advance()
+        elif len(self._loose) > _MOST_CHARS:
+            self.lost = True
+
+    def _advance(self) -> None:
+        shown_chars = 0
+        for place in range(len(self._later) - 1, -1, -1):
+            text, ids_bytes = self._later[place]
+            if shown_chars >= self._held_back:
+                self.ids_bytes, self._skips = ids_bytes, self._held_back
+                del self._later[: place + 1]
+                return
+            shown_chars += len(text)
+
+    @property
+    def tail(self) -> str:
+        """The last characters that were shown, as many as a part of a stop string can have."""
+        return self._since()[: self._skips]
+
+    @property
+    def again(self) -> str:
+        """What was shown beyond the seam, and will be said again."""
+        return self._since()[self._skips :]
+
+    def _since(self) -> str:
+        return "".join(text for text, _ in self._later) + self._loose

@@ -1,0 +1,104 @@
+"""A reply that is not streamed to its client, and is a stream inside, so that another backend can go on. Pure.
+
+What a stream says is put together as vLLM would have answered without one. Tool calls are not: its
+parsers may find others in a text that is whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from msgspec import structs
+
+from gateway.core.types import Call, Dialect
+from gateway.resume.rules import may_go_on, may_trail
+from gateway.wire.large import fields_at_hand
+from gateway.wire.objects import decode_or_none, is_given
+
+_CHUNK: Final = msgspec.json.Decoder(dict[str, Any])
+_TRUE: Final = msgspec.Raw(b"true")
+_WITH_USAGE: Final = msgspec.Raw(b'{"include_usage":true}')
+_SHOWN: Final = ("content", "reasoning", "reasoning_content", "text")
+
+
+def as_stream(call: Call) -> Call | None:
+    """Return the stream that is asked for in place of a whole reply; None where they could differ."""
+    if call.stream or call.places is not None or not may_trail(structs.replace(call, stream=True)):
+        return None
+    fields = fields_at_hand(call)
+    if is_given(fields.get("tools", msgspec.Raw())) or not may_go_on(call):
+        return None
+    fields["stream"], fields["stream_options"] = _TRUE, _WITH_USAGE
+    body = msgspec.json.encode(fields)
+    return structs.replace(call, stream=True, wants_usage=True, body=body, fields=fields)
+
+
+class Whole:
+    """Takes a stream's frames, and makes a whole reply of them."""
+
+    __slots__ = (
+        "_carry",
+        "_dialect",
+        "_fingerprint",
+        "_first",
+        "_last",
+        "_parts",
+        "_usage",
+        "bytes_in",
+    )
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._carry = b""
+        self._parts: dict[str, list[str]] = {name: [] for name in _SHOWN}
+        self._first: dict[str, Any] = {}
+        self._last: dict[str, Any] = {}  # the choice that tells why it ended
+        self._usage: Any = None
+        self._fingerprint: Any = None
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes of the stream, as its client would get them."""
+        *frames, self._carry = (self._carry + data).split(b"\n\n")
+        for frame in frames:
+            chunk = decode_or_none(_CHUNK, frame.removeprefix(b"data: "))
+            if chunk is not None:
+                self._take(chunk)
+
+    def _take(self, chunk: dict[str, Any]) -> None:
+        self._first = self._first or chunk
+        self._usage = chunk.get("usage") or self._usage
+        self._fingerprint = chunk.get("system_fingerprint") or self._fingerprint
+        for choice in chunk.get("choices") or ():
+            said = choice.get("delta") or choice
+            for name in _SHOWN:
+                if text := said.get(name):
+                    self._parts[name].append(text)
+            if choice.get("finish_reason") is not None:
+                self._last = choice
+
+    def body(self) -> bytes:
+        """Return the whole reply, once the stream has come to a good end."""
+        said = {name: "".join(parts) for name, parts in self._parts.items()}
+        ended = {name: self._last.get(name) for name in ("finish_reason", "stop_reason")}
+        choice: dict[str, Any] = {"index": 0}
+        if self._dialect is Dialect.CHAT:
+            older = {name: said[name] for name in ("reasoning_content",) if said[name]}
+            content = said["content"] or (None if said["reasoning"] or older else "")
+            message = {"role": "assistant", "content": content}
+            unused = dict.fromkeys(("refusal", "annotations", "audio", "function_call"))
+            choice["message"] = message | unused | {"reasoning": said["reasoning"] or None} | older
+        else:
+            choice["text"] = said["text"]
+        kind = "chat.completion" if self._dialect is Dialect.CHAT else "text_completion"
+        return msgspec.json.encode(
+            {
+                "id": self._first.get("id"),
+                "object": kind,
+                "created": self._first.get("created"),
+                "model": self._first.get("model"),
+                "choices": [choice | {"logprobs": None} | ended],
+                "system_fingerprint": self._fingerprint,
+                "usage": self._usage,
+            }
+        )

@@ -1,0 +1,101 @@
+"""What a request costs at each backend, in expected seconds. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from gateway.core.prefix import Prefix
+from gateway.core.types import Ask
+from gateway.pools.backend import Backend
+from gateway.pools.work import BESIDE
+from gateway.prefix.approximate import tokens_of_each
+
+_UNREAD_WEIGHT: Final = 10.0  # of what is unread, for the highest class, beside all other work
+
+
+def costs_of(
+    backends: Sequence[Backend],
+    ask: Ask,
+    held_tokens: Sequence[int] | None,
+    before: Mapping[str, float] | None = None,
+) -> list[float]:
+    """Return what a request costs at each, in seconds; those `before` it in the line take theirs too.
+
+    `held_tokens` are those of its prompt that each holds; see `held_of`.
+
+    Where nothing is known of its beginning, that is when it would be done there. Else it is what it takes
+    of all: what is not cached is read while those who are there wait, and drives as much out of the
+    cache, which is read again while as many wait as usually do; outputs are written side by side.
+    """
+    if not backends:
+        return []
+    cost, need = backends[0].token_cost, ask.need
+    works = [each.work or each.weighed() for each in backends]
+    if held_tokens is None:
+        own_s = cost.of(need.prompt_tokens, need.output_tokens)
+        costs = [work.ahead_s + own_s * work.own_ratio for work in works]
+    else:
+        tokens, prompt_s, written_s = (
+            need.prompt_tokens,
+            cost.prompt_s,
+            cost.of(0, need.output_tokens),
+        )
+        usual = sorted([work.streams for work in works])[(len(works) - 1) // 2]
+        costs = [
+            work.waits_s
+            + work.own_ratio * (written_s + (tokens - held) * prompt_s * (work.streams + usual))
+            for work, held in zip(works, held_tokens, strict=True)
+        ]
+    if before:
+        return [cost + before.get(each.id, 0.0) for cost, each in zip(costs, backends, strict=True)]
+    return costs
+
+
+def held_of(backends: Sequence[Backend], prefix: Prefix | None) -> list[int] | None:
+    """Return how many tokens of a prompt each holds, by its beginnings or by its session; None: not known."""
+    if prefix is None:
+        return None
+    found = tokens_of_each([each.prefix_index for each in backends], prefix)
+    session = prefix.session
+    if session is not None and prefix.blocks is None:  # by token ids is known better
+        for place, each in enumerate(backends):
+            if session.key in each.sessions.last:
+                found[place] = max(
+                    found[place], each.sessions.tokens(session, prefix.prompt_tokens)
+                )
+    return found
+
+
+def adds_s(backend: Backend, ask: Ask) -> float:
+    """Return by how much a request that is sent there makes it dearer for those who come next."""
+    cost, need = backend.token_cost, ask.need
+    unread_tokens = need.prompt_tokens - backend.cached_tokens(ask.prefix)
+    return unread_tokens * cost.prompt_s + (1 - BESIDE) * need.output_tokens * cost.output_s
+
+
+def by_class(
+    costs: Sequence[float], backends: Sequence[Backend], ask: Ask, now: float
+) -> tuple[Sequence[float], Backend | None]:
+    """Return the costs by which the class of a request has it go, and a backend that is kept free of it.
+
+    What an engine reads cannot be interrupted, and its next step waits for it. So the highest of several
+    classes goes where least is unread. And while it comes, long prompts of the others are read on
+    all backends but one at a time.
+    """
+    if ask.top_priority is None:
+        return costs, None
+    if ask.caller.priority == ask.top_priority:
+        return [
+            cost + _UNREAD_WEIGHT * each.room.unread_tokens * each.token_cost.prompt_s
+            for cost, each in zip(costs, backends, strict=True)
+        ], None
+    if len(backends) < 2 or not backends[0].guarded or now >= backends[0].highest_until:
+        return costs, None
+    free = [
+        each for each in backends if each.room.unread_tokens <= each.limit.reading.ahead_tokens(now)
+    ]
+    if len(free) > 1 or not free:
+        return costs, None
+    is_long = ask.need.prompt_tokens > free[0].limit.reading.ahead_tokens(now)
+    return costs, free[0] if is_long else None

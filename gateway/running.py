@@ -1,0 +1,349 @@
+"""One gateway while it runs: from its listeners to the last request, in one TaskGroup.
+
+watch -> heal -> accept -> ... -> told to stop, or another process took over -> finish -> close
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+from typing import Final
+
+from gateway import __version__
+from gateway.admin.api import admin_app
+from gateway.admin.audit import audit_of
+from gateway.admin.condition import notice_problems
+from gateway.admin.desk import Desk
+from gateway.admin.fleet import gather_always
+from gateway.admin.requests import answers_to_workers
+from gateway.admission.telling import Telling
+from gateway.core.aio import Clock, periodic
+from gateway.core.events import EventKind
+from gateway.heal.eventlog import EventLog
+from gateway.heal.orders import Orders
+from gateway.ingress.drain import drain, end_late, outlast
+from gateway.ingress.listener import Listeners, Server, bind_both, port_of, server_for, with_copies
+from gateway.ingress.routes import public_app
+from gateway.launch import disk
+from gateway.ops.dryrun import Deciding
+from gateway.ops.requests import Requests
+from gateway.ops.upgrading import UpgradeFailed
+from gateway.pools.table import PoolTable
+from gateway.process import Healing, Process, watch_keys, watch_reloads
+from gateway.upgrade.fellows import let_others_end, meet_parent
+from gateway.upgrade.messages import Go
+from gateway.upgrade.notify import notify
+from gateway.upgrade.predecessor import Predecessor
+from gateway.upgrade.replace import SERVES, Replacement
+from gateway.upstream.relay import TICK_S
+
+log = logging.getLogger("gateway.app")
+
+# Young collections are rare: the request path makes no reference cycles, so there is little to find.
+_GC_THRESHOLDS: Final = (50_000, 20, 100)
+_STOOD_STILL_S: Final = 1.0  # a loop that was this late was stopped, or starved
+_FOUND_S: Final = 15.0  # for backends that serve to be found so, from an upgrade's new process
+_LOOK_S: Final = 0.02
+
+
+async def run(
+    process: Process, listeners: Listeners | None = None, predecessor: Predecessor | None = None
+) -> None:
+    """Serve until told to stop, or until another process took over; everything is closed at the end.
+
+    `listeners` are those of `bind_both`, which is called when there are none. A predecessor serves as
+    yet: this process takes its place once it can serve.
+
+    Raises:
+        OSError: an address to listen on cannot be had.
+        UpgradeFailed: this process could not take its predecessor's place, which goes on.
+    Cancel: stops without draining.
+    """
+    config = process.config
+    listeners = listeners or bind_both(config)
+    process.public_port, process.admin_port = port_of(listeners.public), port_of(listeners.admin)
+    desk = _desk(process)
+    public, admin = _servers(process, desk)
+    try:
+        async with asyncio.TaskGroup() as group:
+            healing = Healing(process, group)
+            await _know_before(process)
+            background = [*_background(process, group), *await meet_parent(process, group)]
+            missing = []
+            if predecessor is not None:
+                missing = await found_serving(process.table, process.clock, predecessor.expects)
+            accepting = with_copies(listeners.public)
+            served = group.create_task(public.serve(sockets=accepting), name="public")
+            await public.accepting.wait()
+            if predecessor is not None:
+                predecessor.ready(missing)
+                await predecessor.gone()
+                _say_taken_over(process)
+            healing.begin()
+            replacement = Replacement(process, healing, listeners, (public, admin))
+            background += [
+                group.create_task(watch_reloads(process), name="reloads"),
+                group.create_task(notice_problems(desk), name="problems"),
+                group.create_task(gather_always(desk), name="counts of other workers"),
+            ]
+            replacing = group.create_task(replacement.run(), name="upgrades")
+            operated = group.create_task(_operators(process, admin, listeners), name="admin")
+            await _say_listening(process)
+            await _until_the_end(process)
+            replacing.cancel()
+            await asyncio.wait([replacing])
+            await _finish(process, listeners, public, admin)
+            await asyncio.wait([served, group.create_task(healing.pause(), name="pause")])
+            await let_others_end(process)
+            await process.supervisor.close()  # operators can still see what holds it up
+            admin.leave()
+            await asyncio.wait([operated])
+            for task in background:
+                task.cancel()
+    finally:
+        await _close(process, public, admin)
+
+
+def _servers(process: Process, desk: Desk) -> tuple[Server, Server]:
+    """Make the public and the admin server; neither accepts yet. What is done to backends is written down."""
+    if process.leads:
+        EventLog(process.config.state).follow(process.supervisor.events)
+    served = public_app(
+        process.handler, process.table, process.clock, process.readiness, process.ingress
+    )
+    public = server_for(served, process.ingress)
+    admin = server_for(admin_app(desk), process.admin)
+    if process.group is not None:
+        desk.fellows, desk.workers = process.group.fellows, process.group.place.answers_for
+        process.group.answers.update(answers_to_workers(desk))
+    return public, admin
+
+
+def _desk(process: Process) -> Desk:
+    """Return what the admin listener shows and changes."""
+    return Desk(
+        table=process.table,
+        metrics=process.metrics,
+        clock=process.clock,
+        loaded=lambda: process.loaded,
+        ready=process.readiness,
+        deciding=Deciding(
+            process.handler.gate,
+            process.handler.catalogs,
+            lambda: process.handler.settings.keys,
+        ),
+        early=process.handler.early,
+        requests=Requests(process.ended, lambda: process.ingress.live),
+        trial=process.rollouts.get,
+        replicas=process.replicas,
+        adapters=process.adapters,
+        quarantine=process.handler.retrying.quarantine,
+        orders=Orders(process.table, process.supervisor, process.clock, process.oldest_at),
+        upgrades=process.upgrades,
+        reloading=process,
+        keys=lambda: process.key_store,
+        audit=audit_of(process.config.state),
+        accounts=process.accounts,
+        series=process.series,
+        disk=process.disk,
+        slow_clients=process.slow_clients,
+        file=process.path,
+    )
+
+
+# --- taking another process's place ---------------------------------------------------------------
+
+
+async def found_serving(
+    table: PoolTable, clock: Clock, expects: Go, within_s: float = _FOUND_S
+) -> list[str]:
+    """Wait until the backends that serve at the process before serve here too; return those that do not.
+
+    Raises:
+        UpgradeFailed: none of them does.
+    """
+    deadline = clock.now() + within_s
+    while (missing := _missing(table, expects)) and clock.now() < deadline:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(_LOOK_S)
+    known = [each for each in expects.serving if table.get(each) is not None]
+    if known and not any(each.phase in SERVES for each in table):
+        raise UpgradeFailed(
+            f"none of the {len(known)} backends that serve at the old process was found to serve from the"
+            f" new one within {within_s:g} s: {', '.join(known[:5])}"
+        )
+    return missing
+
+
+def _missing(table: PoolTable, expects: Go) -> list[str]:
+    """Return what serves at the process before and not here, or shows its metrics there only."""
+    measured, missing = frozenset(expects.measured), []
+    for backend_id in expects.serving:
+        backend = table.get(backend_id)
+        if backend is None:
+            continue
+        if backend.phase not in SERVES or (backend_id in measured and backend.sample is None):
+            missing.append(backend_id)
+    return missing
+
+
+def _say_taken_over(process: Process) -> None:
+    told = f"process {os.getpid()} with version {__version__} took over"
+    process.supervisor.events.note(process.clock, EventKind.UPGRADE, "", "done", told)
+
+
+# --- beginning and end ----------------------------------------------------------------------------
+
+
+async def _know_before(process: Process) -> None:
+    """Read what the first request has to find: the keys, and what was spent before."""
+    if process.shared_keys is not None:
+        await process.shared_keys.first_look()
+    if process.tokens is not None:
+        await process.tokens.issuer.fetch()
+    await process.accounts.open()
+
+
+def _background(process: Process, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+    """Begin what goes on from the first moment to the last."""
+    others = []
+    if process.group is not None or process.started.redis is not None:
+        here = process.store, process.clock, process.table, process.replicas.id
+        telling = Telling(*here, process.handler.gate.anybody_waits)
+        others.append(group.create_task(telling.run(), name="what is under way"))
+    if process.handler.tracing is not None:
+        others.append(group.create_task(process.handler.tracing.traces.run(), name="traces"))
+    return [
+        *others,
+        group.create_task(process.watchers.run(), name="watchers"),
+        group.create_task(process.engine_events.run(), name="kv events"),
+        group.create_task(process.ledger.run(), name="ledger"),
+        group.create_task(process.replicas.run(), name="replicas"),
+        group.create_task(process.handler.limiter.run(), name="limits"),
+        group.create_task(process.accounts.run(), name="usage"),
+        group.create_task(disk.watch(process.disk), name="disk"),
+        group.create_task(_ticks(process), name="ticks"),
+        group.create_task(watch_keys(process), name="keys"),
+        group.create_task(process.last_used.run(), name="last use of keys"),
+        *(
+            [group.create_task(process.tokens.issuer.run(), name="issuer")]
+            if process.tokens
+            else []
+        ),
+        group.create_task(process.series.run(), name="series"),
+    ]
+
+
+async def _say_listening(process: Process) -> None:
+    config = process.config
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
+    process.note_start()
+    process.listening.set()
+    if process.group is not None:
+        await process.group.serving()
+    notify(READY=1)
+    log.info(
+        "listening",
+        extra={
+            "event": "listening",
+            "public": str(config.listen),
+            "admin": str(config.admin.listen),
+        },
+    )
+
+
+async def _operators(process: Process, admin: Server, listeners: Listeners) -> None:
+    """Serve operators; of several workers, the one that leads does."""
+    if process.leads:
+        await admin.serve(sockets=[listeners.admin])
+
+
+async def _until_the_end(process: Process) -> None:
+    """Wait until this process is told to stop, or another one took over."""
+    loop = asyncio.get_running_loop()
+    ends = [
+        loop.create_task(process.stopping.wait(), name="told to stop"),
+        loop.create_task(process.succeeded.wait(), name="succeeded"),
+    ]
+    try:
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in ends:
+            each.cancel()
+
+
+async def _finish(process: Process, listeners: Listeners, public: Server, admin: Server) -> None:
+    """Let requests finish, up to `shutdown.grace`; end what is left then.
+
+    Where another process accepts connections by now, or systemd keeps them until one does, none are
+    accepted here, and those that are open get their next reply. Else new requests are refused: behind
+    a load balancer another replica answers.
+    """
+    grace_s = process.config.shutdown.grace
+    if process.succeeded.is_set():
+        admin.leave()
+        grace_s = await outlast(process.ingress.connections, grace_s, process.hurry)
+    else:
+        notify(STOPPING=1)
+    if listeners.kept:
+        public.stop_accepting()
+        process.ingress.leave()
+    else:
+        process.handler.draining = True
+    process.handler.shadows.close()
+    await drain(process.ingress.live, grace_s, process.hurry)
+    public.leave()
+
+
+async def _close(process: Process, *servers: Server) -> None:
+    """Close what is still open; uvicorn leaves a server's connections when its task is cancelled."""
+    for server in servers:
+        server.stop_accepting()
+        for connection in tuple(server.server_state.connections):
+            connection.transport.abort()
+    process.handler.shadows.close()
+    process.client.close()
+    await process.supervisor.close()
+    await process.replicas.leave()
+    await process.store.close()
+    process.ledger.post()
+    if process.handler.tracing is not None:
+        await process.handler.tracing.traces.close()
+    await process.accounts.close()
+    process.outlet.flush()
+    process.handler.settings.counters.close()
+
+
+async def _ticks(process: Process) -> None:
+    """Drive every coarse deadline, and measure how late the loop runs.
+
+    After the process stood still, what came meanwhile is read before anything is found too late.
+    """
+    loop = asyncio.get_running_loop()
+    due = loop.time()
+    unread = False
+
+    async def tick() -> None:
+        nonlocal due, unread
+        now = loop.time()
+        process.metrics.loop_lag(max(0.0, now - due))
+        stood_still, due = now - due > _STOOD_STILL_S, now + TICK_S
+        if stood_still:
+            process.table.forgive(process.clock.now())
+        if unread := stood_still and not unread:  # not twice in a row: a loop may always be late
+            return
+        process.client.tick(now)
+        process.table.listen(process.client.waits(), process.clock.now())
+        process.ingress.tick(now)
+        process.admin.tick(now)
+        end_late(process.ingress.live, now, process.config.timeouts.total)
+        process.handler.gate.tick(process.clock.now())
+        process.handler.shadows.tick()
+        process.handler.retrying.quarantine.tick()
+        process.supervisor.moved(process.handler.passing.leaving.take_moved())
+        due = loop.time() + TICK_S
+
+    await periodic(tick, every_s=TICK_S, name="ticks", jitter_ratio=0.0)

@@ -1,0 +1,246 @@
+"""The way to Redis: one owner sends what others ask, all that waits in one round trip.
+
+    ask --> waiting --> the owner: connect, send a batch, give each its reply
+
+Only the owner touches the connection. So whoever asks may be cancelled or give up at any moment, and no
+reply ever reaches another than who asked for it: what is interrupted in the middle closes the connection.
+
+Who asks waits `BUDGET_S` at most. After `_FAILURES` in a row nobody waits any more: all are refused at
+once, but for one try each `_AGAIN_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import socket
+import ssl
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from redis import exceptions as failures
+from redis.asyncio.sentinel import MasterNotFoundError
+
+from gateway.core.aio import Clock, start
+from gateway.store.address import Client
+from gateway.store.scripts import BUDGET_S, Script
+from gateway.store.shared import StoreUnavailable
+
+log = logging.getLogger("gateway.store")
+
+CONNECT_S: Final = 2.0  # names are looked up and TLS is agreed meanwhile, and nobody waits for that
+_FAILURES: Final = 3
+_AGAIN_S: Final = 1.0
+_BATCH: Final = 128
+_MOST_WAITING: Final = 4096
+
+_CODE: Final = re.compile(r"[A-Z]{3,20}\b")
+_SLOW: Final = f"it did not answer within {BUDGET_S * 1000:.0f} ms"
+_LOST: Final = (failures.RedisError, failures.RedisClusterException, OSError, TimeoutError)
+_WORDS: Final[tuple[tuple[type[Exception], str], ...]] = (
+    (failures.AuthenticationError, "it rejects the user or password"),
+    (failures.NoPermissionError, "its user may not run scripts or use keys that begin with gw1:"),
+    (failures.ReadOnlyError, "it is a replica, which takes no writes"),
+    (failures.OutOfMemoryError, "its memory is full (maxmemory)"),
+    (failures.BusyLoadingError, "it is still loading its data"),
+    (MasterNotFoundError, "no Sentinel knows a master of that name"),
+    (failures.ClusterDownError, "its cluster is down"),
+    (failures.RedisClusterException, "its cluster cannot be reached"),
+    (failures.TimeoutError, _SLOW),
+    (TimeoutError, _SLOW),
+    (ssl.SSLError, "the TLS handshake failed"),
+    (socket.gaierror, "its host name cannot be resolved"),
+    (ConnectionRefusedError, "the connection was refused"),
+    (FileNotFoundError, "its socket does not exist"),
+    (PermissionError, "this user may not write to its socket"),
+)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """One call. `reply` gets what Redis said, or why it did not."""
+
+    script: Script
+    keys: Sequence[str]
+    args: Sequence[str | int]
+    reply: asyncio.Future[Any]
+
+
+@dataclass(slots=True)
+class Link:
+    """See the module. One event loop; `close` ends it."""
+
+    client: Client
+    clock: Clock
+    trouble: str = ""  # why it does not answer, for people; empty: it does, as far as is known
+    _waiting: deque[_Asked] = field(default_factory=deque)
+    _owner: asyncio.Task[None] | None = None
+    _connected: bool = False
+    _failures: int = 0  # in a row
+    _again_at: float = 0.0
+    _lost_at: float = 0.0
+    _closed: bool = False
+
+    async def ask(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[str | int],
+        within_s: float = BUDGET_S,
+    ) -> Any:
+        """Run a script and return what it does, or give up after `within_s`.
+
+        Raises:
+            StoreUnavailable: there is no reply in time; whether it ran is unknown.
+        Cancel: it may run nevertheless.
+        """
+        asked = self._put(script, keys, args)
+        if asked is None:
+            raise StoreUnavailable(self.trouble or "too many calls wait for it")
+        try:
+            async with asyncio.timeout(within_s):
+                reply = await asked.reply
+        except TimeoutError:
+            raise StoreUnavailable(self.trouble or _SLOW) from None
+        if isinstance(reply, StoreUnavailable):
+            raise reply
+        return reply
+
+    def post(self, script: Script, keys: Sequence[str], args: Sequence[str | int]) -> None:
+        """Have a script run after what was asked before, if Redis answers; nobody hears whether it did.
+
+        One that Redis does not know yet runs after what is sent with it.
+        """
+        self._put(script, keys, args)
+
+    def _put(self, script: Script, keys: Sequence[str], args: Sequence[str | int]) -> _Asked | None:
+        """Have a call wait for the owner; None where it would wait in vain."""
+        shut = self._failures >= _FAILURES and self.clock.now() < self._again_at
+        if self._closed or shut or len(self._waiting) >= _MOST_WAITING:
+            return None
+        loop = asyncio.get_running_loop()
+        asked = _Asked(script, keys, args, loop.create_future())
+        self._waiting.append(asked)
+        if self._owner is None or self._owner.done():
+            self._owner = start(self._own(), name="shared store", loop=loop)
+        return asked
+
+    async def close(self) -> None:
+        """End the owner, and close the connection."""
+        self._closed = True
+        if self._owner is not None:
+            self._owner.cancel()
+            await asyncio.wait([self._owner])
+        await self._drop()
+
+    # --- the owner ----------------------------------------------------------------------------------
+
+    async def _own(self) -> None:
+        """Send what waits until nothing does."""
+        while self._waiting:
+            batch: list[_Asked] = []
+            try:
+                if not self._connected:
+                    async with asyncio.timeout(CONNECT_S):
+                        await self.client.ping()
+                    self._connected = True
+                batch = self._take()
+                if batch:
+                    async with asyncio.timeout(BUDGET_S):
+                        await self._send(batch)
+                self._answers()
+            except _LOST as error:
+                await self._fails(error, batch)
+
+    def _take(self) -> list[_Asked]:
+        """Take from what waits; whoever gave up meanwhile is left out, so that nothing is done for nobody."""
+        batch: list[_Asked] = []
+        while self._waiting and len(batch) < _BATCH:
+            asked = self._waiting.popleft()
+            if not asked.reply.done():
+                batch.append(asked)
+        return batch
+
+    async def _send(self, batch: Sequence[_Asked]) -> None:
+        unknown = []
+        for asked, reply in await self._replies(batch, by_name=True):
+            if isinstance(reply, failures.NoScriptError):
+                unknown.append(asked)  # since it started
+            else:
+                _give(asked, reply)
+        for asked, reply in await self._replies(unknown, by_name=False) if unknown else ():
+            _give(asked, reply)
+
+    async def _replies(
+        self, batch: Sequence[_Asked], *, by_name: bool
+    ) -> list[tuple[_Asked, object]]:
+        pipeline = self.client.pipeline(transaction=False)
+        for each in batch:
+            how = ("EVALSHA", each.script.sha) if by_name else ("EVAL", each.script.text)
+            pipeline.execute_command(*how, len(each.keys), *each.keys, *each.args)
+        return [*zip(batch, await pipeline.execute(raise_on_error=False), strict=True)]
+
+    def _answers(self) -> None:
+        if self._failures >= _FAILURES:
+            away_s = self.clock.now() - self._lost_at
+            log.info(
+                "the shared store answers again, after %.0f s",
+                away_s,
+                extra={"event": "store_found"},
+            )
+        self._failures, self.trouble = 0, ""
+
+    async def _fails(self, error: Exception, batch: Sequence[_Asked]) -> None:
+        self.trouble = why(error)
+        self._failures += 1
+        self._again_at = self.clock.now() + _AGAIN_S
+        if self._failures == 1:
+            self._lost_at = self.clock.now()
+        if self._failures >= _FAILURES:
+            batch = [*batch, *self._waiting]
+            self._waiting.clear()
+        for asked in batch:
+            _give(asked, StoreUnavailable(self.trouble))
+        if self._failures == _FAILURES:
+            log.warning(
+                "the shared store (`redis`) does not answer: %s; requests are served as before,"
+                " and no backend is restarted until it does",
+                self.trouble,
+                extra={"event": "store_lost"},
+            )
+        await self._drop()
+
+    async def _drop(self) -> None:
+        """Close the connection: another one may lead to another server."""
+        self._connected = False
+        with contextlib.suppress(*_LOST):
+            async with asyncio.timeout(BUDGET_S):
+                await self.client.aclose()
+
+
+def _give(asked: _Asked, reply: object) -> None:
+    """Give a reply to who asked; what Redis itself says is wrong fails the whole batch.
+
+    Raises:
+        RedisError: the reply is one.
+    """
+    if isinstance(reply, failures.RedisError):
+        raise reply
+    if not asked.reply.done():
+        asked.reply.set_result(reply)
+
+
+def why(error: BaseException | None) -> str:
+    """Return why Redis does not answer, for people: nothing of the URL, nothing of what it said but its code."""
+    first = error
+    while error is not None:
+        for kind, words in _WORDS:
+            if isinstance(error, kind):
+                return words
+        error = error.__cause__ or error.__context__
+    code = _CODE.match(str(first)) if isinstance(first, failures.ResponseError) else None
+    return f"it answers with the error {code[0]}" if code else "it cannot be reached"

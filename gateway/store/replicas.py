@@ -1,0 +1,133 @@
+"""Which gateways share the store: each tells of itself once a second, and hears of the others."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from gateway.core.aio import Clock, periodic
+from gateway.store.group import LEADER
+from gateway.store.shared import SharedStore, StoreUnavailable
+
+BEAT_S: Final = 1.0
+ALIVE_S: Final = 5.0  # heard of within this time, a replica lives
+# The leader tells within a beat, the others hear it a beat later, follow it half a beat after that.
+_SETTLED_S: Final = 3 * BEAT_S
+TOLD_S: Final = 60.0  # for so long a silent one is still told of
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What a replica tells of itself. What another version does not tell is left as it is here."""
+
+    host: str = ""
+    pid: int = 0
+    version: str = ""
+    config_hash: str = ""  # of what replicas should have alike
+    leads: tuple[str, ...] = ()  # pools whose backends it restarts
+    group: str = ""  # of workers; empty: it is alone
+    worker: int = 0  # its number in the group
+    in_flight: dict[str, int] = {}  # requests that it carries, by backend
+    phases: dict[str, str] = {}  # of its backends, as it sees them
+    tends: dict[str, tuple[str, str, str]] = {}  # backends that it works on: phase, reason, detail
+    kept_back: dict[
+        str, bool
+    ] = {}  # pools whose trial (true) or other backends (false) are in reserve
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One gateway. `heard_at` is when it told this, by the local clock."""
+
+    id: str
+    told: Told
+    heard_at: float
+
+
+_FORMAT: Final = msgspec.json.Decoder(Told)
+
+
+@dataclass(slots=True)
+class Replicas:
+    """The others, and this one (`id`). While the store does not answer, who was there last stays known."""
+
+    store: SharedStore
+    clock: Clock
+    tell: Callable[[], Told]  # of this one
+    id: str = field(default_factory=lambda: secrets.token_hex(4))
+    every: Sequence[Replica] = ()
+    answered_at: float | None = None
+    least: int = 1  # the workers of this one's group, heard of or not
+
+    @property
+    def alive(self) -> int:
+        """How many lived when the store last answered; at least `least`, for a worker that died is started again."""
+        at = self.answered_at
+        if at is None:
+            return self.least
+        return max(self.least, sum(at - each.heard_at <= ALIVE_S for each in self.every))
+
+    def leader(self) -> Told | None:
+        """Return what the leading worker of this one's group told; None while none is heard of."""
+        group, at = self.tell().group, self.answered_at
+        if not group or at is None:
+            return None
+        for each in self.every:
+            lives = at - each.heard_at <= ALIVE_S and each.id != self.id
+            if lives and (each.told.group, each.told.worker) == (group, LEADER):
+                return each.told
+        return None
+
+    def carried_elsewhere(self, backend_id: str, since: float) -> bool:
+        """Whether another worker of this group carries requests of a backend, or may still begin some.
+
+        A worker stops sending to one that its leader works on once both have told and heard of each other.
+        """
+        group, at = self.tell().group, self.answered_at
+        if not group or at is None:
+            return False
+        return any(
+            each.heard_at < since + _SETTLED_S or bool(each.told.in_flight.get(backend_id))
+            for each in self.every
+            if each.id != self.id and each.told.group == group and at - each.heard_at <= ALIVE_S
+        )
+
+    async def run(self) -> None:
+        """Tell and hear until cancelled."""
+        await periodic(self.turn, every_s=BEAT_S, name="replicas")
+
+    async def turn(self) -> None:
+        """Tell of this one, and hear of the others."""
+        try:
+            found = await self.store.beat(
+                self.id, msgspec.json.encode(self.tell()).decode(), TOLD_S
+            )
+        except StoreUnavailable:
+            return
+        self.answered_at = now = self.clock.now()
+        self.every = [
+            Replica(each, _told(text), now - age_s) for each, (text, age_s) in sorted(found.items())
+        ]
+
+    async def leave(self) -> None:
+        """Tell that this one is gone."""
+        with contextlib.suppress(StoreUnavailable):  # it is soon missed
+            await self.store.beat(self.id, "", TOLD_S)
+
+
+def this_process(version: str, config_hash: str, leads: Sequence[str]) -> Told:
+    """Return what this gateway tells of itself, but for its backends."""
+    return Told(socket.gethostname(), os.getpid(), version, config_hash, tuple(leads))
+
+
+def _told(text: str) -> Told:
+    try:
+        return _FORMAT.decode(text)
+    except (msgspec.DecodeError, ValueError):
+        return Told()

@@ -1,0 +1,172 @@
+"""What Redis runs for us, each script as one step that nothing can come between.
+
+Keys begin with `gw1:`, the version of their format: whoever changes what a key holds raises it, so
+that gateways of two versions, side by side during an upgrade, do not misread each other. A script is
+called by its SHA-1, so two versions of a script never meet either. The keys of one call share a
+{tag}, and so a node of a Redis Cluster. Time is the server's. None of it needs more than Redis 6.2.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+PREFIX: Final = "gw1:"
+BUDGET_S: Final = 0.2  # for one call
+
+_NOW_MS: Final = """
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+"""
+
+
+class Scripted(Protocol):
+    """A Redis that runs scripts: `store.link.Link`, without the library that it needs."""
+
+    trouble: str  # why it does not answer, for people; empty: it does, as far as is known
+
+    async def ask(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[str | int],
+        within_s: float = BUDGET_S,
+    ) -> Any:
+        """Run a script and return what it does, or give up after `within_s`.
+
+        Raises:
+            StoreUnavailable: there is no reply in time; whether it ran is unknown.
+        Cancel: it may run nevertheless.
+        """
+
+    def post(self, script: Script, keys: Sequence[str], args: Sequence[str | int]) -> None:
+        """Have a script run after what was asked before, if Redis answers; nobody hears whether it did.
+
+        One that Redis does not know yet runs after what is sent with it.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script, and the name by which Redis knows it once it has run."""
+
+    text: str
+    sha: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        digest = hashlib.sha1(self.text.encode(), usedforsecurity=False)
+        object.__setattr__(self, "sha", digest.hexdigest())
+
+
+# KEYS: lease, fence. ARGV: holder, its time in ms, the longest time of any lease in ms.
+# A lease that would last longer than any was given when the server's clock was another: it is void.
+ACQUIRE: Final = Script("""
+local held = redis.call('GET', KEYS[1])
+local own = ARGV[1] .. ':'
+if held and held:sub(1, #own) ~= own and redis.call('PTTL', KEYS[1]) <= tonumber(ARGV[3]) then
+  return 0
+end
+local token = redis.call('INCR', KEYS[2])
+redis.call('SET', KEYS[1], own .. token, 'PX', ARGV[2])
+return token
+""")
+
+# KEYS: lease. ARGV: holder:token, its time in ms.
+RENEW: Final = Script("""
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+  return 0
+end
+return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+""")
+
+# KEYS: lease. ARGV: holder:token.
+RELEASE: Final = Script("""
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+  return 0
+end
+return redis.call('DEL', KEYS[1])
+""")
+
+# KEYS: claim. ARGV: a word that names this claimant's call, its time in ms.
+CLAIM: Final = Script("""
+if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
+  return 1
+end
+return redis.call('GET', KEYS[1]) == ARGV[1] and 1 or 0
+""")
+
+# KEYS: holds, a hash of scopes: the end in ms since the epoch, `inf`, or minus the time until which
+# it is told that the hold was lifted. ARGV: scope, its time in ms or `inf`.
+HOLD: Final = Script(
+    _NOW_MS
+    + """
+local ends = ARGV[2]
+if ends ~= 'inf' then
+  ends = string.format('%.0f', now_ms + ends)
+end
+redis.call('HSET', KEYS[1], ARGV[1], ends)
+return 1
+"""
+)
+
+# KEYS: holds. ARGV: scope, how long that is told, in ms.
+LIFT: Final = Script(
+    _NOW_MS
+    + """
+redis.call('HSET', KEYS[1], ARGV[1], string.format('-%.0f', now_ms + ARGV[2]))
+return 1
+"""
+)
+
+# KEYS: holds. Returns scope, what is left in ms (or `inf`, or `lifted`), scope, ...
+HOLDS: Final = Script(
+    _NOW_MS
+    + """
+local every, found = redis.call('HGETALL', KEYS[1]), {}
+for place = 1, #every, 2 do
+  local scope, ends, left = every[place], every[place + 1], 'inf'
+  if ends ~= 'inf' then
+    local left_ms = math.abs(tonumber(ends)) - now_ms
+    left = ends:sub(1, 1) == '-' and 'lifted' or string.format('%.0f', left_ms)
+    if left_ms <= 0 then
+      redis.call('HDEL', KEYS[1], scope)
+      left = nil
+    end
+  end
+  if left then
+    found[#found + 1] = scope
+    found[#found + 1] = left
+  end
+end
+return found
+"""
+)
+
+# KEYS: replicas, a hash of ids: when it was told in ms since the epoch, a space, and what. ARGV: id, what
+# it tells (empty: it goes), how long that is kept, in ms. Returns id, what, its age in ms, id, ...
+# What was told later than now comes from a clock that was wrong, and is as old as what is told now.
+BEAT: Final = Script(
+    _NOW_MS
+    + """
+if ARGV[2] == '' then
+  redis.call('HDEL', KEYS[1], ARGV[1])
+else
+  redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f %s', now_ms, ARGV[2]))
+end
+local every, found = redis.call('HGETALL', KEYS[1]), {}
+for place = 1, #every, 2 do
+  local at, told = every[place + 1]:match('^(%d+) (.*)$')
+  local age_ms = math.max(0, now_ms - tonumber(at))
+  if age_ms >= tonumber(ARGV[3]) then
+    redis.call('HDEL', KEYS[1], every[place])
+  else
+    found[#found + 1] = every[place]
+    found[#found + 1] = told
+    found[#found + 1] = string.format('%.0f', age_ms)
+  end
+end
+return found
+"""
+)

@@ -1,0 +1,88 @@
+"""What two gateways tell each other while one takes the place of the other.
+
+    the new one                                 the old one
+    reads its settings, has its listeners
+    Loaded  -------------------------------->   pauses healing: nobody writes the state folder
+            <--------------------------------   Go
+    reads the state folder, finds the backends that serve, accepts connections
+    Ready   -------------------------------->   accepts no more, hands over what it launched
+            <--------------------------------   the channel closes
+    heals, opens the admin listener             finishes its requests, and ends
+
+Before `Ready` either may give up (`Failed`, or its end of the channel closes): the old one goes on as if
+nothing had been. The channel keeps messages apart (SOCK_SEQPACKET), so one is one read.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+MOST_BYTES: Final = 64 * 1024
+VARIABLE: Final = "GATEWAY_TAKES_OVER"  # in the environment of the new process: `Inherits`, as JSON
+
+
+class Inherits(msgspec.Struct, frozen=True):
+    """The file descriptors that the new process gets. `kept`: systemd has the listeners open too."""
+
+    channel: int
+    public: int
+    admin: int
+    kept: bool = False
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """The settings can be used, and the listeners are open. `pid` is of the process that will serve."""
+
+    pid: int
+    version: str
+
+
+class Go(msgspec.Struct, frozen=True, tag=True):
+    """Read the state folder, and serve. These backends serve, and those of them show metrics."""
+
+    serving: list[str]
+    measured: list[str]
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """New connections are accepted. `missing`: backends that serve at the old one, and not here."""
+
+    missing: list[str]
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The new process gives up."""
+
+    why: str
+
+
+Message = Loaded | Go | Ready | Failed
+
+_ENCODER: Final = msgspec.json.Encoder()
+_DECODER: Final[msgspec.json.Decoder[Message]] = msgspec.json.Decoder(Message)
+_INHERITS: Final = msgspec.json.Decoder(Inherits)
+
+
+def encode(message: Message | Inherits) -> bytes:
+    """Return a message as it is sent."""
+    return _ENCODER.encode(message)
+
+
+def decode(data: bytes) -> Message:
+    """Return what was sent.
+
+    Raises:
+        msgspec.DecodeError: it is no message; another version's, say.
+    """
+    return _DECODER.decode(data)
+
+
+def inherits(text: str) -> Inherits:
+    """Return what the environment tells the new process.
+
+    Raises:
+        msgspec.DecodeError: that is nothing of ours.
+    """
+    return _INHERITS.decode(text)

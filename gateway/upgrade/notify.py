@@ -1,0 +1,25 @@
+"""What systemd is told of this process (sd_notify(3)); nothing happens where it did not ask."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from typing import Final
+
+SOCKET: Final = "NOTIFY_SOCKET"
+
+
+def notify(**fields: object) -> None:
+    """Tell systemd, such as `READY=1`. One datagram; a manager that does not take it is not waited for."""
+    address = os.environ.get(SOCKET)
+    if not address:
+        return
+    if address.startswith("@"):  # a name without a file
+        address = "\0" + address[1:]
+    text = "\n".join(f"{name}={value}" for name, value in fields.items())
+    with (
+        contextlib.suppress(OSError),
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as manager,
+    ):
+        manager.sendto(text.encode(), address)

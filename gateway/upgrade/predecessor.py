@@ -1,0 +1,139 @@
+"""`Predecessor`: the gateway whose place this process takes, at the other end of a channel.
+
+The order of messages is in `messages`. What this side guarantees: until `ready` it changes nothing, neither
+files nor backends, so it may fail at any time and nobody notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Iterator, MutableMapping
+from typing import Final, Self
+
+from gateway import __version__
+from gateway.core.errors import ConfigError
+from gateway.ops.upgrading import UpgradeFailed
+from gateway.upgrade.messages import (
+    MOST_BYTES,
+    VARIABLE,
+    Failed,
+    Go,
+    Inherits,
+    Loaded,
+    Message,
+    Ready,
+    decode,
+    encode,
+    inherits,
+)
+
+_GO_S: Final = 60.0  # for the gateway before to pause what it does to backends
+_WHY_CHARS: Final = 4000
+
+
+class GaveUp(Exception):
+    """The gateway before this one goes on by itself, or has ended; this process is not needed."""
+
+
+class Predecessor:
+    """See the module. `listeners` are its sockets, by name; `kept`: systemd has them open too."""
+
+    def __init__(self, told: Inherits) -> None:
+        for number in (told.channel, told.public, told.admin):
+            os.set_inheritable(number, False)
+        self._channel = socket.socket(fileno=told.channel)
+        self.listeners = {
+            "public": socket.socket(fileno=told.public),
+            "admin": socket.socket(fileno=told.admin),
+        }
+        self.kept = told.kept
+        self.expects = Go([], [])
+        self._is_ready = False
+
+    @classmethod
+    def of(cls, environ: MutableMapping[str, str]) -> Self | None:
+        """Return the gateway before this one; None for a process that takes nobody's place.
+
+        Raises:
+            msgspec.DecodeError, OSError: the environment says so, and it is not true.
+        """
+        text = environ.pop(VARIABLE, None)
+        return None if text is None else cls(inherits(text))
+
+    @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """Tell the gateway before this one why this start fails, if it does before it is ready.
+
+        Raises:
+            GaveUp: it fails.
+        """
+        try:
+            yield
+        except Exception as error:
+            if self._is_ready or isinstance(error, GaveUp):
+                raise
+            why = _why(error)[:_WHY_CHARS]
+            with contextlib.suppress(OSError):
+                self._send(Failed(why))
+            raise GaveUp(f"the gateway that runs goes on serving: {why}") from error
+
+    def detach(self) -> None:
+        """Be nobody's child: a new process goes on, and this one ends. Call it before any thread starts.
+
+        Whoever supervises all processes (systemd, say) is then told when the new one ends, although the
+        gateway before still lives.
+        """
+        if os.fork():
+            os._exit(0)
+
+    def loaded(self) -> None:
+        """Tell that this process can serve, and wait to be asked to. Blocking.
+
+        Raises:
+            GaveUp: the gateway before does not want it.
+        """
+        self._channel.settimeout(_GO_S)
+        try:
+            self._send(Loaded(os.getpid(), __version__))
+            data = self._channel.recv(MOST_BYTES)
+        except OSError as error:  # TimeoutError is one
+            raise GaveUp(str(error)) from error
+        message = decode(data) if data else None
+        if not isinstance(message, Go):
+            raise GaveUp("the gateway that started this process goes on, or has ended")
+        self.expects = message
+        self._channel.setblocking(False)
+
+    def ready(self, missing: list[str]) -> None:
+        """Tell that new connections are accepted here."""
+        self._send(Ready(missing))
+        self._is_ready = True
+
+    async def gone(self) -> None:
+        """Wait until the gateway before has handed over what only one may do, or has ended.
+
+        Cancel: nothing is held.
+        """
+        loop = asyncio.get_running_loop()
+        with self._channel, contextlib.suppress(OSError):
+            while await loop.sock_recv(self._channel, MOST_BYTES):
+                pass
+
+    def _send(self, message: Message) -> None:
+        self._channel.send(encode(message))
+
+
+def _why(error: Exception) -> str:
+    """Return what ended a start, for people."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, UpgradeFailed):
+        return str(error)
+    if isinstance(error, ConfigError):
+        return "; ".join(error.findings)
+    if isinstance(error, OSError):
+        return ": ".join(str(part) for part in (error.filename, error.strerror) if part)
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,187 @@
+"""`Successor`: the process that is to take this gateway's place, at the other end of a channel.
+
+It runs whatever code is installed by then, with the same command line and environment, and has our listeners.
+Until it is ready it may be ended at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, Self, TypeVar
+
+import msgspec
+
+from gateway.ops.upgrading import UpgradeFailed
+from gateway.upgrade.messages import (
+    MOST_BYTES,
+    VARIABLE,
+    Failed,
+    Go,
+    Inherits,
+    Loaded,
+    Message,
+    Ready,
+    decode,
+    encode,
+)
+from gateway.upgrade.notify import SOCKET as NOTIFY_SOCKET
+
+_ENDED_S: Final = 2.0  # for a process whose channel closed to be gone
+# Programs that are PID 1 of a container for one child, and end the container together with it.
+_CONTAINER_INITS: Final = frozenset({"tini", "docker-init", "dumb-init", "catatonit"})
+
+Told = TypeVar("Told", Loaded, Ready)
+
+
+def why_not(pid: int, parent: tuple[int, str], environ: Mapping[str, str]) -> str | None:
+    """Return why no other process may take the place of this one; None where one may.
+
+    `parent` is its parent's pid and name.
+    """
+    if pid == 1 or (parent[0] == 1 and parent[1] in _CONTAINER_INITS):
+        return (
+            "This gateway is the main process of a container, which ends when it does. Start a second"
+            " container with the new image beside it, and stop this one when the new one is ready."
+        )
+    if environ.get("SYSTEMD_EXEC_PID") == str(pid) and not environ.get(NOTIFY_SOCKET):
+        return (
+            "The systemd unit of this gateway would take its end for a failure. Set `Type=notify` in the"
+            " unit, as deploy/systemd/vllm-gateway.service has it, and restart it once."
+        )
+    return None
+
+
+def command() -> list[str]:
+    """Return the command line of this process, as it is to be run again.
+
+    A script is run by its name, so that another installation behind the same name is found.
+    """
+    if os.path.isfile(sys.argv[0]) and os.access(sys.argv[0], os.X_OK):
+        return list(sys.argv)
+    return [sys.executable, *sys.orig_argv[1:]]
+
+
+class Successor:
+    """See the module. One owner, who lets it go or ends it."""
+
+    def __init__(self, started: subprocess.Popen[bytes], channel: socket.socket) -> None:
+        self._started = started
+        self._channel = channel
+        self.pid = started.pid  # of the process that will serve, once it has said so
+        self.version = ""
+
+    @classmethod
+    def start(
+        cls,
+        public: socket.socket,
+        admin: socket.socket,
+        *,
+        kept: bool,
+        words: Sequence[str] | None = None,
+    ) -> Self:
+        """Start it with our listeners; by this process's own command line unless there are other `words`.
+
+        Raises:
+            UpgradeFailed: the system refused.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with theirs:
+            given = Inherits(theirs.fileno(), public.fileno(), admin.fileno(), kept)
+            words = words or command()
+            try:
+                started = subprocess.Popen(
+                    words,
+                    env={**os.environ, VARIABLE: encode(given).decode()},
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(given.channel, given.public, given.admin),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                ours.close()
+                raise UpgradeFailed(f"cannot run {words[0]}: {error.strerror}") from error
+        return cls(started, ours)
+
+    async def loaded(self, within_s: float) -> None:
+        """Wait until it has read its settings and can serve.
+
+        Raises:
+            UpgradeFailed: it cannot, or takes too long.
+        """
+        loaded = await self._hear(Loaded, within_s, "did not read its settings")
+        self.pid, self.version = loaded.pid, loaded.version
+        self._started.poll()  # it has ended in favour of the one that will serve
+
+    def go(self, message: Go) -> None:
+        """Have it read the state folder, and serve.
+
+        Raises:
+            UpgradeFailed: it has ended.
+        """
+        try:
+            self._channel.send(encode(message))
+        except OSError as error:
+            raise UpgradeFailed("it ended before it could serve") from error
+
+    async def ready(self, within_s: float) -> list[str]:
+        """Wait until it accepts connections; returns the backends that it does not reach.
+
+        Raises:
+            UpgradeFailed: it cannot, or takes too long.
+        """
+        return (await self._hear(Ready, within_s, "did not accept connections")).missing
+
+    def let_go(self) -> None:
+        """Have it do from now on what only one gateway may do."""
+        self._started.poll()
+        self._channel.close()
+
+    def end(self) -> None:
+        """End it, and whatever it started, at once: nothing depends on it yet."""
+        self._channel.close()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._started.pid, signal.SIGKILL)  # its session, which it leads
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._started.wait(_ENDED_S)
+
+    async def _hear(self, kind: type[Told], within_s: float, what: str) -> Told:
+        try:
+            async with asyncio.timeout(within_s):
+                message = await self._next()
+        except TimeoutError:
+            raise UpgradeFailed(f"it {what} within {within_s:.0f} s") from None
+        except (OSError, msgspec.DecodeError) as error:
+            raise UpgradeFailed(f"it said nothing that can be understood: {error}") from error
+        if isinstance(message, kind):
+            return message
+        if isinstance(message, Failed):
+            raise UpgradeFailed(message.why)
+        raise UpgradeFailed(await self._how_it_ended())
+
+    async def _next(self) -> Message | None:
+        data = await asyncio.get_running_loop().sock_recv(self._channel, MOST_BYTES)
+        return decode(data) if data else None
+
+    async def _how_it_ended(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self._started.wait, _ENDED_S)
+        code = self._started.returncode
+        how = f" with exit code {code}" if code else ""
+        return f"it ended{how} before it could serve; what it wrote to standard error says why"
+
+
+def parent_of_this() -> tuple[int, str]:
+    """Return the pid and the name of this process's parent; the name is empty where it cannot be read."""
+    parent = os.getppid()
+    try:
+        return parent, Path(f"/proc/{parent}/comm").read_text().strip()
+    except OSError:
+        return parent, ""

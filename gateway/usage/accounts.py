@@ -1,0 +1,237 @@
+"""`Accounts`: what every request used, counted once, written to the ledger and told to Redis off the request's path.
+
+    the observe ledger settles --> posted: entries wait, and are counted here
+    run, once a second         --> a thread writes them --> Redis counts what it has not counted yet
+
+Settled requests are written within a second or so; a gateway that is killed loses those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from gateway.core.aio import Clock, periodic
+from gateway.core.limits import RULES, Judged, Period, Price, Rule, Scope
+from gateway.core.types import RequestRecord
+from gateway.store.scripts import Scripted
+from gateway.store.shared import StoreUnavailable
+from gateway.usage.entries import Entry, Place, Sums, day_told, entry_of, place_of, summed
+from gateway.usage.journal import UsageJournal, every_entry
+from gateway.usage.shared import SharedUsage
+
+log = logging.getLogger("gateway.usage")
+
+_EVERY_S: Final = 1.0
+_MOST_WAITING: Final = 65_536  # entries that a disk which does not write may hold up
+_BATCH: Final = 512  # lines that Redis counts with one call
+_CALLS: Final = 16  # in one turn
+_MOST_TENANTS: Final = 1000  # that have metrics of their own
+_OTHER: Final = "_other"
+_DAY_S: Final = 86_400.0
+
+_MONEY: Final = RULES[Rule.BUDGET_DAY][1]
+
+PriceOf = Callable[[str, str], Price | None]  # by model and pool
+
+
+class Accounts:
+    """One owner, one event loop. `folder` None: nothing is written, and Redis is told nothing."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        link: Scripted | None,
+        folder: Path | None,
+        most_bytes: int,
+        price_of: PriceOf,
+    ) -> None:
+        self.sums: dict[Place, Sums] = {}  # of this process, and of what its state folder has
+        self._tenants: dict[str, Sums] = {}  # of this process
+        # Where requests of one day are counted, by tenant, key, model and adapter; and when that day ends.
+        self._cells: dict[tuple[str, ...], tuple[Sums, Sums]] = {}
+        self._day_ends_at = 0.0
+        self._clock = clock
+        self._shared = None if link is None or folder is None else SharedUsage(link)
+        self._folder = folder
+        self._most_bytes = most_bytes
+        self._price_of = price_of
+        self._waiting: deque[Entry] = deque()
+        self._journal: UsageJournal | None = None
+        self._writing = asyncio.Lock()
+        self._next = 1
+        self._told = False  # that the ledger cannot be written
+
+    def posted(self, records: Sequence[RequestRecord]) -> None:
+        """Count requests that ended: each exactly once, as its record is settled once."""
+        wall_ahead = self._clock.wall() - self._clock.now()
+        for record in records:
+            if record.caller is None:
+                continue
+            price = self._price_of(record.model or "", record.pool or "")
+            at = wall_ahead + (record.ended_at or record.received_at)
+            entry = entry_of(record, 0, at, price)
+            if entry is not None:
+                self._count(entry)
+
+    def _count(self, entry: Entry) -> None:
+        if not self._day_ends_at - _DAY_S <= entry.at < self._day_ends_at:
+            self._cells.clear()
+            self._day_ends_at = (entry.at // _DAY_S + 1) * _DAY_S
+        named = (entry.tenant, entry.key, entry.model, entry.adapter)
+        sums, tenant = self._cells.get(named) or self._cell(named, place_of(entry))
+        sums.add(entry)
+        tenant.add(entry)
+        if self._folder is None:
+            return
+        if len(self._waiting) < _MOST_WAITING:
+            self._waiting.append(entry)
+
+    def _cell(self, named: tuple[str, ...], place: Place) -> tuple[Sums, Sums]:
+        """Return where requests are counted whose first one has just ended: by place and by tenant."""
+        tenant = place[1]
+        if tenant not in self._tenants and len(self._tenants) >= _MOST_TENANTS:
+            tenant = _OTHER
+        cell = self.sums.setdefault(place, Sums()), self._tenants.setdefault(tenant, Sums())
+        self._cells[named] = cell
+        return cell
+
+    @property
+    def by_tenant(self) -> dict[tuple[str, ...], float]:
+        """Tokens that this process counted, by tenant and kind."""
+        return {
+            (tenant, kind): getattr(each, kind)
+            for tenant, each in self._tenants.items()
+            for kind in ("input", "cached", "output")
+        }
+
+    async def open(self) -> None:
+        """Count what the ledgers of the state folder have, if there are any."""
+        if self._folder is not None and self._folder.exists():
+            await self._open(self._folder)
+
+    async def _open(self, folder: Path) -> None:
+        """Take a ledger, and count what was written before."""
+        try:
+            journal = await asyncio.to_thread(UsageJournal, folder, self._most_bytes)
+            before = await asyncio.to_thread(lambda: summed(every_entry(folder)))
+        except OSError as error:
+            self._cannot_write(error)
+            return
+        self._journal, self._next = journal, journal.last + 1
+        for place, each in before.items():
+            _add(self.sums.setdefault(place, Sums()), each)
+
+    async def run(self) -> None:
+        """Write and tell, until cancelled."""
+        await periodic(self.turn, every_s=_EVERY_S, name="usage")
+
+    async def turn(self) -> None:
+        """Write what waits, and have Redis count what it has not."""
+        if self._journal is None and self._waiting and self._folder is not None:
+            await self._open(self._folder)
+        if self._journal is None:
+            return
+        await self._write(self._journal)
+        if self._shared is not None:
+            await self._tell(self._journal, self._shared)
+
+    async def close(self) -> None:
+        """Write what still waits, and let go of the ledger."""
+        if self._journal is None and self._waiting and self._folder is not None:
+            await self._open(self._folder)
+        journal, self._journal = self._journal, None
+        if journal is not None:
+            await self._write(journal)
+            journal.close()
+
+    async def _write(self, journal: UsageJournal) -> None:
+        async with self._writing:
+            await self._write_all(journal)
+
+    async def _write_all(self, journal: UsageJournal) -> None:
+        while self._waiting:
+            batch = [*islice(self._waiting, _MOST_WAITING)]
+            for n, each in enumerate(batch, self._next):
+                each.n = n
+            try:
+                await asyncio.to_thread(journal.append, batch)
+            except OSError as error:
+                self._cannot_write(error)
+                return
+            for _ in batch:
+                self._waiting.popleft()
+            self._next += len(batch)
+            self._told = False
+
+    async def _tell(self, journal: UsageJournal, shared: SharedUsage) -> None:
+        try:
+            # Asked each time: a Redis that came back empty, or older, has counted less.
+            counted = await shared.counted(journal.id)
+            for _ in range(_CALLS):
+                if counted >= journal.last:
+                    return
+                lines = await asyncio.to_thread(journal.after, counted, _BATCH)
+                if not lines:
+                    return
+                counted = await shared.count(journal.id, lines)
+        except StoreUnavailable:
+            return  # the next turn goes on from what it has counted
+
+    async def read(self, days: Sequence[str]) -> dict[Place, Sums]:
+        """Return what was used on some days: by all gateways if they share a Redis that answers.
+
+        Else by all processes of this state folder.
+        """
+        if self._shared is not None:
+            try:
+                return await self._shared.read(days)
+            except StoreUnavailable:
+                pass
+        folder, journal = self._folder, self._journal
+        if folder is None or journal is None:
+            return {place: each for place, each in self.sums.items() if place[0] in days}
+        await self._write(journal)
+        found = await asyncio.to_thread(lambda: summed(every_entry(folder)))
+        return {place: each for place, each in found.items() if place[0] in days}
+
+    def spent(self, rule: Judged, key_id: str) -> float:
+        """Return what was used before of a rule that counts over a day or a month."""
+        limit, today = rule.limit, self.today()
+        begins = today if rule.period is Period.DAY else today[: len("2026-11")]
+        whole = limit.scope in (Scope.TENANT, Scope.TENANT_MODEL)
+        return sum(
+            each.money if rule.amount == _MONEY else each.input + each.output
+            for (day, tenant, key, model, adapter), each in self.sums.items()
+            if day.startswith(begins)
+            and (tenant == limit.owner if whole else key == key_id)
+            and (not limit.models or _matches(limit.models, (model, adapter)))
+        )
+
+    def today(self) -> str:
+        """Return the day, in UTC."""
+        return day_told(self._clock.wall())
+
+    def _cannot_write(self, error: OSError) -> None:
+        if not self._told:
+            log.warning(
+                "cannot write the ledger of usage in %s: %s; it waits in memory, up to %d requests",
+                self._folder, error.strerror or error, _MOST_WAITING,
+                extra={"event": "usage_unwritten"},
+            )  # fmt: skip
+        self._told = True
+
+
+def _matches(glob: str, names: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, glob) for name in names if name)
+
+
+def _add(sums: Sums, more: Sums) -> None:
+    for field in Sums.__slots__:
+        setattr(sums, field, getattr(sums, field) + getattr(more, field))

@@ -1,0 +1,113 @@
+"""What one request used, as a line of the ledger, and what requests add up to by day, key, model and adapter. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+
+from gateway.core.limits import Price
+from gateway.core.types import Outcome, RequestRecord
+
+_DAY_S: Final = 86_400
+_SHED: Final = Outcome.SHED  # looked up once: 0.15 us before Python 3.12
+RESERVED: Final = "reserved"  # nobody told the usage, so what its limits reserved counts
+UNKNOWN: Final = "unknown"  # nobody told it, and nothing was reserved
+
+
+class Entry(msgspec.Struct, gc=False):
+    """One request. `n` counts the lines of one ledger, and is set when it is written; `id` is the request's own."""
+
+    n: int
+    id: str
+    at: float  # wall time
+    tenant: str
+    key: str
+    model: str
+    adapter: str
+    input: int
+    cached: int
+    output: int
+    money: float
+    source: str
+
+
+# Whose use it is: day, tenant, key, model, adapter.
+Place = tuple[str, str, str, str, str]
+
+
+@dataclass(slots=True)  # its numbers are added to in half the time that a msgspec.Struct takes
+class Sums:
+    """What requests add up to."""
+
+    requests: int = 0
+    input: int = 0
+    cached: int = 0
+    output: int = 0
+    money: float = 0.0
+
+    def add(self, each: Entry) -> None:
+        """Count a request."""
+        self.requests += 1
+        self.input += each.input
+        self.cached += each.cached
+        self.output += each.output
+        self.money += each.money
+
+
+def entry_of(record: RequestRecord, n: int, at: float, price: Price | None) -> Entry | None:
+    """Return the line of a request that ended; None where no engine took it, or nobody is known to have sent it."""
+    caller = record.caller
+    if caller is None or record.attempts == 0 or record.outcome is _SHED:
+        return None
+    usage, taken = record.usage, record.taken
+    source, cached = UNKNOWN, 0
+    prompt, output = 0, 0
+    if usage is not None:
+        source, cached = usage.source._value_, usage.cached_tokens or 0
+        prompt, output = usage.prompt_tokens, usage.completion_tokens
+    elif taken is not None:
+        source = RESERVED
+        prompt, output = round(taken.costs.input_tokens), round(taken.costs.output_tokens)
+    return Entry(  # by position: names would double what it costs, and each request pays for it
+        n,
+        record.id,
+        int(at * 1000 + 0.5) / 1000,  # a third of what `round` takes
+        caller.tenant,
+        caller.key_id,
+        record.pool or "",
+        record.adapter or "",
+        prompt,
+        cached,
+        output,
+        0.0 if price is None else round(price.of(prompt, output, cached), 9),
+        source,
+    )
+
+
+def place_of(each: Entry) -> Place:
+    """Return where a request is counted; its day is that of its end, in UTC."""
+    return day_told(each.at), each.tenant, each.key, each.model, each.adapter
+
+
+def day_told(wall: float) -> str:
+    """Return a day in UTC as `2026-11-23`."""
+    return _day_told(int(wall // _DAY_S))
+
+
+@lru_cache(maxsize=64)
+def _day_told(day: int) -> str:
+    return datetime.fromtimestamp(day * _DAY_S, UTC).strftime("%Y-%m-%d")
+
+
+def summed(entries: Iterable[Entry]) -> dict[Place, Sums]:
+    """Return what entries add up to."""
+    found: dict[Place, Sums] = {}
+    for each in entries:
+        place = place_of(each)
+        (found.get(place) or found.setdefault(place, Sums())).add(each)
+    return found

@@ -1,0 +1,165 @@
+"""The ledger on disk: a line of JSON for each request, in files that begin anew when they are full.
+
+    <state>/usage/0/ledger-000000000001.jsonl     named by the number of its first line
+    <state>/usage/0/id                            names the ledger, also to Redis
+    <state>/usage/0/lock                          held by the process that writes
+
+Each process has a ledger of its own: the first folder that no other one holds. Of all files the newest
+that fit the bound are kept. Every method does I/O and blocks: call it from a thread.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gateway.usage.entries import Entry
+
+_FILE_PARTS: Final = 8  # files that share the bound
+_MOST_LEDGERS: Final = 256  # of one state folder: processes at a time
+
+_ENCODER: Final = msgspec.json.Encoder()
+_DECODER: Final = msgspec.json.Decoder(Entry)
+
+
+class UsageJournal:
+    """One ledger. `last` is the number of its last line, 0 while it has none."""
+
+    def __init__(self, folder: Path, most_bytes: int) -> None:
+        """Take a free ledger in a folder.
+
+        Raises:
+            OSError: it cannot be made, or written.
+        """
+        self._file_bytes = max(1, most_bytes // _FILE_PARTS)
+        self._folder, self._lock = _taken(folder)
+        named = self._folder / "id"
+        if not named.exists():
+            named.write_text(secrets.token_hex(8))
+        self.id = named.read_text()
+        self.last = 0
+        files = self._files()
+        if files:
+            self.last = _first(files[-1]) - 1
+            for each in _entries(files[-1]):
+                self.last = max(self.last, each.n)
+        self._began = False
+        self._found = (1, files[0] if files else self._folder, 0)  # where a line was found last
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Write lines; their numbers follow on `last`.
+
+        Raises:
+            OSError: the disk is full, or similar. None of them counts as written.
+        """
+        files = self._files()
+        path = files[-1] if files else self._named(entries[0].n)
+        if files and path.stat().st_size >= self._file_bytes:
+            path = self._named(entries[0].n)
+            for old in files[: max(0, len(files) - _FILE_PARTS + 1)]:
+                old.unlink()
+        lines = _ENCODER.encode_lines(entries)
+        # The process before may have been killed in the middle of a line.
+        end = b"" if self._began or not path.exists() else b"\n"
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            begins = os.fstat(handle).st_size
+            try:
+                left = end + lines
+                while left:
+                    left = left[os.write(handle, left) :]
+            except OSError:
+                os.ftruncate(handle, begins)
+                raise
+        finally:
+            os.close(handle)
+        self._began = True
+        self.last = entries[-1].n
+
+    def after(self, n: int, most: int) -> list[Entry]:
+        """Return lines that follow on a number, the oldest that there are; none: there are no more."""
+        files = self._files()
+        wanted, path, offset = self._found
+        if wanted != n + 1 or path not in files:
+            older = [each for each in files if _first(each) <= n + 1]
+            path, offset = (older or files or [self._folder])[-1 if older else 0], 0
+        found: list[Entry] = []
+        for file in files[files.index(path) :] if path in files else ():
+            at = offset if file == path else 0
+            with file.open("rb") as opened:
+                opened.seek(at)
+                for line in opened:
+                    if not line.endswith(b"\n"):
+                        break  # it is being written
+                    at += len(line)
+                    each = _decoded(line)
+                    if each is not None and each.n > n:
+                        found.append(each)
+                    if len(found) >= most:
+                        self._found = found[-1].n + 1, file, at
+                        return found
+        return found
+
+    def every(self) -> Iterator[Entry]:
+        """Go through all lines that are kept, the oldest first."""
+        for file in self._files():
+            yield from _entries(file)
+
+    def close(self) -> None:
+        """Let another process have it."""
+        os.close(self._lock)
+
+    def _named(self, first: int) -> Path:
+        return self._folder / f"ledger-{first:012d}.jsonl"
+
+    def _files(self) -> list[Path]:
+        return sorted(self._folder.glob("ledger-*.jsonl"))
+
+
+def _taken(folder: Path) -> tuple[Path, int]:
+    for place in range(_MOST_LEDGERS):
+        mine = folder / str(place)
+        mine.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(mine / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            continue
+        except OSError:
+            os.close(lock)
+            raise
+        return mine, lock
+    raise OSError(f"all {_MOST_LEDGERS} ledgers are in use")
+
+
+def every_entry(folder: Path) -> Iterator[Entry]:
+    """Go through the lines of all ledgers of a folder."""
+    for file in sorted(folder.glob("*/ledger-*.jsonl")):
+        yield from _entries(file)
+
+
+def _first(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])
+
+
+def _entries(path: Path) -> Iterator[Entry]:
+    with path.open("rb") as file:
+        for line in file:
+            each = _decoded(line)
+            if each is not None:
+                yield each
+
+
+def _decoded(line: bytes) -> Entry | None:
+    """Return a line's entry; None where a process was killed in the middle of it."""
+    try:
+        return _DECODER.decode(line)
+    except msgspec.DecodeError:
+        return None

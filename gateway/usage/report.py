@@ -1,0 +1,96 @@
+"""Usage as rows, grouped as asked, for people and for spreadsheets. Pure."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, timedelta
+from typing import Any, Final
+
+from typing_extensions import TypedDict
+
+from gateway.usage.entries import Place, Sums
+
+PLACES: Final = ("day", "tenant", "key", "model", "adapter")
+MOST_DAYS: Final = 400
+
+
+class UsageRow(TypedDict):
+    """What requests add up to. What is not grouped by is null."""
+
+    id: str  # of the row in its list
+    day: str | None
+    tenant: str | None
+    key: str | None
+    model: str | None  # the pool that answered
+    adapter: str | None  # empty: the model itself
+    requests: int
+    input_tokens: int
+    cached_tokens: int  # among the input
+    output_tokens: int
+    money: float
+
+
+def days_between(first: str, last: str) -> list[str]:
+    """Return all days from one to another, both included.
+
+    Raises:
+        ValueError: one is no day, there is none between them, or there are too many.
+    """
+    begin, end = date.fromisoformat(first), date.fromisoformat(last)
+    count = (end - begin).days + 1
+    if not 0 < count <= MOST_DAYS:
+        raise ValueError(f"from {first} to {last} are not 1 to {MOST_DAYS} days")
+    return [(begin + timedelta(days=each)).isoformat() for each in range(count)]
+
+
+def rows(sums: Mapping[Place, Sums], by: Sequence[str], only: Mapping[str, str]) -> list[UsageRow]:
+    """Return sums grouped by some of the places, in their order; `only` leaves out what is another's."""
+    found: dict[Place, list[float]] = {}
+    for place, each in sums.items():
+        told = dict(zip(PLACES, place, strict=True))
+        if any(told[name] != value for name, value in only.items()):
+            continue
+        group = tuple(told[name] if name in by else None for name in PLACES)
+        total = found.setdefault(group, [0.0] * 5)  # type: ignore[arg-type]
+        amounts = (each.requests, each.input, each.cached, each.output, each.money)
+        for at, amount in enumerate(amounts):
+            total[at] += amount
+    ordered = sorted(found.items(), key=lambda it: [each or "" for each in it[0]])
+    return [_row(place, total) for place, total in ordered]
+
+
+def _row(place: Place, total: Sequence[float]) -> UsageRow:
+    day, tenant, key, model, adapter = place
+    requests, prompt, cached, output = map(round, total[:4])
+    return UsageRow(
+        id="/".join(each or "" for each in place),
+        day=day,
+        tenant=tenant,
+        key=key,
+        model=model,
+        adapter=adapter,
+        requests=requests,
+        input_tokens=prompt,
+        cached_tokens=cached,
+        output_tokens=output,
+        money=round(total[4], 9),
+    )
+
+
+def as_csv(told: Iterable[Mapping[str, Any]]) -> str:
+    """Return rows as CSV, with a head; a text that a spreadsheet would run as a formula is quoted."""
+    names = [name for name in UsageRow.__annotations__ if name != "id"]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(names)
+    for row in told:
+        writer.writerow([_safe(row[name]) for name in names])
+    return out.getvalue()
+
+
+def _safe(value: object) -> object:
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return f"'{value}"
+    return value

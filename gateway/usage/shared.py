@@ -1,0 +1,84 @@
+"""Usage on Redis: what all gateways together were used for, by day, key, model and adapter.
+
+Each ledger is replayed from the line that Redis counted last, so each request counts once, whatever is sent
+twice. A Redis that came back empty is told all that the ledgers still have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from gateway.store.scripts import PREFIX, Script, Scripted
+from gateway.usage.entries import Entry, Place, Sums, summed
+
+KEPT_DAYS: Final = 400
+_JOURNALS: Final = f"{PREFIX}{{usage}}:ledgers"
+_MEASURES: Final = Sums.__slots__
+
+# KEYS: the last line that was counted of each ledger, then a hash for each day.
+# ARGV: ledger, first and last line, days that a hash is kept, then of each sum its day's place in KEYS, field, amount.
+# Returns the last line that is counted by now.
+_COUNT: Final = Script("""
+local counted = tonumber(redis.call('HGET', KEYS[1], ARGV[1])) or 0
+if counted >= tonumber(ARGV[2]) then
+  return counted
+end
+for at = 5, #ARGV, 3 do
+  redis.call('HINCRBYFLOAT', KEYS[tonumber(ARGV[at])], ARGV[at + 1], ARGV[at + 2])
+end
+for place = 2, #KEYS do
+  redis.call('EXPIRE', KEYS[place], ARGV[4] * 86400)
+end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+return tonumber(ARGV[3])
+""")
+
+_COUNTED: Final = Script("return tonumber(redis.call('HGET', KEYS[1], ARGV[1])) or 0")
+_READ: Final = Script("return redis.call('HGETALL', KEYS[1])")
+
+
+class SharedUsage:
+    """What replicas count together. Each call may raise `StoreUnavailable`."""
+
+    def __init__(self, link: Scripted) -> None:
+        self._link = link
+
+    async def counted(self, journal_id: str) -> int:
+        """Return the last line of a ledger that was counted."""
+        return int(await self._link.ask(_COUNTED, (_JOURNALS,), (journal_id,)))
+
+    async def count(self, journal_id: str, entries: Sequence[Entry]) -> int:
+        """Count lines of a ledger, all or none; return the last one that is counted by now."""
+        sums = summed(entries)
+        days = sorted({place[0] for place in sums})
+        args: list[str | int] = [journal_id, entries[0].n, entries[-1].n, KEPT_DAYS]
+        for place, each in sums.items():
+            day = days.index(place[0]) + 2
+            for measure in _MEASURES:
+                if amount := getattr(each, measure):
+                    args += [day, _field(place, measure), f"{amount:.9f}".rstrip("0").rstrip(".")]
+        keys = (_JOURNALS, *map(_day_key, days))
+        return int(await self._link.ask(_COUNT, keys, args))
+
+    async def read(self, days: Sequence[str]) -> dict[Place, Sums]:
+        """Return what was used on some days."""
+        found: dict[Place, Sums] = {}
+        for day in days:
+            flat = await self._link.ask(_READ, (_day_key(day),), ())
+            for field, amount in zip(flat[::2], flat[1::2], strict=True):
+                tenant, key, model, adapter, measure = msgspec.json.decode(field)
+                sums = found.setdefault((day, tenant, key, model, adapter), Sums())
+                value = float(amount)
+                setattr(sums, measure, value if measure == "money" else round(value))
+        return found
+
+
+def _day_key(day: str) -> str:
+    return f"{PREFIX}{{usage}}:{day}"
+
+
+def _field(place: Place, measure: str) -> str:
+    return msgspec.json.encode((*place[1:], measure)).decode()

@@ -1,0 +1,347 @@
+"""The parent of a gateway with several workers: it opens the listeners, starts the workers, and keeps them running.
+
+    listeners -> worker 1 -> (it serves) -> workers 2 to N -> ... -> told to stop -> all have ended
+
+Each worker is a gateway that accepts connections from the same listener. The parent serves nobody: it has what
+the workers share (`store.group`), and passes calls on between them. One that dies is started again, at once if
+it ran for a while, else later each time. A worker that is upgraded starts its own successor (`gateway.upgrade`),
+which takes its place here when it says who it is.
+
+SIGTERM and SIGINT end all workers, each as it would end alone; SIGHUP reloads them. SIGUSR2 upgrades worker 1,
+which has the others upgraded before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import struct
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from gateway.core.aio import SystemClock, start
+from gateway.core.channel import Answers, Channel, Unanswered
+from gateway.ingress.listener import Listeners
+from gateway.store.group import LEADER, VARIABLE, Place, store_answers
+from gateway.store.memory import MemoryStore
+from gateway.store.shared import Lease
+from gateway.upgrade.notify import SOCKET, notify
+from gateway.upgrade.successor import command
+
+log = logging.getLogger("gateway.workers")
+
+_LONG_S: Final = 10.0  # who ran for so long is started again at once
+_FIRST_PAUSE_S: Final = 0.5
+_MOST_PAUSE_S: Final = 30.0
+_FELLOW_S: Final = 1.5  # for a worker to answer another
+_UPGRADED_S: Final = (
+    150.0  # the deadlines of `upgrade.replace`, and the end of a new process that fails
+)
+_PEER: Final = struct.Struct("3i")  # pid, uid, gid
+
+
+class NotStarted(Exception):
+    """A worker ended before it served for the first time; it has said why."""
+
+
+@dataclass(eq=False)
+class Worker:
+    """One process. `ended` is set when the system says so."""
+
+    number: int
+    pid: int
+    began_at: float
+    child: subprocess.Popen[bytes] | None = None  # None: its predecessor started it
+    channel: Channel | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    serving: asyncio.Event = field(default_factory=asyncio.Event)
+    leases: dict[str, Lease] = field(default_factory=dict)
+
+    def tell(self, number: signal.Signals) -> None:
+        """Send a signal, if it still runs."""
+        if not self.ended.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def watch(self) -> None:
+        """Set `ended` when the process is gone.
+
+        Raises:
+            OSError: it is gone already.
+        """
+        handle = os.pidfd_open(self.pid)
+        loop = asyncio.get_running_loop()
+
+        def gone() -> None:
+            loop.remove_reader(handle)
+            os.close(handle)
+            if self.child is not None:
+                self.child.wait()
+            else:  # it may have become our child when its predecessor ended
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(self.pid, os.WNOHANG)
+            self.ended.set()
+
+        loop.add_reader(handle, gone)
+
+    def how(self) -> str:
+        """Return how it ended, as far as its parent is told."""
+        code = None if self.child is None else self.child.returncode
+        if code is None:
+            return "has ended"
+        if code < 0:
+            return f"was ended by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}"
+
+
+class Parent:
+    """See the module. `run` is all of it."""
+
+    def __init__(self, listeners: Listeners, count: int, words: list[str] | None = None) -> None:
+        """`words`: the command line of a worker; that of this process unless said."""
+        self._listeners = listeners
+        self._count = count
+        self._words = words or command()
+        self._clock = SystemClock()
+        self._store = MemoryStore(self._clock)
+        self._address = f"vllm-gateway-{secrets.token_hex(16)}"
+        self._workers: list[Worker] = []  # that run, the oldest first
+        self._stopping = asyncio.Event()
+        self._failed: NotStarted | None = None
+        self._channels: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Keep the workers running until told to stop, and until all have ended.
+
+        Raises:
+            NotStarted: one cannot start; the others are ended.
+        Cancel: ends the workers.
+        """
+        loop = asyncio.get_running_loop()
+        for which, act in self._acts().items():
+            loop.add_signal_handler(which, act)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind("\0" + self._address)
+        listener.listen(64)
+        listener.setblocking(False)
+        meeting = start(self._meet_all(listener), name="workers that come")
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._keep(LEADER), name="worker 1")
+                others = range(LEADER + 1, self._count + 1)
+                if await self._served(LEADER):
+                    for number in others:
+                        group.create_task(self._keep(number), name=f"worker {number}")
+                if all([await self._served(number) for number in others]):
+                    notify(READY=1)
+                    told = {"event": "workers_serve", "workers": self._count}
+                    log.info("%d workers serve", self._count, extra=told)
+            if self._failed is not None:
+                raise self._failed
+        finally:
+            for each in self._workers:
+                each.tell(signal.SIGTERM)
+            for each in tuple(self._workers):
+                await each.ended.wait()
+            meeting.cancel()
+            for task in self._channels:
+                task.cancel()
+            listener.close()
+
+    def _acts(self) -> dict[signal.Signals, Callable[[], None]]:
+        return {
+            signal.SIGTERM: self._stop,
+            signal.SIGINT: self._stop,
+            signal.SIGHUP: partial(self._tell_all, signal.SIGHUP),
+            signal.SIGUSR2: self._upgrade,
+        }
+
+    def _stop(self) -> None:
+        """End all workers; a second time, at once."""
+        notify(STOPPING=1)
+        self._stopping.set()
+        self._tell_all(signal.SIGTERM)
+
+    def _tell_all(self, number: signal.Signals) -> None:
+        for each in self._workers:
+            each.tell(number)
+
+    def _upgrade(self) -> None:
+        leader = self._in_charge(LEADER)
+        if leader is None:
+            log.warning(
+                "no upgrade: worker 1 does not serve now", extra={"event": "upgrade_failed"}
+            )
+        else:
+            leader.tell(signal.SIGUSR2)
+
+    # --- the processes ------------------------------------------------------------------------------
+
+    async def _keep(self, number: int) -> None:
+        """Keep one worker running; one that never serves ends them all."""
+        short = 0  # lives in a row
+        worker = self._spawn(number)
+        began = False
+        while True:
+            await worker.ended.wait()
+            await self._gone(worker)
+            heir = next((each for each in self._workers if each.number == number), None)
+            began = began or worker.serving.is_set()
+            if heir is not None:
+                worker = heir
+                continue
+            if self._stopping.is_set():
+                return
+            if not began:
+                self._failed = NotStarted(f"worker {number} {worker.how()} before it served")
+                self._stop()
+                return
+            lived_s = self._clock.now() - worker.began_at
+            short = 0 if lived_s >= _LONG_S else short + 1
+            pause_s = min(_MOST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (short - 2)) if short > 1 else 0.0
+            log.warning(
+                "worker %d (process %d) %s; another one is started%s",
+                *(number, worker.pid, worker.how(), f" in {pause_s:g} s" if pause_s else ""),
+                extra={"event": "worker_ended", "worker": number},
+            )
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._stopping.wait()
+            if self._stopping.is_set():
+                return
+            worker = self._spawn(number)
+
+    def _spawn(self, number: int) -> Worker:
+        public, admin, kept = self._listeners
+        place = Place(number, self._count, self._address, public.fileno(), admin.fileno(), kept)
+        environ = {name: value for name, value in os.environ.items() if name != SOCKET}
+        child = subprocess.Popen(
+            self._words,
+            env={**environ, VARIABLE: msgspec.json.encode(place).decode()},
+            stdin=subprocess.DEVNULL,
+            pass_fds=(place.public, place.admin),
+            start_new_session=True,  # a terminal's signals come to us alone
+        )
+        return self._add(Worker(number, child.pid, self._clock.now(), child))
+
+    def _add(self, worker: Worker) -> Worker:
+        worker.watch()
+        self._workers.append(worker)
+        return worker
+
+    async def _gone(self, worker: Worker) -> None:
+        """Forget a process; what it led is free at once, for it certainly leads no more."""
+        if worker in self._workers:
+            self._workers.remove(worker)
+        for lease in worker.leases.values():
+            await self._store.release(lease)
+
+    def _in_charge(self, number: int) -> Worker | None:
+        """Return the newest process of a number that serves."""
+        every = [each for each in self._workers if each.number == number and each.serving.is_set()]
+        return every[-1] if every else None
+
+    async def _served(self, number: int) -> bool:
+        """Wait until a worker serves; False: this gateway is to stop."""
+        while self._in_charge(number) is None and not self._stopping.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        return not self._stopping.is_set()
+
+    # --- calls of workers ---------------------------------------------------------------------------
+
+    async def _meet_all(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            connected, _ = await loop.sock_accept(listener)
+            pid, uid, _ = _PEER.unpack(
+                connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+            )
+            if uid != os.getuid():
+                connected.close()
+                continue
+            task = start(self._meet(connected, pid), name=f"process {pid}")
+            self._channels.add(task)
+            task.add_done_callback(self._channels.discard)
+
+    async def _meet(self, connected: socket.socket, pid: int) -> None:
+        """Serve one process until it closes its end."""
+        worker = next((each for each in self._workers if each.pid == pid), None)
+        met: list[Worker] = [] if worker is None else [worker]
+        answers: dict[str, Callable[..., Any]] = {}
+        channel = Channel(connected, answers)
+
+        async def hello(number: int) -> None:
+            if not met:
+                met.append(self._add(Worker(number, pid, self._clock.now())))
+            met[0].channel = channel
+            answers.update(self._answers(met[0]))
+
+        answers["hello"] = hello
+        await channel.run()
+        if met and met[0].child is None:
+            await met[0].ended.wait()
+            await self._gone(met[0])
+
+    def _answers(self, worker: Worker) -> Answers:
+        async def serving() -> None:
+            worker.serving.set()
+
+        async def others_ended() -> None:
+            for each in [each for each in self._workers if each is not worker]:
+                await each.ended.wait()
+
+        async def fellows(what: str, args: list[Any]) -> list[Any]:
+            others = [
+                found
+                for number in range(LEADER, self._count + 1)
+                if number != worker.number and (found := self._in_charge(number)) is not None
+            ]
+            async with asyncio.TaskGroup() as group:
+                asked = [group.create_task(_asked(each, what, args)) for each in others]
+            return [each.result() for each in asked if each.result() is not None]
+
+        async def upgrade_others() -> str:
+            return await self._upgrade_others(worker.number)
+
+        return {
+            "serving": serving,
+            "others_ended": others_ended,
+            "fellows": fellows,
+            "upgrade_others": upgrade_others,
+            **store_answers(self._store, worker.leases),
+        }
+
+    async def _upgrade_others(self, but: int) -> str:
+        """Have each other worker replaced, one after another; returns what went wrong, or nothing."""
+        for number in range(LEADER, self._count + 1):
+            before = self._in_charge(number)
+            if number == but or before is None:
+                continue
+            assert before.channel is not None
+            try:
+                why = await before.channel.ask("upgrade", within_s=_UPGRADED_S)
+            except Unanswered as error:
+                why = str(error)
+            if why and self._in_charge(number) is before:
+                return f"worker {number} was not replaced: {why}"
+        return ""
+
+
+async def _asked(worker: Worker, what: str, args: list[Any]) -> Any:
+    """Return what a worker answers; None: nothing in time."""
+    if worker.channel is None:
+        return None
+    try:
+        return await worker.channel.ask(what, *args, within_s=_FELLOW_S)
+    except Unanswered:
+        return None

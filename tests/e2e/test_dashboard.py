@@ -1,0 +1,376 @@
+"""The dashboard in a real Chromium, over a gateway with simulated backends."""
+
+import asyncio
+import functools
+import re
+
+import pytest
+
+from gateway.core.types import Phase
+from tests.e2e.browser import browsing
+from tests.e2e.scene import CODER, scene, that_does_not_start
+from tests.stories.support import FAST, gateway
+from tests.stories.support import story as story_within
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+story = functools.partial(story_within, seconds=110.0)  # a browser starts in each
+
+GOOD, BAD = ".verdict[data-tone=good]", ".verdict:not([data-tone=good])"
+VIEWS = {  # and what each is headed
+    "requests": "Requests", "keys": "Keys", "config": "Configuration", "backends/m/b2": "m/b2",
+}  # fmt: skip
+# What only one row of the requests says; a key's id, which is random, may hold "ok".
+SERVED, REFUSED = "m/b", "model_not_found"
+HOSTILE = "<img src=x onerror=window.hacked=1>"
+
+
+@story
+async def test_the_verdict_comes_first_and_changes_with_the_backends():
+    async with gateway(FAST, FAST) as world, browsing(world.admin_url) as seen:
+        await seen.until("2 backends", GOOD)
+        assert [text.split()[0] for text in await seen.texts(".pools tbody th")] == [
+            "m",
+            "b1",
+            "b2",
+        ]
+        await world.sims[0].stop()
+        await seen.until("b1", BAD)
+        await seen.until("unreachable", ".pools tbody tr:nth-child(2)")
+
+
+@story
+async def test_a_token_is_asked_for_and_kept_out_of_the_address():
+    async with gateway(FAST, admin_token="the-token-of-this-test") as world:
+        async with browsing(world.admin_url) as seen:
+            await seen.page.get_by_label("Admin token").fill("a wrong one")
+            await seen.page.keyboard.press("Enter")
+            await seen.until("does not know this token")
+            await seen.page.get_by_label("Admin token").fill("the-token-of-this-test")
+            await seen.page.keyboard.press("Enter")
+            await seen.until("1 pool", GOOD)
+            assert "token" not in seen.page.url
+            await seen.page.reload()
+            await seen.until("1 pool", GOOD)
+            await seen.page.get_by_role("button", name="Sign out").click()
+            await seen.page.get_by_label("Admin token").wait_for()
+            assert await seen.page.evaluate("sessionStorage.length") == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@story
+async def test_every_view_is_accessible(scheme):
+    async with gateway(FAST, FAST) as world, browsing(world.admin_url, scheme=scheme) as seen:
+        assert (await world.chat(model="unknown")).status_code == 404
+        await world.sims[0].stop()
+        await seen.until("b1", BAD)
+        assert await seen.accessibility() == []
+        for view, heading in VIEWS.items():
+            await seen.page.goto(f"{world.admin_url}/#/{view}")
+            await seen.until(heading, "main h1")
+            await seen.page.locator("main :is(td, dd)").first.wait_for()
+            assert await seen.accessibility() == [], view
+
+
+@story
+async def test_the_page_fits_a_phone():
+    async with gateway(FAST, FAST) as world:
+        async with browsing(world.admin_url, width=360, height=740) as seen:
+            await seen.until("1 pool", GOOD)
+            wide = await seen.page.evaluate("document.documentElement.scrollWidth")
+            assert wide == 360
+
+
+def poisoned(told):
+    """Add markup to each string of an answer, but to roles and times, which the page reads as such."""
+    match told:
+        case str():
+            return told + HOSTILE
+        case list():
+            return [poisoned(each) for each in told]
+        case dict():
+            return {
+                name: each if name in ("role", "at") else poisoned(each)
+                for name, each in told.items()
+            }
+    return told
+
+
+async def poison(route):
+    reply = await route.fetch()
+    if "json" in reply.headers["content-type"]:
+        await route.fulfill(response=reply, json=poisoned(await reply.json()))
+    else:
+        await route.fulfill(response=reply, body=HOSTILE + await reply.text())
+
+
+@story
+async def test_whatever_the_gateway_tells_is_text_and_never_runs():
+    async with gateway(FAST, FAST) as world, browsing(f"{world.admin_url}/livez") as seen:
+        assert (await world.chat()).status_code == 200
+        await world.sims[0].stop()
+        await seen.page.route("**/admin/v1/**", poison)
+        await seen.page.goto(world.admin_url)
+        await seen.until(f"b1{HOSTILE}", ".pools")
+        await seen.until(HOSTILE, "section:has(#events) li")
+        for view in VIEWS:
+            await seen.page.goto(f"{world.admin_url}/#/{view}")
+            await seen.until(HOSTILE)
+            assert await seen.page.locator("img").count() == 0
+            assert await seen.page.evaluate("window.hacked") is None
+
+
+@story
+async def test_an_outage_of_the_gateway_is_said_and_ends():
+    async with gateway(FAST) as world, browsing(world.admin_url) as seen:
+        await seen.until("1 pool", GOOD)
+        await seen.page.route("**/admin/**", lambda route: route.abort())
+        await seen.until("What you see is old", ".verdict")
+        await seen.page.unroute("**/admin/**")
+        await seen.page.locator(".stale").wait_for(state="hidden")
+        seen.wrong.clear()  # the browser complains of what this test did
+
+
+@story
+async def test_an_order_says_what_it_would_do_and_waits_for_a_yes():
+    async with gateway(FAST, FAST) as world:
+        async with browsing(f"{world.admin_url}/#/backends/m/b1") as seen:
+            backend = world.process.table.get("m/b1")
+            await seen.page.get_by_role("button", name="Drain", exact=True).click()
+            await seen.until("m/b1", "dialog .effect")
+            await seen.page.get_by_role("button", name="Cancel").click()
+            assert backend.phase is Phase.READY
+            await seen.page.get_by_role("button", name="Drain", exact=True).click()
+            await seen.page.get_by_label("Reason").fill("a new driver")
+            await (
+                seen.page.get_by_role("dialog")
+                .get_by_role("button", name="Drain", exact=True)
+                .click()
+            )
+            await seen.until("Done.", "dialog .effect")
+            assert backend.phase is not Phase.READY
+            await seen.page.get_by_role("button", name="Close").click()
+            await seen.page.get_by_role("dialog").wait_for(state="hidden")
+            await seen.page.get_by_role("button", name="Undrain").click()
+            await seen.page.get_by_role("dialog").get_by_role("button", name="Undrain").click()
+            await seen.until("Done.", "dialog .effect")
+            await world.ready(2)
+        audit = (await world.http.get(world.admin_url + "/admin/v1/audit")).json()["data"]
+        assert [(each["action"], each["reason"]) for each in audit] == [
+            ("undrain", ""),
+            ("drain", "a new driver"),
+        ]
+
+
+@story
+async def test_the_last_backend_is_taken_out_only_when_that_is_said_twice():
+    async with gateway(FAST) as world:
+        async with browsing(f"{world.admin_url}/#/backends/m/b1") as seen:
+            await seen.page.get_by_role("button", name="Drain", exact=True).click()
+            dialog = seen.page.get_by_role("dialog")
+            await dialog.get_by_label("although no other backend").wait_for()
+            assert await dialog.get_by_role("button", name="Drain", exact=True).is_disabled()
+            await dialog.get_by_label("although no other backend").check()
+            await dialog.get_by_role("button", name="Drain", exact=True).click()
+            await seen.until("Done.", "dialog .effect")
+
+
+@story
+async def test_restarts_are_held_and_the_hold_is_lifted():
+    async with gateway(FAST) as world, browsing(world.admin_url) as seen:
+        for order in ("Hold automatic restarts", "Lift the hold"):
+            await seen.page.get_by_role("button", name=order).click()
+            await seen.page.get_by_role("dialog").get_by_role("button", name=order).click()
+            await seen.until("Done.", "dialog .effect")
+            await seen.page.get_by_role("button", name="Close").click()
+        await seen.page.get_by_role("button", name="Hold automatic restarts").wait_for()
+
+
+@story
+async def test_a_viewer_is_offered_no_order():
+    async with gateway(FAST, FAST, admin_token="an-admin-of-this-test") as world:
+        text = world.path.read_text()
+        begin = "token: 'an-admin-of-this-test'"
+        assert begin in text
+        viewer = "tokens: [{name: watch, role: viewer, token: a-viewer-of-this-test}]"
+        world.path.write_text(text.replace(begin, f"{begin}, {viewer}"))
+        bearer = {"authorization": "Bearer an-admin-of-this-test"}
+        reload = world.admin_url + "/admin/v1/config:reload"
+        assert (await world.http.post(reload, json={}, headers=bearer)).status_code == 200
+        assert (await world.chat()).status_code == 200
+        async with browsing(world.admin_url, token="a-viewer-of-this-test") as seen:
+            await seen.until("watch · viewer", ".session")
+            for view, heading in ({"overview": ""} | VIEWS).items():
+                await seen.page.goto(f"{world.admin_url}/#/{view}")
+                await seen.until(heading, "main h1")
+                await seen.page.locator("main :is(td, dd)").first.wait_for()
+                assert set(await seen.texts("main button:visible")) <= {"Back to now"}, view
+
+
+@story
+async def test_a_key_is_made_shown_once_and_revoked():
+    async with gateway(FAST) as world, browsing(f"{world.admin_url}/#/keys") as seen:
+        await seen.page.get_by_label("New key for").fill("ci-bot")
+        await seen.page.keyboard.press("Enter")
+        dialog = seen.page.get_by_role("dialog")
+        await dialog.get_by_role("button", name="Make a key").click()
+        secret = await dialog.locator(".secret").inner_text()
+        await dialog.get_by_role("button", name="Close").click()
+        await seen.until("ci-bot", "tbody tr")
+        assert secret not in await seen.page.content()
+        await seen.page.get_by_role("button", name="Revoke ci-bot").click()
+        await dialog.get_by_role("button", name="Revoke").click()
+        await seen.until("revoked", "tbody tr")
+
+
+@story
+async def test_settings_are_found_with_their_origin_and_the_file_is_reloaded():
+    async with gateway(FAST) as world, browsing(f"{world.admin_url}/#/config") as seen:
+        await seen.page.get_by_label("Search").fill("scrape_interval")
+        await seen.until("line ", "section:has(#settings) tbody tr")
+        rows = await seen.texts("section:has(#settings) tbody tr")
+        assert [row.split()[0] for row in rows] == ["health.scrape_interval"]
+        text = world.path.read_text()
+        world.path.write_text(text.replace("scrape_interval: 100ms", "scrape_interval: 150ms"))
+        await seen.page.get_by_role("button", name="Reload the file").click()
+        await seen.until("100ms -> 150ms", "dialog .effect")
+        await seen.page.get_by_role("dialog").get_by_role("button", name="Reload").click()
+        await seen.until("Done.", "dialog .effect")
+        await seen.until("150ms", "section:has(#settings) tbody tr")
+
+
+@story
+async def test_a_request_is_found_and_explains_itself():
+    async with gateway(FAST, FAST) as world, browsing(f"{world.admin_url}/#/requests") as seen:
+        assert (await world.chat()).status_code == 200
+        assert (await world.chat(model="unknown")).status_code == 404
+        await seen.until(SERVED, "tbody tr")
+        await seen.until(REFUSED, "tbody tr")  # the page may have asked between the two
+        assert len(await seen.texts("tbody tr")) == 2
+        await seen.page.get_by_label("Only errors").check()
+        await seen.page.locator("tbody tr").filter(has_text=SERVED).wait_for(state="detached")
+        assert len(await seen.texts("tbody tr")) == 1
+        await seen.page.get_by_label("Only errors").uncheck()
+        await seen.until(SERVED, "tbody tr")
+        await seen.page.get_by_label("Model").fill("m")
+        await seen.page.keyboard.press("Enter")
+        await seen.page.locator("tbody tr").filter(has_text=REFUSED).wait_for(state="detached")
+        await seen.page.locator("tbody tr a").click()
+        await seen.until("ended", ".steps li")
+        await seen.until(
+            "m/b", "section:has(h2:text('Attempts')) td, section:has(h2:text('Attempts')) th"
+        )
+        assert await seen.accessibility() == []
+
+
+@story
+async def test_the_table_shows_the_last_filter_though_an_earlier_answer_comes_late():
+    asked, answered = [], []
+
+    async def hold_the_first(route):
+        """Hold the answer to the first filter for long, and answer nothing after the second."""
+        model = "model=m" in route.request.url
+        if model not in asked:
+            asked.append(model)
+            reply = await route.fetch()
+            await asyncio.sleep(0 if model else 0.5)
+            await route.fulfill(response=reply)
+            answered.append(model)
+
+    async with gateway(FAST, FAST) as world, browsing(f"{world.admin_url}/#/requests") as seen:
+        assert (await world.chat()).status_code == 200
+        assert (await world.chat(model="unknown")).status_code == 404
+        await seen.page.get_by_label("Only errors").check()
+        await seen.until(REFUSED, "tbody tr")
+        await seen.page.route("**/admin/v1/requests?*", hold_the_first)
+        await seen.page.get_by_label("Only errors").uncheck()
+        await seen.page.get_by_label("Model").fill("m")
+        await seen.page.keyboard.press("Enter")
+        while len(answered) < 2:
+            await asyncio.sleep(0.01)
+        await seen.page.evaluate("new Promise(requestAnimationFrame)")
+        await seen.until(SERVED, "tbody tr")
+        await seen.page.locator("tbody tr").filter(has_text=REFUSED).wait_for(state="detached")
+
+
+@story
+async def test_the_keyboard_reaches_what_the_mouse_does():
+    async with gateway(FAST) as world, browsing(world.admin_url) as seen:
+        await seen.until("1 pool", GOOD)
+        reached = set()
+        for _ in range(30):
+            await seen.page.keyboard.press("Tab")
+            told = await seen.page.evaluate(
+                "document.activeElement.innerText || document.activeElement.id"
+            )
+            reached.add(told.strip())
+        assert {"Skip to the content", "Overview", "Requests", "b1", "rewind", "Dark"} <= reached
+
+
+@story
+async def test_the_page_is_rewound_to_an_earlier_moment_and_back():
+    async with gateway(FAST, FAST) as world:
+        series = world.process.series
+        series.end_bucket()
+        series.end_bucket()
+        await world.sims[0].stop()
+        await world.until(lambda: world.process.table.get("m/b1").phase is Phase.DOWN)
+        series.end_bucket()
+        async with browsing(world.admin_url) as seen:
+            await seen.until("b1", BAD)
+            rewind = seen.page.get_by_label("Rewind")
+            await seen.page.locator("#rewind[max='2']").wait_for()
+            await rewind.press("ArrowLeft")
+            await seen.until("2 of 2 backends served at that moment", GOOD)
+            assert await seen.texts(".pools td:nth-child(2) .state > :last-child") == ["ready"] * 3
+            await seen.page.get_by_role("button", name="Back to now").click()
+            await seen.until("b1", BAD)
+
+
+@story
+async def test_the_log_of_a_server_that_does_not_start_is_marked_where_the_reason_is():
+    async with scene(that_does_not_start(HOSTILE)) as world:
+        async with browsing(f"{world.admin_url}/#/backends/{CODER}/b2") as seen:
+            await seen.until("ValueError: To serve at least one request", ".log mark")
+            assert len(await seen.texts(".log mark")) == 1
+            await seen.until(HOSTILE, ".log")
+            assert await seen.page.locator("img").count() == 0
+            assert await seen.accessibility() == []
+
+
+_COUNT_CHANGES = """
+window.changes = 0;
+new MutationObserver((found) => (window.changes += found.length)).observe(
+  document.querySelector("main"),
+  {subtree: true, childList: true, attributes: true, characterData: true},
+);
+"""
+
+
+@story
+async def test_of_a_hundred_backends_only_what_changed_is_drawn():
+    asked = 0
+
+    async def a_hundred(route):
+        nonlocal asked
+        asked += 1
+        told = await (await route.fetch()).json()
+        (pool,) = told["pools"]
+        one = pool["backends"][0] | {"phase_age_s": 7_200.0, "running": 0, "in_flight": 0}
+        names = [f"b{number}" for number in range(1, 101)]
+        pool["backends"] = [one | {"name": name, "id": f"m/{name}"} for name in names]
+        pool["backends"][41]["running"] = 1_000 + asked
+        await route.fulfill(json=told)
+
+    async with gateway(FAST) as world, browsing(f"{world.admin_url}/livez") as seen:
+        await seen.page.route("**/admin/v1/overview", a_hundred)
+        await seen.page.route("**/admin/v1/series*", lambda route: route.abort())
+        await seen.page.goto(world.admin_url)
+        await seen.until("b100", ".pools")
+        await seen.page.evaluate(_COUNT_CHANGES)
+        begun = asked
+        later = re.compile("|".join(f"1,{begun + more:03}" for more in range(3, 100)))
+        await seen.page.locator("tr:has(a:text-is('b42'))").filter(has_text=later).wait_for()
+        updates = asked - begun
+        assert await seen.page.evaluate("window.changes") <= 10 * updates
+        assert await seen.page.evaluate("document.querySelectorAll('.pools *').length") < 100 * 40
+        seen.wrong.clear()  # the browser complains of the series, which are refused here

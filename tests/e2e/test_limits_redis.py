@@ -1,0 +1,281 @@
+"""The limits of keys that replicas share on a real Redis."""
+
+import asyncio
+import contextlib
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+
+from gateway.core.aio import SystemClock
+from gateway.core.limits import KeyLimits, Taken
+from gateway.limiting.limiter import RUNS_S, Limiter
+from gateway.limiting.rules import day_of, month_of
+from gateway.process import reload
+from gateway.sim.config import SimConfig
+from gateway.store.link import Link
+from gateway.store.onredis import redis_store
+from gateway.store.shared import StoreUnavailable
+from tests import keyfiles as keys
+from tests.faults.toxic import BLACKHOLE, HARMLESS, toxic
+from tests.limitercases import ALL, DAY_S, LimiterCases, LimiterDesk, amounts, fits, plan_of
+from tests.redisserver import PROGRAMS, redis_server, time_passes
+from tests.stories.support import gateway, story
+
+pytestmark = pytest.mark.e2e
+
+
+class SharedDesk(LimiterDesk):
+    def __init__(self, server):
+        self.server = server
+        self.taken_on = {}
+        super().__init__(self.make_link)
+
+    def make_link(self, clock):
+        self.link = redis_store(self.server.url, clock).link
+        return self.link
+
+    days = months = 0  # that passed for the test, and not for the server
+
+    def starts_a_day(self):
+        while time.time() % DAY_S > DAY_S - 30:  # the server's own day must not end meanwhile
+            time.sleep(1)
+        super().starts_a_day()
+
+    def passes(self, seconds):
+        before = day_of(self.clock.at)
+        super().passes(seconds)
+        self.run(asyncio.sleep(0.05))  # what was posted is there
+        after = day_of(self.clock.at)
+        months = month_of(after) - month_of(before)
+        time_passes(self.server, seconds, after - before, months)
+        self.days, self.months = self.days + after - before, self.months + months
+
+    def settle(self, taken, *actual):
+        # The server thinks that it was taken today.
+        super().settle(
+            replace(taken, day=taken.day - (self.days - self.taken_on[taken.lease])), *actual
+        )
+
+    def take(self, *args, **more):
+        taken = super().take(*args, **more)
+        if isinstance(taken, Taken):
+            assert taken.shared
+            self.taken_on[taken.lease] = self.days
+        return taken
+
+    def close(self):
+        self.run(self.link.close())
+        super().close()
+
+
+@pytest.fixture(scope="module", params=PROGRAMS)
+def server(request):
+    with redis_server(program=request.param) as server:
+        yield server
+
+
+@pytest.fixture
+def desk(server):
+    server.ask("FLUSHALL")
+    desk = SharedDesk(server)
+    desk.run(desk.link.client.ping())  # the first call waits for no connection
+    yield desk
+    desk.close()
+
+
+class TestRedis(LimiterCases):
+    def test_replicas_share_what_there_is(self, desk):
+        other = SharedDesk(desk.server)
+        other.run(other.link.client.ping())
+        limits = KeyLimits(requests_per_minute=10, concurrent_requests=100)
+        found = [fits(each.take(limits)) for _ in range(6) for each in (desk, other)]
+        assert found.count(True) == 10
+        other.close()
+
+    def test_what_a_killed_replica_ran_makes_room_within_its_lease(self, desk):
+        other = SharedDesk(desk.server)
+        other.run(other.link.client.ping())
+        assert fits(other.take(ALL))
+        assert fits(desk.take(ALL))
+        assert not fits(desk.take(ALL))
+        other.close()  # it never settles
+        desk.passes(RUNS_S / 2)
+        desk.run(desk.store.renew())
+        assert not fits(desk.take(ALL))
+        desk.passes(RUNS_S / 2)
+        assert fits(desk.take(ALL))
+        assert not fits(desk.take(ALL))
+
+    def test_a_clock_that_was_wrong_shuts_nobody_out(self, desk):
+        limits = KeyLimits(input_tokens_per_minute=600, concurrent_requests=1)
+        assert fits(desk.take(limits, input=600))
+        with desk.server.client() as client:
+            stamp, used = client.hget("gw1:{t:t}:key:k", "1m").split()
+            client.hset("gw1:{t:t}:key:k", "1m", f"{int(stamp) + 3_600_000} {used}")
+            runs = "gw1:{t:t}:key:k:runs"
+            client.zincrby(runs, 3_600_000, client.zrange(runs, 0, 0)[0])
+        assert not fits(desk.take(limits, input=10))
+        desk.run(asyncio.sleep(1.2))
+        assert fits(desk.take(limits, input=10))
+
+    def test_keys_that_rest_leave_nothing_behind(self, desk):
+        desk.settle(desk.take(ALL, 100, 100), 100, 100)
+        desk.passes(62)
+        assert list(desk.server.ask("KEYS", "*")) == []
+
+
+class PatientLink(Link):
+    """Its callers wait for seconds: a busy machine is no outage."""
+
+    async def ask(self, script, keys, args, within_s=0.0):
+        return await super().ask(script, keys, args, within_s=10.0)
+
+
+def test_three_replicas_under_load_let_through_what_the_limit_says_and_no_more():
+    async def replica(server, limits, counts, ends_at):
+        client = redis_store(server.url, SystemClock()).link.client
+        await client.ping()
+        link = PatientLink(client, SystemClock())
+        limiter = Limiter(SystemClock(), link, lambda: 3)
+        plan, costs = plan_of(limits), amounts(10, 5)
+
+        async def caller():
+            loop = asyncio.get_running_loop()
+            while loop.time() < ends_at:
+                found = await limiter.take(plan, costs)
+                if isinstance(found, Taken):
+                    counts[0] += 1
+                    counts[1] += 1
+                    counts[2] = max(counts[2], counts[1])
+                    counts[3] += not found.shared
+                    await asyncio.sleep(0.002)
+                    counts[1] -= 1
+                    limiter.settle(found, costs)
+                else:
+                    counts[4] += 1
+                    await asyncio.sleep(0.005)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(8):
+                group.create_task(caller())
+        await asyncio.sleep(0.05)
+        await link.close()
+
+    async def story():
+        with redis_server() as server:
+            limits, counts, began = KeyLimits(6000, None, None, 10), [0] * 5, time.monotonic()
+            with server.client() as client:
+                client.hset("gw1:{t:t}:key:k", "0m", f"{round(time.time() * 1000)} 6000")
+            ends_at = asyncio.get_running_loop().time() + seconds
+            async with asyncio.TaskGroup() as group:
+                for _ in range(3):
+                    group.create_task(replica(server, limits, counts, ends_at))
+            return counts, time.monotonic() - began
+
+    seconds = 4.0
+    (let, _, most, local, refused), took_s = asyncio.run(story())
+    # 100 a second, for the minute was used up.
+    assert 0.95 * 100 * seconds <= let - local <= 1.01 * 100 * (took_s + 0.05)
+    assert local < 100
+    assert most <= 10 or local
+    assert refused > 100
+
+
+def test_a_redis_that_hangs_leaves_each_replica_its_share():
+    async def story():
+        with redis_server() as server:
+            store = redis_store(server.url, SystemClock())
+            limiter, plan = Limiter(SystemClock(), store.link, lambda: 2), plan_of(KeyLimits(20))
+            await store.link.client.ping()
+            assert (await limiter.take(plan, amounts())).shared
+            server.signal(signal.SIGSTOP)
+            loop = asyncio.get_running_loop()
+            times, found = [], []
+            for _ in range(12):
+                began = loop.time()
+                found.append(await limiter.take(plan, amounts()))
+                times.append(loop.time() - began)
+            assert sum(isinstance(each, Taken) for each in found) in (9, 10)
+            assert max(times) < 0.05 + 0.2
+            server.signal(signal.SIGCONT)
+            await store.close()
+
+    asyncio.run(story())
+
+
+@story
+async def test_a_replica_that_loses_redis_gives_out_no_more_than_its_share():
+    """The others still have all that Redis knows, so both together let through a share more at most."""
+    limit, count = 60, 3
+    with redis_server() as server:
+        async with toxic(f"http://127.0.0.1:{server.port}") as proxy:
+            through = f"redis://{proxy.url.removeprefix('http://')}/0"
+            stores = [redis_store(url, SystemClock()) for url in (server.url, server.url, through)]
+            limiters = [Limiter(SystemClock(), each.link, lambda: count) for each in stores]
+            plan = plan_of(KeyLimits(limit))
+            for each in stores:
+                await each.link.client.ping()
+            began = time.monotonic()
+            before = [await each.take(plan, amounts()) for each in limiters for _ in range(4)]
+            proxy.up = proxy.down = BLACKHOLE
+            proxy.reset()
+            lost = [await limiters[2].take(plan, amounts()) for _ in range(limit)]
+            others = [
+                await each.take(plan, amounts()) for _ in range(limit) for each in limiters[:2]
+            ]
+            refilled = limit / 60 * (time.monotonic() - began)
+            assert not any(each.shared for each in lost if fits(each))
+            assert 0 < sum(map(fits, lost)) <= limit / count + refilled
+            # One of the others that was slow to hear gives out of its own share, too: that is not counted.
+            shared = sum(fits(each) and each.shared for each in [*before, *others])
+            assert 0 < shared <= limit + refilled
+            proxy.up = proxy.down = HARMLESS
+            async with asyncio.timeout(20):  # it finds its way back, and goes by what Redis knows
+                while (await limiters[2].take(plan, amounts())).share_of != 1:
+                    with contextlib.suppress(StoreUnavailable):  # as the heartbeat looks
+                        await stores[2].holds()
+                    await asyncio.sleep(0.05)
+            for each in stores:
+                await each.close()
+
+
+@story
+async def test_no_outcome_changes_with_what_befalls_the_redis():
+    with redis_server() as server:
+        async with gateway(SimConfig(model="m", speed=0), extra=f"redis: {server.url}") as world:
+            folder = world.path.parent
+            many = keys.create(
+                folder / "keys.yaml", name="many", limits=KeyLimits(100_000, concurrent_requests=9)
+            )
+            few = keys.create(folder / "keys.yaml", name="few", limits=KeyLimits(2))
+            assert (await reload(world.process)).done
+
+            async def codes(made, count):
+                headers = {"authorization": f"Bearer {made.key}"}
+                return [
+                    (await world.chat(headers=headers, max_tokens=2)).status_code
+                    for _ in range(count)
+                ]
+
+            assert await codes(few, 4) == [200, 200, 429, 429]
+            faults = [
+                lambda: server.ask("CLIENT", "PAUSE", 600, "ALL"),
+                lambda: server.signal(signal.SIGSTOP),
+                lambda: server.signal(signal.SIGCONT),
+                server.kill,
+                server.start,
+            ]
+            for befall in faults:
+                befall()
+                assert set(await codes(many, 100)) == {200}
+                if (
+                    befall != server.start
+                ):  # it came back empty: what it knew of this minute is lost
+                    assert (await codes(few, 1)) == [429]
+            await world.until(lambda: not world.process.store.trouble)
+            await codes(many, 1)
+            await world.until(
+                lambda: server.ask("ZCARD", f"gw1:{{t:many}}:key:{many.id}:runs") == 0
+            )

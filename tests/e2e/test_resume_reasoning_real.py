@@ -1,0 +1,103 @@
+"""Reasoning of real vLLM servers, as a real parser tells it, goes on when the one that writes it freezes."""
+
+import asyncio
+import json
+import pathlib
+import shutil
+import signal
+
+import pytest
+
+from tests.e2e.resuming import behind_a_gateway, check_ends, disturbed, resumed, undisturbed
+from tests.e2e.support import MODELS, need
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+TOKENS = 100
+HELD_AFTER = 12  # frames
+OPENS, CLOSES = "<think>", "</think>"
+
+
+def thinking_model(folder: pathlib.Path) -> tuple[pathlib.Path, int]:
+    """Return the tiny model with marks of reasoning, and the token id of the closing one."""
+    model = folder / "thinking"
+    shutil.copytree(need(MODELS / "tiny", "the tiny model"), model)
+    path = model / "tokenizer.json"
+    told = json.loads(path.read_text())
+    vocab = told["model"]["vocab"]
+    for mark in (CLOSES, OPENS):  # in place of the longest words, which no other is made of
+        number = vocab.pop("".join(told["model"]["merges"].pop()))
+        vocab[mark] = number
+        ways = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+        told["added_tokens"].append({"id": number, "content": mark, **ways})
+    path.write_text(json.dumps(told))
+    template = model / "chat_template.jinja"
+    template.write_text(template.read_text() + "{% if add_generation_prompt %}<think>{% endif %}")
+    return model, vocab[CLOSES]
+
+
+@pytest.fixture
+def world(tmp_path, shared_engines):
+    """Two real servers that tell reasoning apart, and the mark's token id."""
+    model, closes = thinking_model(tmp_path)
+    # Without the bias in them, the logarithms would not tell where the model is undecided.
+    flags = [
+        "--model",
+        str(model),
+        "--reasoning-parser",
+        "qwen3",
+        "--logprobs-mode",
+        "processed_logprobs",
+    ]
+    yield shared_engines.serving(2, *flags), closes
+    shared_engines.stop(*flags)
+
+
+def requests(closes):
+    """Return 40 chats, of which the later ones close their reasoning sooner."""
+    return {
+        number: ("/v1/chat/completions", {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": f"think of {number}"}],
+            "stream": True, "max_tokens": TOKENS, "ignore_eos": True,
+            "stream_options": {"include_usage": True},
+            "temperature": 0 if number % 2 else 0.8,
+            "logit_bias": {str(closes): number / 50},
+        })
+        for number in range(40)
+    }  # fmt: skip
+
+
+def said(told):
+    """Return reasoning and answer of a stream, and how many tokens it told.
+
+    The bias makes it close again and again. How many of these marks a parser takes for text depends on which of
+    them come in one frame, with a seam and without.
+    """
+    return told.reasoning, told.text.replace(CLOSES, ""), told.usage["completion_tokens"]
+
+
+def test_reasoning_goes_on_as_reasoning_and_the_answer_as_the_answer(tmp_path, world):
+    servers, closes = world
+    asked = requests(closes)
+    expected = asyncio.run(undisturbed(servers[1], asked))
+    assert sum(bool(told.reasoning and told.text) for told in expected.values()) >= 2
+    assert sum(bool(told.reasoning and not told.text) for told in expected.values()) >= 2
+    with behind_a_gateway(tmp_path / "gateway", servers) as (gate, first):
+        first.hold_after(HELD_AFTER)
+        answers = asyncio.run(
+            disturbed(gate, first, asked, lambda: servers[0].signal(signal.SIGSTOP))
+        )
+        assert first.streams_held >= 10
+        # Behind a frame of several tokens nobody can tell what of reasoning is not shown yet.
+        check_ends(gate, answers, "reply")
+        assert resumed(gate) >= 1
+    certain = {
+        number
+        for number, told in expected.items()
+        if told.decided is None and answers[number].whole
+    }
+    assert certain
+    assert {number: said(answers[number]) for number in certain} == {
+        number: said(expected[number]) for number in certain
+    }

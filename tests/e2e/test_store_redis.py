@@ -1,0 +1,300 @@
+"""The shared store on a real Redis: what every store guarantees, and what befalls this one."""
+
+import asyncio
+import contextlib
+import math
+import signal
+import subprocess
+import time
+
+import pytest
+
+from gateway.core.aio import SystemClock
+from gateway.core.limits import KeyLimits, Rule
+from gateway.limiting.limiter import Limiter
+from gateway.limiting.rules import NOTHING
+from gateway.store import scripts
+from gateway.store.onredis import redis_store
+from gateway.store.scripts import BUDGET_S
+from gateway.store.shared import StoreUnavailable
+from tests.e2e.support import GATEWAY
+from tests.limitercases import amounts, plan_of, used_of
+from tests.redisserver import PROGRAMS, redis_server, time_passes
+from tests.storecases import Desk, StoreCases
+
+pytestmark = pytest.mark.e2e
+
+
+class RedisDesk(Desk):
+    """Time goes on at the server too."""
+
+    def __init__(self, server, url=None):
+        super().__init__(lambda clock: redis_store(url or server.url, clock))
+        self.server = server
+
+    def passes(self, seconds):
+        super().passes(seconds)
+        time_passes(self.server, seconds)
+
+
+@pytest.fixture(scope="module", params=PROGRAMS)
+def server(request):
+    with redis_server(program=request.param) as server:
+        yield server
+
+
+@pytest.fixture
+def desk(server):
+    server.ask("FLUSHALL")
+    desk = RedisDesk(server)
+    yield desk
+    desk.close()
+
+
+class TestRedis(StoreCases):
+    def test_a_lease_from_a_clock_that_was_wrong_holds_nobody_up(self, desk):
+        desk.acquire("chat", "a")
+        desk.server.ask("PEXPIRE", "gw1:{chat}:lease", 3_600_000)
+        assert desk.acquire("chat", "b").holder == "b"
+
+    def test_scripts_that_the_server_forgot_are_sent_again(self, desk):
+        desk.hold("chat")
+        desk.server.ask("SCRIPT", "FLUSH")
+        assert desk.holds() == {"chat": math.inf}
+
+    def test_a_claim_whose_confirmation_was_lost_is_ours_when_we_ask_again(self, desk):
+        with desk.server.client() as client:
+            client.client_pause(400, all=True)  # it is taken up when the pause ends
+        with pytest.raises(StoreUnavailable):
+            desk.claim_restart("p/a", "one")
+        desk.run(asyncio.sleep(0.5))
+        other = RedisDesk(desk.server)
+        assert desk.claim_restart("p/a", "one") is not other.claim_restart("p/a", "one")
+        assert not desk.claim_restart("p/a", "one")
+        other.close()
+
+    def test_every_key_tells_the_version_of_its_format(self, desk):
+        desk.acquire("restarts/chat", "a")
+        desk.claim_restart("chat/a", "one")
+        desk.hold("chat")
+        with desk.server.client() as client:
+            keys = [*client.scan_iter("*")]
+        assert len(keys) == 4
+        assert all(key.startswith(scripts.PREFIX) for key in keys)
+
+
+# --- other addresses ------------------------------------------------------------------------------
+
+
+async def limited(link, clock):
+    limiter, plan = Limiter(clock, link, lambda: 1), plan_of(KeyLimits(60, 60, 60, 60))
+    taken = await limiter.take(plan, amounts(1.0, 1.0))
+    await limiter.renew()
+    limiter.settle(taken, amounts(2.0, 3.0))
+    await limiter.take(plan, NOTHING)  # a script that the server did not know came last
+    again = await limiter.take(plan, amounts(1.0, 1.0))
+    return "" if again.shared and used_of(again)[Rule.OUTPUT] > 3.5 else "not limited"
+
+
+def works(url):
+    """Return why a store at a URL does not work; empty: it does."""
+    desk, told = Desk(lambda clock: redis_store(url, clock)), ""
+    for _ in range(2):  # the first call may wait for names and TLS longer than its budget
+        try:
+            desk.hold("x")
+            told = "" if desk.holds() == {"x": math.inf} else "lost"
+            desk.beat("a", "{}", 60)
+            desk.release(desk.acquire("x", "a"))
+            desk.claim_restart("x", "one")
+            told += desk.run(limited(desk.store.link, desk.clock))
+            break
+        except StoreUnavailable as error:
+            told = str(error)
+            desk.run(asyncio.sleep(0.3))
+    desk.close()
+    return told
+
+
+def test_a_socket_and_a_user_of_few_rights_will_do():
+    user = (
+        "--user gateway on >s3cret ~gw1:* +ping +eval +evalsha +@string +@hash +@sortedset +del +pttl"
+        " +pexpire +time"
+    )
+    with redis_server(*user.split(), "--user", "default", "off") as server:
+        assert works(f"unix://gateway:s3cret@{server.socket}") == ""
+        assert works(f"redis://gateway:s3cret@127.0.0.1:{server.port}") == ""
+        for url in ("gateway:wr0ng@", ""):
+            told = works(f"redis://{url}127.0.0.1:{server.port}")
+            assert told == "it rejects the user or password"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (
+            ("--user", *["default", "on", "nopass", "~other:*", "+@all"]),
+            "its user may not run scripts",
+        ),
+        (("--maxmemory", "100kb", "--maxmemory-policy", "noeviction"), "its memory is full"),
+        (("--replicaof", "127.0.0.1 1", "--replica-serve-stale-data", "yes"), "it is a replica"),
+    ],
+)
+def test_what_is_wrong_with_a_server_is_told_in_words(options, told):
+    with redis_server(*options) as server:
+        assert works(server.url).startswith(told)
+
+
+def test_over_tls_the_certificate_is_checked(tmp_path):
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -keyout key.pem -out cert.pem"
+        " -subj /CN=localhost -addext subjectAltName=DNS:localhost"
+    )
+    subprocess.run(command.split(), cwd=tmp_path, check=True, capture_output=True)
+    tls = ["--tls-cert-file", f"{tmp_path}/cert.pem", "--tls-key-file", f"{tmp_path}/key.pem"]
+    with redis_server("--tls-port", "0", "--tls-auth-clients", "no", *tls) as server:
+        with server.client() as client:
+            port = server.port + 1 if server.port < 65535 else server.port - 1
+            client.config_set("tls-port", port)
+        url = f"rediss://localhost:{port}/0"
+        assert works(f"{url}?ssl_ca_certs={tmp_path}/cert.pem") == ""
+        assert works(url) == "the TLS handshake failed"
+
+
+def test_a_cluster_and_a_sentinel_lead_to_their_servers():
+    with redis_server("--cluster-enabled", "yes") as server:
+        server.ask("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        for _ in range(100):  # it takes a moment until it says that it is well
+            if "cluster_state:ok" in server.ask("CLUSTER", "INFO"):
+                break
+            time.sleep(0.1)
+        assert works(f"redis+cluster://127.0.0.1:{server.port}") == ""
+    with redis_server() as master, redis_server() as replica:
+        conf = replica.folder / "sentinel.conf"
+        conf.write_text(f"sentinel monitor mymaster 127.0.0.1 {master.port} 1\n")
+        with redis_server(str(conf), "--sentinel") as sentinel:
+            url = f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel.port}"
+            assert works(f"{url}/mymaster") == ""
+            assert works(f"{url}/other") == "no Sentinel knows a master of that name"
+
+
+# --- faults ---------------------------------------------------------------------------------------
+
+
+async def store_at(server):
+    return redis_store(server.url, SystemClock())
+
+
+def timed(story):
+    async def run():
+        with redis_server() as server:
+            await story(server)
+
+    asyncio.run(run())
+
+
+async def took_s(call):
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(StoreUnavailable):
+        await call
+    return asyncio.get_running_loop().time() - began
+
+
+def test_a_server_that_hangs_costs_a_call_its_budget_and_soon_nothing():
+    async def story(server):
+        store = await store_at(server)
+        await store.hold("x")
+        server.signal(signal.SIGSTOP)
+        times = [await took_s(store.holds()) for _ in range(10)]
+        assert max(times) < 2 * BUDGET_S + 0.5
+        assert sum(times[-5:]) < BUDGET_S  # refused at once
+        assert store.trouble
+        server.signal(signal.SIGCONT)
+        async with asyncio.timeout(10):
+            while store.trouble:
+                await asyncio.sleep(0.1)
+                with contextlib.suppress(StoreUnavailable):
+                    assert await store.holds() == {"x": math.inf}
+        await store.close()
+
+    timed(story)
+
+
+def test_a_server_that_comes_back_empty_is_used_again():
+    async def story(server):
+        store = await store_at(server)
+        assert await store.acquire("chat", "a")
+        server.kill()
+        for _ in range(5):
+            await took_s(store.acquire("chat", "b"))
+        assert store.trouble in ("the connection was refused", "it cannot be reached")
+        server.start()
+        async with asyncio.timeout(10):
+            while store.trouble:
+                await asyncio.sleep(0.1)
+                with contextlib.suppress(StoreUnavailable):
+                    await store.acquire("chat", "b")
+        await store.close()
+
+    timed(story)
+
+
+def test_whoever_gives_up_takes_no_other_callers_reply():
+    async def story(server):
+        store = await store_at(server)
+        for number in range(64):
+            await store.hold(f"s{number}")
+        loop, wrong, cancelled, answered = asyncio.get_running_loop(), 0, 0, 0
+
+        async def call(number):
+            nonlocal wrong
+            lease = await store.acquire(f"lease{number}", f"holder{number}")
+            wrong += lease is None or (lease.name, lease.holder) != (
+                f"lease{number}",
+                f"holder{number}",
+            )
+            renewed = await store.renew(lease)
+            wrong += renewed is None
+
+        for turn in range(60):
+            tasks = [loop.create_task(call(100 * turn + each)) for each in range(100)]
+            await asyncio.sleep(0.0005 * (turn % 7))
+            for task in tasks[::2]:
+                cancelled += task.cancel()
+            await asyncio.wait(tasks)
+            for task in tasks[1::2]:
+                late = isinstance(task.exception(), StoreUnavailable)  # the machine may be busy
+                assert late or task.exception() is None
+                answered += not late
+        assert (wrong, len(await store.holds())) == (0, 64)
+        assert cancelled > 1000
+        assert answered > 1000
+        await store.close()
+
+    timed(story)
+
+
+# --- the command line ---------------------------------------------------------------------------------
+
+
+def test_check_tries_the_store_as_serve_would(tmp_path):
+    file = tmp_path / "gateway.yaml"
+
+    def check(url):
+        file.write_text(
+            f"redis: {url}\nkeys: none\npools: {{m: {{backends: ['http://127.0.0.1:1']}}}}\n"
+        )
+        done = subprocess.run(
+            [GATEWAY, "check", file, "--probe"], capture_output=True, text=True, timeout=60
+        )
+        return done.stdout + done.stderr
+
+    with redis_server() as server:
+        assert "redis ok" in check(server.url)
+        server.ask("CONFIG", "SET", "requirepass", "s3cret")
+        told = check(f"redis://:wr0ng@127.0.0.1:{server.port}/0")
+        assert "the Redis does not answer: it rejects the user or password" in told
+        assert "[redis-unreachable]" in told
+        assert "wr0ng" not in told
+    told = check("redis://:wr0ng@h:port/0")
+    assert "[bad-url]" in told
+    assert "wr0ng" not in told

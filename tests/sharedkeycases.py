@@ -1,0 +1,105 @@
+"""What the keys that replicas share guarantee beyond `tests/keycases.py`: how a reader follows them."""
+
+import json
+
+import pytest
+
+from gateway.access import redisstore
+from gateway.access.keyerrors import NoSuchKey, WrongPepper
+from gateway.access.redisstore import RedisKeys
+from tests.keycases import Desk, KeyCases
+
+PEPPER = b"p" * 32
+
+
+class SharedDesk(Desk):
+    """`server` is a Redis, or what stands for one; `forget` and `lose_since` act on it."""
+
+    pepper = PEPPER
+
+    def __init__(self, link):
+        async def make(tiers, wall):
+            return RedisKeys(link, PEPPER, tiers, wall)
+
+        super().__init__(make)
+
+    def ids(self, part):
+        return sorted(part.entries)
+
+
+class SharedKeyCases(KeyCases):
+    def test_a_reader_gets_everything_and_then_what_changed_since(self, desk):
+        a, b = (desk.create({"name": name}).id for name in "ab")
+        first = desk.read()
+        assert (first.whole, desk.ids(first)) == (True, sorted([a, b]))
+        same = desk.read(first.generation, first.stamp)
+        assert (same.whole, desk.ids(same)) == (False, [])
+        assert (same.generation, same.stamp) == (first.generation, first.stamp)
+        desk.revoke(b)
+        c = desk.create({"name": "c"}).id
+        since = desk.read(first.generation, first.stamp)
+        assert (since.whole, desk.ids(since)) == (False, sorted([b, c]))
+        assert since.entries[b].record.state(desk.at) == "revoked"
+        assert since.generation == first.generation + 2
+
+    def test_a_reader_of_another_history_gets_everything(self, desk):
+        a = desk.create({"name": "a"}).id
+        first = desk.read()
+        for generation, stamp in ((first.generation, "other"), (99, first.stamp), (0, "lost")):
+            part = desk.read(generation, stamp)
+            assert (part.whole, desk.ids(part)) == (True, [a])
+            assert (part.generation, part.stamp) == (first.generation, first.stamp)
+
+    def test_a_reader_that_was_away_for_long_gets_everything(self, desk, monkeypatch):
+        monkeypatch.setattr(redisstore.scripts, "KEPT_STAMPS", 4)
+        made = desk.create({"name": "a"}).id
+        first = desk.read()
+        for number in range(6):
+            desk.update(made, {"priority": number})
+            whole = desk.read(first.generation, first.stamp).whole
+            assert whole == (number >= 3)
+
+    def test_many_records_come_in_pages_and_are_of_one_generation(self, desk, monkeypatch):
+        monkeypatch.setattr(redisstore, "_PAGE", 3)
+        made = sorted(desk.create({"name": f"n{number}"}).id for number in range(10))
+        part = desk.read()
+        assert desk.ids(part) == made
+        assert part.generation == 10
+        assert desk.ids(desk.read(0, "other")) == made
+
+    def test_what_changes_nothing_is_no_change(self, desk):
+        made = desk.create({"name": "a"}).id
+        desk.revoke(made)
+        first = desk.read()
+        desk.revoke(made)
+        assert desk.read().generation == first.generation
+
+    def test_another_pepper_changes_nothing(self, desk):
+        made = desk.create({"name": "a"}).id
+        other = RedisKeys(desk.store.link, b"q" * 32, lambda: {}, lambda: desk.at)
+        for call in (other.create({"name": "b"}), other.rotate(made, 0.0), other.revoke(made)):
+            with pytest.raises(WrongPepper, match="pepper of this machine"):
+                desk.runner.run(call)
+        assert [each.state(desk.at) for each in desk.list()] == ["active"]
+
+    def test_a_change_of_a_key_that_was_lost_meanwhile_is_told(self, desk):
+        made = desk.create({"name": "a"})
+        self.lose(desk)
+        with pytest.raises(NoSuchKey):
+            desk.put(made.record, made.record.version)
+
+    def lose(self, desk):
+        raise NotImplementedError
+
+    def test_a_record_that_this_version_does_not_understand_is_left_out_and_named(self, desk):
+        good, bad = (desk.create({"name": name}) for name in "ab")
+        record = bad.record
+        text = redisstore.Entry.of(record).text
+        node = json.loads(text.partition(" ")[2]) | {"of_the_future": 1}
+        self.plant(desk, record.id, f"v {json.dumps(node)}")
+        part = desk.read()
+        assert desk.ids(part) == [good.id]
+        assert part.unreadable == {bad.id}
+
+    def plant(self, desk, key_id, text):
+        raise NotImplementedError

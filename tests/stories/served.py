@@ -1,0 +1,161 @@
+"""A gateway as its users start it: a process of its own, over simulated backends in this one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import httpx2
+
+from gateway.sim.server import SimConfig, SimServer
+from tests import keyfiles as keys
+
+PROGRAM = pathlib.Path(sys.executable).with_name("vllm-gateway")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Served:
+    """One gateway, whose process may be replaced; all its processes write the same log."""
+
+    folder: pathlib.Path
+    port: int
+    admin_port: int
+    key: str
+    sims: list[SimServer]
+    pids: list[int] = field(default_factory=list)  # the last one is in charge
+    program: pathlib.Path = PROGRAM
+    children: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self, *words: str | pathlib.Path, pass_fds: tuple[int, ...] = ()) -> None:
+        """Start it; `words` are another command line than the usual one."""
+        usual = (self.program, "serve", "-c", self.path)
+        with (self.folder / "log").open("ab") as log, (self.folder / "errors").open("ab") as errors:
+            started = subprocess.Popen(
+                words or usual,
+                stdout=log,
+                stderr=errors,
+                pass_fds=pass_fds,
+                stdin=subprocess.DEVNULL,
+            )
+        self.children.append(started)
+        self.pids.append(started.pid)
+
+    @property
+    def started(self) -> subprocess.Popen[bytes]:
+        """The process that was started last, by us."""
+        return self.children[-1]
+
+    @property
+    def path(self) -> pathlib.Path:
+        return self.folder / "gateway.yaml"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def admin_url(self) -> str:
+        return f"http://127.0.0.1:{self.admin_port}"
+
+    @property
+    def bearer(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.key}"}
+
+    def lines(self, event: str) -> list[dict[str, object]]:
+        """Return the log's lines about an event."""
+        every = [
+            json.loads(each)
+            for each in (self.folder / "log").read_text().splitlines()
+            if each[:1] == "{"
+        ]
+        return [each for each in every if each.get("event") == event]
+
+    def errors(self) -> str:
+        return (self.folder / "errors").read_text()
+
+    async def until(self, condition, seconds: float = 20.0) -> None:
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await asyncio.sleep(0.02)
+
+    async def serves(self) -> None:
+        """Wait until the gateway says that it is ready."""
+        async with asyncio.timeout(30), httpx2.AsyncClient(trust_env=False) as http:
+            while True:
+                with contextlib.suppress(httpx2.HTTPError):
+                    if (await http.get(self.admin_url + "/readyz")).status_code == 200:
+                        return
+                assert runs(self.pids[-1]), self.errors()
+                await asyncio.sleep(0.05)
+
+    async def upgrade(self) -> subprocess.CompletedProcess[str]:
+        """Run `vllm-gateway upgrade`; the new process's pid is added to `pids`."""
+        words = [PROGRAM, "upgrade", "--server", self.admin_url]
+        ran = await asyncio.to_thread(
+            subprocess.run, words, capture_output=True, text=True, timeout=60
+        )
+        if ran.returncode == 0:
+            self.pids.append(int(ran.stdout.split()[1]))
+        return ran
+
+
+def runs(pid: int) -> bool:
+    try:
+        return (
+            pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        )
+    except OSError:
+        return False
+
+
+@contextlib.asynccontextmanager
+async def served(
+    *sims: SimConfig,
+    extra: str = "",
+    pools: str | None = None,
+    starts: Callable[[Served], None] = Served.start,
+) -> AsyncIterator[Served]:
+    """Run simulated backends, and a gateway as a process; whatever of it runs at the end is stopped."""
+    async with contextlib.AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(SimServer(each)) for each in sims]
+        folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        port, admin_port = free_port(), free_port()
+        listed = pools or "pools: " + json.dumps({"m": {"backends": [sim.url for sim in servers]}})
+        (folder / "gateway.yaml").write_text(
+            f"version: 1\nlisten: 127.0.0.1:{port}\nadmin: {{listen: '127.0.0.1:{admin_port}'}}\n"
+            f"keys: {{file: keys.yaml}}\nstate: {folder}/state\nlog: {{access: false}}\n"
+            f"health: {{interval: 200ms, scrape_interval: 100ms}}\n{extra}\n{listed}\n"
+        )
+        key = keys.create(folder / "keys.yaml", name="test").key
+        world = Served(folder, port, admin_port, key, servers)
+        starts(world)
+        try:
+            await world.serves()
+            yield world
+        finally:
+            for number in (signal.SIGTERM, signal.SIGTERM):
+                for pid in filter(runs, world.pids):
+                    os.kill(pid, number)
+                await asyncio.sleep(0.05)
+            try:
+                await world.until(lambda: not any(map(runs, world.pids)), 10)
+            finally:
+                for pid in filter(runs, world.pids):
+                    os.kill(pid, signal.SIGKILL)
+                for child in world.children:
+                    child.wait()

@@ -1,0 +1,160 @@
+"""The limits of a key, as its client sees them, and given back on every way out."""
+
+import asyncio
+import contextlib
+
+import httpx2
+import pytest
+
+from gateway.core.limits import KeyLimits
+from gateway.process import reload
+from gateway.sim.config import SimConfig
+from tests import keyfiles as keys
+from tests.stories.support import gateway, story
+
+SIM = SimConfig(model="m", speed=0)
+SLOW = SimConfig(model="m", decode_step_s=0.05)
+
+
+@contextlib.asynccontextmanager
+async def limited(*sims, limits, **more):
+    """A gateway, and the headers of a key with limits."""
+    async with gateway(*(sims or (SIM,)), **more) as world:
+        made = keys.create(world.path.parent / "keys.yaml", name="ci", limits=limits)
+        assert (await reload(world.process)).done
+        yield world, {"authorization": f"Bearer {made.key}"}
+
+
+@story
+async def test_a_key_may_send_so_many_requests_and_hears_when_it_may_again():
+    async with limited(limits=KeyLimits(requests_per_minute=3)) as (world, ci):
+        replies = [await world.chat(headers=ci, max_tokens=2) for _ in range(5)]
+        assert [each.status_code for each in replies] == [200, 200, 200, 429, 429]
+        assert [each.headers["x-ratelimit-remaining-requests"] for each in replies[:3]] == [
+            "2",
+            "1",
+            "0",
+        ]
+        assert replies[0].headers["x-ratelimit-limit-requests"] == "3"
+        refused = replies[3]
+        assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+        assert (
+            "requests_per_minute: 3; 3 used, 1 requested. It fits in"
+            in refused.json()["error"]["message"]
+        )
+        assert 1 <= int(refused.headers["retry-after"]) <= 20
+        assert "x-should-retry" not in refused.headers
+        assert refused.headers["x-ratelimit-reset-requests"].endswith("s")
+        assert (await world.chat(max_tokens=2)).status_code == 200  # another key
+        told = await world.http.get(
+            f"{world.admin_url}/admin/v1/decisions/{refused.headers['x-request-id']}"
+        )
+        assert "requests_per_minute" in told.text
+
+
+@story
+async def test_keys_without_limits_hear_of_none():
+    async with gateway(SIM) as world:
+        reply = await world.chat(max_tokens=2)
+        assert not any(name.startswith("x-ratelimit") for name in reply.headers)
+
+
+@story
+async def test_a_prompt_that_can_never_fit_is_told_so_without_a_time_to_come_again():
+    limits = KeyLimits(output_tokens_per_minute=100, input_tokens_per_minute=4)
+    async with limited(limits=limits) as (world, ci):
+        body = {"model": "m", "prompt": [1] * 50, "max_tokens": 1}
+        reply = await world.http.post("/v1/completions", json=body, headers=ci)
+        assert reply.status_code == 429
+        assert "can never fit" in reply.json()["error"]["message"]
+        assert "retry-after" not in reply.headers
+        assert reply.headers["x-should-retry"] == "false"
+
+
+@story
+async def test_what_a_reply_did_not_use_is_given_back():
+    async with limited(limits=KeyLimits(output_tokens_per_minute=600)) as (world, ci):
+        for _ in range(5):
+            assert (await world.chat(headers=ci)).json()["usage"]["completion_tokens"] == 24
+        await world.until(lambda: not world.process.ingress.live)
+        reply = await world.chat(headers=ci, max_tokens=1)
+        left = int(reply.headers["x-ratelimit-remaining-output-tokens"])
+        assert 600 - 5 * 24 - 1 <= left < 600 - 24  # some refilled meanwhile
+
+
+async def left_midway(world, ci):
+    body = {"model": "m", "prompt": "x", "stream": True, "max_tokens": 1000}
+    async with world.http.stream("POST", "/v1/completions", json=body, headers=ci) as reply:
+        assert reply.status_code == 200
+        async for _ in reply.aiter_lines():
+            break
+
+
+async def broke(world, ci):
+    world.sims[0].inject("reset_after:3@1")
+    with contextlib.suppress(httpx2.HTTPError):
+        await world.chat(headers=ci, max_tokens=20, stream=True)
+
+
+@pytest.mark.parametrize("way", [left_midway, broke])
+@story
+async def test_what_ran_makes_room_on_every_way_out(way):
+    async with limited(SLOW, limits=KeyLimits(concurrent_requests=1)) as (world, ci):
+        loop = asyncio.get_running_loop()
+        running = loop.create_task(world.chat(headers=ci, max_tokens=40))
+        await world.until(lambda: world.in_flight() == 1)
+        refused = await world.chat(headers=ci, max_tokens=2)
+        assert refused.status_code == 429
+        assert "concurrent_requests: 1; 1 running" in refused.json()["error"]["message"]
+        assert (await running).status_code == 200
+        await way(world, ci)
+        await world.until(lambda: not world.process.ingress.live)
+        assert not world.process.handler.limiter.levels.running
+
+
+@story
+async def test_a_request_that_no_backend_took_costs_nothing():
+    limits = KeyLimits(requests_per_minute=1, output_tokens_per_minute=50)
+    pool = {"queue": {"max_requests": 0}}
+    async with limited(SIM, limits=limits, pool=pool) as (world, ci):
+        await world.sims[0].stop()
+        await world.until(lambda: world.process.table.serving()[0] == 0)
+        for _ in range(5):
+            reply = await world.chat(headers=ci, max_tokens=50)
+            assert reply.status_code == 503
+
+
+@story
+async def test_a_key_reads_what_it_has_used_and_uses_nothing_by_that():
+    limits = KeyLimits(requests_per_minute=6, tokens_per_day=1000, concurrent_requests=2)
+    async with limited(SLOW, limits=limits) as (world, ci):
+        for _ in range(3):
+            assert (await world.chat(headers=ci, max_tokens=2)).status_code == 200
+
+        async def stands():
+            told = (await world.http.get("/v1/key", headers=ci)).json()["standing"]
+            return {each["rule"]: each for each in told}
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(world.chat(headers=ci, max_tokens=20))
+            await world.until(lambda: [*world.process.table][0].in_flight == 1)
+            for _ in range(3):
+                found = await stands()
+            assert found["concurrent_requests"]["used"] == 1
+        found = await stands()
+        assert {rule: each["limit"] for rule, each in found.items()} == {
+            "requests_per_minute": 6,
+            "tokens_per_day": 1000,
+            "concurrent_requests": 2,
+        }
+        assert found["concurrent_requests"]["used"] == 0
+        assert 0 < found["requests_per_minute"]["used"] <= 4  # it empties meanwhile
+        assert found["tokens_per_day"]["used"] > 26
+        for each in found.values():
+            assert each["remaining"] == each["limit"] - each["used"]
+        assert 0 < found["requests_per_minute"]["resets_in_s"] <= 40
+        unknown = await world.http.get("/v1/key?model=nobody-has-it", headers=ci)
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+        known = await world.http.get("/v1/key?model=m", headers=ci)
+        assert len(known.json()["standing"]) == 3
+        assert 0 < found["tokens_per_day"]["resets_in_s"] <= 86_400

@@ -1,0 +1,171 @@
+"""A request that kills servers: at most two die of it, and everybody else is served."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from gateway.sim.server import SimConfig
+from tests.stories.support import FAST, frames, gateway, story
+
+SLOW = SimConfig(model="m", decode_step_s=0.02)
+PROGRAM = Path(sys.executable).with_name("vllm-gateway")
+POISON = "the poison prompt"
+
+
+def dead(world):
+    return [sim for sim in world.sims if sim.state.dead]
+
+
+def poisoned(world):
+    for sim in world.sims:
+        sim.inject(f"die_on_prompt:{POISON}")
+
+
+async def admin(world, path, order=None):
+    async with httpx2.AsyncClient(trust_env=False, base_url=world.admin_url) as http:
+        reply = await (http.get(path) if order is None else http.post(path, json=order))
+        return reply.json()
+
+
+@pytest.mark.parametrize(
+    ("stream", "pool"), [(False, {}), (True, {}), (False, {"resume_replies": 1})], ids=str
+)
+def test_a_request_that_kills_its_server_kills_two_of_four_and_is_refused_then(stream, pool):
+    @story
+    async def check():
+        async with gateway(FAST, FAST, FAST, FAST, pool=pool) as world:
+            poisoned(world)
+            replies = []
+            for _ in range(6):  # as an SDK comes again
+                replies.append(await world.chat(POISON, max_tokens=5, stream=stream))
+            assert len(dead(world)) == 2
+            last = replies[-1]
+            assert last.status_code == 400
+            error = last.json()["error"]
+            assert error["code"] == "request_quarantined"
+            assert "two servers crashed" in error["message"]
+            assert POISON not in last.text
+            for _ in range(10):
+                assert (await world.chat("something else", max_tokens=1)).status_code == 200
+
+            (kept,) = (await admin(world, "/admin/v1/quarantine"))["data"]
+            assert kept["id"] in error["message"]
+            assert kept["pool"] == "m"
+            assert len(kept["deaths"]) == 2
+            refused = [each.status_code for each in replies].count(400)
+            assert kept["refused"] == {"test": refused}
+            assert "gateway_quarantined_total{" in await world.metrics()
+            events = (await admin(world, "/admin/v1/events"))["data"]
+            assert [each["kind"] for each in events].count("quarantined") == 1
+            assert POISON not in json.dumps(events)
+
+            lifted = await admin(world, f"/admin/v1/quarantine/{kept['id']}:lift", {})
+            assert lifted == {"id": kept["id"], "lifted": True}
+            for sim in world.sims:
+                sim.clear()
+            await world.ready(2)
+            assert (await world.chat(POISON, max_tokens=1, stream=stream)).status_code == 200
+
+    check()
+
+
+@story
+async def test_a_stream_that_goes_on_elsewhere_does_not_take_the_whole_pool_with_it():
+    """Each server dies once it has written some of the answer."""
+    async with gateway(SLOW, SLOW, SLOW, SLOW) as world:
+        down = []
+
+        async def killer():
+            while True:
+                for sim in world.sims:
+                    busy = any(each.path.endswith("completions") for each in sim.requests)
+                    if busy and sim not in down and world.in_flight():
+                        down.append(sim)
+                        await asyncio.sleep(0.2)
+                        await sim.stop()
+                await asyncio.sleep(0.01)
+
+        async with asyncio.TaskGroup() as group:
+            kills = group.create_task(killer())
+            reply = await world.chat(POISON, stream=True, max_tokens=200)
+            kills.cancel()
+        assert len(down) == 2
+        last = json.loads(frames(reply.text)[-2])
+        assert last["error"]["code"] == "request_quarantined"
+        again = await world.chat(POISON, stream=True, max_tokens=200)
+        assert again.status_code == 400
+
+
+@pytest.mark.parametrize("fault", ["reset_before_headers", "http_500", "truncate_after:3"])
+def test_what_fails_where_the_server_lives_is_never_refused(fault):
+    @story
+    async def check():
+        async with gateway(FAST, FAST, FAST) as world:
+            for sim in world.sims:
+                sim.inject(f"{fault}@3")
+            statuses = [(await world.chat("x", max_tokens=5)).status_code for _ in range(40)]
+            assert 400 not in statuses
+            assert statuses[-1] == 200
+            assert [*world.process.handler.retrying.quarantine] == []
+
+    check()
+
+
+@story
+async def test_a_backend_where_something_was_lost_is_probed_at_once():
+    async with gateway(FAST) as world:
+        watchers = world.process.watchers
+        watchers.health = watchers.health.model_copy(update={"interval": 60.0})
+        await asyncio.sleep(0.4)  # the probes that are due come no more
+        before = len(world.sims[0].received("/health"))
+        world.sims[0].inject("reset_before_headers@1")
+        assert (await world.chat(max_tokens=1)).status_code == 502
+        await world.until(lambda: len(world.sims[0].received("/health")) == before + 1, 1.0)
+
+
+@story
+async def test_the_verbs_show_and_lift_it():
+    async with gateway(FAST, FAST, FAST) as world:
+        poisoned(world)
+        while (await world.chat(POISON, max_tokens=5)).status_code != 400:
+            pass
+
+        def verb(*words):
+            command = [str(PROGRAM), "quarantine", *words]
+            command += ["--server", world.admin_url]
+            return subprocess.run(command, capture_output=True, text=True, timeout=20)
+
+        listed = await asyncio.to_thread(verb, "list", "-o", "json")
+        (kept,) = json.loads(listed.stdout)["data"]
+        table = await asyncio.to_thread(verb, "list")
+        assert kept["id"] in table.stdout
+        assert "test: 1" in table.stdout
+        lifted = await asyncio.to_thread(verb, "lift", kept["id"])
+        assert lifted.stdout == f"{kept['id']} may be sent again\n"
+        again = await asyncio.to_thread(verb, "lift", kept["id"])
+        assert again.returncode == 4
+        assert "No request in quarantine" in again.stderr
+        assert "no request is in quarantine" in (await asyncio.to_thread(verb, "list")).stdout
+
+
+@story
+async def test_who_was_there_by_chance_is_served_on_after_one_death():
+    async with gateway(SLOW, SLOW) as world:
+        async with asyncio.TaskGroup() as group:
+            sent = [
+                group.create_task(world.chat(f"number {each}", stream=True, max_tokens=60))
+                for each in range(8)
+            ]
+            await world.until(lambda: all(each.in_flight for each in world.process.table))
+            await asyncio.sleep(0.2)
+            await world.sims[0].stop()
+        for each in sent:
+            assert frames(each.result().text)[-1] == "[DONE]"
+            assert '"error"' not in each.result().text
+        again = [await world.chat(f"number {each}", stream=True, max_tokens=5) for each in range(8)]
+        assert {each.status_code for each in again} == {200}

@@ -1,0 +1,94 @@
+"""Attempts after failures: the engine's own pause, the budget, and what no attempt follows."""
+
+import asyncio
+from dataclasses import replace
+
+from gateway.sim.server import SimConfig
+from tests.abuse.support import front_of, page, scripted
+from tests.stories.support import FAST, gateway, story
+from tests.stories.test_admission import value
+
+SLOW = SimConfig(model="m", decode_step_s=0.02)
+FULL = page(b'{"error": {"message": "busy", "type": "x", "code": 503}}', "503 Service Unavailable")
+ANSWER = (
+    b'{"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "m", "choices": [{"index": 0, '
+    b'"message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}], '
+    b'"usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}}'
+)
+
+
+def retries(world, what):
+    return value(world, f'gateway_retries_total{{next="{what}",pool="m"}}')
+
+
+def full(after):
+    return FULL.replace(b"\r\n\r\n", b"\r\nretry-after: %b\r\n\r\n" % after, 1)
+
+
+@story
+async def test_an_engine_that_is_full_is_asked_again_when_it_says_if_that_is_soon():
+    replies = [full(b"1"), page(ANSWER)]
+    async with scripted(lambda asked: replies.pop(0)) as backend, front_of(backend) as world:
+        began = asyncio.get_running_loop().time()
+        reply = await world.chat(max_tokens=1)
+        assert reply.status_code == 200, reply.text
+        assert reply.headers["x-gateway-attempts"] == "2"
+        assert asyncio.get_running_loop().time() - began >= 1.0
+        assert await retries(world, "again") == 1
+        await world.settled()
+
+
+@story
+async def test_a_longer_pause_is_the_client_s_to_make():
+    async with scripted(lambda asked: full(b"9")) as backend, front_of(backend) as world:
+        reply = await world.chat(max_tokens=1)
+        assert reply.status_code == 503
+        assert reply.headers["retry-after"] == "9"
+        assert len(backend.asked) == 1
+
+
+@story
+async def test_a_client_that_has_given_up_by_then_is_told_at_once():
+    async with scripted(lambda asked: full(b"2")) as backend, front_of(backend) as world:
+        reply = await world.chat(max_tokens=1, headers={"x-stainless-read-timeout": "1"})
+        assert reply.status_code == 503
+        assert len(backend.asked) == 1
+
+
+@story
+async def test_no_more_than_a_fifth_of_what_is_under_way_is_tried_again():
+    async with gateway(FAST, replace(SLOW, max_num_seqs=64)) as world:
+        world.sims[0].inject("admission_503")
+        async with asyncio.TaskGroup() as group:
+            sent = [group.create_task(world.chat(max_tokens=20)) for _ in range(40)]
+        statuses = [each.result().status_code for each in sent]
+        assert set(statuses) == {200, 503}
+        refused, elsewhere = await retries(world, "over_budget"), await retries(world, "elsewhere")
+        assert statuses.count(503) == refused
+        assert 0 < elsewhere <= 8
+        assert (await world.chat(max_tokens=1)).status_code == 200  # nothing is left of it
+        await world.settled()
+
+
+@story
+async def test_a_stream_that_has_begun_leaves_its_place_in_the_budget_to_others():
+    async with gateway(FAST, replace(SLOW, max_num_seqs=64)) as world:
+        world.sims[0].inject("admission_503")
+        async with asyncio.TaskGroup() as group:
+            sent = []
+            for _ in range(12):
+                sent.append(group.create_task(world.chat(max_tokens=150, stream=True)))
+                await asyncio.sleep(0.05)
+            assert not any(each.done() for each in sent)
+            assert await retries(world, "elsewhere") > 3
+        assert {each.result().status_code for each in sent} == {200}
+
+
+@story
+async def test_what_was_never_sent_is_tried_elsewhere_whatever_the_budget():
+    async with gateway(FAST, replace(SLOW, max_num_seqs=64)) as world:
+        world.sims[0].inject("refuse")
+        async with asyncio.TaskGroup() as group:
+            sent = [group.create_task(world.chat(max_tokens=5)) for _ in range(40)]
+        assert {each.result().status_code for each in sent} == {200}
+        await world.settled()

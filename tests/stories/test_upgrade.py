@@ -1,0 +1,319 @@
+"""Another process of the gateway takes over: real processes, real sockets; nothing is refused, cut or reset."""
+
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+
+import httpx2
+import pytest
+
+from gateway.launch import proc
+from gateway.sim.server import SimConfig
+from tests.stories.served import PROGRAM, Served, free_port, runs, served
+from tests.stories.support import FAST, frames
+from tests.stories.support import story as story_within
+
+story = functools.partial(story_within, seconds=55.0)  # processes start, and a machine may be busy
+SLOW = SimConfig(model="m", decode_step_s=0.05)
+
+
+def chat(text="hello", **more):
+    return {"model": "m", "messages": [{"role": "user", "content": text}], **more}
+
+
+def client(world, **more):
+    headers = {"authorization": f"Bearer {world.key}"}
+    return httpx2.AsyncClient(
+        trust_env=False, timeout=30, base_url=world.url, headers=headers, **more
+    )
+
+
+async def ask(http, **more):
+    return await http.post("/v1/chat/completions", json=chat(**more))
+
+
+async def admin(world, path):
+    async with httpx2.AsyncClient(trust_env=False, base_url=world.admin_url) as http:
+        return (await http.get(path)).json()
+
+
+def records(world):
+    return [
+        json.loads(each.read_text()) for each in (world.folder / "state" / "run").glob("*.json")
+    ]
+
+
+@story
+async def test_streams_end_with_the_old_process_while_new_requests_go_to_the_new_one():
+    async with served(SLOW, SLOW) as world, client(world) as http:
+        body = chat(stream=True, max_tokens=60)
+        async with http.stream("POST", "/v1/chat/completions", json=body) as reply:
+            pieces = reply.aiter_text()
+            text = await anext(pieces)
+            (busy,) = (each for each in world.sims if each.engine.running)
+            busy.inject("frozen")  # the stream lasts as long as the upgrade does
+            ran = await world.upgrade()
+            assert ran.returncode == 0, ran.stderr
+            async with client(world) as other:
+                assert (await ask(other, max_tokens=1)).status_code == 200
+            assert all(map(runs, world.pids))
+            busy.clear()
+            text += "".join([each async for each in pieces])
+        assert frames(text)[-1] == "[DONE]"
+        assert "error" not in text
+        assert (await ask(http, max_tokens=1)).headers["connection"] == "close"
+        await world.until(lambda: world.started.poll() == 0)  # nothing is left to it
+        assert (await ask(http, max_tokens=1)).status_code == 200
+        told = await admin(world, "/admin/v1/events")
+        assert [each["kind"] for each in told["data"]] == ["upgrade"]
+
+
+@story
+async def test_upgrades_in_a_row_lose_no_request_on_new_and_on_kept_connections():
+    """A connection that is kept gets its next reply from the old process, and hears that it is the last."""
+    async with served(FAST, extra="shutdown: {grace: 3s}") as world:
+        done = asyncio.Event()
+        statuses = []
+
+        async def keep_asking(*, kept):
+            limits = httpx2.Limits(max_keepalive_connections=None if kept else 0)
+            async with client(world, limits=limits) as http:
+                while not done.is_set():
+                    statuses.append((await ask(http, max_tokens=2)).status_code)
+                    await asyncio.sleep(0.005)
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(6):
+                group.create_task(keep_asking(kept=number % 2 == 0))
+            for _ in range(3):
+                before = len(statuses)
+                ran = await world.upgrade()
+                assert ran.returncode == 0, ran.stderr
+                await world.until(lambda at=before: len(statuses) > at + 50)
+            done.set()
+        assert set(statuses) == {200}
+        await world.until(lambda: not any(map(runs, world.pids[:-1])))
+
+
+@story
+async def test_a_signal_upgrades_too():
+    async with served(FAST) as world, client(world) as http:
+        os.kill(world.started.pid, signal.SIGUSR2)
+        await world.until(lambda: world.lines("upgraded"))
+        world.pids.append(int(str(world.lines("upgraded")[0]["message"]).split()[1]))
+        assert (await ask(http, max_tokens=1)).status_code == 200
+        await world.until(lambda: world.started.poll() == 0)
+
+
+@story
+async def test_settings_that_cannot_be_used_leave_the_old_process_serving():
+    async with served(FAST) as world, client(world) as http:
+        usable = world.path.read_text()
+        world.path.write_text(usable + "\nlimits: {conections: 5}\n")
+        ran = await world.upgrade()
+        assert ran.returncode == 1
+        assert "conections" in ran.stderr
+        assert "goes on serving" in ran.stderr
+        assert (await ask(http, max_tokens=1)).status_code == 200
+        event = (await admin(world, "/admin/v1/events"))["data"][0]
+        assert event["kind"] == "upgrade_failed"
+        assert "conections" in event["detail"]
+        world.path.write_text(usable)
+        assert (await world.upgrade()).returncode == 0
+        assert (await ask(http, max_tokens=1)).status_code == 200
+
+
+def from_a_copy(world: Served):
+    """Start the program by a name of its own, so that another one can be put there."""
+    world.program = world.folder / "vllm-gateway"
+    shutil.copy(PROGRAM, world.program)
+    world.start()
+
+
+def installed(world, text):
+    """Have another program behind the name that the gateway was started by."""
+    world.program.unlink()
+    world.program.write_text(text)
+    world.program.chmod(0o755)
+
+
+@story
+async def test_a_program_that_does_not_start_leaves_the_old_process_serving():
+    async with served(FAST, starts=from_a_copy) as world, client(world) as http:
+        installed(world, "#!/bin/sh\nexit 7\n")
+        ran = await world.upgrade()
+        assert ran.returncode == 1
+        assert "exit code 7" in ran.stderr
+        assert (await ask(http, max_tokens=1)).status_code == 200
+        assert world.started.poll() is None
+
+
+ENDS_LATE = f"""#!{sys.executable}
+import os, socket
+from gateway.upgrade import messages
+channel = socket.socket(fileno=messages.inherits(os.environ[messages.VARIABLE]).channel)
+channel.send(messages.encode(messages.Loaded(os.getpid(), "9.9")))
+channel.recv(messages.MOST_BYTES)  # healing has paused
+"""
+
+
+def launches(port, **more):
+    """Return a pool of one server that the gateway launches."""
+    words = [str(PROGRAM), "sim", "--port", str(port), "--model", "m"]
+    backend = {"name": "b1", "launch": {"command": words, "port": port, **more}}
+    return "pools: " + json.dumps({"m": {"backends": [backend], "supervision": {"backoff": "1s"}}})
+
+
+async def is_restarted(world, before):
+    """Kill the launched server, and wait until another one serves; returns its record."""
+    os.kill(before["pid"], signal.SIGKILL)
+    await world.until(lambda: records(world)[0]["pid"] not in (0, before["pid"]))
+    await world.serves()
+    return records(world)[0]
+
+
+@story
+async def test_healing_goes_on_after_an_upgrade_that_failed_late():
+    pools = launches(free_port(), on_exit="stop")
+    async with served(pools=pools, starts=from_a_copy) as world:
+        installed(world, ENDS_LATE)
+        ran = await world.upgrade()
+        assert ran.returncode == 1
+        assert "before it could serve" in ran.stderr
+        after = await is_restarted(world, records(world)[0])
+        assert after["gateway_pid"] == world.started.pid
+
+
+@story
+async def test_a_launched_server_passes_to_the_new_process_and_is_restarted_by_it_alone():
+    pools = launches(free_port(), on_exit="stop", orphan="stop")
+    async with served(pools=pools) as world, client(world) as http:
+        (before,) = records(world)
+        assert before["gateway_pid"] == world.started.pid
+        assert (await world.upgrade()).returncode == 0
+        assert (await ask(http, max_tokens=1)).status_code == 200
+        await world.until(lambda: world.started.poll() == 0)
+        (after,) = records(world)
+        assert (after["pid"], after["gateway_pid"]) == (before["pid"], world.pids[-1])
+        assert runs(before["pid"])
+        last = (await is_restarted(world, before))["pid"]
+        assert (await ask(http, max_tokens=1)).status_code == 200
+        events = (await admin(world, "/admin/v1/events"))["data"]
+        assert [each["kind"] for each in events].count("restart") == 1
+        os.kill(world.pids[-1], signal.SIGTERM)
+        await world.until(lambda: not runs(world.pids[-1]))
+        assert not runs(last)  # `on_exit: stop` holds for who is in charge
+
+
+STAYS_SILENT = f"#!{sys.executable}\nimport time\ntime.sleep(60)\n"
+
+
+@story
+async def test_a_gateway_that_is_told_to_stop_ends_the_process_that_was_to_take_over():
+    async with served(FAST, starts=from_a_copy, extra="shutdown: {grace: 1s}") as world:
+        installed(world, STAYS_SILENT)
+        os.kill(world.started.pid, signal.SIGUSR2)
+        await world.until(lambda: world.lines("upgrading"))
+        await world.until(lambda: children(world.started.pid))
+        (new,) = children(world.started.pid)
+        os.kill(world.started.pid, signal.SIGTERM)
+        await world.until(lambda: world.started.poll() == 0)
+        assert not runs(new)
+
+
+def children(pid):
+    return [each.pid for each in proc.every() if each.parent == pid]
+
+
+@story
+async def test_unix_sockets_pass_to_the_new_process_too():
+    def on_a_socket(world: Served):
+        text = world.path.read_text()
+        path = world.folder / "gw.sock"
+        world.path.write_text(
+            text.replace(f"listen: 127.0.0.1:{world.port}\n", f"listen: unix:{path}\n")
+        )
+        world.start()
+
+    async with served(FAST, starts=on_a_socket, extra="shutdown: {grace: 1s}") as world:
+        transport = httpx2.AsyncHTTPTransport(uds=str(world.folder / "gw.sock"))
+        async with client(world, transport=transport) as http:
+            assert (await ask(http, max_tokens=1)).status_code == 200
+            assert (await world.upgrade()).returncode == 0
+            await world.until(lambda: world.started.poll() == 0)
+            assert (await ask(http, max_tokens=1)).status_code == 200
+
+
+# --- listeners of systemd -------------------------------------------------------------------------
+
+
+def activated(listener, name="public"):
+    """Start a gateway as systemd does, with a listener as file descriptor 3."""
+
+    def start(world: Served):
+        number = listener.fileno()
+        told = f"export LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES={name}; exec {PROGRAM}"
+        world.start("bash", "-c", f"{told} serve -c {world.path} 3<&{number}", pass_fds=(number,))
+
+    return start
+
+
+@contextlib.asynccontextmanager
+async def with_listener():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def start(world: Served):
+            text = world.path.read_text()
+            world.path.write_text(text.replace(f":{world.port}\n", f":{port}\n", 1))
+            world.port = port
+            activated(listener)(world)
+
+        async with served(SLOW, extra="shutdown: {grace: 20s}", starts=start) as world:
+            yield world, start
+
+
+@story
+async def test_a_restart_refuses_nobody_where_systemd_has_the_listener():
+    async with with_listener() as (world, start), client(world) as http:
+        async with asyncio.TaskGroup() as group:
+            stream = group.create_task(ask(http, stream=True, max_tokens=30))
+            await world.until(lambda: world.sims[0].engine.running)
+            os.kill(world.started.pid, signal.SIGTERM)
+            await world.until(lambda: world.lines("draining"))
+            async with client(world) as other:
+                waits = group.create_task(ask(other, max_tokens=1))
+                await asyncio.to_thread(world.started.wait, 20)
+                assert frames(stream.result().text)[-1] == "[DONE]"
+                assert not waits.done()  # in the listener's queue, where no process takes it
+                start(world)
+                assert (await waits).status_code == 200
+
+
+@story
+async def test_an_upgrade_keeps_the_listener_of_systemd():
+    async with with_listener() as (world, start), client(world) as http:
+        assert (await world.upgrade()).returncode == 0
+        assert (await ask(http, max_tokens=1)).status_code == 200
+        os.kill(world.pids[-1], signal.SIGTERM)
+        await world.until(lambda: not runs(world.pids[-1]))
+        async with client(world) as other, asyncio.TaskGroup() as group:
+            waits = group.create_task(ask(other, max_tokens=1))
+            start(world)
+            assert (await waits).status_code == 200
+
+
+@story
+async def test_a_listener_of_systemd_elsewhere_than_the_settings_say_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with pytest.raises(
+            AssertionError, match=r"ListenStream=.* of the socket unit and the setting"
+        ):
+            async with served(FAST, starts=activated(listener)):
+                pass

@@ -1,0 +1,28 @@
+"""Usage, as operators read it: one settlement for each request."""
+
+from gateway.sim.config import SimConfig
+from gateway.usage.journal import every_entry
+from tests.stories.support import gateway, story
+
+SIM = SimConfig(model="m", speed=0)
+
+
+@story
+async def test_each_request_is_counted_once_and_told():
+    async with gateway(SIM) as world:
+        for _ in range(3):
+            assert (await world.chat(max_tokens=5)).status_code == 200
+        assert (await world.chat(model="nope")).status_code == 404
+        await world.until(lambda: not world.process.ingress.live)
+        world.process.ledger.post()
+        await world.process.accounts.turn()
+        told = await world.http.get(f"{world.admin_url}/admin/v1/usage?by=model")
+        (row,) = told.json()["data"]
+        assert (row["model"], row["requests"], row["output_tokens"]) == ("m", 3, 15)
+        assert row["day"] is None
+        wrong = await world.http.get(f"{world.admin_url}/admin/v1/usage?by=colour")
+        assert wrong.status_code == 422
+        metrics = (await world.http.get(f"{world.admin_url}/metrics")).text
+        assert 'kind="output",tenant="' in metrics or 'kind="output"} 15.0' in metrics
+        folder = world.process.config.state / "usage"
+        assert len([each.id for each in every_entry(folder)]) == 3

@@ -1,0 +1,278 @@
+"""Several processes behind one listener: real processes, real sockets."""
+
+import asyncio
+import functools
+import json
+import os
+import signal
+
+import httpx2
+import pytest
+
+from gateway.sim.server import SimConfig
+from tests.stories.served import free_port, runs, served
+from tests.stories.support import FAST
+from tests.stories.support import story as story_within
+
+pytestmark = pytest.mark.timeout(180)
+story = functools.partial(story_within, seconds=170.0)  # processes start, and a machine may be busy
+TWO = "workers: 2\nshutdown: {grace: 3s}"
+
+
+def client(world, **more):
+    headers = {"authorization": f"Bearer {world.key}"}
+    return httpx2.AsyncClient(
+        trust_env=False, timeout=30, base_url=world.url, headers=headers, **more
+    )
+
+
+async def ask(http, **more):
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, **more}
+    return await http.post("/v1/chat/completions", json=body)
+
+
+async def admin(world, path="/admin/v1/overview"):
+    async with httpx2.AsyncClient(trust_env=False, base_url=world.admin_url, timeout=20) as http:
+        return (await http.get(path)).json()
+
+
+async def order(world, path, body):
+    async with httpx2.AsyncClient(trust_env=False, base_url=world.admin_url, timeout=20) as http:
+        return await http.post(f"/admin/v1/{path}", json=body)
+
+
+async def workers(world, count=2):
+    """Return the workers' processes by their numbers, once so many are heard of and no more."""
+    async with asyncio.timeout(60):
+        while True:
+            told = [each for each in (await admin(world))["store"]["replicas"] if each["alive"]]
+            found = {each["worker"]: each["pid"] for each in told}
+            if len(told) == len(found) == count and all(map(runs, found.values())):
+                return found
+            await asyncio.sleep(0.05)
+
+
+async def all_asked(world, *, until, seconds=60):
+    """Ask over new connections until `until` says of the replies that it is enough."""
+    async with asyncio.timeout(seconds):
+        replies = []
+        while not until(replies):
+            limits = httpx2.Limits(max_keepalive_connections=0)
+            async with client(world, limits=limits) as http:
+                async with asyncio.TaskGroup() as group:
+                    asked = [group.create_task(ask(http)) for _ in range(8)]
+            replies += [each.result() for each in asked]
+        return replies
+
+
+def gone(pid):
+    return not runs(pid)
+
+
+def chats(sim):
+    return [each for each in sim.requests if each.path == "/v1/chat/completions"]
+
+
+def in_state(overview, name="b1"):
+    return next(each for each in overview["pools"][0]["backends"] if each["name"] == name)
+
+
+@story
+async def test_workers_serve_one_address_and_end_together():
+    async with served(FAST, extra=TWO) as world:
+        found = await workers(world)
+        assert set(found) == {1, 2}
+        assert world.pids[0] not in found.values()
+        async with client(world) as http:
+            assert (await ask(http)).status_code == 200
+        os.kill(world.pids[0], signal.SIGTERM)
+        await world.until(lambda: not any(map(runs, found.values())))
+        await world.until(lambda: world.started.poll() == 0)
+
+
+@story
+async def test_a_worker_that_dies_is_started_again_while_the_other_serves():
+    async with served(FAST, extra=TWO) as world:
+        before = await workers(world)
+        for number in (2, 1):  # the leading one last
+            killed = before[number]
+            os.kill(killed, signal.SIGKILL)
+            await world.until(functools.partial(gone, killed))
+            async with client(world) as http:
+                assert (await ask(http)).status_code == 200
+            after = await workers(world)
+            assert after[number] != killed
+            other = 3 - number
+            assert after[other] == before[other]
+            before = after
+        assert [each["worker"] for each in world.lines("worker_ended")] == [2, 1]
+
+
+@story
+async def test_a_drain_holds_in_all_workers():
+    async with served(FAST, FAST, extra=TWO) as world:
+        await workers(world)
+        drained, other = world.sims
+        assert (await order(world, "backends/m/b1:drain", {"reason": "test"})).status_code < 300
+        await agree(world, lambda told: in_state(told)["phase"] == "draining")
+        replies = await all_asked(world, until=lambda replies: len(replies) >= 40)
+        assert {each.status_code for each in replies} == {200}
+        assert not chats(drained)
+        assert len(chats(other)) == len(replies)
+
+
+@story
+async def test_a_planned_restart_waits_for_what_all_workers_carry(tmp_path):
+    marker = tmp_path / "restarted"
+    sim = SimConfig(model="m", port=free_port(), speed=1)
+    backend = {
+        "url": f"http://127.0.0.1:{sim.port}",
+        "restart": {"command": ["touch", str(marker)]},
+    }
+    pools = "pools: " + json.dumps({"m": {"backends": [backend]}})
+    async with served(sim, extra=TWO, pools=pools) as world:
+        await workers(world)
+        ends, seen = [], []
+
+        async def read(number):
+            body = {"stream": True, "max_tokens": 600 + 20 * number, "ignore_eos": True}
+            async with client(world) as http:
+                reply = await ask(http, **body)
+                ends.append(b'"finish_reason":"length"' in reply.content)
+                seen.append(marker.exists())
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(8):
+                group.create_task(read(number))
+            await world.until(lambda: len(chats(world.sims[0])) == 8)
+            ordered = await order(world, "backends/m/b1:restart", {"force": True})
+            assert ordered.status_code < 300, ordered.text
+        assert ends == [True] * 8
+        assert not any(seen[:-1])
+        await world.until(marker.exists, 60)
+
+
+@story
+async def test_an_upgrade_replaces_all_workers_and_refuses_nobody():
+    async with served(FAST, extra=TWO) as world:
+        before = await workers(world)
+        done = asyncio.Event()
+        statuses = []
+
+        async def keep_asking():
+            limits = httpx2.Limits(max_keepalive_connections=0)
+            async with client(world, limits=limits) as http:
+                while not done.is_set():
+                    statuses.append((await ask(http)).status_code)
+                    await asyncio.sleep(0.005)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(keep_asking())
+            try:
+                ran = await world.upgrade()
+                assert ran.returncode == 0, ran.stderr
+                await world.until(lambda: not any(map(runs, before.values())))
+            finally:
+                done.set()
+        assert set(statuses) == {200}
+        after = await workers(world)
+        assert not set(after.values()) & set(before.values())
+        os.kill(after[2], signal.SIGKILL)  # the parent knows the new ones as well
+        assert (await workers(world))[2] not in {before[2], after[2]}
+
+
+@story
+async def test_why_a_request_was_refused_is_told_whichever_worker_refused_it():
+    async with served(FAST, extra=TWO) as world:
+        await workers(world)
+        kept = {}
+        for place in range(16):  # each over a connection of its own
+            async with client(world) as http:
+                refused = await ask(http, model="unknown")
+                assert refused.status_code == 404
+                kept[place] = refused.headers["x-request-id"]
+        for request_id in kept.values():
+            told = await admin(world, f"/admin/v1/decisions/{request_id}")
+            assert told.get("id") == request_id, told
+            told = await admin(world, f"/admin/v1/requests/{request_id}")
+            assert (told.get("id"), told.get("code")) == (request_id, "model_not_found"), told
+        newest_first = [*reversed(kept.values())]
+        first = await admin(world, "/admin/v1/requests?limit=10")
+        then = await admin(world, f"/admin/v1/requests?limit=10&after={first['last_id']}")
+        assert [each["id"] for page in (first, then) for each in page["data"]] == newest_first
+        assert (first["has_more"], then["has_more"]) == (True, False)
+
+
+@story
+async def test_one_listener_answers_for_what_all_workers_counted():
+    async with served(FAST, extra=TWO) as world:
+        found = await workers(world)
+        await all_asked(world, until=lambda replies: len(replies) >= 48)
+        served_by = {each["worker"]: each for each in (await admin(world))["store"]["replicas"]}
+        assert set(served_by) == {1, 2}
+        async with asyncio.timeout(30):
+            while (told := (await admin(world))["totals"]["requests"]) != {"ok": 48}:
+                await asyncio.sleep(0.05)
+        assert told == {"ok": 48}
+        assert await counted(world) == 48
+        os.kill(found[2], signal.SIGKILL)
+        after = await workers(world)
+        assert after[2] != found[2]
+        assert await counted(world) == 48  # nothing falls
+
+
+@story
+async def test_the_gateway_is_ready_when_all_workers_were():
+    async with served(FAST, extra=TWO) as world:
+        await workers(world)
+        text = await page(world, "/readyz?verbose")
+        assert "[+]workers 2 of 2 ready" in text
+        assert text.endswith("ok\n")
+
+
+async def page(world, path):
+    async with httpx2.AsyncClient(trust_env=False, base_url=world.admin_url, timeout=20) as http:
+        return (await http.get(path)).text
+
+
+async def counted(world):
+    """Return how many requests the metrics tell of."""
+    lines = (await page(world, "/metrics")).splitlines()
+    return sum(
+        float(line.rpartition(" ")[2])
+        for line in lines
+        if line.startswith("gateway_requests_total{")
+    )
+
+
+@story
+async def test_a_parent_that_is_killed_leaves_no_worker_behind():
+    async with served(FAST, extra=TWO) as world:
+        found = await workers(world)
+        os.kill(world.pids[0], signal.SIGKILL)
+        await world.until(lambda: not any(map(runs, found.values())))
+
+
+@story
+async def test_a_reload_reaches_all_workers():
+    async with served(FAST, extra=TWO) as world:
+        await workers(world)
+        text = world.path.read_text()
+        world.path.write_text(text + "\nsession_header: x-other\n")
+        before = (await admin(world))["config"]["hash"]
+        os.kill(world.pids[0], signal.SIGHUP)
+        await agree(world, lambda told: told["config"]["hash"] != before)
+        assert len(world.lines("reloaded")) == 2
+
+
+async def agree(world, condition):
+    """Wait until the leading worker says so, and the other sees its backends and settings alike."""
+    async with asyncio.timeout(60):
+        while True:
+            told = await admin(world)
+            others = [each for each in told["store"]["replicas"] if not each["here"]]
+            alike = [each["config_agrees"] and not each["differs"] for each in others]
+            if condition(told) and alike == [True]:
+                return
+            await asyncio.sleep(0.05)

@@ -1,0 +1,161 @@
+"""Keys and tiers over the admin API."""
+
+import pytest
+
+from tests.admindesk import TOKEN, Desk
+
+TIERS = {"tiers": {"gold": {"priority": 5, "limits": {"requests_per_minute": 60}}}}
+
+
+@pytest.fixture
+def desk(tmp_path):
+    return Desk(tmp_path, keys=True, more=TIERS, token=TOKEN)
+
+
+def ask(desk, method, path, body=None, token=TOKEN, **headers):
+    sent = {"authorization": f"Bearer {token}"}
+    sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+    given = {} if method == "GET" else {"json": body or {}}
+    return desk.client.request(method, f"/admin/v1/{path}", headers=sent, **given)
+
+
+def make(desk, **settings):
+    return ask(desk, "POST", "keys", {"name": "ci", **settings}).json()
+
+
+def test_a_key_is_made_and_shown_once(desk):
+    made = make(desk, tier="gold", max_context="32k", metadata={"team": "a"}, reason="new team")
+    assert made["key"].startswith(f"gw_{made['id']}_")
+    assert desk.ring().identify(f"Bearer {made['key']}".encode(), None, None, 1.8e9)
+    record = ask(desk, "GET", f"keys/{made['id']}").json()
+    assert record == made["record"]
+    assert (record["name"], record["tier"], record["state"]) == ("ci", "gold", "active")
+    assert record["settings"] == {"max_context": 32768}
+    (row,) = ask(desk, "GET", "keys").json()["data"]
+    assert row == {**record, "ends": None, "effective": row["effective"]}
+    assert row["effective"]["max_context"] == 32768
+    (entry,) = ask(desk, "GET", "audit").json()["data"]
+    assert (entry["action"], entry["target"], entry["reason"]) == (
+        "create_key", made["id"], "new team",
+    )  # fmt: skip
+    shown = [ask(desk, "GET", path).text for path in ("keys", f"keys/{made['id']}", "audit")]
+    kept = (desk.state / "audit.jsonl").read_text()
+    assert not any(made["key"][12:] in text for text in (*shown, kept))
+
+
+def test_a_key_is_changed_as_it_was_seen(desk):
+    made = make(desk, max_output=100)
+    path = f"keys/{made['id']}"
+    seen = ask(desk, "GET", path).headers["etag"]
+    assert seen == f'"{made["record"]["version"]}"'
+    done = ask(desk, "PATCH", path, {"tier": "gold", "max_output": None}, if_match=seen)
+    assert done.status_code == 200
+    assert (done.json()["tier"], done.json()["settings"]) == ("gold", {})
+    assert done.headers["etag"] == f'"{done.json()["version"]}"' != seen
+    late = ask(desk, "PATCH", path, {"name": "other"}, if_match=seen)
+    assert (late.status_code, late.json()["code"]) == (412, "changed_since")
+    assert ask(desk, "GET", path).json()["name"] == "ci"
+    changed = ask(desk, "GET", "audit").json()["data"][1]
+    assert changed["before"]["settings"] == {"max_output": 100}
+    assert changed["after"]["tier"] == "gold"
+
+
+def test_what_holds_has_its_origin(desk):
+    made = make(desk, tier="gold", max_output=100)
+    told = ask(desk, "GET", f"keys/{made['id']}/effective").json()
+    values = told["settings"]
+    assert values["priority"] == {"value": 5, "origin": "tier"}
+    assert values["max_output"] == {"value": 100, "origin": "key"}
+    assert values["fallback"]["origin"] == "default"
+    (tier,) = ask(desk, "GET", "tiers").json()["data"]
+    assert (tier["name"], tier["settings"]["priority"]) == ("gold", 5)
+
+
+def test_a_key_is_rotated_and_revoked(desk):
+    made = make(desk)
+    again = ask(desk, "POST", f"keys/{made['id']}:rotate", {"grace_s": 60}).json()
+    assert again["id"] == made["id"]
+    assert again["key"] != made["key"]
+    assert again["record"]["state"] == "rotating"
+    twice = ask(desk, "POST", f"keys/{made['id']}:rotate", {"grace_s": 60})
+    assert (twice.status_code, twice.json()["code"]) == (409, "wrong_state")
+    ended = ask(desk, "POST", f"keys/{made['id']}:revoke").json()
+    assert ended["state"] == "revoked"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "keys", {"name": "x"}),
+        ("PATCH", "keys/{id}", {"tier": "gold"}),
+        ("POST", "keys/{id}:rotate", {}),
+        ("POST", "keys/{id}:revoke", {}),
+    ],
+)
+def test_each_change_can_be_tried(desk, method, path, body):
+    made = make(desk)
+    before = ask(desk, "GET", "keys").json()
+    reply = ask(desk, method, path.format(id=made["id"]), {**body, "dry_run": True})
+    assert reply.status_code == 200
+    assert reply.json().get("key") is None
+    assert ask(desk, "GET", "keys").json() == before
+    assert len(ask(desk, "GET", "audit").json()["data"]) == 1
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_settings_that_are_wrong_are_all_named(desk, dry_run):
+    reply = ask(
+        desk, "POST", "keys", {"name": "x", "tier": "none", "limits": {"no": 1}, "dry_run": dry_run}
+    )
+    assert (reply.status_code, reply.json()["code"]) == (422, "bad_settings")
+    assert {each["pointer"] for each in reply.json()["errors"]} == {"/tier", "/limits"}
+
+
+def test_a_key_that_is_not_there_is_named(desk):
+    make(desk)
+    for method, path in (("GET", "keys/aaaaaaaa"), ("POST", "keys/aaaaaaaa:revoke")):
+        reply = ask(desk, method, path)
+        assert (reply.status_code, reply.json()["code"]) == (404, "key_not_found")
+
+
+def test_without_keys_there_are_none(tmp_path):
+    desk = Desk(tmp_path, token=TOKEN)
+    reply = ask(desk, "GET", "keys")
+    assert (reply.status_code, reply.json()["code"]) == (409, "no_keys")
+
+
+def test_a_key_that_is_made_again_is_the_same_one(desk):
+    first, again = (ask(desk, "POST", "keys", {"name": "x"}, idempotency_key="k") for _ in range(2))
+    assert first.json() == again.json()
+    assert len(ask(desk, "GET", "keys").json()["data"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "role", "metrics", "overview", "order"),
+    [
+        ("admin", "operator", 200, 200, 200),
+        ("admin", "viewer", 200, 200, 403),
+        ("metrics", None, 200, 403, 403),
+        ("inference", None, 401, 401, 401),
+    ],
+)
+def test_keys_of_kind_admin_and_metrics_open_what_they_are_for(
+    desk, kind, role, metrics, overview, order
+):
+    key = make(desk, kind=kind, **({"role": role} if role else {}))["key"]
+    sent = {"authorization": f"Bearer {key}"}
+    assert desk.client.get("/metrics", headers=sent).status_code == metrics
+    assert ask(desk, "GET", "overview", token=key).status_code == overview
+    assert ask(desk, "POST", "backends/m/b1:drain", {"force": True}, key).status_code == order
+
+
+def test_a_key_that_was_revoked_opens_nothing(desk):
+    made = make(desk, kind="admin", role="admin")
+    assert ask(desk, "GET", "overview", token=made["key"]).status_code == 200
+    ask(desk, "POST", f"keys/{made['id']}:revoke")
+    assert ask(desk, "GET", "overview", token=made["key"]).status_code == 401
+
+
+def test_a_key_that_is_bound_to_networks_opens_nothing_from_elsewhere(desk):
+    key = make(desk, kind="admin", role="admin", addresses=["10.0.0.0/8"])["key"]
+    assert ask(desk, "GET", "overview", token=key).status_code == 401

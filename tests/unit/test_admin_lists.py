@@ -1,0 +1,128 @@
+"""Lists, and what is read of pools and backends."""
+
+import pytest
+
+from gateway.core.events import EventKind
+from tests.admindesk import Desk
+
+
+@pytest.fixture
+def desk(tmp_path):
+    return Desk(tmp_path, pools={"m": 3, "org/n:x": 1})
+
+
+def note(desk, number):
+    events = desk.orders.supervisor.events
+    events.note(desk.clock, EventKind.OPERATOR, "m/b1", "drain", f"event {number}")
+
+
+def pages(desk, path, limit):
+    """Return the pages of a list, following `last_id`."""
+    found, after = [], ""
+    while True:
+        page = desk.get(f"{path}?limit={limit}&after={after}").json()
+        found.append(page["data"])
+        if not page["has_more"]:
+            return found
+        after = page["last_id"]
+
+
+def test_pages_of_a_list_have_every_row_once(desk):
+    for number in range(7):
+        note(desk, number)
+    found = pages(desk, "/admin/v1/events", 3)
+    assert [len(page) for page in found] == [3, 3, 1]
+    told = [each["detail"] for page in found for each in page]
+    assert told == [f"event {number}" for number in range(6, -1, -1)]
+
+
+def test_a_page_goes_on_behind_its_row_though_others_came(desk):
+    for number in range(4):
+        note(desk, number)
+    first = desk.get("/admin/v1/events?limit=2").json()
+    note(desk, 4)
+    then = desk.get(f"/admin/v1/events?limit=2&after={first['last_id']}").json()
+    assert [each["detail"] for each in then["data"]] == ["event 1", "event 0"]
+    assert not then["has_more"]
+
+
+def test_a_cursor_that_is_gone_is_refused(desk):
+    reply = desk.get("/admin/v1/events?after=999")
+    assert (reply.status_code, reply.json()["code"]) == (404, "unknown_cursor")
+
+
+def test_an_empty_list_has_no_cursor(desk):
+    told = desk.get("/admin/v1/events").json()
+    assert (told["data"], told["first_id"], told["last_id"]) == ([], None, None)
+
+
+def test_pools_and_backends_are_told_as_in_the_overview(desk):
+    overview = desk.get("/admin/v1/overview").json()
+    assert [page for (page,) in pages(desk, "/admin/v1/pools", 1)] == overview["pools"]
+    every = [each for pool in overview["pools"] for each in pool["backends"]]
+    assert desk.get("/admin/v1/backends").json()["data"] == every
+    assert [each["id"] for each in every] == ["m/b1", "m/b2", "m/b3", "org/n:x/b1"]
+    for each in every:
+        assert desk.get(f"/admin/v1/backends/{each['id']}").json() == each
+    for each in overview["pools"]:
+        assert desk.get(f"/admin/v1/pools/{each['name']}").json() == each
+
+
+def test_names_may_be_percent_encoded(desk):
+    assert desk.get("/admin/v1/pools/org%2Fn%3Ax").json()["name"] == "org/n:x"
+    assert desk.get("/admin/v1/backends/org%2Fn%3Ax%2Fb1").json()["id"] == "org/n:x/b1"
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("pools/nobody", "pool_not_found"),
+        ("backends/m/b9", "backend_not_found"),
+        ("backends/nobody", "backend_not_found"),
+        ("backends/m/b9/logs", "backend_not_found"),
+    ],
+)
+def test_what_is_not_there_is_named(desk, path, code):
+    reply = desk.get(f"/admin/v1/{path}")
+    assert (reply.status_code, reply.json()["code"]) == (404, code)
+    assert "Known" in reply.json()["detail"]
+
+
+def test_a_path_tells_how_it_may_be_asked(desk):
+    reply = desk.get("/admin/v1/backends/m/b1:drain")
+    assert (reply.status_code, reply.headers["allow"]) == (405, "POST")
+
+
+def test_one_gateway_alone_shares_with_nobody(desk):
+    assert desk.get("/admin/v1/replicas").json()["data"] == []
+
+
+@pytest.mark.parametrize("verb", ["drain", "undrain"])
+def test_a_dry_run_may_be_asked_for_in_the_query(desk, verb):
+    told = desk.client.post(f"/admin/v1/backends/m/b1:{verb}?dry_run=true", json={}).json()
+    assert (told["dry_run"], told["changed"]) == (True, False)
+    assert desk.get("/admin/v1/events").json()["data"] == []
+
+
+def test_a_dry_run_of_an_adapter_keeps_nothing(desk):
+    order = {"adapter": "sql", "path": "/models/sql", "dry_run": True}
+    told = desk.client.post("/admin/v1/backends/m/b1/adapters:load", json=order).json()
+    assert told["sentence"] == "m/b1 loads sql, until another order comes."
+    assert desk.get("/admin/v1/adapters").json()["data"] == []
+    assert desk.get("/admin/v1/events").json()["data"] == []
+
+
+def test_a_dry_run_of_a_hold_holds_nothing(desk):
+    for verb in ("hold", "lift"):
+        reply = desk.client.post(f"/admin/v1/restarts:{verb}", json={"dry_run": True})
+        assert reply.status_code == 200
+    assert desk.get("/admin/v1/overview").json()["holds"] == []
+    assert desk.get("/admin/v1/events").json()["data"] == []
+
+
+def test_what_a_change_does_not_know_is_refused(desk):
+    for path in ("restarts:hold?dryrun=true", "upgrade?dry_run=true"):
+        reply = desk.client.post(f"/admin/v1/{path}", json={})
+        assert (reply.status_code, reply.json()["code"]) == (400, "bad_parameter")
+    reply = desk.client.post("/admin/v1/restarts:hold", json={"for_s": "1", "x": 1})
+    assert {each["pointer"] for each in reply.json()["errors"]} == {"/for_s", "/x"}

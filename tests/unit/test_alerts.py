@@ -1,0 +1,172 @@
+"""Alerts and the dashboard ask for metrics and labels that exist, and each alert has a runbook."""
+
+import itertools
+import json
+import re
+from typing import get_args
+
+import pytest
+
+from gateway.core.types import Outcome, Phase
+from gateway.ingress.connections import Shed
+from gateway.observe import grafana
+from gateway.observe.instruments import INSTRUMENTS
+from gateway.observe.rules import ALERTS, alerts_yaml, anchor, runbooks, series, series_of
+from gateway.ops.problems import ProblemKind
+from gateway.ops.states import BackendState
+
+LABELS = {each.name: set(each.labels) for each in INSTRUMENTS}
+SCRAPED = {"instance", "job", "le"}  # what Prometheus adds, and the bound of a bucket
+# The values of labels that expressions name.
+VALUES = {
+    "phase": {each.value for each in Phase},
+    "outcome": {each.value for each in Outcome},
+    "verdict": {"worse"},
+    "shadow": {"true", "false"},
+    "state": set(get_args(BackendState)),
+    "kind": {"completion", *get_args(ProblemKind)},
+    "reason": {each.value for each in Shed},
+    "job": {"vllm-gateway"},
+    "pool": {"_unknown"},
+}
+ASKED = [(each.name, each.expr) for each in ALERTS] + [
+    (panel.title, query.expr)
+    for panels in grafana.ROWS.values()
+    for panel in panels
+    for query in panel.queries
+]
+selector = re.compile(r"((?:gateway|process)_\w+)(?:\{(.*?)\})?")
+matcher = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
+
+
+def base(name):
+    """The instrument of a series: a histogram has three kinds of them."""
+    whole = re.sub(r"_(bucket|sum|count)$", "", name)
+    return whole if whole in LABELS else name
+
+
+@pytest.mark.parametrize(("name", "expr"), ASKED, ids=[each[0] for each in ASKED])
+def test_what_is_asked_for_exists(name, expr):
+    assert series_of(expr)
+    assert series_of(expr) <= series()
+    for metric, matchers in selector.findall(expr):
+        known = LABELS.get(base(metric), set()) | SCRAPED
+        for label, how, value in matcher.findall(matchers):
+            assert label in known, f"{metric} has no label {label}"
+            if "$" not in value:
+                told = value.split("|") if how.endswith("~") else [value]
+                assert set(told) <= VALUES[label], f"{label} is never one of {told}"
+
+
+@pytest.mark.parametrize(("name", "expr"), ASKED, ids=[each[0] for each in ASKED])
+def test_what_is_grouped_by_is_a_label_of_what_is_summed(name, expr):
+    known = set().union(*(LABELS.get(base(each), set()) for each in series_of(expr))) | SCRAPED
+    for labels in re.findall(r"\b(?:by|on) \(([^)]*)\)", expr):
+        assert {each.strip() for each in labels.split(",")} <= known
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_a_summary_names_labels_that_its_alert_has(alert):
+    grouped = re.search(r"\b(?:sum|count) by \(([^)]*)\)", alert.expr)
+    has = (
+        {each.strip() for each in grouped[1].split(",")}
+        if grouped
+        else set().union(*(LABELS.get(base(each), set()) for each in series_of(alert.expr)))
+        | SCRAPED
+    )
+    assert set(re.findall(r"\$labels\.(\w+)", alert.summary)) <= has
+
+
+# The ten incidents that are rehearsed: what the gateway judges of each, and the alert that names it.
+INCIDENTS = {
+    "frozen": "BackendFrozen",
+    "crash-looping": "BackendCrashLoops",
+    "adapter_missing": "AdapterMissing",
+    "store_lost": "SharedStoreLost",
+    "reload_failed": "ReloadFailed",
+    "slow": "BackendSlow",
+    "key_over_limit": "KeyOverLimit",
+    "client_slow": "ClientTooSlow",
+    "disk_low": "DiskLow",
+}
+
+
+@pytest.mark.parametrize(("judged", "name"), INCIDENTS.items())
+def test_what_the_gateway_judges_of_an_incident_has_an_alert_that_fires_at_once(judged, name):
+    (alert,) = [each for each in ALERTS if each.name == name]
+    assert judged in VALUES["state"] | VALUES["kind"]
+    assert re.search(rf'"(?:.*\|)?{judged}(?:\|.*)?"', alert.expr)
+    assert alert.lasts == "0s"
+
+
+def test_names_of_alerts_are_told_once():
+    names = [each.name for each in ALERTS]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_each_alert_has_a_runbook_that_says_what_it_means_where_to_look_and_what_to_do(alert):
+    sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", runbooks(), re.M | re.S))
+    parts = dict(re.findall(r"^- \*\*(.*?)\.\*\* (.+)$", sections[alert.name], re.M))
+    assert parts == {
+        "What it means": alert.means,
+        "See the cause": alert.look,
+        "What to do": alert.act,
+    }
+    assert all(len(text.split()) >= 2 for text in parts.values())
+    assert f"runbook: RUNBOOKS.md#{anchor(alert)}" in alerts_yaml()
+
+
+def test_a_metric_that_does_not_exist_would_be_seen():
+    assert series_of('rate(gateway_gone_total{pool="up"}[5m]) > process_max_fds') == {
+        "gateway_gone_total",
+        "process_max_fds",
+    }
+    assert "gateway_gone_total" not in series()
+
+
+class TestDashboard:
+    made = grafana.dashboard()
+
+    def test_it_has_what_grafana_needs(self):
+        assert self.made["schemaVersion"] >= 36
+        assert {"uid", "title", "time", "templating", "panels", "refresh"} <= set(self.made)
+        assert json.loads(json.dumps(self.made)) == self.made
+
+    def test_panels_have_numbers_of_their_own_and_do_not_overlap(self):
+        panels = self.made["panels"]
+        assert len({each["id"] for each in panels}) == len(panels)
+        taken = set()
+        for each in panels:
+            place = each["gridPos"]
+            assert place["x"] + place["w"] <= 24
+            cells = set(
+                itertools.product(
+                    range(place["x"], place["x"] + place["w"]),
+                    range(place["y"], place["y"] + place["h"]),
+                )
+            )
+            assert taken.isdisjoint(cells), each["title"]
+            taken |= cells
+
+    def test_each_panel_asks_something_of_the_chosen_source(self):
+        (source, *_) = self.made["templating"]["list"]
+        for each in self.made["panels"]:
+            if each["type"] == "row":
+                continue
+            assert each["datasource"]["uid"] == f"${{{source['name']}}}"
+            letters = [target["refId"] for target in each["targets"]]
+            assert letters
+            assert len(set(letters)) == len(letters)
+
+    def test_expressions_and_legends_use_variables_and_labels_that_exist(self):
+        variables = {each["name"] for each in self.made["templating"]["list"]}
+        for each in self.made["panels"]:
+            for target in each.get("targets", ()):
+                used = set(re.findall(r"\$(\w+)", target["expr"])) - {"__rate_interval"}
+                assert used <= variables
+                known = set().union(
+                    *(LABELS.get(base(name), set()) for name in series_of(target["expr"]))
+                )
+                legend = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+                assert legend <= known | SCRAPED

@@ -1,0 +1,64 @@
+"""The bundle for a bug report holds what it says, and never a secret."""
+
+import json
+import tarfile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from gateway.cli.bundle import masked
+from gateway.cli.main import app
+
+SECRET = 'pa"ss\\wörd-1234567'
+
+
+def members(file):
+    with tarfile.open(file) as tar:
+        return {each.name.rpartition("/")[2]: tar.extractfile(each).read().decode() for each in tar}
+
+
+@pytest.fixture
+def packed(tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_KEY", SECRET)
+    (tmp_path / "gateway.yaml").write_text(
+        "version: 1\nlisten: 127.0.0.1:8080\nkeys: none\n"
+        "admin: {listen: 127.0.0.1:1, token: 'admin-token-of-many-letters'}\n"
+        "redis: redis://user:redis-pass-word@127.0.0.1:1/0\n"
+        "pools: {m: {backends: [{url: 'http://127.0.0.1:8001', api_key: '${MY_KEY}'}]}}\n"
+    )
+    log = tmp_path / "log"
+    log.write_text(f"sent {SECRET}\n{json.dumps(SECRET)}\nadmin-token-of-many-letters\nplain\n")
+    out = tmp_path / "out.tar.gz"
+    words = ["bundle", "-c", str(tmp_path / "gateway.yaml"), "--out", str(out), "--log", str(log)]
+    ran = CliRunner().invoke(app, [*words, "--server", "http://127.0.0.1:1"])
+    assert ran.exit_code == 0, ran.output
+    return members(out)
+
+
+def test_it_holds_what_a_report_needs_of_a_gateway_that_is_down(packed):
+    assert set(packed) == {
+        "findings.txt", "settings.json", "versions.txt", "status.json", "events.json", "requests.json", "metrics.txt",
+        "log.txt",
+    }  # fmt: skip
+    assert packed["status.json"].startswith("not available")
+    assert "pydantic" in packed["versions.txt"]
+    assert json.loads(packed["settings.json"])["listen"] == "127.0.0.1:8080"
+    assert "plain" in packed["log.txt"]
+
+
+def test_no_secret_of_the_settings_is_in_it(packed):
+    everything = "\n".join(packed.values())
+    for secret in (SECRET, json.dumps(SECRET)[1:-1], "admin-token-of-many-letters", "redis-pass-word"):  # fmt: skip
+        assert secret not in everything
+
+
+@given(
+    secrets=st.sets(st.text(min_size=8, max_size=30).filter(lambda text: "*" not in text), min_size=1, max_size=4),
+    around=st.lists(st.text(max_size=20), min_size=2, max_size=5),
+)  # fmt: skip
+def test_whatever_a_secret_looks_like_it_is_not_left(secrets, around):
+    text = "".join(part + secret + json.dumps(secret) for part in around for secret in secrets)
+    left = masked(text, secrets)
+    assert all(secret not in left for secret in secrets)

@@ -1,0 +1,116 @@
+"""How limits, tenants and prices are written."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway.config.keylimits import limits_told, read_limits
+from gateway.config.load import check_text
+from gateway.core.asked import Caller
+from gateway.core.limits import KeyLimits, OnOutage, Rule, limits_over
+from gateway.limiting.plans import compiled
+from gateway.limiting.prices import Prices
+
+WRITTEN = {
+    "requests_per_minute": 60,
+    "output_tokens_per_minute": {"limit": "20k", "on_outage": "open"},
+    "tokens_per_day": "2M",
+    "budget_per_month": 49.5,
+    "models": {"qwen3-*": {"concurrent_requests": 4, "shadow": True}},
+    "on_outage": "closed",
+}
+
+
+def test_limits_are_read_and_told_alike():
+    limits = read_limits(WRITTEN)
+    assert limits == KeyLimits(
+        requests_per_minute=60,
+        output_tokens_per_minute=20 * 1024,
+        tokens_per_day=2 * 1024 * 1024,
+        budget_per_month=49.5,
+        on_outage=OnOutage.CLOSED,
+        apart=((Rule.OUTPUT, OnOutage.OPEN, False),),
+        models=(("qwen3-*", KeyLimits(concurrent_requests=4, shadow=True)),),
+    )
+    assert read_limits(limits_told(limits)) == limits
+
+
+def test_a_rule_of_its_own_differs_from_its_mapping():
+    plan = compiled(Caller("k", "ci", "t", limits=read_limits(WRITTEN)), None, "qwen3-8b")
+    told = {
+        each.limit.rule: (each.limit.on_outage.value, each.limit.shadow, each.limit.models)
+        for each in plan.rules
+    }
+    assert told == {
+        Rule.REQUESTS: ("closed", False, ""),
+        Rule.OUTPUT: ("open", False, ""),
+        Rule.TOKENS_DAY: ("closed", False, ""),
+        Rule.BUDGET_MONTH: ("closed", False, ""),
+        Rule.CONCURRENT: ("open", True, "qwen3-*"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ({}, "expected a mapping"),
+        ({"rpm": 1}, "unknown limit 'rpm'"),
+        ({"requests_per_minute": 0}, "requests_per_minute: must be at least 1"),
+        ({"budget_per_day": "much"}, "budget_per_day: must be an amount of money above 0"),
+        ({"budget_per_day": 0}, "above 0"),
+        ({"requests_per_minute": {"most": 3}}, "requests_per_minute: unknown setting 'most'"),
+        ({"requests_per_minute": {"shadow": True}}, "requests_per_minute"),
+        ({"requests_per_minute": 1, "on_outage": "shut"}, "local, open or closed"),
+        ({"requests_per_minute": 1, "shadow": "perhaps"}, "true or false"),
+        ({"models": {"a": {"models": {}}}}, "unknown limit 'models'"),
+        ({"models": ["a"]}, "mapping of globs"),
+    ],
+)
+def test_what_is_no_limit_is_told(value, why):
+    with pytest.raises(ValueError, match=why):
+        read_limits(value)
+
+
+FILE = """
+keys: none
+pools: {m: {backends: ["http://127.0.0.1:1"]}}
+tenants:
+  acme: {limits: {requests_per_minute: 5, budget_per_day: 2}}
+prices:
+  currency: EUR
+  models:
+    big-2: {input: 4, output: 8}
+    "big-*": {input: 1, cached_input: 0.1, output: 2}
+"""
+
+
+def test_tenants_and_prices_are_read_from_the_settings():
+    config = check_text(FILE, folder=Path()).partial.config
+    assert config.tenants["acme"].limits == KeyLimits(5, budget_per_day=2.0)
+    prices = Prices(config.prices)
+    assert prices.of("big-1", "p").of(1_000_000, 500_000, 200_000) == pytest.approx(
+        0.8 + 0.02 + 1.0
+    )
+    assert prices.of("x", "big-2").of(1_000_000, 0, 500_000) == 4.0
+    assert prices.of("x", "y") is None
+
+
+def test_a_keys_limits_go_before_its_tiers_rule_by_rule():
+    tier = read_limits(
+        {
+            "requests_per_minute": {"limit": 60, "shadow": True},
+            "tokens_per_day": {"limit": 500, "on_outage": "open"},
+            "concurrent_requests": 8,
+            "models": {"a": {"requests_per_minute": 5, "tokens_per_day": 9}},
+        }
+    )
+    own = read_limits({"requests_per_minute": 90, "models": {"a": {"requests_per_minute": 6}}})
+    assert limits_told(limits_over(own, tier)) == {
+        "requests_per_minute": 90,
+        "tokens_per_day": {"limit": 500, "on_outage": "open", "shadow": False},
+        "concurrent_requests": 8,
+        "models": {"a": {"requests_per_minute": 6, "tokens_per_day": 9}},
+    }
+    assert limits_over(None, tier) is tier
+    closed = limits_over(read_limits({"on_outage": "closed"}), tier)
+    assert {each[1] for each in closed.apart} == {OnOutage.CLOSED}

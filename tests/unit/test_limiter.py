@@ -1,0 +1,246 @@
+"""Limits in one process, and what replicas do when Redis is away."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from gateway.core.asked import Caller
+from gateway.core.limits import KeyLimits, OnOutage, Period, Rule, Scope
+from gateway.limiting.levels import Levels, Moment
+from gateway.limiting.limiter import Closed
+from gateway.limiting.plans import Plans
+from gateway.limiting.rules import header_lines, month_of, over, refusal, resets_in_s, told
+from gateway.store.shared import StoreUnavailable
+from tests.limitercases import ALL, DAY_S, LimiterCases, LimiterDesk, amounts, fits, plan_of
+
+
+@pytest.fixture
+def desk():
+    desk = LimiterDesk()
+    yield desk
+    desk.close()
+
+
+class TestMemory(LimiterCases):
+    pass
+
+
+class Away:
+    """A Redis that does not answer."""
+
+    def __init__(self, trouble):
+        self.trouble, self.asked, self.posted = trouble, 0, []
+
+    async def ask(self, *args, **more):
+        self.asked += 1
+        raise StoreUnavailable
+
+    def post(self, *args):
+        self.posted.append(args)
+
+
+@pytest.mark.parametrize("trouble", ["", "it is away"])
+def test_a_replica_without_redis_gives_out_its_share_and_says_so(trouble):
+    away = Away(trouble)
+    desk = LimiterDesk(lambda clock: away)
+    desk.replicas = 3
+    limits = KeyLimits(requests_per_minute=30, concurrent_requests=100)
+    found = [desk.take(limits) for _ in range(11)]
+    assert [fits(each) for each in found] == [True] * 10 + [False]
+    assert (found[-1].why.most, found[-1].share_of) == (10, 3)
+    assert away.asked == (0 if trouble else 1)  # none waits for one that is known to be away
+    desk.clock.at += 1.5
+    for _ in range(5):
+        desk.take(limits, key="c")
+    assert away.asked == (0 if trouble else 2)  # of one that is slow, one a second finds out
+    desk.clock.at -= 1.5
+    assert "its part of 3 replicas" in told(found[-1].why, share_of=found[-1].share_of)
+    few = KeyLimits(requests_per_minute=1)
+    assert fits(desk.take(few, key="b"))  # nobody is shut out
+    desk.close()
+
+
+def test_each_rule_says_what_it_does_while_replicas_cannot_agree():
+    away = Away("it is away")
+    desk = LimiterDesk(lambda clock: away)
+    desk.replicas = 2
+    is_open = KeyLimits(requests_per_minute=4, on_outage=OnOutage.OPEN)
+    assert [fits(desk.take(is_open)) for _ in range(6)] == [True] * 6
+    closed = KeyLimits(4, 600, apart=((Rule.INPUT, OnOutage.CLOSED, False),))
+    found = desk.take(closed, key="b")
+    assert isinstance(found, Closed)
+    assert found.limit.rule is Rule.INPUT
+    shadow = KeyLimits(4, on_outage=OnOutage.CLOSED, shadow=True)
+    assert all(fits(desk.take(shadow, key="c")) for _ in range(9))
+    away.trouble = ""
+    assert isinstance(desk.take(closed, key="b"), Closed)  # slow, and so not known
+    assert away.asked == 1
+    desk.close()
+
+
+def test_closed_lets_through_what_fits_while_redis_answers_and_always_in_a_gateway_alone(desk):
+    limits = KeyLimits(requests_per_minute=2, on_outage=OnOutage.CLOSED)
+    assert [fits(desk.take(limits)) for _ in range(3)] == [True, True, False]
+
+
+def test_the_share_goes_on_from_what_was_used_when_redis_last_answered():
+    class Link(Away):
+        async def ask(self, *args, **more):
+            if self.trouble:
+                raise StoreUnavailable
+            return "1 20000 24.0"
+
+    link = Link("")
+    desk = LimiterDesk(lambda clock: link)
+    desk.replicas = 3
+    limits = KeyLimits(requests_per_minute=30)
+    assert fits(desk.take(limits))
+    link.trouble = "it is away"
+    assert [fits(desk.take(limits)) for _ in range(3)] == [True, True, False]
+    desk.close()
+
+
+def test_redis_is_told_what_a_day_and_a_month_lost_to_an_outage():
+    link = Away("it is away")
+    desk = LimiterDesk(lambda clock: link)
+    limits = KeyLimits(requests_per_minute=100, tokens_per_day=10_000)
+    for _ in range(3):
+        desk.settle(desk.take(limits, 10, 100), 10, 20)
+    desk.run(desk.store._turn())
+    assert link.posted == []
+    link.trouble = ""
+    desk.run(desk.store._turn())
+    ((_, stores, (words,)),) = link.posted
+    assert stores == ("gw1:{t:t}:key:k",)
+    assert words.split()[2:] == [
+        "3",
+        "30.000000",
+        "60.000000",
+        "90.000000",
+        "0.000000000",
+        "1",
+        "3d",
+        "10000.000000",
+        "1",
+    ]
+    desk.run(desk.store._turn())
+    assert len(link.posted) == 1
+    desk.close()
+
+
+def test_what_runs_is_told_anew_before_redis_is_asked_again():
+    class Link(Away):
+        async def ask(self, *args, **more):
+            if self.trouble:
+                raise StoreUnavailable
+            return "1 20000 2.0"
+
+    link = Link("it is away")
+    desk = LimiterDesk(lambda clock: link)
+    limits = KeyLimits(concurrent_requests=2)
+    taken = desk.take(limits)
+    link.trouble = ""
+    assert fits(desk.take(limits))
+    ((_, stores, (_, lease)),) = link.posted
+    assert (stores, lease) == (("gw1:{t:t}:key:k:runs",), taken.lease)
+    desk.close()
+
+
+def why_of(rule, most, used, requested, wall=0.0, scope=Scope.KEY, **more):
+    limits = replace(KeyLimits(**{rule.value: most}), **more)
+    if scope is Scope.TENANT:
+        plan = plan_of(None, "ci", "acme", limits)
+    else:
+        plan = plan_of(limits, "ci")
+    costs = amounts()._replace(**{_field(plan): requested})
+    return refusal(plan, costs, (used,), over(plan, costs, (used,)), wall)
+
+
+def _field(plan):
+    return amounts()._fields[plan.rules[0].amount]
+
+
+@pytest.mark.parametrize(
+    ("why", "text"),
+    [
+        (
+            why_of(Rule.OUTPUT, 2000, 1900.4, 500),
+            "The API key `ci` has reached its limit output_tokens_per_minute: 2,000; 1,900 used, 500"
+            " requested. It fits in 12s.",
+        ),
+        (
+            why_of(Rule.INPUT, 2000, 0, 5000),
+            "The API key `ci` has reached its limit input_tokens_per_minute: 2,000; 0 used, 5,000"
+            " requested. It can never fit: send a smaller request, or ask the operator for a higher limit.",
+        ),
+        (
+            why_of(Rule.CONCURRENT, 4, 4, 1),
+            "The API key `ci` has reached its limit concurrent_requests: 4; 4 running, 1 requested."
+            " Retry when one of them has ended.",
+        ),
+        (
+            why_of(Rule.TOKENS_DAY, 2000, 1900, 500, 20_000.0 * DAY_S + 39_600, Scope.TENANT),
+            "The tenant `acme` has reached its limit tokens_per_day: 2,000; 1,900 used, 500"
+            " requested. It fits in 13h0m0s.",
+        ),
+        (
+            why_of(Rule.BUDGET_DAY, 20, 19.994, 0.012, 20_000.0 * DAY_S + 86_340),
+            "The API key `ci` has reached its limit budget_per_day: 20.00 EUR; 19.99 EUR used, 0.012 EUR"
+            " requested. It fits in 1m0s.",
+        ),
+    ],
+)
+def test_a_refusal_names_rule_limit_used_requested_and_when_it_fits(why, text):
+    assert told(why, currency="EUR") == text
+
+
+def test_headers_have_the_form_that_openai_gives_them():
+    plan = plan_of(KeyLimits(60, None, 600))
+    lines = header_lines(plan, (30.0, 900.0), 0.0).decode()
+    assert lines == (
+        "x-ratelimit-limit-requests: 60\r\nx-ratelimit-remaining-requests: 30\r\n"
+        "x-ratelimit-reset-requests: 30s\r\nx-ratelimit-limit-tokens: 600\r\n"
+        "x-ratelimit-remaining-tokens: 0\r\nx-ratelimit-reset-tokens: 1m30s\r\n"
+        "x-ratelimit-limit-output-tokens: 600\r\n"
+        "x-ratelimit-remaining-output-tokens: 0\r\nx-ratelimit-reset-output-tokens: 1m30s\r\n"
+    )
+    plan = plan_of(KeyLimits(60))
+    assert re.search(r"reset-requests: 500ms", header_lines(plan, (0.5,), 0.0).decode())
+
+
+def test_headers_tell_of_the_tightest_of_several_limits_and_of_none_in_shadow():
+    tenant = KeyLimits(10, tokens_per_day=500, input_tokens_per_minute=1, shadow=False)
+    plan = plan_of(KeyLimits(60, 600, shadow=True), of_tenant=tenant)
+    lines = header_lines(plan, (1, 1, 8, 1, 400), 20_000.0 * DAY_S + 3600).decode()
+    assert "limit-requests: 10\r\nx-ratelimit-remaining-requests: 2\r\n" in lines
+    assert "x-ratelimit-limit-tokens: 1\r\nx-ratelimit-remaining-tokens: 0\r\n" in lines
+    assert "60" not in lines.replace("60s", "")
+
+
+@pytest.mark.parametrize(
+    ("day", "month"),
+    [(0, 1970 * 12), (19_782, 2024 * 12 + 1), (20_088, 2024 * 12 + 11), (20_089, 2025 * 12)],
+)
+def test_months_are_those_of_the_calendar(day, month):
+    assert month_of(day) == month
+
+
+def test_a_month_ends_with_its_last_day():
+    assert resets_in_s(Period.MONTH, 20_088.0 * DAY_S + 1) == DAY_S - 1
+    assert resets_in_s(Period.MONTH, 20_089.0 * DAY_S) == 31 * DAY_S
+
+
+def test_a_clock_that_goes_back_empties_nothing():
+    levels, plan = Levels(), plan_of(ALL)
+    levels.put(plan, (5.0, 5.0, 5.0, 0), Moment.of(1000.0, 1000.0))
+    assert levels.used(plan, Moment.of(900.0, 900.0)) == (5.0, 5.0, 5.0, 0)
+
+
+def test_every_plan_of_a_key_is_made_once_and_anew_when_the_key_changes():
+    plans = Plans({})
+    caller = Caller("a", "a", "a", limits=ALL)
+    assert plans.of(caller, "m", "m") is plans.of(caller, "m", "m")
+    changed = replace(caller, limits=KeyLimits(7))
+    assert plans.of(changed, "m", "m").rules[0].most == 7
+    assert plans.of(replace(caller, limits=None), "m", "m") is None

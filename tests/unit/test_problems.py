@@ -1,0 +1,317 @@
+"""What is wrong now: each problem is found, with its numbers, its cause and the next step, and ends when it ends."""
+
+import types
+
+import pytest
+
+from gateway.core.exclusion import Exclusion
+from gateway.core.types import Endpoint, LoadSample, Outcome, RequestRecord, Scraped, ShedReason
+from gateway.ops.gatewayproblems import Own
+from gateway.ops.problems import Known, Problem
+from gateway.ops.reloads import Reload
+from tests.unit.test_overview import BASE, ONE, TWO, Fleet
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def fleet():
+    fleet = Fleet(m={"backends": [ONE, TWO]})
+    fleet.ready("m/b1", "m/b2")
+    for each in ("m/b1", "m/b2"):
+        fleet.loaded(each)
+    return fleet
+
+
+def ends(fleet, count, outcome=Outcome.OK, status=200, *, model="m", **more):
+    """So many requests of pool m end."""
+    for number in range(count):
+        record = RequestRecord(f"r{number}", Endpoint.CHAT, fleet.clock.at)
+        record.pool, record.model, record.outcome, record.status = "m", model, outcome, status
+        record.ended_at = fleet.clock.at
+        for name, value in more.items():
+            setattr(record, name, value)
+        fleet.metrics.settle(record)
+
+
+def passes(fleet, seconds):
+    """Time passes, with buckets and scrapes as they come."""
+    for _ in range(int(seconds)):
+        fleet.clock.at += 1.0
+        for each in fleet.table:
+            fleet.table.observe(each.id, Scraped(LoadSample(fleet.clock.at, 3, 1, 0.25)))
+        if fleet.clock.at % 10 == 0:
+            fleet.series.end_bucket()
+
+
+def found(fleet, kind):
+    """The one problem of a kind."""
+    (problem,) = [each for each in fleet.overview()["problems"] if each["kind"] == kind]
+    return problem
+
+
+# --- pools and models -----------------------------------------------------------------------------
+
+
+def test_a_pool_that_fails_most_requests_is_down_though_its_backends_are_ready(fleet):
+    ends(fleet, 3)
+    ends(fleet, 9, Outcome.BACKEND_ERROR, 502)
+    told = fleet.overview()
+    assert (told["state"], told["verdict"]["state"], told["pools"][0]["state"]) == ("down",) * 3
+    problem = found(fleet, "requests_fail")
+    assert (problem["severity"], problem["subject"]) == ("down", "pool m")
+    assert "9 of 12 requests of the last" in problem["sentence"]
+    assert problem["cause"] == "9 backend error (502)."
+
+
+def test_the_last_seconds_count_so_an_outage_shows_at_once_and_so_does_its_end(fleet):
+    ends(fleet, 400)
+    passes(fleet, 20)
+    assert fleet.problems() == []
+    ends(fleet, 8, Outcome.BACKEND_TIMEOUT, 504)
+    assert ("requests_fail", "pool m") in fleet.problems()
+    passes(fleet, 20)
+    ends(fleet, 10)
+    assert ("requests_fail", "pool m") not in fleet.problems()
+
+
+@pytest.mark.parametrize(("ok", "failed"), [(0, 4), (6, 6), (0, 0)])
+def test_a_few_failures_and_half_of_the_requests_are_no_outage(fleet, ok, failed):
+    ends(fleet, ok)
+    ends(fleet, failed, Outcome.BACKEND_ERROR, 502)
+    assert fleet.overview()["pools"][0]["state"] == "ready"
+
+
+def test_what_callers_did_wrong_is_no_failure(fleet):
+    ends(fleet, 20, Outcome.REJECTED, 400)
+    ends(fleet, 20, Outcome.UPSTREAM_REJECTED, 422)
+    ends(fleet, 20, Outcome.CLIENT_GONE, 499)
+    assert fleet.problems() == []
+
+
+def test_a_model_that_fails_is_named_where_its_pool_serves(fleet):
+    ends(fleet, 100)
+    ends(fleet, 9, Outcome.BACKEND_ERROR, 500, model="sql")
+    problem = found(fleet, "model_fails")
+    assert (problem["severity"], problem["subject"]) == ("down", "model sql")
+    assert "all 9 requests" in problem["sentence"]
+
+
+def test_a_model_that_nobody_serves_is_named_where_its_pool_serves(fleet):
+    ends(fleet, 100)
+    ends(fleet, 9, Outcome.SHED, 503, model="sql", shed_reason=ShedReason.NO_BACKEND)
+    problem = found(fleet, "model_fails")
+    assert "Model sql of pool m fails most requests: all 9 requests" in problem["sentence"]
+    assert problem["cause"] == "9 shed (503). Backends that have it: none."
+
+
+def test_a_saturated_pool_is_no_failing_model(fleet):
+    for each in ("m/b1", "m/b2"):
+        fleet.loaded(each, kv=0.99)
+    ends(fleet, 9, Outcome.SHED, 503, shed_reason=ShedReason.QUEUE_FULL)
+    assert fleet.problems() == [("saturated", "pool m")]
+
+
+def test_some_failures_and_refusals_are_told_with_their_numbers(fleet):
+    ends(fleet, 90)
+    ends(fleet, 10, Outcome.STREAM_BROKEN, 200)
+    ends(fleet, 7, Outcome.SHED, 503, shed_reason=ShedReason.QUEUE_FULL)
+    assert fleet.problems() == [("shed", "pool m"), ("errors", "pool m")]
+    assert "10 of 100 requests to pool m failed" in found(fleet, "errors")["sentence"]
+    assert "7 requests to pool m were refused" in found(fleet, "shed")["sentence"]
+    assert found(fleet, "shed")["cause"] == "By reason, in 5 min: 7 queue full."
+
+
+def test_the_last_five_minutes_are_told_of_pools_and_models(fleet):
+    passes(fleet, 60)
+    ends(fleet, 3)
+    ends(fleet, 1, Outcome.BACKEND_ERROR, 502, model="sql")
+    pool = fleet.pool()
+    assert (pool["last_5_min"]["requests"], pool["last_5_min"]["errors"]) == (4, 1)
+    assert pool["last_5_min"]["errors_by"] == {"backend_error 502": 1}
+    assert pool["last_5_min"]["requests_per_s"] == pytest.approx(4 / 60, abs=0.01)
+    assert [(each["name"], each["last_5_min"]["requests"]) for each in pool["models"]] == [
+        ("m", 3),
+        ("sql", 1),
+    ]
+
+
+# --- backends and adapters ------------------------------------------------------------------------
+
+
+def test_a_slow_peer_is_told_once_that_has_lasted(fleet):
+    fleet.table.get("m/b2").slowness = 3.2
+    assert fleet.problems() == []
+    fleet.clock.at += 6.0
+    for each in ("m/b1", "m/b2"):
+        fleet.loaded(each)
+    fleet.table.get("m/b2").slowness = 3.2
+    assert fleet.problems() == [("slow", "backend m/b2")]
+    assert "3.2 times slower" in found(fleet, "slow")["sentence"]
+    fleet.table.get("m/b2").slowness = 1.0
+    assert fleet.problems() == []
+
+
+def test_a_backend_that_has_far_more_of_our_requests_than_its_engine_runs_is_told(fleet):
+    for _ in range(20):
+        fleet.table.take("m/b1", fleet.clock.at)
+    assert fleet.problems() == []
+    passes(fleet, 8)
+    assert fleet.problems() == [("lost_requests", "backend m/b1")]
+    told = found(fleet, "lost_requests")["sentence"]
+    assert "20 requests of this gateway, and its engine runs and queues only 4" in told
+
+
+def test_metrics_that_are_out_of_date_are_told_after_a_while(fleet):
+    fleet.clock.at += 5.0
+    assert fleet.problems() == []
+    fleet.clock.at += 16.0
+    assert fleet.problems() == [
+        ("metrics_stale", "backend m/b1"),
+        ("metrics_stale", "backend m/b2"),
+    ]
+    assert fleet.overview()["verdict"]["state"] == "ok"  # nobody waits there
+
+
+def test_an_adapter_that_no_backend_could_load_is_down_and_on_one_of_two_degraded(fleet):
+    one, two = fleet.table.get("m/b1"), fleet.table.get("m/b2")
+    fleet.failed = {"m/b1": {"sql": "no adapter found for /loras/sql"}}
+    one.lacking = {"sql": Exclusion.ADAPTER_FAILED}
+    two.models = {**two.models, "sql": types.SimpleNamespace(name="sql", parent=BASE.name)}
+    assert fleet.problems() == [("adapter_failed", "model sql on backend m/b1")]
+    assert found(fleet, "adapter_failed")["cause"] == "No adapter found for /loras/sql."
+    two.lacking = {"sql": Exclusion.ADAPTER_FAILED}
+    two.models.pop("sql")
+    assert fleet.problems() == [("adapter_missing", "model sql")]
+    problem = found(fleet, "adapter_missing")
+    assert problem["severity"] == "down"
+    assert "vllm-gateway adapters load m/b1 sql" in problem["next"]
+
+
+# --- the gateway itself ---------------------------------------------------------------------------
+
+
+def tried(*findings, effect=(), at=1_700_000_090.0):
+    return Reload(1, at, "anna", "", not findings, "abc", effect, findings)
+
+
+@pytest.mark.parametrize(
+    ("own", "kind", "severity", "words"),
+    [
+        (
+            Own(reloads=[tried("gw.yaml:3:1 error unknown key `pols`", "another")]),
+            *("reload_failed", "degraded"),
+            ["by anna, was refused", "unknown key `pols` (1 more)", "vllm-gateway reload"],
+        ),
+        (
+            Own(reloads=[tried()], file_changed_wall=1_700_000_095.0, settings_file="gw.yaml"),
+            *("reload_pending", "note"),
+            ["gw.yaml was changed, and the change is not in force", "--dry-run"],
+        ),
+        (
+            Own(reloads=[tried(effect=("needs a restart: listen 1 -> 2",))]),
+            *("reload_pending", "note"),
+            ["only with a new process", "listen 1 -> 2", "vllm-gateway upgrade"],
+        ),
+        (
+            Own(disk="/var", disk_free_bytes=9 * MIB, disk_least_bytes=128 * MIB),
+            *("disk_low", "degraded"),
+            ["The disk of /var is nearly full: 9 MiB are left", "128 MiB", "`state`"],
+        ),
+        (
+            Own(over_limit={"ci": 34}, why_over={"ci": "requests_per_minute: 60; 60 used"}),
+            *("key_over_limit", "note"),
+            ["Key ci is over its limit: 34 requests", "60 used", "keys effective ci"],
+        ),
+        (
+            Own(slow_clients={"ci": 12.0}, stalled={"ci": 1}),
+            *("client_slow", "note"),
+            ["has not read for 12 s", "timeouts.client_write"],
+        ),
+        (
+            Own(stalled={"ci": 2}),
+            *("client_slow", "note"),
+            ["2 streams of key ci cut in 5 min", "60 s"],
+        ),
+        (
+            Own(unknown_models=3, unknown_model="no model gpt-9"),
+            *("unknown_model", "note"),
+            ["3 requests in 5 min", "no model gpt-9", "`aliases`"],
+        ),
+        (Own(keys_known=False), "keys_unknown", "down", ["No request is let in", "`redis`"]),
+    ],
+)
+def test_what_is_wrong_with_the_gateway_itself_is_told(fleet, own, kind, severity, words):
+    fleet.own = own
+    problem = found(fleet, kind)
+    text = " ".join((problem["sentence"], problem["cause"], problem["next"]))
+    assert problem["severity"] == severity
+    assert [each for each in words if each not in text] == []
+    state = fleet.overview()["verdict"]["state"]
+    assert state == ("ok" if severity == "note" else severity)
+    assert problem["sentence"] in fleet.verdict()
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        Own(reloads=[tried()], file_changed_wall=1_700_000_089.0),
+        Own(disk_free_bytes=200 * MIB, disk_least_bytes=128 * MIB),
+        Own(disk_free_bytes=None, disk_least_bytes=128 * MIB),
+        Own(),
+    ],
+)
+def test_what_is_in_order_is_no_problem(fleet, own):
+    fleet.own = own
+    assert fleet.problems() == []
+
+
+def test_a_note_does_not_hide_that_all_is_well(fleet):
+    fleet.own = Own(over_limit={"ci": 1})
+    assert fleet.verdict().startswith(
+        "All is well: 1 pool, 2 backends, 0 requests in flight. Key ci"
+    )
+
+
+# --- since when, and in which order ---------------------------------------------------------------
+
+
+def problem(kind="slow", **more):
+    fixed = {"severity": "degraded", "subject": "backend m/b1", "what": "It is", "remedy": "Do."}
+    return Problem(kind=kind, **(fixed | more))
+
+
+def test_a_problem_is_dated_from_when_it_was_first_found_and_anew_when_it_comes_back():
+    known = Known()
+    assert [each.since for each in known.dated([problem()], 100.0)] == [100.0]
+    assert [each.since for each in known.dated([problem()], 130.0)] == [100.0]
+    assert known.dated([], 140.0) == []
+    assert [each.since for each in known.dated([problem()], 150.0)] == [150.0]
+    assert [each.since for each in known.dated([problem(since=90.0)], 160.0)] == [90.0]
+
+
+def test_what_passes_at_once_is_not_told():
+    known = Known()
+    assert known.dated([problem(after_s=8.0)], 100.0) == []
+    assert known.dated([problem(after_s=8.0)], 107.0) == []
+    assert len(known.dated([problem(after_s=8.0)], 108.0)) == 1
+
+
+def test_the_worst_comes_first():
+    order = [
+        problem("pool_down", severity="down", subject="pool b", weight=9.0),
+        problem("pool_down", severity="down", subject="pool a"),
+        problem("model_fails", severity="down"),
+        problem("suspended"),
+        problem("slow"),
+        problem("client_slow", severity="note"),
+    ]
+    assert [each.key for each in Known().dated(reversed(order), 1.0)] == [
+        each.key for each in order
+    ]
+
+
+def test_a_cause_from_a_log_is_cut():
+    fleet = Fleet(m={"backends": [ONE]})
+    fleet.own = Own(reloads=[tried("x" * 5000)])
+    assert len(found(fleet, "reload_failed")["cause"]) == 400

@@ -1,0 +1,187 @@
+"""Which requests were present at two deaths, and for how long they are refused."""
+
+import pytest
+
+from gateway.core.endings import Ending
+from gateway.core.types import Phase, ProbeFailed, ProbePassed
+from gateway.pools.facts import Tending
+from gateway.pools.quarantine import Quarantine, may_be_a_death
+from tests.unit.test_ejection import Pool
+
+POISON, OTHER = b'{"prompt": "poison"}', b'{"prompt": "others"}'
+
+
+class House:
+    """A pool, what is lost there, and what its probes find after that."""
+
+    def __init__(self, size=4):
+        self.pool = Pool(size)
+        self.quarantine = Quarantine(self.pool.table, self.pool.clock)
+        self.told = []
+        self.quarantine.on_quarantined.append(self.told.append)
+
+    def loses(self, name, *bodies):
+        for body in bodies:
+            self.quarantine.lost(self.pool[name], self.quarantine.fingerprint(body))
+
+    def probe(self, name, reason=None, asked_s=0.1):
+        clock = self.pool.clock
+        clock.at += asked_s
+        at, asked_at = clock.at, clock.at - asked_s / 2
+        seen = ProbePassed(at, asked_at) if reason is None else ProbeFailed(at, reason, asked_at)
+        self.pool.table.observe(f"m/{name}", seen)
+        self.quarantine.tick()
+
+    def dies(self, name, *bodies, reason="refused"):
+        self.loses(name, *bodies)
+        self.probe(name, reason)
+
+    def is_out(self, body=POISON):
+        return self.quarantine.found(self.quarantine.fingerprint(body)) is not None
+
+    def is_undecided(self, body=POISON):
+        return self.quarantine.undecided(self.quarantine.fingerprint(body))
+
+
+@pytest.mark.parametrize("reason", ["refused", "reset", "http_503"])
+def test_a_request_that_was_at_two_deaths_is_refused_for_ten_minutes(reason):
+    house = House()
+    house.dies("b1", POISON, OTHER, reason=reason)
+    assert not house.is_out()
+    house.pool.later(300)
+    house.dies("b2", POISON, reason=reason)
+    assert house.is_out()
+    assert not house.is_out(OTHER)
+    assert [[backend for _, backend in each.deaths] for each in house.told] == [["m/b1", "m/b2"]]
+    house.pool.later(599)
+    assert house.is_out()
+    house.pool.later(1)
+    house.quarantine.tick()
+    assert not house.is_out()
+    assert house.quarantine.watched == {}
+
+
+def test_one_backend_that_dies_twice_of_it_is_enough():
+    house = House(1)
+    house.dies("b1", POISON)
+    house.pool.later(60)
+    house.pool.passes("b1")
+    house.dies("b1", POISON)
+    assert house.is_out()
+
+
+def test_a_backend_that_lives_is_no_evidence():
+    house = House()
+    for name in ("b1", "b2", "b3", "b4"):
+        house.loses(name, POISON)
+        house.probe(name)
+    assert not house.is_out()
+    assert house.quarantine.watched == {}
+
+
+@pytest.mark.parametrize("reason", ["timeout", "http_500", "dns"])
+def test_what_a_probe_does_not_prove_is_no_death(reason):
+    house = House()
+    for name in ("b1", "b2"):
+        house.loses(name, POISON)
+        for _ in range(60):
+            house.probe(name, reason)
+    assert not house.is_out()
+    assert house.quarantine.watched == {}
+
+
+def test_a_probe_that_was_sent_before_the_loss_tells_nothing():
+    house = House()
+    clock = house.pool.clock
+    for name, seen in (
+        ("b1", ProbePassed),
+        ("b2", lambda *at: ProbeFailed(at[0], "refused", at[1])),
+    ):
+        asked_at = clock.at
+        clock.at += 0.1
+        house.loses(name, POISON)
+        house.pool.table.observe(f"m/{name}", seen(clock.at, asked_at))
+        house.quarantine.tick()
+        assert house.quarantine.watched == {len(POISON): 1 if name == "b1" else 2}
+
+
+def test_a_loss_long_before_a_death_is_not_of_it():
+    house = House()
+    house.dies("b1", POISON)
+    house.loses("b2", POISON)
+    house.pool.later(5.1)
+    house.probe("b2", "refused")
+    house.loses("b3", POISON)
+    house.pool.later(5.1)
+    house.quarantine.tick()
+    assert not house.is_out()
+
+
+def test_several_attempts_lost_at_one_death_are_one():
+    house = House()
+    house.dies("b1", POISON, POISON, POISON)
+    house.dies("b1", POISON)
+    assert not house.is_out()
+
+
+def test_who_may_have_been_at_two_waits_until_it_is_known():
+    house = House()
+    house.loses("b1", POISON)
+    assert not house.is_undecided()  # it may be sent to one other
+    house.loses("b2", POISON)
+    assert house.is_undecided()
+    assert not house.is_undecided(OTHER)
+    house.probe("b1", "refused")
+    assert house.is_undecided()
+    house.probe("b2")
+    assert not house.is_undecided()
+    house.loses("b3", POISON)
+    assert house.is_undecided()
+    house.pool.later(5)
+    assert not house.is_undecided()
+    assert not house.is_out()
+
+
+def test_an_operator_lifts_one():
+    house = House()
+    house.dies("b1", POISON)
+    house.dies("b2", POISON)
+    (known,) = house.quarantine
+    assert not house.quarantine.lift("other")
+    assert house.quarantine.lift(known.of.id)
+    assert not house.is_out()
+    assert house.quarantine.watched == {}
+    house.dies("b3", POISON)
+    assert not house.is_out()
+
+
+def test_what_is_known_is_bounded():
+    house = House()
+    house.loses("b1", *(b"%d" % number for number in range(12_000)))
+    assert house.quarantine.watched.total() == 10_000
+    house.probe("b1", "refused")
+    house.dies("b2", *(b"x%d" % number for number in range(5_000)))
+    assert house.quarantine.watched.total() == 10_000
+    house.dies("b3", *(b"x%d" % number for number in range(5_000)))
+    assert len([*house.quarantine]) == 5_000
+
+
+def test_the_key_is_the_process_s_own():
+    assert House().quarantine.fingerprint(POISON) != House().quarantine.fingerprint(POISON)
+
+
+def test_what_is_stopped_by_order_dies_of_nothing():
+    pool = Pool(2)
+    backend = pool["b1"]
+    assert may_be_a_death(backend, Ending.BROKE)
+    for ending in (Ending.TIMEOUT, Ending.CONNECT, Ending.FULL, Ending.DOWN, Ending.MOVED):
+        assert not may_be_a_death(backend, ending)
+    for tending in (
+        Tending(Phase.DRAINING, "restart", "drains"),
+        Tending(Phase.STARTING, "restart", "restarts"),
+        Tending(Phase.STARTING, "pending", "its service manager restarts it"),
+    ):
+        pool.table.tend(backend.id, tending)
+        assert not may_be_a_death(backend, Ending.BROKE)
+    pool.table.tend(backend.id, Tending(Phase.DOWN, "exited", "its process has ended"))
+    assert may_be_a_death(backend, Ending.BROKE)

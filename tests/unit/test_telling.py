@@ -1,0 +1,188 @@
+"""What gateways have under way, as each knows it of the others."""
+
+import asyncio
+
+import pytest
+
+from gateway.admission.telling import Telling
+from gateway.config.models import Config
+from gateway.core.types import Exclusion, LoadSample, Need, Scraped
+from gateway.pools.elsewhere import UnderWay, since, together
+from gateway.pools.table import PoolTable
+from gateway.store.memory import MemoryStore
+from gateway.store.shared import Board, StoreUnavailable
+from tests.storecases import HeldClock
+
+URLS = ("http://10.0.0.1:8000", "http://10.0.0.2:8000")
+CAPACITY = 10_000
+
+
+class Store(MemoryStore):
+    lost = False
+
+    async def beat(self, *args):
+        if self.lost:
+            raise StoreUnavailable("the connection was refused")
+        return await super().beat(*args)
+
+
+class World:
+    """Some gateways before the same two backends."""
+
+    def __init__(self, count=2):
+        self.clock = HeldClock()
+        self.store = Store(self.clock)
+        config = Config.model_validate({"pools": {"m": {"backends": [*URLS]}}})
+        self.tables = [PoolTable(self.clock) for _ in range(count)]
+        for table in self.tables:
+            table.apply(config.pools, config.health)
+        self.ids = [each.id for each in self.tables[0]]
+        self.waiting = set()
+        self.telling = [
+            Telling(self.store, self.clock, table, str(n), lambda n=n: n in self.waiting)
+            for n, table in enumerate(self.tables)
+        ]
+
+    def turn(self, *who):
+        for each in who or range(len(self.telling)):
+            asyncio.run(self.telling[each].turn())
+
+    def scrape(self, who, running=0, usage=0.0, place=0):
+        sample = LoadSample(self.clock.at, running, 0, usage, CAPACITY)
+        self.tables[who].observe(self.ids[place], Scraped(sample))
+
+    def take(self, who, prompt=1000, output=200, place=0):
+        return self.tables[who].take(
+            self.ids[place], self.clock.at, Need(prompt, output, streams=True)
+        )
+
+    def backend(self, who, place=0):
+        return self.tables[who].get(self.ids[place])
+
+
+def test_what_another_gateway_sends_is_work_here():
+    world = World()
+    for who in (0, 1):
+        for place in (0, 1):
+            world.scrape(who, place=place)
+    before = world.backend(0).weighed()
+    world.take(1)
+    world.turn(1, 0)
+    after = world.backend(0).weighed()
+    assert after.ahead_s > before.ahead_s
+    assert after.streams == before.streams + 1
+    assert world.backend(0, place=1).weighed() == before
+
+
+def test_it_is_counted_once_when_a_scrape_shows_it():
+    world = World()
+    slot = world.take(1, prompt=1000, output=200)
+    world.turn(1, 0)
+    world.scrape(0, running=1)
+    assert world.backend(0).foreign == 0
+    slot.release()
+    world.turn(1, 0)
+    assert world.backend(0).weighed().streams == 1  # nobody is there but who comes
+
+
+def test_strangers_count_beside_it():
+    world = World()
+    world.take(1)
+    world.turn(1, 0)
+    world.scrape(0, running=3)
+    assert world.backend(0).foreign == 2
+
+
+def test_the_cache_that_another_takes_is_no_room_here_until_it_ends():
+    world = World()
+    world.scrape(0, running=1, usage=0.5)
+    room, now = world.backend(0).room, world.clock.at
+    assert room.verdict(4000, now) is None
+    slot = world.take(1, prompt=2000, output=500)
+    world.turn(1, 0)
+    assert room.verdict(4000, now) is Exclusion.NO_KV_ROOM
+    world.tables[1].first_token(slot, now)  # it is read, and no scrape has shown that here
+    world.turn(1, 0)
+    assert room.verdict(4000, now) is Exclusion.NO_KV_ROOM
+    world.scrape(0, running=2, usage=0.5)  # now one has, and what it holds is in the usage
+    world.turn(1, 0)
+    assert room.verdict(3800, now) is None
+
+
+def test_what_has_ended_elsewhere_is_free_before_a_scrape_shows_it():
+    world = World()
+    slot = world.take(1, prompt=2000, output=0)
+    world.tables[1].first_token(slot, world.clock.at)
+    world.scrape(1, running=1, usage=0.9)
+    world.scrape(0, running=1, usage=0.9)
+    world.turn(1, 0)
+    room, now = world.backend(0).room, world.clock.at
+    assert room.verdict(2000, now) is Exclusion.NO_KV_ROOM
+    slot.release()
+    world.turn(1, 0)
+    assert room.verdict(2000, now) is None
+
+
+def test_the_places_of_a_backend_are_for_all_and_each_has_an_even_part():
+    world = World()
+    for who in (0, 1):
+        world.scrape(who)
+        world.backend(who).limit.fix(4)
+    for _ in range(3):
+        world.take(1, prompt=10, output=10)
+    world.turn(1, 0, 1)
+    mine = world.backend(0)
+    assert mine.obstacle(20, world.clock.at, prompt_tokens=0) is None
+    world.take(0, prompt=10, output=10)
+    world.turn(0, 1)
+    # The other has more than its half, so it takes no more; here a second one is within ours.
+    assert world.backend(1).obstacle(20, world.clock.at, prompt_tokens=0) is Exclusion.AT_LIMIT
+    assert mine.obstacle(20, world.clock.at, prompt_tokens=0) is None
+    world.take(0, prompt=10, output=10)
+    assert mine.obstacle(20, world.clock.at, prompt_tokens=0) is Exclusion.AT_LIMIT
+
+
+@pytest.mark.parametrize("how", ["silent", "store lost"])
+def test_a_gateway_that_is_not_heard_of_holds_nothing(how):
+    world = World()
+    world.take(1)
+    world.turn(1, 0)
+    assert world.backend(0).elsewhere.requests == 1
+    if how == "silent":
+        world.clock.at += 2.5
+    else:
+        world.store.lost = True
+    world.turn(0)
+    assert (world.backend(0).elsewhere.requests, world.backend(0).gateways) == (0, 1)
+
+
+def test_what_another_version_tells_is_nothing():
+    world = World()
+    world.telling[0].table.hear({}, 1)
+    asyncio.run(world.store.beat("new", "no json", 60, Board.UNDER_WAY))
+    world.turn(0)
+    assert world.backend(0).gateways == 2
+    assert world.backend(0).elsewhere == UnderWay()
+
+
+def test_all_tell_more_often_while_one_has_requests_that_wait():
+    world = World()
+    world.turn(0, 1, 0)
+    calm_s = world.telling[0].pace_s()
+    world.waiting.add(1)
+    world.turn(1, 0)
+    assert world.telling[0].pace_s() < calm_s
+    assert world.telling[1].pace_s() < calm_s
+    world.waiting.clear()
+    world.clock.at += 3
+    world.turn(1, 0, 1)
+    assert world.telling[0].pace_s() == calm_s
+
+
+def test_sums_over_all_time_are_told_as_what_came_since():
+    before, now = UnderWay(1, read_tokens=700, ended_tokens=50), UnderWay(2, read_tokens=900)
+    assert since(before, now) == UnderWay(2, read_tokens=200)
+    assert since(None, now) == UnderWay(2)
+    assert together([UnderWay(1, 2), UnderWay(3, 4, read_tokens=5)]) == UnderWay(
+        4, 6, read_tokens=5
+    )

@@ -1,0 +1,274 @@
+"""Usage: counted once, written to a ledger of bounded size, read back, and told to Redis exactly once."""
+
+import asyncio
+
+import pytest
+
+from gateway.core.asked import Caller
+from gateway.core.limits import Amounts, KeyLimits, Period, Price, Taken
+from gateway.core.types import Endpoint, Outcome, RequestRecord, Usage, UsageSource
+from gateway.limiting.limiter import Limiter
+from gateway.store.shared import StoreUnavailable
+from gateway.usage.accounts import Accounts
+from gateway.usage.entries import Entry, Sums, entry_of, summed
+from gateway.usage.journal import UsageJournal, every_entry
+from gateway.usage.report import as_csv, days_between, rows
+from tests.limitercases import DAY_S, plan_of
+from tests.storecases import HeldClock
+
+PRICE = Price(1.0, 0.5, 2.0)
+
+
+def record(id="r", *, tokens=(100, 50), cached=None, caller=True, attempts=1, key="k", **more):
+    made = RequestRecord(id, Endpoint.CHAT, 0.0, pool="m", model="m", attempts=attempts)
+    made.caller = Caller(key, key, "acme") if caller else None
+    made.outcome = Outcome.OK
+    if tokens is not None:
+        made.usage = Usage(*tokens, UsageSource.UPSTREAM, cached)
+    for name, value in more.items():
+        setattr(made, name, value)
+    return made
+
+
+def entry(n, id="r", at=0.0, tokens=10):
+    return Entry(n, id, at, "acme", "k", "m", "", tokens, 0, 1, 0.0, "upstream")
+
+
+def test_a_line_has_what_was_used_and_what_it_costs():
+    made = entry_of(record(tokens=(1000, 500), cached=400), 7, 12.5, PRICE)
+    assert (made.n, made.id, made.at, made.tenant, made.key, made.model) == (
+        7,
+        "r",
+        12.5,
+        "acme",
+        "k",
+        "m",
+    )
+    assert (made.input, made.cached, made.output, made.source) == (1000, 400, 500, "upstream")
+    assert made.money == pytest.approx((600 + 200 + 1000) / 1e6)
+
+
+def test_usage_that_nobody_told_is_what_was_reserved():
+    plan = plan_of(KeyLimits(5))
+    taken = Taken(plan, Amounts(1, 30, 70, 100, 0), (1,), "x", shared=False, day=0, wall=0.0)
+    made = entry_of(record(tokens=None, taken=taken), 1, 0.0, None)
+    assert (made.input, made.output, made.source) == (30, 70, "reserved")
+    assert entry_of(record(tokens=None), 1, 0.0, None).source == "unknown"
+
+
+@pytest.mark.parametrize("more", [{"caller": False}, {"attempts": 0}, {"outcome": Outcome.SHED}])
+def test_what_no_engine_took_has_no_line(more):
+    assert entry_of(record(**more), 1, 0.0, None) is None
+
+
+def test_a_ledger_is_read_back_from_any_line(tmp_path):
+    journal = UsageJournal(tmp_path, 10_000_000)
+    journal.append([entry(n, f"r{n}") for n in range(1, 8)])
+    journal.append([entry(8, "r8")])
+    assert journal.last == 8
+    assert [each.n for each in journal.after(0, 3)] == [1, 2, 3]
+    assert [each.n for each in journal.after(3, 3)] == [4, 5, 6]
+    assert [each.n for each in journal.after(1, 100)] == [2, 3, 4, 5, 6, 7, 8]
+    assert journal.after(8, 100) == []
+    journal.append([entry(9)])
+    assert [each.n for each in journal.after(8, 100)] == [9]
+    journal.close()
+
+
+def test_a_ledger_goes_on_where_it_ended_even_within_a_line(tmp_path):
+    journal = UsageJournal(tmp_path, 10_000_000)
+    journal.append([entry(1), entry(2)])
+    journal.close()
+    file = next(tmp_path.glob("0/ledger-*"))
+    file.write_bytes(file.read_bytes()[:-9])  # killed meanwhile
+    again = UsageJournal(tmp_path, 10_000_000)
+    assert (again.id, again.last) == (journal.id, 1)
+    again.append([entry(2, "b")])
+    assert [(each.n, each.id) for each in again.after(0, 9)] == [(1, "r"), (2, "b")]
+    assert [each.id for each in every_entry(tmp_path)] == ["r", "b"]
+    again.close()
+
+
+def test_its_size_is_bounded_and_the_oldest_lines_go_first(tmp_path):
+    journal = UsageJournal(tmp_path, 16_000)
+    for n in range(1, 400):
+        journal.append([entry(n)])
+    kept = [each.n for each in journal.after(0, 1000)]
+    assert kept == list(range(kept[0], 400))
+    assert 50 < len(kept) < 200
+    assert sum(file.stat().st_size for file in tmp_path.glob("0/ledger-*")) < 20_000
+    journal.close()
+
+
+def test_each_process_has_a_ledger_of_its_own(tmp_path):
+    one, two = UsageJournal(tmp_path, 1000), UsageJournal(tmp_path, 1000)
+    assert one.id != two.id
+    one.append([entry(1, "a")])
+    two.append([entry(1, "b")])
+    assert sorted(each.id for each in every_entry(tmp_path)) == ["a", "b"]
+    one.close()
+    again = UsageJournal(tmp_path, 1000)
+    assert (again.id, again.last) == (one.id, 1)
+    again.close()
+    two.close()
+
+
+class FakeRedis:
+    """What the scripts of usage do, and a network that loses replies."""
+
+    def __init__(self):
+        self.trouble, self.counted, self.tokens, self.calls = "", {}, 0, 0
+        self.lose_reply = self.away = False
+
+    async def ask(self, script, keys, args, within_s=1.0):
+        self.calls += 1
+        if self.away:
+            raise StoreUnavailable
+        if len(args) == 1:
+            return self.counted.get(args[0], 0)
+        journal, first, last = args[:3]
+        if self.counted.get(journal, 0) < first:
+            named = zip(args[5::3], args[6::3], strict=True)
+            self.tokens += sum(float(n) for name, n in named if '"input"' in name)
+            self.counted[journal] = last
+        if self.lose_reply:
+            raise StoreUnavailable
+        return self.counted[journal]
+
+    def post(self, *args):
+        raise AssertionError
+
+
+def run(story):
+    return asyncio.run(story)
+
+
+def test_redis_counts_each_line_once_whatever_is_lost_and_whatever_it_forgets(tmp_path):
+    async def story():
+        redis = FakeRedis()
+        accounts = Accounts(HeldClock(), redis, tmp_path / "usage", 10**6, lambda *names: PRICE)
+        for n in range(1000):
+            accounts.posted([record(f"r{n}", tokens=(3, 1))])
+        await accounts.turn()
+        assert redis.tokens == 3000
+        await accounts.turn()
+        assert redis.tokens == 3000
+        redis.lose_reply = True
+        accounts.posted([record("a", tokens=(5, 0))])
+        await accounts.turn()
+        redis.lose_reply, redis.away = False, True
+        accounts.posted([record("b", tokens=(7, 0))])
+        await accounts.turn()
+        redis.away = False
+        await accounts.turn()
+        assert redis.tokens == 3012
+        redis.counted, redis.tokens = {}, 0  # it came back empty
+        await accounts.turn()
+        assert redis.tokens == 3012
+        await accounts.close()
+
+    run(story())
+
+
+def test_a_gateway_that_begins_again_knows_what_was_used_and_counts_on(tmp_path):
+    async def story():
+        clock = HeldClock()
+        before = Accounts(clock, None, tmp_path / "usage", 10**6, lambda *names: PRICE)
+        await before.open()
+        before.posted([record("a", tokens=(100, 50)), record("b", tokens=(10, 5), key="other")])
+        await before.close()
+        after = Accounts(clock, None, tmp_path / "usage", 10**6, lambda *names: PRICE)
+        await after.open()
+        after.posted([record("c", tokens=(1, 1))])
+        day = after.today()
+        told = rows(await after.read([day]), ["key"], {})
+        assert [(each["key"], each["requests"], each["input_tokens"]) for each in told] == [
+            ("k", 2, 101),
+            ("other", 1, 10),
+        ]
+        assert [each.n for each in every_entry(tmp_path / "usage")] == [1, 2, 3]
+        plan = plan_of(
+            KeyLimits(tokens_per_day=200), of_tenant=KeyLimits(budget_per_month=1.0), tenant="acme"
+        )
+        spent = {rule.period: after.spent(rule, "k") for rule in plan.rules}
+        assert spent[Period.DAY] == 152
+        assert spent[Period.MONTH] == pytest.approx((111 + 2 * 56) / 1e6)
+        limiter = Limiter(clock, None, lambda: 1, after.spent)
+        assert isinstance(await limiter.take(plan, Amounts(1, 40, 0, 40, 0)), Taken)
+        assert not isinstance(await limiter.take(plan, Amounts(1, 40, 0, 40, 0)), Taken)
+        await after.close()
+
+    run(story())
+
+
+def test_a_disk_that_is_full_loses_nothing_that_fits_the_memory(tmp_path):
+    async def story():
+        blocked = tmp_path / "usage"
+        blocked.write_text("in the way")
+        accounts = Accounts(HeldClock(), None, blocked, 10**6, lambda *names: None)
+        accounts.posted([record("a")])
+        await accounts.turn()
+        blocked.unlink()
+        await accounts.turn()
+        assert [each.id for each in every_entry(blocked)] == ["a"]
+        await accounts.close()
+
+    run(story())
+
+
+def test_tenants_beyond_the_first_thousand_share_a_series():
+    accounts = Accounts(HeldClock(), None, None, 0, lambda *names: None)
+    for n in range(1100):
+        made = record()
+        made.caller = Caller("k", "k", f"t{n}")
+        accounts.posted([made])
+    assert accounts.by_tenant["t0", "input"] == 100
+    assert accounts.by_tenant["_other", "output"] == 100 * 50
+    assert len(accounts.by_tenant) == 3 * 1001
+
+
+def test_rows_are_grouped_and_filtered_as_asked():
+    sums = summed([entry(1, at=0), entry(2, at=DAY_S), entry(3, at=DAY_S, tokens=5)])
+    assert sums["1970-01-02", "acme", "k", "m", ""] == Sums(2, 15, 0, 2, 0.0)
+    assert [(each["day"], each["input_tokens"]) for each in rows(sums, ["day"], {})] == [
+        ("1970-01-01", 10),
+        ("1970-01-02", 15),
+    ]
+    assert [(each["tenant"], each["requests"]) for each in rows(sums, ["tenant"], {})] == [
+        ("acme", 3)
+    ]
+    assert rows(sums, ["day"], {"key": "x"}) == []
+
+
+def test_csv_has_a_head_and_no_formulas():
+    sums = {("1970-01-01", "=cmd()", "k", "m", ""): Sums(1, 2, 0, 3, 0.5)}
+    assert as_csv(rows(sums, ["day", "tenant", "key"], {})) == (
+        "day,tenant,key,model,adapter,requests,input_tokens,cached_tokens,output_tokens,money\n"
+        "1970-01-01,'=cmd(),k,,,1,2,0,3,0.5\n"
+    )
+
+
+def test_days_are_named_and_not_too_many():
+    assert days_between("2026-02-27", "2026-03-01") == ["2026-02-27", "2026-02-28", "2026-03-01"]
+    for first, last in [
+        ("2026-02-30", "2026-03-01"),
+        ("2026-03-02", "2026-03-01"),
+        ("2020-01-01", "2026-01-01"),
+    ]:
+        with pytest.raises(ValueError, match="day|400"):
+            days_between(first, last)
+
+
+def test_each_day_is_counted_by_itself_also_once_the_next_has_begun():
+    clock = HeldClock()
+    accounts = Accounts(clock, None, None, 0, lambda *names: None)
+    for step_s in (0.0, DAY_S, 0.0):
+        clock.at += step_s
+        made = record(tokens=(10, 5))
+        made.ended_at = clock.now()
+        accounts.posted([made])
+    late = record(tokens=(1, 1))  # it ended before midnight, and is posted after it
+    late.ended_at = clock.now() - DAY_S
+    accounts.posted([late])
+    days = sorted((place[0], sums.requests, sums.input) for place, sums in accounts.sums.items())
+    assert [(requests, tokens) for _, requests, tokens in days] == [(2, 11), (2, 20)]
