@@ -212,6 +212,7 @@ def check_ends(gate: Gateway, answers: dict[int, Told], *barriers: str) -> None:
     whether it ends within a character, and what was drawn by chance does not go on. So these are not counted
     (`seam`), nor those behind other `barriers`.
     """
+    wait_until(lambda: len(access_lines(gate)) >= len(answers), 30, "the access log tells of all")
     why = unresumed(gate)
     can_go_on = len(answers) - sum(why[each] for each in ("seam", *barriers))
     ended = sum(told.whole for told in answers.values())
@@ -220,11 +221,17 @@ def check_ends(gate: Gateway, answers: dict[int, Told], *barriers: str) -> None:
 
 
 def unresumed(gate: Gateway) -> collections.Counter[str]:
-    """Return why streams that broke off were not gone on with, by the access log."""
-    lines = (json.loads(line) for line in gate.log.read_text().splitlines() if line.startswith("{"))
+    """Return why streams that broke off were not gone on with, by the access log so far."""
     return collections.Counter(
-        line["not_resumed"] for line in lines if line.get("not_resumed") is not None
+        line["not_resumed"] for line in access_lines(gate) if line["not_resumed"] is not None
     )
+
+
+def access_lines(gate: Gateway) -> list[dict[str, object]]:
+    """Return what the access log tells so far; it is written shortly after a request has ended."""
+    whole, _, _ = gate.log.read_text().rpartition("\n")  # the last line may be half written
+    lines = (json.loads(line) for line in whole.splitlines() if line.startswith("{"))
+    return [line for line in lines if line["event"] == "request"]
 
 
 def all_ready(gate: Gateway) -> bool:

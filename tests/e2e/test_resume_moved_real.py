@@ -67,12 +67,11 @@ def test_streams_leave_a_server_that_is_drained(tmp_path, servers):
         assert first.streams_held >= 5
         check_ends(gate, answers)
         check_greedy(answers, expected)
-        wait_until(
-            lambda: resumed(gate, 'cause="drain"') + unresumed(gate).total() >= first.streams_held,
-            30,
-            "all have left",
-        )
-        if all(told.whole for told in answers.values()):
+        # One that has come to no seam stays, and the valve lets it come to none: it leaves when its server stalls.
+        assert resumed(gate) + unresumed(gate).total() >= first.streams_held
+        moved = resumed(gate, 'cause="drain"')
+        assert moved > 0
+        if moved == first.streams_held:
             assert "gateway_upstream_failures_total{" not in gate.metrics()
 
 
