@@ -53,10 +53,7 @@ READ: Final = frozenset(_PARTS)
 _OF_MESSAGES: Final = READ - {Endpoint.COMPLETIONS}
 # Fields of a body in which clients name a session, the most specific first.
 _SESSION_FIELDS: Final = ("prompt_cache_key", "metadata", "user")
-_SESSION_NAMES: Final = (
-    b'"user":',
-    b'"metadata":',
-)  # as a short chat that is read in one go has them
+_USER, _METADATA = b'"user":', b'"metadata":'  # as a short chat that is read in one go has them
 _SAYS_NOTHING: Final = frozenset((b"", b"null", b'""', b"{}"))
 # With these an engine reads a cached prompt again, or reads another one than the body shows.
 _MESSAGES, _EFFORT = b'"messages"', b'"reasoning_effort"'
@@ -190,7 +187,7 @@ def written_salt(call: Call) -> bytes:
 def _said(call: Call) -> bytes:
     """Return the session that a body names, as JSON; nothing if it names none."""
     if call.fields is None and call.places is None:  # a short ordinary chat, or a form
-        if not any(name in call.body for name in _SESSION_NAMES):
+        if _USER not in call.body and _METADATA not in call.body:  # half a microsecond less than `any`
             return b""
         call = replace(call, fields=fields_at_hand(call))
     for name in _SESSION_FIELDS:
