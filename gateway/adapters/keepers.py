@@ -32,6 +32,7 @@ class AdapterStatus:
     path: str | None  # that the server tells, or that it would be loaded from
     loaded_by: str | None  # gateway, or other: the server itself or somebody else; None: not loaded
     wanted_by: str | None  # operator: an order to keep it there; settings: the list of the pool
+    order: str | None  # load or unload: an operator's, that holds; None: the settings decide
     in_flight: int
     detail: str
 
@@ -251,9 +252,11 @@ class Adapters:
                 detail = "the gateway has no path for it"
             elif why := keeper.known.why_not(backend, name, paths, now):
                 detail = why
-        wanted_by = "settings" if name in keeper.known.listed_paths else None
+        wanted_by, ordered = "settings" if name in keeper.known.listed_paths else None, None
         if order is not None:
-            wanted_by = "operator" if order.keep else None
+            wanted_by, ordered = ("operator", "load") if order.keep else (None, "unload")
         path = model.root if model is not None else paths.get(name)
         in_flight = backend.adapter_requests.get(name, 0)
-        return AdapterStatus(name, backend.id, state, path, loaded_by, wanted_by, in_flight, detail)
+        return AdapterStatus(
+            name, backend.id, state, path, loaded_by, wanted_by, ordered, in_flight, detail
+        )

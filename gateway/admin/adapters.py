@@ -16,6 +16,12 @@ from gateway.admin.endpoint import Asked, Body, DryRunBody, DryRunQuery, Listing
 from gateway.admin.fleet import unknown_backend
 
 
+class AdaptersQuery(ListQuery):
+    """Which adapters are listed."""
+
+    backend: str | None = Field(default=None, description="Only on this backend: POOL/NAME.")
+
+
 class AdapterBody(DryRunBody):
     """Which adapter an order is about."""
 
@@ -32,9 +38,11 @@ class AdapterOrderTold(TypedDict):
     sentence: str
 
 
-async def get_adapters(desk: Desk, asked: Asked[ListQuery, Body]) -> Listing:
+async def get_adapters(desk: Desk, asked: Asked[AdaptersQuery, Body]) -> Listing:
     """Answer where each adapter is, or why it is not there."""
-    return Listing(desk.adapters.statuses(), _row, _name)
+    only = asked.query.backend
+    found = [each for each in desk.adapters.statuses() if only in (None, each.backend_id)]
+    return Listing(found, _row, _name)
 
 
 async def load(desk: Desk, asked: Asked[DryRunQuery, AdapterBody]) -> AdapterOrderTold:

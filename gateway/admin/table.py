@@ -244,7 +244,7 @@ _ADAPTERS: Final = (
     Endpoint(
         method=Method.GET, path=f"{_V1}/adapters", name="adapters", role=Role.VIEWER,
         does="List on which backends each LoRA adapter is, and why not on others.",
-        handler=adapters.get_adapters, answer=AdapterStatus, rows=True, query=ListQuery,
+        handler=adapters.get_adapters, answer=AdapterStatus, rows=True, query=adapters.AdaptersQuery,
         verb="adapters list",
     ),
     *(

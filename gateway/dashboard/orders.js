@@ -1,13 +1,37 @@
 // Orders: each is tried first, so that its dialog says what it would do, and carried out once that is confirmed.
 
 import { ApiError, named, order } from "./api.js";
-import { el, setShown } from "./dom.js";
+import { el, setAttribute, setShown } from "./dom.js";
 import { setProse } from "./prose.js";
 
 /** A button that gives an order; null when the user's role does not allow it. */
 export function orderButton(live, role, wanted) {
   if (!live.may(role)) return null;
   return el("button", { type: "button", class: wanted.danger ? "quiet danger-text" : "quiet", click: () => giveOrder(live, wanted) }, wanted.label);
+}
+
+/**
+ * Buttons for orders about the row of a table, which changes.
+ * @param offers of `{label, order, fits}`: `order` makes one for a row, and `fits` tells whether it is offered
+ * @param nameOf of a row, for those who do not see where the button stands
+ */
+export function rowOrders(live, offers, nameOf) {
+  let row = null;
+  const made = offers.map(({ label, order: orderOf, fits }) => ({
+    label,
+    fits,
+    button: el("button", { type: "button", class: "quiet", click: () => giveOrder(live, orderOf(row)) }, label),
+  }));
+  return {
+    element: el("div", { class: "buttons" }, made.map((each) => each.button)),
+    show(shown) {
+      row = shown;
+      for (const { label, fits, button } of made) {
+        setShown(button, fits(shown));
+        setAttribute(button, "aria-label", `${label} ${nameOf(shown)}`);
+      }
+    },
+  };
 }
 
 /** The order of a verb for a backend. */

@@ -3,9 +3,9 @@
 import { el, setAttribute, setText } from "./dom.js";
 
 const TONES = {
-  good: ["ready", "ok", "active", "done", "admitted", "running"],
-  warn: ["degraded", "saturated", "starting", "restarting", "pending", "note", "reading", "waiting", "rotating", "rejected", "unauthenticated", "upstream_rejected"],
-  idle: ["cordoned", "draining", "asleep", "stopped", "unknown", "revoked", "expired", "left", "client_gone", "shutdown"],
+  good: ["ready", "ok", "active", "done", "admitted", "running", "loaded"],
+  warn: ["degraded", "saturated", "starting", "restarting", "pending", "note", "reading", "waiting", "rotating", "rejected", "unauthenticated", "upstream_rejected", "loading", "unloading"],
+  idle: ["cordoned", "draining", "asleep", "stopped", "unknown", "revoked", "expired", "left", "client_gone", "shutdown", "not_loaded"],
 };
 const SHAPES = { good: "●", warn: "◐", idle: "◌", bad: "▲" };
 

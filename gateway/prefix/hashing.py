@@ -187,7 +187,7 @@ def written_salt(call: Call) -> bytes:
 def _said(call: Call) -> bytes:
     """Return the session that a body names, as JSON; nothing if it names none."""
     if call.fields is None and call.places is None:  # a short ordinary chat, or a form
-        if _USER not in call.body and _METADATA not in call.body:  # half a microsecond less than `any`
+        if _USER not in call.body and _METADATA not in call.body:
             return b""
         call = replace(call, fields=fields_at_hand(call))
     for name in _SESSION_FIELDS:

@@ -2,11 +2,16 @@
 
 import asyncio
 import functools
+import json
 import re
+import time
 
 import pytest
 
+from gateway.config.supervision import Remedy
 from gateway.core.types import Phase
+from gateway.heal.cure import Cure
+from gateway.launch.launcher import Changes
 from tests.e2e.browser import browsing
 from tests.e2e.scene import CODER, scene, that_does_not_start
 from tests.stories.support import FAST, gateway
@@ -183,6 +188,74 @@ async def test_restarts_are_held_and_the_hold_is_lifted():
             await seen.until("Done.", "dialog .effect")
             await seen.page.get_by_role("button", name="Close").click()
         await seen.page.get_by_role("button", name="Hold automatic restarts").wait_for()
+
+
+async def give(seen, button, *, confirm):
+    """Give an order by its button, confirm it, and close what it tells."""
+    await seen.page.get_by_role("button", name=button, exact=True).click()
+    dialog = seen.page.get_by_role("dialog")
+    await dialog.get_by_role("button", name=confirm, exact=True).click()
+    await seen.until("Done.", "dialog .effect")
+    await dialog.get_by_role("button", name="Close").click()
+    await dialog.wait_for(state="hidden")
+
+
+@story
+async def test_an_adapter_is_unloaded_and_loaded_again():
+    sql = {"name": "sql", "path": "/loras/sql"}
+    pools = "pools: " + json.dumps({"m": {"backends": ["<0>", "<1>"], "adapters": [sql]}})
+    async with gateway(FAST, FAST, pools=pools) as world:
+        held = world.sims[0].state.loaded
+        await world.until(lambda: "sql" in held)
+        async with browsing(f"{world.admin_url}/#/backends/m/b1") as seen:
+            row = "section:has(#adapters) tbody tr"
+            await seen.until("the settings", row)
+            await give(seen, "Unload sql", confirm="Unload")
+            await seen.until("an operator keeps it out", row)
+            await world.until(lambda: "sql" not in held)
+            await give(seen, "End the order sql", confirm="End the order")
+            await seen.until("loaded", f"{row} .state[data-tone=good]")
+            assert "sql" in held
+            assert await seen.accessibility() == []
+        listed = await world.http.get(f"{world.admin_url}/admin/v1/adapters?backend=m/b1")
+        assert [each["backend_id"] for each in listed.json()["data"]] == ["m/b1"]
+
+
+@story
+async def test_remedies_are_shown_and_dropped():
+    async with scene() as world:
+        backend_id = f"{CODER}/b2"
+        overrides = world.process.supervisor.overrides
+        launch = world.process.config.pools[CODER].backends[1].launch
+        cure = Cure(
+            Remedy.LOWER_MAX_MODEL_LEN, Changes({"max-model-len": 4096}), "the cache is small"
+        )
+        overrides.apply(backend_id, launch, cure, time.time())
+        async with browsing(f"{world.admin_url}/#/backends/{backend_id}") as seen:
+            await seen.until("--max-model-len 4096", "section:has(#remedies)")
+            await seen.until("the cache is small", "section:has(#remedies) tbody tr")
+            assert await seen.accessibility() == []
+            await give(seen, "Drop the remedies", confirm="Drop the remedies")
+            await seen.page.locator("section:has(#remedies)").wait_for(state="hidden")
+            assert backend_id not in overrides.kept
+
+
+@story
+async def test_a_request_in_quarantine_is_let_go():
+    async with gateway(FAST, FAST, FAST, FAST) as world:
+        for sim in world.sims:
+            sim.inject("die_on_prompt:poison")
+        for _ in range(6):
+            refused = await world.chat("poison", max_tokens=5)
+        assert refused.json()["error"]["code"] == "request_quarantined"
+        async with browsing(world.admin_url) as seen:
+            await seen.until("test: ", "section:has(#quarantine) tbody tr")
+            (kept,) = world.process.handler.retrying.quarantine
+            assert await seen.accessibility() == []
+            again = "Let it be sent again"
+            await give(seen, f"{again} {kept.of.id}", confirm=again)
+            await seen.page.locator("section:has(#quarantine)").wait_for(state="hidden")
+            assert [*world.process.handler.retrying.quarantine] == []
 
 
 @story

@@ -9,9 +9,11 @@ import { Poll } from "../poll.js";
 import { setProse } from "../prose.js";
 import { to } from "../router.js";
 import { stateBadge } from "../state.js";
+import { adaptersView } from "./adapters.js";
 import { eventsView } from "./events.js";
 import { factsOf } from "./facts.js";
 import { logView } from "./log.js";
+import { remediesView } from "./remedies.js";
 
 const EVERY_MS = 4_000;
 const OUT = new Set(["cordoned", "draining", "suspended"]); // states that `undrain` ends
@@ -23,6 +25,7 @@ export function backendView(live, id) {
   const facts = factsOf();
   const charts = backendCharts(live, id);
   const events = eventsView(live, id);
+  const cards = [adaptersView(live, id), remediesView(live, id)];
   const logPlace = el("div");
   let log = null; // none before it is known that somebody keeps one
   const orders = ordersFor(live, id);
@@ -49,6 +52,7 @@ export function backendView(live, id) {
         el("div", { class: "section-head" }, el("h1", {}, id), badge.element),
         poll.problem, detail, diagnosis, orders.element),
       el("div", { class: "columns" }, facts.element, events.element),
+      cards.map((each) => each.element),
       el("section", { class: "timeline", "aria-labelledby": "hour" }, el("h2", { id: "hour" }, "Last hour"), charts.element),
       logPlace,
     ),
@@ -59,6 +63,7 @@ export function backendView(live, id) {
     },
     leave() {
       poll.end();
+      for (const each of cards) each.leave();
       log?.leave();
     },
   };

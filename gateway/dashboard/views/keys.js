@@ -3,7 +3,7 @@
 import { named, read } from "../api.js";
 import { el } from "../dom.js";
 import { UNKNOWN, count, moment, unix } from "../format.js";
-import { giveOrder } from "../orders.js";
+import { rowOrders } from "../orders.js";
 import { Poll } from "../poll.js";
 import { setProse } from "../prose.js";
 import { stateBadge } from "../state.js";
@@ -68,13 +68,10 @@ function partOf(stateIn) {
 }
 
 function keyOrders(live, changed) {
-  let key = null;
-  const button = (label, wanted) =>
-    el("button", { type: "button", class: "quiet", click: () => giveOrder(live, wanted(key)) }, label);
-  const rotate = button("Rotate", (it) => ({
+  const rotate = (key) => ({
     label: "Rotate",
-    title: `Rotate ${it.name}`,
-    path: `keys/${named(it.id)}:rotate`,
+    title: `Rotate ${key.name}`,
+    path: `keys/${named(key.id)}:rotate`,
     told: (answer) => (answer.key === null
       ? "The key gets another secret. The one that it has works for 24 hours more."
       : "This is the new secret. It is shown this once:"),
@@ -82,25 +79,17 @@ function keyOrders(live, changed) {
       effect.append(el("code", { class: "secret" }, answer.key));
       changed();
     },
-  }));
-  const revoke = button("Revoke", (it) => ({
+  });
+  const revoke = (key) => ({
     label: "Revoke",
-    title: `Revoke ${it.name}`,
+    title: `Revoke ${key.name}`,
     danger: true,
-    path: `keys/${named(it.id)}:revoke`,
+    path: `keys/${named(key.id)}:revoke`,
     told: () => "The key is refused from now on, for good.",
     done: changed,
-  }));
-  const element = el("div", { class: "buttons" }, rotate, revoke);
-  return {
-    element,
-    show(row) {
-      key = row;
-      element.hidden = row.state === "revoked";
-      rotate.setAttribute("aria-label", `Rotate ${row.name}`);
-      revoke.setAttribute("aria-label", `Revoke ${row.name}`);
-    },
-  };
+  });
+  const fits = (key) => key.state !== "revoked";
+  return rowOrders(live, [{ label: "Rotate", order: rotate, fits }, { label: "Revoke", order: revoke, fits }], (key) => key.name);
 }
 
 function usageByModel() {
