@@ -51,6 +51,7 @@ from gateway.ingress.reader import ClientLimits
 from gateway.ingress.server import Ingress
 from gateway.ingress.settings import admin_ingress, connections_for, settings_for
 from gateway.ingress.shadow import Shadows
+from gateway.launch.gpuload import GpuWatch
 from gateway.limiting.limiter import Limiter
 from gateway.observe.instruments import LIMIT_REFUSALS, TENANT_TOKENS
 from gateway.observe.ledger import Ledger
@@ -108,6 +109,7 @@ def build(
         keep_alive_s=config.timeouts.upstream_keep_alive,
         receive_bytes=config.limits.buffer_bytes,
     )
+    gpus = GpuWatch(lambda: handler.settings.config)
     metrics = Metrics(
         Readings(
             backends=lambda: (*table, *table.leaving()),
@@ -122,6 +124,7 @@ def build(
             canary_requests=lambda: rollouts.requests(),
             adapter_changes=lambda: adapters.changes(),
             adapter_load_s=lambda: adapters.load_s(),
+            gpus=lambda: gpus.seen,
             bodies=lambda: handler.bodies.filled(handler.settings.config.limits),
             log_dropped=lambda: outlet.dropped,
             sums=lambda: {
@@ -131,8 +134,7 @@ def build(
         ),
         clock,
     )
-    access_log = AccessLog(outlet, clock, enabled=config.log.access)
-    ledger = Ledger(metrics, access_log, clock)
+    ledger = Ledger(metrics, AccessLog(outlet, clock, enabled=config.log.access), clock)
     accounts = Accounts(
         clock,
         link,
@@ -202,7 +204,7 @@ def build(
     return Process(
         path, config, loaded, clock, table, client, metrics, outlet, ledger, ingress, admin_ingress(config),
         handler, watchers, supervisor, rollouts, adapters, EngineEvents(table, config.pools, clock),
-        store, replicas, shared_keys, accounts, group, tokens,
+        store, replicas, shared_keys, accounts, gpus, group, tokens,
     )  # fmt: skip
 
 

@@ -31,6 +31,7 @@ from gateway.ingress.server import Ingress
 from gateway.ingress.settings import Settings, settings_for
 from gateway.ingress.tracing import Tracing
 from gateway.launch.disk import DiskSpace
+from gateway.launch.gpuload import GpuWatch
 from gateway.observe.ended import EndedRequests
 from gateway.observe.ledger import Ledger
 from gateway.observe.metrics import Metrics
@@ -84,6 +85,7 @@ class Process:
     replicas: Replicas
     shared_keys: SharedKeys | None
     accounts: Accounts
+    gpus: GpuWatch
     group: Group | None = None  # of workers, that this one is in
     tokens: Tokens | None = None  # of an identity provider
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -211,6 +213,7 @@ class Healing:
         self._tasks = [
             self._group.create_task(process.supervisor.run(), name="supervisor"),
             self._group.create_task(process.adapters.run(), name="adapters"),
+            self._group.create_task(process.gpus.run(), name="gpus"),
         ]
 
     async def pause(self) -> None:

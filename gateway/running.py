@@ -148,6 +148,7 @@ def _desk(process: Process) -> Desk:
         accounts=process.accounts,
         series=process.series,
         disk=process.disk,
+        gpus=lambda: process.gpus.seen,
         slow_clients=process.slow_clients,
         file=process.path,
     )

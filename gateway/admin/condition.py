@@ -59,6 +59,7 @@ def facts(desk: Desk) -> Facts:
         failed=_failed_adapters(desk),
         ended=_ended(desk),
         own=_own(desk),
+        gpus=desk.gpus(),
         known=desk.problems,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from gateway.adapters.keepers import Adapters
 from gateway.admin.audit import Audit
 from gateway.config.load import Loaded
 from gateway.core.aio import Clock
+from gateway.core.gpu import GpuLoad
 from gateway.heal.orders import Orders
 from gateway.ingress.early import Early
 from gateway.ingress.routes import Readiness
@@ -60,6 +61,7 @@ class Desk:
     accounts: Accounts
     series: Series
     disk: DiskSpace
+    gpus: Callable[[], Mapping[str, Sequence[GpuLoad]]] = dict  # of launched backends
     slow_clients: Callable[[], Mapping[str, float]] = dict  # seconds without reading, by key
     keys: Callable[[], KeyStore | None] = lambda: None
     file: Path | None = None

@@ -30,14 +30,17 @@ _LEAST_OF_POOLS: Final = (
 )
 _LEAST_OF_BACKENDS: Final = (
     "vllm",
+    "gpu busy",
     "slower",
     "limit",
     "kv next",
+    "gpu mem",
     "note",
     "for",
     "waiting",
     "in flight",
 )
+_OF_GPUS: Final = ("gpu mem", "gpu busy")  # columns
 _ONE_MODEL: Final = 1
 
 Row = dict[str, object]
@@ -67,9 +70,11 @@ def overview_lines(overview: dict[str, Any], terminal: Terminal) -> list[str]:
     ]
     lines += ["", terminal.bold("Backends, now")]
     rows = [_backend_row(each, has_problems="problems" in overview) for each in backends]
-    lines += (
-        terminal.table(rows, least=_LEAST_OF_BACKENDS, state="state") if rows else ["no backends"]
-    )
+    least: tuple[str, ...] = _LEAST_OF_BACKENDS
+    if not any(each.get("gpus") for each in backends):
+        rows = [{name: row[name] for name in row if name not in _OF_GPUS} for row in rows]
+        least = tuple(name for name in least if name not in _OF_GPUS)
+    lines += terminal.table(rows, least=least, state="state") if rows else ["no backends"]
     if events := overview.get("transitions", [])[:_EVENTS]:
         lines += ["", terminal.bold("Last changes of backends")]
         for event in events:
@@ -196,11 +201,22 @@ def _backend_row(backend: dict[str, Any], *, has_problems: bool) -> Row:
         "waiting": backend.get("waiting"),
         "kv": _percent(backend.get("kv_usage_ratio")),
         "kv next": _percent(backend.get("kv_projected_ratio")),
+        **_gpus(backend.get("gpus") or []),
         "in flight": backend.get("in_flight"),
         "limit": backend.get("limit"),
         "slower": f"{slowness:.1f}x" if slowness > 1.0 else None,
         "vllm": backend.get("version"),
         "note": note,
+    }
+
+
+def _gpus(gpus: list[dict[str, Any]]) -> Row:
+    """Return the fullest and the busiest of a backend's GPUs."""
+    used = [each["memory_used_bytes"] / each["memory_bytes"] for each in gpus]
+    busy = [each["busy_ratio"] for each in gpus if each["busy_ratio"] is not None]
+    return {
+        "gpu mem": _percent(max(used, default=None)),
+        "gpu busy": _percent(max(busy, default=None)),
     }
 
 

@@ -24,7 +24,7 @@ def holders() -> frozenset[int] | None:
 
     Blocking: the driver is asked, in milliseconds.
     """
-    return _told(_holders)
+    return told_by(_holders)
 
 
 def smallest_bytes(gpus: tuple[int, ...]) -> int | None:
@@ -32,7 +32,7 @@ def smallest_bytes(gpus: tuple[int, ...]) -> int | None:
 
     Blocking, as `holders`.
     """
-    sizes = _told(lambda nvml: _sizes(nvml, gpus))
+    sizes = told_by(lambda nvml: _sizes(nvml, gpus))
     return min(sizes) if sizes else None
 
 
@@ -48,10 +48,10 @@ def _sizes(nvml: Any, gpus: tuple[int, ...]) -> list[int]:
     return [int(nvml.nvmlDeviceGetMemoryInfo(device).total) for device in devices]
 
 
-def _told(ask: Callable[[Any], T]) -> T | None:
-    """Return what the driver tells; None where its library is missing, or it does not."""
+def told_by(ask: Callable[[Any], T], nvml: Any | None = None) -> T | None:
+    """Return what the driver tells; None where its library is missing, or it does not. Blocking."""
     try:
-        nvml: Any = importlib.import_module("pynvml")
+        nvml = nvml or importlib.import_module("pynvml")
     except ImportError:
         return None
     try:

@@ -13,7 +13,7 @@ from prometheus_client.core import (
     Metric,
 )
 
-from gateway.observe.instruments import Instrument, Kind
+from gateway.observe.instrument import Instrument, Kind
 
 Labels = tuple[str, ...]
 

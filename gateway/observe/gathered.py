@@ -14,7 +14,8 @@ import msgspec
 
 from gateway.observe import instruments as table
 from gateway.observe.families import Labels
-from gateway.observe.instruments import INSTRUMENTS, Kind
+from gateway.observe.instrument import Kind
+from gateway.observe.instruments import INSTRUMENTS
 
 # All workers see these happen to the same backends and files: they count once.
 _SEEN_BY_ALL: Final = frozenset(

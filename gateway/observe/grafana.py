@@ -111,6 +111,12 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
     ),
     "Backends": (
         Panel("KV cache", "percentunit", (Query(gauge("gateway_backend_kv_usage_ratio"), _BACKEND),), most=1),
+        Panel("Memory of GPUs", "percentunit",
+              (Query(f"{gauge('gateway_gpu_memory_used_bytes')} / {gauge('gateway_gpu_memory_bytes')}",
+                     f"{_BACKEND} GPU {{{{gpu}}}}"),),
+              "Of launched backends. vLLM takes its share at its start and keeps it.", most=1),
+        Panel("Utilization of GPUs", "percentunit",
+              (Query(gauge("gateway_gpu_utilization_ratio"), f"{_BACKEND} GPU {{{{gpu}}}}"),), most=1),
         Panel("In flight, of this gateway", "none", (
             Query(gauge("gateway_inflight_requests"), _BACKEND),
             Query(gauge("gateway_backend_limit"), f"{_BACKEND} limit"),

@@ -28,7 +28,8 @@ from gateway.observe import instruments as table
 from gateway.observe.exposition import pieces
 from gateway.observe.families import Histogram, Labels, Sums, family, histogram_family
 from gateway.observe.gathered import Gathered
-from gateway.observe.instruments import INSTRUMENTS, OTHER, UNKNOWN, Kind
+from gateway.observe.instrument import Kind
+from gateway.observe.instruments import INSTRUMENTS, OTHER, UNKNOWN
 from gateway.observe.readings import Readings
 from gateway.observe.scraped import KEPT_BY_OTHERS, read_gauges
 

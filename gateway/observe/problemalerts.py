@@ -171,6 +171,16 @@ PROBLEMS: Final = (
         lasts="1m",
     ),
     _problem(
+        "GpuMemoryLow",
+        "gpu_memory",
+        "A GPU of {{ $labels.subject }} has little memory left",
+        means="85 % of the memory that launched servers leave free by their settings is in use. vLLM takes its share at"
+        " its start; what runs out is the rest: CUDA graphs, NCCL, other processes.",
+        look="`nvidia-smi` on its machine: do only the processes of this server use the GPU? `gateway_gpu_memory_used_bytes`"
+        " tells since when; the log has a line each minute (`gpu`).",
+        act="End what does not belong there, or lower `gpu-memory-utilization` in `launch.args` and restart the server.",
+    ),
+    _problem(
         "SharedStoreLost",
         "store_lost",
         "Redis, or the store of the workers, does not answer",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gateway.core.gpu import GpuLoad
 from gateway.core.prefix import KvEvents, PrefixIndex
 from gateway.core.types import LoadSample, Phase
 
@@ -65,6 +66,7 @@ class Readings:
     canary_requests: Callable[[], Mapping[tuple[str, ...], int]] = dict  # by pool and side
     adapter_changes: Callable[[], Mapping[tuple[str, ...], int]] = dict  # by pool and result
     adapter_load_s: Callable[[], Mapping[tuple[str, ...], float]] = dict  # by pool: of all loads
+    gpus: Callable[[], Mapping[str, Sequence[GpuLoad]]] = dict  # by backend: `pool/name`
     bodies: Callable[[], tuple[int, int]] = lambda: (0, 0)  # bytes held, and most that may be
     log_dropped: Callable[[], int] = int
     # Counters that others keep: their labels and values by the name of the metric.

@@ -13,7 +13,8 @@ from typing import Final
 
 from gateway.observe import alerts, problemalerts
 from gateway.observe.alerts import Alert
-from gateway.observe.instruments import INSTRUMENTS, Kind
+from gateway.observe.instrument import Kind
+from gateway.observe.instruments import INSTRUMENTS
 from gateway.observe.reference import PROCESS_METRICS
 
 # The groups of the file, in its order.

@@ -25,6 +25,9 @@ _READ_WHEN_SCRAPED: Final = (
     table.RUNNING,
     table.WAITING,
     table.KV_USAGE,
+    table.GPU_MEMORY_USED,
+    table.GPU_MEMORY,
+    table.GPU_BUSY,
     table.PREFIX_HASHES,
     table.EVENTS_KNOWN,
     table.OPEN_CONNECTIONS,
@@ -61,6 +64,7 @@ def read_gauges(values: Values, readings: Readings, now: float) -> None:
     for pool, (requests, tokens) in readings.queues().items():
         values[table.QUEUED.name][(pool,)] = requests
         values[table.QUEUED_TOKENS.name][(pool,)] = tokens
+    _read_gpus(values, readings)
     held = readings.held()
     values[table.RESTARTS_HELD.name].update({(pool,): held[pool] for pool in held})
     values[table.CANARY.name].update(readings.canaries())
@@ -76,6 +80,17 @@ def read_gauges(values: Values, readings: Readings, now: float) -> None:
     values[table.ACCESS_LOG_DROPPED.name][()] = readings.log_dropped()
     for name, sums in readings.sums().items():
         values[name].update(sums)
+
+
+def _read_gpus(values: Values, readings: Readings) -> None:
+    for backend_id, gpus in readings.gpus().items():
+        pool, _, name = backend_id.partition("/")
+        for gpu in gpus:
+            labels = (pool, name, str(gpu.index))
+            values[table.GPU_MEMORY_USED.name][labels] = gpu.used_bytes
+            values[table.GPU_MEMORY.name][labels] = gpu.total_bytes
+            if gpu.busy_ratio is not None:
+                values[table.GPU_BUSY.name][labels] = gpu.busy_ratio
 
 
 def _read_backend(values: Values, backend: BackendReading, labels: Labels, now: float) -> None:

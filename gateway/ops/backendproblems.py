@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gateway.core.exclusion import Exclusion
+from gateway.ops.gpus import gpu_problems
 from gateway.ops.problems import Problem, ProblemKind, count, sentence
 from gateway.ops.states import BackendState
 
@@ -234,6 +235,7 @@ def hidden_problems(backend: BackendOverview, failed: Mapping[str, str]) -> Iter
             remedy="See that `/metrics` answers there; start vLLM without `--disable-log-stats`.",
             after_s=_STALE_S,
         )
+    yield from gpu_problems(backend_id, backend["gpus"])
     for adapter, why in backend["adapters_kept_back"].items():
         if why == Exclusion.ADAPTER_FAILED.value:
             yield Problem(

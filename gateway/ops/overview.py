@@ -7,7 +7,7 @@ never renamed or removed. Times are RFC 3339 in UTC. What is unknown or out of d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,12 +17,14 @@ from typing_extensions import TypedDict
 from gateway import __version__
 from gateway.admission.gate import Gate
 from gateway.config.models import Config
+from gateway.core.gpu import GpuLoad
 from gateway.core.traffic import Engine
 from gateway.core.types import Phase, Transition
 from gateway.heal.states import Proving, Starting
 from gateway.heal.supervised import Supervised
 from gateway.observe.metrics import Metrics
 from gateway.ops.gatewayproblems import Own, own_problems
+from gateway.ops.gpus import GpuOverview, gpus_told
 from gateway.ops.moment import Moment, rfc3339
 from gateway.ops.poolproblems import Failed, pool_problems
 from gateway.ops.prefixes import KvEventsOverview, kv_events
@@ -77,6 +79,7 @@ class BackendOverview(TypedDict):
     models: list[str]  # adapters included
     adapters_kept_back: dict[str, str]  # adapters that it cannot serve now, and why: an `Exclusion`
     kv_events: KvEventsOverview | None  # null: not in a pool with `prefix: precise`
+    gpus: list[GpuOverview]  # those that it may use; empty: not launched here, or nobody can tell
     supervision: SupervisionOverview | None  # null: nobody here starts or restarts it
 
 
@@ -179,6 +182,7 @@ class Facts:
     failed: Failed  # why adapters could not be loaded
     ended: Mapping[str, int]  # times that a backend ended in the last ten minutes
     own: Own
+    gpus: Mapping[str, Sequence[GpuLoad]]  # of launched backends
     known: Known
 
 
@@ -319,6 +323,7 @@ def _backend(backend: Backend, facts: Facts, moment: Moment) -> BackendOverview:
         models=list(backend.models),
         adapters_kept_back={name: why.value for name, why in backend.lacking.items()},
         kv_events=kv_events(backend),
+        gpus=gpus_told(facts.gpus.get(backend.id, ())),
         supervision=None if unit is None else supervision(unit, moment),
     )
 

@@ -48,6 +48,7 @@ ProblemKind = Literal[  # those that hurt most first, within a severity
     "disk_low",
     "reload_failed",
     "replicas_differ",
+    "gpu_memory",  # a GPU of a launched backend has little memory left
     "cordoned",
     "draining",
     "pending",

@@ -4,7 +4,8 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.core.aio import SystemClock
-from gateway.observe.instruments import INSTRUMENTS, Kind
+from gateway.observe.instrument import Kind
+from gateway.observe.instruments import INSTRUMENTS
 from gateway.observe.metrics import Metrics
 from gateway.observe.readings import Readings
 from gateway.observe.reference import PROCESS_METRICS, reference

@@ -77,7 +77,7 @@ def test_a_summary_names_labels_that_its_alert_has(alert):
     assert set(re.findall(r"\$labels\.(\w+)", alert.summary)) <= has
 
 
-# The ten incidents that are rehearsed: what the gateway judges of each, and the alert that names it.
+# The ten incidents that are rehearsed, and a full GPU: what the gateway judges of each, and the alert that names it.
 INCIDENTS = {
     "frozen": "BackendFrozen",
     "crash-looping": "BackendCrashLoops",
@@ -88,6 +88,7 @@ INCIDENTS = {
     "key_over_limit": "KeyOverLimit",
     "client_slow": "ClientTooSlow",
     "disk_low": "DiskLow",
+    "gpu_memory": "GpuMemoryLow",
 }
 
 

@@ -58,7 +58,7 @@ class Fleet:
         self.table.apply(self.config.pools)
         self.metrics = Metrics(Readings(bodies=lambda: (5, 9)), self.clock)
         self.series, self.known = Series(self.metrics, self.clock), Known()
-        self.own, self.failed = Own(), {}
+        self.own, self.failed, self.gpus = Own(), {}, {}
         self.gate = Gate(self.table, Chooser(self.table), self.clock)
         self.gate.configure(self.config.pools, {0})
 
@@ -92,6 +92,7 @@ class Fleet:
             failed=self.failed,
             ended={},
             own=self.own,
+            gpus=self.gpus,
             known=self.known,
         )
         return overview(facts, Moment(self.clock.now(), self.clock.wall()))

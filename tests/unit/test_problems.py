@@ -5,6 +5,7 @@ import types
 import pytest
 
 from gateway.core.exclusion import Exclusion
+from gateway.core.gpu import GpuLoad
 from gateway.core.types import Endpoint, LoadSample, Outcome, RequestRecord, Scraped, ShedReason
 from gateway.ops.gatewayproblems import Own
 from gateway.ops.problems import Known, Problem
@@ -186,6 +187,22 @@ def test_an_adapter_that_no_backend_could_load_is_down_and_on_one_of_two_degrade
     problem = found(fleet, "adapter_missing")
     assert problem["severity"] == "down"
     assert "vllm-gateway adapters load m/b1 sql" in problem["next"]
+
+
+def test_a_gpu_with_little_memory_left_beside_what_vllm_takes_is_told(fleet):
+    gib = 1 << 30
+    roomy, full = (
+        GpuLoad(place, int(used * gib), 80 * gib, 0.5, 0.92) for place, used in ((0, 75), (1, 79.4))
+    )
+    fleet.gpus = {"m/b1": (roomy,)}
+    assert fleet.problems() == []
+    fleet.gpus = {"m/b1": (roomy, full)}
+    problem = found(fleet, "gpu_memory")
+    assert (problem["severity"], problem["subject"]) == ("note", "backend m/b1")
+    assert "GPU 1 of backend m/b1 has 0.6 of 80.0 GiB of memory left" in problem["sentence"]
+    assert "91% of what" in problem["cause"]
+    assert "take 92% of it" in problem["cause"]
+    assert [each["index"] for each in fleet.backend()["gpus"]] == [0, 1]
 
 
 # --- the gateway itself ---------------------------------------------------------------------------

@@ -88,3 +88,19 @@ def test_states_have_colours_only_where_there_are_any():
 @pytest.mark.parametrize(("state", "found"), [("ok", False), ("degraded", True), ("down", True)])
 def test_what_needs_a_look_is_what_the_verdict_says(state, found):
     assert degraded({"verdict": {"state": state}, "state": "degraded"}) is found
+
+
+def test_gpus_of_launched_backends_have_columns_where_they_are_known():
+    def head_and_row(overview):
+        lines = overview_lines(overview, Terminal())
+        head = next(line for line in lines if line.startswith("BACKEND"))
+        return head, next(line for line in lines if line.startswith("m/b1"))
+
+    gib = 1 << 30
+    gpu = {"memory_used_bytes": 40 * gib, "memory_bytes": 80 * gib, "busy_ratio": None}
+    known = {**BACKEND, "gpus": [gpu, {**gpu, "memory_used_bytes": 76 * gib, "busy_ratio": 0.88}]}
+    pools = [{**OVERVIEW["pools"][0], "backends": [known]}]
+    head, row = head_and_row({**OVERVIEW, "pools": pools})
+    place = head.index("GPU MEM")
+    assert row[place : place + len("GPU MEM  GPU BUSY")].split() == ["95%", "88%"]
+    assert "GPU" not in head_and_row(OVERVIEW)[0]

@@ -12,6 +12,7 @@ const FACTS = [
   ["Requests of this gateway", (told) => `${count(told.in_flight)}${told.limit === null ? "" : ` of at most ${count(told.limit)}`}`],
   ["At the engine", (told) => (told.running === null ? "" : `${count(told.running)} running, ${count(told.waiting)} waiting`)],
   ["KV cache", (told) => (told.kv_usage_ratio === null ? "" : `${percent(told.kv_usage_ratio)} used; ${percent(told.kv_projected_ratio)} with what was sent since`)],
+  ["GPUs", (told) => told.gpus.map(gpu).join("; ")],
   ["Its figures are from", (told) => (told.scrape_age_s === null ? "" : `${duration(told.scrape_age_s)} ago${told.stale ? ", which is too old" : ""}`)],
   ["Adapters kept back", (told) => Object.entries(told.adapters_kept_back).map(([name, why]) => `${name}: ${why}`).join(", ")],
   ["Supervision", (told) => (told.supervision === null ? "none: nobody here starts or restarts it" : supervised(told.supervision))],
@@ -35,6 +36,11 @@ export function factsOf() {
       }
     },
   };
+}
+
+function gpu(told) {
+  const memory = `${percent(told.memory_used_bytes / told.memory_bytes)} of its memory used`;
+  return `${told.index}: ${memory}${told.busy_ratio === null ? "" : `, ${percent(told.busy_ratio)} busy`}`;
 }
 
 function supervised(told) {

@@ -1,0 +1,175 @@
+"""How the GPUs of launched backends are, each minute, where nvidia-ml-py is installed (the extra `nvidia`).
+
+A driver whose GPU fell off the bus may never answer. So a thread asks that nobody waits for, and figures
+that are not renewed are dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gateway.config.flags import DEFAULT_UTILIZATION, UTILIZATION_FLAG, in_force
+from gateway.config.models import Config
+from gateway.config.supervision import LaunchConfig
+from gateway.core.aio import periodic
+from gateway.core.gpu import GpuLoad
+from gateway.launch.cmdline import environment
+from gateway.launch.gpus import told_by
+from gateway.launch.launcher import Changes
+
+log = logging.getLogger("gateway.launch")
+
+EVERY_S: Final = 60.0
+_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+_GIB: Final = 1 << 30
+
+Loads = Mapping[str, Sequence[GpuLoad]]  # by backend
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """The GPUs that a launched backend may use."""
+
+    names: tuple[str, ...] | None  # indices, or how UUIDs begin; None: all
+    share: float  # of the memory of each, that vLLM takes at its start
+
+    def holds(self, gpu: Gpu) -> bool:
+        """Whether a GPU is one of them."""
+        if self.names is None:
+            return True
+        return any(name == str(gpu.index) or _names(name, gpu.uuid) for name in self.names)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What the driver tells of a GPU."""
+
+    index: int
+    uuid: str
+    used_bytes: int
+    total_bytes: int
+    busy_ratio: float | None
+
+
+def pins(launch: LaunchConfig, base: Mapping[str, str]) -> Pins | None:
+    """Return what a backend is pinned to, of a gateway with the environment `base`; None: it uses no GPU. Pure."""
+    flags = in_force(launch.command, launch.args)
+    visible = environment(launch, base, Changes(), {}).get(_VISIBLE)
+    if flags.get("device") == "cpu" or "VLLM_CPU_KVCACHE_SPACE" in launch.env:
+        return None
+    if visible is not None and visible.strip() in ("", "-1"):
+        return None
+    names = None if visible is None else tuple(each.strip() for each in visible.split(","))
+    return Pins(names, _share(flags))
+
+
+def loads(gpus: Sequence[Gpu], pinned: Mapping[str, Pins]) -> dict[str, tuple[GpuLoad, ...]]:
+    """Return what each backend's GPUs are like. Pure."""
+    planned = {
+        gpu.index: min(sum(each.share for each in pinned.values() if each.holds(gpu)), 1.0)
+        for gpu in gpus
+    }
+    return {
+        backend_id: tuple(
+            GpuLoad(gpu.index, gpu.used_bytes, gpu.total_bytes, gpu.busy_ratio, planned[gpu.index])
+            for gpu in gpus
+            if each.holds(gpu)
+        )
+        for backend_id, each in pinned.items()
+    }
+
+
+def read(nvml: Any) -> list[Gpu]:
+    """Return every GPU that the driver tells the memory of. Blocking."""
+    found = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        with contextlib.suppress(nvml.NVMLError):  # it shares the machine's memory, or is lost
+            found.append(_gpu(nvml, index))
+    return found
+
+
+def _gpu(nvml: Any, index: int) -> Gpu:
+    device = nvml.nvmlDeviceGetHandleByIndex(index)
+    memory, uuid, busy = nvml.nvmlDeviceGetMemoryInfo(device), nvml.nvmlDeviceGetUUID(device), None
+    with contextlib.suppress(nvml.NVMLError):  # of a GPU in parts (MIG) it is not known
+        busy = nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100
+    return Gpu(index, uuid, int(memory.used), int(memory.total), busy)
+
+
+class GpuWatch:
+    """The GPUs of launched backends as they were within the last minute or two. One owner."""
+
+    def __init__(self, config: Callable[[], Config], nvml: Any | None = None) -> None:
+        self.seen: Loads = {}  # empty where nobody can tell
+        self._config, self._nvml = config, nvml
+        self._asking: threading.Thread | None = None
+
+    async def run(self) -> None:
+        """Look now and each minute; without the library, end at once. Cancel: at once."""
+        if self._nvml is None and importlib.util.find_spec("pynvml") is None:
+            return
+        await periodic(self.look, every_s=EVERY_S, name="gpus")
+
+    async def look(self) -> None:
+        """Ask the driver, whose answer shows when it comes; what one minute did not bring is unknown."""
+        pinned = {
+            f"{name}/{backend.name}": found
+            for name, pool in self._config().pools.items()
+            for backend in pool.backends
+            if backend.launch is not None
+            and (found := pins(backend.launch, os.environ)) is not None
+        }
+        hangs = self._asking is not None and self._asking.is_alive()
+        if hangs or not pinned:
+            self.seen = {}
+            return
+        loop = asyncio.get_running_loop()
+        self._asking = threading.Thread(
+            target=self._ask, args=(loop, pinned), name="gpus", daemon=True
+        )
+        self._asking.start()
+
+    def _ask(self, loop: asyncio.AbstractEventLoop, pinned: Mapping[str, Pins]) -> None:
+        gpus = told_by(read, self._nvml) or []
+        with contextlib.suppress(RuntimeError):  # the gateway ended meanwhile
+            loop.call_soon_threadsafe(self._told, loads(gpus, pinned))
+
+    def _told(self, seen: Loads) -> None:
+        self.seen = seen
+        for backend_id, gpus in seen.items():
+            for gpu in gpus:
+                log.info(
+                    "GPU %d of %s: %.1f of %.1f GiB of memory in use, %s",
+                    *(gpu.index, backend_id, gpu.used_bytes / _GIB, gpu.total_bytes / _GIB),
+                    "busy: unknown" if gpu.busy_ratio is None else f"{gpu.busy_ratio:.0%} busy",
+                    extra={
+                        "event": "gpu",
+                        "backend": backend_id,
+                        "gpu": gpu.index,
+                        "used_bytes": gpu.used_bytes,
+                        "total_bytes": gpu.total_bytes,
+                        "busy_ratio": gpu.busy_ratio,
+                    },
+                )
+
+
+def _names(name: str, uuid: str) -> bool:
+    return name.startswith("GPU-") and uuid.startswith(name)
+
+
+def _share(flags: Mapping[str, Any]) -> float:
+    """Return what vLLM takes by its share; 0 where its settings say how much otherwise."""
+    if "kv-cache-memory-bytes" in flags:
+        return 0.0
+    try:
+        return float(flags.get(UTILIZATION_FLAG, DEFAULT_UTILIZATION))
+    except (TypeError, ValueError):
+        return 0.0
