@@ -23,9 +23,11 @@ from gateway.resume.stream import TrailedStream
 
 UNMEASURED: Final = Demand(0, exact=False)  # of an ask of which nothing is known yet
 
-# To read the ids of a prompt: a tenth of what a fast engine needs to compute as much.
-_MOST_PARTS: Final = 4  # of a character in UTF-8; each token is one at least
+_MOST_ASKED: Final = (
+    16  # the parts of a character are 4 tokens at most, a mark of tool calls some more
+)
 _SERVING: Final = (Phase.READY, Phase.DEGRADED)
+# To read the ids of a prompt: a tenth of what a fast engine needs to compute as much.
 _READ_S: Final = 0.02
 _READ_BYTE_S: Final = 1e-6
 _MOST_READ_S: Final = 0.5
@@ -111,17 +113,20 @@ class Measuring:
     async def find_seam(self, settings: Settings, ask: Ask, stream: TrailedStream) -> None:
         """Ask a backend how many of the last tokens of a stream that broke off were shown, if that is not known.
 
-        The last one or more may be parts of a character that is not whole. Cancel: nothing is held.
+        The last one or more may be parts of a character that is not whole, or of what may become a tool
+        call. Cancel: nothing is held.
         """
-        unsure, shown = stream.unsure, stream.trail.again
+        unsure, shown = stream.unsure, None
         backends = self.table.backends(ask.route.pool)
         serving = [each for each in backends if each.id not in ask.tried and each.phase in _SERVING]
-        for tokens in range(len(unsure), max(0, len(unsure) - _MOST_PARTS), -1):
+        for tokens in range(len(unsure), max(0, len(unsure) - _MOST_ASKED), -1):
             text = await settings.counters.text_of(unsure[:tokens], ask.route, serving)
-            if text is None:
+            if text is not None and shown is None:
+                shown = stream.shown_of(text)
+            if text is None or shown is None:
                 return
-            if text in (shown, shown.removeprefix(" ")):  # some tokenizers drop the first space
-                stream.put_seam(tokens)
+            if shown.startswith(text):
+                stream.put_seam(tokens, shown[len(text) :])
                 return
 
     def rest(

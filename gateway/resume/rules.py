@@ -24,6 +24,7 @@ import msgspec
 
 from gateway.core.types import Call, Dialect
 from gateway.wire.large import fields_at_hand
+from gateway.wire.objects import is_given
 
 _HARMLESS: Final = frozenset(
     {
@@ -95,6 +96,15 @@ def held_back_chars(call: Call) -> int:
     if call.places is None and b'"stop"' not in call.body:
         return 0
     return max(map(len, _stops(fields_at_hand(call))), default=1) - 1
+
+
+def is_parsed(call: Call) -> bool:
+    """Whether an engine may look for tool calls in the reply to a call, and hold back what could begin one."""
+    if call.places is None and b'"tools"' not in call.body:
+        return False
+    fields = fields_at_hand(call)
+    choice = bytes(fields.get("tool_choice", b""))
+    return is_given(fields.get("tools", msgspec.Raw())) and choice != b'"none"'
 
 
 def _stops(fields: Mapping[str, msgspec.Raw]) -> list[str]:

@@ -8,6 +8,10 @@
 An engine that looks for stop strings holds back as many characters as the longest has, but one. So a
 token is shown in full only when that many more have come.
 
+Where tools are offered, a parser may hold back the beginning of a call, and nobody knows how much. So
+the seam stays where the backend began, and the text of the tokens behind it tells where to go on
+(`Trail.unsure`).
+
 After a frame with one token that showed text, no character is half there. A frame with several tokens
 may end with one that showed nothing, as it is the first part of a character: a busy engine puts tokens
 together. So it is no place to go on, whatever its text is.
@@ -23,7 +27,9 @@ _MOST_CHARS: Final = 64 * 1024  # since the last seam: what has none for so long
 class Seam:
     """The last seam of one stream, as it moves on; `ids_bytes` says how far the ids are kept there."""
 
-    __slots__ = ("_held_back", "_later", "_loose", "_skips", "ids_bytes", "lost")
+    __slots__ = (
+        "_held_back", "_later", "_loose", "_loose_chars", "_skips", "ids_bytes", "lost", "shown_ids_bytes",
+    )  # fmt: skip
 
     def __init__(self, held_back_chars: int) -> None:
         self._held_back = held_back_chars
@@ -33,23 +39,27 @@ class Seam:
     def begin(self, ids_bytes: int) -> None:
         """A backend begins to write here, with nothing held back yet."""
         self.ids_bytes, self._skips = ids_bytes, 0
+        self.shown_ids_bytes = ids_bytes  # until the last token that showed text
         self._later: list[tuple[str, int]] = []  # what was shown since, up to each later token
-        self._loose = ""  # and since the last of these
+        self._loose: list[str] = []  # and since the last of these
+        self._loose_chars = 0
 
     def at(self, ids_bytes: int) -> None:
         """A token showed its text, of an engine that holds nothing back."""
         self.ids_bytes = ids_bytes
         if self._loose:
-            self._loose = ""
+            self._loose, self._loose_chars = [], 0
 
     def show(self, text: str, ids_bytes: int, *, whole: bool) -> None:
         """Text was shown; `whole` says that no character is half there after it."""
-        self._loose += text
+        self._loose.append(text)
+        self._loose_chars += len(text)
+        self.shown_ids_bytes = ids_bytes
         if whole:
-            self._later.append((self._loose, ids_bytes))
-            self._loose = ""
+            self._later.append(("".join(self._loose), ids_bytes))
+            self._loose, self._loose_chars = [], 0
             self._advance()
-        elif len(self._loose) > _MOST_CHARS:
+        elif self._loose_chars > _MOST_CHARS:
             self.lost = True
 
     def _advance(self) -> None:
@@ -73,4 +83,4 @@ class Seam:
         return self._since()[self._skips :]
 
     def _since(self) -> str:
-        return "".join(text for text, _ in self._later) + self._loose
+        return "".join([*(text for text, _ in self._later), *self._loose])

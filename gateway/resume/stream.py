@@ -19,7 +19,7 @@ from gateway.core.endings import Barrier
 from gateway.core.types import Call, Demand
 from gateway.resume.reasoning import Expected
 from gateway.resume.rest import kept, rest_of
-from gateway.resume.rules import held_back_chars, joins, may_go_on
+from gateway.resume.rules import held_back_chars, is_parsed, joins, may_go_on
 from gateway.resume.sight import CHOICES
 from gateway.resume.trail import Reached, Trail
 from gateway.resume.transcript import Transcript
@@ -31,7 +31,7 @@ from gateway.wire.veil import Veil
 _CR: Final = ord("\r")
 _HOLD_BYTES: Final = 1024 * 1024  # of half a frame; the ids of a prompt are all in one
 _MOST_FAILURES: Final = 3
-_MOST_UNSURE: Final = 512  # tokens
+_MOST_UNSURE: Final = 16_384  # tokens
 _ROLE: Final = b'"delta":{"role":'
 _USAGE: Final = b'"usage":{'
 _CHUNK: Final = msgspec.json.Decoder(dict[str, Any])
@@ -67,7 +67,7 @@ class TrailedStream(StreamWatch):
         self.trail: Trail | Transcript = (
             Transcript(call.dialect, self.shape)
             if by_text
-            else Trail(call.dialect, held_back_chars(call))
+            else Trail(call.dialect, held_back_chars(call), parsed=is_parsed(call))
         )
         self._veil = Veil() if veil else None
         self.cut: Fault | None = None  # it broke off here, and may go on
@@ -151,12 +151,16 @@ class TrailedStream(StreamWatch):
     @property
     def unsure(self) -> list[int]:
         """The tokens of whose text somebody has to tell how many showed `trail.again`, or nobody can go on."""
-        return self._unsure() if self.cut is not None and self.barrier is Barrier.SEAM else []
+        return self._unsure() if self.cut is not None else []
 
-    def put_seam(self, tokens: int) -> None:
-        """Let so many of the unsure tokens be those that were shown."""
+    def shown_of(self, text: str) -> str | None:
+        """Return what was shown of the text of the unsure tokens; None: nobody can tell."""
+        return self.trail.shown_of(text) if isinstance(self.trail, Trail) else None
+
+    def put_seam(self, tokens: int, again: str) -> None:
+        """Go on behind so many of the unsure tokens; `again` was shown beyond them."""
         if isinstance(self.trail, Trail):
-            self.trail.put_seam(tokens)
+            self.trail.put_seam(tokens, again)
         self.barrier = self._barrier()
 
     @property
@@ -228,14 +232,21 @@ class TrailedStream(StreamWatch):
             return Barrier.REQUEST
         if self._long is not None or not trail.leads_on:  # a part of a frame was passed on
             return Barrier.REPLY
-        if self._again or not joins(call, trail.tail, trail.again):
+        if self._again or (trail.reasoned and trail.again):
+            return Barrier.SEAM
+        if not joins(call, trail.tail, trail.again):
             return Barrier.SEAM
         return None
 
     def _unsure(self) -> list[int]:
-        """Return the tokens that alone keep others from going on: nobody knows yet how many were shown."""
+        """Return the tokens of which nobody knows yet how many were shown, where that keeps others from going on.
+
+        Greedy choices could be made again, but all of those behind a parser would be.
+        """
         trail = self.trail
-        if self.barrier is not Barrier.SEAM or self._again or not isinstance(trail, Trail):
+        if self._again or not isinstance(trail, Trail):
+            return []
+        if self.barrier is not Barrier.SEAM and (self.barrier is not None or not trail.parsed):
             return []
         unsure = trail.unsure if joins(self._asked[0], trail.tail + trail.again, "") else []
         return unsure if len(unsure) <= _MOST_UNSURE else []

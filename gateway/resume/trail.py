@@ -28,10 +28,12 @@ from gateway.wire.sse import GOOD_REASONS
 
 # So many frames without text in a row are no character that is not whole yet, and no parser's doubt.
 _MOST_UNSHOWN: Final = 16
-_KINDS: Final = ("reasoning", "reasoning_content", "content")
+_REASONING: Final = ("reasoning", "reasoning_content")
+_KINDS: Final = (*_REASONING, "content")
 _IDS: Final = b'"token_ids":['
 _PROMPT_IDS: Final = b'"prompt_token_ids":['
 _TOKENS: Final = msgspec.json.Decoder(list[int])
+_STRING: Final = msgspec.json.Decoder(str)
 
 
 class _Delta(msgspec.Struct):
@@ -88,12 +90,16 @@ class Trail:
     """The trail of one stream. Its owner hands it every read: by sight, else frame by frame."""
 
     __slots__ = (
-        "_barred", "_given", "_holds_back", "_ids", "_prompt", "_seam", "_sight", "_unread", "kind", "reasoned",
-        "shows", "strayed",
+        "_barred", "_given", "_holds_back", "_ids", "_prompt", "_seam", "_sight", "_unread", "kind", "parsed",
+        "reasoned", "shows", "strayed",
     )  # fmt: skip
 
-    def __init__(self, dialect: Dialect, held_back_chars: int = 0) -> None:
-        """`held_back_chars` is how much the engine keeps back, to look for stop strings in it."""
+    def __init__(self, dialect: Dialect, held_back_chars: int = 0, *, parsed: bool = False) -> None:
+        """`held_back_chars` is how much the engine keeps back, to look for stop strings in it.
+
+        `parsed` tells that it looks for tool calls, and so may keep back any part of the answer.
+        """
+        self.parsed = parsed
         self.shows = shown_by_chat if dialect is Dialect.CHAT else shown_by_completion
         self.kind = ""  # of what was shown last: the name of its field
         self.reasoned = False  # reasoning was shown
@@ -115,9 +121,15 @@ class Trail:
             return None
         framed, text, ids = told
         self._ids += ids + b","
-        if text:
+        if text and self.parsed and self._doubts(self.kind):
+            self._seam.show(_STRING.decode(b'"%b"' % text), len(self._ids), whole=False)
+        elif text:
             self._seam.at(len(self._ids))
         return framed
+
+    def _doubts(self, kind: str) -> bool:
+        """Whether a parser of tool calls may hold back what follows text of this kind."""
+        return self.parsed and kind not in _REASONING
 
     def strip(self, frame: bytes) -> bytes:
         """Keep the ids of a whole frame; return it as it is without them."""
@@ -172,7 +184,8 @@ class Trail:
             if shown.text:
                 self.kind = shown.kind
                 self.reasoned |= shown.reasoning
-                self._seam.show(shown.text, ids_bytes, whole=single and not shown.mixed)
+                whole = single and not shown.mixed and not self._doubts(shown.kind)
+                self._seam.show(shown.text, ids_bytes, whole=whole)
         self._unread.clear()
         return not self._barred
 
@@ -186,7 +199,9 @@ class Trail:
         """Whether another backend can go on from where it is."""
         if self._prompt is None or self.strayed or not self._read() or self._seam.lost:
             return False
-        return not self.reasoned or not (self._holds_back or self._seam.again)
+        if not self.reasoned:
+            return True
+        return not self._holds_back and (self.parsed or not self._seam.again)
 
     @property
     def tail(self) -> str:
@@ -201,16 +216,33 @@ class Trail:
     @property
     def unsure(self) -> list[int]:
         """The tokens behind the seam, some of which showed `again`; none where their text is not all of it."""
-        if self._holds_back or self.reasoned or not self._seam.again:
+        if self._holds_back or (self.reasoned and not self.parsed) or not self._seam.again:
             return []
-        behind = bytes(self._ids[self._seam.ids_bytes :])
+        behind = bytes(self._ids[self._seam.ids_bytes : self._seam.shown_ids_bytes])
         return _numbers(behind.removesuffix(b",")) or []
 
-    def put_seam(self, tokens: int) -> None:
-        """Let so many of the unsure tokens be before the seam: their text is what was shown."""
+    def shown_of(self, text: str) -> str | None:
+        """Return what was shown of the text of the unsure tokens, from its beginning on; None: nobody can tell.
+
+        Marks around reasoning are not shown. Behind them only what is said once has a certain place.
+        """
+        again = self._seam.again
+        if self.reasoned:
+            at = text.find(again)
+            return text[: at + len(again)] if at >= 0 and at == text.rfind(again) else None
+        shown = (
+            again if text.startswith(again) else again.removeprefix(" ")
+        )  # some tokenizers drop it
+        return shown if text.startswith(shown) else None
+
+    def put_seam(self, tokens: int, again: str) -> None:
+        """Let so many of the unsure tokens be before the seam; `again` was shown beyond it."""
         behind = bytes(self._ids[self._seam.ids_bytes :])
         passed = sum(len(each) + 1 for each in behind.split(b",")[:tokens])
+        shown_ids_bytes = self._seam.shown_ids_bytes
         self._seam.begin(self._seam.ids_bytes + passed)
+        if again:
+            self._seam.show(again, shown_ids_bytes, whole=False)
 
     def reached(self) -> Reached | None:
         """Return from where another backend can go on; None where that would not be exact."""

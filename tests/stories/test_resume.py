@@ -212,6 +212,8 @@ def test_what_would_not_go_on_exactly_ends_with_an_error(more):
         {"presence_penalty": 0, "frequency_penalty": 0.0, "logprobs": False, "stop": None},
         {"response_format": {"type": "text"}, "top_p": 0.9, "temperature": 1.1, "user": "u"},
         {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "temperature": 1},
         {"min_tokens": 20, "ignore_eos": True},
         {"stop": ["xyz", "never said"]},
         {"stop": "z"},

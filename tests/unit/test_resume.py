@@ -349,7 +349,7 @@ def test_what_is_drawn_by_chance_goes_on_once_it_is_known_how_many_tokens_were_s
     watch = unsure_stream()
     assert watch.broken(FAULT) == b""
     assert (watch.unsure, watch.trail.again) == ([70, 8, 9], "ab")
-    watch.put_seam(shown)
+    watch.put_seam(shown, "")
     assert watch.unsure == []
     assert watch.trail.reached() == Reached([1, 2, 3], [6, 70, 8, 9][: 1 + shown])
     assert watch.rest()[1].prompt_tokens == 4 + shown
