@@ -39,7 +39,7 @@ class Leaving:
         drained = backend.phase is Phase.DRAINING and now - backend.since >= after_s
         if not drained or not stream.may_leave:
             return None
-        ask.place = self._gate.enter(self._rest(ask, stream.events, backend.id))
+        ask.place = self._gate.enter(self._rest(ask, stream, backend.id))
         if ask.place is None:
             return None
         self._moved[backend.id] += 1
@@ -50,9 +50,9 @@ class Leaving:
         moved, self._moved = self._moved, Counter()
         return moved
 
-    def _rest(self, ask: Ask, said: int, left: str) -> Ask:
+    def _rest(self, ask: Ask, stream: TrailedStream, left: str) -> Ask:
         """Return the ask for what is left of a stream; what was said is counted by its events."""
-        demand = ask.demand
+        said, demand = stream.events, stream.demand  # `ask.demand` may be that of a rest
         limit = demand.max_new_tokens
         demand = Demand(
             demand.prompt_tokens + said,

@@ -164,6 +164,11 @@ class TrailedStream(StreamWatch):
         self.barrier = self._barrier()
 
     @property
+    def demand(self) -> Demand:
+        """What the whole of it needs."""
+        return self._asked[1]
+
+    @property
     def went_on(self) -> bool:
         """Whether another backend than the first one writes it, or is to."""
         return self._reached is not None
