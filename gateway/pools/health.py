@@ -17,7 +17,9 @@ facts add up to. The first line that applies wins:
     ejected: too many of its requests failed              DEGRADED  traffic or success_rate
     ejected, and tried again by one request at a time     DEGRADED  probation
     `burst` requests in a row failed                      DEGRADED  traffic
-    our requests hear nothing for longer than is usual    DEGRADED  silent
+    our requests hear nothing for longer than is usual,
+      until it makes progress, or for `ejection_s` after
+      they left one whose engine shows no work            DEGRADED  silent
     `fall` probes timed out, with signs of life between   DEGRADED  slow_health
     metrics were seen, then none for `metrics_stale_s`    DEGRADED  metrics_stale
     otherwise                                             READY
@@ -136,9 +138,11 @@ def listen(state: HealthState, said: Listened, at: float, policy: Policy) -> Hea
     """Return the state after our requests told what they heard."""
     if state.phase is Phase.STOPPED:
         return state
-    if said.heard_at > state.heard_at:
+    heard = said.heard_at > state.heard_at
+    if heard:
         state = replace(state, heard_at=said.heard_at, unheard_failures=0)
-    return _judged(replace(state, progress=listened(state.progress, said)), at, policy)
+    progress = listened(state.progress, said, at, policy.ejection_s, heard=heard)
+    return _judged(replace(state, progress=progress), at, policy)
 
 
 def obey(state: HealthState, order: Order, at: float, policy: Policy) -> HealthState:
@@ -236,7 +240,7 @@ def _scraped(state: HealthState, sample: LoadSample, policy: Policy) -> HealthSt
     return replace(
         state,
         unheard_failures=0 if lives else state.unheard_failures,
-        progress=scraped(state.progress, sample, policy.progress_s),
+        progress=scraped(state.progress, sample, policy.progress_s, policy.ejection_s),
         asleep=sample.asleep,
         metrics_at=sample.at,
         metrics_lost=False,
@@ -318,7 +322,7 @@ def _doubt(state: HealthState, policy: Policy) -> tuple[str, str] | None:
         why = f"{policy.burst} or more requests failed in a row, most recently: {state.traffic_reason}"
         return "traffic", why
     if silent_s := state.progress.silent_s:
-        why = f"requests wait, and nothing came from it for {silent_s:.0f} s: longer than usual"
+        why = f"nothing came from it for {silent_s:.0f} s while requests waited: longer than usual"
         return "silent", why
     if state.probe_failures >= policy.fall:
         why = f"it serves requests, but {state.probe_failures} health checks in a row timed out"

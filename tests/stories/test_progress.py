@@ -1,6 +1,7 @@
 """An engine that works is left alone, however slow or silent; one that does not loses its requests."""
 
 import asyncio
+import contextlib
 import json
 from collections import Counter
 from dataclasses import replace
@@ -66,6 +67,30 @@ async def test_a_frozen_server_gets_no_new_requests_within_seconds_and_its_own_g
         }
         assert reasons <= {"silent", "new"}
         assert other.engine.running == 0
+
+
+@story
+async def test_a_frozen_server_whose_clients_give_up_and_come_back_is_one_story_not_many():
+    async with gateway(SLOW, health="progress: 12s") as world:
+        backend = world.process.table.get("m/b1")
+
+        async def impatient():
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(5.0):
+                        await world.chat(max_tokens=250, stream=True)
+                await asyncio.sleep(0.6)  # two looks at what waits
+
+        client = asyncio.get_running_loop().create_task(impatient())
+        await world.until(lambda: world.sims[0].engine.gauges.running == 1)
+        await world.until(lambda: backend.sample is not None and backend.sample.running == 1)
+        before = len(world.process.table.transitions)
+        world.sims[0].inject("frozen")
+        await world.until(lambda: backend.phase is Phase.DOWN, seconds=20.0)
+        told = [each.reason for each in [*world.process.table.transitions][before:]]
+        assert told == ["silent", "no_progress"]
+        client.cancel()
+        await asyncio.wait([client])
 
 
 @story

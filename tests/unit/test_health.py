@@ -256,12 +256,37 @@ def test_a_silence_longer_than_usual_is_a_suspicion_and_the_next_sign_of_life_en
     state = heard(READY, 1.0, quiet=4.0)
     assert (state.phase, state.reason) == (Phase.DEGRADED, "silent")
     assert "4 s" in state.detail
-    assert heard(state, 2.0).phase is Phase.READY
+    assert heard(state, 2.0, heard_at=2.0).phase is Phase.READY
     state = heard(after(READY, chunk(0.0)), 1.0, quiet=4.0)
     assert after(state, chunk(2.0)).phase is Phase.DEGRADED
     assert after(state, chunk(2.0, steps=1.0)).phase is Phase.READY
     stopped = obey(READY, Order.STOP, 1.0, POLICY)
     assert heard(stopped, 2.0, quiet=9.0) is stopped
+
+
+def test_requests_that_give_up_are_no_progress_so_a_frozen_engine_stays_suspect_until_it_is_down():
+    state = after(READY, chunk(0.0))
+    reasons = []
+    for tick in range(
+        1, 121
+    ):  # half seconds: each client gives up after 6 s, the next one comes 2 s later
+        at = tick / 2
+        state = heard(state, at, quiet=at % 8 if at % 8 < 6 else 0.0)
+        if tick % 2 == 0:
+            state = after(state, chunk(at))
+        if state.reason not in reasons[-1:]:
+            reasons.append(state.reason)
+    assert reasons == ["healthy", "silent", "no_progress"]
+
+
+def test_a_silence_that_nothing_tells_of_any_more_is_forgotten_after_a_while_for_it_takes_a_request_to_know():
+    blind, idle = READY, after(READY, scraped(0.0), scraped(9.0))
+    for state in (
+        heard(blind, 10.0, quiet=4.0),
+        after(heard(idle, 10.0, quiet=4.0), scraped(39.0)),
+    ):
+        assert heard(state, 39.9).reason == "silent"
+        assert heard(state, 40.0).phase is Phase.READY
 
 
 def test_an_idle_engine_makes_no_progress_and_is_well():
