@@ -1,5 +1,6 @@
 """What `doctor` finds in nginx's settings, versions and flags, each with the line to change."""
 
+import asyncio
 import contextlib
 import pathlib
 
@@ -8,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cli.doctor.advisories import mending, open_in
+from gateway.cli.doctor.cached import judged
 from gateway.cli.doctor.nginxfile import parse, seconds, size
 from gateway.cli.doctor.nginxrules import nginx_findings
-from gateway.cli.doctor.servers import flag_findings, metrics_findings
+from gateway.cli.doctor.servers import flag_findings, metrics_findings, server_findings
 from gateway.config.models import Config
+from gateway.sim.server import SimConfig, SimServer
 
 SHIPPED = (pathlib.Path(__file__).parents[2] / "deploy/nginx/gateway.conf").read_text()
 
@@ -142,3 +145,32 @@ def test_flags_that_work_against_the_gateway_are_found():
     assert flags(command=with_flag) == ["log_stats"]
     assert [each.about for each in metrics_findings("m/b1", b"python_info 1\n")] == ["log_stats"]
     assert [*metrics_findings("m/b1", b"vllm:num_requests_running 0\n")] == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "verdict"),
+    [
+        ({}, "note"),
+        ({"prompt_tokens_details": True}, "ok"),
+        ({"max_model_len": 256}, None),  # its window is shorter than what is asked
+    ],
+)
+def test_a_server_that_does_not_tell_what_was_cached_is_found_by_its_replies(settings, verdict):
+    async def story():
+        async with SimServer(SimConfig(model="m", **settings)) as sim:
+            backend = {"name": "b1", "url": sim.url}
+            settled = config(pools={"m": {"backends": [backend]}})
+            findings = await asyncio.to_thread(server_findings, settled)
+            assert len(sim.received("/v1/completions")) in (0, 2)
+            return [each for each in findings if each.about == "prompt_tokens_details"]
+
+    findings = asyncio.run(story())
+    assert [each.verdict for each in findings] == ([] if verdict is None else [verdict])
+    if verdict == "note":
+        assert "its metrics count 496" in findings[0].told
+        assert findings[0].change == "start it with --enable-prompt-tokens-details"
+
+
+@pytest.mark.parametrize("reply", [b'{"usage": {"prompt_tokens": 512}}', b"garbage", b"[]"])
+def test_where_nothing_is_cached_there_is_nothing_to_tell(reply):
+    assert [*judged("m/b1", reply, 7.0, 7.0)] == []

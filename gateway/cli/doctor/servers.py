@@ -10,6 +10,7 @@ from typing import Final
 import uvloop
 
 from gateway.cli.doctor.advisories import mending, open_in
+from gateway.cli.doctor.cached import cache_findings
 from gateway.cli.doctor.findings import Finding, ok
 from gateway.config.models import BackendConfig, Config
 from gateway.pools.backend import Backend
@@ -30,8 +31,8 @@ def server_findings(config: Config) -> list[Finding]:
 async def _all(config: Config) -> list[Finding]:
     async with asyncio.TaskGroup() as group:
         tasks = [
-            group.create_task(_look(backend), name=f"doctor {backend.id}")
-            for backend in _backends(config)
+            group.create_task(_look(backend, launched=launched), name=f"doctor {backend.id}")
+            for backend, launched in _backends(config)
         ]
     found = [finding for task in tasks for finding in task.result()]
     for name, pool in config.pools.items():
@@ -40,22 +41,24 @@ async def _all(config: Config) -> list[Finding]:
     return found
 
 
-def _backends(config: Config) -> Iterator[Backend]:
+def _backends(config: Config) -> Iterator[tuple[Backend, bool]]:
+    """Yield each backend, and whether the gateway launches it."""
     for name, pool in config.pools.items():
         for each in pool.backends:
             key = None if each.api_key is None else each.api_key.get_secret_value()
             backend = Backend(name, each.name, each.url, key)
             configure(backend, pool, each, None)
-            yield backend
+            yield backend, each.launch is not None
 
 
-async def _look(backend: Backend) -> list[Finding]:
+async def _look(backend: Backend, *, launched: bool) -> list[Finding]:
     if backend.plain:
         return []
     pages = Pages(backend)
     try:
         version = parse_version(await pages.get("/version", timeout_s=_TIMEOUT_S))
         metrics = await pages.get("/metrics", timeout_s=_TIMEOUT_S)
+        cached = [] if launched else await cache_findings(backend.id, pages)
     except FetchError as error:
         return [
             Finding(verdict="skipped", about="backend", told=f"{backend.id} does not answer: {error.reason}",
@@ -66,7 +69,8 @@ async def _look(backend: Backend) -> list[Finding]:
                         change="correct its url, or set `engine: openai` on its pool")]  # fmt: skip
     finally:
         pages.close()
-    return [*version_findings(backend.id, version or ""), *metrics_findings(backend.id, metrics)]
+    found = [*version_findings(backend.id, version or ""), *metrics_findings(backend.id, metrics)]
+    return found + cached
 
 
 def version_findings(backend: str, version: str) -> Iterator[Finding]:

@@ -43,6 +43,7 @@ def doctor(  # noqa: PLR0913 - the options of a verb
 ) -> None:
     """Look at proxy, machine and backends, and name what works against the gateway, with the line to change.
 
+    A backend that the gateway did not launch is asked twice for one token, to see whether it tells what was cached.
     Exit code 8 if something is wrong.
     """
     loaded = usable(config)
