@@ -39,7 +39,6 @@ from gateway.config.reload import digest
 from gateway.config.trafficcheck import check_workers
 from gateway.core.aio import Clock, SystemClock
 from gateway.core.errors import ConfigError
-from gateway.core.limits import Judged
 from gateway.heal.following import told_of
 from gateway.heal.givennames import read_names
 from gateway.heal.supervisor import Supervisor
@@ -66,7 +65,7 @@ from gateway.rollout.rollouts import Rollouts
 from gateway.routing.catalog import Catalogs
 from gateway.routing.choice import Chooser
 from gateway.running import run
-from gateway.store.group import Group, GroupStore, Place, place_of
+from gateway.store.group import Group, GroupScripts, GroupStore, Place, place_of
 from gateway.store.memory import MemoryStore
 from gateway.store.replicas import Replicas, Told, this_process
 from gateway.store.scripts import Scripted
@@ -158,7 +157,7 @@ def build(
         clock=clock,
         gate=gate,
         shadows=Shadows(table, chooser, gate, client, clock, metrics.shadowed),
-        limiter=Limiter(clock, link, lambda: replicas.alive, _part_of(accounts, group)),
+        limiter=_limiter(clock, link, lambda: replicas.alive, accounts, group),
         catalogs=Catalogs(table, clock),
         live=set(),
         early=Early(ledger.settle, clock),
@@ -208,10 +207,18 @@ def build(
     )  # fmt: skip
 
 
-def _part_of(accounts: Accounts, group: Group | None) -> Callable[[Judged, str], float]:
-    """Return what tells what was used before; without Redis each worker gives out its part of the rest."""
-    workers = 1 if group is None else group.place.count
-    return lambda rule, key_id: accounts.spent(rule, key_id) / workers
+def _limiter(
+    clock: Clock,
+    link: Scripted | None,
+    replicas: Callable[[], int],
+    accounts: Accounts,
+    group: Group | None,
+) -> Limiter:
+    """Return what limits, on Redis, else in the parent of workers, else in this process."""
+    if link is not None:
+        return Limiter(clock, link, replicas)
+    shared = None if group is None else GroupScripts(group)
+    return Limiter(clock, shared, replicas, accounts.spent)
 
 
 def shared_store(

@@ -147,8 +147,8 @@ _AMOUNT: Final = {"type": "number", "exclusiveMinimum": 0}
 _HOW: Final = {
     "on_outage": {
         "enum": [each.value for each in OnOutage],
-        "description": "While Redis does not answer. local: each gateway gives out its share. open:"
-        " nothing is refused. closed: everything is, with 503. Default: local.",
+        "description": "While Redis, or the parent of workers, does not answer. local: each gives out"
+        " its share. open: nothing is refused. closed: everything is, with 503. Default: local.",
     },
     "shadow": {
         "type": "boolean",

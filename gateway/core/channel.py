@@ -2,7 +2,8 @@
 
     length (4 bytes), then MessagePack: Call(id, what, args)   or   Reply(id, value, why)
 
-Either side asks and answers. Each call is a task of the side that answers, so a slow one delays no other.
+Either side asks and answers. Each call is a task of the side that answers, so a slow one delays no other; those
+`at_once` wait for nothing and are answered as they are read, in order. A call of number 0 wants no reply.
 What cannot be read, or is too long, ends the channel: both ends are the same program.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -21,6 +22,7 @@ from gateway.core.aio import guarded, start
 MOST_BYTES: Final = 64 * 1024 * 1024  # of one message: all metrics, or one page of a list
 _MOST_CALLS: Final = 1024  # being answered at a time
 _HEAD_BYTES: Final = 4
+_UNREAD_BYTES: Final = 1024 * 1024  # that the other side may leave before it is told nothing more
 
 Answer = Callable[..., Awaitable[Any]]
 Answers = Mapping[str, Answer]
@@ -33,7 +35,7 @@ class Unanswered(Exception):
 class _Call(msgspec.Struct, frozen=True, tag=True, array_like=True):
     id: int
     what: str
-    args: list[Any]
+    args: Sequence[Any]
 
 
 class _Reply(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -57,6 +59,7 @@ class Channel:
         self._tasks: set[asyncio.Task[None]] = set()
         self._number = 0
         self.open = asyncio.Event()
+        self.at_once: Mapping[str, Callable[..., Any]] = {}
 
     async def run(self) -> None:
         """Read until the other side goes. Cancel: closes this side."""
@@ -86,7 +89,7 @@ class Channel:
         number = self._number
         waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            self._send(_Call(number, what, list(args)))
+            self._send(_Call(number, what, args))
             async with asyncio.timeout(within_s):
                 reply = await waiting
         except TimeoutError:
@@ -97,9 +100,20 @@ class Channel:
             raise Unanswered(reply.why)
         return reply.value
 
+    def tell(self, what: str, *args: Any) -> None:
+        """Have the other side do something, after what it was asked before; nobody hears whether it did."""
+        writer = self._writer
+        if writer is not None and writer.transport.get_write_buffer_size() < _UNREAD_BYTES:
+            self._send(_Call(0, what, args))
+
     def _read(self, data: bytes) -> None:
         message = _DECODER.decode(data)
         if isinstance(message, _Call):
+            if (answer := self.at_once.get(message.what)) is not None:
+                value = answer(*message.args)
+                if message.id:
+                    self._send(_Reply(message.id, value))
+                return
             task = start(guarded(self._answer(message), name=message.what), name=message.what)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -117,7 +131,8 @@ class Channel:
         except Unanswered as error:
             reply = _Reply(call.id, None, str(error) or "unanswered")
         finally:
-            self._send(reply)
+            if call.id:
+                self._send(reply)
 
     def _send(self, message: _Call | _Reply) -> None:
         data = _ENCODER.encode(message)

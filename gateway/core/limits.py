@@ -163,10 +163,9 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """A limit in its plan: where what is used is kept, and what of a request's amounts counts."""
+class Counted:
+    """How a limit counts: where what is used is kept, and what of a request's amounts counts."""
 
-    limit: Limit
     store: int  # its place in the plan's `stores`
     period: Period
     amount: int  # its place in `Amounts`
@@ -174,16 +173,30 @@ class Judged:
     shadow: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Judged(Counted):
+    """A limit in its plan."""
+
+    limit: Limit
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Counts:
+    """What is counted of one request."""
+
+    rules: tuple[Counted, ...]
+    stores: tuple[str, ...]  # all of one tenant's are on one node of a cluster
+    running: tuple[int, ...]  # the stores that hold what runs
+
+
 @dataclass(frozen=True, slots=True, eq=False)  # each is itself: requests look things up by it
-class Plan:
+class Plan(Counts):
     """All that a request of one key for one model has to fit. Compiled once; see `limiting.plans`."""
 
-    key_id: str
     rules: tuple[Judged, ...]
-    stores: tuple[str, ...]  # all of one tenant's are on one node of a cluster
+    key_id: str
     words: str  # the rules, as scripts read them
     calendar: str  # those of them that count over a day or a month
-    running: tuple[int, ...]  # the stores that hold what runs
     shown: tuple[
         tuple[bytes, tuple[int, ...]], ...
     ]  # headers: a label, and the rules that it may tell of

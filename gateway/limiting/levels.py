@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
-from gateway.core.limits import Amounts, Judged, Period, Plan
+from gateway.core.limits import Amounts, Counted, Counts, Period
 from gateway.limiting.rules import MINUTE_S, NOTHING, day_of, month_of
+
+CALENDAR: Final = frozenset({Period.DAY, Period.MONTH})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +39,13 @@ class Levels:
     """By the names of stores: amounts as (stamp, used), by amount and period, and leases of what runs."""
 
     amounts: dict[tuple[str, int, Period], tuple[float, float]] = field(default_factory=dict)
-    running: dict[str, set[str]] = field(default_factory=dict)
+    running: dict[str, dict[str, float]] = field(default_factory=dict)  # until when, oldest first
 
-    def used(self, plan: Plan, at: Moment) -> tuple[float, ...]:
+    def used(self, plan: Counts, at: Moment) -> tuple[float, ...]:
         """Return what is used of each rule; a clock that goes back empties nothing."""
         return tuple([self._level(plan.stores[rule.store], rule, at) for rule in plan.rules])
 
-    def _level(self, store: str, rule: Judged, at: Moment) -> float:
+    def _level(self, store: str, rule: Counted, at: Moment) -> float:
         period = rule.period
         if period is Period.RUNNING:
             return len(self.running.get(store, ()))
@@ -50,22 +54,22 @@ class Levels:
             return max(0.0, used - max(0.0, at.now - stamp) / MINUTE_S * rule.most)
         return used if stamp >= at.stamp(period) else 0.0
 
-    def recall(self, plan: Plan, at: Moment, spent: Callable[[Judged, str], float]) -> None:
+    def recall(self, plan: Counts, at: Moment, spent: Callable[[int], float]) -> None:
         """Begin the days and months of a plan, of which nothing is known yet, with what was used of them before."""
-        for rule in plan.rules:
-            if rule.period in (Period.DAY, Period.MONTH):
+        for number, rule in enumerate(plan.rules):
+            if rule.period in CALENDAR:
                 place = plan.stores[rule.store], rule.amount, rule.period
                 if place not in self.amounts:
-                    self.amounts[place] = at.stamp(rule.period), spent(rule, plan.key_id)
+                    self.amounts[place] = at.stamp(rule.period), spent(number)
 
-    def put(self, plan: Plan, used: Sequence[float], at: Moment) -> None:
+    def put(self, plan: Counts, used: Sequence[float], at: Moment) -> None:
         """Note what is used of each rule but of those that count what runs."""
         for rule, level in zip(plan.rules, used, strict=True):
             if rule.period is not Period.RUNNING:
                 place = plan.stores[rule.store], rule.amount, rule.period
                 self.amounts[place] = at.stamp(rule.period), level
 
-    def charge(self, plan: Plan, more: Amounts, at: Moment, taken_on: int) -> None:
+    def charge(self, plan: Counts, more: Amounts, at: Moment, taken_on: int) -> None:
         """Count what is used more, or, as far as there is, less; what was taken on another day stays with that."""
         if more == NOTHING:
             return
@@ -79,17 +83,30 @@ class Levels:
             levels.append(level if past else max(0.0, level + each))
         self.put(plan, levels, at)
 
-    def begin(self, plan: Plan, lease: str) -> None:
-        """Count a request among what runs."""
+    def begin(self, plan: Counts, lease: str, until: float = math.inf) -> None:
+        """Count a request among what runs, until it ends or is given up."""
         for place in plan.running:
-            self.running.setdefault(plan.stores[place], set()).add(lease)
+            self.renew(plan.stores[place], lease, until)
 
-    def end(self, plan: Plan, lease: str) -> None:
+    def renew(self, store: str, lease: str, until: float) -> None:
+        """Count what runs in a store for longer."""
+        leases = self.running.setdefault(store, {})
+        leases.pop(lease, None)  # so that the dictionary's order is that of time
+        leases[lease] = until
+
+    def give_up(self, plan: Counts, now: float) -> None:
+        """Count no more what nobody has renewed."""
+        for place in plan.running:
+            leases = self.running.get(plan.stores[place], {})
+            while leases and leases[lease := next(iter(leases))] <= now:
+                del leases[lease]
+
+    def end(self, plan: Counts, lease: str) -> None:
         """Count a request no more."""
         for place in plan.running:
             store = plan.stores[place]
             leases = self.running.get(store)
             if leases is not None:
-                leases.discard(lease)
+                leases.pop(lease, None)
                 if not leases:
                     del self.running[store]

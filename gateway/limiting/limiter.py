@@ -2,8 +2,9 @@
 
     take -> (wait for room, send, relay) -> settle, synchronously, on every way out
 
-Without Redis one process holds all there is. With it, replicas hold it there, and each call is one script
-over all scopes that takes all or nothing. When Redis does not answer, each rule does as its `on_outage`
+A process that is alone holds all there is. Replicas hold it in Redis, where each call is one script over all
+scopes that takes all or nothing; workers without Redis hold it in their parent, which does what the scripts
+do (`limiting.inparent`). What follows holds for either. When Redis does not answer, each rule does as its `on_outage`
 says. `local` gives out this replica's share, limit / replicas, and goes on from what was used when Redis
 last answered. No request waits for a Redis that is known to be away, and none longer than 50 ms; of one
 that is slow, one request a second finds out whether it still is.
@@ -22,7 +23,7 @@ from typing import Final
 from gateway.core.aio import Clock, periodic
 from gateway.core.limits import Amounts, Judged, Limit, Plan, Taken
 from gateway.limiting import scripts
-from gateway.limiting.levels import Levels, Moment
+from gateway.limiting.levels import CALENDAR, Levels, Moment
 from gateway.limiting.rules import NOTHING, Refusal, over, refusal
 from gateway.store.scripts import BUDGET_S, Scripted
 from gateway.store.shared import StoreUnavailable
@@ -62,9 +63,9 @@ class Limiter:
         clock: Clock,
         link: Scripted | None,
         replicas: Callable[[], int],
-        spent: Callable[[Judged, str], float] = lambda rule, key_id: 0.0,
+        spent: Callable[[Judged, str], float] | None = None,
     ) -> None:
-        """`spent` tells what was used of a day or month before this process began, for it is alone."""
+        """`spent` tells what was used of a day or month before this gateway began; None: Redis remembers."""
         self._spent = spent
         self.levels = Levels()
         self._clock = clock
@@ -169,6 +170,8 @@ class Limiter:
     ) -> Taken | Refused:
         if self._unknown:
             await self.renew()
+        if plan.calendar and self._spent is not None and plan not in self._told:
+            link.post(scripts.RECALL, plan.stores, self._before(self._spent, plan))
         told = scripts.words(f"{lease} {RUNS_S * 1000:.0f}", costs, plan.words)
         try:
             reply: str = await link.ask(
@@ -205,8 +208,9 @@ class Limiter:
         if away:
             self._unknown = True
             self._recall(replicas)
-        elif plan.calendar:
-            self.levels.recall(plan, at, self._spent)
+        if plan.calendar and (spent := self._spent) is not None:
+            of, key_id = plan.rules, plan.key_id
+            self.levels.recall(plan, at, lambda place: spent(of[place], key_id) / replicas)
         used = self.levels.used(plan, at)
         places = over(plan, costs, used, replicas)
         if places:
@@ -220,6 +224,10 @@ class Limiter:
             plan, costs, used, lease, shared=False, day=at.day, wall=wall, share_of=replicas,
             shadowed=tuple(places),
         )  # fmt: skip
+
+    def _before(self, spent: Callable[[Judged, str], float], plan: Plan) -> tuple[str, str]:
+        used = [spent(each, plan.key_id) for each in plan.rules if each.period in CALENDAR]
+        return plan.calendar, " ".join(f"{each:.9f}" for each in used)
 
     def _recall(self, replicas: int) -> None:
         """Go on from this replica's part of what Redis told last."""

@@ -25,10 +25,10 @@ from gateway.core.limits import (
     Scope,
     manner_of,
 )
+from gateway.limiting.levels import CALENDAR
 from gateway.store.scripts import PREFIX
 
 _CACHED_MOST: Final = 4096
-_CALENDAR: Final = frozenset({Period.DAY, Period.MONTH})
 _LABELS: Final[tuple[tuple[bytes, frozenset[Rule]], ...]] = (
     (b"requests", frozenset({Rule.REQUESTS})),
     (
@@ -76,7 +76,7 @@ def compiled(
             if runs not in places:
                 places[runs] = len(stores)
                 stores.append(f"{PREFIX}{{t:{caller.tenant}}}:{store}{':runs' if runs else ''}")
-            rules.append(Judged(limit, places[runs], period, amount, limit.most, limit.shadow))
+            rules.append(Judged(places[runs], period, amount, limit.most, limit.shadow, limit))
     if not rules:
         return None
     return Plan(
@@ -84,7 +84,7 @@ def compiled(
         rules=tuple(rules),
         stores=tuple(stores),
         words=_words(rules),
-        calendar=_words([each for each in rules if each.period in _CALENDAR]),
+        calendar=_words([each for each in rules if each.period in CALENDAR]),
         running=tuple(each.store for each in rules if each.period is Period.RUNNING),
         shown=tuple(_shown(rules)),
         input_most=_least(rules, Rule.INPUT),

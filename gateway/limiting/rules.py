@@ -15,7 +15,17 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Final
 
-from gateway.core.limits import Amounts, Judged, Limit, OnOutage, Period, Plan, Scope
+from gateway.core.limits import (
+    Amounts,
+    Counted,
+    Counts,
+    Judged,
+    Limit,
+    OnOutage,
+    Period,
+    Plan,
+    Scope,
+)
 
 NOTHING: Final = Amounts()
 MINUTE_S: Final = 60.0
@@ -66,14 +76,14 @@ def resets_in_s(period: Period, wall: float) -> float:
     return ends - wall
 
 
-def most_here(rule: Judged, replicas: int) -> float:
+def most_here(rule: Counted, replicas: int) -> float:
     """Return one replica's part of a limit: of what is counted at least one, so that nobody is shut out."""
     if replicas <= 1:
         return rule.most
     return rule.most / replicas if rule.amount == _MONEY else max(1.0, rule.most // replicas)
 
 
-def over(plan: Plan, costs: Amounts, used: Sequence[float], replicas: int = 1) -> list[int]:
+def over(plan: Counts, costs: Amounts, used: Sequence[float], replicas: int = 1) -> list[int]:
     """Return the rules that a request does not fit, those in shadow too."""
     return [
         place

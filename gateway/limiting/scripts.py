@@ -136,6 +136,10 @@ end
 return redis.call('PEXPIRE', KEYS[1], ARGV[1])
 """)
 
+# Only the parent of workers answers this: it begins anew with its gateway, and has to be told what was used before.
+# ARGV: the rules of a day or a month, then what was used of each.
+RECALL: Final = Script("recall")
+
 
 def words(head: str, each: Amounts, rules: str) -> tuple[str]:
     """Return the one argument: two words that come first, the amounts, and rules."""

@@ -1,21 +1,22 @@
 """The workers of one gateway: what each knows of itself, and how it reaches the others.
 
-A parent process starts the workers (`gateway.workers`). It keeps what they share, a `MemoryStore`, and passes
-calls on between them. Worker 1 leads: it heals backends, places adapters, judges canaries and serves the admin
-listener. When it dies, the parent starts another worker 1, which reads the state folder as any gateway does.
-The parent starts it only when the one before is gone, so there are never two.
+A parent process starts the workers (`gateway.workers`). It keeps what they share, a `MemoryStore` and what is
+used of limits, and passes calls on between them. Worker 1 leads: it heals backends, places adapters, judges
+canaries and serves the admin listener. When it dies, the parent starts another worker 1, which reads the state
+folder as any gateway does. The parent starts it only when the one before is gone, so there are never two.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
 from gateway.core.channel import Answer, Answers, Channel, Unanswered
+from gateway.store.scripts import BUDGET_S, Script
 from gateway.store.shared import Board, Lease, SharedStore, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -185,6 +186,40 @@ class GroupStore:
             return await self.group.channel.ask(f"store.{what}", *args, within_s=_WITHIN_S)
         except Unanswered as error:
             raise StoreUnavailable(f"the parent process: {error}") from None
+
+
+@dataclass(slots=True)
+class GroupScripts:
+    """The parent as what runs the scripts of limits; see `Scripted`."""
+
+    group: Group
+
+    @property
+    def trouble(self) -> str:
+        """See `Scripted`."""
+        return self.group.trouble
+
+    async def ask(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[str | int],
+        within_s: float = BUDGET_S,
+    ) -> Any:
+        """See `Scripted`."""
+        try:
+            reply = await self.group.channel.ask(
+                "limits", script.sha, keys, args, within_s=within_s
+            )
+        except Unanswered as error:
+            raise StoreUnavailable(f"the parent process: {error}") from None
+        if not reply:
+            raise StoreUnavailable("the parent process is of another version")
+        return reply
+
+    def post(self, script: Script, keys: Sequence[str], args: Sequence[str | int]) -> None:
+        """See `Scripted`."""
+        self.group.channel.tell("limits", script.sha, keys, args)
 
 
 def _told(lease: Lease) -> list[Any]:

@@ -23,9 +23,11 @@ local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 
 
 class Scripted(Protocol):
-    """A Redis that runs scripts: `store.link.Link`, without the library that it needs."""
+    """What runs scripts: a Redis (`store.link.Link`, without the library that it needs), or the parent of workers."""
 
-    trouble: str  # why it does not answer, for people; empty: it does, as far as is known
+    @property
+    def trouble(self) -> str:
+        """Why it does not answer, for people; empty: it does, as far as is known."""
 
     async def ask(
         self,

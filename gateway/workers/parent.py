@@ -32,6 +32,7 @@ import msgspec
 from gateway.core.aio import SystemClock, start
 from gateway.core.channel import Answers, Channel, Unanswered
 from gateway.ingress.listener import Listeners
+from gateway.limiting.inparent import SharedLevels
 from gateway.store.group import LEADER, VARIABLE, Place, store_answers
 from gateway.store.memory import MemoryStore
 from gateway.store.shared import Lease
@@ -114,6 +115,7 @@ class Parent:
         self._words = words or command()
         self._clock = SystemClock()
         self._store = MemoryStore(self._clock)
+        self._limits = SharedLevels(self._clock)
         self._address = f"vllm-gateway-{secrets.token_hex(16)}"
         self._workers: list[Worker] = []  # that run, the oldest first
         self._stopping = asyncio.Event()
@@ -279,6 +281,7 @@ class Parent:
         met: list[Worker] = [] if worker is None else [worker]
         answers: dict[str, Callable[..., Any]] = {}
         channel = Channel(connected, answers)
+        channel.at_once = {"limits": self._limits.run}
 
         async def hello(number: int) -> None:
             if not met:

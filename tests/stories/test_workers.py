@@ -9,7 +9,9 @@ import signal
 import httpx2
 import pytest
 
+from gateway.core.limits import KeyLimits
 from gateway.sim.server import SimConfig
+from tests import keyfiles
 from tests.stories.served import free_port, runs, served
 from tests.stories.support import FAST
 from tests.stories.support import story as story_within
@@ -276,3 +278,32 @@ async def agree(world, condition):
             if condition(told) and alike == [True]:
                 return
             await asyncio.sleep(0.05)
+
+
+@story
+async def test_workers_share_a_limit_and_one_that_starts_again_knows_what_is_used():
+    def starts(world):
+        limits = KeyLimits(tokens_per_day=600)
+        world.key = keyfiles.create(world.folder / "keys.yaml", name="ci", limits=limits).key
+        world.start()
+
+    async def left(http):
+        told = (await http.get("/v1/key")).json()["standing"]
+        return next(each["remaining"] for each in told if each["rule"] == "tokens_per_day")
+
+    async with served(FAST, extra=TWO, starts=starts) as world:
+        before = await workers(world)
+        async with client(world) as http:  # one connection, and so one worker
+            assert await left(http) == 600
+            large = await ask(http, max_tokens=400)  # more than half: no part of two holds it
+            assert large.status_code == 200
+            used = 600 - await left(http)
+        for number in (2, 1):
+            os.kill(before[number], signal.SIGKILL)
+            await world.until(functools.partial(gone, before[number]))
+            after = await workers(world)
+            assert after[number] != before[number]
+            async with client(world) as http:
+                assert await left(http) == 600 - used
+                before = after
+        assert used > 0

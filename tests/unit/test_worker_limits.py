@@ -3,15 +3,20 @@
 import asyncio
 import os
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+
+import pytest
 
 from gateway.app import build
 from gateway.config.load import load_config
 from gateway.core.aio import start
+from gateway.core.channel import Channel, Unanswered
 from gateway.core.limits import Amounts, KeyLimits, Taken
+from gateway.limiting.inparent import SharedLevels
+from gateway.limiting.limiter import RUNS_S, Limiter
 from gateway.observe.outlet import Outlet
-from gateway.store.group import Group, Place
-from tests.limitercases import plan_of
+from gateway.store.group import Group, GroupScripts, Place
+from tests.limitercases import LimiterCases, LimiterDesk, fits, plan_of
 
 SETTINGS = """
 pools:
@@ -47,3 +52,135 @@ def test_workers_that_have_not_heard_of_each_other_give_out_no_more_than_a_limit
 
     assert asyncio.run(taken_of(2, 6)) == [3, 3]
     assert asyncio.run(taken_of(4, 10)) == [2, 2, 2, 2]
+
+
+class Workers(LimiterDesk):
+    """A limiter in a worker, over the channel to its parent; `fellow` makes one more."""
+
+    def __init__(self):
+        self.shared, self.running = None, []
+        super().__init__(self.link)
+        self.run(self.opened())
+
+    def link(self, clock):
+        self.shared = self.shared or SharedLevels(clock)
+        here, there = socket.socketpair()
+        for each in (here, there):
+            each.setblocking(False)
+        group = Group(Place(1, 2, "", 0, 0))
+        group.channel, parent = Channel(here, {}), Channel(there, {})
+        parent.at_once = {"limits": self.shared.run}
+        self.running += [group.channel, parent]
+        return GroupScripts(group)
+
+    async def opened(self):
+        self.tasks = [start(each.run(), name="channel") for each in self.running]
+        for each in self.running:
+            await each.open.wait()
+
+    def passes(self, seconds):
+        self.run(self.arrived())
+        super().passes(seconds)
+
+    async def arrived(self):
+        """Wait until the parent has read what it was told."""
+        with suppress(Unanswered):
+            await self.running[0].ask("limits", "", [], [], within_s=5)
+
+    def fellow(self, spent=None):
+        fellow = Workers.__new__(Workers)
+        fellow.__dict__.update(self.__dict__, running=[])
+        fellow.store = Limiter(self.clock, fellow.link(self.clock), lambda: 2, spent)
+        self.run(fellow.opened())
+        self.tasks += fellow.tasks
+        return fellow
+
+    def close(self):
+        async def closed():
+            for each in self.tasks:
+                each.cancel()
+            await asyncio.wait(self.tasks)
+
+        self.run(closed())
+        super().close()
+
+
+@pytest.fixture
+def desk():
+    desk = Workers()
+    yield desk
+    desk.close()
+
+
+class TestInTheParent(LimiterCases):
+    pass
+
+
+def test_one_worker_gives_out_all_that_the_others_leave(desk):
+    fellow, limits = desk.fellow(), KeyLimits(requests_per_minute=10, concurrent_requests=9)
+    assert [fits(desk.take(limits)) for _ in range(7)] == [True] * 7
+    found = [fellow.take(limits) for _ in range(3)]
+    assert [fits(each) for each in found] == [True, True, False]
+    assert (found[-1].why.most, found[-1].why.used, found[-1].share_of) == (9, 9, 1)
+
+
+def test_what_a_dead_worker_ran_makes_room_when_its_lease_ends(desk):
+    fellow, limits = desk.fellow(), KeyLimits(concurrent_requests=2)
+    assert fits(desk.take(limits))
+    assert fits(fellow.take(limits))
+    desk.passes(RUNS_S / 2)
+    desk.run(desk.store.renew())
+    assert not fits(desk.take(limits))
+    desk.passes(RUNS_S / 2 + 1)
+    assert [fits(desk.take(limits)) for _ in range(2)] == [True, False]
+
+
+def test_days_go_on_from_what_was_used_before_the_gateway_began(desk):
+    desk.starts_a_day()
+    limits = KeyLimits(requests_per_minute=100, tokens_per_day=1000)
+    first, second = (desk.fellow(lambda rule, key_id: 600.0) for _ in range(2))
+    assert [fits(each.take(limits, 150)) for each in (first, second, first)] == [True, True, False]
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_parent_that_does_not_answer_leaves_each_its_share(desk, gone):
+    limits = KeyLimits(requests_per_minute=10)
+    desk.replicas = 2
+    assert fits(desk.take(limits))
+    if gone:
+        desk.run(ended(desk.tasks[1]))
+    else:
+        desk.running[1].at_once = {"limits": lambda *args: ""}  # a parent of another version
+    desk.passes(120)
+    found = [desk.take(limits) for _ in range(6)]
+    assert [fits(each) for each in found] == [True] * 5 + [False]
+    assert (found[-1].why.most, found[-1].share_of) == (5, 2)
+
+
+async def ended(task):
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def test_what_a_parent_does_not_read_is_not_kept_for_ever():
+    async def told():
+        here, there = socket.socketpair()
+        for each in (here, there):
+            each.setblocking(False)
+        with there:
+            channel = Channel(here, {})
+            task = start(channel.run(), name="channel")
+            await channel.open.wait()
+            for _ in range(100_000):
+                channel.tell("limits", "x" * 100)
+            read = 0
+            while True:
+                try:
+                    read += len(there.recv(1 << 20))
+                except BlockingIOError:
+                    break
+                await asyncio.sleep(0)
+        await asyncio.wait([task])
+        return read
+
+    assert asyncio.run(told()) < 5 << 20

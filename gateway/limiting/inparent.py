@@ -1,0 +1,90 @@
+"""What the workers of one gateway have used of each limit: their parent does what scripts do on Redis.
+
+It lives as long as the gateway. A worker that dies holds no place among what runs for longer than a lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
+
+from gateway.core.aio import Clock
+from gateway.core.limits import Amounts, Counted, Counts, Period
+from gateway.limiting import scripts
+from gateway.limiting.levels import Levels, Moment
+from gateway.limiting.rules import over
+
+_AMOUNTS: Final = len(Amounts._fields)
+_HEAD: Final = 2 + _AMOUNTS  # words that come before the rules
+
+
+class SharedLevels:
+    """Answers `scripts`, with the same words. One owner, one event loop; nothing waits."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._levels = Levels()
+        self._acts = {
+            scripts.TAKE.sha: self._take,
+            scripts.SETTLE.sha: self._settle,
+            scripts.RENEW.sha: self._renew,
+            scripts.RECALL.sha: self._recall,
+        }
+
+    def run(self, sha: str, stores: Sequence[str], args: Sequence[str | int]) -> str:
+        """Do what a script does; a script of another version does nothing, and says nothing."""
+        act = self._acts.get(sha)
+        at = Moment.of(self._clock.now(), self._clock.wall())
+        return "" if act is None else act(tuple(stores), [str(each) for each in args], at)
+
+    def _take(self, stores: tuple[str, ...], args: list[str], at: Moment) -> str:
+        lease, for_ms, costs, counts = _read(stores, args[0])
+        self._levels.give_up(counts, at.now)
+        used = self._levels.used(counts, at)
+        places = over(counts, costs, used)
+        fits = all(counts.rules[place].shadow for place in places)
+        if fits:
+            used = tuple([a + costs[b.amount] for a, b in zip(used, counts.rules, strict=True)])
+            self._levels.put(counts, used, at)
+            self._levels.begin(counts, lease, at.now + float(for_ms) / 1000)
+        told = [f"{'!' if place in places else ''}{each:.6f}" for place, each in enumerate(used)]
+        return f"{int(fits)} {at.day} {' '.join(told)}"
+
+    def _settle(self, stores: tuple[str, ...], args: list[str], at: Moment) -> str:
+        lease, taken_on, more, counts = _read(stores, args[0])
+        self._levels.end(counts, lease)
+        self._levels.charge(counts, more, at, int(taken_on))
+        return ""
+
+    def _renew(self, stores: tuple[str, ...], args: list[str], at: Moment) -> str:
+        for lease in args[1:]:
+            self._levels.renew(stores[0], lease, at.now + float(args[0]) / 1000)
+        return ""
+
+    def _recall(self, stores: tuple[str, ...], args: list[str], at: Moment) -> str:
+        spent = [float(each) for each in args[1].split()]
+        self._levels.recall(_counts(stores, args[0]), at, spent.__getitem__)
+        return ""
+
+
+def _read(stores: tuple[str, ...], told: str) -> tuple[str, str, Amounts, Counts]:
+    first, second, *rest = told.split(" ", _HEAD)
+    return first, second, Amounts(*map(float, rest[:_AMOUNTS])), _counts(stores, rest[_AMOUNTS])
+
+
+@lru_cache(maxsize=4096)
+def _counts(stores: tuple[str, ...], rules: str) -> Counts:
+    words = rules.split()
+    counted = tuple(
+        Counted(
+            store=int(store) - 1,
+            period=Period(kind[1]),
+            amount=int(kind[0]),
+            most=float(most),
+            shadow=refuses == "0",
+        )
+        for store, kind, most, refuses in zip(*[iter(words)] * 4, strict=True)
+    )
+    running = tuple(each.store for each in counted if each.period is Period.RUNNING)
+    return Counts(counted, stores, running)
