@@ -16,16 +16,17 @@ from typing import Any, Final
 import msgspec
 
 from gateway.core.endings import Barrier
-from gateway.core.types import Call, Demand
+from gateway.core.types import Call, Demand, Usage, UsageSource
 from gateway.resume.reasoning import Expected
 from gateway.resume.rest import kept, rest_of
 from gateway.resume.rules import held_back_chars, is_parsed, joins, may_go_on
 from gateway.resume.sight import CHOICES
 from gateway.resume.trail import Reached, Trail
 from gateway.resume.transcript import Transcript
+from gateway.resume.usage import add_up, counted
 from gateway.wire.objects import decode_or_none
 from gateway.wire.replies import Fault
-from gateway.wire.sse import ABORTED, StreamWatch, is_whole
+from gateway.wire.sse import ABORTED, DONE, StreamWatch, is_whole
 from gateway.wire.veil import Veil
 
 _CR: Final = ord("\r")
@@ -138,7 +139,21 @@ class TrailedStream(StreamWatch):
 
     def broken(self, fault: Fault) -> bytes:
         """Take note that the stream broke off; return the ending, empty where it may go on."""
-        return b"" if self.cut is not None else self._unveiled(super().broken(fault))
+        if self.cut is not None:
+            return b""
+        ending = super().broken(fault)
+        if ending and self.complete and self.usage is None:
+            ending = ending.removesuffix(DONE) + self._counted() + DONE
+        return self._unveiled(ending)
+
+    def _counted(self) -> bytes:
+        """Return the frame with the usage that a stream lacks which had said everything, as its ids tell it."""
+        counts = self.trail.counts if isinstance(self.trail, Trail) else None
+        if counts is None:
+            return b""
+        prompt, reply = counts
+        self.usage = Usage(prompt, reply, UsageSource.COUNTED)
+        return counted(self._head, prompt, reply) if self._asked[0].wants_usage else b""
 
     def _unveiled(self, last: bytes) -> bytes:
         """Return the last bytes of a backend, with what was held back to hide counts in it."""
@@ -321,15 +336,3 @@ class TrailedStream(StreamWatch):
                 return b""
             said[shown.kind or "content"] = left
         return b"data: %b\n\n" % msgspec.json.encode(chunk)
-
-
-def add_up(usage: dict[str, Any], said: int) -> None:
-    """Count what was said before as output, and no more as a part of the prompt; leave garbled counts alone."""
-    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens") or 0
-    if not (isinstance(prompt, int) and isinstance(completion, int)):
-        return
-    usage["prompt_tokens"], usage["completion_tokens"] = prompt - said, completion + said
-    details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    if details and isinstance(cached, int):
-        details["cached_tokens"] = min(cached, prompt - said)

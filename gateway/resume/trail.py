@@ -204,6 +204,13 @@ class Trail:
         return not self._holds_back and (self.parsed or not self._seam.again)
 
     @property
+    def counts(self) -> tuple[int, int] | None:
+        """How many tokens the prompt has, and the reply so far; None: it does not know."""
+        if self._prompt is None or self._given is not None:
+            return None
+        return self._prompt.count(b",") + 1, self._ids.count(b",")
+
+    @property
     def tail(self) -> str:
         """The last characters that were shown, as many as a part of a stop string can have."""
         return self._seam.tail

@@ -101,6 +101,24 @@ def test_a_stream_that_is_cut_goes_on_elsewhere_as_if_nothing_had_happened(path,
     check()
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_a_stream_that_is_cut_behind_its_last_text_has_its_usage(path):
+    @story
+    async def check():
+        async with gateway(SIM, SIM, access=True) as world:
+            whole = await read(world, path)
+            cut = await read(world, path, "reset_after:40")
+            told, expected = anonymous(cut), anonymous(whole)
+            expected[-1].pop("system_fingerprint", None)  # vLLM writes it into this frame alone
+            assert told == expected
+            await world.settled()
+            lines = world.access_lines()
+            assert [(each["outcome"], each["attempts"]) for each in lines] == [("ok", 1)] * 2
+            assert lines[0]["prompt_tokens"] == lines[1]["prompt_tokens"]
+
+    check()
+
+
 def test_nobody_sees_the_usage_that_was_not_asked_for():
     @story
     async def check():

@@ -11,8 +11,9 @@ from gateway.core.endings import Barrier
 from gateway.core.types import Call, Demand, Dialect, Endpoint
 from gateway.resume.rest import rest_of
 from gateway.resume.rules import may_go_on, may_trail
-from gateway.resume.stream import TrailedStream, add_up
+from gateway.resume.stream import TrailedStream
 from gateway.resume.trail import Reached
+from gateway.resume.usage import add_up
 from gateway.resume.whole import Whole
 from gateway.wire.replies import Fault
 from gateway.wire.sse import StreamWatch
@@ -199,6 +200,18 @@ def test_one_that_had_said_everything_only_lacks_its_end():
     assert ending.endswith(b"data: [DONE]\n\n")
     assert b"it is gone" not in ending
     assert watch.complete
+
+
+def test_one_that_lacks_its_usage_alone_gets_it_from_its_ids():
+    watch = begun(frame("a", [7]), asked=structs.replace(call(), wants_usage=True))
+    shown = watch.feed(frame("bc", [8, 9], finish="length"))
+    *_, usage, done = (shown + watch.broken(FAULT)).split(b"\n\n")[:-1]
+    assert json.loads(usage[6:]) == {
+        "id": "a-1", "object": "o", "created": 1, "model": "m", "choices": [],
+        "usage": {"prompt_tokens": 3, "total_tokens": 6, "completion_tokens": 3},
+    }  # fmt: skip
+    assert done == b"data: [DONE]"
+    assert (watch.complete, watch.usage.completion_tokens) == (True, 3)
 
 
 def test_the_rest_is_asked_for_with_what_is_left_of_its_limits():

@@ -1,0 +1,26 @@
+"""What is told of the tokens of a stream that several backends wrote, or whose last one did not tell. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+_COUNTED: Final = (
+    b',"choices":[],"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}}\n\n'
+)
+
+
+def counted(head: bytes, prompt: int, reply: int) -> bytes:
+    """Return the frame that tells these tokens; `head` is how the stream's frames begin, up to their choices."""
+    return head + _COUNTED % (prompt, prompt + reply, reply)
+
+
+def add_up(usage: dict[str, Any], said: int) -> None:
+    """Count what was said before as output, and no more as a part of the prompt; leave garbled counts alone."""
+    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens") or 0
+    if not (isinstance(prompt, int) and isinstance(completion, int)):
+        return
+    usage["prompt_tokens"], usage["completion_tokens"] = prompt - said, completion + said
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    if details and isinstance(cached, int):
+        details["cached_tokens"] = min(cached, prompt - said)
