@@ -73,6 +73,7 @@ class Limiter:
         self._replicas = replicas
         self._again_at = -math.inf  # Redis was slow, and is asked again then
         self._told: dict[Plan, tuple[tuple[float, ...], float]] = {}  # by Redis, and when
+        self._begun: set[tuple[tuple[str, ...], str]] = set()  # days and months that are counted
         self._owed: dict[Plan, Amounts] = {}  # of days and months, that Redis was not told
         self._unknown = False  # what runs here may be unknown to Redis
         self._renewed_at = -math.inf
@@ -170,7 +171,8 @@ class Limiter:
     ) -> Taken | Refused:
         if self._unknown:
             await self.renew()
-        if plan.calendar and self._spent is not None and plan not in self._told:
+        counted = plan.stores, plan.calendar
+        if plan.calendar and self._spent is not None and counted not in self._begun:
             link.post(scripts.RECALL, plan.stores, self._before(self._spent, plan))
         told = scripts.words(f"{lease} {RUNS_S * 1000:.0f}", costs, plan.words)
         try:
@@ -188,6 +190,8 @@ class Limiter:
                 link.post(scripts.SETTLE, plan.stores, told)
             raise
         self._again_at = -math.inf
+        if plan.calendar:
+            self._begun.add(counted)
         fits, day, *levels = reply.split()
         marked = [place for place, each in enumerate(levels) if each[0] == "!"]
         used = tuple([float(each.lstrip("!")) for each in levels] if marked else map(float, levels))

@@ -142,6 +142,15 @@ def test_days_go_on_from_what_was_used_before_the_gateway_began(desk):
     assert [fits(each.take(limits, 150)) for each in (first, second, first)] == [True, True, False]
 
 
+def test_what_was_used_before_is_summed_up_once_however_often_a_plan_is_compiled(desk):
+    asked = []
+    fellow = desk.fellow(lambda rule, key_id: asked.append(key_id) or 0.0)
+    for _ in range(3):
+        fellow.plans.clear()
+        assert fits(fellow.take(KeyLimits(tokens_per_day=1000), 150))
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize("gone", [True, False])
 def test_a_parent_that_does_not_answer_leaves_each_its_share(desk, gone):
     limits = KeyLimits(requests_per_minute=10)
