@@ -1,0 +1,85 @@
+"""What `status` and `explain` print is what the README shows, but for figures and ids."""
+
+import asyncio
+import contextlib
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from gateway.core.types import Phase
+from gateway.sim.server import SimConfig
+from tests.stories.served import PROGRAM
+from tests.stories.support import gateway, story
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+SIM = SimConfig(model="qwen3-8b", decode_step_s=0.02)
+
+
+def sample(before):
+    """What the README shows after some words."""
+    return re.search(rf"{re.escape(before)}.*?```\n(.*?)```", README, re.S)[1]
+
+
+def shape(text):
+    """The lines of an output without what differs each time: figures, ids and the width of columns."""
+    for name, plain in {"qwen3-8b": "POOL", "b1": "ONE", "b2": "TWO", "gpt-4o": "ALIAS"}.items():
+        text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", plain, text)
+    text = re.sub(r"key \w+ \(\w+\)", "key ID (NAME)", re.sub(r"\[\d+\]", "[N]", text))
+    text = re.sub(r"[^\s()]*\d[^\s():.%]*", "#", text)
+    return [" ".join(line.split()) for line in text.strip().splitlines()]
+
+
+async def printed(world, *words):
+    ran = await asyncio.create_subprocess_exec(
+        PROGRAM, *words, "--server", world.admin_url,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "PYTHONUTF8": "1"},
+    )  # fmt: skip
+    async with asyncio.timeout(20):
+        text, _ = await ran.communicate()
+    return text.decode()
+
+
+@contextlib.asynccontextmanager
+async def streams(world, count, **more):
+    loop = asyncio.get_running_loop()
+    tasks = [
+        loop.create_task(world.chat(stream=True, max_tokens=2000, **more)) for _ in range(count)
+    ]
+    try:
+        yield
+    finally:
+        for each in tasks:
+            each.cancel()
+        await asyncio.wait(tasks)
+
+
+@story
+async def test_status_prints_what_the_readme_shows():
+    pools = "pools: {qwen3-8b: {backends: [<0>, <1>]}}"
+    async with gateway(SIM, SIM, pools=pools) as world:
+        world.sims[0].inject("refuse")
+        first, other = world.process.table.backends("qwen3-8b")
+        await world.until(lambda: first.phase is Phase.DOWN)
+        for _ in range(4):
+            await world.chat(model="qwen3-8b", stream=True, max_tokens=4)
+        async with streams(world, 3, model="qwen3-8b"):
+            await world.until(lambda: other.sample is not None and other.sample.running == 3)
+            await world.until(lambda: first.stale(world.process.clock.now()), seconds=10)
+            told = await printed(world, "status")
+    shown = told.partition("\nLast changes of backends")[0]
+    assert shape(shown) == shape(sample("vllm-gateway top` has keys"))
+
+
+@story
+async def test_explain_prints_what_the_readme_shows():
+    backends = "[{url: <0>, max_in_flight: 1}, {url: <1>, max_in_flight: 1}]"
+    settings = f"aliases: [gpt-4o], queue: {{max_wait: 2s}}, backends: {backends}"
+    async with gateway(SIM, SIM, pools=f"pools: {{qwen3-8b: {{{settings}}}}}") as world:
+        told_of = {"model": "gpt-4o", "text": "Tell me a story of a lighthouse. " * 12}
+        async with streams(world, 2, **told_of):
+            await world.until(lambda: world.in_flight() == 2)
+            reply = await world.chat(**told_of, stream=True)
+            assert reply.status_code == 503
+            told = await printed(world, "explain", reply.headers["x-request-id"])
+    assert shape(told) == shape(sample("takes the newest that did not end well, `--key ID`"))
