@@ -219,12 +219,15 @@ class Backend(Server):
             if sample.asleep:
                 self.forget_prefixes()
             self.prefix_index.scraped(self.room.capacity_tokens, sample.prefix_hits)
+        hits = sample.prefix_hits if self.prefix_index is None else None  # it knows of each prompt
+        self.limit.reading.scraped(sample.at, hits or 0.0, self.room.unread_tokens)
         self.weigh(sample.at)
 
     def weigh(self, now: float) -> None:
         """Renew what the choice goes by, after what others do here, its pace or its cache has changed."""
         if self.stale(now):
             self.foreign = 1  # never emptier than an idle one whose metrics are there
+            self.limit.reading.unseen()
         self.own_ratio = own_ratio(self.slowness, self.kv_usage_ratio(now))
         self.work = None
 
@@ -262,8 +265,7 @@ class Backend(Server):
 
     def kv_usage_ratio(self, now: float) -> float | None:
         """Return how full its KV cache was at the last scrape; None while that is unknown or stale."""
-        sample = self.sample
-        return None if sample is None or now - sample.at > self.stale_s else sample.kv_usage_ratio
+        return None if self.sample is None or self.stale(now) else self.sample.kv_usage_ratio
 
     def obstacle(
         self,
@@ -310,9 +312,7 @@ class Backend(Server):
 
     def part(self, allowed: float, elsewhere: int) -> float:
         """Return how much of what a backend may have is for this gateway: what others leave, or an even part."""
-        if self.gateways == 1:
-            return allowed
-        return max(allowed - elsewhere, allowed / self.gateways)
+        return allowed if self.gateways == 1 else max(allowed - elsewhere, allowed / self.gateways)
 
     def hear(self, elsewhere: UnderWay, gateways: int) -> None:
         """Take in what other gateways have under way here, of so many in all."""

@@ -3,6 +3,15 @@
 An engine reads many short prompts in one step. So the time of one alone tells how long a step takes, and
 not how much goes into it: what is read together within about a second counts as well, and the best holds.
 
+A measurement counts once a scrape has come that was asked for after it. Two things follow:
+
+    cold start   for a second or two nothing is known, and as much may be unread as comes. The first prompts alone
+                 would show far less than an engine reads together: simulated engines that met four times their
+                 load at once served .84, .84 and .95 of what they serve warm (.48 at worst) when those counted
+    hits         what an engine finds in its prefix cache it does not read. Where nobody here knows how much of
+                 which prompt that was, all that was found since the scrape before it was sent is taken off.
+                 Where that leaves nothing, the last ten scrapes tell how much was read between them
+
 A batch that is full reads nothing until one of its requests ends. The metrics show it two scrapes later; the
 prompts show it at once: the oldest waits longer than all that may be unread takes to be read.
 """
@@ -10,9 +19,10 @@ prompts show it at once: the oldest waits longer than all that may be unread tak
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.core.types import Credit
 from gateway.pools.rate import Rate
@@ -24,6 +34,29 @@ _FOLLOWED: Final = 1024  # prompts: of more the oldest are not looked after
 _SAME_S: Final = 1e-6  # two moments that are no further apart are one, but for rounding
 _STRETCH_S: Final = 1.0
 _FORGOTTEN_S: Final = 600.0  # the quickest first token counts as twice as slow after it
+_SCRAPES: Final = 64  # whose counts are kept: what took longer tells nothing
+_MEASURED: Final = 1024  # that wait for a scrape; a bound needs no more
+
+
+_MEAN_OF: Final = 10  # scrapes
+
+
+class Counted(NamedTuple):
+    """What has been counted when a scrape came."""
+
+    at: float
+    hits: float  # prompt tokens that were found cached, ever, nobody here knows of which prompts
+    read_tokens: int  # of prompts that have their first token, ever
+    unread_tokens: int  # of those that have none yet
+
+
+class Measured(NamedTuple):
+    """Tokens that were read up to a moment, or found cached."""
+
+    now: float
+    seconds: float
+    tokens: int
+    alone: bool  # one prompt's, of which the seconds are those of its first token
 
 
 @dataclass(slots=True)
@@ -38,6 +71,9 @@ class Reading:
     _before_tokens: int = 0
     # Prompts that no later one has overtaken, the oldest first: when each was sent.
     _sent: deque[tuple[float, Credit]] = field(default_factory=lambda: deque(maxlen=_FOLLOWED))
+    _counted: deque[Counted] = field(default_factory=lambda: deque(maxlen=_SCRAPES))
+    _all_tokens: int = 0  # of prompts that have their first token, ever
+    _waits: deque[Measured] = field(default_factory=lambda: deque(maxlen=_MEASURED))
 
     def comes(self, now: float, credit: Credit, unread_tokens: int) -> None:
         """Note that a prompt was sent; it is one of those that are unread. With no other a stretch begins."""
@@ -52,17 +88,57 @@ class Reading:
         sent = self._sent
         while sent and (sent[0][0] < now - ttft_s - _SAME_S or not _unread(sent[0][1])):
             sent.popleft()
-        self.rate.learn(now, ttft_s, tokens)
-        seconds, _, at = self._quickest
-        if tokens and ttft_s <= seconds * math.exp2((now - at) / _FORGOTTEN_S):
-            self._quickest = ttft_s, tokens, now
+        self._measured(Measured(now, ttft_s, tokens, alone=True))
         self._read_tokens += tokens
+        self._all_tokens += tokens
         stretch_s = now - self._began
         if stretch_s >= ttft_s:  # all of this one's reading lies in it
             together = self._read_tokens - self._before_tokens
-            self.rate.learn(now, stretch_s, together if together > 0 else 0)
+            self._measured(Measured(now, stretch_s, together, alone=False))
         if stretch_s >= _STRETCH_S and stretch_s >= 2 * ttft_s:
             self._began, self._read_tokens, self._before_tokens = now, 0, unread_tokens
+
+    def scraped(self, at: float, hits: float, unread_tokens: int) -> None:
+        """Take in a scrape: what it tells of hits (see `Counted`), and what is unread now."""
+        known = self._counted
+        if known and hits < known[-1].hits:  # another process
+            known.clear()
+            self._waits.clear()
+        asked_after = known[-1].at if known else -math.inf
+        while self._waits and self._waits[0].now <= asked_after:
+            self._count(self._waits.popleft(), hits)
+        known.append(Counted(at, hits, self._all_tokens, unread_tokens))
+        if len(known) > _MEAN_OF:
+            before = known[-1 - _MEAN_OF]
+            read_tokens = self._all_tokens - before.read_tokens - before.unread_tokens
+            self.rate.learn(at, at - before.at, max(0, int(read_tokens - (hits - before.hits))))
+
+    def unseen(self) -> None:
+        """Note that no scrapes come any more: what is measured counts at once, as it is."""
+        self._counted.clear()
+        while self._waits:
+            self._learn(self._waits.popleft())
+
+    def _measured(self, measured: Measured) -> None:
+        if self._counted:
+            self._waits.append(measured)
+        else:
+            self._learn(measured)
+
+    def _count(self, measured: Measured, hits: float) -> None:
+        known = self._counted
+        if hits > known[0].hits:
+            began = bisect_right(known, measured.now - measured.seconds, key=_at) - 1
+            found_tokens = math.ceil(hits - known[max(began, 0)].hits)
+            measured = measured._replace(tokens=measured.tokens - found_tokens)
+        self._learn(measured)
+
+    def _learn(self, measured: Measured) -> None:
+        now, seconds, tokens, alone = measured
+        self.rate.learn(now, seconds, tokens if tokens > 0 else 0)
+        quickest_s, _, at = self._quickest
+        if alone and tokens > 0 and seconds <= quickest_s * math.exp2((now - at) / _FORGOTTEN_S):
+            self._quickest = seconds, tokens, now
 
     def ahead_tokens(self, now: float, *, beside_highest: bool = False) -> float:
         """Return how much of prompts may be unread at a time; infinite while no prompt was read.
@@ -98,3 +174,7 @@ class Reading:
 
 def _unread(credit: Credit) -> bool:
     return credit.held and credit.read_at is None
+
+
+def _at(counted: Counted) -> float:
+    return counted.at

@@ -115,3 +115,77 @@ def test_no_more_prompts_are_remembered_than_one_engine_ever_has():
     reading, _, now = queued(count=5_000, age_s=1.0)
     assert len(reading._sent) == 1024
     assert reading.ahead_tokens(now) == PROMPT + 512
+
+
+# --- what was found cached is not read ------------------------------------------------------------
+
+
+def turns(reading, count, *, cached, hits=0.0, begin=0.0):
+    """Have chats of 8,000 tokens read one after the other, at 10,000 tokens/s; scrape every second."""
+    now, scrape_at = begin, begin
+    for _ in range(count):
+        if now >= scrape_at:
+            reading.scraped(now, hits, 0)
+            scrape_at += 1.0
+        sent_at = now
+        reading.comes(now, Credit(8_000, 64, unread_tokens=8_000), 8_000)
+        hits += cached
+        now += (8_000 - cached) / 10_000
+        reading.first_token(now, now - sent_at, 8_000, 0)
+        now += 0.1
+    for later in (1.0, 2.0):
+        reading.scraped(now + later, hits, 0)
+    return hits, now + 2.0
+
+
+def test_cached_prompts_show_no_faster_reading_where_the_engine_counts_them():
+    reading = Reading()
+    hits, now = turns(reading, 20, cached=0)
+    assert reading.rate.at(now) == pytest.approx(10_000, rel=0.02)
+    _, now = turns(reading, 200, cached=7_500, hits=hits, begin=now)
+    assert reading.rate.at(now) <= 10_000
+    assert reading.ahead_tokens(now) <= 10_000 * 0.05 + 512
+
+
+def test_what_was_read_together_counts_though_some_was_cached():
+    reading = Reading()
+    _, now = turns(reading, 100, cached=4_000)
+    assert 7_000 < reading.rate.at(now) <= 8_100  # 4,000 tokens every 0.5 s
+
+
+def test_a_counter_that_goes_back_is_another_process():
+    reading = Reading()
+    _, now = turns(reading, 20, cached=0, hits=50_000.0)
+    # One from a cache whose hits nobody can count any more.
+    reading.comes(now, Credit(8_000, 64, unread_tokens=8_000), 8_000)
+    reading.first_token(now + 0.01, 0.01, 8_000, 0)
+    before = reading.rate.at(now)
+    for later in (1.0, 2.0, 3.0):
+        reading.scraped(now + later, 0.0, 0)
+    assert reading.rate.at(now + 3.0) <= before
+
+
+# --- when a measurement counts --------------------------------------------------------------------
+
+
+def test_a_measurement_counts_after_a_scrape_that_was_asked_for_later():
+    reading = Reading()
+    reading.scraped(0.0, 0.0, 0)
+    reading.first_token(0.8, 0.8, 8_000, 0)
+    reading.scraped(1.0, 0.0, 0)  # it may have been asked for before
+    assert reading.ahead_tokens(1.0) == float("inf")
+    reading.scraped(2.0, 0.0, 0)
+    assert reading.rate.at(2.0) == pytest.approx(10_000, rel=0.02)
+
+
+def test_without_scrapes_a_measurement_counts_at_once():
+    reading = Reading()
+    reading.first_token(0.8, 0.8, 8_000, 0)
+    assert reading.rate.at(0.8) == pytest.approx(10_000)
+    reading.scraped(1.0, 0.0, 0)
+    reading.first_token(1.4, 0.4, 8_000, 0)
+    assert reading.rate.at(1.4) == pytest.approx(10_000, rel=0.02)
+    reading.unseen()
+    assert reading.rate.at(1.4) == pytest.approx(20_000, rel=0.02)
+    reading.first_token(3.0, 0.2, 8_000, 0)
+    assert reading.rate.at(3.0) == pytest.approx(40_000, rel=0.02)
