@@ -1,9 +1,10 @@
-"""What `status` and `explain` print is what the README shows, but for figures and ids."""
+"""What `status` and `explain` print is what the README shows, but for figures and ids; `--watch` goes on."""
 
 import asyncio
 import contextlib
 import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 
@@ -83,3 +84,29 @@ async def test_explain_prints_what_the_readme_shows():
             assert reply.status_code == 503
             told = await printed(world, "explain", reply.headers["x-request-id"])
     assert shape(told) == shape(sample("takes the newest that did not end well, `--key ID`"))
+
+
+@story
+async def test_a_watched_status_is_shown_again_and_again_until_ctrl_c():
+    async with gateway(SIM, pools="pools: {qwen3-8b: {backends: [<0>]}}") as world:
+        watching = await asyncio.create_subprocess_exec(
+            PROGRAM, "status", "--watch", "--server", world.admin_url,
+            stdout=subprocess.PIPE, env={**os.environ, "PYTHONUTF8": "1"},
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(20):
+                first = await watching.stdout.readuntil(b"again in 2 s\n")
+                world.sims[0].inject("refuse")
+                (backend,) = world.process.table
+                await world.until(lambda: backend.phase is Phase.DOWN)
+                second = await watching.stdout.readuntil(b"again in 2 s\n")
+                if b"DOWN" not in second:  # it was asked for before
+                    second = await watching.stdout.readuntil(b"again in 2 s\n")
+                watching.send_signal(signal.SIGINT)
+                assert await watching.wait() == 0
+        finally:
+            if watching.returncode is None:
+                watching.kill()
+                await watching.wait()
+    assert first.decode().startswith("● OK")
+    assert second.decode().startswith("○ DOWN")
