@@ -1,11 +1,14 @@
-"""What `status` and `explain` print is what the README shows, but for figures and ids; `--watch` goes on."""
+"""What `status` and `explain` print is what the README shows, but for figures and ids; `--watch` goes on, and `top`
+has a terminal of its own."""
 
 import asyncio
 import contextlib
 import os
+import pty
 import re
 import signal
 import subprocess
+import termios
 from pathlib import Path
 
 from gateway.core.types import Phase
@@ -110,3 +113,41 @@ async def test_a_watched_status_is_shown_again_and_again_until_ctrl_c():
                 await watching.wait()
     assert first.decode().startswith("● OK")
     assert second.decode().startswith("○ DOWN")
+
+
+@story
+async def test_top_takes_keys_on_a_real_terminal_and_puts_it_back():
+    async with gateway(SIM, SIM, pools="pools: {qwen3-8b: {backends: [<0>, <1>]}}") as world:
+        ours, theirs = pty.openpty()
+        os.set_blocking(ours, False)
+        before, drawn = termios.tcgetattr(theirs), bytearray()
+
+        def sees(words):
+            with contextlib.suppress(BlockingIOError):
+                drawn.extend(os.read(ours, 65536))
+            return words in drawn
+
+        top = await asyncio.create_subprocess_exec(
+            PROGRAM, "top", "--server", world.admin_url, stdin=theirs, stdout=theirs, stderr=theirs,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40", "PYTHONUTF8": "1"},
+        )  # fmt: skip
+        try:
+            await world.until(lambda: sees(b"qwen3-8b/b1"), seconds=15)
+            assert drawn.startswith(b"\x1b[?1049h")  # a screen of its own
+            os.write(ours, b"d")
+            await world.until(lambda: sees(b"y does it"))
+            os.write(ours, b"y")
+            backend = world.process.table.get("qwen3-8b/b1")
+            held = (Phase.CORDONED, Phase.DRAINING)
+            await world.until(lambda: sees(b"") and backend.phase in held)  # what it draws is read
+            os.write(ours, b"q")
+            await world.until(lambda: sees(b"\x1b[?1049l"))
+            async with asyncio.timeout(10):
+                assert await top.wait() == 0
+            assert termios.tcgetattr(theirs) == before
+        finally:
+            if top.returncode is None:
+                top.kill()
+                await top.wait()
+            os.close(ours)
+            os.close(theirs)
