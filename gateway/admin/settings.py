@@ -31,7 +31,7 @@ from gateway.config.findings import dotted
 from gateway.config.identity import keep_names, names_of
 from gateway.config.load import Checked, Loaded, check_file, check_text
 from gateway.config.reload import diff, digest
-from gateway.config.spell import flat
+from gateway.config.spell import HIDDEN, flat
 from gateway.ops.moment import rfc3339
 from gateway.ops.reloads import Reload
 
@@ -39,7 +39,10 @@ TEXT_BYTES: Final = 256 * 1024  # of a body with the text of a configuration
 
 
 class SettingInForce(TypedDict):
-    """One setting; `origin` is `line 12`, with what it refers to, or `default`. Secrets are hidden."""
+    """One setting; `origin` is `line 12`, with what it refers to, or `default`.
+
+    Secrets are hidden, and so is what references stand for.
+    """
 
     setting: str
     value: Any
@@ -113,8 +116,11 @@ class TextBody(Body):
 async def get_config(desk: Desk, asked: Asked[Query, Body]) -> ConfigTold:
     """Answer every setting in force."""
     loaded = desk.loaded()
+    referring = loaded.referring()
     rows = [
-        SettingInForce(setting=name, value=value, origin=loaded.told_in(path))
+        SettingInForce(
+            setting=name, value=HIDDEN if path in referring else value, origin=loaded.told_in(path)
+        )
         for path, name, value in flat(loaded.config)
     ]
     file = None if desk.file is None else str(desk.file)

@@ -56,6 +56,11 @@ class Loaded:
         reference = f", {found.reference}" if found.reference else ""
         return f"line {found.place.line}{reference}"
 
+    def referring(self) -> set[KeyPath]:
+        """Return the settings that a reference stands for, or a part of them, and what those are parts of."""
+        places = [place for place, each in self.origin.items() if each.reference]
+        return {place[:end] for place in places for end in range(1, len(place) + 1)}
+
 
 @dataclass(frozen=True, slots=True)
 class Checked:

@@ -96,7 +96,7 @@ def _changes(
             yield from _changes(before, after, prefix=f"{prefix}{name}.")
             continue
         was, now = spell(before, field), spell(after, field)
-        secret = HIDDEN in (was, now)
+        secret = HIDDEN in (was, now) or was == now
         yield prefix + name, "changed" if secret else f"{_word(was)} -> {_word(now)}"
 
 

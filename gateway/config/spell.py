@@ -1,8 +1,14 @@
-"""Settings written back the way the file spells them: `30s`, `64MiB`, `auto`, secrets hidden."""
+"""Settings written back the way the file spells them: `30s`, `64MiB`, `auto`, secrets hidden.
+
+Of a server's environment only the names are shown, and of its arguments none that follows a flag for a secret:
+
+    command: [vllm, serve, m, --api-key, ***]    args: {hf-token: ***}    env: {HF_TOKEN: ***}
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +20,7 @@ from gateway.config.findings import KeyPath, dotted
 from gateway.config.keylimits import limits_told
 from gateway.config.models import Section
 from gateway.config.units import (
+    Hides,
     Listen,
     OrWord,
     format_duration,
@@ -24,6 +31,10 @@ from gateway.config.units import (
 from gateway.core.limits import KeyLimits
 
 HIDDEN: Final = "***"
+_FOR_A_SECRET: Final = re.compile(
+    r"(?:.*[-_])?(?:keys?|token|password|passwd|secret|credentials?)", re.I
+)
+_ASSIGNED: Final = re.compile(r"(?P<name>-{0,2}[\w-]+)=.+", re.S)
 
 
 def spell(value: object, setting: FieldInfo | None = None) -> Any:
@@ -36,7 +47,7 @@ def spell(value: object, setting: FieldInfo | None = None) -> Any:
         return format_duration(value)
     if isinstance(value, int) and parse_size in parsers:
         return format_size(value)
-    return _plain(value)
+    return _plain(_hidden(value, setting))
 
 
 def flat(section: Section, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str, Any]]:
@@ -51,7 +62,7 @@ def _leaves(
     if isinstance(value, Section):
         yield from flat(value, path)
     elif isinstance(value, dict) and value:
-        for key, item in value.items():
+        for key, item in _hidden(value, field).items():
             yield from _leaves(item, (*path, key), None)
     elif isinstance(value, tuple) and any(isinstance(item, Section) for item in value):
         for place, item in enumerate(value):
@@ -77,3 +88,34 @@ def _plain(value: object) -> Any:
     if isinstance(value, Listen | Path):
         return str(value)
     return value
+
+
+def _hidden(value: Any, setting: FieldInfo | None) -> Any:
+    """Return a value without what its setting hides."""
+    marks = setting.metadata if setting is not None else []
+    if Hides.VALUES in marks:
+        return dict.fromkeys(value, HIDDEN)
+    if Hides.ARGUMENTS not in marks:
+        return value
+    if isinstance(value, dict):
+        return {
+            key: HIDDEN if _FOR_A_SECRET.fullmatch(key) else each for key, each in value.items()
+        }
+    return list(_shown(value))
+
+
+def _shown(words: Iterable[str]) -> Iterator[str]:
+    """Yield the words of a command line; a word may be a command line itself, for a shell."""
+    hides = False
+    for word in words:
+        assigned = _ASSIGNED.fullmatch(word)
+        name = (assigned["name"] if assigned else word).lstrip("-")
+        is_flag, parts = word.startswith("-"), word.split()
+        if assigned and _FOR_A_SECRET.fullmatch(name) and (is_flag or len(parts) == 1):
+            yield f"{assigned['name']}={HIDDEN}"
+        elif len(parts) > 1:
+            yield HIDDEN if hides else " ".join(_shown(parts))
+        else:
+            yield HIDDEN if hides and not is_flag else word
+        if is_flag:
+            hides = not assigned and _FOR_A_SECRET.fullmatch(name) is not None

@@ -13,6 +13,7 @@ from gateway.config.units import (
     Duration,
     DurationOrZero,
     EmptyIsNone,
+    Hides,
     Section,
     Size,
     SocketPath,
@@ -88,7 +89,7 @@ class LaunchConfig(Section):
 
     model_config = ConfigDict(coerce_numbers_to_str=True)
 
-    command: tuple[str, ...] = Field(
+    command: Annotated[tuple[str, ...], Hides.ARGUMENTS] = Field(
         min_length=1, description="Program and arguments, such as [vllm, serve, Qwen/Qwen3-8B]."
     )
     port: Annotated[int, Field(ge=1, le=65535)] | None = setting(
@@ -102,10 +103,10 @@ class LaunchConfig(Section):
     gpus: tuple[Annotated[int, Field(ge=0)], ...] = setting(
         (), "GPUs it may use (CUDA_VISIBLE_DEVICES). Empty: all."
     )
-    args: dict[str, JsonValue] = setting(
+    args: Annotated[dict[str, JsonValue], Hides.ARGUMENTS] = setting(
         {}, "More flags, without their dashes, such as {max-model-len: 8192}."
     )
-    env: dict[str, str] = setting({}, "More environment variables.")
+    env: Annotated[dict[str, str], Hides.VALUES] = setting({}, "More environment variables.")
     on_exit: OnExit = setting(
         "stop",
         "When the gateway shuts down: stop the server, or leave it running for the next gateway.",

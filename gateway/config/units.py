@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
@@ -306,6 +307,13 @@ class Section(BaseModel):
     """A mapping in the file: frozen, no unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class Hides(Enum):
+    """What of a setting that is not secret as a whole may be shown to nobody."""
+
+    VALUES = "values"  # of a mapping: environment variables
+    ARGUMENTS = "arguments"  # of flags that take a secret
 
 
 def setting(default: object, help_text: str, **more: Any) -> Any:
