@@ -81,16 +81,15 @@ class Router:
 
     async def _served(self, endpoint: Endpoint, asked: Asked[Any, Any]) -> Response:
         """Return what the handler answers."""
+        seen = None  # before the answer: a change in between is then noticed by `If-Match`
+        if endpoint.subject is not None and not endpoint.changes:
+            seen = await endpoint.subject(self._desk, asked.names)
         answer = await endpoint.handler(self._desk, asked)
         if isinstance(answer, Text):
             return reply(answer.body, answer.content_type, answer.status)
         if isinstance(answer, Listing):
             answer = await _page(answer, endpoint, asked.query)
-        headers = {}
-        if endpoint.subject is not None and not endpoint.changes:
-            subject = await endpoint.subject(self._desk, asked.names)
-            headers = {} if subject is None else {"etag": etag(subject)}
-        return json_reply(answer, headers)
+        return json_reply(answer, {} if seen is None else {"etag": etag(seen)})
 
     async def _check_role(
         self, endpoint: Endpoint, actor: Actor | None, names: Mapping[str, str]

@@ -4,6 +4,7 @@ import { token } from "./session.js";
 
 const PREFIX = "/admin/v1/";
 const PATIENCE_MS = 15_000;
+const MOST_ROWS = 10_000;
 
 /** An answer that is no success. `status` 0: nobody answered. */
 export class ApiError extends Error {
@@ -19,9 +20,25 @@ export function read(path, query = {}) {
   return call("GET", path, query);
 }
 
-/** Give an order. Throws ApiError. */
-export function order(path, body) {
-  return call("POST", path, {}, body);
+/** Return the rows of all pages of a list, up to `MOST_ROWS`. Throws ApiError. */
+export async function readAll(path, query = {}) {
+  const rows = [];
+  for (let after = null; ;) {
+    const page = await read(path, { ...query, after });
+    rows.push(...page.data);
+    if (!page.has_more || rows.length >= MOST_ROWS) return rows;
+    after = page.last_id;
+  }
+}
+
+/** Give an order; sent again with the same `once`, it is answered again and not done again. Throws ApiError. */
+export function order(path, body, once) {
+  return call("POST", path, {}, body, { "idempotency-key": once });
+}
+
+/** Return a text that nobody else has. */
+export function unique() {
+  return crypto.getRandomValues(new Uint32Array(4)).join("-");
 }
 
 /** Return a name as a part of a path. The slash of POOL/NAME stays. */
@@ -29,8 +46,8 @@ export function named(name) {
   return name.split("/").map(encodeURIComponent).join("/");
 }
 
-async function call(method, path, query, body) {
-  const headers = {};
+async function call(method, path, query, body, more = {}) {
+  const headers = { ...more };
   if (token() !== null) headers.authorization = `Bearer ${token()}`;
   if (body !== undefined) headers["content-type"] = "application/json";
   const given = Object.entries(query).filter(([, value]) => value !== null && value !== "");

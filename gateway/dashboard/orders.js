@@ -1,6 +1,6 @@
 // Orders: each is tried first, so that its dialog says what it would do, and carried out once that is confirmed.
 
-import { ApiError, named, order } from "./api.js";
+import { ApiError, named, order, unique } from "./api.js";
 import { el, setAttribute, setShown } from "./dom.js";
 import { setProse } from "./prose.js";
 
@@ -79,16 +79,21 @@ export async function giveOrder(live, wanted) {
   document.body.append(dialog);
   dialog.showModal();
   let tried = false;
+  const keys = new Map(); // by what is sent: an order whose answer was lost is not given twice
 
   function ready() {
     confirm.disabled = !tried || (!forceRow.hidden && !force.checked);
   }
 
   async function attempt(body) {
+    const sent = { ...wanted.body, ...body };
+    const text = JSON.stringify(sent);
+    if (!keys.has(text)) keys.set(text, unique());
     try {
-      return await order(wanted.path, { ...wanted.body, ...body });
+      return await order(wanted.path, sent, keys.get(text));
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
+      if (error.status !== 0 && error.code !== "idempotency_key_in_use") keys.delete(text); // it was answered
       setProse(effect, error.message);
       effect.dataset.tone = "bad";
       setShown(forceRow, error.code === "last_backend");

@@ -46,6 +46,7 @@ _FAILED: Final = "|".join(
 )
 _POOL: Final = "pool {{ $labels.pool }}"
 _BACKEND: Final = "{{ $labels.pool }}/{{ $labels.backend }}"
+_BUGS: Final = f'gateway_requests_total{{outcome="{Outcome.BUG.value}"}}'
 _ALL: Final = 'sum by (instance, pool) (rate(gateway_requests_total{pool!="_unknown"}[5m]))'
 
 
@@ -94,7 +95,8 @@ SERVICE: Final = (
     ),
     Alert(
         name="GatewayBug",
-        expr=f'sum by (instance, pool) (rate(gateway_requests_total{{outcome="{Outcome.BUG.value}"}}[5m])) > 0',
+        # A series is there only from its first request on, and that is no increase.
+        expr=f"sum by (instance, pool) ((increase({_BUGS}[5m]) > 0) or ({_BUGS} unless {_BUGS} offset 5m)) > 0",
         lasts="0s",
         severity="warning",
         summary=f"The gateway itself failed on requests for {_POOL}",
@@ -130,7 +132,7 @@ CAPACITY: Final = (
     ),
     Alert(
         name="QueueDoesNotEmpty",
-        expr="min_over_time(gateway_queue_requests[5m]) > 0",
+        expr="min_over_time(gateway_queue_requests[5m]) > 0 and gateway_queue_requests offset 5m > 0",
         lasts="0s",
         severity="warning",
         summary=f"Requests have waited for {_POOL} for 5 minutes without a break",
@@ -229,7 +231,7 @@ PROCESS: Final = (
     ),
     Alert(
         name="ConfigurationsDiffer",
-        expr="count(count by (hash) (gateway_config_info)) > 1",
+        expr="count by (job) (count by (job, hash) (gateway_config_info)) > 1",
         lasts="10m",
         severity="warning",
         summary="The gateways have {{ $value }} different configurations",

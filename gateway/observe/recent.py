@@ -87,10 +87,7 @@ class Window:
 
     def pools(self) -> dict[str, Tally]:
         """Return what was counted of each pool."""
-        found: defaultdict[str, Tally] = defaultdict(Tally)
-        for (pool, _), tally in self.models().items():
-            _add(found[pool], tally)
-        return dict(found)
+        return by_pool(self.models())
 
     def models(self) -> dict[tuple[str, str], Tally]:
         """Return what was counted of each model of each pool."""
@@ -120,6 +117,14 @@ class Window:
         for (pool, backend, reason), more in _grown(self.before.failures, self.after.failures):
             found[f"{pool}/{backend}"][reason] = int(more)
         return dict(found)
+
+
+def by_pool(models: Mapping[tuple[str, str], Tally]) -> dict[str, Tally]:
+    """Add up what was counted of the models of each pool."""
+    found: defaultdict[str, Tally] = defaultdict(Tally)
+    for (pool, _), tally in models.items():
+        _add(found[pool], tally)
+    return dict(found)
 
 
 def quantile(counts: Sequence[float], bounds: Sequence[float], share: float) -> float | None:

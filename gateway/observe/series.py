@@ -129,9 +129,16 @@ class Series:
 
     def window(self, seconds: float) -> Window:
         """Return what was counted in about the last seconds, at most 300; it begins with a bucket."""
+        return self.windows((seconds,))[seconds]
+
+    def windows(self, lengths_s: Iterable[float]) -> dict[float, Window]:
+        """Return several windows that end now, by their lengths."""
+        now = self._mark()
+        return {seconds: Window(self._mark_before(seconds), now) for seconds in lengths_s}
+
+    def _mark_before(self, seconds: float) -> Mark:
         oldest = self._clock.now() - seconds - STEP_S / 2
-        before = next((mark for mark in self._marks if mark.at >= oldest), self._marks[-1])
-        return Window(before, self._mark())
+        return next((mark for mark in self._marks if mark.at >= oldest), self._marks[-1])
 
     def callers(self, outcome: Outcome) -> dict[str, int]:
         """Return the ids of the keys whose requests lately ended so, and how many; 429 is `REJECTED`."""

@@ -58,7 +58,7 @@ def own_problems(overview: Overview, own: Own, wall_less_now: float) -> Iterator
         )
         name = "" if hold["pool"] is None else f" --pool {hold['pool']}"
         yield Problem(
-            kind="restarts_held", severity="note", subject="restarts",
+            kind="restarts_held", severity="note", subject=f"restarts of {of}",
             what=f"Automatic restarts of {of} are on hold {until}, by an operator's order",
             remedy=f"Run `vllm-gateway hold --lift{name}` to end it.",
         )  # fmt: skip

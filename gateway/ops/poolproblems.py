@@ -181,15 +181,21 @@ def _some_fail(pool: PoolOverview, lately: Lately) -> Iterator[Problem]:
 def _models(pool: PoolOverview, lately: Lately) -> Iterator[Problem]:
     """Yield the models that fail, or that nobody serves, where the pool as a whole serves."""
     serves = pool["state"] in ("ready", "degraded")
+    served = {pool["name"], *pool["aliases"]}
+    for each in pool["backends"]:
+        if each["state"] in ("ready", "degraded"):
+            served.update(set(each["models"]) - each["adapters_kept_back"].keys())
     for model, _ in lately.models(pool["name"]):
-        failing = lately.model_failing(pool["name"], model, refused=serves)
+        # What was refused for capacity was served soon after, if anybody serves it.
+        refused = serves and model not in served
+        failing = lately.model_failing(pool["name"], model, refused=refused)
         if failing is not None:
             having = [each for each in pool["backends"] if model in each["models"]]
             told = ", ".join(f"{each['id']} ({each['state']})" for each in having)
             yield Problem(
                 kind="model_fails",
                 severity="down",
-                subject=f"model {model}",
+                subject=f"model {model} of pool {pool['name']}",
                 what=f"Model {model} of pool {pool['name']} fails most requests: {failing.told}",
                 cause=f"{_why_failing(failing, {})} Backends that have it: {told or 'none'}.",
                 remedy=f"`vllm-gateway adapters list` tells where it is; `vllm-gateway route --model {model}`"
@@ -214,7 +220,7 @@ def _missing_adapters(pool: PoolOverview, failed: Failed) -> list[Problem]:
             found[adapter] = Problem(
                 kind="adapter_missing",
                 severity="down",
-                subject=f"model {adapter}",
+                subject=f"model {adapter} of pool {pool['name']}",
                 what=f"Adapter {adapter} of pool {pool['name']} is on no backend: it could not be loaded",
                 cause=sentence(failed.get(backend["id"], {}).get(adapter, "")),
                 remedy=adapter_remedy(backend["id"], adapter),
@@ -233,21 +239,21 @@ def _backends(
 
     Where a pool is down, its only backend was told as the cause.
     """
-    by_state: dict[str, list[BackendOverview]] = {}
     alone = len(pool["backends"]) == 1 and pool["state"] in ("down", "starting")
+    by_kind: dict[tuple[str, str], list[tuple[BackendOverview, Problem]]] = {}
     for backend in () if alone else pool["backends"]:
-        by_state.setdefault(backend["state"], []).append(backend)
-    for alike in by_state.values():
-        first = state_problem(alike[0], now, failures.get(alike[0]["id"], {}))
-        if first is not None and len(alike) > _MOST_ALIKE:
-            yield _many(pool, alike, first)
-            continue
-        for backend in alike:
-            if found := state_problem(backend, now, failures.get(backend["id"], {})):
-                yield found
+        found = state_problem(backend, now, failures.get(backend["id"], {}))
+        if found is not None:
+            by_kind.setdefault((backend["state"], found.kind), []).append((backend, found))
+    for alike in by_kind.values():
+        if len(alike) > _MOST_ALIKE:
+            yield _many(pool, [backend for backend, _ in alike], alike[0][1])
+        else:
+            yield from (problem for _, problem in alike)
     for backend in pool["backends"]:
         for problem in hidden_problems(backend, failed.get(backend["id"], {})):
-            if problem.subject.split(" on ")[0] not in told and not (
+            subject = f"{problem.subject.split(' on ')[0]} of pool {pool['name']}"
+            if subject not in told and not (
                 problem.kind == "kv_full" and pool["state"] == "saturated"
             ):
                 yield problem

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 from typing_extensions import TypedDict
 
 from gateway.core.types import Outcome
-from gateway.observe.recent import ERRORS, Tally, Window
+from gateway.observe.recent import ERRORS, Tally, Window, by_pool
 from gateway.observe.series import RECENT_S, Series
 
 _WINDOWS_S: Final = (10.0, 30.0, 60.0, RECENT_S)
@@ -66,10 +66,10 @@ class Lately:
     """What was counted in the last seconds and minutes, as of one moment."""
 
     def __init__(self, series: Series) -> None:
-        windows = {seconds: series.window(seconds) for seconds in _WINDOWS_S}
+        windows = series.windows(_WINDOWS_S)
         self.recent: Window = windows[RECENT_S]
         self._models = {seconds: window.models() for seconds, window in windows.items()}
-        self._pools = {seconds: window.pools() for seconds, window in windows.items()}
+        self._pools = {seconds: by_pool(models) for seconds, models in self._models.items()}
         self._seconds = {seconds: window.seconds for seconds, window in windows.items()}
 
     def pool(self, name: str, seconds: float = RECENT_S) -> Tally:

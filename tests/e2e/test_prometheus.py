@@ -48,8 +48,8 @@ CASES = {
         },
     ),
     "GatewayBug": (
-        {f'gateway_requests_total{{{POOL},outcome="bug"}}': "0x380 1x30"},
-        {f'gateway_requests_total{{{POOL},outcome="ok"}}': "0+1x400"},
+        {f'gateway_requests_total{{{POOL},outcome="bug"}}': "_x380 1x30"},  # the first one
+        {f'gateway_requests_total{{{POOL},outcome="bug"}}': "1x400"},  # long ago
     ),
     "RequestsShed": (
         {OK: "0+9x400", f'gateway_requests_total{{{POOL},outcome="shed"}}': "0+1x400"},
@@ -57,7 +57,10 @@ CASES = {
     ),
     "QueueDoesNotEmpty": (
         {f"gateway_queue_requests{{{POOL}}}": "3x400"},
-        {f"gateway_queue_requests{{{POOL}}}": "3x390 0 3x9"},
+        {
+            f"gateway_queue_requests{{{POOL}}}": "3x390 0 3x9",
+            'gateway_queue_requests{instance="new",pool="m"}': "_x390 3x9",
+        },
     ),
     "FirstTokenLate": (
         {
@@ -131,6 +134,7 @@ CASES = {
         {
             'gateway_config_info{hash="a",instance="1"}': "1x400",
             'gateway_config_info{hash="a",instance="2"}': "1x400",
+            'gateway_config_info{hash="b",instance="3",job="staging"}': "1x400",
         },
     ),
     "WrongKeys": (

@@ -234,7 +234,7 @@ async def disk_full() -> AsyncIterator[World]:
 INCIDENTS = (
     Incident(
         "An engine is frozen", "the engine stops; `/health` and `/metrics` still answer", frozen,
-        ("frozen", "pool_down"), ("m/b1", "nothing came from it"), "BackendFrozen",
+        ("frozen", "pool_down"), ("m/b1", "Nothing came from it"), "BackendFrozen",
     ),
     Incident(
         "A crash loop", "each start of vLLM ends for lack of GPU memory", crash_loop,

@@ -6,11 +6,14 @@ from http import HTTPStatus
 
 import httpx2
 import pytest
+from starlette.testclient import TestClient
 
 from gateway.admin.audit import audit_of
-from gateway.admin.endpoint import Problem
+from gateway.admin.changes import etag
+from gateway.admin.endpoint import Endpoint, Method, Problem
 from gateway.admin.replays import KEPT_S, MOST, Replays
 from gateway.admin.replies import json_reply, problem
+from gateway.admin.router import Router
 from tests.admindesk import TOKEN, Desk
 
 OPERATOR = "operator-token-of-the-tests"
@@ -122,6 +125,33 @@ def test_a_change_is_made_to_what_was_seen(desk):
     assert done.headers["etag"] in late.json()["detail"]
     assert read(desk, "backends/m/b1").headers["etag"] == done.headers["etag"]
     assert [each["code"] for each in audited(desk)] == ["changed_since", ""]
+
+
+def test_an_etag_is_no_newer_than_the_answer_that_has_it(desk):
+    version = [1]
+
+    async def handler(desk, asked):
+        told = {"version": version[0]}
+        version[0] += 1  # somebody else changes it, before this answer is sent
+        return told
+
+    async def subject(desk, names):
+        return {"version": version[0]}
+
+    row = Endpoint(
+        method=Method.GET, path="/it", name="it", role=None, does="Read it.", handler=handler, subject=subject
+    )  # fmt: skip
+    router = Router(desk.objects, [row])
+
+    async def app(scope, receive, send):
+        await router(scope | {"state": {"actor": None}}, receive, send)
+
+    client = TestClient(app)
+    first, second = client.get("/it"), client.get("/it")
+    assert [first.json(), second.json()] == [{"version": 1}, {"version": 2}]
+    assert (first.headers["etag"], second.headers["etag"]) == (
+        etag({"version": 1}), etag({"version": 2})
+    )  # fmt: skip
 
 
 def test_an_etag_stays_while_a_backend_merely_lives(desk):

@@ -94,7 +94,7 @@ def test_a_model_that_fails_is_named_where_its_pool_serves(fleet):
     ends(fleet, 100)
     ends(fleet, 9, Outcome.BACKEND_ERROR, 500, model="sql")
     problem = found(fleet, "model_fails")
-    assert (problem["severity"], problem["subject"]) == ("down", "model sql")
+    assert (problem["severity"], problem["subject"]) == ("down", "model sql of pool m")
     assert "all 9 requests" in problem["sentence"]
 
 
@@ -111,6 +111,12 @@ def test_a_saturated_pool_is_no_failing_model(fleet):
         fleet.loaded(each, kv=0.99)
     ends(fleet, 9, Outcome.SHED, 503, shed_reason=ShedReason.QUEUE_FULL)
     assert fleet.problems() == [("saturated", "pool m")]
+
+
+def test_a_burst_that_was_refused_is_no_failing_model_once_it_is_over(fleet):
+    ends(fleet, 8)
+    ends(fleet, 12, Outcome.SHED, 503, shed_reason=ShedReason.QUEUE_FULL)
+    assert fleet.problems() == [("shed", "pool m")]
 
 
 def test_some_failures_and_refusals_are_told_with_their_numbers(fleet):
@@ -183,7 +189,7 @@ def test_an_adapter_that_no_backend_could_load_is_down_and_on_one_of_two_degrade
     assert found(fleet, "adapter_failed")["cause"] == "No adapter found for /loras/sql."
     two.lacking = {"sql": Exclusion.ADAPTER_FAILED}
     two.models.pop("sql")
-    assert fleet.problems() == [("adapter_missing", "model sql")]
+    assert fleet.problems() == [("adapter_missing", "model sql of pool m")]
     problem = found(fleet, "adapter_missing")
     assert problem["severity"] == "down"
     assert "vllm-gateway adapters load m/b1 sql" in problem["next"]

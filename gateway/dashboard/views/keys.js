@@ -1,6 +1,6 @@
 // The keys and what they used; an admin also makes, rotates and revokes them.
 
-import { named, read } from "../api.js";
+import { named, readAll } from "../api.js";
 import { el } from "../dom.js";
 import { UNKNOWN, count, moment, unix } from "../format.js";
 import { rowOrders } from "../orders.js";
@@ -18,11 +18,11 @@ export function keysView(live) {
   const keys = table("Keys", columns(live, used, admin, () => poll.now()), (key) => key.id);
   const total = el("p", { class: "hint" });
   const poll = new Poll(async () => {
-    const [listed, usage] = await Promise.all([read("keys"), read("usage", { by: "key" })]);
+    const [listed, usage] = await Promise.all([readAll("keys"), readAll("usage", { by: "key" })]);
     used.clear();
-    for (const row of usage.data) used.set(row.key, row);
-    keys.show(listed.data);
-    const tokens = usage.data.reduce((sum, row) => sum + row.input_tokens + row.output_tokens, 0);
+    for (const row of usage) used.set(row.key, row);
+    keys.show(listed);
+    const tokens = usage.reduce((sum, row) => sum + row.input_tokens + row.output_tokens, 0);
     setProse(total, `Today, since midnight UTC: ${count(tokens)} tokens. \`vllm-gateway usage\` tells of other days.`);
   }, EVERY_MS);
   const models = usageByModel();
@@ -106,7 +106,7 @@ function usageByModel() {
     ],
     (row) => row.id,
   );
-  const poll = new Poll(async () => made.show((await read("usage", { by: "tenant,model,adapter" })).data), EVERY_MS);
+  const poll = new Poll(async () => made.show(await readAll("usage", { by: "tenant,model,adapter" })), EVERY_MS);
   return {
     element: el("section", { class: "card", "aria-labelledby": "usage" }, el("h2", { id: "usage" }, "Usage today"), poll.problem, made.element),
     leave: () => poll.end(),
