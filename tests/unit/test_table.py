@@ -685,3 +685,26 @@ def test_the_pause_of_a_resumed_stream_is_not_held_against_who_went_on_with_it(t
     assert (backend.limit.value < before) is not bool(resumed)
     for slot in slots:
         slot.release()
+
+
+@pytest.mark.parametrize(
+    ("prefix", "servers", "per_s"),
+    [("approximate", 1, 10_000), ("off", 2, 10_000), ("approximate", 2, 160_000)],
+)
+def test_what_an_engine_found_cached_shows_no_faster_reading(clock, prefix, servers, per_s):
+    """In a pool with an index, that knows what was cached of which prompt; here it knows of none."""
+    urls = [f"http://h:{port}" for port in range(1, servers + 1)]
+    config = Config.model_validate({"pools": {"m": {"backends": urls, "prefix": prefix}}})
+    table = PoolTable(clock)
+    table.apply(config.pools, config.health)
+    now, hits = clock.now(), 0.0
+    for number in range(40):
+        sample = LoadSample(now, 0, 0, 0.1, 100_000, prefix_hits=hits)
+        table.observe("m/b1", Scraped(sample))
+        cached_tokens = 7_500 if number >= 5 else 0
+        hits += cached_tokens
+        slot = table.take("m/b1", now, Need(8_000, 64, streams=True))
+        table.first_token(slot, now + (8_000 - cached_tokens) / 10_000)
+        slot.release()
+        now += 1.0
+    assert table.get("m/b1").limit.reading.rate.at(now) == pytest.approx(per_s, rel=0.1)
