@@ -189,6 +189,20 @@ class KeyCases:
             True,
         ]
 
+    def test_each_change_of_a_key_is_later_than_the_one_before_whatever_the_clocks_say(self, desk):
+        made = desk.create({"name": "ci"})
+        desk.at -= 30  # of another writer
+        rotated = desk.rotate(made.id, 0.0).record
+        updated = desk.update(made.id, {"priority": 1}, None)
+        revoked = desk.revoke(made.id)
+        times = [each.changed_s for each in (made.record, rotated, updated, revoked)]
+        assert times == sorted(set(times))
+        assert desk.get(made.id).changed_s == pytest.approx(revoked.changed_s, abs=1e-6)
+
+    def test_what_is_later_than_the_calendar_is_refused(self, desk):
+        with pytest.raises(BadSettings):
+            desk.create({"name": "ci", "expires": "9999-12-31T23:59:59-12:00"})
+
     def test_a_revoked_key_lets_nobody_in_stays_listed_and_cannot_be_rotated(self, desk):
         made = desk.create({"name": "ci"})
         again = desk.rotate(made.id, 60.0)

@@ -177,6 +177,18 @@ class LimiterCases:
         desk.passes(7200)
         assert fits(desk.take(limits, 1000, 0))
 
+    def test_a_budget_counts_the_smallest_amounts(self, desk):
+        desk.starts_a_day()
+        limits = KeyLimits(budget_per_month=0.00001)
+        assert sum(fits(desk.take(limits, money=4e-7)) for _ in range(60)) in (25, 26, 27)
+
+    def test_a_glob_of_models_is_no_place_for_what_runs(self, desk):
+        limits = KeyLimits(
+            concurrent_requests=5, models=(("runs", KeyLimits(requests_per_minute=3)),)
+        )
+        taken = [desk.take(limits, model="runs") for _ in range(4)]
+        assert [fits(each) for each in taken] == [True] * 3 + [False]
+
     def test_a_months_money_lasts_until_the_next_month(self, desk):
         desk.starts_a_day()
         limits = KeyLimits(budget_per_month=10.0)

@@ -26,6 +26,7 @@ from gateway.access.secret import digest_of, new_id, new_key
 from gateway.config.keysettings import KeySettings
 from gateway.core.roles import Role
 
+_TICK_S: Final = 0.001  # of the times that are kept
 _DEFAULTS: Final[Mapping[str, object]] = {"metadata": {}}
 
 
@@ -82,7 +83,9 @@ def updated(
     own = settings_told(record.own) | settings_told(values.pop("own"))
     for name in removed:
         own.pop(name, None)
-    return replace(record, **values, own=KeySettings.model_validate(own), changed_s=now)
+    return replace(
+        record, **values, own=KeySettings.model_validate(own), changed_s=_after(record, now)
+    )
 
 
 def rotated(record: KeyRecord, grace_s: float, pepper: bytes, now: float) -> CreatedKey:
@@ -105,14 +108,19 @@ def rotated(record: KeyRecord, grace_s: float, pepper: bytes, now: float) -> Cre
         before = (replace(current, not_after_s=now + grace_s),)
     key = new_key(record.id)
     secrets = (Secret(digest_of(key.encode(), pepper)), *before)
-    return CreatedKey(replace(record, secrets=secrets, changed_s=now), key)
+    return CreatedKey(replace(record, secrets=secrets, changed_s=_after(record, now)), key)
 
 
 def revoked(record: KeyRecord, now: float) -> KeyRecord:
     """Return the key ended for good; one that was revoked before stays as it is."""
     if record.revoked_s is not None:
         return record
-    return replace(record, revoked_s=now, changed_s=now)
+    return replace(record, revoked_s=now, changed_s=_after(record, now))
+
+
+def _after(record: KeyRecord, now: float) -> float:
+    """Return when a record changes now: later than it changed before, however the clocks of two writers differ."""
+    return max(now, round((record.changed_s or 0.0) + _TICK_S, 3))
 
 
 def check_version(record: KeyRecord, if_match: str | None) -> None:

@@ -60,10 +60,17 @@ async def _page(url: str) -> dict[str, Any]:
     return told
 
 
-def _read(row: dict[str, Any]) -> jwt.PyJWK | None:
-    """Return a key; None for one that cannot be used here, beside which others may be good."""
+SigningKey = Any  # as PyJWT takes it
+
+
+def _read(row: dict[str, Any]) -> SigningKey | None:
+    """Return a key; None for one that cannot be used here, beside which others may be good.
+
+    An RSA key that does not say for which algorithm it is may be used with each (RFC 7517, 4.4).
+    """
     try:
-        return jwt.PyJWK(row)
+        found = jwt.PyJWK(row)
+        return found.key if row.get("kty") == "RSA" and "alg" not in row else found
     except (jwt.PyJWTError, ValueError, TypeError, KeyError):
         return None
 
@@ -74,12 +81,12 @@ class Issuer:
     def __init__(self, settings: OidcConfig, clock: Clock, page: Page = _page) -> None:
         self.settings = settings
         self._clock, self._page = clock, page
-        self._keys: Mapping[str, jwt.PyJWK] | None = None
+        self._keys: Mapping[str, SigningKey] | None = None
         self._asked_at: float | None = None  # when the last fetch ended
         self._wanted = asyncio.Event()
         self._told = ""  # what was last logged to be wrong
 
-    def key(self, kid: str | None) -> jwt.PyJWK:
+    def key(self, kid: str | None) -> SigningKey:
         """Return a signing key by its id; without an id the only one.
 
         Raises:
@@ -128,7 +135,7 @@ class Issuer:
         self._asked_at = self._clock.now()
         self._wanted.clear()  # who asked meanwhile has what there is
 
-    async def _fetched(self) -> dict[str, jwt.PyJWK]:
+    async def _fetched(self) -> dict[str, SigningKey]:
         """Return the keys that tokens may be signed with.
 
         Raises:

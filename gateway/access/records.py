@@ -273,7 +273,9 @@ def _time(value: object) -> float:
         value = datetime(value.year, value.month, value.day, tzinfo=UTC)
     if not isinstance(value, datetime):
         raise ValueError("expected a time such as 2026-11-21T09:30:00Z")
-    return (value if value.tzinfo is not None else value.replace(tzinfo=UTC)).timestamp()
+    wall = (value if value.tzinfo is not None else value.replace(tzinfo=UTC)).timestamp()
+    timestamp(wall)  # at the edges of time it can be read, and not written
+    return wall
 
 
 # Of a key's name and tenant; ValueError for another. A surrogate is an argument that was not UTF-8.

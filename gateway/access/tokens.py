@@ -90,7 +90,7 @@ class Tokens:
             raise AccessError(f"{_WRONG}: it is of another issuer (`iss`).") from None
         except jwt.MissingRequiredClaimError as error:
             raise AccessError(f"{_WRONG}: it lacks the claim `{error.claim}`.") from None
-        except (jwt.PyJWTError, ValueError):
+        except (jwt.PyJWTError, ValueError, TypeError):  # the last: of another kind than its key
             raise AccessError(
                 f"{_WRONG}: it is damaged, or its signature is not the issuer's."
             ) from None

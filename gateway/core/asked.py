@@ -87,7 +87,11 @@ class Caller:
 
         Case matters.
         """
-        return _matches(self.models, model) and not (self.denied and _matches(self.denied, model))
+        return _matches(self.models, model) and not self.denies(model)
+
+    def denies(self, name: str) -> bool:
+        """Whether a name matches one of the globs that are denied."""
+        return bool(self.denied) and _matches(self.denied, name)
 
 
 @lru_cache(maxsize=4096)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from gateway.core.endings import Ending
 from gateway.core.limits import FREE, Amounts, Plan, Price, Taken
 from gateway.core.ratelimited import LimitsUnknown, RateLimited
 from gateway.core.types import Ask, Outcome, RequestRecord
@@ -46,6 +47,14 @@ async def charge(
     raise _refused(found, prices.currency)
 
 
+def give_back(limiter: Limiter, record: RequestRecord) -> None:
+    """Give back all that a request has taken: it did not run, and may be charged for another model."""
+    taken = record.taken
+    if taken is not None:
+        record.taken = record.price = None
+        limiter.settle(taken, NOTHING)
+
+
 def settle(limiter: Limiter, record: RequestRecord) -> None:
     """Give back what a request that ended did not use, and charge what it used more."""
     taken = record.taken
@@ -72,16 +81,25 @@ def costs_of(plan: Plan, price: Price, ask: Ask) -> Amounts:
 
 
 def actual_of(record: RequestRecord, costs: Amounts) -> Amounts:
-    """Return what a request used: nothing if no engine took it; what it reserved if nobody told."""
-    if record.attempts == 0 or record.outcome is Outcome.SHED:
+    """Return what a request used: nothing if no engine took it; what it reserved if nobody told.
+
+    One that the engine refused as wrong (4xx) was a request, and took no tokens.
+    """
+    if record.attempts == 0 or record.outcome is Outcome.SHED or _never_sent(record):
         return NOTHING
     usage = record.usage
     if usage is None:
-        return costs
+        return Amounts(1.0) if record.outcome is Outcome.UPSTREAM_REJECTED else costs
     prompt, output = float(usage.prompt_tokens), float(usage.completion_tokens)
     price = record.price
     money = 0.0 if price is None else price.of(prompt, output, usage.cached_tokens or 0)
     return Amounts(1.0, prompt, output, prompt + output, money)
+
+
+def _never_sent(record: RequestRecord) -> bool:
+    """Whether no attempt found a server to connect to."""
+    failed = record.failed
+    return len(failed) == record.attempts and all(each.ending is Ending.CONNECT for each in failed)
 
 
 def _refused(found: Refused, currency: str) -> RateLimited:

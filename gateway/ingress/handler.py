@@ -49,7 +49,7 @@ from gateway.core.types import (
 )
 from gateway.ingress.answers import check_taken, own_headers
 from gateway.ingress.bodies import Bodies, call_at_hand
-from gateway.ingress.charging import charge, settle
+from gateway.ingress.charging import charge, give_back, settle
 from gateway.ingress.downstream import Downstream
 from gateway.ingress.drain import shutting_down
 from gateway.ingress.early import Early
@@ -195,7 +195,7 @@ class Handler:
     async def _fall_back(
         self, settings: Settings, down: Downstream, record: RequestRecord, ask: Ask, error: GatewayError
     ) -> None:  # fmt: skip
-        """Have another pool answer what its own one cannot take; raise `error` where none can."""
+        """Have another pool answer, by the limits for its model, what its own cannot take; else raise `error`."""
         asked, cause = ask.route, cause_of(error)
         if cause is None or down.started or not down.body_at_hand:
             raise error
@@ -207,19 +207,26 @@ class Handler:
             sent = record.attempts
             other = Ask(route, ask.call, UNMEASURED, ask.caller, session=ask.session)
             assign(other, down.revision)
+            give_back(self.limiter, record)
             try:
                 if not self.measuring.at_once(settings, record, other):
                     await self.measuring.counted(settings, record, other)
+                plan = settings.plans.of(ask.caller, route.requested, route.pool)
+                if plan is not None:
+                    await charge(self.limiter, plan, settings.prices, record, other)
                 await self._forward(settings, down, record, other)
             except GatewayError as failed:
                 if down.started or (record.attempts > sent and cause_of(failed) is None):
                     raise  # it may have been executed
+                if isinstance(failed, RateLimited | LimitsUnknown):
+                    error = failed
             else:
                 if cause is Cause.OVERLOAD:
                     self.gate.gone_elsewhere(ask)
                 return
         record.pool, record.adapter, record.demand, record.need, record.backend_id = before
         record.fallback = None
+        give_back(self.limiter, record)
         raise error
 
     async def _forward(  # noqa: C901, PLR0915 - all attempts, in one piece

@@ -75,7 +75,8 @@ def compiled(
             runs = period is Period.RUNNING
             if runs not in places:
                 places[runs] = len(stores)
-                stores.append(f"{PREFIX}{{t:{caller.tenant}}}:{store}{':runs' if runs else ''}")
+                # First, for a glob of models may be any text.
+                stores.append(f"{PREFIX}{{t:{caller.tenant}}}:{'runs:' if runs else ''}{store}")
             rules.append(Judged(places[runs], period, amount, limit.most, limit.shadow, limit))
     if not rules:
         return None

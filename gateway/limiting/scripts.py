@@ -50,14 +50,14 @@ local function level(store, field, most)
     return stamp >= stamp_of(kind) and used or 0
   end
   if stamp > now_ms then  -- the clock was wrong then: it empties from now on
-    redis.call('HSET', KEYS[store], field, string.format('%.0f %.6f', now_ms, used))
+    redis.call('HSET', KEYS[store], field, string.format('%.0f %.9f', now_ms, used))
   end
   return math.max(0, used - math.max(0, now_ms - stamp) / 60000 * most)
 end
 local lives_ms = {}
 local function keep(store, field, most, used)
   local kind = field:sub(2)
-  redis.call('HSET', KEYS[store], field, string.format('%.0f %.6f', stamp_of(kind), used))
+  redis.call('HSET', KEYS[store], field, string.format('%.0f %.9f', stamp_of(kind), used))
   local ms = kind == 'm' and math.ceil(used / most * 60000) + 1000
     or kind == 'd' and 2 * 86400000 or 32 * 86400000
   lives_ms[store] = math.max(lives_ms[store] or 0, ms)
@@ -99,7 +99,7 @@ for at = 8, #words, 4 do
       keep(store, field, most, used)
     end
   end
-  reply[#reply + 1] = (told[at] or '') .. string.format('%.6f', used)
+  reply[#reply + 1] = (told[at] or '') .. string.format('%.9f', used)
 end
 expire()
 return table.concat(reply, ' ')

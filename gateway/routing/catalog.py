@@ -93,7 +93,7 @@ class Catalog:
         model = model or self._default(caller)
         entry = self.entries.get(model)
         everything = caller.models == ALL_MODELS and not caller.denied
-        if entry is None or not (everything or caller.may_use(model)):
+        if entry is None or not (everything or is_open(entry, caller)):
             raise self._not_found(model, caller)
         return entry
 
@@ -116,13 +116,16 @@ class Catalog:
 
     def visible(self, caller: Caller) -> dict[str, Entry]:
         """Return what the caller may use, by name."""
-        return {name: entry for name, entry in self.entries.items() if caller.may_use(name)}
+        return {name: entry for name, entry in self.entries.items() if is_open(entry, caller)}
 
     def _not_found(self, model: str, caller: Caller) -> ModelNotFound:
         if self._near is None:
             self._near = NearNames(self.entries)
-        named = [each for each in caller.models if each in self.entries]
-        near = self._near.find(model, caller.may_use, named)
+
+        def allowed(name: str) -> bool:
+            return name in self.entries and is_open(self.entries[name], caller)
+
+        near = self._near.find(model, allowed, [each for each in caller.models if allowed(each)])
         hint = f" Did you mean `{near}`?" if near else ""
         return ModelNotFound(
             f"The model `{_shown(model)}` does not exist or you do not have access to it.{hint} "
@@ -170,6 +173,13 @@ class Catalogs:
                 *(*clash, clash[1]),
                 extra={"event": "adapter_clash"},
             )
+
+
+def is_open(entry: Entry, caller: Caller) -> bool:
+    """Whether a caller may use a name. A pool that is denied is so by each of its aliases, too."""
+    route = entry.route
+    by_another_name = entry.parent is None and caller.denies(route.pool)
+    return caller.may_use(route.requested) and not by_another_name
 
 
 def _shown(model: str) -> str:

@@ -123,7 +123,7 @@ class Replicas(RuleBasedStateMachine):
                 await asyncio.sleep(0.005)
 
     def is_fresh(self, client, key, lease):
-        score = client.zscore(f"gw1:{{t:t}}:key:{key}:runs", lease)
+        score = client.zscore(f"gw1:{{t:t}}:runs:key:{key}", lease)
         return score is not None and score / 1000 - time.time() > RUNS_S - 2
 
     @invariant()

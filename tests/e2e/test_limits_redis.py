@@ -114,7 +114,7 @@ class TestRedis(LimiterCases):
         with desk.server.client() as client:
             stamp, used = client.hget("gw1:{t:t}:key:k", "1m").split()
             client.hset("gw1:{t:t}:key:k", "1m", f"{int(stamp) + 3_600_000} {used}")
-            runs = "gw1:{t:t}:key:k:runs"
+            runs = "gw1:{t:t}:runs:key:k"
             client.zincrby(runs, 3_600_000, client.zrange(runs, 0, 0)[0])
         assert not fits(desk.take(limits, input=10))
         desk.run(asyncio.sleep(1.2))
@@ -277,5 +277,5 @@ async def test_no_outcome_changes_with_what_befalls_the_redis():
             await world.until(lambda: not world.process.store.trouble)
             await codes(many, 1)
             await world.until(
-                lambda: server.ask("ZCARD", f"gw1:{{t:many}}:key:{many.id}:runs") == 0
+                lambda: server.ask("ZCARD", f"gw1:{{t:many}}:runs:key:{many.id}") == 0
             )

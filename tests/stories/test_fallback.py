@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
+from gateway.core.limits import KeyLimits
 from gateway.core.types import Phase
 from gateway.pools.health import Order
 from gateway.process import reload
@@ -351,3 +353,57 @@ async def test_only_a_pool_that_serves_the_endpoint_answers_in_place_of_another(
         reply = await world.http.post("/v1/completions", json=asked)
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "model_unavailable")
         assert world.sims[1].received("/v1/completions") == []
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+async def limited(world, **limits):
+    """Make a key with limits; return its headers."""
+    made = keys.create(world.path.parent / "keys.yaml", name="ci", limits=KeyLimits(**limits))
+    assert (await reload(world.process)).done
+    return {"authorization": f"Bearer {made.key}"}
+
+
+@story
+async def test_a_prompt_that_goes_elsewhere_for_its_length_is_charged_too():
+    short = replace(BIG, max_model_len=64)
+    async with gateway(short, SMALL, pools=two("context: small")) as world:
+        ci = await limited(world, requests_per_minute=2)
+        long = "word " * 200
+        replies = [await world.chat(long, model="big", max_tokens=5, headers=ci) for _ in range(3)]
+        assert [each.status_code for each in replies] == [200, 200, 429]
+        assert replies[2].json()["error"]["code"] == "rate_limit_exceeded"
+
+
+@story
+async def test_the_limits_are_those_for_the_model_that_answers():
+    one = KeyLimits(requests_per_minute=1)
+    async with gateway(BIG, SMALL, pools=two("no_backend: small")) as world:
+        ci = await limited(world, requests_per_minute=5, models=(("small", one), ("big", one)))
+        take_out(world)
+        codes = [
+            (await world.chat(model="big", max_tokens=1, headers=ci)).status_code for _ in range(3)
+        ]
+        assert codes == [200, 429, 429]
+        world.process.table.order("big/b1", Order.RESUME)
+        reply = await world.chat(model="big", max_tokens=1, headers=ci)
+        assert reply.status_code == 200  # nothing was taken for the model that did not answer
+        assert "x-gateway-model" not in reply.headers
+        assert reply.headers["x-ratelimit-remaining-requests"] == "0"
+
+
+@story
+async def test_a_model_that_is_denied_is_so_by_each_of_its_names():
+    pools = "pools: {big: {aliases: [gpt-4o], backends: [<0>]}, small: {backends: [<1>]}}"
+    async with gateway(BIG, SMALL, pools=pools) as world:
+        made = keys.create(world.path.parent / "keys.yaml", name="ci", deny=["big"])
+        assert (await reload(world.process)).done
+        ci = {"authorization": f"Bearer {made.key}"}
+        codes = {
+            name: (await world.chat(model=name, max_tokens=1, headers=ci)).status_code
+            for name in ("big", "gpt-4o", "small")
+        }
+        assert codes == {"big": 404, "gpt-4o": 404, "small": 200}
+        listed = (await world.http.get("/v1/models", headers=ci)).json()["data"]
+        assert [each["id"] for each in listed] == ["small"]

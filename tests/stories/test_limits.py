@@ -125,6 +125,24 @@ async def test_a_request_that_no_backend_took_costs_nothing():
 
 
 @story
+async def test_a_request_for_which_no_server_was_found_costs_nothing():
+    async with limited(limits=KeyLimits(tokens_per_day=1000, requests_per_minute=9)) as (world, ci):
+        await world.sims[0].stop()
+        assert (await world.chat(headers=ci, max_tokens=200)).status_code == 502
+        levels = world.process.handler.limiter.levels.amounts
+        assert {round(used, 2) for _, used in levels.values()} == {0.0}
+
+
+@story
+async def test_what_an_engine_refuses_as_wrong_is_a_request_and_takes_no_tokens():
+    async with limited(limits=KeyLimits(tokens_per_day=1000)) as (world, ci):
+        world.sims[0].inject("http_500:400")
+        assert (await world.chat(headers=ci, max_tokens=200)).status_code == 400
+        levels = world.process.handler.limiter.levels.amounts
+        assert [used for _, used in levels.values()] == [0.0]
+
+
+@story
 async def test_a_key_reads_what_it_has_used_and_uses_nothing_by_that():
     limits = KeyLimits(requests_per_minute=6, tokens_per_day=1000, concurrent_requests=2)
     async with limited(SLOW, limits=limits) as (world, ci):

@@ -239,3 +239,20 @@ def test_the_priorities_of_tiers_count_where_tokens_can_have_them(desk):
 
 def test_a_change_of_keys_keeps_the_tokens(desk):
     assert desk.ring.with_changes((), set()).tokens is desk.ring.tokens
+
+
+# --- algorithms -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["RS256", "RS512", "PS256"])
+def test_an_rsa_key_that_names_no_algorithm_is_for_each(desk, algorithm):
+    assert "alg" not in desk.provider.listed()[0]
+    assert desk.caller(desk.provider.token(algorithm=algorithm)).name == "ann"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "key"), [("ES256", ec.generate_private_key(ec.SECP256R1())), ("HS256", b"s" * 32)]
+)
+def test_a_token_of_another_kind_than_its_key_is_refused(desk, algorithm, key):
+    refused = desk.refusal(desk.provider.token(algorithm=algorithm, key=key))
+    assert "its signature is not the issuer's" in refused.message

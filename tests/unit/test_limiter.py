@@ -143,7 +143,7 @@ def test_what_runs_is_told_anew_before_redis_is_asked_again():
     link.trouble = ""
     assert fits(desk.take(limits))
     ((_, stores, (_, lease)),) = link.posted
-    assert (stores, lease) == (("gw1:{t:t}:key:k:runs",), taken.lease)
+    assert (stores, lease) == (("gw1:{t:t}:runs:key:k",), taken.lease)
     desk.close()
 
 
