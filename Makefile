@@ -66,7 +66,7 @@ test-pythons:          ## test-fast and the contracts on each other Python that 
 	@bash .ci/pythons
 
 e2e: setup             ## real vLLM, real nginx, real SDKs; skips what is not installed
-	$(BIN)/pytest -m e2e -n 2 --dist loadgroup
+	$(BIN)/pytest -m e2e
 
 clients: setup         ## the clients that people have, unmodified; installs them first
 	bash tests/e2e/clients/install.sh $(CACHE)
