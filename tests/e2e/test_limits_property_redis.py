@@ -50,6 +50,7 @@ class Replicas(RuleBasedStateMachine):
         self.replicas = [Replica(self.server) for _ in range(3)]
         self.plans = {key: plan_of(OWN, key, "t", WHOLE) for key in KEYS}
         self.left = []  # of replicas that died: key, and when its lease ends
+        self.renewed = {}  # by lease: when it was taken or renewed last, at the earliest
         self.used = {}
         self.passed_s, self.began = 0.0, time.monotonic()
         for each in self.replicas:
@@ -71,10 +72,11 @@ class Replicas(RuleBasedStateMachine):
         output=st.integers(0, 200),
     )
     def take(self, which, key, prompt, output):
-        replica, costs = self.replicas[which], amounts(prompt, output)
+        replica, costs, now = self.replicas[which], amounts(prompt, output), self.now()
         found = self.runner.run(replica.limiter.take(self.plans[key], costs))
         if isinstance(found, Taken):
             assert found.shared
+            self.renewed[found.lease] = now
             replica.running.append((key, costs, found))
             self.spend(key, costs)
         elif isinstance(found, Refused):
@@ -100,7 +102,7 @@ class Replicas(RuleBasedStateMachine):
     def dies(self, which):
         """It neither settles nor renews; another takes its place."""
         dead, self.replicas[which] = self.replicas[which], Replica(self.server)
-        self.left += [(key, self.now() + RUNS_S) for key, _, _ in dead.running]
+        self.left += [(key, self.renewed[taken.lease] + RUNS_S) for key, _, taken in dead.running]
         self.runner.run(dead.store.close())
         self.runner.run(self.replicas[which].store.link.client.ping())
 
@@ -114,6 +116,7 @@ class Replicas(RuleBasedStateMachine):
 
     async def renew(self, replica):
         """Have a replica renew its leases, and wait until Redis knows."""
+        self.renewed.update({taken.lease: self.now() for _, _, taken in replica.running})
         await replica.limiter.renew()
         leases = {(key, taken.lease) for key, _, taken in replica.running}
         deadline = time.monotonic() + 10
