@@ -7,8 +7,10 @@ import pytest
 from gateway.core.exclusion import Exclusion
 from gateway.core.gpu import GpuLoad
 from gateway.core.types import Endpoint, LoadSample, Outcome, RequestRecord, Scraped, ShedReason
-from gateway.ops.gatewayproblems import Own
+from gateway.ops.gatewayproblems import Own, own_problems
+from gateway.ops.poolproblems import pool_problems
 from gateway.ops.problems import Known, Problem
+from gateway.ops.recent import Lately
 from gateway.ops.reloads import Reload
 from tests.unit.test_overview import BASE, ONE, TWO, Fleet
 
@@ -338,3 +340,25 @@ def test_a_cause_from_a_log_is_cut():
     fleet = Fleet(m={"backends": [ONE]})
     fleet.own = Own(reloads=[tried("x" * 5000)])
     assert len(found(fleet, "reload_failed")["cause"]) == 400
+
+
+def test_each_hold_of_restarts_is_a_problem_of_its_own():
+    holds = [{"pool": pool, "until": None} for pool in (None, "a", "b")]
+    overview = {"draining": False, "store": None, "holds": holds}
+    subjects = [each.subject for each in own_problems(overview, Own(), 0.0)]
+    assert subjects == ["restarts of all pools", "restarts of pool a", "restarts of pool b"]
+
+
+def test_many_backends_are_told_as_one_only_with_others_of_their_kind(fleet):
+    told = fleet.overview()
+    (pool,) = told["pools"]
+    one = pool["backends"][0] | {"state": "degraded"}
+    reasons = ["silent", *["slow_health"] * 5]
+    backends = [
+        one | {"id": f"m/b{n}", "name": f"b{n}", "reason": each} for n, each in enumerate(reasons)
+    ]
+    found = [
+        *pool_problems(pool | {"backends": backends}, Lately(fleet.series), {}, fleet.clock.at)
+    ]
+    assert [each.subject for each in found] == ["backend m/b0", "backends of pool m"]
+    assert found[0].kind != found[1].kind

@@ -708,3 +708,15 @@ def test_what_an_engine_found_cached_shows_no_faster_reading(clock, prefix, serv
         slot.release()
         now += 1.0
     assert table.get("m/b1").limit.reading.rate.at(now) == pytest.approx(per_s, rel=0.1)
+
+
+def test_without_metrics_what_was_read_counts_at_once(clock):
+    config = Config.model_validate({"pools": {"m": {"backends": ["http://h:1"]}}})
+    table = PoolTable(clock)
+    table.apply(config.pools, config.health)
+    now, rate = clock.now(), table.get("m/b1").limit.reading.rate
+    table.observe("m/b1", Scraped(LoadSample(now, 0, 0, 0.1, 100_000)))
+    table.first_token(table.take("m/b1", now, Need(8_000, 64, streams=True)), now + 0.8)
+    assert rate.at(now + 0.8) is None
+    table.observe("m/b1", ScrapeFailed(now + 60.0, "timeout"))
+    assert rate.at(now + 60.0) == pytest.approx(10_000, rel=0.1)
