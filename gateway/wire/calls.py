@@ -151,6 +151,7 @@ def _ordinary_call(
         content_type=content_type,
         asked=found.asked,
         fields=fields,
+        messages_only=fields is None and not (seen.user or seen.metadata or seen.reasoning_effort),
     )
 
 

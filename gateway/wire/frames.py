@@ -35,7 +35,8 @@ class UsageObject(msgspec.Struct, gc=False):
     output_tokens: int | None = None
     prompt_tokens_details: Details | None = None
     input_tokens_details: Details | None = None
-    cache_read_input_tokens: int | None = None
+    cache_read_input_tokens: int | None = None  # Anthropic's, and the next: beside its input tokens
+    cache_creation_input_tokens: int | None = None
     image_tokens: int | None = None  # Cohere's, beside its input tokens
 
 
@@ -50,7 +51,7 @@ class Chunk(msgspec.Struct, gc=False):
     """A Chat or Completions frame."""
 
     choices: list[Choice] | None = None
-    usage: UsageObject | None = None
+    usage: Raw = Raw()
     error: Raw = Raw()
     object: str | None = None
     system_fingerprint: Raw = Raw()
@@ -83,7 +84,7 @@ class Response(msgspec.Struct, gc=False):
     """The answer inside a Responses API event."""
 
     status: str | None = None
-    usage: UsageObject | None = None
+    usage: Raw = Raw()
 
 
 class Whole(msgspec.Struct, gc=False):
@@ -92,7 +93,7 @@ class Whole(msgspec.Struct, gc=False):
     type: str | None = None
     status: str | None = None
     stop_reason: str | None = None
-    usage: UsageObject | None = None
+    usage: Raw = Raw()
 
 
 class Delta(msgspec.Struct, gc=False):
@@ -109,14 +110,14 @@ class Event(msgspec.Struct, gc=False):
     response: Response | None = None  # Responses
     message: Raw = Raw()  # Anthropic's message_start; the text of a Responses error
     delta: Raw = Raw()
-    usage: UsageObject | None = None
+    usage: Raw = Raw()
     error: Raw = Raw()
 
 
 class Started(msgspec.Struct, gc=False):
     """The message inside Anthropic's `message_start`."""
 
-    usage: UsageObject | None = None
+    usage: Raw = Raw()
 
 
 CHUNK: Final = msgspec.json.Decoder(Chunk)
@@ -128,6 +129,7 @@ DELTA: Final = msgspec.json.Decoder(Delta)
 WHOLE: Final = msgspec.json.Decoder(Whole)
 ANY: Final = msgspec.json.Decoder(dict[str, Raw])
 
+_MOST_TOKENS: Final = 1 << 32  # of one request: a thousand times what the largest take
 _UPSTREAM: Final = UsageSource.UPSTREAM  # looked up once: 0.15 us before Python 3.12
 _USAGE_OBJECT: Final = re.compile(rb'"(?:usage|billed_units)":\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 _ABORTED: Final = re.compile(rb'"finish_reason":\s*"(?:abort|error)"')
@@ -139,14 +141,9 @@ def json_usage(body: bytes) -> Usage | None:
     Quotes inside JSON strings are escaped, so only a real key can match.
     """
     last = _USAGE_OBJECT.match(body, max(0, body.rfind(b'"usage"')))  # nearly always the one
-    if last is not None and (told := _told(last[1])) is not None:
+    if last is not None and (told := usage_told(last[1])) is not None:
         return told
-    return next(filter(None, map(_told, reversed(_USAGE_OBJECT.findall(body)))), None)
-
-
-def _told(found: bytes) -> Usage | None:
-    usage = decode_or_none(USAGE, found)
-    return as_usage(usage) if usage is not None else None
+    return next(filter(None, map(usage_told, reversed(_USAGE_OBJECT.findall(body)))), None)
 
 
 def whole_answer(body: bytes) -> tuple[bool, Usage | None]:
@@ -158,7 +155,7 @@ def whole_answer(body: bytes) -> tuple[bool, Usage | None]:
         return False, None
     details = told.prompt_tokens_details
     cached = None if details is None else details.cached_tokens
-    return False, Usage(told.prompt_tokens, told.completion_tokens or 0, _UPSTREAM, cached)
+    return False, _believed(told.prompt_tokens, told.completion_tokens or 0, cached)
 
 
 def whole_event_answer(body: bytes, dialect: Dialect) -> tuple[bool, Usage | None]:
@@ -170,7 +167,7 @@ def whole_event_answer(body: bytes, dialect: Dialect) -> tuple[bool, Usage | Non
         aborted = answer.status in ("cancelled", "failed")
     else:
         aborted = answer.type == "message" and answer.stop_reason is None
-    return aborted, as_usage(answer.usage) if answer.usage is not None else None
+    return aborted, usage_told(answer.usage)
 
 
 def json_aborted(body: bytes) -> bool:
@@ -180,9 +177,17 @@ def json_aborted(body: bytes) -> bool:
     return _ABORTED.search(body) is not None
 
 
-def as_usage(usage: UsageObject, before: Usage | None = None) -> Usage | None:
-    """Return the counts, None without a prompt count; `before` lends one told earlier."""
-    prompt = usage.prompt_tokens if usage.prompt_tokens is not None else usage.input_tokens
+def usage_told(raw: bytes | Raw, before: Usage | None = None) -> Usage | None:
+    """Return what a usage object counts; `before` lends a prompt count that was told earlier.
+
+    None: there is no prompt count, or one that can be none.
+    """
+    usage: UsageObject | None = decode_or_none(USAGE, raw)
+    if usage is None:
+        return None
+    prompt, read = usage.prompt_tokens, usage.cache_read_input_tokens
+    if prompt is None and usage.input_tokens is not None:
+        prompt = usage.input_tokens + (read or 0) + (usage.cache_creation_input_tokens or 0)
     if prompt is None and before is not None:
         prompt = before.prompt_tokens
     if prompt is None:
@@ -190,8 +195,18 @@ def as_usage(usage: UsageObject, before: Usage | None = None) -> Usage | None:
     prompt += usage.image_tokens or 0
     made = usage.completion_tokens if usage.completion_tokens is not None else usage.output_tokens
     details = usage.prompt_tokens_details or usage.input_tokens_details
-    cached = details.cached_tokens if details is not None else usage.cache_read_input_tokens
-    return Usage(prompt, made or 0, _UPSTREAM, cached)
+    return _believed(prompt, made or 0, read if details is None else details.cached_tokens)
+
+
+def _believed(prompt: int, made: int, cached: int | None) -> Usage | None:
+    """Return counts that a backend told; None where one can be none: limits and bills go by them."""
+    if cached is not None:
+        if cached < 0:
+            return None
+        cached = min(cached, prompt)
+    if 0 <= prompt <= _MOST_TOKENS and 0 <= made <= _MOST_TOKENS:
+        return Usage(prompt, made, _UPSTREAM, cached)
+    return None
 
 
 def error_frame(fault: Fault, dialect: Dialect, request_id: str, sequence: int = 0) -> bytes:

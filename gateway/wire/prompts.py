@@ -5,6 +5,7 @@ The context window is per prompt, so the longest one counts; the work is that of
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import msgspec
@@ -29,6 +30,10 @@ _ONE: Final = TEMPLATED - {Endpoint.CHAT_BATCH} | {Endpoint.COUNT_TOKENS}
 _UNBOUNDED: Final = Prompts(1, None)
 _NOTHING: Final = Raw()
 _LIST: Final = b"["[0]
+# What a list begins with, told by its first brackets.
+_OBJECTS: Final = re.compile(rb"\[[ \t\r\n]*+\{")
+_LISTS: Final = re.compile(rb"\[[ \t\r\n]*+\[")
+_LISTS_OF_OBJECTS: Final = re.compile(rb"\[[ \t\r\n]*+\[[ \t\r\n]*+\{")
 _RAW_FIELDS: Final = msgspec.json.Decoder(dict[str, Raw])
 
 
@@ -45,7 +50,7 @@ def prompts_of(measure: Measure, seen: Peek, body: bytes) -> Prompts:
         return Prompts(1, len(body) + TOOLS_GROWTH * len(seen.tools) if plain else None)
     messages = fields.get("messages", _NOTHING)
     if len(messages) > 2 and begins(messages) == _LIST:
-        if _holds_lists(messages):
+        if _LISTS.match(memoryview(messages)):
             return _several(messages, "messages", body, plain)
     elif endpoint is Endpoint.COMPLETIONS and is_given(seen.prompt):
         return measure_prompts(seen.prompt, "prompt")
@@ -87,10 +92,9 @@ def _of_input(endpoint: Endpoint, given: Raw, body: bytes, plain: bool) -> Promp
     """Measure `input`: text, token ids, one conversation or several."""
     if not is_given(given):  # a pooling plugin's `data` can be anything
         return _UNBOUNDED if endpoint is Endpoint.POOLING else Prompts(1, len(body))
-    start = bytes(given)[:64].replace(b" ", b"")  # a longer gap than this only loses the measure
-    if start.startswith(b"[{"):
+    if _OBJECTS.match(memoryview(given)):
         return Prompts(1, len(body) if plain else None)
-    if start.startswith(b"[[{"):
+    if _LISTS_OF_OBJECTS.match(memoryview(given)):
         return _several(given, "input", body, plain)
     return measure_prompts(given, "input")
 
@@ -112,8 +116,3 @@ def _several(given: Raw, field: str, body: bytes, plain: bool) -> Prompts:
     ratio = longest / total if total else 1.0
     text_bytes = len(body) - total + longest if plain else None
     return Prompts(len(sizes), text_bytes, None, ratio, field)
-
-
-def _holds_lists(given: Raw) -> bool:
-    """Whether the first of a list is a list."""
-    return bytes(memoryview(given)[1:64]).lstrip()[:1] == b"["

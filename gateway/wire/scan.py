@@ -45,13 +45,13 @@ _PLAIN = rb'[^"\\\x00-\x1f]++'
 _ESCAPED = rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})'
 _TOKEN: Final = re.compile(
     rb"%(space)b[,:]?%(space)b"
-    rb'(?:("(?>(?:%(plain)b|%(escaped)b)*)")(%(space)b:)?'
+    rb'(?:("(?>(?:%(plain)b|%(escaped)b)*)")'
     rb"|([\[{])"
     rb"|([\]}])"
     rb"|((?>(?:-?(?:0|[1-9][0-9]*+)%(space)b,%(space)b){2,}))"  # integers, each with its comma
     rb'|([^ \t\r\n,:\[\]{}"]++))?' % {b"space": _SPACE, b"plain": _PLAIN, b"escaped": _ESCAPED}
 )
-_TEXT, _COLON, _OPEN, _CLOSE, _INTEGERS, _SCALAR = 1, 2, 3, 4, 5, 6
+_TEXT, _OPEN, _CLOSE, _INTEGERS, _SCALAR = 1, 2, 3, 4, 5
 _INSIDE_TEXT: Final = re.compile(rb"(?>(?:%b|%b)*)" % (_PLAIN, _ESCAPED))
 # What may stand before a cut: no half of a surrogate pair.
 _WHOLE_CHARS: Final = re.compile(
@@ -59,21 +59,19 @@ _WHOLE_CHARS: Final = re.compile(
     rb"|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))*)" % _PLAIN
 )
 _ESCAPE_BYTES: Final = 6  # the longest escape
-_SPACED: Final = re.compile(_SPACE)
-_SPACES: Final = b" \t\r\n"
 _QUOTE, _LIST = b'"['
-_LONGEST_NAME_BYTES: Final = 256
+_LONGEST_NAME_BYTES: Final = 6 * 256  # each character may be an escape
 
 
 class BodyScan:
     """One body on its way through the scan. Feed it, and call `step` until there is nothing to do.
 
     `fields` has where the value of each top-level field stands, `[start, end)`; of a name that comes
-    twice, the last. A name written in an unusual way may be missing.
+    twice, the last. A very long name is missing.
     """
 
     __slots__ = (
-        "_complete", "_copied", "_decoder", "_in_text", "_position", "_skim", "_stack", "_tally",
+        "_complete", "_copied", "_decoder", "_in_text", "_named", "_position", "_skim", "_stack", "_tally",
         "_value_at", "body", "fields",
     )  # fmt: skip
 
@@ -88,6 +86,7 @@ class BodyScan:
         self._in_text: int | None = None  # where the long string began that is being read
         self._complete = False
         self._stack = bytearray()  # the brackets that are open
+        self._named = False  # a name of the top level was read, and its value comes next
         self._value_at = 0  # where the object or list at the top level began that is being read
 
     def feed(self, part: bytes | bytearray) -> None:
@@ -169,12 +168,12 @@ class BodyScan:
             return False
         if kind is None:
             return self._nothing(position, end)
-        if kind == _TEXT and self._may_be_a_name(end):
-            return False
-        kind = _TEXT if kind == _COLON else kind
         start = found.start(kind)
         if start - position > _KEPT_SPACE_BYTES:
             self._leave_out(position, start, b" %b " % bytes(body[position:start].strip()))
+        if start > position and end == position + _WINDOW:
+            self._position = start  # the window may have cut it: once more, from where it begins
+            return True
         self._position = end
         if kind == _CLOSE:
             self._close(end)
@@ -189,16 +188,8 @@ class BodyScan:
         if kind == _OPEN:
             self._open(start)
         else:
-            self._whole_text(start, found.end(_TEXT), is_name=found.group(_COLON) is not None)
+            self._whole_text(start, end)
         return True
-
-    def _may_be_a_name(self, end: int) -> bool:
-        """Whether only white space has come behind a string, so that a colon may be next."""
-        if self._complete or self.body[end] not in _SPACES:
-            return False
-        found = _SPACED.match(self.body, end, end + _WINDOW)
-        assert found is not None
-        return found.end() == len(self.body)
 
     def _scalar(self, start: int, end: int) -> None:
         """Take a number or a word. Integers of lists are counted by themselves: they may be token ids."""
@@ -236,7 +227,7 @@ class BodyScan:
         if end < len(body) and body[end] == _QUOTE:
             start, self._in_text = self._in_text or 0, None
             self._position = end + 1
-            self._whole_text(start, end + 1, is_name=False)
+            self._whole_text(start, end + 1)
             return True
         if end > position:
             return True
@@ -244,7 +235,7 @@ class BodyScan:
             raise _malformed(f"a string is broken at byte {end}")
         return False
 
-    def _whole_text(self, start: int, end: int, *, is_name: bool) -> None:
+    def _whole_text(self, start: int, end: int) -> None:
         body = self.body
         is_late = len(self._skim) >= LATE_SKIM_BYTES
         kept = LATE_TEXT_BYTES if is_late else KEPT_TEXT_BYTES
@@ -259,10 +250,11 @@ class BodyScan:
             while body[cut] & 0xC0 == 0x80:  # within a character
                 cut -= 1
             self._leave_out(cut, end - 1, b"\\u0000")
-        if not is_name:
+        if self._named or self._stack != b"{":
             self._value(start, end)
-        elif len(self._stack) == 1:
+        else:  # names and values take turns
             self._tally.field = _name_of(bytes(body[start:end]))
+            self._named = True
 
     def _run_of_integers(self, start: int, end: int) -> None:
         body = self.body
@@ -291,10 +283,11 @@ class BodyScan:
 
     def _value(self, start: int, end: int) -> None:
         """Note the value of a top-level field."""
-        field = self._tally.field
-        if field is not None and len(self._stack) == 1:
-            self.fields[field] = (start, end)
-            self._tally.field = None
+        if len(self._stack) != 1:
+            return
+        if self._tally.field is not None:
+            self.fields[self._tally.field] = (start, end)
+        self._tally.field, self._named = None, False
 
     def _leave_out(self, start: int, end: int, instead: bytes) -> None:
         self._skim += self.body[self._copied : start]

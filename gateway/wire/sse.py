@@ -27,10 +27,10 @@ from gateway.wire.chunks import Shape
 from gateway.wire.frames import (
     OPENAI,
     Event,
-    as_usage,
     error_frame,
     json_aborted,
     json_usage,
+    usage_told,
 )
 from gateway.wire.objects import decode_or_none, is_given
 from gateway.wire.replies import Fault, upstream_fault
@@ -290,10 +290,11 @@ class StreamWatch:
             return held + frame
         if (chunk.error and is_given(chunk.error)) or chunk.object == "error":
             return held + self._tell_backends(payload)
-        if chunk.usage is not None:
-            self.usage = as_usage(chunk.usage) or self.usage
+        counts = is_given(chunk.usage)
+        if counts:
+            self.usage = usage_told(chunk.usage) or self.usage
         if not chunk.choices:
-            drops = self._hide_usage and chunk.choices is not None and chunk.usage is not None
+            drops = self._hide_usage and chunk.choices is not None and counts
             return _stamped(held, chunk.system_fingerprint) if drops else held + frame
         self.events += 1
         for choice in chunk.choices:
@@ -319,7 +320,7 @@ class StreamWatch:
             self.events += 1
         elif event.type in ("response.completed", "response.incomplete"):
             answer = event.response or frames.Response()
-            self.usage = (as_usage(answer.usage) if answer.usage else None) or self.usage
+            self.usage = usage_told(answer.usage) or self.usage
             self._aborted = answer.status in ("cancelled", "failed")
             if self._aborted:
                 return self._end(ABORTED)
@@ -333,13 +334,11 @@ class StreamWatch:
             self.events += 1
         elif event.type == "message_start" and is_given(event.message):
             started = decode_or_none(frames.STARTED, event.message)
-            if started is not None and started.usage is not None:
-                self.began = as_usage(started.usage)
+            self.began = None if started is None else usage_told(started.usage)
         elif event.type == "message_delta":
             delta = decode_or_none(frames.DELTA, event.delta) if is_given(event.delta) else None
             self._aborted = delta is not None and delta.stop_reason is None
-            if event.usage is not None:
-                self.usage = as_usage(event.usage, self.began) or self.usage
+            self.usage = usage_told(event.usage, self.began) or self.usage
         elif event.type == "message_stop":
             if self._aborted:
                 return self._end(ABORTED)

@@ -41,7 +41,8 @@ def outcome(read):
         call = read()
     except GatewayError as error:
         return told(error)
-    known = structs.replace(call, fields=None)  # whether it was taken apart is no matter
+    # Whether it was taken apart, or need not be, is no matter.
+    known = structs.replace(call, fields=None, messages_only=False)
     return known, [judged(call, each) for each in POLICIES]
 
 

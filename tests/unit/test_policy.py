@@ -530,6 +530,14 @@ def test_whatever_is_out_counts(out):
     assert why(ward.see(a=signed(Cause.MEMORY))["p/a"]) in (Why.BUDGET, Why.TURN)
 
 
+def test_one_that_the_last_leader_still_drains_is_out_and_has_its_turn():
+    ward = Ward(p=8)
+    found = ward.see(b={"drained_elsewhere": True}, a=signed(Cause.MEMORY), c=FROZEN)
+    assert why(found["p/a"]) is why(found["p/c"]) is Why.TURN
+    found = ward.see(b={"drained_elsewhere": False})
+    assert isinstance(found["p/c"], Restart)
+
+
 def test_one_that_is_down_costs_nothing_more():
     ward = Ward()
     ward.see(b=ASLEEP, c=ASLEEP, d=ASLEEP)

@@ -117,3 +117,16 @@ def test_too_many_prompts_are_refused(path, field, items, most):
 
 def test_a_batch_generates_nothing_as_a_stream():
     assert not call(BATCH, messages=[said("a")], stream=True).stream
+
+
+@pytest.mark.parametrize("gap", [b"", b"\n    ", b" " * 80, b"\r\n\t" * 40])
+def test_white_space_hides_no_prompt(gap):
+    def read(path, inside):
+        body = b'{"model": "m", %b}' % inside.replace(b"@", gap)
+        return parse_call(ENDPOINTS[path.encode()], body)
+
+    chat = b'{"role":"user","content":"a"}'
+    batch = read(BATCH, b'"messages":[@[@%b],[%b]]' % (chat, chat))
+    assert batch.sequences == 2
+    assert read("/v1/embeddings", b'"input":[@%b]' % chat).sequences == 1
+    assert read("/v1/embeddings", b'"input":[@[@%b],[%b]]' % (chat, chat)).sequences == 2

@@ -232,3 +232,28 @@ def test_integers_that_are_no_token_ids_are_values_and_stay():
     found = scanned(json.dumps({"model": "m", "stop_token_ids": ids}).encode())
     assert json.loads(found.skim())["stop_token_ids"] == ids
     assert found.values > 5000
+
+
+@pytest.mark.parametrize("before", [65_530, 65_534, 65_535, 65_536])
+@pytest.mark.parametrize("value", [b"1234", b"false", b'"text"'])
+def test_white_space_before_a_value_does_not_cut_it(before, value):
+    found = scanned(b'{"max_tokens":' + b" " * before + value + b', "n": 1}')
+    start, end = found.fields["max_tokens"]
+    assert bytes(found.body[start:end]) == value
+    assert found.size("n") == 1
+
+
+@pytest.mark.parametrize("part", [1 << 20, 40_000])
+@pytest.mark.parametrize(
+    "name",
+    [
+        b'"logit_bias"' + b" " * 70_000,
+        b" " * 65_530 + b'"logit_bias"',
+        b" " * (65_536 - 12) + b'"logit_bias"',
+        b" " * 60_000 + b'"logit_bias"' + b" " * 6_000,
+        b'"' + b"".join(b"\\u%04x" % ord(each) for each in "logit_bias" * 5) + b'"',
+    ],
+)
+def test_no_way_to_write_a_name_hides_its_field(name, part):
+    found = scanned(b'{"model": "m",' + name + b':{"7": 100}, "n": 1}', part)
+    assert found.fields.keys() == json.loads(found.body).keys()

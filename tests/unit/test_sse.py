@@ -352,6 +352,26 @@ def test_nothing_waits_where_nothing_is_hidden():
     assert watch().feed(end) == end
 
 
+@pytest.mark.parametrize("wrong", [-1, 1 << 64, 2.5, "3", True, [], {}])
+@pytest.mark.parametrize("name", ["prompt_tokens", "completion_tokens"])
+def test_counts_that_can_be_none_count_nothing_and_break_nothing(name, wrong):
+    w = watch()
+    last = chunk("", "stop", usage={**USAGE, name: wrong})
+    assert w.feed(chunk("a") + last + DONE) == chunk("a") + last + DONE
+    assert (w.complete, w.usage) == (True, None)
+
+
+@pytest.mark.parametrize("wrong", [[], "none", 7, {"input_tokens": -1}, {"input_tokens": 0.5}])
+def test_events_with_counts_that_can_be_none_end_well(wrong):
+    w = watch(Dialect.RESPONSES)
+    end = event("response.completed", response={"status": "completed", "usage": wrong})
+    assert (w.feed(end), w.complete, w.usage) == (end, True, None)
+    w = watch(Dialect.MESSAGES)
+    end = event("message_delta", delta={"stop_reason": None}, usage=wrong)
+    assert b"message_stop" not in w.feed(end + STOP)
+    assert (w.failed, w.usage) == ("abort", None)
+
+
 def test_usage_on_every_chunk_is_kept_and_the_last_counts():
     w = watch(hide=True)
     data = chunk("a", usage={**USAGE, "completion_tokens": 1}) + chunk("b", usage=USAGE)
@@ -534,9 +554,16 @@ def stopping(reason: str | None, **usage: int) -> bytes:
 def test_a_message_completes_with_its_stop():
     w = watch(Dialect.MESSAGES)
     assert w.feed(TEXT) is TEXT
-    whole = START + TEXT + stopping("end_turn", cache_read_input_tokens=3) + STOP
+    counts = {"input_tokens": 3, "cache_read_input_tokens": 3, "cache_creation_input_tokens": 1}
+    whole = START + TEXT + stopping("end_turn", **counts) + STOP
     assert w.feed(whole) == whole
     assert (w.complete, w.failed, w.events, w.close()) == (True, None, 2, b"")
+    assert w.usage == Usage(7, 2, UsageSource.UPSTREAM, 3)
+
+
+def test_what_a_message_found_in_the_cache_is_a_part_of_its_prompt():
+    w = watch(Dialect.MESSAGES)
+    w.feed(START + TEXT + stopping("end_turn", cache_read_input_tokens=3) + STOP)
     assert w.usage == Usage(7, 2, UsageSource.UPSTREAM, 3)
 
 
@@ -620,6 +647,11 @@ RESPONSES_USAGE = b'"usage":{"input_tokens":4,"x_details":{"cached_tokens":2},"o
         (b'{"content":"\\"usage\\":{\\"prompt_tokens\\":9}"}', None),
         (b'{"usage":null}', None),
         (b'{"usage":{"prompt_tokens":1},"metadata":{"usage":{"a":"b"}}}', (1, 0, None)),
+        (b'{"usage":{"prompt_tokens":-1}}', None),
+        (
+            b'{"usage":{"input_tokens":4,"cache_creation_input_tokens":3,"output_tokens":1}}',
+            (7, 1, None),
+        ),
         (b'{"usage":{"prompt_tokens":1', None),
         (b"", None),
     ],
@@ -653,6 +685,14 @@ def test_usage_is_found_in_a_reply_or_its_end(body, usage):
         ({"input_tokens": 7, "output_tokens": 1}, Usage(7, 1, UsageSource.UPSTREAM)),
         ({"prompt_tokens": None}, None),
         (None, None),
+        ({**USAGE, "completion_tokens": -3_000_000}, None),
+        ({**USAGE, "prompt_tokens": 1 << 64}, None),
+        ({**USAGE, "prompt_tokens": 10**400}, None),
+        ({**USAGE, "prompt_tokens_details": {"cached_tokens": -5}}, None),
+        (
+            {**USAGE, "prompt_tokens_details": {"cached_tokens": 6}},
+            Usage(5, 3, UsageSource.UPSTREAM, 5),
+        ),
     ],
 )
 def test_a_whole_answer_tells_how_it_ended_and_what_it_took(reasons, aborted, usage, told, indent):

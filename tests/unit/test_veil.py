@@ -12,7 +12,9 @@ from gateway.wire.veiledstream import VeiledStream
 REPLIES = [
     b'{"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":8}}}',
     b'{"usage": {"input_tokens_details": {"cached_tokens" : 1234567}, "output_tokens": 5}}',
-    b'{"usage":{"input_tokens":9,"cache_read_input_tokens":8,"cache_creation_input_tokens":3}}',
+    b'{"usage":{"prompt_tokens":9,"prompt_tokens_details":{"created_cache_tokens":8,"cached_tokens":0}}}',
+    b'{"usage":{"input_tokens":9,"input_tokens_details":{"cached_tokens":8,"cache_write_tokens":8,'
+    b'"input_tokens_per_turn":[4, 5],"cached_tokens_per_turn":[8, 8]},"output_tokens":5}}',
 ]
 
 
@@ -32,6 +34,17 @@ def test_pieces_of_any_size_say_the_same(reply):
         veil = Veil()
         pieces = [veil.feed(reply[at : at + size]) for at in range(0, len(reply), size)]
         assert b"".join([*pieces, veil.end()]) == veiled(reply)
+
+
+def test_what_messages_take_off_their_input_is_put_back():
+    counts = b'"output_tokens":2,"cache_creation_input_tokens":%d,"cache_read_input_tokens": %d}}'
+    reply = b'{"usage":{"input_tokens": 122,' + counts % (30, 384)
+    expected = b'{"usage":{"input_tokens": 536,' + counts % (0, 0)
+    assert veiled(reply) == expected
+    for size in range(1, len(reply)):
+        veil = Veil()
+        pieces = [veil.feed(reply[at : at + size]) for at in range(0, len(reply), size)]
+        assert b"".join([*pieces, veil.end()]) == expected
 
 
 def test_text_that_speaks_of_them_is_the_clients():
