@@ -30,6 +30,7 @@ from gateway.config.models import PoolConfig
 from gateway.core.aio import Clock
 from gateway.core.endpoints import NO_ENGINE
 from gateway.core.errors import GatewayError, Overloaded, Rejected, TooManyWaiting
+from gateway.core.traffic import Queued
 from gateway.core.types import (
     Ask,
     Chance,
@@ -222,26 +223,26 @@ class Gate:
 
     def anybody_waits(self) -> bool:
         """Whether a request waits for room in any pool."""
-        return any(each[0] for each in self.queues().values())
+        return any(line.queue.held.requests for line in self._lines.values())
 
-    def queues(self) -> dict[str, tuple[int, int]]:
-        """Return how many requests wait for each pool, and the tokens they need."""
-        return {
-            pool: (line.queue.held.requests, line.queue.held.tokens)
-            for pool, line in self._lines.items()
-        }
+    def queued(self, pool: str) -> int:
+        """Return how many requests wait for a pool."""
+        line = self._lines.get(pool)
+        return 0 if line is None else line.queue.held.requests
+
+    def queues(self) -> dict[str, Queued]:
+        """Return what waits for each pool."""
+        now, found = self._clock.now(), {}
+        for pool, line in self._lines.items():
+            held, at = line.queue.held, line.queue.oldest_at
+            found[pool] = Queued(held.requests, held.tokens, None if at is None else now - at)
+        return found
 
     def awaited(self, pool: str) -> set[str]:
         """Return the adapters that requests wait for, or with which they wait for room."""
         line = self._lines.get(pool)
         names = (each.ask.route.adapter for each in (line.queue if line is not None else ()))
         return {name for name in names if name is not None}
-
-    def oldest_s(self, pool: str) -> float | None:
-        """Return how long what waits longest for a pool has waited; None when nothing does."""
-        line = self._lines.get(pool)
-        at = line.queue.oldest_at if line is not None else None
-        return None if at is None else self._clock.now() - at
 
     # --- inside -----------------------------------------------------------------------------------
 

@@ -146,6 +146,7 @@ class Call(msgspec.Struct, frozen=True):
     fields: Mapping[str, msgspec.Raw] | None = None  # of a small JSON body, if it was taken apart
     places: Places | None = None  # of a large JSON body, which is never decoded as a whole
     tells_ids: bool = False  # the backend is to tell the ids of all tokens: see `resume.stream`
+    messages_only: bool = False  # nothing else in the body tells its prompt, or names a session
 
     @property
     def hides_usage(self) -> bool:
@@ -334,6 +335,7 @@ class Credit(msgspec.Struct, gc=False):
     output_tokens: int
     need_tokens: int = 0  # both, and what a batch that is larger than the cache needs on top
     unread_tokens: int = 0  # of the prompt, that the engine has to read
+    unread_before: int = 0  # of other prompts, at the backend when it was sent
     read_at: int | None = None  # scrapes seen when its prompt had been read; None: it is not yet
     held: bool = True
     tenant: str = ""

@@ -170,12 +170,13 @@ class Backend(Server):
 
     def first_token(self, slot: Slot, now: float) -> None:
         """Note that the prompt of a request in flight has been read."""
-        seconds, credit, room = now - slot.taken_at, slot.credit, self.room
+        seconds, credit, room, limit = now - slot.taken_at, slot.credit, self.room, self.limit
         tokens = credit.unread_tokens
         if slot.sent is not None:  # what was cached after all was not read
             tokens = min(tokens, slot.sent.surely_read_tokens)
         room.first_token(credit)
-        self.limit.first_token(now, seconds, credit.prompt_tokens, tokens, room.unread_tokens)
+        limit.reading.first_token(now, seconds, tokens, room.unread_tokens, credit.unread_before)
+        limit.first_token(now, seconds, credit.prompt_tokens)
         if slot.sent is not None and self.prefix_index is not None:
             self.prefix_index.read(slot.sent)
         self.work = None
@@ -201,8 +202,7 @@ class Backend(Server):
         """Take in what a scrape shows of its load."""
         before, self.sample = self.sample, sample
         self.note_work(before, sample)
-        self.scrape_count += 1
-        self.since_scrape = 0
+        self.scrape_count, self.since_scrape = self.scrape_count + 1, 0
         known = self.room.sequences + self.elsewhere.requests
         self.foreign = max(0, sample.running + sample.waiting - known)
         if before is not None:

@@ -11,7 +11,8 @@ import msgspec
 class UnderWay(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What one gateway has under way at a backend, or several together. Tokens, but for the requests.
 
-    `read_tokens` and `ended_tokens` are counted over all time: who hears them goes by how they grow.
+    `read_tokens` and `ended_tokens` are counted over all time: who hears them goes by how they change.
+    A request that ended before a scrape could show it is in neither, so the first may fall again.
     """
 
     requests: int = 0
@@ -20,7 +21,7 @@ class UnderWay(msgspec.Struct, frozen=True, gc=False, array_like=True):
     coming_tokens: int = 0  # whole needs of those whose prompt is not read yet
     seen_tokens: int = 0  # what its last scrape should show of the others
     growing_tokens: int = 0  # expected outputs of these
-    read_tokens: int = 0  # whole needs of all whose prompt was read, ever
+    read_tokens: int = 0  # whole needs of those whose prompt was read, ever
     ended_tokens: int = 0  # what those that ended should have held, ever
 
 
@@ -38,11 +39,14 @@ def together(every: Iterable[UnderWay]) -> UnderWay:
 
 
 def since(before: UnderWay | None, now: UnderWay) -> UnderWay:
-    """Return what a gateway told, with what it counts over all time as what came since; unknown before: none."""
-    if before is None:
+    """Return what a gateway told, with what it counts over all time as what came since.
+
+    Nothing came where it is not known what it told before, or where it has begun to count anew.
+    """
+    if before is None or now.ended_tokens < before.ended_tokens:
         return msgspec.structs.replace(now, read_tokens=0, ended_tokens=0)
     return msgspec.structs.replace(
         now,
-        read_tokens=max(0, now.read_tokens - before.read_tokens),
-        ended_tokens=max(0, now.ended_tokens - before.ended_tokens),
+        read_tokens=now.read_tokens - before.read_tokens,
+        ended_tokens=now.ended_tokens - before.ended_tokens,
     )

@@ -157,18 +157,12 @@ class Limit:
         """Note a 503 of the engine's own admission control."""
         self._refused += 1
 
-    def first_token(
-        self, now: float, ttft_s: float, prompt_tokens: int, read_tokens: int | None = None, unread_tokens: int = 0
-    ) -> None:  # fmt: skip
+    def first_token(self, now: float, ttft_s: float, prompt_tokens: int) -> None:
         """Judge a first token that came `ttft_s` after the request was sent to the backend.
 
-        The pace is learnt from what was read of the prompt: `read_tokens`, all of it if that is None;
-        `unread_tokens` are those of other prompts.
         It is late by the whole prompt, as how much of it is cached is a guess. One of a backend that
         starts slowly is not judged: it is slow because it is cold, not full.
         """
-        tokens = prompt_tokens if read_tokens is None else read_tokens
-        self.reading.first_token(now, ttft_s, tokens, unread_tokens)
         if self.ready_at is not None and self._started_ratio(now) < 1:
             return
         objective_s = self.objective_s

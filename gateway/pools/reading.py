@@ -9,8 +9,13 @@ A measurement counts once a scrape has come that was asked for after it. Two thi
                  would show far less than an engine reads together: simulated engines that met four times their
                  load at once served .84, .84 and .95 of what they serve warm (.48 at worst) when those counted
     hits         what an engine finds in its prefix cache it does not read. Where nobody here knows how much of
-                 which prompt that was, all that was found since the scrape before it was sent is taken off.
-                 Where that leaves nothing, the last ten scrapes tell how much was read between them
+                 which prompt that was, all that was found since the scrape before it was sent is taken off one
+                 prompt alone, and its share off what was read together. Where that leaves nothing, the last
+                 ten scrapes tell how much was read between them
+
+All this shows no more than was asked of an engine. So prompts that it read in time beside others show at once
+that more may be unread. Where the rate alone counted, 200 streams that came one after the other to an engine
+that answers each after 50 ms got two thirds of what they asked for.
 
 A batch that is full reads nothing until one of its requests ends. The metrics show it two scrapes later; the
 prompts show it at once: the oldest waits longer than all that may be unread takes to be read.
@@ -28,6 +33,10 @@ from gateway.core.types import Credit
 from gateway.pools.rate import Rate
 
 _AHEAD_S: Final = 0.05  # two steps of an engine under load
+_IN_TIME_S: Final = _AHEAD_S / 2  # a prompt that waits no longer for those before it is in time
+_NOT_AT_ALL_S: Final = _IN_TIME_S / 4  # it hardly waits
+_TRIAL_S: Final = 0.2  # a prompt that took longer alone was read for most of it
+_TRIED_S: Final = 10.0  # after a prompt was late, none is tried
 _BESIDE_HIGHEST_S: Final = 0.015  # while the highest class is here: below a step of a fast engine
 _AHEAD_LEAST_TOKENS: Final = 512  # a rate is a lower bound; a few short prompts go together
 _FOLLOWED: Final = 1024  # prompts: of more the oldest are not looked after
@@ -65,6 +74,8 @@ class Reading:
 
     rate: Rate = field(default_factory=Rate)
     _quickest: tuple[float, int, float] = (math.inf, 0, 0.0)  # first token: seconds, prompt, when
+    _in_time_tokens: float = 0.0  # may be unread, by prompts that were read in time beside others
+    _late_at: float = -math.inf  # when one was late: what was sent before shows nothing more
     # The stretch in which tokens are counted. What was unread when it began may have been read in part.
     _began: float = -math.inf
     _read_tokens: int = 0
@@ -83,8 +94,17 @@ class Reading:
         if not unread_tokens:
             self._began, self._read_tokens, self._before_tokens = now, 0, 0
 
-    def first_token(self, now: float, ttft_s: float, tokens: int, unread_tokens: int) -> None:
-        """Note a prompt that was read, beside what is unread still. Those sent before it are being read."""
+    def first_token(
+        self, now: float, ttft_s: float, tokens: int, unread_tokens: int, before_tokens: int
+    ) -> None:
+        """Note a prompt that was read, beside what is unread still. Those sent before it are being read.
+
+        `before_tokens` of others were unread when it was sent.
+        """
+        quickest_s, _, at = self._quickest
+        if ttft_s <= quickest_s * math.exp2((now - at) / _FORGOTTEN_S):
+            self._quickest = ttft_s, tokens, now
+        self._judge(now, ttft_s, tokens, before_tokens)
         sent = self._sent
         while sent and (sent[0][0] < now - ttft_s - _SAME_S or not _unread(sent[0][1])):
             sent.popleft()
@@ -129,16 +149,40 @@ class Reading:
         known = self._counted
         if hits > known[0].hits:
             began = bisect_right(known, measured.now - measured.seconds, key=_at) - 1
-            found_tokens = math.ceil(hits - known[max(began, 0)].hits)
-            measured = measured._replace(tokens=measured.tokens - found_tokens)
+            before = known[max(began, 0)]
+            found_tokens = hits - before.hits
+            if not measured.alone:  # its share
+                all_tokens = self._all_tokens - before.read_tokens
+                found_tokens *= min(1.0, measured.tokens / max(1, all_tokens))
+            measured = measured._replace(tokens=measured.tokens - math.ceil(found_tokens))
         self._learn(measured)
 
     def _learn(self, measured: Measured) -> None:
-        now, seconds, tokens, alone = measured
-        self.rate.learn(now, seconds, tokens if tokens > 0 else 0)
-        quickest_s, _, at = self._quickest
-        if alone and tokens > 0 and seconds <= quickest_s * math.exp2((now - at) / _FORGOTTEN_S):
-            self._quickest = seconds, tokens, now
+        self.rate.learn(measured.now, measured.seconds, max(0, measured.tokens))
+
+    def _judge(self, now: float, ttft_s: float, tokens: int, before_tokens: int) -> None:
+        """Learn from how long a prompt waited for those before it: twice as much may be unread, more, or half.
+
+        It waited for what its first token took longer than the quickest, but for what its own prompt is longer.
+        Of its own as much counts as others may wait for. One that was alone leaves open how much of its time
+        was reading: if it was as quick as any, a second one beside it is tried.
+        """
+        quickest_s, quickest_tokens, _ = self._quickest
+        if not before_tokens:
+            is_quick = ttft_s <= min(quickest_s + _NOT_AT_ALL_S, _TRIAL_S)
+            if is_quick and now - self._late_at > _TRIED_S:
+                self._in_time_tokens = max(self._in_time_tokens, 2.0 * tokens)
+            return
+        ttft_s = max(ttft_s, 0.001)
+        per_s = max(self.rate.at(now) or 0.0, (before_tokens + tokens) / ttft_s)
+        longer_s = (tokens - quickest_tokens) / per_s if tokens > quickest_tokens else 0.0
+        waited_s = ttft_s - quickest_s - longer_s
+        if waited_s <= _IN_TIME_S:
+            times = 2.0 if waited_s <= _NOT_AT_ALL_S else 1 + (_IN_TIME_S - waited_s) / ttft_s
+            in_time_tokens = times * (before_tokens + min(tokens, per_s * _AHEAD_S))
+            self._in_time_tokens = max(self._in_time_tokens, in_time_tokens)
+        elif now - ttft_s >= self._late_at:
+            self._in_time_tokens, self._late_at = self._in_time_tokens / 2, now
 
     def ahead_tokens(self, now: float, *, beside_highest: bool = False) -> float:
         """Return how much of prompts may be unread at a time; infinite while no prompt was read.
@@ -156,8 +200,11 @@ class Reading:
         if rate is None:
             return math.inf
         whole_s = _AHEAD_S + self._answers_s(rate)
-        ahead_s = _BESIDE_HIGHEST_S if beside_highest else whole_s
-        ahead_tokens, sent = max(rate * ahead_s, _AHEAD_LEAST_TOKENS), self._sent
+        if beside_highest:
+            ahead_tokens = max(rate, self._in_time_tokens / whole_s) * _BESIDE_HIGHEST_S
+        else:
+            ahead_tokens = max(rate * whole_s, self._in_time_tokens)
+        ahead_tokens, sent = max(ahead_tokens, _AHEAD_LEAST_TOKENS), self._sent
         while sent and not _unread(sent[0][1]):
             sent.popleft()
         if sent:
@@ -169,7 +216,7 @@ class Reading:
     def _answers_s(self, rate: float) -> float:
         """Return what a first token takes beside the reading, by the quickest."""
         seconds, tokens, _ = self._quickest
-        return max(0.0, seconds - tokens / rate) if tokens else 0.0
+        return max(0.0, seconds - tokens / rate) if seconds < math.inf else 0.0
 
 
 def _unread(credit: Credit) -> bool:

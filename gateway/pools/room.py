@@ -85,8 +85,9 @@ class Room:
     _ended_tokens: float = 0.0
     _share: float = 1.0  # what a credited token really takes
     tenants: dict[str, int] = field(default_factory=dict)  # tokens in flight, whole needs
-    read_tokens: int = 0  # whole needs, ever
-    ended_tokens: int = 0  # what those that ended should have held, ever
+    # Ever, but for those that a scrape had no time to show: whole needs of those whose prompt was read,
+    read_tokens: int = 0
+    ended_tokens: int = 0  # and what those that ended should have held.
     elsewhere: UnderWay = NOTHING  # at other gateways, as they told last
     _read_elsewhere: int = 0  # since the last scrape
     _ended_elsewhere: int = 0  # since the last scrape
@@ -125,6 +126,7 @@ class Room:
         self._fresh_tokens += tokens
         self._output_tokens += output_tokens
         unread_tokens = prompt_tokens - cached_tokens if cached_tokens < prompt_tokens else 0
+        unread_before = self.unread_tokens + self.elsewhere.unread_tokens
         if streams:
             read_at = None
             self.unread_tokens += unread_tokens
@@ -139,6 +141,7 @@ class Room:
             output_tokens,
             need_tokens,
             unread_tokens,
+            unread_before,
             read_at,
             tenant=tenant,
             sequences=sequences,
@@ -170,9 +173,8 @@ class Room:
             self.unread_tokens -= credit.unread_tokens
             self._fresh_tokens -= prompt + output
             return
-        held_tokens = prompt + _WRITTEN * output
-        self.ended_tokens += int(held_tokens)
         if credit.read_at == self._scrapes:
+            self.read_tokens -= prompt + output
             self._unseen_tokens -= credit.unread_tokens
             self._fresh_tokens -= prompt + output
             self._read_prompt -= prompt
@@ -180,6 +182,8 @@ class Room:
         else:
             self._old_prompt -= prompt
             self._old_output -= output
+            held_tokens = prompt + _WRITTEN * output
+            self.ended_tokens += int(held_tokens)
             self._ended_tokens += self._share * held_tokens
 
     def hear(self, elsewhere: UnderWay) -> None:
@@ -333,4 +337,5 @@ class Room:
             return fresh_tokens + older + others.seen_tokens + others.growing_tokens
         ended = self._ended_tokens + self._share * self._ended_elsewhere
         grows = _GROWTH * (self._old_output + others.growing_tokens)
-        return max(0.0, usage * capacity - ended) + self._share * (fresh_tokens + grows)
+        shown = max(0.0, usage * capacity - ended)
+        return max(0.0, shown + self._share * (fresh_tokens + grows))

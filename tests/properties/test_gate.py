@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from gateway.core.endings import Ending
 from gateway.core.errors import ContextLengthExceeded, Rejected
+from gateway.core.traffic import NOTHING_QUEUED
 from gateway.core.types import Chance, LoadSample, Phase, ShedReason, TrafficFailed
 from gateway.pools.health import Order
 from gateway.routing.choice import Chooser
@@ -270,15 +271,16 @@ class AtTheGate(RuleBasedStateMachine):
     def the_queues_hold_who_waits_within_their_bounds(self):
         queues = self.house.gate.queues()
         assert set(queues) == set(self.config)
-        for name, (requests, tokens) in queues.items():
+        for name, queued in queues.items():
+            requests, tokens = queued.requests, queued.tokens
             waiting = [each for each in self.guests if each.waits and each.pool == name]
             assert requests == len(waiting)
             assert tokens == sum(each.ask.need.tokens for each in waiting)
             bounds = self.config[name]["queue"]
-            before_requests, before_tokens = self.held_over.get(name, (0, 0))
-            assert requests <= max(bounds["max_requests"], before_requests)
-            assert tokens <= max(bounds["max_tokens"], before_tokens)
-            if not before_requests:
+            before = self.held_over.get(name, NOTHING_QUEUED)
+            assert requests <= max(bounds["max_requests"], before.requests)
+            assert tokens <= max(bounds["max_tokens"], before.tokens)
+            if not before.requests:
                 for tenant in "abc":
                     own = sum(each.ask.caller.tenant == tenant for each in waiting)
                     assert own <= max(1, -(-bounds["max_requests"] * bounds["tenant_share"] // 1))

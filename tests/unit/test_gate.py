@@ -9,6 +9,7 @@ from gateway.admission.decisions import State
 from gateway.core.errors import ContextLengthExceeded, Overloaded, TooManyWaiting, Unavailable
 from gateway.core.exclusion import Exclusion
 from gateway.core.prefix import Prefix
+from gateway.core.traffic import Queued
 from gateway.core.types import (
     Call,
     Caller,
@@ -74,7 +75,7 @@ async def test_with_room_a_request_goes_in_at_once_and_nothing_awaits():
     slot = world.gate.enter(world.ask())
     assert slot.backend_id == "m/b1"
     assert world.in_flight() == {"m/b1": 1}
-    assert world.gate.queues() == {"m": (0, 0)}
+    assert world.gate.queues() == {"m": Queued()}
     slot.release()
     assert world.in_flight() == {"m/b1": 0}
 
@@ -109,9 +110,9 @@ async def test_a_request_waits_and_has_the_place_the_moment_another_leaves():
     world = house()
     first, second = await world.guests(2, tokens=100)
     assert (first.inside, second.waits) == (True, True)
-    assert world.gate.queues() == {"m": (1, 100)}
+    assert world.gate.queues() == {"m": Queued(1, 100, 0.0)}
     first.end()
-    assert world.gate.queues() == {"m": (0, 0)}  # in the same call: nobody can come between
+    assert world.gate.queues() == {"m": Queued()}  # in the same call: nobody can come between
     assert world.in_flight() == {"m/b1": 1}
     assert world.gate.enter(world.ask()) is None
     await turns()
@@ -354,7 +355,9 @@ async def test_while_a_prompt_is_read_lower_classes_wait_and_the_highest_goes_in
 async def test_a_few_short_prompts_of_lower_classes_are_read_together():
     world = house(backends=[ONE], priorities=frozenset({0, 7}))
     world.table.highest_came("m", world.loop.time())
-    (await reads(world)).read()  # 2,000 tokens a second: what a step reads is not known closer
+    second = await reads(world)
+    await passes(1.0)
+    second.read()  # 2,000 tokens a second: what a step reads is not known closer
     assert numbers(await world.guests(7, tokens=100, stream=True)) == [0, 1, 2, 3, 4]
 
 
@@ -1098,7 +1101,7 @@ async def test_a_client_that_leaves_while_it_waits_is_forgotten_in_the_next_turn
     first, second, third = await world.guests(3)
     second.hang_up()
     await turns(1)
-    assert world.gate.queues() == {"m": (1, 100)}
+    assert world.gate.queues() == {"m": Queued(1, 100, 0.0)}
     first.end()
     await turns()
     assert second.task.cancelled()
@@ -1217,7 +1220,7 @@ async def test_what_waits_for_a_pool_that_a_reload_removes_is_refused():
     await turns()
     for guest in waiting:
         refused_at_once(guest, Unavailable, ShedReason.NO_BACKEND)
-    assert world.gate.queues() == {"other": (0, 0)}
+    assert world.gate.queues() == {"other": Queued()}
     inside.end()
     assert set(world.in_flight().values()) == {0}
 

@@ -390,6 +390,7 @@ def test_a_cached_prompt_may_at_most_double_the_rate():
 def test_a_slow_engine_is_judged_by_its_own_speed():
     """A CPU engine reads 50 tokens a second: 300 tokens in 6 s are in time, in 20 s they are not."""
     limit = at(10)
+    limit.reading.first_token(100.0, 6.0, 300, 0, 0)
     for _ in range(20):
         limit.first_token(100.0, 6.0, 300)
     assert limit.observe(100.0, sample(), 10) is None

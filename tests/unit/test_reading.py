@@ -19,7 +19,7 @@ def served(reading, count, at):
     reading.comes(at, Credit(PROMPT, 64, read_at=0), 0)
     now = at + ANSWERS_S
     for left in reversed(range(count)):
-        reading.first_token(now, now - at, PROMPT, left * PROMPT)
+        reading.first_token(now, now - at, PROMPT, left * PROMPT, (count - left - 1) * PROMPT)
 
 
 def test_a_few_short_prompts_go_together_whatever_one_takes():
@@ -40,11 +40,13 @@ def test_an_engine_that_answers_late_shows_how_much_it_reads_at_a_time():
 @pytest.mark.parametrize("count", [1, 5, 50])
 def test_what_a_saturated_engine_reads_is_not_taken_for_more(count):
     reading, per_s = Reading(), 10_000
-    now = 0.0
+    now = PROMPT / per_s
+    reading.first_token(now, now, PROMPT, 0, 0)  # alone
     reading.comes(now, Credit(PROMPT, 64, read_at=0), 0)
     for number in range(400):  # one after the other, `count` at a time before it
         now += PROMPT / per_s
-        reading.first_token(now, count * PROMPT / per_s, PROMPT, min(count, 400 - number) * PROMPT)
+        left_tokens = min(count, 400 - number) * PROMPT
+        reading.first_token(now, count * PROMPT / per_s, PROMPT, left_tokens, (count - 1) * PROMPT)
     assert reading.rate.at(now) == pytest.approx(per_s, rel=0.02)
     assert reading.ahead_tokens(now) <= per_s * 0.05 + count * PROMPT
 
@@ -88,7 +90,7 @@ def test_a_prompt_that_a_later_one_overtook_holds_up_nobody():
     reading.comes(1.5, later, 2 * PROMPT)
     assert reading.ahead_tokens(2.0) == PROMPT + 512
     later.read_at = 7
-    reading.first_token(2.0, 0.5, PROMPT, PROMPT)
+    reading.first_token(2.0, 0.5, PROMPT, PROMPT, PROMPT)
     assert reading.ahead_tokens(2.0) > 5_000
     assert credits[0].read_at is None  # it waits still
 
@@ -131,7 +133,7 @@ def turns(reading, count, *, cached, hits=0.0, begin=0.0):
         reading.comes(now, Credit(8_000, 64, unread_tokens=8_000), 8_000)
         hits += cached
         now += (8_000 - cached) / 10_000
-        reading.first_token(now, now - sent_at, 8_000, 0)
+        reading.first_token(now, now - sent_at, 8_000, 0, 0)
         now += 0.1
     for later in (1.0, 2.0):
         reading.scraped(now + later, hits, 0)
@@ -144,13 +146,13 @@ def test_cached_prompts_show_no_faster_reading_where_the_engine_counts_them():
     assert reading.rate.at(now) == pytest.approx(10_000, rel=0.02)
     _, now = turns(reading, 200, cached=7_500, hits=hits, begin=now)
     assert reading.rate.at(now) <= 10_000
-    assert reading.ahead_tokens(now) <= 10_000 * 0.05 + 512
+    assert reading.ahead_tokens(now) <= 2 * 8_000  # of which 1,000 are read
 
 
 def test_what_was_read_together_counts_though_some_was_cached():
     reading = Reading()
     _, now = turns(reading, 100, cached=4_000)
-    assert 7_000 < reading.rate.at(now) <= 8_100  # 4,000 tokens every 0.5 s
+    assert 7_000 < reading.rate.at(now) <= 10_001  # 4,000 tokens every 0.5 s, in 0.4 s
 
 
 def test_a_counter_that_goes_back_is_another_process():
@@ -158,7 +160,7 @@ def test_a_counter_that_goes_back_is_another_process():
     _, now = turns(reading, 20, cached=0, hits=50_000.0)
     # One from a cache whose hits nobody can count any more.
     reading.comes(now, Credit(8_000, 64, unread_tokens=8_000), 8_000)
-    reading.first_token(now + 0.01, 0.01, 8_000, 0)
+    reading.first_token(now + 0.01, 0.01, 8_000, 0, 0)
     before = reading.rate.at(now)
     for later in (1.0, 2.0, 3.0):
         reading.scraped(now + later, 0.0, 0)
@@ -171,7 +173,7 @@ def test_a_counter_that_goes_back_is_another_process():
 def test_a_measurement_counts_after_a_scrape_that_was_asked_for_later():
     reading = Reading()
     reading.scraped(0.0, 0.0, 0)
-    reading.first_token(0.8, 0.8, 8_000, 0)
+    reading.first_token(0.8, 0.8, 8_000, 0, 0)
     reading.scraped(1.0, 0.0, 0)  # it may have been asked for before
     assert reading.ahead_tokens(1.0) == float("inf")
     reading.scraped(2.0, 0.0, 0)
@@ -180,12 +182,67 @@ def test_a_measurement_counts_after_a_scrape_that_was_asked_for_later():
 
 def test_without_scrapes_a_measurement_counts_at_once():
     reading = Reading()
-    reading.first_token(0.8, 0.8, 8_000, 0)
+    reading.first_token(0.8, 0.8, 8_000, 0, 0)
     assert reading.rate.at(0.8) == pytest.approx(10_000)
     reading.scraped(1.0, 0.0, 0)
-    reading.first_token(1.4, 0.4, 8_000, 0)
+    reading.first_token(1.4, 0.4, 8_000, 0, 0)
     assert reading.rate.at(1.4) == pytest.approx(10_000, rel=0.02)
     reading.unseen()
     assert reading.rate.at(1.4) == pytest.approx(20_000, rel=0.02)
-    reading.first_token(3.0, 0.2, 8_000, 0)
+    reading.first_token(3.0, 0.2, 8_000, 0, 0)
     assert reading.rate.at(3.0) == pytest.approx(40_000, rel=0.02)
+
+
+# --- who is read in time shows that more may be unread --------------------------------------------
+
+
+def quick():
+    """Return the reading of an engine that answered one prompt of 1,000 tokens, after 50 ms."""
+    reading = Reading()
+    reading.first_token(0.05, 0.05, 1_000, 0, 0)
+    return reading
+
+
+def test_beside_a_prompt_that_was_as_quick_as_any_a_second_one_is_tried():
+    reading = quick()
+    assert reading.ahead_tokens(0.05) == 2_000
+    reading.first_token(1.2, 0.2, 1_000, 0, 1_000)
+    assert reading.ahead_tokens(1.2) < 1_001  # it waited for the first, all of its time
+    reading.first_token(5.0, 0.05, 1_000, 0, 0)
+    assert reading.ahead_tokens(5.0) < 1_001
+    reading.first_token(12.0, 0.05, 1_000, 0, 0)
+    assert reading.ahead_tokens(12.0) == 2_000
+
+
+def test_who_waited_for_nobody_doubles_what_may_be_unread_and_who_waited_too_long_halves_it():
+    reading = quick()
+    reading.first_token(1.0, 0.05, 100, 0, 9_900)
+    assert reading.ahead_tokens(1.0) == 20_000
+    reading.first_token(2.0, 0.07, 100, 0, 9_900)  # neither
+    assert reading.ahead_tokens(2.0) == 20_000
+    for now in (3.0, 3.01, 3.1):  # all of them were sent before the first of them was late
+        reading.first_token(now, 0.3, 100, 0, 19_900)
+        assert reading.ahead_tokens(now) == 10_000
+    reading.first_token(3.5, 0.3, 100, 0, 19_900)
+    assert reading.ahead_tokens(3.5) == 5_000
+
+
+def test_others_need_not_wait_for_a_long_prompt_because_it_was_read_in_time():
+    reading = Reading()
+    reading.first_token(0.02, 0.02, 400, 0, 0)
+    reading.first_token(2.0, 1.0, 20_000, 0, 100)
+    assert reading.ahead_tokens(2.0) <= 2 * (100 + 1_010)  # 20,000 tokens/s: 1,000 in 50 ms
+
+
+def test_less_is_ahead_beside_the_highest_class_where_much_was_read_in_time():
+    reading = quick()
+    reading.first_token(1.0, 0.05, 100, 0, 9_900)
+    assert reading.ahead_tokens(1.0, beside_highest=True) < 0.35 * reading.ahead_tokens(1.0)
+    assert reading.ahead_tokens(1.0, beside_highest=True) > 0.1 * reading.ahead_tokens(1.0)
+
+
+def test_a_prompt_that_was_cached_as_a_whole_shows_how_long_an_answer_takes():
+    reading = Reading()
+    reading.first_token(1.0, 0.05, 0, 0, 0)
+    reading.rate.learn(1.0, 1.0, 100_000)
+    assert reading.ahead_tokens(1.0) == 10_000  # 5,000 under way, 5,000 ahead

@@ -51,10 +51,9 @@ class World:
         sample = LoadSample(self.clock.at, running, 0, usage, CAPACITY)
         self.tables[who].observe(self.ids[place], Scraped(sample))
 
-    def take(self, who, prompt=1000, output=200, place=0):
-        return self.tables[who].take(
-            self.ids[place], self.clock.at, Need(prompt, output, streams=True)
-        )
+    def take(self, who, prompt=1000, output=200, place=0, streams=True):
+        need = Need(prompt, output, streams=streams)
+        return self.tables[who].take(self.ids[place], self.clock.at, need)
 
     def backend(self, who, place=0):
         return self.tables[who].get(self.ids[place])
@@ -123,6 +122,39 @@ def test_what_has_ended_elsewhere_is_free_before_a_scrape_shows_it():
     assert room.verdict(2000, now) is None
 
 
+@pytest.mark.parametrize("told_meanwhile", [True, False])
+@pytest.mark.parametrize("streams", [True, False])
+def test_what_begins_and_ends_elsewhere_between_two_scrapes_takes_no_room(told_meanwhile, streams):
+    world = World()
+    for who in (0, 1):
+        world.scrape(who, running=1, usage=0.5)
+    world.turn(1, 0)
+    room, now = world.backend(0).room, world.clock.at
+    for _ in range(20):
+        slot = world.take(1, prompt=1000, output=200, streams=streams)
+        world.tables[1].first_token(slot, now)
+        if told_meanwhile:
+            world.turn(1, 0)
+            assert room.projection(now).tokens == 5000 + 1200
+        slot.release()
+        world.turn(1, 0)
+        assert room.projection(now).tokens == 5000
+    assert room.verdict(4000, now) is None
+
+
+def test_what_a_scrape_of_ours_showed_in_between_is_free_once_it_has_ended():
+    world = World()
+    world.scrape(1, running=1, usage=0.1)
+    slot = world.take(1, prompt=1000, output=200)
+    world.tables[1].first_token(slot, world.clock.at)
+    world.turn(1, 0)
+    world.scrape(0, running=2, usage=0.2)
+    slot.release()
+    world.turn(1, 0)
+    tokens = world.backend(0).room.projection(world.clock.at).tokens
+    assert 2000 - 1200 <= tokens <= 1000
+
+
 def test_the_places_of_a_backend_are_for_all_and_each_has_an_even_part():
     world = World()
     for who in (0, 1):
@@ -180,8 +212,12 @@ def test_all_tell_more_often_while_one_has_requests_that_wait():
 
 
 def test_sums_over_all_time_are_told_as_what_came_since():
-    before, now = UnderWay(1, read_tokens=700, ended_tokens=50), UnderWay(2, read_tokens=900)
-    assert since(before, now) == UnderWay(2, read_tokens=200)
+    before = UnderWay(1, read_tokens=700, ended_tokens=50)
+    now = UnderWay(2, read_tokens=900, ended_tokens=80)
+    assert since(before, now) == UnderWay(2, read_tokens=200, ended_tokens=30)
+    fewer = UnderWay(2, read_tokens=600, ended_tokens=50)
+    assert since(before, fewer) == UnderWay(2, read_tokens=-100)
+    assert since(now, before) == UnderWay(1), "it counts anew"
     assert since(None, now) == UnderWay(2)
     assert together([UnderWay(1, 2), UnderWay(3, 4, read_tokens=5)]) == UnderWay(
         4, 6, read_tokens=5
