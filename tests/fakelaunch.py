@@ -234,6 +234,8 @@ class Launching:
         self._check(expected)
         if slot.running:
             slot.stops.append(grace_s)
+            if slot.lasts is not None:
+                await slot.lasts.wait()
         slot.shown = [self._seen()] * slot.late
         await slot.end()
         slot.starts.append(changes)

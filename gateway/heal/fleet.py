@@ -36,7 +36,9 @@ class Fleet:
     shared: Shared
     make: Maker
     units: dict[str, Unit] = field(default_factory=dict)
-    leaving: dict[asyncio.Task[None], Unit] = field(default_factory=dict)
+    leaving: dict[asyncio.Task[None], Unit | None] = field(
+        default_factory=dict
+    )  # None: not stopped
 
     def apply(self, config: Config) -> None:
         """Take over a configuration: units that stay keep all their state, those that go are stopped.
@@ -72,6 +74,8 @@ class Fleet:
                 why = "its `launch` settings changed"
                 unit.signs[Cause.OPERATOR] = Sign(Cause.OPERATOR, why)
         unit.pool, unit.config = pool, settings
+        if unit.observed.watch is not None:
+            unit.observed.watch.patience = pool.supervision.patience
         return True
 
     def _let_go(self, unit: Unit, heir: Unit | None) -> None:
@@ -86,17 +90,20 @@ class Fleet:
             self.shared.table.tend(unit.id, None)
         before = unit.config.launch
         stops = before is not None and (heir is None or heir.config.launch != before)
-        leaving = self._stop_gone(unit) if stops else _closed(unit)
-        task = start(leaving, name=f"let go {unit.id}")
-        self.leaving[task] = unit
+        task = start(self._leave(unit, stops=stops), name=f"let go {unit.id}")
+        self.leaving[task] = unit if stops else None
         task.add_done_callback(self.leaving.pop)
-        if heir is not None and stops:
+        if heir is not None and (stops or unit.after is not None):
             heir.after = task
 
-    async def _stop_gone(self, unit: Unit) -> None:
-        shared = self.shared
-        await emptied(unit.backend, shared.table, shared.clock, unit.pool.supervision.drain)
-        await self._stop(unit)
+    async def _leave(self, unit: Unit, *, stops: bool) -> None:
+        """Stop and close it, after the server that had its name before: what runs may be that one."""
+        if unit.after is not None:
+            await asyncio.wait([unit.after])
+        if stops:
+            shared = self.shared
+            await emptied(unit.backend, shared.table, shared.clock, unit.pool.supervision.drain)
+            await self._stop(unit)
         await _closed(unit)
 
     async def hand_over(self, heir: Process) -> None:
@@ -110,27 +117,33 @@ class Fleet:
             await _closed(unit)
 
     async def close(self, *, stop: bool = True) -> None:
-        """Stop what was launched with `on_exit: stop`, if that is for us to do; let go of all."""
-        going = dict(self.leaving)
-        for task in going:
-            task.cancel()
-        if going:
-            await asyncio.wait(going)
-        every = [*self.units.values(), *going.values()]
+        """Stop what was launched with `on_exit: stop`, if that is for us to do; let go of all.
+
+        What was to go is ours to stop, whoever is in charge of the rest.
+        """
+        leaving = dict(self.leaving)
+        going = [unit for unit in leaving.values() if unit is not None]
+        for task, unit in leaving.items():
+            if unit is not None:
+                task.cancel()
+        if leaving:
+            await asyncio.wait(leaving)
+        every = [*self.units.values(), *going]
         for unit in every:
             unit.end()
         async with asyncio.TaskGroup() as group:
-            for unit in every:
+            for unit in every if stop else going:
                 launch = unit.config.launch
-                if stop and launch is not None and launch.on_exit is OnExit.STOP:
+                if launch is not None and launch.on_exit is OnExit.STOP:
                     group.create_task(self._stop(unit), name=f"stop {unit.id}")
         for unit in every:
             await _closed(unit)
 
     async def _stop(self, unit: Unit) -> None:
+        """Stop its server; not another one that a gateway has started in its place since."""
         with contextlib.suppress(LaunchError):
-            seen = await unit.launcher.look()
-            if seen.incarnation is not None:
+            seen, known = await unit.launcher.look(), unit.observed.incarnation
+            if seen.incarnation is not None and known in (None, seen.incarnation):
                 grace_s = unit.pool.supervision.stop_grace
                 await unit.launcher.stop(seen.incarnation, grace_s=grace_s)
                 if seen.running:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gateway.core.aio import periodic
+from gateway.core.traffic import Queued
 from gateway.core.types import Phase
 from gateway.heal.intent import Mark
 from gateway.heal.names import Names
@@ -36,7 +37,6 @@ class Following:
         self._names = names
         self._replicas = replicas
         self._tends: Mapping[str, tuple[str, str, str]] = {}
-        self._kept_back: Mapping[str, bool] = {}
 
     async def run(self) -> None:
         """Follow until cancelled; then what is worked on is left to the probes."""
@@ -72,26 +72,32 @@ class Following:
                 self._table.tend(backend_id, Tending(Phase(phase), reason, detail))
 
     def _keep_back(self, kept_back: Mapping[str, bool]) -> None:
-        before, self._kept_back = self._kept_back, kept_back
-        for pool in before.keys() - kept_back.keys():
-            self._table.keep_back(pool, on_trial=None)
-        for pool, on_trial in kept_back.items():
-            if before.get(pool) != on_trial:
+        for pool in {each.pool for each in self._table}:
+            on_trial = kept_back.get(pool)
+            every = self._table.backends(pool)
+            if any(each.kept_back is not (each.on_trial is on_trial) for each in every):
                 self._table.keep_back(pool, on_trial=on_trial)
 
 
-def told_of(table: PoolTable, told: Told) -> Told:
+def told_of(table: PoolTable, names: Names, told: Told, queues: Mapping[str, Queued]) -> Told:
     """Return what a replica tells, with its backends."""
     tended = {each.id: each.health.tended for each in table}
+    drained = [
+        each
+        for each in table
+        if (found := tended[each.id]) is not None and found.phase is Phase.DRAINING
+    ]
     kept_back = {each.pool: each.on_trial for each in table if each.kept_back}
     return msgspec.structs.replace(
         told,
         in_flight={each.id: each.in_flight for each in table if each.in_flight},
+        queued={pool: queued for pool, queued in queues.items() if queued.requests},
         phases={each.id: each.phase.value for each in table},
         tends={
             backend_id: (found.phase.value, found.reason, found.detail)
             for backend_id, found in tended.items()
             if found is not None
         },
+        drains=tuple(names.of(each) for each in drained),
         kept_back=kept_back,
     )

@@ -115,9 +115,12 @@ class Intent:
     async def tell(self) -> None:
         """Give the store what it does not have. Without it, the next call does so.
 
+        What only the file says may have been lifted since: it waits for `restore`.
         Cancel: what was not confirmed is told again.
         """
         for marked, on in [*self._unsaid.items()]:
+            if marked in self._of_file:
+                continue
             mark, backend_id = marked
             scope = self._scope(mark, backend_id)
             try:

@@ -48,6 +48,7 @@ class Member:
     age_s: float | None = None  # of its incarnation; None: unknown
     bad_at: float | None = None  # when it last ceased to serve, by itself
     gpus: Collection[int] = ()  # that its start uses
+    drained_elsewhere: bool = False  # another replica drains it, to restart it
 
     @property
     def incarnation(self) -> Incarnation | None:
@@ -73,8 +74,8 @@ class Member:
 
     @property
     def under_restart(self) -> bool:
-        """Whether a restart that we ordered goes on, until it serves or fails."""
-        ordered = isinstance(self.state, Draining | Replacing)
+        """Whether a restart of it goes on that we ordered, until it serves or fails, or another replica did."""
+        ordered = self.drained_elsewhere or isinstance(self.state, Draining | Replacing)
         return ordered or (self.under_way and self.ours)
 
     def well_s(self, now: float) -> float:

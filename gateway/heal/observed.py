@@ -55,6 +55,11 @@ class Observed:
         self._weighed_at = clock.now()
         self._restarted_at: deque[float] = deque(maxlen=_LOOP)  # by its service manager
 
+    @property
+    def untold(self) -> bool:
+        """Whether the first look is not over, so that nothing can be ordered of what runs."""
+        return self.seen is None and not self.trouble
+
     async def look(self, max_memory_bytes: int | None) -> None:
         """See what runs and hear what it says. `seen` is None where that cannot be told now."""
         launcher = self.launcher
@@ -88,8 +93,8 @@ class Observed:
             return ""
         try:
             ended = await proc.first_end(await self.launcher.vital())
-        except OSError:
-            return ""  # no handles: its probes have to notice
+        except (LaunchError, OSError):
+            return ""  # no record, or no handles: its probes have to notice
         return "" if ended is None else str(ended)
 
     def crash_loops(self) -> bool:

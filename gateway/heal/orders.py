@@ -6,17 +6,20 @@ and whether it would take out the last backend that serves its pool, which is re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from gateway.core.aio import Clock
 from gateway.core.events import EventKind
 from gateway.core.types import Phase
+from gateway.heal.decisions import Cause, Sign
 from gateway.heal.intent import Mark
 from gateway.heal.overrides import Override
-from gateway.heal.states import Suspect
+from gateway.heal.states import Draining, Replacing, Suspect
 from gateway.heal.supervisor import Supervisor
+from gateway.heal.unit import Unit
+from gateway.launch.command import CommandLauncher
 from gateway.pools.health import Order
 from gateway.pools.table import Backend, PoolTable
 
@@ -217,6 +220,29 @@ class Orders:
         kind = EventKind.HOLD if label in ("hold", "lift") else EventKind.OPERATOR
         told = detail or f"{label} ordered by an operator"
         self.supervisor.events.note(self.clock, kind, backend_id, label, told)
+
+
+def unfinished(units: Iterable[Unit]) -> dict[str, str]:
+    """Return operators' restarts that are not carried out, with why, while nothing is done to the units.
+
+    What a service manager was asked for it sees to by itself; a command ends with who runs it.
+    """
+    found = {}
+    for unit in units:
+        state, sign, launcher = unit.state, unit.ordered, unit.launcher
+        alone = launcher.launches or isinstance(launcher, CommandLauncher)
+        asked = isinstance(state, Replacing) and state.claimed and not alone
+        if isinstance(state, Draining | Replacing) and not asked:
+            sign = sign or unit.carried_out
+        if sign is not None:
+            found[unit.id] = sign.evidence
+    return found
+
+
+def take_up(units: Mapping[str, Unit], restarts: Mapping[str, str]) -> None:
+    """Have these restarts due, which operators ordered of the gateway before."""
+    for backend_id in restarts.keys() & units.keys():
+        units[backend_id].order(Sign(Cause.OPERATOR, restarts[backend_id]))
 
 
 def _not_supervised(backend_id: str, consequence: str) -> str:

@@ -187,4 +187,5 @@ def _digest(launch: LaunchConfig | None) -> str:
     """Return what tells two command lines apart."""
     if launch is None:
         return ""
-    return digest((launch.command, launch.gpus, sorted(launch.args.items(), key=str), launch.env))
+    args, env = sorted(launch.args.items(), key=str), dict(sorted(launch.env.items()))
+    return digest((launch.command, launch.gpus, args, env))

@@ -11,6 +11,7 @@ from gateway.config.models import PoolConfig
 from gateway.core.aio import Clock
 from gateway.core.events import EventKind, Events
 from gateway.core.types import ModelsSeen
+from gateway.heal.states import FAILED_TESTS
 from gateway.pools.table import Backend, PoolTable
 from gateway.watch import adapters
 from gateway.watch.canary import warm_up
@@ -73,14 +74,17 @@ class Preparation:
             )
 
     async def _see_models(self) -> str:
-        try:
-            models = parse_models(await self.pages.get("/v1/models", timeout_s=_MODELS_S))
-        except FetchError as error:
-            return f"cannot read its model list: {error.reason}"
-        backend = self.backend
-        seen = ModelsSeen(self.clock.now(), models, backend.endpoints, backend.version)
-        self.table.observe(backend.id, seen)
-        return ""
+        failed, backend = "", self.backend
+        for _ in range(FAILED_TESTS):  # one that gave a token is not given up for one page
+            try:
+                models = parse_models(await self.pages.get("/v1/models", timeout_s=_MODELS_S))
+            except FetchError as error:
+                failed = f"cannot read its model list: {error.reason}"
+                continue
+            seen = ModelsSeen(self.clock.now(), models, backend.endpoints, backend.version)
+            self.table.observe(backend.id, seen)
+            return ""
+        return failed
 
     def _note(self, kind: EventKind, name: str, detail: str) -> None:
         self.events.note(self.clock, kind, self.backend.id, name, detail)

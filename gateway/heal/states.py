@@ -11,15 +11,16 @@
     Failed      it ended, or its start hangs                      permitted: Replacing. answers: Proving
     Suspended   not restarted until an operator clears it         gives a token: Proving. cleared: Failed
 
-Wherever its process ends it is Failed; another incarnation that shows is Starting; what its service
-manager took away is Absent. `LATER` is the whole table. An operator's drain is an intent beside the
-state (`heal.intent`), never a transition.
+Wherever its process ends it is Failed; another incarnation that shows is Starting, and so is a hung
+start whose log speaks again; what its service manager took away is Absent. `LATER` is the whole
+table. An operator's drain is an intent beside the state (`heal.intent`), never a transition.
 
 What the pool table shows of a backend (`Tending`) is a projection of its state: `tending`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -92,6 +93,8 @@ class Suspect(_State):
     proved: bool = True  # its start came to a good end
     test_at: float = 0.0  # the next test request
     proof_at: float = 0.0  # before that, test requests that fail are no proof
+    failed_at: float = math.inf  # when the last test request failed, and
+    answers: bool = True  # whether /health was answered then
     why_down: str = "frozen"  # short closed word, once that is certain
 
     @property
@@ -111,13 +114,29 @@ class Suspect(_State):
         """Whether enough test requests failed in a row, since all progress had stopped."""
         return self.failures >= FAILED_TESTS and now >= self.proof_at
 
+    def revives(self, moved_at: float, *, answers: bool) -> bool:
+        """Whether it gave a sign of life since the last test request failed, so that the next one decides.
+
+        One that answered that with an error is not silent: that its engine moves is nothing new.
+        """
+        moves = self.failed == "timeout" and moved_at > self.failed_at
+        return moves or (answers and not self.answers)
+
     def after_failure(
-        self, failed: str, now: float, last_words_s: float, pause_s: float, *, alone: bool = False
+        self,
+        failed: str,
+        now: float,
+        last_words_s: float,
+        pause_s: float,
+        *,
+        alone: bool = False,
+        answers: bool = True,
     ) -> Suspect:
         """Return the state after a test request that failed; the next ones come later each time.
 
-        One that answers an error knows that its engine died, and gets time to end by itself. One that
-        serves its pool `alone` stays in rotation until there is proof: requests have nowhere else to go.
+        `answers` says whether its probes pass. One that answers an error knows that its engine died, and
+        gets time to end by itself. One that serves its pool `alone` stays in rotation until there is
+        proof: requests have nowhere else to go.
         """
         failures, proof_at = self.failures + 1, self.proof_at
         if failed != "timeout":
@@ -127,6 +146,8 @@ class Suspect(_State):
             self,
             failures=failures,
             failed=failed,
+            failed_at=now,
+            answers=answers,
             out=self.out or not alone or failures >= FAILED_TESTS,
             test_at=now + pauses * pause_s,
             proof_at=proof_at,
@@ -149,6 +170,7 @@ class Replacing(_State):
 
     order: Restart
     before: State
+    claimed: bool = False  # in the shared store: it is for us to go on with it
     ready_at: float | None = None  # when it is expected to serve; None: unknown
 
 

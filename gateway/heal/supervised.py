@@ -130,9 +130,15 @@ class Supervised:
         every = self._shared.table.backends(self.backend.pool)
         return not any(each.phase in _SERVING for each in every if each is not self.backend)
 
+    @property
+    def revives(self) -> bool:
+        """Whether it is suspect, and gave a sign of life since: it is tested again before anything else."""
+        state, up = self.state, self.backend.health.up
+        return isinstance(state, Suspect) and state.revives(self.observed.moved_at, answers=up)
+
     def calls_for(self) -> Sign | None:
         """Return what calls for a restart of it now."""
-        return calls_for(self.state, self.signs, self._now())
+        return None if self.revives else calls_for(self.state, self.signs, self._now())
 
     # --- its life ---------------------------------------------------------------------------------
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
 
@@ -78,6 +79,7 @@ class Supervisor:
         self.fleet = Fleet(shared, make_launcher)
         self._leases = Leases(store, clock)
         self.leads: frozenset[str] = frozenset()  # pools that this replica may act on
+        self.drained_elsewhere: Callable[[], AbstractSet[str]] = frozenset  # names
         self._closed = False
         self.in_charge = True  # of what runs: it is ours to stop
         self._restored = False  # the store has the holds of the last gateway
@@ -215,9 +217,7 @@ class Supervisor:
         unit = self.units.get(backend.id)
         health = backend.health
         sample = None if backend.stale(now) else backend.sample
-        load = (
-            (backend.in_flight, sample.running, sample.waiting) if sample else (backend.in_flight,)
-        )
+        at_work = backend.in_flight or (sample and (sample.running or sample.waiting))
         member = Member(
             backend_id=backend.id,
             pool=backend.pool,
@@ -226,7 +226,8 @@ class Supervisor:
             held=health.held is not None,
             asleep=health.asleep,
             saturated=backend.saturated(now),
-            idle=not any(load),
+            idle=not at_work,
+            drained_elsewhere=self.names.of(backend) in self.drained_elsewhere(),
         )
         if unit is None:
             down = backend.phase is Phase.DOWN and not health.asleep
@@ -236,7 +237,7 @@ class Supervisor:
             member,
             state=unit.state,
             sign=unit.calls_for(),
-            ordered=unit.ordered if now >= unit.order_at else None,
+            ordered=unit.ordered if now >= unit.order_at and not observed.untold else None,
             visible=observed.seen is not None,
             ours=unit.ours,
             suspended=unit.suspended,

@@ -135,8 +135,8 @@ class Unit(Supervised):
     # --- it is suspect, until it gives a token, or two test requests in a row fail ----------------
 
     async def _doubt(self, state: Suspect) -> None:
-        """Test it again. A token ends the suspicion, if its probes agree."""
-        if self._now() < state.test_at:
+        """Test it again, at once after a sign of life. A token ends the suspicion, if its probes agree."""
+        if self._now() < state.test_at and not self.revives:
             return
         failed = await self.observed.test()
         if self.state is not state:
@@ -154,22 +154,22 @@ class Unit(Supervised):
     def _fail_test(self, failed: str) -> None:
         assert isinstance(self.state, Suspect)
         times = self._now(), self._timing.last_words_s, self._timing.every_s
-        self._to(self.state.after_failure(failed, *times, alone=self.alone))
+        up = self.backend.health.up
+        self._to(self.state.after_failure(failed, *times, alone=self.alone, answers=up))
 
     # --- its restart: it is drained, its launcher stops it and starts anew ------------------------
 
     async def _drain(self, state: Draining) -> None:
-        shared = self._shared
-        patience_s = state.until - self._now()
+        shared, patience_s = self._shared, state.until - self._now()
         await emptied(self.backend, shared.table, shared.clock, patience_s)
         self._to(self._replacing(state.order, state.before))
 
     async def _replace(self, state: Replacing) -> None:
         """Claim the restart; have the launcher stop what runs, and start anew."""
         order, shared = state.order, self._shared
-        name = shared.names.of(self.backend)
+        claim = shared.names.of(self.backend), order.incarnation, order.attempt
         try:
-            claimed = await shared.store.claim_restart(name, order.incarnation, order.attempt)
+            claimed = state.claimed or await shared.store.claim_restart(*claim)
         except StoreUnavailable as error:
             self.observed.trouble = f"the shared store does not answer: {error}"
             self._give_up(state, Outcome.GIVEN_UP, stays_ordered=True)
@@ -177,19 +177,22 @@ class Unit(Supervised):
         if not claimed:
             self._give_up(state, Outcome.ANOTHERS)
             return
+        self._to(replace(state, claimed=True))
         served_s = 0.0
         if isinstance(state.before, Serving):  # its last list is of the server that goes, whole
             self.adapters, served_s = held_by(self.backend), self._now() - state.before.since
         self.diagnosis, self.observed.trouble = None, ""  # of the server that goes
         self._look_no_more()  # what it will see is of the server that goes, too
         changes = shared.overrides.starting(self.id, self.config.launch, served_s)
-        grace_s = self.pool.supervision.stop_grace
+        grace_s, asked = self.pool.supervision.stop_grace, self.signs.get(Cause.OPERATOR)
         try:
             made = await self.launcher.restart(order.incarnation, grace_s=grace_s, changes=changes)
         except LaunchError as error:
             await self._not_launched(state, error)
             return
-        self.signs, self.launched = {}, made
+        self.launched = made
+        if self.signs.get(Cause.OPERATOR) is asked:  # else its settings have changed meanwhile
+            self.signs = {}
         self.observed.begins(made)
         self.observed.watch = watch = self._new_watch(self._now())
         starting = Starting(self._now(), made, before=order.incarnation, ours=True, fresh=True)
@@ -208,11 +211,11 @@ class Unit(Supervised):
             return
         self._shared.came_to(outcome, state.order)
         why = f"it could not be started: {error}"
-        sign = Sign(Cause.START_FAILED, why)
         ended = state.incarnation if seen is None else seen.incarnation
         if not hopeless:
             self._stays_ordered(state.order.attempt)
-        self._to(Failed(self._now(), ended, sign=sign, told=why, hopeless=hopeless, owed=True))
+        failed = Failed(self._now(), ended, sign=Sign(Cause.START_FAILED, why), told=why, owed=True)
+        self._to(replace(failed, hopeless=hopeless))
 
     def _give_up(self, state: Replacing, outcome: Outcome, *, stays_ordered: bool = False) -> None:
         """Be again what it was; evidence has to be found anew."""
@@ -275,8 +278,7 @@ class Unit(Supervised):
         began_at = watch.began_at if watch is not None else state.since
         if watch is not None and state.ours:
             self._shared.usual.learn(self.id, self.config, self._changes(), watch.ended(now))
-            gone = self._shared.overrides.served(self.id, launch)
-            if gone is not None:
+            if (gone := self._shared.overrides.served(self.id, launch)) is not None:
                 told = f"it serves without {gone.told()}, so that was dropped"
                 self._tell(EventKind.REMEDY, "dropped", told)
         self.observed.worked_at = now
@@ -303,21 +305,23 @@ class Unit(Supervised):
     # --- it failed --------------------------------------------------------------------------------
 
     async def _examine(self, state: Failed) -> None:
-        """Say why it ended, and apply what policy allows. One that hung, and answers after all, is tried."""
+        """Say why it ended, and apply what policy allows. One that hung, and goes on after all, is let."""
         seen, starting = self.observed.seen, state.sign.cause is Cause.START_FAILED
         if state.examined or seen is None:
+            now, watch = self._now(), self.observed.watch
             if state.lives and self.backend.health.up:
-                self._to(Proving(self._now(), state.incarnation))
+                self._to(Proving(now, state.incarnation))
+            elif state.lives and watch is not None and watch.hung(now) is None:
+                self.diagnosis = None  # its log speaks again
+                self._to(Starting(now, state.incarnation, ours=self.ours))
             return
         autopsy = self._shared.autopsy
         found = await self._beside(autopsy.of_end(self.id, self.launcher, seen, starting=starting))
         self.diagnosis = found.diagnosis
         cured = starting and autopsy.remedy(self.id, self.pool, self.config, found)
         hopeless = starting and found.hopeless and not cured
-        ready_at = None if hopeless else state.ready_at
-        self._to(
-            replace(state, examined=True, told=found.told, hopeless=hopeless, ready_at=ready_at)
-        )
+        examined = replace(state, examined=True, told=found.told, hopeless=hopeless)
+        self._to(replace(examined, ready_at=None) if hopeless else examined)
 
     async def _examine_hang(self, stage: str, why: str) -> str:
         """Say why a start hangs whose process lives, and apply what policy allows."""
@@ -340,10 +344,7 @@ class Unit(Supervised):
         now = self._now()
         if not state.lives or not self.backend.health.up or now < state.test_at:
             return
-        failed = await self.observed.test()
-        if self.state is not state:
-            return
-        if failed:
-            self._to(replace(state, test_at=self._now() + _TEST_EVERY_S))
-        else:
-            self._to(Proving(self._now(), state.incarnation))
+        failed, now = await self.observed.test(), self._now()
+        if self.state is state:
+            waits = replace(state, test_at=now + _TEST_EVERY_S)
+            self._to(waits if failed else Proving(now, state.incarnation))

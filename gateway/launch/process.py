@@ -79,16 +79,17 @@ class ProcessLauncher:
         self._gpu_holders = gpu_holders
         self._lock = asyncio.Lock()
         self._settled = False
+        self._known: Record | None = None  # as it was read last
         self._oom_kills = oom_kills or OomKills()
         self._ends: tuple[Incarnation | None, int | None, bool | None] = (None, None, None)
 
     async def look(self) -> Seen:
         """Tell what runs; the first look adopts or stops what outlived its gateway."""
-        record = load(self._record_path)
+        record = self._load()
         if not self._settled or (record is not None and record.runs and not record.gateway_lives):
             self._settled = False
             async with self._alone():
-                record = load(self._record_path)
+                record = self._load()
         await self._poll_log(record)
         if record is None or record.incarnation is None:
             return Seen()
@@ -106,7 +107,7 @@ class ProcessLauncher:
         Cancel: what was ended stays so; a start either was made and is recorded, or was not.
         """
         async with self._alone():
-            record = load(self._record_path)
+            record = self._load()
             self._check(record, expected)
             start = prepare(self._launch, changes, {MARK_BACKEND: self._mark})
             await self._end(record, grace_s)
@@ -116,13 +117,13 @@ class ProcessLauncher:
     async def stop(self, expected: Incarnation, *, grace_s: float) -> None:
         """SIGTERM, then after `grace_s` SIGKILL, for all that belongs to the server."""
         async with self._alone():
-            record = load(self._record_path)
+            record = self._load()
             self._check(record, expected)
             await self._end(record, grace_s)
 
     async def log(self, max_bytes: int) -> str:
         """Return the end of what this start wrote."""
-        record = load(self._record_path)
+        record = self._load()
         if record is None:
             return ""
         return await asyncio.to_thread(self.log_file.tail, max_bytes, record.log_offset)
@@ -132,31 +133,31 @@ class ProcessLauncher:
 
         At most the last 2,000. A progress bar's every state is a line.
         """
-        await self._poll_log(load(self._record_path))
+        await self._poll_log(self._load())
         return self.log_file.take()
 
     async def memory_bytes(self) -> int:
         """Return the host memory that is the server's processes' alone. A thread walks through /proc."""
-        members = await self._find(load(self._record_path))
+        members = await self._find(self._load())
         return sum(proc.private_bytes(each.pid) for each in members)
 
     async def vital(self) -> list[proc.Process]:
         """Return the processes that it cannot serve without: its first one, engines, workers."""
-        record = load(self._record_path)
+        record = self._load()
         members = await self._find(record)
         first = {each for each in members if record is not None and record.is_of(each)}
         return [each for each in members if each in first or each.name.startswith(_TITLE)]
 
     def hand_over(self, heir: proc.Process) -> None:
         """Put another gateway in charge of what we started; call it when nothing else goes on here."""
-        record = load(self._record_path)
-        if record is None or not record.is_ours:
-            return
         try:
-            save(self._record_path, record.handed_to(heir))
-        except OSError as error:  # the other one adopts it when we have ended
+            record = self._load()
+            if record is not None and record.is_ours:
+                save(self._record_path, record.handed_to(heir))
+        except (LaunchError, OSError) as error:  # the other one adopts it when we have ended
+            why = told(error) if isinstance(error, OSError) else str(error)
             log.warning(
-                "%s: cannot hand it over: %s", self.backend_id, told(error),
+                "%s: cannot hand it over: %s", self.backend_id, why,
                 extra={"event": "handover_failed", "backend": self.backend_id},
             )  # fmt: skip
 
@@ -164,6 +165,14 @@ class ProcessLauncher:
         """Nothing is held between calls; the server runs on."""
 
     # --- what runs --------------------------------------------------------------------------------
+
+    def _load(self) -> Record | None:
+        """Return the record; where it is lost, the one that was read last, as long as its server lives."""
+        found = load(self._record_path)
+        if found is None and self._known is not None and self._known.runs:
+            return self._known
+        self._known = found
+        return found
 
     async def _find(self, record: Record | None) -> list[proc.Process]:
         return await asyncio.to_thread(self._members().find, record)
@@ -199,7 +208,7 @@ class ProcessLauncher:
         if record is None or not record.is_ours:
             return
         if await asyncio.to_thread(self.log_file.poll):
-            kept = load(self._record_path)
+            kept = self._load()
             if kept is not None and kept.nonce == record.nonce:
                 save(self._record_path, replace(kept, log_offset=0))
 
@@ -226,7 +235,7 @@ class ProcessLauncher:
                 ) from error
 
     async def _settle(self) -> None:
-        record = load(self._record_path)
+        record = self._load()
         if record is not None and record.gateway_lives:
             if record.is_ours:
                 self._catch_up(record)
@@ -253,15 +262,22 @@ class ProcessLauncher:
         self.log_file.begin(max(record.log_offset, self.log_file.size - _CATCH_UP_BYTES))
 
     def _survivor(self, record: Record | None, members: list[proc.Process]) -> Record | None:
-        """Return the record of a server that may be adopted, as ours; None where there is none."""
-        if record is None or record.boot != proc.boot_id():
-            return None
-        if record.runs:
+        """Return the record of a server that may be adopted, as ours; None where there is none.
+
+        One whose record is lost, or whose gateway was killed between the start and its record, is known
+        by its marks: it is its session's first. Of several with the same mark it is the oldest.
+        """
+        if record is not None and record.runs:
             return record.taken_over()
-        for each in members:
-            # The gateway was killed between the start and its record. A server is its session's first.
-            begun = not record.pid and each.pid == each.session
-            if begun and proc.variables(each.pid).get(MARK_START) == record.nonce:
+        members = sorted(members, key=lambda each: each.started)
+        firsts = [each for each in members if each.pid == each.session]
+        begun = {each: proc.variables(each.pid).get(MARK_START, "") for each in firsts}
+        if record is None and len(nonces := {*begun.values()} - {""}) == 1:
+            record = Record(nonces.pop(), proc.boot_id(), 0, 0)
+        if record is None or record.pid or record.boot != proc.boot_id():
+            return None
+        for each, nonce in begun.items():
+            if nonce == record.nonce:
                 return replace(record, pid=each.pid, started=each.started).taken_over()
         return None
 

@@ -79,11 +79,17 @@ class Record:
 
 
 def load(path: Path) -> Record | None:
-    """Return the record in a file; None where there is none that can be read."""
+    """Return the record in a file; None where there is none, or it is damaged.
+
+    Raises:
+        LaunchError: it cannot be read just now, which says nothing of what runs.
+    """
     try:
         return Record(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
         return None
+    except OSError as error:
+        raise LaunchError(f"cannot read {path}: {error.strerror}", obstacle_of(error)) from error
 
 
 def save(path: Path, record: Record) -> None:

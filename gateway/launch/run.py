@@ -66,7 +66,8 @@ async def execute(
             if (found := proc.find(process.pid)) is not None:
                 await proc.end_of(found)
     except TimeoutError as error:
-        said = f"`{' '.join(words)}` did not end within {timeout_s:.0f} s and was killed"
+        # Its arguments may hold secrets.
+        said = f"`{words[0]}` did not end within {timeout_s:.0f} s and was killed"
         raise LaunchError(said) from error
     finally:
         if process.poll() is None:

@@ -132,6 +132,15 @@ class SystemdUnit:
             self._bus = await bus.connect()
         except library.AuthError as error:
             raise LaunchError(_no_bus(error)) from error
+        try:
+            await self._follow()
+        except BaseException:
+            self._bus = None  # half of it tells nothing: the next call begins anew
+            bus.disconnect()
+            raise
+
+    async def _follow(self) -> None:
+        """Have systemd tell what becomes of the unit."""
         self._bus.add_message_handler(self._heard)
         await self._call(_MANAGER, "Subscribe")
         (self._path,) = await self._call(_MANAGER, "LoadUnit", "s", self.name)

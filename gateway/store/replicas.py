@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from gateway.core.aio import Clock, periodic
+from gateway.core.traffic import Queued
 from gateway.store.group import LEADER
 from gateway.store.shared import SharedStore, StoreUnavailable
 
@@ -33,9 +34,12 @@ class Told(msgspec.Struct, frozen=True):
     leads: tuple[str, ...] = ()  # pools whose backends it restarts
     group: str = ""  # of workers; empty: it is alone
     worker: int = 0  # its number in the group
+    connections: int = 0  # of clients
     in_flight: dict[str, int] = {}  # requests that it carries, by backend
+    queued: dict[str, Queued] = {}  # what waits, by pool
     phases: dict[str, str] = {}  # of its backends, as it sees them
     tends: dict[str, tuple[str, str, str]] = {}  # backends that it works on: phase, reason, detail
+    drains: tuple[str, ...] = ()  # what all call those of them that it drains, to restart them
     kept_back: dict[
         str, bool
     ] = {}  # pools whose trial (true) or other backends (false) are in reserve
@@ -64,6 +68,8 @@ class Replicas:
     every: Sequence[Replica] = ()
     answered_at: float | None = None
     least: int = 1  # the workers of this one's group, heard of or not
+    on_heard: list[Callable[[Sequence[Told]], None]] = field(default_factory=list)  # of these
+    group: str = field(default="", init=False)  # as this one told it last
 
     @property
     def alive(self) -> int:
@@ -75,28 +81,39 @@ class Replicas:
 
     def leader(self) -> Told | None:
         """Return what the leading worker of this one's group told; None while none is heard of."""
-        group, at = self.tell().group, self.answered_at
-        if not group or at is None:
-            return None
-        for each in self.every:
-            lives = at - each.heard_at <= ALIVE_S and each.id != self.id
-            if lives and (each.told.group, each.told.worker) == (group, LEADER):
-                return each.told
-        return None
+        return next((told for told in self.fellows() if told.worker == LEADER), None)
 
     def carried_elsewhere(self, backend_id: str, since: float) -> bool:
         """Whether another worker of this group carries requests of a backend, or may still begin some.
 
         A worker stops sending to one that its leader works on once both have told and heard of each other.
         """
-        group, at = self.tell().group, self.answered_at
-        if not group or at is None:
-            return False
         return any(
             each.heard_at < since + _SETTLED_S or bool(each.told.in_flight.get(backend_id))
-            for each in self.every
-            if each.id != self.id and each.told.group == group and at - each.heard_at <= ALIVE_S
+            for each in self._of_group()
         )
+
+    def fellows(self) -> list[Told]:
+        """Return what the other workers of this one's group told last."""
+        return [each.told for each in self._of_group()]
+
+    def drained_elsewhere(self) -> frozenset[str]:
+        """Return the names of the backends that other replicas drain.
+
+        One that has lost its lease ends the restart that it began.
+        """
+        return frozenset(name for each in self._others() for name in each.told.drains)
+
+    def _others(self) -> list[Replica]:
+        """Return the others that lived when the store last answered."""
+        at = self.answered_at
+        if at is None:
+            return []
+        return [each for each in self.every if each.id != self.id and at - each.heard_at <= ALIVE_S]
+
+    def _of_group(self) -> list[Replica]:
+        group = self.group
+        return [each for each in self._others() if each.told.group == group] if group else []
 
     async def run(self) -> None:
         """Tell and hear until cancelled."""
@@ -104,16 +121,19 @@ class Replicas:
 
     async def turn(self) -> None:
         """Tell of this one, and hear of the others."""
+        told = self.tell()
+        self.group = told.group
         try:
-            found = await self.store.beat(
-                self.id, msgspec.json.encode(self.tell()).decode(), TOLD_S
-            )
+            found = await self.store.beat(self.id, msgspec.json.encode(told).decode(), TOLD_S)
         except StoreUnavailable:
             return
         self.answered_at = now = self.clock.now()
         self.every = [
             Replica(each, _told(text), now - age_s) for each, (text, age_s) in sorted(found.items())
         ]
+        fellows = self.fellows()
+        for heard in self.on_heard:
+            heard(fellows)
 
     async def leave(self) -> None:
         """Tell that this one is gone."""
@@ -121,9 +141,10 @@ class Replicas:
             await self.store.beat(self.id, "", TOLD_S)
 
 
-def this_process(version: str, config_hash: str, leads: Sequence[str]) -> Told:
+def this_process(version: str, config_hash: str, leads: Sequence[str], connections: int) -> Told:
     """Return what this gateway tells of itself, but for its backends."""
-    return Told(socket.gethostname(), os.getpid(), version, config_hash, tuple(leads))
+    host, pid = socket.gethostname(), os.getpid()
+    return Told(host, pid, version, config_hash, tuple(leads), connections=connections)
 
 
 def _told(text: str) -> Told:

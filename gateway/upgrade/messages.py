@@ -40,10 +40,14 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
 
 
 class Go(msgspec.Struct, frozen=True, tag=True):
-    """Read the state folder, and serve. These backends serve, and those of them show metrics."""
+    """Read the state folder, and serve. These backends serve, and those of them show metrics.
+
+    `restarts` are ordered by operators and not carried out, with why.
+    """
 
     serving: list[str]
     measured: list[str]
+    restarts: dict[str, str] = {}
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

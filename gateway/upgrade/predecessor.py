@@ -15,7 +15,12 @@ from typing import Final, Self
 
 from gateway import __version__
 from gateway.core.errors import ConfigError
+from gateway.core.events import EventKind
+from gateway.heal.orders import take_up
+from gateway.launch import proc
 from gateway.ops.upgrading import UpgradeFailed
+from gateway.pools.table import Backend
+from gateway.process import Process
 from gateway.upgrade.messages import (
     MOST_BYTES,
     VARIABLE,
@@ -50,6 +55,7 @@ class Predecessor:
             "admin": socket.socket(fileno=told.admin),
         }
         self.kept = told.kept
+        self._process = proc.find(os.getppid())
         self.expects = Go([], [])
         self._is_ready = False
 
@@ -121,6 +127,26 @@ class Predecessor:
         with self._channel, contextlib.suppress(OSError):
             while await loop.sock_recv(self._channel, MOST_BYTES):
                 pass
+
+    def leaves_to(self, process: Process) -> None:
+        """Go on with what operators ordered, and leave it the time to finish its requests. Call it once `gone`."""
+        told = f"process {os.getpid()} with version {__version__} took over"
+        process.supervisor.events.note(process.clock, EventKind.UPGRADE, "", "done", told)
+        take_up(process.supervisor.units, self.expects.restarts)
+        table, carried = process.table, process.table.carried_elsewhere
+
+        def carried_there_too(backend_id: str, since: float) -> bool:
+            return self._carries(table.get(backend_id), since) or carried(backend_id, since)
+
+        table.carried_elsewhere = carried_there_too
+
+    def _carries(self, backend: Backend | None, since: float) -> bool:
+        """Whether it may have requests at a backend: it lives, and the engine did not show since that it is empty."""
+        before = self._process
+        if backend is None or before is None or not proc.runs(before.pid, before.started):
+            return False
+        sample = backend.sample
+        return sample is None or sample.at < since or bool(sample.running or sample.waiting)
 
     def _send(self, message: Message) -> None:
         self._channel.send(encode(message))

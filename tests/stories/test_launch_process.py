@@ -19,16 +19,11 @@ from gateway.launch.launcher import Changes, LaunchError, Obstacle, Runs, Seen, 
 from gateway.launch.oom import Counter, OomKills
 from gateway.launch.process import ProcessLauncher
 from gateway.launch.record import load, save
+from tests.ports import free_port
 from tests.stories.launched import SCRIPT, left
 
 GRACE_S = 20.0
 PLAIN = Changes()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Bench:
@@ -429,17 +424,83 @@ def test_a_gateway_killed_between_start_and_record_leaves_no_unknown_server(benc
     uvloop.run(story())
 
 
+def damaged(bench, damage):
+    if damage is None:
+        bench.record.unlink()
+    else:
+        bench.record.write_text(damage)
+
+
 @pytest.mark.parametrize("damage", ["", "{", '{"pid": 1}', None])
-def test_servers_whose_record_is_lost_are_ended(bench, damage):
+@pytest.mark.parametrize("orphan", ["adopt", "stop"])
+def test_a_server_whose_record_is_lost_is_known_by_its_marks(bench, damage, orphan):
     async def story():
-        with another_gateway(bench):
-            pass
-        if damage is None:
-            bench.record.unlink()
+        with another_gateway(bench, "--child", "away") as (_, started):
+            await bench.processes(2)
+        damaged(bench, damage)
+        launcher = bench.launcher("--child", "away", orphan=orphan)
+        if orphan == "stop":
+            assert await launcher.look() == Seen()
         else:
-            bench.record.write_text(damage)
-        assert await bench.launcher().look() == Seen()
+            assert await launcher.look() == Seen(started, Runs.RUNNING)
+            assert len(bench.left()) == 2
+            later = bench.launcher("--child", "away")
+            assert await later.look() == Seen(started, Runs.RUNNING)
+            await launcher.stop(started, grace_s=GRACE_S)
         assert bench.left() == []
+
+    uvloop.run(story())
+
+
+def test_what_is_left_of_two_starts_whose_record_is_lost_is_ended(bench):
+    with another_gateway(bench) as (_, started):
+        asyncio.run(bench.processes(1))
+    words = ["-c", "import signal; signal.pause()", bench.token]
+    marked = proc.variables(int(started.partition("-")[0])) | {"GATEWAY_START": "before"}
+    with subprocess.Popen([sys.executable, *words], env=marked, start_new_session=True):
+        bench.record.unlink()
+        assert asyncio.run(bench.launcher().look()) == Seen()
+    assert bench.left() == []
+
+
+@pytest.mark.parametrize("damage", ["{", None])
+def test_a_record_that_is_lost_while_its_gateway_runs_ends_nothing(bench, damage):
+    async def story():
+        launcher = bench.launcher("--lines", "3")
+        first = await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        assert await launcher.look() == Seen(first, Runs.RUNNING)
+        damaged(bench, damage)
+        assert await launcher.look() == Seen(first, Runs.RUNNING)
+        await bench.serving(launcher)
+        with pytest.raises(Superseded):
+            await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        assert len(bench.left()) == 1
+        second = await launcher.restart(first, grace_s=GRACE_S, changes=PLAIN)
+        assert await launcher.look() == Seen(second, Runs.RUNNING)
+        await launcher.stop(second, grace_s=GRACE_S)
+        assert bench.left() == []
+
+    uvloop.run(story())
+
+
+def test_a_record_that_cannot_be_read_just_now_tells_nothing_and_ends_nothing(bench):
+    async def story():
+        launcher = bench.launcher()
+        first = await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        await bench.serving(launcher)
+        record, aside = bench.record, bench.state / "aside"
+        record.rename(aside)
+        record.mkdir()  # as unreadable as on a disk with errors
+        for each in (launcher, bench.launcher(orphan="stop")):
+            with pytest.raises(LaunchError, match=r"cannot read .*\.json"):
+                await each.look()
+            with pytest.raises(LaunchError, match=r"cannot read .*\.json"):
+                await each.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        assert len(bench.left()) == 1
+        record.rmdir()
+        aside.rename(record)
+        assert await launcher.look() == Seen(first, Runs.RUNNING)
+        await launcher.stop(first, grace_s=GRACE_S)
 
     uvloop.run(story())
 

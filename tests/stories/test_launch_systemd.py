@@ -267,6 +267,20 @@ def test_a_cancelled_call_leaves_the_launcher_usable(tmp_path, monkeypatch):
     uvloop.run(story())
 
 
+@pytest.mark.parametrize("member", ["Subscribe", "LoadUnit", "AddMatch"])
+def test_a_connection_that_broke_off_half_made_is_made_anew(tmp_path, monkeypatch, member):
+    async def story():
+        async with machine(tmp_path, monkeypatch) as (systemd, launcher):
+            systemd.refusals[member] = ("org.freedesktop.DBus.Error.NoReply", "it starts")
+            with pytest.raises(LaunchError, match="it starts"):
+                await launcher.look()
+            systemd.refusals.clear()
+            assert (await launcher.look()).running
+            assert len({*systemd.matches}) == 4  # it hears of all that changes
+
+    uvloop.run(story())
+
+
 def test_its_journal_is_that_of_the_invocation(tmp_path, monkeypatch):
     async def story():
         monkeypatch.setenv("PATH", str(install_journalctl(tmp_path)))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 
+import httpx2
 import pytest
 
 from gateway.core.events import EventKind
 from gateway.core.types import Phase
 from gateway.heal.decisions import Why
+from gateway.heal.fleet import launcher_of
 from gateway.heal.observed import Timing
-from gateway.heal.states import Failed, Serving, Suspect
+from gateway.heal.states import Failed, Serving, Starting, Suspect
 from gateway.launch.launcher import Obstacle
 from tests.fakelaunch import Script
 from tests.stories.supervised import fleet, launched, machine, managed, pool
@@ -31,6 +34,13 @@ async def hold(world):
     await world.turns(3)
 
 
+async def somebody_else_asks(world):
+    body = {"model": "m", "prompt": "a", "max_tokens": 20}
+    url = f"http://127.0.0.1:{world.slot().port}/v1/completions"
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        assert (await http.post(url, json=body)).status_code == 200
+
+
 # --- what recovers serves again -------------------------------------------------------------------
 
 
@@ -44,6 +54,28 @@ async def test_an_engine_that_froze_under_a_hold_serves_again_when_it_works_agai
         await world.until(lambda: world.unit().decision is not None)
         assert world.unit().decision.why is Why.ON_HOLD
         sim.clear()
+        await world.serves()
+        assert world.slot().sim is sim
+        assert not world.told(EventKind.RESTART)
+
+
+@story
+@pytest.mark.parametrize("fault", ["refuse", "frozen"])
+async def test_proof_that_is_older_than_a_sign_of_life_is_none(fault):
+    rarely = Timing(0.1, token_s=0.2, last_words_s=0.1)  # the pauses grow to 3 s
+    tested = {"supervision": {"canary": "200ms"}}
+    async with machine() as on, fleet(on, *two(on), timing=rarely, **tested) as world:
+        await hold(world)
+        sim, clock = world.slot().sim, world.process.clock
+        sim.inject(fault)
+        await world.until(lambda: getattr(world.unit().state, "failures", 0) > 4)
+        test_at, failed_at = world.unit().state.test_at, clock.now()
+        sim.clear()
+        await somebody_else_asks(world)
+        await world.until(lambda: world.backend().health.up)
+        await world.until(lambda: fault == "refuse" or world.backend().moved_at > failed_at)
+        assert clock.now() < test_at - 1.0, "the next test request was not due"
+        assert (await world.admin("POST", "/admin/v1/restarts:lift", {"pool": "m"})).is_success
         await world.serves()
         assert world.slot().sim is sim
         assert not world.told(EventKind.RESTART)
@@ -336,3 +368,59 @@ async def test_one_that_no_test_request_can_try_is_restarted_when_it_answers_not
             await world.until(lambda: world.told(EventKind.RESTART))
             assert world.told(EventKind.RESTART)[0].label == "engine_dead"
             await world.serves()
+
+
+SILENT_FOR_LONG = """
+import pathlib, sys, time
+from gateway.sim.server import SimConfig, run
+speaks, serves = map(pathlib.Path, sys.argv[2:4])
+while not speaks.exists(): time.sleep(0.01)
+while not serves.exists():
+    print("INFO 11-21 10:10:05 [weight_utils.py:600] Time spent downloading weights: 900 s", flush=True)
+    time.sleep(0.01)
+run(SimConfig(model="m", port=int(sys.argv[1]), speed=0))
+"""
+
+
+@story
+async def test_a_start_that_hung_and_speaks_again_goes_on(tmp_path):
+    async with machine() as on:
+        port, speaks, serves = on["m/b1"].port, tmp_path / "speaks", tmp_path / "serves"
+        command = [sys.executable, "-c", SILENT_FOR_LONG, str(port), str(speaks), str(serves)]
+        backend = {"name": "b1", "launch": {"command": command, "port": port}}
+        patience = {"supervision": {"patience": {"config": "2s"}}}
+        async with fleet(on, backend, make_launcher=launcher_of, wait=False, **patience) as world:
+            await world.until(lambda: isinstance(world.unit().state, Starting))
+            await hold(world)
+            await world.until(lambda: isinstance(world.unit().state, Failed))
+            speaks.touch()
+            await world.until(lambda: isinstance(world.unit().state, Starting))
+            lifted = await world.admin("POST", "/admin/v1/restarts:lift", {"pool": "m"})
+            assert lifted.is_success
+            await world.turns(5)
+            assert isinstance(world.unit().state, Starting)
+            assert world.unit().state.ours, "else nobody learns how long it takes"
+            serves.touch()
+            await world.serves()
+            assert not world.told(EventKind.RESTART)
+
+
+@story
+async def test_a_start_that_hung_goes_on_where_an_operator_gives_it_more_time(tmp_path):
+    async with machine() as on:
+        slot, listens = on["m/b1"], asyncio.Event()
+        slot.plan(Script(listens=listens))
+        patience = {"supervision": {"patience": {"total": "1s"}}}
+        async with fleet(on, launched(slot), wait=False, **patience) as world:
+            await world.until(lambda: isinstance(world.unit().state, Starting))
+            await hold(world)
+            await world.until(lambda: isinstance(world.unit().state, Failed))
+            world.settings["pools"]["m"]["supervision"]["patience"]["total"] = "1h"
+            await world.reload()
+            await world.until(lambda: isinstance(world.unit().state, Starting))
+            assert (await world.admin("POST", "/admin/v1/restarts:lift", {"pool": "m"})).is_success
+            await world.turns(5)
+            assert isinstance(world.unit().state, Starting)
+            listens.set()
+            await world.serves()
+            assert not world.told(EventKind.RESTART)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import pytest
 
@@ -10,7 +11,10 @@ from gateway.core.aio import SystemClock
 from gateway.core.events import EventKind
 from gateway.core.types import Phase
 from gateway.heal.decisions import Cause
+from gateway.heal.fleet import launcher_of
+from gateway.heal.orders import unfinished
 from gateway.launch.launcher import LaunchError, Obstacle
+from gateway.ops.upgrading import UpgradeFailed
 from gateway.store.memory import MemoryStore
 from gateway.store.shared import StoreUnavailable
 from tests.stories.supervised import fleet, machine, managed
@@ -133,3 +137,62 @@ async def test_what_its_service_manager_stops_gracefully_finishes_what_it_carrie
                 await world.turns(20)
                 assert not asked.done()
             assert asked.result().status_code == 200
+
+
+ENDS_LATE = f"""#!{sys.executable}
+import os, socket
+from gateway.upgrade import messages
+channel = socket.socket(fileno=messages.inherits(os.environ[messages.VARIABLE]).channel)
+channel.send(messages.encode(messages.Loaded(os.getpid(), "9.9")))
+channel.recv(messages.MOST_BYTES)  # what is done to backends has paused
+"""
+
+
+@story
+async def test_a_restart_goes_on_after_an_upgrade_that_failed_while_its_server_was_stopped(
+    tmp_path, monkeypatch
+):
+    program = tmp_path / "vllm-gateway"
+    program.write_text(ENDS_LATE)
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "argv", [str(program)])
+    async with machine() as on, fleet(on, *await both(on)) as world:
+        slot = world.slot()
+        slot.lasts = asyncio.Event()
+        assert (await world.order("restart")).json()["changed"]
+        await world.until(lambda: slot.stops)
+        with pytest.raises(UpgradeFailed, match="before it could serve"):
+            await world.process.upgrades.ask()
+        slot.lasts.set()
+        await world.until(lambda: len(slot.starts) == 1)
+        await world.serves()
+        assert [each.label for each in world.told(EventKind.RESTART)] == [Cause.OPERATOR.value]
+        await world.turns(20)
+        assert len(slot.starts) == 1
+
+
+@story
+async def test_what_a_service_manager_was_asked_for_is_not_asked_for_again_by_the_next_process():
+    async with machine() as on, fleet(on, *await both(on)) as world:
+        slot, units = world.slot(), world.process.supervisor.units
+        slot.lasts = asyncio.Event()
+        assert (await world.order("restart")).json()["changed"]
+        await world.until(lambda: slot.stops)
+        assert unfinished(units.values()) == {}
+        slot.lasts.set()
+
+
+@story
+async def test_a_restart_command_that_ends_with_its_gateway_is_run_again_by_the_next_process(
+    tmp_path,
+):
+    async with machine() as on:
+        begun = tmp_path / "begun"
+        every = await both(on)
+        for each in every:
+            each["restart"] = {"command": ["sh", "-c", f"touch {begun}; sleep 60"]}
+        async with fleet(on, *every, make_launcher=launcher_of) as world:
+            assert (await world.order("restart", reason="a leak")).json()["changed"]
+            await world.until(begun.exists)
+            left = unfinished(world.process.supervisor.units.values())
+            assert left == {"m/b1": "ordered by an operator: a leak"}

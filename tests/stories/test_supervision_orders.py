@@ -376,6 +376,24 @@ async def test_a_changed_command_line_is_a_planned_restart():
 
 
 @story
+async def test_a_command_line_that_changes_while_another_is_begun_is_applied_after_it():
+    async with machine() as on, fleet(on, *two(on)) as world:
+        slot, stopped = world.slot(), asyncio.Event()
+        slot.lasts = stopped
+        await world.order("restart")
+        await world.until(lambda: slot.stops)
+        world.settings["pools"]["m"]["backends"][0]["launch"]["args"] = {"max-model-len": 4096}
+        await world.reload()
+        stopped.set()
+        await world.until(lambda: len(slot.starts) == 3)
+        await world.serves()
+        assert world.backend().window_tokens == 4096
+        assert "its `launch` settings changed" in world.told(EventKind.RESTART)[-1].detail
+        await world.turns()
+        assert len(slot.starts) == 3
+
+
+@story
 async def test_what_is_to_become_of_it_at_the_end_is_no_reason_to_restart():
     async with machine() as on:
         async with fleet(on, *two(on)) as world:
@@ -424,6 +442,32 @@ async def test_another_port_moves_the_server_once_its_streams_have_ended():
             assert world.slot().sim.port == world.slot().port
             assert len(world.slot().starts) == 2
             assert not world.told(EventKind.EXITED)
+
+
+@story
+async def test_another_port_once_more_cuts_no_stream_of_the_first_server():
+    async with machine() as on:
+        on["m/b1"].speed = on["m/b2"].speed = 1.0
+        async with fleet(on, *two(on)) as world:
+            first = world.slot().sim
+            async with asyncio.TaskGroup() as group:
+                running = [
+                    group.create_task(world.chat(stream=True, max_tokens=60)) for _ in range(4)
+                ]
+                await world.until(lambda: world.backend().in_flight > 0)
+                for _ in range(2):
+                    world.slot().move()
+                    backend = world.settings["pools"]["m"]["backends"][0]
+                    backend["launch"]["port"] = world.slot().port
+                    await world.reload()
+            for each in running:
+                assert frames(each.result().text)[-1] == "[DONE]"
+                assert "error" not in each.result().text
+            assert await world.counted("gateway_streams_resumed_total") == 0
+            await world.serves()
+            assert world.slot().sim is not first
+            assert world.slot().sim.port == world.slot().port
+            assert len(world.slot().starts) == 2
 
 
 @story
@@ -537,6 +581,40 @@ async def test_operators_see_the_end_until_the_last_server_has_stopped():
             assert (await world.admin("GET", "/readyz")).status_code == 503
             on["m/b1"].lasts.set()
         assert not on["m/b1"].running
+
+
+@story
+async def test_what_goes_is_stopped_by_the_gateway_that_let_it_go_though_another_is_in_charge():
+    async with machine() as on:
+        on["m/b1"].speed = on["m/b2"].speed = 1.0
+        async with fleet(on, *two(on)) as world:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(4):
+                    group.create_task(world.chat(stream=True, max_tokens=100))
+                await world.until(lambda: world.backend().in_flight > 0)
+                del world.settings["pools"]["m"]["backends"][0]
+                await world.reload()
+                await world.process.supervisor.fleet.close(stop=False)
+                assert not on["m/b1"].running
+                assert on["m/b2"].running
+
+
+@story
+async def test_what_another_gateway_started_in_place_of_what_goes_is_left_alone():
+    async with machine() as on:
+        on["m/b1"].speed = on["m/b2"].speed = 1.0
+        async with fleet(on, *two(on)) as world:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(4):
+                    group.create_task(world.chat(stream=True, max_tokens=60))
+                await world.until(lambda: world.backend().in_flight > 0)
+                del world.settings["pools"]["m"]["backends"][0]
+                await world.reload()
+                await on["m/b1"].end()
+                await on["m/b1"].begin()
+            await world.until(lambda: not world.process.supervisor.fleet.leaving)
+            assert on["m/b1"].running
+        assert on["m/b1"].stops == []
 
 
 @story

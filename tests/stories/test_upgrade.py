@@ -15,7 +15,8 @@ import pytest
 
 from gateway.launch import proc
 from gateway.sim.server import SimConfig
-from tests.stories.served import PROGRAM, Served, free_port, runs, served
+from tests.ports import free_port
+from tests.stories.served import PROGRAM, Served, runs, served
 from tests.stories.support import FAST, frames
 from tests.stories.support import story as story_within
 
@@ -317,3 +318,29 @@ async def test_a_listener_of_systemd_elsewhere_than_the_settings_say_is_refused(
         ):
             async with served(FAST, starts=activated(listener)):
                 pass
+
+
+@story
+async def test_a_restart_that_is_ordered_is_carried_out_after_the_upgrade_and_cuts_nothing():
+    pools = launches(free_port())
+    async with served(pools=pools) as world, client(world) as http:
+        (before,) = records(world)
+        body = chat(stream=True, max_tokens=1000)
+        async with http.stream("POST", "/v1/chat/completions", json=body) as reply:
+            pieces = reply.aiter_text()
+            text = await anext(pieces)
+            async with httpx2.AsyncClient(trust_env=False, base_url=world.admin_url) as other:
+                path = "/admin/v1/backends/m/b1:restart"
+                ordered = await other.post(path, json={"force": True, "reason": "a leak"})
+                assert ordered.json()["changed"], ordered.text
+            ran = await world.upgrade()
+            assert ran.returncode == 0, ran.stderr
+            text += "".join([each async for each in pieces])
+        assert frames(text)[-1] == "[DONE]"
+        assert "error" not in text
+        await world.until(lambda: records(world)[0]["pid"] not in (0, before["pid"]))
+        await world.serves()
+        events = (await admin(world, "/admin/v1/events"))["data"]
+        last = [each for each in events if each["kind"] == "restart"]
+        assert {each["label"] for each in last} == {"operator"}
+        assert all("a leak" in each["detail"] for each in last)

@@ -183,6 +183,13 @@ def test_another_command_line_starts_without_them(tmp_path, other):
     assert overrides.of("m/b1", LAUNCH.model_copy(update={"on_exit": "leave"})).changes
 
 
+def test_the_order_in_which_variables_are_listed_changes_no_command_line(tmp_path):
+    one, other = (LAUNCH.model_copy(update={"env": dict.fromkeys(each)}) for each in ("AB", "BA"))
+    overrides = Overrides(tmp_path)
+    overrides.apply("m/b1", one, lowered(8192), 1.0)
+    assert overrides.of("m/b1", other).changes
+
+
 def configured(tmp_path, *names, launch=LAUNCH):
     backends = [BackendConfig.model_construct(name=name, launch=launch) for name in names]
     pools = {"m": PoolConfig.model_construct(backends=backends)}

@@ -2,8 +2,16 @@
 
 import asyncio
 
+from gateway.config.models import Config
+from gateway.core.traffic import Queued
+from gateway.core.types import Phase
+from gateway.heal.following import told_of
+from gateway.heal.names import Names
+from gateway.observe.readings import queued_in_all
 from gateway.ops.moment import Moment
 from gateway.ops.sharing import store_told
+from gateway.pools.facts import Tending
+from gateway.pools.table import PoolTable
 from gateway.store.memory import MemoryStore
 from gateway.store.replicas import ALIVE_S, Replicas, Told
 from gateway.store.shared import StoreUnavailable
@@ -114,3 +122,77 @@ def test_what_other_workers_carry_is_waited_for_until_they_have_told_that_it_is_
     clock.at += ALIVE_S + 1
     turn(leader)
     assert not leader.carried_elsewhere("m/b1", since), "it died, and what it carried with it"
+
+
+def test_what_the_workers_of_its_group_tell_is_heard_with_each_beat():
+    clock = HeldClock()
+    store = MemoryStore(clock)
+
+    def worker(number, group, connections):
+        told = Told("h", number, "1.0", "x", group=group, worker=number, connections=connections)
+        return Replicas(store, clock, lambda: told)
+
+    one, other, stranger = worker(1, "g", 3), worker(2, "g", 40), worker(3, "another", 500)
+    heard = []
+    one.on_heard.append(lambda fellows: heard.append([each.connections for each in fellows]))
+    turn(one, other, stranger, one)
+    assert heard == [[], [40]]
+
+
+def test_a_replica_hears_which_backends_others_drain_by_the_names_that_all_use():
+    clock = HeldClock()
+    store = MemoryStore(clock)
+
+    def replica(*drains):
+        told = Told("h", 1, "1.0", "x", drains=drains)
+        return Replicas(store, clock, lambda: told)
+
+    one, other = replica("m/b1@here"), replica("m/b2")
+    assert one.drained_elsewhere() == frozenset()
+    turn(one, other, one)
+    assert one.drained_elsewhere() == {"m/b2"}
+    assert other.drained_elsewhere() == {"m/b1@here"}
+    clock.at += 6
+    turn(one)
+    assert one.drained_elsewhere() == frozenset(), "who fell silent drains nothing any more"
+
+
+def test_a_replica_tells_which_backends_it_drains_to_restart_them():
+    clock = HeldClock()
+    table = PoolTable(clock)
+    urls = ["http://127.0.0.1:8001", "http://10.0.0.2:8000"]
+    config = Config.model_validate({"pools": {"m": {"backends": urls}}})
+    table.apply(config.pools, config.health)
+    first, second = sorted(table.ids())
+    table.tend(first, Tending(Phase.DRAINING, "restart", "it drains"))
+    assert told_of(table, Names("here"), Told(), {}).drains == (f"{first}@here",)
+    table.tend(first, Tending(Phase.STARTING, "restart", "it starts"))
+    table.tend(second, Tending(Phase.DRAINING, "restart", "it drains"))
+    assert told_of(table, Names("here"), Told(), {}).drains == (second,)
+
+
+def test_fellows_are_the_living_workers_of_the_same_group():
+    clock = HeldClock()
+    store = MemoryStore(clock)
+
+    def worker(number, group="g"):
+        told = Told(group=group, worker=number, queued={"m": Queued(number)})
+        return Replicas(store, clock, lambda: told)
+
+    one, two, stranger, alone = worker(1), worker(2), worker(3, "another"), worker(4, "")
+    turn(one, two, stranger, alone, one)
+    assert [each.worker for each in one.fellows()] == [2]
+    assert alone.fellows() == []
+    clock.at += 6
+    turn(one)
+    assert one.fellows() == []
+
+
+def test_what_waits_in_all_workers_is_summed_and_the_oldest_of_all_is_told():
+    own = {"m": Queued(1, 100, 0.5), "n": Queued()}
+    fellows = [Told(queued={"m": Queued(2, 900, 3.0)}), Told(queued={"o": Queued(1, 50, 1.0)})]
+    assert queued_in_all(own, fellows) == {
+        "m": Queued(3, 1000, 3.0),
+        "n": Queued(),
+        "o": Queued(1, 50, 1.0),
+    }

@@ -169,6 +169,21 @@ def test_test_requests_go_on_with_longer_pauses():
     ]
 
 
+def test_a_sign_of_life_since_the_last_test_request_counts_until_the_next_one():
+    suspect = Suspect(10.0, "one", sign=SIGN)
+    assert not suspect.revives(99.0, answers=True), "nothing was tested yet"
+    silent = failed(suspect, 20.0, 30.0)
+    assert [silent.revives(at, answers=True) for at in (30.0, 30.1)] == [False, True]
+    assert not failed(silent, 30.2).revives(30.1, answers=True)
+    assert not failed(suspect, 20.0, how="http_500").revives(99.0, answers=True), (
+        "it moves, and errs"
+    )
+    away = suspect.after_failure("refused", 20.0, 5.0, 1.0, answers=False)
+    assert [away.revives(0.0, answers=answers) for answers in (False, True)] == [False, True]
+    back = away.after_failure("http_500", 21.0, 5.0, 1.0, answers=True)
+    assert not back.revives(0.0, answers=True), "it answers, and gives no token"
+
+
 # --- what calls for a restart ---------------------------------------------------------------------
 
 
