@@ -218,6 +218,7 @@ class PoolAdapters:
             "unloaded", extra={"event": "adapter_unloaded", "backend": backend.id, "adapter": name}
         )
         self.done[Done.UNLOADED if move.load is None else Done.EVICTED] += 1
+        self.known.failures.pop((backend.id, name), None)
         self.known.gone[backend.id, name] = self._clock.now() + _GONE_S
         return name not in backend.models
 

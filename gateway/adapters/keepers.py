@@ -102,7 +102,10 @@ class Adapters:
         """Look after all pools until cancelled. Cancel: backends may still finish a change that is under way."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            await periodic(self._turn, every_s=_EVERY_S, name="adapters")
+            try:
+                await periodic(self._turn, every_s=_EVERY_S, name="adapters")
+            finally:
+                self._group = None  # what is wanted in a pause waits for its end
 
     async def _turn(self) -> None:
         if self._changed:

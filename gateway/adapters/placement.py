@@ -60,6 +60,7 @@ class Place:
     ours: frozenset[str] = NOBODY  # of those, loaded by this gateway
     in_use: frozenset[str] = NOBODY  # adapters with requests in flight there
     out: frozenset[str] = NOBODY  # adapters that an operator keeps away, whoever loaded them
+    stuck: frozenset[str] = NOBODY  # the server did not unload these a moment ago
     changing: frozenset[str] = NOBODY  # being loaded or unloaded now
     barred: Mapping[str, str] = field(
         default_factory=dict
@@ -141,7 +142,7 @@ class _Plan:
         if place.changing or place.closed:
             return
         mine = (place.held & place.ours) - place.in_use
-        for name in sorted((mine | place.held & place.out) - self.changing):
+        for name in sorted((mine | place.held & place.out) - self.changing - place.stuck):
             each, out = self.wanted.get(name), name in place.out
             stale = name in place.stale and each is not None and name not in place.barred
             if stale or out or each is None or self._surplus(each, place):
@@ -227,7 +228,7 @@ class _Plan:
         return {
             name: 0.0 if known is None else known.demand / self.copies[name]
             for name, known in self._movable(place).items()
-            if name not in in_use and (known is None or not known.fresh)
+            if name not in in_use | place.stuck and (known is None or not known.fresh)
         }
 
     def _movable(self, place: Place) -> dict[str, Wanted | None]:

@@ -27,7 +27,7 @@ _VERSION: Final = re.compile(r"v?(\d+)\.(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failed load: when it may be tried again, and what vLLM said."""
+    """A failed load or unload: when it may be tried again, and what vLLM said."""
 
     tries: int
     until: float
@@ -113,6 +113,11 @@ class Known:
             ours=self.ours(backend) | out,
             in_use=adapters_in_use(backend, now),
             out=out,
+            stuck=frozenset(
+                name
+                for (place, name), failed in self.failures.items()
+                if place == backend.id and failed.until > now
+            ),
             changing=self.changing.get(backend.id, frozenset()),
             barred=self._barred(backend, paths, now),
             closed=mixes(backend) and bool(adapters_in_use(backend, now)),

@@ -3,22 +3,24 @@
 import asyncio
 
 from gateway.adapters.keeper import Done, PoolAdapters, Tools
-from gateway.adapters.memory import Memory
+from gateway.adapters.keepers import Adapters
+from gateway.adapters.memory import Memory, Order
 from gateway.config.models import Config
 from gateway.core.events import Events
-from gateway.core.types import ModelsSeen, Need, ServedModel
+from gateway.core.types import ModelsSeen, Need, Route, ServedModel
 from gateway.watch.adapters import AdapterError
 from tests.gatehouse import House, held, passes
 
 BASE = ServedModel("m", None, None)
 LOAD_S = 1.0
+UNLOAD_S = 0.1
 
 
 class Server:
     """One that loads in a second, but for adapters that it has not."""
 
-    def __init__(self, names, broken=()):
-        self.names, self.broken = names, broken
+    def __init__(self, names, broken=(), stuck=()):
+        self.names, self.broken, self.stuck = names, broken, stuck
 
     async def load(self, name, path):
         await asyncio.sleep(LOAD_S)
@@ -27,6 +29,9 @@ class Server:
         self.names[name] = path
 
     async def unload(self, name):
+        if name in self.stuck:
+            await asyncio.sleep(UNLOAD_S)
+            raise AdapterError("the server said no")
         self.names.pop(name, None)
 
     async def models(self):
@@ -44,13 +49,15 @@ class Site:
         backend = {"url": "http://127.0.0.1:8001", "max_cpu_loras": 1}
         pools = {"m": {"backends": [backend], "adapters": adapters}}
         self.house, self.names, self.tasks, self.broken = House(**pools), {}, [], set()
+        self.stuck = set()  # what the server does not unload
         self.table, self.loop = self.house.table, self.house.loop
         self.table.observe("m/b1", ModelsSeen(self.loop.time(), (BASE,), None, "0.32.0"))
         tools = Tools(
-            self.table, self.loop, Events(), Memory(folder), lambda backend: Server(self.names, self.broken),
+            self.table, self.loop, Events(), Memory(folder), lambda backend: Server(self.names, self.broken, self.stuck),
             lambda work, name: self.tasks.append(self.loop.create_task(work)),
         )  # fmt: skip
-        self.keeper = PoolAdapters("m", Config.model_validate({"pools": pools}).pools["m"], tools)
+        self.settings = Config.model_validate({"pools": pools}).pools
+        self.keeper = PoolAdapters("m", self.settings["m"], tools)
 
     async def turns(self, seconds, awaited):
         for _ in range(int(2 * seconds)):
@@ -112,3 +119,49 @@ async def counts(folder):
 
 def test_loads_and_what_they_took_evictions_and_failures_are_counted(tmp_path):
     counts(tmp_path)
+
+
+@held
+async def is_not_unloaded(folder, awaited, names):
+    """Have a server fail to unload an adapter for a minute, and say what is there two minutes later."""
+    site = Site(folder)
+    site.keeper.want("a")
+    await site.turns(2 * LOAD_S, ["a"])
+    site.stuck.add("a")
+    if not awaited:
+        site.keeper.known.memory.order("m/b1", "a", Order(keep=False))
+    await site.turns(60, awaited)
+    assert 2 <= site.keeper.done[Done.FAILED] <= 5  # after 5, 10, 20 and 40 s
+    site.stuck.clear()
+    await site.turns(120, awaited)
+    assert [*site.names] == names
+
+
+def test_an_unload_that_fails_is_tried_again_with_pauses_that_grow(tmp_path):
+    is_not_unloaded(tmp_path / "replaced", ["b"], ["b"])
+    is_not_unloaded(tmp_path / "ordered", [], ["b"])
+
+
+@held
+async def is_paused(folder):
+    """Pause all changes, as an upgrade does, while a request comes for an adapter that is not there."""
+    site, awaited = Site(folder), set()
+    adapters = Adapters(
+        *(site.table, site.loop, Events(), Memory(folder), lambda pool: awaited),
+        connect=lambda backend: Server(site.names),
+    )
+    adapters.apply(site.settings)
+    for names in (["a"], ["b"]):
+        running = site.loop.create_task(adapters.run())
+        while [*site.names] != names:
+            await asyncio.sleep(LOAD_S)
+        running.cancel()
+        await asyncio.wait([running])
+        await passes(8 * LOAD_S)  # what was loaded has stayed long enough
+        awaited.add("b")
+        adapters.want(Route("b", "m", "b", adapter="b"))
+        assert not adapters.pools["m"].changes, "nobody carries it out now"
+
+
+def test_what_is_asked_for_in_a_pause_is_loaded_after_it(tmp_path):
+    is_paused(tmp_path)
