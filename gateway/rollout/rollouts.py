@@ -70,6 +70,7 @@ class Rollouts:
         self._file = folder / FILE
         self._saved: dict[str, tuple[str, Finding]] = read_state(self._file, _SAVED) or {}
         self._running: dict[str, Rollout] = {}
+        self._judges = True
 
     def get(self, pool: str) -> Rollout | None:
         """Return the canary of a pool; None if it has none."""
@@ -96,11 +97,13 @@ class Rollouts:
 
         Call this after the pool table has applied the same settings.
         """
+        if not self._judges:
+            return
         before, self._running = self._running, {}
         for name, pool in pools.items():
             if pool.canary is not None:
                 known = before.get(name)
-                if known is None or known.config != pool.canary:
+                if known is None or _trial(known.config) != _trial(pool.canary):
                     known = self._begun(name, pool.canary)
                 self._running[name] = known
             self._carry_out(name)
@@ -114,10 +117,9 @@ class Rollouts:
             if arm is None or record.outcome not in (Outcome.OK, Outcome.UPSTREAM_REJECTED):
                 continue
             arm.requests += 1
-            if (
-                record.outcome is Outcome.UPSTREAM_REJECTED
-            ):  # both sides get the same share of bad requests
+            if record.outcome is Outcome.UPSTREAM_REJECTED:  # both sides get alike bad requests
                 arm.failed += 1
+                arm.moments += 1  # it lives, and fails this one alone
             elif record.stream and not record.resumed:  # else another backend began it
                 if record.first_byte_at is not None and record.sent_at is not None:
                     arm.first_s.append(record.first_byte_at - record.sent_at)
@@ -127,14 +129,13 @@ class Rollouts:
             self._look(name, rollout)
 
     def hand_over(self) -> None:
-        """Learn and save nothing more: another gateway judges these trials now."""
-        self._running = {}
+        """Learn and save nothing more, nor after a reload: another process judges these trials now."""
+        self._running, self._judges = {}, False
 
     def failed(self, backend_id: str) -> None:
         """Count a failed attempt that was the backend's fault, whatever became of the request."""
         if self._running and (arm := self._arm(backend_id)) is not None:
-            arm.requests += 1
-            arm.failed += 1
+            arm.fail(self._clock.now())
 
     def _arm(self, backend_id: str | None) -> Arm | None:
         backend = self._table.get(backend_id or "")
@@ -155,7 +156,7 @@ class Rollouts:
             rollout.finding = found
             rollout.carried_out = rollout.config.automatic
             if rollout.carried_out:
-                self._saved[name] = digest(rollout.config), found
+                self._saved[name] = _trial(rollout.config), found
                 write_state(self._file, self._saved, "what was found of a revision")
                 self._carry_out(name)
             self._events.note(self._clock, EventKind.CANARY, name, found.value, rollout.told())
@@ -163,7 +164,7 @@ class Rollouts:
     def _begun(self, name: str, config: CanaryConfig) -> Rollout:
         """Return a new canary, with the verdict that an earlier gateway carried out, if any."""
         trial, found = self._saved.get(name, ("", Finding.OPEN))
-        if trial != digest(config):
+        if trial != _trial(config):
             return Rollout(config)
         return Rollout(config, finding=found, carried_out=True)
 
@@ -173,3 +174,8 @@ class Rollouts:
         in_force = rollout is not None and rollout.carried_out
         worse = rollout is not None and rollout.finding is Finding.WORSE
         self._table.keep_back(name, on_trial=worse if in_force else None)
+
+
+def _trial(config: CanaryConfig) -> str:
+    """Return what tells two trials apart; in which order keys are listed does not."""
+    return digest(config.model_copy(update={"keys": tuple(sorted(config.keys))}))

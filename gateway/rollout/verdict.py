@@ -15,6 +15,9 @@ before, and the k-th may be wrong with probability ERROR / (k * (k + 1)). These 
 that is no worse is called worse in at most that share of all canaries, and a worse one is called fine in
 no more. One figure suffices for WORSE, so the three share the error. FINE needs all three, so each may use
 all of it.
+
+The interval takes failures for independent, and the end of one server fails all that it carries. So failures
+of less than three moments prove nothing: neither that the canary is worse, nor that it fails less than others.
 """
 
 from __future__ import annotations
@@ -24,13 +27,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
-from math import sqrt
+from math import inf, sqrt
 from statistics import NormalDist, median
 from typing import Final, NamedTuple
 
 ERROR: Final = 0.05  # share of canaries of equal revisions that may end with a wrong verdict
 FAILED_MARGIN: Final = 0.01  # so much more of the requests may fail
 TIME_MARGIN: Final = 1.2  # times may be so many times longer
+MOMENTS: Final = 3  # in which requests have to fail
+TOGETHER_S: Final = 5.0  # what fails within that time is of one moment
 FEWEST: Final = 20  # samples on each side; with fewer the normal approximation does not hold
 MOST_TIMES: Final = (
     1280  # the newest; ranking twice as many stops the event loop for about a millisecond
@@ -53,8 +58,18 @@ class Arm:
 
     requests: int = 0
     failed: int = 0
+    moments: int = 0  # in which they failed, and
+    failed_at: float = -inf  # when the last of these began
     first_s: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_TIMES))
     gap_s: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_TIMES))
+
+    def fail(self, now: float) -> None:
+        """Count a request that failed, as others may have at the same moment and for the same cause."""
+        self.requests += 1
+        self.failed += 1
+        if now - self.failed_at >= TOGETHER_S:
+            self.failed_at = now
+            self.moments += 1
 
     def told(self) -> str:
         """Return its figures in words."""
@@ -97,7 +112,9 @@ def failures(trial: Arm, stable: Arm, z: Sure) -> Finding:
     low, _ = _wilson(one, trial.requests, z.worse)
     _, high = _wilson(other, stable.requests, z.worse)
     if one - other - sqrt((one - low) ** 2 + (high - other) ** 2) > FAILED_MARGIN:
-        return Finding.WORSE
+        return Finding.WORSE if trial.moments >= MOMENTS else Finding.OPEN
+    if stable.moments < MOMENTS:
+        other = 0.0
     _, high = _wilson(one, trial.requests, z.fine)
     low, _ = _wilson(other, stable.requests, z.fine)
     fine = one - other + sqrt((high - one) ** 2 + (other - low) ** 2) < FAILED_MARGIN

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from gateway.config.models import Config
@@ -16,9 +18,13 @@ from gateway.core.types import (
     Usage,
     UsageSource,
 )
+from gateway.heal.following import Following, told_of
+from gateway.heal.names import Names
 from gateway.pools.table import PoolTable
 from gateway.rollout.rollouts import Rollouts
 from gateway.rollout.verdict import Finding
+from gateway.store.memory import MemoryStore
+from gateway.store.replicas import Replicas, Told
 from tests.unit.test_table import HeldClock
 
 OLD, NEW = "m/b1", "m/b2"
@@ -31,7 +37,7 @@ def pools(**canary):
     ]
     pool = {"backends": backends}
     if canary:
-        pool["canary"] = {"revision": "v2", **canary}
+        pool["canary"] = {"revision": "v2"} | canary
     return Config.model_validate({"pools": {"m": pool}}).pools
 
 
@@ -72,6 +78,7 @@ def record(backend, *, outcome=Outcome.OK, first_s=0.1, gap_s=0.01, resumed=0, s
 def serve(site, count, **new):
     """Have so many requests end on either side, those of the new revision as told."""
     for number in range(count):
+        site.clock.at += 1
         noise = 1 + number % 7 / 10
         site.rollouts.settled([record(OLD, first_s=0.1 * noise)])
         site.rollouts.settled([record(NEW, **{"first_s": 0.1 * noise, **new})])
@@ -111,6 +118,47 @@ def test_a_slow_revision_is_rolled_back_and_a_reload_changes_nothing(tmp_path):
     assert (site.trial.finding, site.reserve()) == (Finding.OPEN, set())
 
 
+def crash(site, backend, carried=30):
+    """End a server, and with it all that it carries."""
+    for _ in range(carried):
+        site.rollouts.failed(backend)
+    site.rollouts.settled([])
+
+
+def test_the_end_of_one_server_is_one_failure_however_much_it_carried(tmp_path):
+    site = Site(tmp_path, keys=["a"], automatic=True)
+    for _ in range(3):
+        serve(site, 30)
+        crash(site, NEW)
+        serve(site, 90)
+        assert site.reserve() == set()
+    serve(site, 200)  # up to the next look
+    assert site.reserve() == {NEW}
+
+
+def test_a_revision_is_not_promoted_because_another_server_ended_once(tmp_path):
+    how = {"keys": ["a"], "automatic": True}
+    site = Site(tmp_path, **how)
+    for number in range(400):
+        serve(site, 1)
+        if number % 45 == 44:
+            site.rollouts.failed(NEW)  # one in 46 fails
+        if number == 150:
+            crash(site, OLD, 60)
+    assert site.reserve() == set()
+
+
+def test_the_order_in_which_keys_are_listed_begins_no_new_trial(tmp_path):
+    site = Site(tmp_path, keys=["b", "a"], automatic=True)
+    serve(site, 300, outcome=Outcome.UPSTREAM_REJECTED)
+    assert site.reserve() == {NEW}
+    site.reload(keys=["a", "b"], automatic=True)
+    assert site.reserve() == {NEW}
+    assert Site(tmp_path, keys=["b", "a"], automatic=True).reserve() == {NEW}
+    site.reload(keys=["a", "c"], automatic=True)
+    assert site.reserve() == set()
+
+
 def test_what_clients_do_and_what_another_backend_began_say_nothing_of_a_revision(tmp_path):
     site = Site(tmp_path, weight=0.5)
     arm = site.trial.trial
@@ -131,9 +179,49 @@ def test_what_clients_do_and_what_another_backend_began_say_nothing_of_a_revisio
 def test_without_samples_of_the_other_side_no_look_is_spent(tmp_path):
     site = Site(tmp_path, weight=0.5, automatic=True)
     for _ in range(200):
+        site.clock.at += 1
         site.rollouts.failed(NEW)
         site.rollouts.settled([])
     assert (site.trial.finding, site.trial.look) == (Finding.OPEN, 1)
     for _ in range(20):
         site.rollouts.settled([record(OLD)])
     assert site.trial.finding is Finding.WORSE
+
+
+def test_a_worker_that_does_not_lead_keeps_the_leaders_verdict_over_reloads(tmp_path):
+    how = {"weight": 0.5, "automatic": True}
+    leads, follows = Site(tmp_path, **how), Site(tmp_path, **how)
+    follows.rollouts.hand_over()
+    store, names = MemoryStore(leads.clock), Names()
+
+    def replicas(site, worker):
+        told = Told("h", 1, "1.0", group="g", worker=worker)
+        return Replicas(store, leads.clock, lambda: told_of(site.table, names, told, {}))
+
+    both = replicas(leads, 1), replicas(follows, 2)
+    following = Following(follows.table, store, names, both[1])
+
+    def hears():
+        for each in (*both, *both):
+            asyncio.run(each.turn())
+        asyncio.run(following.turn())
+
+    serve(leads, 700, first_s=0.4)
+    hears()
+    assert follows.reserve() == leads.reserve() == {NEW}
+    saved = (tmp_path / "rollouts.json").read_bytes()
+    for site in (leads, follows):
+        site.reload(**how)
+    assert follows.reserve() == {NEW}
+    serve(follows, 700, first_s=0.01)  # of what it alone sees it judges nothing
+    assert follows.rollouts.requests() == {}
+    assert (tmp_path / "rollouts.json").read_bytes() == saved
+    for site in (leads, follows):
+        site.reload(**how | {"revision": "v1"})
+    serve(leads, 700, first_s=0.01)
+    hears()
+    assert follows.reserve() == leads.reserve() == {OLD}
+    for site in (leads, follows):
+        site.reload()
+    hears()
+    assert follows.reserve() == leads.reserve() == set()

@@ -21,13 +21,13 @@ from gateway.rollout.verdict import (
 def trial(seed, *, fails=0.002, slower=1.0, share=0.3, most=3000, times=True):
     """Return what is found of a revision in so many requests, and after how many of its own."""
     rng, mine, other, look = random.Random(seed), Arm(), Arm(), 1
-    for _ in range(most):
+    for at in range(most):
         chosen = rng.random() < share
         arm = mine if chosen else other
-        arm.requests += 1
         if rng.random() < (fails if chosen else 0.002):
-            arm.failed += 1
+            arm.fail(at)
         else:
+            arm.requests += 1
             arm.first_s.append(rng.lognormvariate(-1.5, 0.8) * (slower if chosen else 1.0))
             arm.gap_s.append(rng.lognormvariate(-3.5, 0.3))
         if mine.requests >= look_at(look) and other.requests >= FEWEST:
