@@ -42,13 +42,15 @@ class Gathering:
         """Return the whole reply, once the stream has come to a good end.
 
         Raises:
-            BackendBroke: it is too large (502).
+            BackendBroke: it is too large, or has parts that could not be read (502).
         """
         if self._left_bytes < 0:
             raise BackendBroke(
                 "The backend's reply is larger than accepted (`limits.max_reply`), counted as a stream."
                 " Please ask for less at a time."
             )
+        if self.whole.garbled:
+            raise BackendBroke("The backend sent a stream with parts that could not be read.")
         return self.whole.body()
 
     def cut(self) -> None:

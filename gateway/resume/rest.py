@@ -18,6 +18,7 @@ from msgspec import structs
 from gateway.core.types import Call, Demand, Dialect
 from gateway.resume.trail import Reached
 from gateway.wire.large import fields_at_hand
+from gateway.wire.lax import number_of
 
 
 def kept(call: Call) -> Call:
@@ -48,9 +49,9 @@ def rest_of(call: Call, demand: Demand, reached: Reached) -> tuple[Call, Demand]
         else:
             body["kv_transfer_params"] = _encoded({"prompt_token_ids": ids})
         prompt_tokens, exact = len(ids), True
-    least = msgspec.json.decode(body.get("min_tokens", b"null"))
+    least = number_of(body.get("min_tokens", _NULL))
     if least:
-        body["min_tokens"] = _encoded(max(0, least - said))
+        body["min_tokens"] = _encoded(max(0, int(least) - said))
     return (
         structs.replace(call, body=msgspec.json.encode(body), fields=body, max_new_tokens=None),
         Demand(prompt_tokens, exact=exact, max_new_tokens=None if limit is None else limit - said),
@@ -75,6 +76,7 @@ def _extended(body: dict[str, msgspec.Raw], dialect: Dialect, said: str) -> bool
     return True
 
 
+_NULL: Final = msgspec.Raw(b"null")
 _TRUE: Final = msgspec.Raw(b"true")
 _FALSE: Final = msgspec.Raw(b"false")
 _STAND_IN: Final = msgspec.Raw(b'[{"role":"user","content":"."}]')

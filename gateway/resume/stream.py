@@ -68,7 +68,7 @@ class TrailedStream(StreamWatch):
         self.trail: Trail | Transcript = (
             Transcript(call.dialect, self.shape)
             if by_text
-            else Trail(call.dialect, held_back_chars(call), parsed=is_parsed(call))
+            else Trail(call.dialect, self.shape, held_back_chars(call), parsed=is_parsed(call))
         )
         self._veil = Veil() if veil else None
         self.cut: Fault | None = None  # it broke off here, and may go on

@@ -23,6 +23,7 @@ import msgspec
 from gateway.core.types import Dialect
 from gateway.resume.seam import Seam
 from gateway.resume.sight import CHOICES, Sight
+from gateway.wire.chunks import Shape
 from gateway.wire.objects import decode_or_none
 from gateway.wire.sse import GOOD_REASONS
 
@@ -90,15 +91,19 @@ class Trail:
     """The trail of one stream. Its owner hands it every read: by sight, else frame by frame."""
 
     __slots__ = (
-        "_barred", "_given", "_holds_back", "_ids", "_prompt", "_seam", "_sight", "_unread", "kind", "parsed",
-        "reasoned", "shows", "strayed",
+        "_barred", "_given", "_holds_back", "_ids", "_prompt", "_seam", "_shape", "_sight", "_unread", "kind",
+        "parsed", "reasoned", "shows", "strayed",
     )  # fmt: skip
 
-    def __init__(self, dialect: Dialect, held_back_chars: int = 0, *, parsed: bool = False) -> None:
-        """`held_back_chars` is how much the engine keeps back, to look for stop strings in it.
+    def __init__(
+        self, dialect: Dialect, shape: Shape, held_back_chars: int = 0, *, parsed: bool = False
+    ) -> None:
+        """`shape` is what the watch learns of the frames that the client gets.
 
-        `parsed` tells that it looks for tool calls, and so may keep back any part of the answer.
+        `held_back_chars` is how much the engine keeps back, to look for stop strings in it. `parsed` tells
+        that it looks for tool calls, and so may keep back any part of the answer.
         """
+        self._shape = shape
         self.parsed = parsed
         self.shows = shown_by_chat if dialect is Dialect.CHAT else shown_by_completion
         self.kind = ""  # of what was shown last: the name of its field
@@ -116,6 +121,8 @@ class Trail:
 
     def tell(self, chunk: bytes) -> bytes | None:
         """Keep the ids of a chunk that is one more token; return it without them, None for others."""
+        if self._prompt is None:  # an engine that tells no ids: there is nothing to keep
+            return chunk if self._shape.fits(chunk) else None
         told = self._sight.tell(chunk)
         if told is None or (self._unread and not self._read()):
             return None

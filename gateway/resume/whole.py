@@ -16,7 +16,6 @@ from gateway.resume.rules import may_go_on, may_trail
 from gateway.wire.large import fields_at_hand
 from gateway.wire.objects import decode_or_none, is_given
 
-_CHUNK: Final = msgspec.json.Decoder(dict[str, Any])
 _TRUE: Final = msgspec.Raw(b"true")
 _WITH_USAGE: Final = msgspec.Raw(b'{"include_usage":true}')
 _SHOWN: Final = ("content", "reasoning", "reasoning_content", "text")
@@ -34,6 +33,31 @@ def as_stream(call: Call) -> Call | None:
     return structs.replace(call, stream=True, wants_usage=True, body=body, fields=fields)
 
 
+class _Said(msgspec.Struct):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    text: str | None = None
+
+
+class _Choice(_Said):
+    delta: _Said | None = None
+    finish_reason: str | None = None
+    stop_reason: Any = None
+
+
+class _Chunk(msgspec.Struct):
+    id: Any = None
+    created: Any = None
+    model: Any = None
+    choices: list[_Choice] | None = None
+    usage: Any = None
+    system_fingerprint: Any = None
+
+
+_CHUNK: Final = msgspec.json.Decoder(_Chunk)
+
+
 class Whole:
     """Takes a stream's frames, and makes a whole reply of them."""
 
@@ -45,42 +69,49 @@ class Whole:
         "_last",
         "_parts",
         "_usage",
-        "bytes_in",
+        "garbled",
     )
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
         self._carry = b""
         self._parts: dict[str, list[str]] = {name: [] for name in _SHOWN}
-        self._first: dict[str, Any] = {}
-        self._last: dict[str, Any] = {}  # the choice that tells why it ended
+        self._first = _Chunk()
+        self._last = _Choice()  # tells why it ended
         self._usage: Any = None
         self._fingerprint: Any = None
+        self.garbled = False  # something could not be read
 
     def feed(self, data: bytes) -> None:
         """Take bytes of the stream, as its client would get them."""
         *frames, self._carry = (self._carry + data).split(b"\n\n")
         for frame in frames:
-            chunk = decode_or_none(_CHUNK, frame.removeprefix(b"data: "))
-            if chunk is not None:
+            lines = frame.splitlines()
+            payload = b"".join(line[5:] for line in lines if line.startswith(b"data:")).strip()
+            if not payload or payload == b"[DONE]":
+                continue
+            chunk = decode_or_none(_CHUNK, payload)
+            if chunk is None:
+                self.garbled = True
+            else:
                 self._take(chunk)
 
-    def _take(self, chunk: dict[str, Any]) -> None:
-        self._first = self._first or chunk
-        self._usage = chunk.get("usage") or self._usage
-        self._fingerprint = chunk.get("system_fingerprint") or self._fingerprint
-        for choice in chunk.get("choices") or ():
-            said = choice.get("delta") or choice
+    def _take(self, chunk: _Chunk) -> None:
+        self._first = self._first if self._first.id else chunk
+        self._usage = chunk.usage or self._usage
+        self._fingerprint = chunk.system_fingerprint or self._fingerprint
+        for choice in chunk.choices or ():
+            said = choice.delta or choice
             for name in _SHOWN:
-                if text := said.get(name):
+                if text := getattr(said, name):
                     self._parts[name].append(text)
-            if choice.get("finish_reason") is not None:
+            if choice.finish_reason is not None:
                 self._last = choice
 
     def body(self) -> bytes:
         """Return the whole reply, once the stream has come to a good end."""
         said = {name: "".join(parts) for name, parts in self._parts.items()}
-        ended = {name: self._last.get(name) for name in ("finish_reason", "stop_reason")}
+        ended = {name: getattr(self._last, name) for name in ("finish_reason", "stop_reason")}
         choice: dict[str, Any] = {"index": 0}
         if self._dialect is Dialect.CHAT:
             older = {name: said[name] for name in ("reasoning_content",) if said[name]}
@@ -93,10 +124,10 @@ class Whole:
         kind = "chat.completion" if self._dialect is Dialect.CHAT else "text_completion"
         return msgspec.json.encode(
             {
-                "id": self._first.get("id"),
+                "id": self._first.id,
                 "object": kind,
-                "created": self._first.get("created"),
-                "model": self._first.get("model"),
+                "created": self._first.created,
+                "model": self._first.model,
                 "choices": [choice | {"logprobs": None} | ended],
                 "system_fingerprint": self._fingerprint,
                 "usage": self._usage,

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from gateway.core.endings import Barrier
+from gateway.core.errors import BackendBroke
 from gateway.core.types import Call, Demand, Dialect, Endpoint
+from gateway.ingress.gathering import Gathering
 from gateway.resume.rest import rest_of
 from gateway.resume.rules import may_go_on, may_trail
 from gateway.resume.stream import TrailedStream
@@ -16,7 +18,7 @@ from gateway.resume.trail import Reached
 from gateway.resume.usage import add_up
 from gateway.resume.whole import Whole
 from gateway.wire.replies import Fault
-from gateway.wire.sse import StreamWatch
+from gateway.wire.sse import DONE, StreamWatch
 
 FAULT = Fault(502, "server_error", "backend_error", "it is gone")
 ENDPOINTS = {Dialect.CHAT: Endpoint.CHAT, Dialect.COMPLETIONS: Endpoint.COMPLETIONS}
@@ -173,6 +175,20 @@ def test_a_backend_that_tells_no_ids_ends_with_an_error():
     assert b"it is gone" in watch.broken(FAULT)
 
 
+def test_tokens_of_a_backend_that_tells_no_ids_are_told_by_sight():
+    watch = stream()
+    watch.feed(frame(None, False, role="assistant", content=""))
+    watch.feed(frame("a", False))
+    watch.feed(frame("b", False))
+    following = chunk(frame("c", False))
+    assert watch.by_sight(following) == following
+    assert watch.by_sight(chunk(frame(None, False, tool_calls=[]))) is None
+    assert watch.by_sight(chunk(frame("", False, finish="stop"))) is None
+    last = frame("", False, finish="stop") + DONE
+    assert watch.feed(last) == last
+    assert watch.complete
+
+
 def test_a_fault_of_the_client_is_told():
     watch = begun(frame("a", [7]))
     refused = Fault(400, "invalid_request_error", "bad", "no")
@@ -220,6 +236,8 @@ def test_the_rest_is_asked_for_with_what_is_left_of_its_limits():
     body = json.loads(asked.body)
     assert body["kv_transfer_params"] == {"prompt_token_ids": [1, 2, 7, 8, 9]}
     assert (body["min_tokens"], demand.max_new_tokens, demand.prompt_tokens) == (1, 7, 5)
+    asked, _ = rest_of(call(min_tokens="4"), Demand(2, exact=False), reached)
+    assert json.loads(asked.body)["min_tokens"] == 1, "it is read as vLLM reads it"
     asked, _ = rest_of(call(Dialect.COMPLETIONS), Demand(2, exact=False), reached)
     assert json.loads(asked.body)["prompt"] == [1, 2, 7, 8, 9]
 
@@ -557,3 +575,23 @@ def test_what_is_put_together_has_reasoning_under_its_older_name_too():
     whole.feed(thought("a", None, "reasoning_content") + frame("b", None, finish="stop"))
     message = json.loads(whole.body())["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [[None], {"a": 1}, [{"delta": "x"}], [{"delta": {"content": ["a"]}}], [{"text": 5}]],
+)
+def test_what_cannot_be_read_is_no_part_of_a_whole_reply(choices):
+    whole = Gathering(Dialect.CHAT, 10_000)
+    whole.write(frame("a", None) + b"data: " + json.dumps({"choices": choices}).encode() + b"\n\n")
+    whole.end(frame("b", None, finish="stop") + b"data: [DONE]\n\n")
+    with pytest.raises(BackendBroke, match="could not be read"):
+        whole.reply()
+
+
+def test_frames_are_put_together_however_they_are_spaced():
+    whole = Whole(Dialect.CHAT)
+    for each in (frame("a", None), b": keep-alive\n\n", frame("b", None, finish="stop"), DONE):
+        whole.feed(b"event: x\n" + each.replace(b"data: ", b"data:"))
+    assert json.loads(whole.body())["choices"][0]["message"]["content"] == "ab"
+    assert not whole.garbled
