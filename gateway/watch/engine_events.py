@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.config.kvevents import flag_of
@@ -60,7 +60,9 @@ class EngineEvents:
                 with closing(Pages(backend)) as pages:
 
                     async def look() -> None:
-                        if backend.phase in _SERVING:
+                        if backend.phase not in _SERVING:
+                            return
+                        with suppress(FetchError):
                             sources = await self._sources(backend, pages)
                             self._renew(backend, followed, sources, group)
 
@@ -112,7 +114,11 @@ class EngineEvents:
         return self._context
 
     async def _sources(self, backend: Backend, pages: Pages) -> Mapping[int, Source]:
-        """Return where the engines of a backend publish, by rank; empty if they do not."""
+        """Return where the engines of a backend publish, by rank; empty if they do not.
+
+        Raises:
+            FetchError: the server did not say. Its engines may well publish as before.
+        """
         config = self._config_of(backend)
         host = None if backend.socket is not None or backend.host in _LOCAL else backend.host
         if config is not None and config.kv_events is not None:
@@ -120,8 +126,10 @@ class EngineEvents:
             return _of_ranks(told, host, config.kv_events.ranks)
         try:
             page = await pages.get("/kv_event_sources", timeout_s=_TIMEOUT_S)
-        except FetchError:
-            page = b""
+        except FetchError as failure:
+            if not failure.reason.startswith("http_4"):
+                raise
+            page = b""  # an older vLLM has no such page
         sources = parse_sources(page, host)
         if sources is not None:
             return sources

@@ -33,6 +33,7 @@ _TURN_S: Final = 0.005  # messages are followed at a stretch; a large one takes 
 _LATE_S: Final = 1.0  # after so long behind, the mirror is out of date
 # vLLM checks for replay requests at least every 0.1 s, unless its engine keeps the interpreter busy.
 _SILENT_S: Final = 3.0
+_PAUSE_S: Final = 0.5  # a replay comes in one go: what is silent for so long in it has been dropped
 _MOST_REPLAYS: Final = 32  # in a row; each brings a thousand messages at least
 _HEARTBEAT_MS: Final = 2_000
 _DEAD_MS: Final = 6_000
@@ -127,17 +128,22 @@ class Subscriber:
         """Request a replay; return False if it must be requested again.
 
         Raises:
-            TimeoutError: the engine is silent.
+            TimeoutError: the engine does not answer.
             Garbled: it answers something else.
         """
-        follower = self._follower
+        follower, answered = self._follower, False
         with closing(_Socket(self._context, zmq.DEALER, _MOST_REPLAYED)) as socket:
             socket.asynchronous.connect(address)
             await socket.asynchronous.send_multipart(replay_from(follower.replay_begins()))
             while True:
-                async with asyncio.timeout(_SILENT_S):
-                    frames = await socket.asynchronous.recv_multipart()
-                message = replayed(frames)
+                try:
+                    async with asyncio.timeout(_PAUSE_S if answered else _SILENT_S):
+                        frames = await socket.asynchronous.recv_multipart()
+                except TimeoutError:
+                    if not answered:
+                        raise
+                    return False
+                answered, message = True, replayed(frames)
                 if message is None:
                     return follower.replay_ended()
                 if not follower.replayed(*message):

@@ -16,10 +16,11 @@ END = b"\xff" * 8
 class Publisher:
     """Publishes what its engine does, unless it is told to lose it; answers replays while it lives."""
 
-    def __init__(self, context, engine=None, *, port=0, replay_port=0, replays=True):
+    def __init__(self, context, engine=None, *, port=0, replay_port=0, replays=True, most=10_000):
         self.engine = engine or Engine()
         self.replays = 0
         self.is_silent = False
+        self._most = most  # of a replay that fit the queue: what is more is dropped, the end too
         self._publish, self.port = bound(context, zmq.PUB, port)
         self._replay, self.replay_port = bound(context, zmq.ROUTER, replay_port)
         self._task = asyncio.ensure_future(self._answer()) if replays else None  # noqa: TID251
@@ -38,11 +39,13 @@ class Publisher:
             self.replays += 1
             if self.is_silent:
                 continue
-            for at, payload in self.engine.replay(int.from_bytes(number, "big")):
+            kept = self.engine.replay(int.from_bytes(number, "big"))
+            for at, payload in kept[: self._most]:
                 await self._replay.send_multipart(
                     [client, b"", b"", at.to_bytes(8, "big"), payload]
                 )
-            await self._replay.send_multipart([client, b"", b"", END, b""])
+            if len(kept) <= self._most:
+                await self._replay.send_multipart([client, b"", b"", END, b""])
 
     async def close(self):
         if self._task is not None:

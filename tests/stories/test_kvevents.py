@@ -210,3 +210,15 @@ async def test_thousands_of_messages_are_replayed():
         await until(lambda: follower.knows)
         assert len(follower.mirror) == 3000
         assert follower.whole
+
+
+@story
+async def test_a_replay_whose_end_did_not_fit_the_engines_queue_is_requested_again():
+    engine = Engine()
+    for token in range(1_300):
+        engine.read(([token] * (SIZE + 1), None, None))
+    async with publisher_of(engine, most=600) as publisher, following(publisher) as follower:
+        await until(lambda: follower.knows)
+        assert len(follower.mirror) == 1_300
+        assert follower.whole
+        assert (publisher.replays, follower.losses) == (3, 0)

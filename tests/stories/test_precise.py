@@ -16,6 +16,7 @@ from gateway.process import reload
 from gateway.watch.engine_events import EngineEvents
 from tests.kvengine import Engine
 from tests.stories.fakeevents import Publisher
+from tests.stories.stubs import page, stub
 from tests.stories.support import FAST, gateway, story
 from tests.unit.test_tokens import folder  # noqa: F401 - the fixture
 
@@ -194,3 +195,34 @@ async def test_a_look_that_fails_does_not_end_the_following_nor_the_gateway():
             task = group.create_task(follows_too.run(), name="follows")
             await world.until(lambda: odd.reads > 1)
             task.cancel()
+
+
+@story
+async def test_a_page_of_sources_that_fails_ends_nothing(folder):  # noqa: F811
+    """What was told before counts until the server says otherwise."""
+    pages = {"/v1/models": page(json.dumps({"data": [{"id": "m", "max_model_len": 4096}]}).encode())}  # fmt: skip
+    asked = []
+
+    def answer(path):
+        asked.append(path)
+        return pages.get(path, page())
+
+    async def answers_next(world, with_page):
+        pages["/kv_event_sources"] = with_page
+        looks = asked.count("/kv_event_sources")
+        # The second look from now on begins once the first has taken its page in.
+        await world.until(lambda: asked.count("/kv_event_sources") > looks + 1, seconds=20)
+
+    async with publishers(1) as (told,), stub(answer) as (url, _):
+        ends = {"endpoint": f"tcp://*:{told.port}", "replay_endpoint": f"tcp://*:{told.replay_port}"}  # fmt: skip
+        sources = {"0": {"enable_kv_cache_events": True, "publisher": "zmq", **ends}}
+        pages["/kv_event_sources"] = page(json.dumps(sources).encode())
+        pool = {"backends": [url], "prefix": "precise", "tokenizer": str(folder)}
+        async with gateway(pools="pools: " + json.dumps({"m": pool}), wait=False) as world:
+            await world.ready(1)
+            await follows(world)
+            follower = next(iter(world.process.table)).prefix_index.follower
+            await answers_next(world, page(status="500 Broken"))
+            assert next(iter(world.process.table)).prefix_index.follower is follower
+            await answers_next(world, page(status="404 Not Found"))
+            assert next(iter(world.process.table)).prefix_index.follower is None
