@@ -7,6 +7,7 @@ import pytest
 from gateway.access import redisstore
 from gateway.access.keyerrors import NoSuchKey, WrongPepper
 from gateway.access.redisstore import RedisKeys
+from gateway.store.shared import StoreUnavailable
 from tests.keycases import Desk, KeyCases
 
 PEPPER = b"p" * 32
@@ -25,6 +26,23 @@ class SharedDesk(Desk):
 
     def ids(self, part):
         return sorted(part.entries)
+
+
+class Deaf:
+    """A link that does not hear the answers to the next `deaf` changes, which arrive or do not."""
+
+    def __init__(self, link):
+        self._link = link
+        self.deaf, self.arrives = 0, True
+
+    async def ask(self, script, *args):
+        heard = script is not redisstore.scripts.PUT or not self.deaf
+        if heard:
+            return await self._link.ask(script, *args)
+        self.deaf -= 1
+        if self.arrives:
+            await self._link.ask(script, *args)
+        raise StoreUnavailable("gone")
 
 
 class SharedKeyCases(KeyCases):
@@ -81,6 +99,37 @@ class SharedKeyCases(KeyCases):
             with pytest.raises(WrongPepper, match="pepper of this machine"):
                 desk.runner.run(call)
         assert [each.state(desk.at) for each in desk.list()] == ["active"]
+
+    @pytest.mark.parametrize("arrives", [True, False])
+    def test_what_nobody_knows_to_be_made_is_made_once_when_it_is_asked_for_again(
+        self, desk, arrives
+    ):
+        desk.store = RedisKeys(Deaf(desk.store.link), PEPPER, lambda: {}, lambda: desk.at)
+        desk.store.link.deaf, desk.store.link.arrives = 1, arrives
+        with pytest.raises(StoreUnavailable):
+            desk.create({"name": "a"})
+        made = desk.create({"name": "a"})
+        assert [each.id for each in desk.list()] == [made.id]
+        assert desk.lets_in(made.key)
+        assert desk.create({"name": "a"}).id != made.id  # that is asked for anew
+        for _ in range(2):  # the second time there are two secrets already
+            desk.store.link.deaf = 1
+            with pytest.raises(StoreUnavailable):
+                desk.rotate(made.id, 60.0)
+            other = desk.rotate(made.id, 60.0)
+            assert desk.lets_in(other.key)
+            assert len({other.key, made.key}) == 2
+            desk.at += 61.0
+
+    def test_what_nobody_knows_to_be_made_is_not_taken_up_for_ever(self, desk):
+        desk.store = RedisKeys(Deaf(desk.store.link), PEPPER, lambda: {}, lambda: desk.at)
+        desk.store.link.deaf, desk.store.link.arrives = 1, True
+        with pytest.raises(StoreUnavailable):
+            desk.create({"name": "a"})
+        desk.at += 3601.0
+        made = desk.create({"name": "a"})
+        assert len(desk.list()) == 2
+        assert made.record.created_s == desk.at
 
     def test_a_change_of_a_key_that_was_lost_meanwhile_is_told(self, desk):
         made = desk.create({"name": "a"})

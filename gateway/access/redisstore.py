@@ -5,10 +5,12 @@ Redis holds records with digests. The pepper, without which they prove nothing, 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,10 +21,13 @@ from gateway.access.keyerrors import BadSettings, NoSuchKey, VersionConflict, Wr
 from gateway.access.keystore import CreatedKey
 from gateway.access.records import KeyRecord, as_node, read_record
 from gateway.store.scripts import Scripted
+from gateway.store.shared import StoreUnavailable
 
 WITHIN_S: Final = 3.0  # that an operator waits: the first call has to connect
 _PAGE: Final = 500  # records of a read
 _TRIES: Final = 20  # of a change that others come before
+_RESUMED_S: Final = 3600.0  # how long what may have been made is taken up again
+_MOST_UNKNOWN: Final = 64
 _WRITTEN: Final = [
     scripts.RECORDS, scripts.CHANGED, scripts.GENERATION, scripts.HISTORY, scripts.PEPPER,
 ]  # fmt: skip
@@ -70,12 +75,17 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class RedisKeys:
-    """See `KeyStore`. `tiers` tells those of the configuration in force, `wall` the time."""
+    """See `KeyStore`. `tiers` tells those of the configuration in force, `wall` the time.
+
+    Where Redis did not answer, nobody knows whether a secret was kept, and nobody has seen it: who asks for
+    the same again gets that one. So a request that is sent again makes no second key.
+    """
 
     link: Scripted
     pepper: bytes = field(repr=False)
     tiers: Callable[[], Tiers]
     wall: Callable[[], float]
+    _unknown: dict[str, CreatedKey] = field(default_factory=dict, init=False, repr=False)
 
     async def list(self) -> Sequence[KeyRecord]:
         """See `KeyStore`."""
@@ -95,9 +105,13 @@ class RedisKeys:
         Raises:
             WrongPepper: the keys that there are were made with another pepper.
         """
+        what = json.dumps(["create", settings], sort_keys=True, default=str)
         while True:
             made = created(settings, (), self.pepper, self.tiers(), self.wall())
-            if await self.put(made.record, "") is None:
+            made = self._made_before(what) or made
+            with self._noting(what, [made]):
+                other = await self.put(made.record, "")
+            if other is None or other.version == made.record.version:
                 return made
 
     async def update(
@@ -110,13 +124,19 @@ class RedisKeys:
 
     async def rotate(self, key_id: str, grace_s: float, if_match: str | None = None) -> CreatedKey:
         """See `KeyStore`."""
-        made: list[CreatedKey] = []
+        what = json.dumps(["rotate", key_id, grace_s])
+        before = self._made_before(what)
+        made = [] if before is None else [before]
 
         def with_another(record: KeyRecord) -> KeyRecord:
+            if before is not None and before.record.version == record.version:
+                made.append(before)
+                return record
             made.append(rotated(record, grace_s, self.pepper, self.wall()))
             return made[-1].record
 
-        await self._change(key_id, if_match, with_another)
+        with self._noting(what, made):
+            await self._change(key_id, if_match, with_another)
         return made[-1]
 
     async def revoke(self, key_id: str, if_match: str | None = None) -> KeyRecord:
@@ -180,6 +200,25 @@ class RedisKeys:
             if upto == now:
                 return Part(whole, now, mark, pepper, entries, frozenset(unreadable))
             known, stamp = upto, ""
+
+    @contextlib.contextmanager
+    def _noting(self, what: str, made: Sequence[CreatedKey]) -> Iterator[None]:
+        """Note what was made last when nobody hears whether it is kept."""
+        try:
+            yield
+        except (StoreUnavailable, asyncio.CancelledError):
+            if made:
+                self._unknown[what] = made[-1]
+                if len(self._unknown) > _MOST_UNKNOWN:
+                    del self._unknown[next(iter(self._unknown))]
+            raise
+
+    def _made_before(self, what: str) -> CreatedKey | None:
+        """Take what was made of the same request, of which nobody knows whether it is kept."""
+        made = self._unknown.pop(what, None)
+        if made is None or self.wall() - (made.record.changed_s or 0.0) > _RESUMED_S:
+            return None
+        return made
 
     async def _change(
         self, key_id: str, if_match: str | None, change: Callable[[KeyRecord], KeyRecord]

@@ -254,7 +254,8 @@ async def _asked(call: Awaitable[Found]) -> Found:
         raise Problem(HTTPStatus.CONFLICT, "keys_unusable", detail) from error
     except StoreUnavailable as error:
         detail = (
-            "The store shared by the replicas does not respond. Read the key before you try again."
+            "The store shared by the replicas does not respond, and may have made the change. Send the same again to"
+            " this gateway: no second key is made of it."
         )
         raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "store_unavailable", detail) from error
 
