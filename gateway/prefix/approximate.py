@@ -91,13 +91,15 @@ class ApproximateIndex:
     def sent(self, prefix: Prefix) -> SentPrompt:
         """Note that a prompt was sent there: it counts as cached from now on."""
         keys, young, old = prefix.keys, self.young, self.old
-        place = new = _place(keys, young)
-        if new and keys[-1] in old:
-            new = min(new, bisect_left(keys, True, key=old.__contains__))
-        known_tokens = prefix.tokens_before(new)
-        if place:
+        place = new = 0
+        if keys and keys[0] not in young:
+            place = new = _place(keys, young)
+            if keys[-1] in old:
+                new = min(new, bisect_left(keys, True, key=old.__contains__))
             young.update(keys)
-        self._young_tokens += _new_tokens(prefix, place)
+        known_tokens = prefix.tokens_before(new)
+        kept_tokens = known_tokens if new == place else prefix.tokens_before(place)
+        self._young_tokens += prefix.prompt_tokens - kept_tokens + prefix.output_tokens
         most = self.capacity_tokens or UNKNOWN_CAPACITY_TOKENS
         if self._young_tokens > most or len(young) > MOST_KEYS:
             self.old, self.young, self._young_tokens = young, set(), 0
@@ -215,8 +217,6 @@ def tokens_of_each(indexes: Sequence[PrefixIndex | None], prefix: Prefix) -> lis
 
 def _place(keys: Sequence[int], held: Set[int]) -> int:
     """Return the place of the longest of a prompt's hashes that is held; their number if none is."""
-    if not keys or keys[0] in held:
-        return 0
     return bisect_left(keys, True, key=held.__contains__) if keys[-1] in held else len(keys)
 
 

@@ -53,10 +53,9 @@ READ: Final = frozenset(_PARTS)
 _OF_MESSAGES: Final = READ - {Endpoint.COMPLETIONS}
 # Fields of a body in which clients name a session, the most specific first.
 _SESSION_FIELDS: Final = ("prompt_cache_key", "metadata", "user")
-_USER, _METADATA = b'"user":', b'"metadata":'  # as a short chat that is read in one go has them
+_MESSAGES: Final = b'"messages"'
 _SAYS_NOTHING: Final = frozenset((b"", b"null", b'""', b"{}"))
 # With these an engine reads a cached prompt again, or reads another one than the body shows.
-_MESSAGES, _EFFORT = b'"messages"', b'"reasoning_effort"'
 _ANEW: Final = ("prompt_logprobs", "truncate_prompt_tokens", "prompt_embeds")
 
 
@@ -90,21 +89,19 @@ class PrefixHasher:
         if not backends or backends[0].prefix_index is None:
             return None
         call = ask.call
-        names = _PARTS.get(call.endpoint)
-        if names is None or call.longest_ratio < 1.0:
+        text, said = (_messages(call.body), b"") if call.messages_only else _read(call)
+        if text is None:
             return None
-        text = _text(call, names)
-        said = ask.session or _said(call)
-        size = 0 if text is None else len(text)
-        if text is None or (size < FIRST_BYTES and not said):
+        said = ask.session or said
+        size = len(text)
+        if size < FIRST_BYTES and not said:
             return None
-        view = memoryview(text)
         route, need = ask.route, ask.need
         tenant = ask.caller.tenant if route.tenants_apart else ""
         salt = written_salt(call) if call.places or call.fields else b""
         key = root = _root(self._seed, route.pool, route.adapter, tenant, call.endpoint, salt)
         count = bisect_right(ENDS, size)
-        keys, parts, ends = [], _SLICES[:count], _ENDS_OF[count]
+        parts, ends = _SLICES[:count], _ENDS_OF[count]
         if size > _MESSAGES_BYTES and call.endpoint in _OF_MESSAGES:
             found = _message_ends(text)
             if len(found) == 1 and found[0] > ENDS[count - 1]:  # of one message, as many are
@@ -114,9 +111,8 @@ class PrefixHasher:
                 all_ends = sorted({*ends, *found})
                 parts = tuple(map(slice, (0, *all_ends), all_ends))
                 ends = tuple(reversed(all_ends))
-        for part in parts:
-            key = digest(view[part], key)
-            keys.append(key)
+        view = text if size < _FINER_BYTES else memoryview(text)
+        keys = [key := digest(view[part], key) for part in parts]
         keys.reverse()
         home = digest(view[_SLICES[0]]) if count else 0
         prefix = Prefix(keys, ends, size, need.prompt_tokens, need.output_tokens, home)
@@ -152,14 +148,24 @@ def _message_ends(text: bytes) -> list[int]:
     return ends
 
 
+def _messages(body: bytes) -> bytes:
+    """Return the messages of a short chat."""
+    return body[body.find(b"[", body.find(_MESSAGES)) : body.rfind(b"}]") + len(b"}]")]
+
+
+def _read(call: Call) -> tuple[bytes | None, bytes]:
+    """Return the prompt of a body as it is hashed, None if it has none of its own, and its session."""
+    names = _PARTS.get(call.endpoint)
+    if names is None or call.longest_ratio < 1.0:
+        return None, b""
+    if call.fields is None and call.places is None:
+        call = replace(call, fields=fields_at_hand(call))
+    return _text(call, names), _said(call)
+
+
 def _text(call: Call, names: Sequence[str]) -> bytes | None:
     """Return the parts of a prompt in one piece; None where they do not tell what the engine reads."""
-    fields, body = call.fields, call.body
-    if fields is None and call.places is None:  # a short ordinary chat, or a form
-        at, end = body.find(_MESSAGES), body.rfind(b"}]")
-        if at >= 0 and body.find(_EFFORT, 0, at) < 0 and body.find(_EFFORT, end) < 0:
-            return body[body.find(b"[", at) : end + len(b"}]")]
-        fields = fields_at_hand(call)
+    fields = call.fields
     if fields is not None:
         if not fields.keys().isdisjoint(_ANEW):
             return None
@@ -186,10 +192,6 @@ def written_salt(call: Call) -> bytes:
 
 def _said(call: Call) -> bytes:
     """Return the session that a body names, as JSON; nothing if it names none."""
-    if call.fields is None and call.places is None:  # a short ordinary chat, or a form
-        if _USER not in call.body and _METADATA not in call.body:
-            return b""
-        call = replace(call, fields=fields_at_hand(call))
     for name in _SESSION_FIELDS:
         written = _written(call, name)
         if written not in _SAYS_NOTHING:
