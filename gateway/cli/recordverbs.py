@@ -25,7 +25,7 @@ def audit(
 
 
 def replicas(server: Server = LOCAL, token: Token = "", output: AsTable = "table") -> None:
-    """List the gateways that share the Redis."""
+    """List the workers of this gateway, and the gateways that share its Redis."""
     told = ask(server, "/admin/v1/replicas", token)
     if output == "json":
         print_json(told)
@@ -33,10 +33,12 @@ def replicas(server: Server = LOCAL, token: Token = "", output: AsTable = "table
     rows = [
         {
             "id": each["id"],
+            "worker": each.get("worker") or None,
             "host": each["host"],
             "pid": each["pid"],
             "version": each["version"],
             "alive": "yes" if each["alive"] else f"not heard of for {each['heard_s']} s",
+            "connections": each.get("connections"),
             "configuration": "the same" if each["config_agrees"] else "differs",
             "restarts": ", ".join(each["leads"]) or "none",
         }

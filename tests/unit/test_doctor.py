@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import http.server
 import pathlib
+import threading
 
 import pytest
 from hypothesis import given
@@ -13,6 +15,7 @@ from gateway.cli.doctor.cached import judged
 from gateway.cli.doctor.nginxfile import parse, seconds, size
 from gateway.cli.doctor.nginxrules import nginx_findings
 from gateway.cli.doctor.servers import flag_findings, metrics_findings, server_findings
+from gateway.cli.doctor.through import Site, through_findings
 from gateway.config.models import Config
 from gateway.sim.server import SimConfig, SimServer
 
@@ -91,6 +94,67 @@ def test_a_proxy_that_leads_elsewhere_is_told():
     assert finding.about == "proxy_pass"
 
 
+@pytest.mark.parametrize(
+    "written", ["unix:/run/gw.sock", "unix:/run/gw.sock:", "unix:/run/gw.sock:/v1/"]
+)
+def test_a_proxy_that_leads_to_a_unix_socket_is_found(written):
+    site = SHIPPED.replace("proxy_pass http://vllm_gateway;", f"proxy_pass http://{written};")
+    assert found(site, config(listen="unix:/run/gw.sock")) == []
+
+
+@contextlib.contextmanager
+def proxy(post):
+    """A proxy that answers to GET, and to POST as told."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200 if self.path == "/livez" else 404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_POST(self):
+            status = post(self)
+            if status:
+                self.send_response(status)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+            self.close_connection = True
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield Site(f"http://127.0.0.1:{server.server_address[1]}")
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_proxy_that_breaks_off_ends_one_look_and_not_all():
+    with proxy(lambda _: None) as site:
+        findings = list(through_findings(site, config(), "", "m", site))
+    told = {each.about: each.verdict for each in findings}
+    assert (told["body_size"], told["streaming"]) == ("skipped", "skipped")
+
+
+def test_a_body_that_only_audio_may_have_is_announced_as_audio():
+    limits = {"max_body": "1MiB", "max_audio_body": f"{33 * 2**20 + 1}B"}
+    with proxy(lambda asked: 401 if "audio" in asked.path else 413) as site:
+        findings = list(through_findings(site, config(limits=limits), "", "m", site))
+    assert "wrong" not in [each.verdict for each in findings]
+
+
+def test_a_body_limit_is_told_large_enough():
+    limits = {"max_body": f"{33 * 2**20 + 1}B"}
+    with proxy(lambda _: 413) as site:
+        findings = list(through_findings(site, config(limits=limits), "", "m", site))
+    (wrong,) = [each for each in findings if each.verdict == "wrong"]
+    assert wrong.change == "client_max_body_size 34m;"
+
+
 def test_trusted_proxies_are_wanted_where_nginx_names_the_client():
     (finding,) = found(SHIPPED, config(trusted_proxies=[]))
     assert finding.change == "trusted_proxies: [127.0.0.1]"
@@ -98,8 +162,43 @@ def test_trusted_proxies_are_wanted_where_nginx_names_the_client():
 
 def test_what_nginx_prints_is_read_file_by_file():
     printed = "# configuration file /etc/nginx/nginx.conf:\nhttp {\n  include x;\n}\n# configuration file /etc/nginx/x:\n\na b;\n"
-    root = parse(printed, "nginx -T")
-    assert [each.where for each in root.inside] == ["/etc/nginx/nginx.conf:1", "/etc/nginx/x:2"]
+    (http,) = parse(printed, "nginx -T").inside
+    assert [each.where for each in (http, *http.inside)] == [
+        "/etc/nginx/nginx.conf:1",
+        "/etc/nginx/x:2",
+    ]
+
+
+def printed(http, site, headers=""):
+    """Return what `nginx -T` prints of a site in a file of its own, as distributions have it."""
+    return (
+        "# configuration file /etc/nginx/nginx.conf:\nhttp {\n" + http + "\n"
+        "include /etc/nginx/conf.d/*.conf;\n}\n"
+        "# configuration file /etc/nginx/conf.d/gateway.conf:\n" + site + "\n"
+        "# configuration file /etc/nginx/proxy_params:\n" + headers + "\n"
+    )
+
+
+def test_what_nginx_conf_sets_for_all_sites_holds_in_their_files():
+    site = SHIPPED.replace("client_max_body_size 64m;", "").replace("proxy_read_timeout 3600s;", "")
+    assert found(printed("client_max_body_size 64m; proxy_read_timeout 1h;", site)) == []
+    (wrong,) = found(printed("client_max_body_size 8m; proxy_read_timeout 1h;", site))
+    assert (wrong.about, wrong.where) == ("body_size", "/etc/nginx/nginx.conf:2")
+
+
+def test_what_a_location_includes_holds_there():
+    headers = 'proxy_set_header Connection ""; proxy_set_header X-Forwarded-For $remote_addr;'
+    gone = ("proxy_set_header Connection", "proxy_set_header X-Forwarded-For")
+    site = "\n".join(line for line in SHIPPED.splitlines() if not line.strip().startswith(gone))
+    site = site.replace("proxy_pass ", "include proxy_params; proxy_pass ")
+    assert found(printed("", site, headers)) == []
+
+
+def test_a_file_that_includes_itself_is_read_once():
+    root = parse(
+        "# configuration file /a:\ninclude b;\n# configuration file /b:\ninclude b; c;", "nginx -T"
+    )
+    assert [each.name for each in root.inside] == ["include", "c"]
 
 
 @given(st.text(alphabet="{};'\"\\ab# \n$", max_size=60))
@@ -174,3 +273,28 @@ def test_a_server_that_does_not_tell_what_was_cached_is_found_by_its_replies(set
 @pytest.mark.parametrize("reply", [b'{"usage": {"prompt_tokens": 512}}', b"garbage", b"[]"])
 def test_where_nothing_is_cached_there_is_nothing_to_tell(reply):
     assert [*judged("m/b1", reply, 7.0, 7.0)] == []
+
+
+def test_lua_has_quotes_and_braces_of_its_own():
+    lua = """access_by_lua_block {
+        -- don't stop here }
+        local t = { a = "}", b = '{', c = [[ it's } ]], d = [==[ ]] } ]==], e = t[1] - 2 }
+        --[[ nor here }
+        ]] if t then t = { {} } end
+    }"""
+    root = parse(f"http {{ {lua}\n proxy_buffering off; }}", "f")
+    (http,) = root.inside
+    assert [(each.name, each.where) for each in http.inside] == [
+        ("access_by_lua_block", "f:1"),
+        ("proxy_buffering", "f:7"),
+    ]
+    with pytest.raises(ValueError, match="f:2: it is not closed"):
+        parse("http {\nset_by_lua_block $a { return { x }", "f")
+
+
+def test_a_quote_within_a_word_is_a_part_of_it():
+    root = parse("""location ~ ^/it's/x { a "b c"; if ($x ~ 'd e') { f ${g}'h; } }""", "f")
+    (location,) = root.inside
+    assert location.words == ["~", "^/it's/x"]
+    assert [each.words for each in location.inside] == [['"b c"'], ["($x", "~", "'d e')"]]
+    assert location.inside[1].inside[0].words == ["${g}'h"]

@@ -8,12 +8,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Final
 
 _TOKEN: Final = re.compile(
     r"""(?P<comment>\#[^\n]*) | (?P<space>\s+) | (?P<mark>[{};])
-    | (?P<word>(?:"(?:\\.|[^"\\])*" | '(?:\\.|[^'\\])*' | \$\{\w+\} | \\. | [^\s{};"'\\])+)""",
-    re.VERBOSE,
+    | (?P<word>"(?:\\.|[^"\\])*"\)? | '(?:\\.|[^'\\])*'\)?
+        | (?!["'])(?:\$\{\w+\} | \\. | [^\s{};\\])+)""",  # a quote within a word is a part of it
+    re.VERBOSE | re.DOTALL,
+)
+# What is skipped of a program in Lua: comments, strings, and all else up to a brace.
+_LUA: Final = re.compile(
+    r"""--\[(?P<c>=*)\[.*?\](?P=c)\] | --[^\n]* | \[(?P<s>=*)\[.*?\](?P=s)\]
+    | "(?:\\.|[^"\\])*" | '(?:\\.|[^'\\])*' | (?P<brace>[{}]) | [^{}"'\[-]+ | .""",
+    re.VERBOSE | re.DOTALL,
 )
 _FILE: Final = re.compile(r"# configuration file (.+):$")
 
@@ -56,7 +64,7 @@ class Directive:
 
 
 def parse(text: str, file: str) -> Directive:
-    """Return the whole configuration as one block without a name; includes stay as they are.
+    """Return the whole configuration as one block without a name, each printed file where it is included.
 
     Raises:
         ValueError: its braces do not fit.
@@ -75,13 +83,60 @@ def parse(text: str, file: str) -> Directive:
         elif found["word"] is not None:
             began = began if words else line
             words.append(token)
+        elif token == "{" and words and words[0].endswith("_by_lua_block"):
+            offset = _end_of_lua(text, offset, f"{file}:{line - base}")
+            _step(place, words, ";", f"{file}:{began - base}")
+            line, words = line + text.count("\n", found.end(), offset), []
         elif found["mark"] is not None:
             place = _step(place, words, token, f"{file}:{began - base}")
             words = []
         line += token.count("\n")
     if place is not root or words:
         raise ValueError(f"{place.where}: it is not closed")
+    _put_includes(root)
     return root
+
+
+def _end_of_lua(text: str, offset: int, where: str) -> int:
+    """Return where a block of Lua ends, behind its brace."""
+    depth = 1
+    while depth:
+        found = _LUA.match(text, offset)
+        if found is None:
+            raise ValueError(f"{where}: it is not closed")
+        depth += {"{": 1, "}": -1}.get(found["brace"], 0)
+        offset = found.end()
+    return offset
+
+
+def _put_includes(root: Directive) -> None:
+    """Put each file where the first one, or one that it includes, includes it; others stay behind it."""
+    files: dict[str, list[Directive]] = {}
+    for each in root.inside:
+        files.setdefault(each.where.rpartition(":")[0], []).append(each)
+    main = next(iter(files), "")
+    included: set[str] = set()
+
+    def expanded(given: Directive, place: Directive, within: frozenset[str]) -> Iterator[Directive]:
+        names = []
+        if given.name == "include" and given.words:
+            pattern = PurePosixPath(main).parent / given.words[0].strip("\"'")
+            names = [name for name in files if PurePosixPath(name).match(str(pattern))]
+        names = [name for name in names if name not in within]
+        included.update(names)
+        for name in names:
+            for each in files[name]:
+                yield from expanded(each, place, within | {name})
+        if not names:
+            made = Directive(given.name, given.words, given.where, place)
+            made.inside = [got for each in given.inside for got in expanded(each, made, within)]
+            yield made
+
+    inside = [
+        got for each in files.get(main, []) for got in expanded(each, root, frozenset({main}))
+    ]
+    others = [each for name in files if name not in included | {main} for each in files[name]]
+    root.inside = inside + others
 
 
 def _step(place: Directive, words: list[str], mark: str, where: str) -> Directive:

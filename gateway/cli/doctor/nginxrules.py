@@ -45,7 +45,9 @@ def nginx_findings(root: Directive, config: Config) -> Iterator[Finding]:
 
 def _leads(root: Directive, passes: Directive, address: str) -> bool:
     target = (passes.words or [""])[0].removeprefix("http://").removeprefix("https://")
-    host = target.split("/", 1)[0] if not target.startswith("unix:") else target
+    # nginx writes http://unix:/path or, before a URI, http://unix:/path:
+    unix = target.startswith("unix:")
+    host = ":".join(target.split(":")[:2]) if unix else target.split("/", 1)[0]
     return _same(host, address) or any(
         _same(server.words[0], address) for server in _servers(root, host)
     )

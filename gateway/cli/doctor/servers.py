@@ -1,4 +1,4 @@
-"""What is asked of the backends: version, clock, metrics, and flags that work against the gateway."""
+"""What is asked of the backends: version, metrics, and flags that work against the gateway."""
 
 from __future__ import annotations
 

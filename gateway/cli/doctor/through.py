@@ -76,9 +76,16 @@ def through_findings(
         return
     yield ok("reach", f"{site.url} leads to a gateway")
     yield from _clock(date)
-    yield from _tls(site)
-    yield from _admin(site)
-    yield from _body(site, config)
+    for about, tried in (
+        ("tls", _tls(site)),
+        ("admin", _admin(site)),
+        ("body_size", _body(site, config)),
+    ):
+        try:
+            yield from tried
+        except (OSError, http.client.HTTPException) as error:
+            yield Finding(verdict="skipped", about=about, told=f"{site.url} broke the connection off: {error}",
+                          change="see the proxy's own log")  # fmt: skip
     yield from _stream(site, gateway, key, model)
 
 
@@ -155,10 +162,14 @@ def _get(site: Site, path: str) -> tuple[int, str, bytes]:
 def _body(site: Site, config: Config) -> Iterator[Finding]:
     """Announce the largest body that the gateway takes, and send none of it."""
     most = max(config.limits.max_body, config.limits.max_audio_body)
+    audio = config.limits.max_audio_body > config.limits.max_body
+    limit = "max_audio_body" if audio else "max_body"
     connection = site.connect()
     try:
-        connection.putrequest("POST", "/v1/chat/completions")
-        connection.putheader("Content-Type", "application/json")
+        path = "/v1/audio/transcriptions" if audio else "/v1/chat/completions"
+        kind = "multipart/form-data; boundary=doctor" if audio else "application/json"
+        connection.putrequest("POST", path)
+        connection.putheader("Content-Type", kind)
         connection.putheader("Content-Length", str(most))
         connection.endheaders()
         if connection.sock is not None:
@@ -173,8 +184,8 @@ def _body(site: Site, config: Config) -> Iterator[Finding]:
     if reply.status == http.client.REQUEST_ENTITY_TOO_LARGE:
         yield Finding(
             verdict="wrong", about="body_size",
-            told=f"The proxy refuses a body of {most >> 20} MiB, which the gateway takes (`limits.max_body`)",
-            change=f"client_max_body_size {most >> 20}m;",
+            told=f"The proxy refuses a body of {most >> 20} MiB, which the gateway takes (`limits.{limit}`)",
+            change=f"client_max_body_size {-(-most >> 20)}m;",
         )  # fmt: skip
         if not _is_json(told):
             yield Finding(verdict="note", about="errors", told="The proxy's own errors are no JSON",
