@@ -118,6 +118,7 @@ def build(
             },
             shed=lambda: ingress.connections.counts,
             queues=lambda: handler.gate.queues(),
+            fellows=lambda: replicas.fellows(),
             held=lambda: supervisor.held(),
             canaries=lambda: rollouts.verdicts(),
             canary_requests=lambda: rollouts.requests(),
@@ -184,13 +185,13 @@ def build(
     quarantine = handler.retrying.quarantine
     quarantine.on_lost.append(watchers.hurry)
 
-    def tell() -> Told:
-        alike = handler.settings.shared_digest
-        told = this_process(__version__, alike, sorted(supervisor.leads))
-        return told_of(table, told if group is None else group.named(told))
-
-    replicas = Replicas(store, clock, tell, least=1 if group is None else group.place.count)
+    least = 1 if group is None else group.place.count
+    replicas = Replicas(
+        store, clock, lambda: _told(ingress, handler, supervisor, group), least=least
+    )
+    replicas.on_heard.append(ingress.even_out)
     supervisor = supervise(table, clock, store, config)
+    supervisor.drained_elsewhere = replicas.drained_elsewhere
     supervisor.events.on_event.append(ledger.event)
     quarantine.on_quarantined.append(partial(quarantined, supervisor.events, clock))
     rollouts = Rollouts(table, clock, supervisor.events, config.state)
@@ -205,6 +206,14 @@ def build(
         handler, watchers, supervisor, rollouts, adapters, EngineEvents(table, config.pools, clock),
         store, replicas, shared_keys, accounts, gpus, group, tokens,
     )  # fmt: skip
+
+
+def _told(ingress: Ingress, handler: Handler, supervisor: Supervisor, group: Group | None) -> Told:
+    """Return what this process tells the others that share its store."""
+    shared, leads = handler.settings.shared_digest, sorted(supervisor.leads)
+    told = this_process(__version__, shared, leads, len(ingress.connections))
+    told = told if group is None else group.named(told)
+    return told_of(handler.table, supervisor.names, told, handler.gate.queues())
 
 
 def _limiter(

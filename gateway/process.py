@@ -113,6 +113,7 @@ class Process:
         self.ledger.on_posted += [self.last_used.posted, self.series.posted, self.ended.posted]
         if self.shared_keys is not None:
             self.shared_keys.on_change.append(partial(take_shared_keys, self))
+        self.table.carried_elsewhere = self.replicas.carried_elsewhere
         self.history = History(self.started.state, self.clock, saves=self.leads)
 
     @property
@@ -209,7 +210,6 @@ class Healing:
             )
             self._tasks = [self._group.create_task(following.run(), name="following")]
             return
-        process.table.carried_elsewhere = process.replicas.carried_elsewhere
         self._tasks = [
             self._group.create_task(process.supervisor.run(), name="supervisor"),
             self._group.create_task(process.adapters.run(), name="adapters"),

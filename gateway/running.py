@@ -8,10 +8,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 from typing import Final
 
-from gateway import __version__
 from gateway.admin.api import admin_app
 from gateway.admin.audit import audit_of
 from gateway.admin.condition import notice_problems
@@ -20,7 +18,6 @@ from gateway.admin.fleet import gather_always
 from gateway.admin.requests import answers_to_workers
 from gateway.admission.telling import Telling
 from gateway.core.aio import Clock, periodic
-from gateway.core.events import EventKind
 from gateway.heal.eventlog import EventLog
 from gateway.heal.orders import Orders
 from gateway.ingress.drain import drain, end_late, outlast
@@ -80,7 +77,7 @@ async def run(
             if predecessor is not None:
                 predecessor.ready(missing)
                 await predecessor.gone()
-                _say_taken_over(process)
+                predecessor.leaves_to(process)
             healing.begin()
             replacement = Replacement(process, healing, listeners, (public, admin))
             background += [
@@ -187,11 +184,6 @@ def _missing(table: PoolTable, expects: Go) -> list[str]:
         if backend.phase not in SERVES or (backend_id in measured and backend.sample is None):
             missing.append(backend_id)
     return missing
-
-
-def _say_taken_over(process: Process) -> None:
-    told = f"process {os.getpid()} with version {__version__} took over"
-    process.supervisor.events.note(process.clock, EventKind.UPGRADE, "", "done", told)
 
 
 # --- beginning and end ----------------------------------------------------------------------------

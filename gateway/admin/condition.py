@@ -12,6 +12,7 @@ from gateway.core.aio import periodic
 from gateway.core.events import EventKind
 from gateway.core.types import Outcome
 from gateway.launch.disk import LOW_BYTES
+from gateway.ops.callers import Callers, together
 from gateway.ops.gatewayproblems import Own
 from gateway.ops.overview import Facts, overview
 from gateway.ops.recent import Lately
@@ -86,9 +87,7 @@ def _ended(desk: Desk) -> Mapping[str, int]:
 
 
 def _own(desk: Desk) -> Own:
-    config, series = desk.loaded().config, desk.series
-    why_over, unknown, last_unknown = _refusals(desk)
-    slow = {key: for_s for key, for_s in desk.slow_clients().items() if for_s >= _SLOW_CLIENT_S}
+    config, callers = desk.loaded().config, together([callers_seen(desk), *desk.callers_elsewhere])
     return Own(
         settings_file="the settings file" if desk.file is None else desk.file.name,
         file_changed_wall=_changed_wall(desk),
@@ -96,15 +95,28 @@ def _own(desk: Desk) -> Own:
         disk=str(config.state),
         disk_free_bytes=desk.disk.left,
         disk_least_bytes=LOW_BYTES,
+        over_limit=callers.over_limit,
+        why_over=callers.why_over,
+        stalled=callers.stalled,
+        slow_clients=callers.slow,
+        client_write_s=config.timeouts.client_write,
+        unknown_models=callers.unknown_models,
+        unknown_model=callers.unknown_model,
+        keys_known=all(passed for name, passed, _ in desk.ready().checks if name == "keys"),
+        redis=config.redis is not None,
+    )
+
+
+def callers_seen(desk: Desk) -> Callers:
+    """Return whose requests ended badly in this process."""
+    series, (why_over, unknown, last_unknown) = desk.series, _refusals(desk)
+    return Callers(
         over_limit=series.callers(Outcome.REJECTED),
         why_over=why_over,
         stalled=series.callers(Outcome.CLIENT_STALLED),
-        slow_clients=slow,
-        client_write_s=config.timeouts.client_write,
+        slow={key: for_s for key, for_s in desk.slow_clients().items() if for_s >= _SLOW_CLIENT_S},
         unknown_models=unknown,
         unknown_model=last_unknown,
-        keys_known=all(passed for name, passed, _ in desk.ready().checks if name == "keys"),
-        redis=config.redis is not None,
     )
 
 

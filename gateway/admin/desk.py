@@ -19,6 +19,7 @@ from gateway.ingress.routes import Readiness
 from gateway.launch.disk import DiskSpace
 from gateway.observe.metrics import Metrics
 from gateway.observe.series import Series
+from gateway.ops.callers import Callers
 from gateway.ops.dryrun import Deciding
 from gateway.ops.explain import Book
 from gateway.ops.moment import Moment
@@ -67,6 +68,7 @@ class Desk:
     file: Path | None = None
     fellows: Callable[..., Awaitable[list[Any]]] = nobody  # asks the other workers a question
     workers: int = 1  # that it answers for
+    callers_elsewhere: Sequence[Callers] = ()  # what the other workers saw last
     all_were_ready: bool = False  # at one time
     problems: Known = field(default_factory=Known)  # since when each is known
     started_at: float = field(init=False)

@@ -7,6 +7,7 @@ from http import HTTPStatus
 from operator import itemgetter
 from typing import Any, Final, Literal
 
+import msgspec
 from pydantic import Field
 from typing_extensions import TypedDict
 
@@ -15,6 +16,7 @@ from gateway.admin.desk import Desk
 from gateway.admin.endpoint import Asked, Body, Listing, Problem, Query, Text
 from gateway.core.aio import periodic
 from gateway.ingress.routes import Readiness
+from gateway.ops.callers import Callers
 from gateway.ops.overview import BackendOverview, Overview, PoolOverview, overview, pool_overviews
 from gateway.ops.series import SeriesTold, series_told
 from gateway.ops.sharing import store_told
@@ -39,8 +41,9 @@ async def get_me(desk: Desk, asked: Read) -> MeTold:
 
 
 async def gather(desk: Desk) -> None:
-    """Add what the other workers have counted to what is counted here."""
+    """Add what the other workers have counted, and seen of callers, to what is known here."""
     desk.metrics.hear(await desk.fellows("counted"))
+    desk.callers_elsewhere = msgspec.convert(await desk.fellows("callers"), list[Callers])
 
 
 async def gather_always(desk: Desk) -> None:
@@ -110,8 +113,8 @@ async def get_backend(desk: Desk, asked: Read) -> BackendOverview:
 
 
 async def get_replicas(desk: Desk, asked: Read) -> Listing:
-    """Answer the gateways that share the Redis; without one, nobody shares anything."""
-    if desk.loaded().config.redis is None:
+    """Answer the workers, and the gateways that share the Redis; one alone shares nothing."""
+    if desk.workers == 1 and desk.loaded().config.redis is None:
         return Listing([], _same, _ID)
     return Listing(store_told(desk.replicas, desk.moment())["replicas"], _same, _ID)
 

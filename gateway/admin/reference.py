@@ -26,7 +26,8 @@ The same as OpenAPI 3.1, with the shapes of all answers: `GET /admin/openapi.jso
   query, nothing is changed.
 - **What was seen.** A `GET` may answer an `ETag`; a change with that in `If-Match` is a 412 if it was changed since.
 - **Once.** A change with an `Idempotency-Key` that is sent again within an hour is answered again, and not done again
-  (`idempotency-replayed: true`). What is kept of it is in memory: 1,000 answers, 4 MiB.
+  (`idempotency-replayed: true`). What is kept of it is in memory: 1,000 answers, 4 MiB. What was answered
+  5xx is tried again; a new key or secret that the store may have kept all the same (503) is not made twice by that.
 - **On the record.** Each change is in the audit log: `GET /admin/v1/audit`, and `audit.jsonl` in the state folder.
 - **Errors** are `application/problem+json` (RFC 9457), with a `code` for programs and `errors` for single fields.
 """

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Final, cast
 
 from pydantic import BeforeValidator, Field
 
+from gateway.admin.condition import callers_seen
 from gateway.admin.desk import Desk
 from gateway.admin.endpoint import DIGITS, Asked, Body, Listing, ListQuery, Problem, Query
 from gateway.admission.decisions import KEPT, Decision
@@ -17,6 +18,7 @@ from gateway.core.types import Endpoint, Outcome
 from gateway.ingress.early import KEPT as REFUSALS_KEPT
 from gateway.observe.ended import KEPT as ENDED_KEPT
 from gateway.observe.ended import TROUBLED_KEPT
+from gateway.ops.callers import Callers
 from gateway.ops.dryrun import DryRun, UnknownKey, Wish, dry_run
 from gateway.ops.explain import Told, summary, told
 from gateway.ops.explained import RequestExplained, explained
@@ -87,7 +89,7 @@ async def get_requests(desk: Desk, asked: Asked[RequestsQuery, Body]) -> Listing
     query, moment = asked.query, desk.moment()
     if query.limit is None:
         query = query.model_copy(update={"limit": MOST_REQUESTS})
-    found: list[Seen | RequestTold] = [*requests_seen(desk, query)]
+    found: list[Seen | RequestTold] = [*await requests_seen(desk, query)]
     for rows in await desk.fellows("requests", query.model_dump(mode="json")):
         found += rows
     found.sort(key=_place, reverse=True)
@@ -98,7 +100,7 @@ async def get_requests(desk: Desk, asked: Asked[RequestsQuery, Body]) -> Listing
     return Listing(found, tell, lambda each: cursor_of(_place(each)), begins_after=query.after)
 
 
-def requests_seen(desk: Desk, query: RequestsQuery) -> list[Seen]:
+async def requests_seen(desk: Desk, query: RequestsQuery) -> list[Seen]:
     """Return the requests of this process that come on a page of the list, and the first of the next.
 
     Raises:
@@ -112,7 +114,7 @@ def requests_seen(desk: Desk, query: RequestsQuery) -> list[Seen]:
             detail = "`after` is no `last_id` of this list. Begin again without it."
             raise Problem(HTTPStatus.NOT_FOUND, "unknown_cursor", detail) from None
     wanted = Filter(**query.model_dump(exclude={"limit", "after"}))
-    found = newest(desk.requests, wanted, before)
+    found = await newest(desk.requests, wanted, before)
     return found if query.limit is None else found[: query.limit + 1]
 
 
@@ -201,7 +203,7 @@ def answers_to_workers(desk: Desk) -> Answers:
 
     async def requests(query: Mapping[str, Any]) -> list[RequestTold]:
         moment = desk.moment()
-        found = requests_seen(desk, RequestsQuery.model_validate(query))
+        found = await requests_seen(desk, RequestsQuery.model_validate(query))
         return [request_told(each, moment) for each in found]
 
     async def request(request_id: str) -> RequestExplained | None:
@@ -213,6 +215,9 @@ def answers_to_workers(desk: Desk) -> Answers:
     async def counted() -> Any:
         return desk.metrics.tell()
 
+    async def callers() -> Callers:
+        return callers_seen(desk)
+
     async def ready() -> bool:
         return desk.ready().ready
 
@@ -221,5 +226,6 @@ def answers_to_workers(desk: Desk) -> Answers:
         "request": request,
         "decision": decision,
         "counted": counted,
+        "callers": callers,
         "ready": ready,
     }

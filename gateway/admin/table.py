@@ -107,7 +107,7 @@ _SHOWN: Final = (
     ),
     Endpoint(
         method=Method.GET, path=f"{_V1}/replicas", name="replicas", role=Role.VIEWER,
-        does="List the gateways that share the Redis.",
+        does="List the workers of this gateway, and the gateways that share its Redis.",
         handler=fleet.get_replicas, answer=ReplicaOverview, rows=True, query=ListQuery,
         verb="replicas",
     ),

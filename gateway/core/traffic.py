@@ -1,8 +1,9 @@
-"""Values of traffic management: engine kinds, fallbacks, canaries, shadows."""
+"""Values of traffic management: engine kinds, queues, fallbacks, canaries, shadows."""
 
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -12,6 +13,24 @@ class Engine(Enum):
 
     VLLM = "vllm"
     OPENAI = "openai"  # any other with OpenAI's API: what it does not tell is unknown
+
+
+class Queued(NamedTuple):
+    """What waits for a pool."""
+
+    requests: int = 0
+    tokens: int = 0  # that they need
+    oldest_s: float | None = None  # how long the first of them has waited; None: there is none
+
+    def beside(self, other: Queued) -> Queued:
+        """Return what waits in two queues."""
+        oldest = [each.oldest_s for each in (self, other) if each.oldest_s is not None]
+        return Queued(
+            self.requests + other.requests, self.tokens + other.tokens, max(oldest, default=None)
+        )
+
+
+NOTHING_QUEUED: Final = Queued()
 
 
 class Cause(Enum):

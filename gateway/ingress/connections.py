@@ -11,13 +11,18 @@ deadline for all, so its head is always the next to expire, and a tick looks no 
 
 When there are as many as there may be, a new one takes the place of the connection that is easiest
 to miss. A connection whose request is being answered is never closed for another.
+
+Workers accept from one listener, and whichever is awake takes what comes. A connection lives long, so
+one that has far more than its share gives some away: they close behind a reply (`surplus`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import select
 from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
@@ -28,6 +33,10 @@ from gateway.core.addresses import Proxies, client_network
 _HANGUP: Final[int] = getattr(select, "POLLRDHUP", 0)
 # A client sends its head within a round trip of connecting; one that takes longer than this is slow.
 _SLOW_S: Final = 1.0
+# So many connections beyond a worker's share, or this part of it, are left to chance.
+_UNEVEN: Final = 8
+_UNEVEN_RATIO: Final = 0.25
+_GIVEN_AWAY_RATIO: Final = 0.25  # of more, at a time: what others tell is up to two seconds old
 
 
 class Waits(Enum):
@@ -177,6 +186,15 @@ class Connections:
             return self.lingering
         slow = heads and now - (next(iter(heads.values())) - heads.seconds) >= _SLOW_S
         return heads if slow or not idle else idle
+
+
+def surplus(own: int, others: Sequence[int]) -> int:
+    """Return how many of its connections a worker gives away now, by how many the others told of."""
+    share = (own + sum(others)) / (1 + len(others))
+    beyond = own - share
+    if beyond <= max(_UNEVEN, share * _UNEVEN_RATIO):
+        return 0
+    return math.ceil(beyond * _GIVEN_AWAY_RATIO)
 
 
 def has_left(transport: asyncio.Transport) -> bool:

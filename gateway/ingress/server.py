@@ -16,18 +16,19 @@ pinned to one minor version for their sake.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import httptools
 
 from gateway.config.limits import CorsConfig
 from gateway.core.errors import GatewayError, HeadTimeout
-from gateway.ingress.connections import Connections, Line, Waits, has_left
+from gateway.ingress.connections import Connections, Line, Waits, has_left, surplus
 from gateway.ingress.cors import Cors
 from gateway.ingress.downstream import Downstream
 from gateway.ingress.early import last_reply, too_many_connections
@@ -37,6 +38,14 @@ from gateway.wire.calls import ENDPOINTS, EndpointSpec
 
 # One read may bring thousands of tiny requests; each costs about 2 KiB until its turn.
 _MOST_AHEAD: Final = 64
+
+
+class Fellow(Protocol):
+    """Another worker, as it tells of itself."""
+
+    @property
+    def connections(self) -> int:
+        """How many clients' connections it has."""
 
 
 @dataclass(slots=True)
@@ -54,7 +63,8 @@ class Ingress:
     cors: Cors | None = None  # None: web pages of other origins may not call
     live: set[Downstream] = field(default_factory=set)
     held: set[GatewayProtocol] = field(default_factory=set)  # are not read from: see `hold`
-    leaving: bool = False  # each connection closes behind its next reply
+    leaving: bool = False  # no connection outlives its next reply
+    surplus: float = 0  # so many connections close behind their next reply
     _ids: Iterator[int] = field(default_factory=itertools.count)
     _id_prefix: str = field(default_factory=lambda: f"req_{os.urandom(8).hex()}")
 
@@ -71,9 +81,15 @@ class Ingress:
 
         One that is idle stays for as long as it may: to close it now could meet a request on its way.
         """
-        self.leaving = True
+        self.leaving, self.surplus = True, math.inf
         for connection in self.connections.all():
             connection.close_behind_reply()
+
+    def even_out(self, fellows: Sequence[Fellow]) -> None:
+        """Give connections away, if the other workers have far fewer; called as they tell, once a second."""
+        if not self.leaving:
+            others = [each.connections for each in fellows]
+            self.surplus = surplus(len(self.connections), others)
 
     def tick(self, now: float) -> None:
         """Enforce the deadlines of connections; called about twice a second."""
@@ -197,7 +213,8 @@ class GatewayProtocol(RequestReader):
             request = Downstream(self, spec, ingress.new_id(), whole)
         if ingress.cors is not None:
             request.cors_lines = ingress.cors.lines(self.headers)
-        if ingress.leaving:
+        if ingress.surplus:
+            ingress.surplus -= 1
             request.keep_alive = False
         return request
 

@@ -97,7 +97,7 @@ class Shadows:
     def tick(self) -> None:
         """Cancel copies to pools for which somebody waits."""
         for task, copy in self._under_way.items():
-            if self._gate.oldest_s(copy.to) is not None:
+            if self._gate.queued(copy.to):
                 task.cancel()
 
     def close(self) -> None:
@@ -109,8 +109,8 @@ class Shadows:
         if down.hold is not None or down.upload is not None:
             return False
         under_way = sum(copy.pool == ask.route.pool for copy in self._under_way.values())
-        waits = [self._gate.oldest_s(pool) for pool in (ask.route.pool, shadow.pool)]
-        return under_way < shadow.most and waits == [None, None]
+        waits = any(self._gate.queued(pool) for pool in (ask.route.pool, shadow.pool))
+        return under_way < shadow.most and not waits
 
     def _start(self, settings: Settings, down: Downstream, ask: Ask, patience: Patience) -> bool:
         """Start a copy where it has room; False where it has none, or the other pool takes no such call."""

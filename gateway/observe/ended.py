@@ -33,11 +33,9 @@ class EndedRequests:
         return len(self._well) + len(self._troubled) + len(self._strangers)
 
     def __iter__(self) -> Iterator[RequestRecord]:
-        """Go through them, in no order."""
+        """Go through them as they are now, in no order."""
         self._before_reading()
-        yield from self._well
-        yield from self._troubled
-        yield from self._strangers
+        return iter([*self._well, *self._troubled, *self._strangers])
 
     def posted(self, settled: Sequence[RequestRecord]) -> None:
         """Keep records that were settled; the last to be told, as what is large in them is let go."""

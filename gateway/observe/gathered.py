@@ -46,6 +46,9 @@ COUNTED: Final = frozenset(
     if each.kind is not Kind.GAUGE and each.name not in _SEEN_BY_ALL
 )
 TOLD: Final = COUNTED | _PARTS
+_CELLS: Final = {  # numbers in a cell of each histogram: its buckets, `+Inf` and the sum
+    each.name: len(each.buckets) + 2 for each in INSTRUMENTS if each.kind is Kind.HISTOGRAM
+}
 
 _LIVES_KEPT: Final = 256  # one that is slow to answer is not another one
 
@@ -108,6 +111,8 @@ class Gathered:
                 known = {} if before is None else dict(before.cells.get(name, ()))
                 found = cells.setdefault(name, {})
                 for labels, cell in histogram:
+                    if len(cell) != _CELLS.get(name):  # of another version
+                        continue
                     was = known.get(labels) or [0.0] * len(cell)
                     sums = found.get(labels) or [0.0] * len(cell)
                     found[labels] = [a + b - c for a, b, c in zip(sums, cell, was, strict=True)]

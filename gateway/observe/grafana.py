@@ -47,10 +47,11 @@ def rate(metric: str, by: str, *matchers: str) -> str:
     return f"sum by ({by}) (rate({metric}{{{','.join((_POOL, *matchers))}}}{_RATE}))"
 
 
-def quantile(metric: str, at: float) -> Query:
-    """Return a quantile of a histogram by pool."""
-    inner = f"sum by (pool, le) (rate({metric}_bucket{{{_POOL}}}{_RATE}))"
-    return Query(f"histogram_quantile({at}, {inner})", f"{{{{pool}}}} p{at * 100:.0f}")
+def quantile(metric: str, at: float, by: tuple[str, ...] = ("pool",)) -> Query:
+    """Return a quantile of a histogram by some labels."""
+    inner = f"sum by ({', '.join((*by, 'le'))}) (rate({metric}_bucket{{{_POOL}}}{_RATE}))"
+    names = "/".join(f"{{{{{name}}}}}" for name in by)
+    return Query(f"histogram_quantile({at}, {inner})", f"{names} p{at * 100:.0f}")
 
 
 def gauge(metric: str, *matchers: str) -> str:
@@ -125,6 +126,9 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             Query(gauge("gateway_backend_running"), f"{_BACKEND} running"),
             Query(gauge("gateway_backend_waiting"), f"{_BACKEND} waiting"),
         )),
+        Panel("First token by backend", "s",
+              (quantile("gateway_backend_ttft_seconds", 0.95, ("pool", "backend")),),
+              "From sending a request there to the first byte of its stream."),
         Panel("Failed attempts", "reqps",
               (Query(rate("gateway_upstream_failures_total", "pool, backend, reason"), f"{_BACKEND} {{{{reason}}}}"),)),
         Panel("Limit lowered", "reqps",

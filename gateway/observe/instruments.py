@@ -37,6 +37,12 @@ TTFT: Final = histogram(
     "Time from a request's head to the first byte of its stream, as the client sees it.",
     "pool", "model",
 )  # fmt: skip
+BACKEND_TTFT: Final = histogram(
+    "gateway_backend_ttft_seconds",
+    TTFT_BUCKETS,
+    "Time from sending a request to a backend to the first byte of its stream.",
+    "pool", "backend",
+)  # fmt: skip
 INTER_TOKEN: Final = histogram(
     "gateway_inter_token_seconds",
     INTER_TOKEN_BUCKETS,

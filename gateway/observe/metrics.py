@@ -68,12 +68,14 @@ class Metrics(Collector):
         self._attempts = self._values[table.ATTEMPTS.name]
         self._duration = self._histograms[table.REQUEST_DURATION.name]
         self._ttft = self._histograms[table.TTFT.name]
+        self._backend_ttft = self._histograms[table.BACKEND_TTFT.name]
         self._inter_token = self._histograms[table.INTER_TOKEN.name]
         self._overhead = self._histograms[table.OVERHEAD.name]
         self._queue_wait = self._histograms[table.QUEUE_WAIT.name]
         self._lag = self._histograms[table.LOOP_LAG.name]
         self._names: dict[tuple[str | None, str | None], tuple[str, str]] = {}
         self._sums: dict[tuple[object, ...], Sums] = {}  # since the values were read last
+        self._firsts = defaultdict[str | None, list[float]](list)  # likewise, by backend
         self._values[table.BUILD_INFO.name][__version__, platform.python_version()] = 1
         self._values[table.CONFIG_RELOADS.name].update({("success",): 0, ("failure",): 0})
         self.registry = CollectorRegistry()
@@ -108,6 +110,8 @@ class Metrics(Collector):
                     sums.overheads.append(own_s if own_s > 0.0 else 0.0)
                 if record.stream and record.first_byte_at is not None:
                     sums.ttfts.append(record.first_byte_at - received_at)
+                    if (first_s := record.first_byte_at - sent_at) >= 0.0:  # else another began it
+                        self._firsts[record.backend_id].append(first_s)
                     if (gap_s := record.token_gap_s) is not None:
                         sums.token_gaps.append(gap_s)
             if (
@@ -179,6 +183,10 @@ class Metrics(Collector):
             self._overhead.observe(sums.endpoint, *sums.overheads)
             self._queue_wait.observe(names[:1], *sums.waits)
         self._sums.clear()
+        for backend_id, firsts in self._firsts.items():
+            pool, _, name = (backend_id or UNKNOWN).rpartition("/")
+            self._backend_ttft.observe((pool, name), *firsts)
+        self._firsts.clear()
 
     def _name(self, record: RequestRecord) -> tuple[str, str]:
         """Return the labels for a pair of names seen for the first time, within the cap."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.core.gpu import GpuLoad
 from gateway.core.prefix import KvEvents, PrefixIndex
+from gateway.core.traffic import NOTHING_QUEUED, Queued
 from gateway.core.types import LoadSample, Phase
 
 
@@ -53,6 +55,35 @@ class BackendReading(Protocol):
         """How many requests of this gateway it may have at a time; None: as many as there are."""
 
 
+class Fellow(Protocol):
+    """What another worker told last; `store.replicas.Told` has it."""
+
+    @property
+    def in_flight(self) -> Mapping[str, int]:
+        """Requests that it carries, by backend: `pool/name`."""
+
+    @property
+    def queued(self) -> Mapping[str, Queued]:
+        """What waits in it, by pool."""
+
+
+def carried_by(fellows: Iterable[Fellow]) -> Counter[str]:
+    """Return how many requests other workers carry, by backend."""
+    carried = Counter[str]()
+    for each in fellows:
+        carried.update(each.in_flight)
+    return carried
+
+
+def queued_in_all(own: Mapping[str, Queued], fellows: Iterable[Fellow]) -> dict[str, Queued]:
+    """Return what waits in this worker and the others, by pool."""
+    found = dict(own)
+    for each in fellows:
+        for pool, queued in each.queued.items():
+            found[pool] = found.get(pool, NOTHING_QUEUED).beside(queued)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Readings:
     """Where a scrape finds what others own. Called on the event loop."""
@@ -60,7 +91,8 @@ class Readings:
     backends: Callable[[], Iterable[BackendReading]] = tuple
     connections: Callable[[], Mapping[str, int]] = dict  # by side: client, backend
     shed: Callable[[], Mapping[str, int]] = dict  # connections, by reason
-    queues: Callable[[], Mapping[str, tuple[int, int]]] = dict  # by pool: requests and tokens
+    queues: Callable[[], Mapping[str, Queued]] = dict  # by pool
+    fellows: Callable[[], Iterable[Fellow]] = tuple  # the other workers of this gateway
     held: Callable[[], Mapping[str, bool]] = dict  # by pool: its restarts are on hold
     canaries: Callable[[], Mapping[tuple[str, ...], bool]] = dict  # by pool and verdict
     canary_requests: Callable[[], Mapping[tuple[str, ...], int]] = dict  # by pool and side

@@ -7,7 +7,7 @@ differ by. So nothing is counted twice, and a request pays nothing for it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -39,9 +39,9 @@ class Mark:
     shed: Mapping[Labels, float]
     tokens: Mapping[Labels, float]
     failures: Mapping[Labels, float]  # attempts that failed, by pool, backend and reason
-    refusals: Mapping[Labels, float]  # requests beyond a limit, by scope, rule and shadow
     ttfts: Mapping[Labels, Sequence[float]]  # counts by bucket; the last two are `+Inf` and the sum
     gaps: Mapping[Labels, Sequence[float]]
+    backend_ttfts: Mapping[Labels, Sequence[float]]
 
 
 @dataclass(slots=True)
@@ -98,13 +98,20 @@ class Window:
         for (pool, model, kind), more in _grown(before.tokens, after.tokens):
             if kind == "completion":
                 found[pool, model].tokens += int(more)
-        for (pool, model), counts in after.ttfts.items():
-            if counts != (known := before.ttfts.get((pool, model))):
-                _add_cells(found[pool, model].ttfts, known, counts)
-        for (pool, model), counts in after.gaps.items():
-            if counts != (known := before.gaps.get((pool, model))):
-                _add_cells(found[pool, model].gaps, known, counts)
+        for (pool, model), counts, known in _moved(before.ttfts, after.ttfts):
+            _add_cells(found[pool, model].ttfts, known, counts)
+        for (pool, model), counts, known in _moved(before.gaps, after.gaps):
+            _add_cells(found[pool, model].gaps, known, counts)
         return dict(found)
+
+    def backend_ttfts(self) -> dict[str, list[float]]:
+        """Return the counts of first tokens by bucket, by the backend's id, of those that had any."""
+        found: dict[str, list[float]] = {}
+        moved = _moved(self.before.backend_ttfts, self.after.backend_ttfts)
+        for (pool, backend), counts, known in moved:
+            cells = found[f"{pool}/{backend}"] = [0.0] * (len(TTFT_BUCKETS) + 1)
+            _add_cells(cells, known, counts)
+        return found
 
     def shed(self, pool: str) -> dict[str, int]:
         """Return how many requests of a pool were refused for capacity, by reason."""
@@ -165,6 +172,15 @@ def _add(total: Tally, more: Tally) -> None:
 def _add_cells(total: list[float], before: Sequence[float] | None, after: Sequence[float]) -> None:
     for place in range(len(total)):
         total[place] += after[place] - (0 if before is None else before[place])
+
+
+def _moved(
+    before: Mapping[Labels, Sequence[float]], after: Mapping[Labels, Sequence[float]]
+) -> Iterator[tuple[Labels, Sequence[float], Sequence[float] | None]]:
+    """Yield the labels that counted more, with their counts now and before."""
+    for labels, counts in after.items():
+        if counts != (known := before.get(labels)):
+            yield labels, counts, known
 
 
 def _grown(

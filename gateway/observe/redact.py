@@ -15,20 +15,41 @@ from gateway.core.errors import ConfigError, GatewayError
 _FRAMES: Final = 20  # of one traceback
 _CHAIN: Final = 5  # exceptions that led to one another
 
+# An underscore parts words here: HF_TOKEN is a token, and a tokenizer is none.
+_NAME: Final = (
+    r"(?<![a-z0-9])((?:access|api|auth|client|private|secret)[-_]?keys?|(?<=[?&])key|(?-i:(?<=[A-Z]_)KEY)"
+    r"|(?:access|auth|client|refresh)?(?:password|passwd|passphrase|secret|credentials?|authorization|cookie|(token)))"
+)
+# How a value follows: behind a sign, or as `value` where `name` was before.
+_IS: Final = r"(\\*['\"]?(?:\s*[=:]|,?\s+\\*['\"]?value\\*['\"]?\s*:)\s*(?:b(?=['\"]))?)"
+# It stands in quotes, escaped ones within JSON too, in brackets, or alone.
+_VALUE: Final = (
+    r"(?:(?P<quote>\\*[\"'])(?:(?!(?P=quote))(?:\\.|.))+(?:(?P=quote)|$)|(?P<opens>\[|\w+\()[^\])\n]*"
+    r"|(?!(?:null|none|true|false|bearer|basic)\b)[^\s\"',;}\\]+)"
+)
+_BLOTTED: Final = r"\g<quote>\g<opens>***\g<quote>"
+
 _PATTERNS: Final = tuple(
-    (re.compile(pattern, re.IGNORECASE), replacement)
+    (re.compile(pattern, re.IGNORECASE | re.MULTILINE), replacement)
     for pattern, replacement in (
         # Our own keys: the id is public and says which key it was.
         (r"\bgw_([a-z0-9]{1,32})_[a-z0-9_-]+", r"gw_\1_***"),
-        (r"\b(?:sk|hf|pk|rk)[-_][a-z0-9_-]{8,}", "***"),
+        (r"\b(?:sk|hf|pk|rk|ghp|glpat|nvapi)[-_][a-z0-9_-]{8,}", "***"),
+        (r"\beyJ[a-z0-9_-]{8,1024}\.[a-z0-9_-]+(?:\.[a-z0-9_-]*)?", "***"),  # a JWT
+        (r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?s:.)*?(?:-----END|\Z)", "***"),
         (r"\b(bearer|basic)\s+[^\s\"',;]+", r"\1 ***"),
-        (r"\b((?:x-)?api[-_]?key|password|token|secret)(['\"]?\s*[=:]\s*['\"]?)[^\s\"',;}]+",
-         r"\1\2***"),
-        (r"\b([a-z][a-z0-9+.-]*://)[^/\s@]*@", r"\1***@"),
+        # A header: a scheme of its own and several cookies are parts of its value.
+        (r"\b((?:authorization|cookie)[ \t]*:[ \t]*)[^\r\n\"'\\]+", r"\1***"),
+        (_NAME + _IS + r"(?(2)(?![\d.]+(?:[\s,;)}\]]|$)))" + _VALUE, r"\1\3" + _BLOTTED),
+        (
+            r"(--[\w-]{0,40}(?:key|token|password|secret)['\"]?[\s,]+)(?!-)" + _VALUE,
+            r"\1" + _BLOTTED,
+        ),
+        (r"\b([a-z][a-z0-9+.-]{0,20}://)[^/\s\"']*@", r"\1***@"),
         # asyncio shows a failed task with its exception, words and all.
-        (r"\bexception=(\w+)\(.*\)", r"exception=\1(***)"),
+        (r"\bexception=(\w+)\(.*", r"exception=\1(***)"),
     )
-)  # fmt: skip
+)
 
 # Exceptions whose words come from the system, the interpreter or this project, never from a body.
 _TELLING: Final = (

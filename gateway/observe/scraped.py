@@ -61,9 +61,9 @@ def read_gauges(values: Values, readings: Readings, now: float) -> None:
         if replaced:  # a leaving backend whose name has a new owner: only its requests count
             continue
         _read_backend(values, backend, labels, now)
-    for pool, (requests, tokens) in readings.queues().items():
-        values[table.QUEUED.name][(pool,)] = requests
-        values[table.QUEUED_TOKENS.name][(pool,)] = tokens
+    for pool, queued in readings.queues().items():
+        values[table.QUEUED.name][(pool,)] = queued.requests
+        values[table.QUEUED_TOKENS.name][(pool,)] = queued.tokens
     _read_gpus(values, readings)
     held = readings.held()
     values[table.RESTARTS_HELD.name].update({(pool,): held[pool] for pool in held})

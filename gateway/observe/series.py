@@ -1,8 +1,7 @@
 """The last hour in memory: one bucket each 10 s, for every pool and backend.
 
 What is counted of requests is the difference of two `Mark`s; what backends show is read as a bucket
-ends. Only the first tokens of each backend are counted by request, where the ledger posts them, by the
-dozen. Memory is fixed: 13 KB for a pool and 12 KB for a backend, at most 500 of each, and the marks of
+ends. Memory is fixed: 13 KB for a pool and 12 KB for a backend, at most 500 of each, and the marks of
 the last five minutes.
 """
 
@@ -10,19 +9,19 @@ from __future__ import annotations
 
 import math
 from array import array
-from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
 
 from gateway.core.aio import Clock, periodic
+from gateway.core.traffic import NOTHING_QUEUED
 from gateway.core.types import Outcome, Phase, RequestRecord
 from gateway.observe import instruments as table
 from gateway.observe.buckets import TTFT_BUCKETS
 from gateway.observe.families import Labels
 from gateway.observe.metrics import Metrics
-from gateway.observe.readings import BackendReading
+from gateway.observe.readings import BackendReading, carried_by, queued_in_all
 from gateway.observe.recent import Mark, Window, quantile
 
 STEP_S: Final = 10.0
@@ -35,6 +34,7 @@ BACKEND_COLUMNS: Final = (
     "phase", "kv", "running", "waiting", "in_flight", "ttft_p50_s", "ttft_p95_s", "tokens",
 )  # fmt: skip
 PHASES: Final = tuple(Phase)
+_SLOTS: Final = BUCKETS + 1  # the next bucket may end while the hour is told, with turns in between
 _MOST_TRACKS: Final = 500
 _MOST_CALLERS: Final = 200  # of one bucket
 _NONE: Final = math.nan
@@ -49,7 +49,7 @@ class Track:
     __slots__ = ("_columns", "pool", "seen")
 
     def __init__(self, names: Iterable[str], pool: str) -> None:
-        self._columns = {name: array("f", [_NONE]) * BUCKETS for name in names}
+        self._columns = {name: array("f", [_NONE]) * _SLOTS for name in names}
         self.pool = pool
         self.seen = 0  # the turn that last had values for it
 
@@ -57,12 +57,12 @@ class Track:
         """Write the bucket of a turn."""
         for name, column in self._columns.items():
             value = values.get(name)
-            column[turn % BUCKETS] = _NONE if value is None else value
+            column[turn % _SLOTS] = _NONE if value is None else value
 
     def read(self, name: str, turn: int, count: int) -> list[float | None]:
         """Return the last buckets of a column up to a turn, the oldest first."""
         column = self._columns[name]
-        found = (column[each % BUCKETS] for each in range(turn - count + 1, turn + 1))
+        found = (column[each % _SLOTS] for each in range(turn - count + 1, turn + 1))
         return [None if math.isnan(value) else round(value, 4) for value in found]
 
 
@@ -77,7 +77,6 @@ class Series:
         self._metrics, self._clock = metrics, clock
         self._began_at = clock.now()
         self._written: dict[str, float] = {}  # tokens that a backend's engine had written
-        self._firsts: dict[str, list[int]] = {}  # of this bucket: first tokens, by backend
         self._callers: dict[tuple[str, Outcome], int] = {}  # of this bucket
         self._recent_callers: deque[Mapping[tuple[str, Outcome], int]] = deque(
             maxlen=int(RECENT_S / STEP_S)
@@ -100,14 +99,8 @@ class Series:
         )
 
     def posted(self, records: Sequence[RequestRecord]) -> None:
-        """Count first tokens by backend, and requests whose end concerns their caller."""
-        firsts = self._firsts
+        """Count requests whose end concerns their caller."""
         for record in records:
-            if record.stream and record.first_byte_at is not None and record.sent_at is not None:
-                first_s = record.first_byte_at - record.sent_at
-                if (cell := firsts.get(record.backend_id or "")) is None:
-                    cell = firsts[record.backend_id or ""] = [0] * (len(TTFT_BUCKETS) + 1)
-                cell[bisect_left(TTFT_BUCKETS, first_s)] += 1
             if (outcome := record.outcome) is not _OK and (
                 outcome is Outcome.CLIENT_STALLED or record.status == HTTPStatus.TOO_MANY_REQUESTS
             ):
@@ -121,11 +114,14 @@ class Series:
         for skipped in range(self.turn + 1, self.turn + min(passed, BUCKETS)):
             self._write(skipped, {}, {})
         self.turn += passed
-        self._write(self.turn, self._of_pools(Window(before, mark)), self._of_backends(now))
+        carried = carried_by(self._metrics.readings.fellows())
+        window = Window(before, mark)
+        pools = self._of_pools(window, carried)
+        self._write(self.turn, pools, self._of_backends(window, now, carried))
         self.ended_wall = self._clock.wall()
         self._marks.append(mark)
         self._recent_callers.append(self._callers)
-        self._callers, self._firsts = {}, {}
+        self._callers = {}
 
     def window(self, seconds: float) -> Window:
         """Return what was counted in about the last seconds, at most 300; it begins with a bucket."""
@@ -174,21 +170,26 @@ class Series:
                 elif turn - track.seen >= BUCKETS:
                     del tracks[name]
 
-    def _of_pools(self, window: Window) -> dict[str, Values]:
-        in_flight: dict[str, int] = {}
-        for backend in self._metrics.readings.backends():
-            in_flight[backend.pool] = in_flight.get(backend.pool, 0) + backend.in_flight
-        queues, tallies = self._metrics.readings.queues(), window.pools()
+    def _of_pools(self, window: Window, carried: Counter[str]) -> dict[str, Values]:
+        readings, in_flight = self._metrics.readings, Counter[str]()
+        for backend in readings.backends():
+            in_flight[backend.pool] += backend.in_flight
+        for backend_id, elsewhere in carried.items():  # once, whoever else has the name
+            pool = backend_id.rpartition("/")[0]
+            if pool in in_flight:
+                in_flight[pool] += elsewhere
+        queues = queued_in_all(readings.queues(), readings.fellows())
+        tallies = window.pools()
         found: dict[str, Values] = {}
-        for pool, carried in in_flight.items():
-            queued: dict[str, float | None] = {
-                "queued": queues.get(pool, (0, 0))[0],
-                "in_flight": carried,
+        for pool, held in in_flight.items():
+            now: dict[str, float | None] = {
+                "queued": queues.get(pool, NOTHING_QUEUED).requests,
+                "in_flight": held,
             }
             if (tally := tallies.get(pool)) is None:
-                found[pool] = queued | {"requests": 0, "errors": 0, "shed": 0, "tokens": 0}
+                found[pool] = now | {"requests": 0, "errors": 0, "shed": 0, "tokens": 0}
                 continue
-            found[pool] = queued | {
+            found[pool] = now | {
                 "requests": tally.requests,
                 "errors": tally.errors,
                 "shed": tally.shed,
@@ -199,25 +200,25 @@ class Series:
             }
         return found
 
-    def _of_backends(self, now: float) -> dict[str, Values]:
+    def _of_backends(self, window: Window, now: float, carried: Counter[str]) -> dict[str, Values]:
         found: dict[str, Values] = {}
+        firsts = window.backend_ttfts()
         written, self._written = self._written, {}
         for backend in self._metrics.readings.backends():
             backend_id = f"{backend.pool}/{backend.name}"
             if backend_id not in found:  # a leaving one whose name has a new owner does not count
-                found[backend_id] = self._of_backend(backend_id, backend, now, written)
+                values = self._of_backend(backend_id, backend, now, written)
+                ttfts = firsts.get(backend_id, ())
+                values["ttft_p50_s"] = quantile(ttfts, TTFT_BUCKETS, 0.5)
+                values["ttft_p95_s"] = quantile(ttfts, TTFT_BUCKETS, 0.95)
+                values["in_flight"] = backend.in_flight + carried[backend_id]
+                found[backend_id] = values
         return found
 
     def _of_backend(
         self, backend_id: str, backend: BackendReading, now: float, written: Mapping[str, float]
-    ) -> Values:
-        firsts = self._firsts.get(backend_id, ())
-        values: dict[str, float | None] = {
-            "phase": PHASES.index(backend.phase),
-            "in_flight": backend.in_flight,
-            "ttft_p50_s": quantile(firsts, TTFT_BUCKETS, 0.5),
-            "ttft_p95_s": quantile(firsts, TTFT_BUCKETS, 0.95),
-        }
+    ) -> dict[str, float | None]:
+        values: dict[str, float | None] = {"phase": PHASES.index(backend.phase)}
         sample = backend.sample
         if sample is None or backend.stale(now):
             return values
@@ -243,10 +244,13 @@ class Series:
             shed=dict(counters[table.SHED.name]),
             tokens=dict(counters[table.TOKENS.name]),
             failures=dict(counters[table.UPSTREAM_FAILURES.name]),
-            refusals=dict(metrics.readings.sums().get(table.LIMIT_REFUSALS.name, {})),
             ttfts=_copied(histograms[table.TTFT.name].cells, None if last is None else last.ttfts),
             gaps=_copied(
                 histograms[table.INTER_TOKEN.name].cells, None if last is None else last.gaps
+            ),
+            backend_ttfts=_copied(
+                histograms[table.BACKEND_TTFT.name].cells,
+                None if last is None else last.backend_ttfts,
             ),
         )
 

@@ -18,11 +18,12 @@ from gateway import __version__
 from gateway.admission.gate import Gate
 from gateway.config.models import Config
 from gateway.core.gpu import GpuLoad
-from gateway.core.traffic import Engine
+from gateway.core.traffic import NOTHING_QUEUED, Engine
 from gateway.core.types import Phase, Transition
 from gateway.heal.states import Proving, Starting
 from gateway.heal.supervised import Supervised
 from gateway.observe.metrics import Metrics
+from gateway.observe.readings import carried_by, queued_in_all
 from gateway.ops.gatewayproblems import Own, own_problems
 from gateway.ops.gpus import GpuOverview, gpus_told
 from gateway.ops.moment import Moment, rfc3339
@@ -246,13 +247,16 @@ def _without_problems(facts: Facts, moment: Moment) -> Overview:
 def pool_overviews(facts: Facts, moment: Moment) -> list[PoolOverview]:
     """Return every pool as it is, in the order of the configuration."""
     configs, table, gate = facts.config.pools, facts.table, facts.gate
-    entries, queues = Catalog.build(configs, table).entries, gate.queues()
+    entries, fellows = Catalog.build(configs, table).entries, facts.replicas.fellows()
+    carried, queues = carried_by(fellows), queued_in_all(gate.queues(), fellows)
     pools = []
     for name, config in configs.items():
-        backends = [_backend(each, facts, moment) for each in table.backends(name)]
+        backends = [
+            _backend(each, facts, moment, carried[each.id]) for each in table.backends(name)
+        ]
         entry = entries[name]
         endpoints = entry.endpoints
-        (requests, tokens), oldest_s = queues.get(name, (0, 0)), gate.oldest_s(name)
+        queued = queues.get(name, NOTHING_QUEUED)
         pools.append(
             PoolOverview(
                 name=name,
@@ -267,9 +271,9 @@ def pool_overviews(facts: Facts, moment: Moment) -> list[PoolOverview]:
                 adapters=sorted(each for each, of in entries.items() if of.parent == name),
                 endpoints=sorted(each.value for each in endpoints) if endpoints else None,
                 queue=QueueOverview(
-                    requests=requests,
-                    tokens=tokens,
-                    oldest_s=None if oldest_s is None else round(oldest_s, 3),
+                    requests=queued.requests,
+                    tokens=queued.tokens,
+                    oldest_s=None if queued.oldest_s is None else round(queued.oldest_s, 3),
                     max_requests=config.queue.max_requests,
                 ),
                 canary=trial_told(facts.trial(name)),
@@ -281,13 +285,10 @@ def pool_overviews(facts: Facts, moment: Moment) -> list[PoolOverview]:
     return pools
 
 
-def _backend(backend: Backend, facts: Facts, moment: Moment) -> BackendOverview:
+def _backend(backend: Backend, facts: Facts, moment: Moment, elsewhere: int) -> BackendOverview:
     unit, ended = facts.units.get(backend.id), facts.ended.get(backend.id, 0)
-    sample, stale, obstacle = (
-        backend.sample,
-        backend.stale(moment.now),
-        backend.obstacle(1, moment.now),
-    )
+    sample, stale = backend.sample, backend.stale(moment.now)
+    obstacle = backend.obstacle(1, moment.now)
     fresh = None if stale else sample
     projected = backend.room.projection(moment.now).ratio
     return BackendOverview(
@@ -305,7 +306,7 @@ def _backend(backend: Backend, facts: Facts, moment: Moment) -> BackendOverview:
         since=moment.told(backend.since),
         phase_age_s=round(moment.now - backend.since, 3),
         detail=_detail(backend),
-        in_flight=backend.in_flight,
+        in_flight=backend.in_flight + elsewhere,
         running=fresh.running if fresh is not None else None,
         waiting=fresh.waiting if fresh is not None else None,
         kv_usage_ratio=fresh.kv_usage_ratio if fresh is not None else None,

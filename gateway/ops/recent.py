@@ -14,6 +14,7 @@ from gateway.observe.series import RECENT_S, Series
 
 _WINDOWS_S: Final = (10.0, 30.0, 60.0, RECENT_S)
 _LEAST_JUDGED: Final = 8  # in a window; with fewer a longer one is looked at
+_LEAST_WELL: Final = 3  # and none that failed: it is over
 _LEAST_ERRORS: Final = 5  # fewer are no outage
 _MODELS_TOLD: Final = 50
 
@@ -52,6 +53,7 @@ class Failing:
     judged: int
     seconds: float
     endings: Mapping[tuple[str, str], int]
+    quiet_s: float = 0.0  # for so long none came that tells whether it goes on
 
     @property
     def told(self) -> str:
@@ -59,7 +61,8 @@ class Failing:
         every = "all" if self.errors == self.judged else f"{self.errors} of"
         refused = any(outcome == Outcome.SHED.value for outcome, _ in self.endings)
         fate = "failed or were refused" if refused else "failed"
-        return f"{every} {self.judged} requests of the last {self.seconds:.0f} s {fate}"
+        none_since = f", and none came in the last {self.quiet_s:.0f} s" if self.quiet_s else ""
+        return f"{every} {self.judged} requests of the last {self.seconds:.0f} s {fate}{none_since}"
 
 
 class Lately:
@@ -126,16 +129,20 @@ def _failing(
 ) -> Failing | None:
     """Judge by the shortest window that holds enough: an outage shows within seconds, and so does its end."""
     counted = ERRORS | {Outcome.SHED.value} if refused else ERRORS
+    quiet_s = 0.0
     for seconds, by_name in tallies.items():
         tally = by_name.get(name) or Tally()
         shed = tally.shed if refused else 0
         errors, judged = tally.errors + shed, tally.judged + shed
         if judged < _LEAST_JUDGED and seconds != RECENT_S:
+            if judged >= _LEAST_WELL and not errors:
+                return None
+            quiet_s = quiet_s if judged else lasted[seconds]
             continue
         if errors < _LEAST_ERRORS or 2 * errors <= judged:
             return None
         endings = {kind: count for kind, count in tally.endings.items() if kind[0] in counted}
-        return Failing(errors, judged, lasted[seconds], endings)
+        return Failing(errors, judged, lasted[seconds], endings, quiet_s)
     return None
 
 

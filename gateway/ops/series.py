@@ -60,6 +60,7 @@ async def series_told(series: Series, minutes: int) -> SeriesTold:
     backends: dict[str, BackendSeries] = {}
     for name, track in list(series.pools.items()):
         pools[name] = _pool(track, turn, count)
+        await asyncio.sleep(0)
     for name, track in list(series.backends.items()):
         backends[name] = _backend(track, turn, count)
         await asyncio.sleep(0)

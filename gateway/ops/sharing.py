@@ -23,6 +23,7 @@ class ReplicaOverview(TypedDict):
     config_agrees: bool  # it is configured like the one that answers
     leads: list[str]  # pools whose backends it restarts
     worker: int  # its number among the workers of one gateway; 0: it is alone
+    connections: int  # of its clients
     in_flight: int  # requests that it carries
     differs: list[str]  # backends that it sees in another phase than the one that answers
 
@@ -51,6 +52,7 @@ def store_told(replicas: Replicas, moment: Moment) -> StoreOverview:
                 config_agrees=each.told.config_hash == own.config_hash,
                 leads=list(each.told.leads),
                 worker=each.told.worker,
+                connections=each.told.connections,
                 in_flight=sum(each.told.in_flight.values()),
                 differs=_differ(own.phases, each.told.phases),
             )

@@ -1,9 +1,11 @@
 """Several processes behind one listener: real processes, real sockets."""
 
 import asyncio
+import contextlib
 import functools
 import json
 import os
+import re
 import signal
 
 import httpx2
@@ -12,7 +14,8 @@ import pytest
 from gateway.core.limits import KeyLimits
 from gateway.sim.server import SimConfig
 from tests import keyfiles
-from tests.stories.served import free_port, runs, served
+from tests.ports import free_port
+from tests.stories.served import runs, served
 from tests.stories.support import FAST
 from tests.stories.support import story as story_within
 
@@ -31,6 +34,17 @@ def client(world, **more):
 async def ask(http, **more):
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, **more}
     return await http.post("/v1/chat/completions", json=body)
+
+
+def limited(**limits):
+    """Return what starts a gateway whose key has limits."""
+
+    def starts(world):
+        made = keyfiles.create(world.folder / "keys.yaml", name="ci", limits=KeyLimits(**limits))
+        world.key = made.key
+        world.start()
+
+    return starts
 
 
 async def admin(world, path="/admin/v1/overview"):
@@ -225,6 +239,90 @@ async def test_one_listener_answers_for_what_all_workers_counted():
 
 
 @story
+async def test_the_overview_tells_what_all_workers_carry():
+    slow = SimConfig(model="m", reply_tokens=4000)
+    async with served(slow, extra=TWO) as world, contextlib.AsyncExitStack() as held:
+        await workers(world)
+        carry, opened = set(), 0
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+        async with asyncio.timeout(60):
+            while len(carry) < 2:  # until each worker has some: the kernel gives out connections
+                http = await held.enter_async_context(client(world))
+                chat = http.stream("POST", "/v1/chat/completions", json=body)
+                await held.enter_async_context(chat)
+                opened += 1
+                while (told := await admin(world))["totals"]["in_flight"] != opened:
+                    await asyncio.sleep(0.05)
+                carry = {each["worker"] for each in told["store"]["replicas"] if each["in_flight"]}
+        assert in_state(told)["in_flight"] == opened == len(chats(world.sims[0]))
+
+
+async def connections(world):
+    replicas = (await admin(world, "/admin/v1/replicas"))["data"]
+    return {each["worker"]: each["connections"] for each in replicas}
+
+
+class Kept:
+    """A client that keeps its connection for as long as it is kept."""
+
+    def __init__(self, port):
+        self.port, self.streams = port, None
+
+    async def ask(self):
+        self.streams = self.streams or await asyncio.open_connection("127.0.0.1", self.port)
+        reader, writer = self.streams
+        writer.write(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        await reader.readexactly(int(re.search(rb"content-length: (\d+)", head)[1]))
+        if b"connection: close" in head:
+            await self.close()
+        return int(head[9:12])
+
+    async def close(self):
+        (_, writer), self.streams = self.streams, None
+        writer.close()
+        await writer.wait_closed()
+
+
+@story
+async def test_a_worker_with_most_connections_gives_some_to_the_others():
+    async with served(FAST, extra=TWO) as world, asyncio.timeout(60):
+        pids = await workers(world)
+        clients = [Kept(httpx2.URL(world.url).port) for _ in range(60)]
+        os.kill(pids[2], signal.SIGSTOP)
+        try:
+            assert {await each.ask() for each in clients} == {200}
+        finally:
+            os.kill(pids[2], signal.SIGCONT)
+        told = await connections(world)
+        while told[1] < 50:  # it has not told yet
+            await asyncio.sleep(0.05)
+            told = await connections(world)
+        while max(told.values()) > 40:
+            assert {await each.ask() for each in clients} == {200}
+            told = await connections(world)
+        for each in clients:
+            if each.streams is not None:
+                await each.close()
+
+
+@story
+async def test_a_key_over_its_limit_is_told_of_whichever_workers_refused_it():
+    async with served(FAST, extra=TWO, starts=limited(requests_per_minute=1)) as world:
+        await workers(world)
+        replies = await all_asked(world, until=lambda replies: len(replies) >= 48)
+        refused = sum(each.status_code == 429 for each in replies)
+        assert refused >= 46
+        said = f"is over its limit: {refused} requests refused with 429 in 5 min"
+        async with asyncio.timeout(30):  # records are posted a moment after their requests ended
+            while True:
+                problems = (await admin(world))["problems"]
+                if any(said in each["sentence"] for each in problems):
+                    break
+                await asyncio.sleep(0.1)
+
+
+@story
 async def test_the_gateway_is_ready_when_all_workers_were():
     async with served(FAST, extra=TWO) as world:
         await workers(world)
@@ -282,16 +380,11 @@ async def agree(world, condition):
 
 @story
 async def test_workers_share_a_limit_and_one_that_starts_again_knows_what_is_used():
-    def starts(world):
-        limits = KeyLimits(tokens_per_day=600)
-        world.key = keyfiles.create(world.folder / "keys.yaml", name="ci", limits=limits).key
-        world.start()
-
     async def left(http):
         told = (await http.get("/v1/key")).json()["standing"]
         return next(each["remaining"] for each in told if each["rule"] == "tokens_per_day")
 
-    async with served(FAST, extra=TWO, starts=starts) as world:
+    async with served(FAST, extra=TWO, starts=limited(tokens_per_day=600)) as world:
         before = await workers(world)
         async with client(world) as http:  # one connection, and so one worker
             assert await left(http) == 600

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.core.addresses import Proxies
-from gateway.ingress.connections import Connections, Shed, Waited, Waits
+from gateway.ingress.connections import Connections, Shed, Waited, Waits, surplus
 from gateway.ingress.descriptors import most_connections
 
 TIMES = Waited(head_s=10, idle_s=75, linger_s=2, closing_s=60)
@@ -147,3 +147,34 @@ def test_clients_leave_descriptors_for_everything_else(descriptors, backends):
         assert 2 * most + 64 + 4 * backends <= descriptors  # each with its backend's connection
     assert most_connections(descriptors, backends, 5) == 5
     assert most_connections(descriptors, backends, 10**9) <= max(8, descriptors // 2)
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "given_away"),
+    [
+        (64, [], 0),  # it is alone
+        (64, [0], 8),
+        (0, [64], 0),
+        (40, [24], 0),  # as chance has it
+        (41, [23], 3),
+        (12, [0], 0),  # few
+        (600, [400], 0),
+        (660, [340], 40),
+        (64, [64, 0], 6),
+    ],
+)
+def test_a_worker_with_far_more_than_its_share_gives_a_part_of_that_away(own, others, given_away):
+    assert surplus(own, others) == given_away
+
+
+def test_workers_that_give_away_come_to_even_shares_and_stop():
+    many, told = [200, 0, 10], [[0, 0, 0], [0, 0, 0]]
+    for _ in range(40):
+        for own in range(3):
+            given = surplus(many[own], [told[0][other] for other in range(3) if other != own])
+            many[own] -= given
+            least = min(range(3), key=many.__getitem__)
+            many[least] += given
+        told = [told[1], list(many)]  # what is heard is two beats old
+    assert max(many) <= 70 + 70 / 4
+    assert all(not surplus(each, [other for other in many if other != each]) for each in many)

@@ -2,6 +2,7 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.core.traffic import Queued
 from gateway.core.types import Endpoint, Outcome, RequestRecord, Usage, UsageSource
 from gateway.observe.metrics import Metrics
 from gateway.observe.readings import Readings
@@ -21,7 +22,7 @@ def worker(at=100.0, queued=0, tenant_tokens=None):
     sums = {} if tenant_tokens is None else {"gateway_tenant_tokens_total": tenant_tokens}
     return Metrics(
         Readings(
-            queues=lambda: {"m": (queued, 10 * queued)},
+            queues=lambda: {"m": Queued(queued, 10 * queued)},
             connections=lambda: {"client": 3},
             sums=lambda: sums,
         ),
@@ -129,3 +130,16 @@ def test_a_worker_of_another_version_is_left_out():
     serve(two)
     one.hear([{"life": 4}, "nonsense", two.tell()])
     assert total(one, "gateway_requests_total") == 1
+
+
+def test_histograms_that_only_another_version_has_are_left_out_and_the_rest_counts():
+    one, two = worker(), worker()
+    serve(two)
+    told = two.tell()
+    (labels, cell), *_ = told["cells"]["gateway_ttft_seconds"]
+    told["cells"]["gateway_ttft_seconds"] = [(labels, [*cell, 1.0])]
+    told["cells"]["gateway_of_the_next_version_seconds"] = [(["m"], [1.0, 0.0, 0.5])]
+    one.hear([told])
+    assert total(one, "gateway_requests_total") == 1
+    assert total(one, "gateway_request_duration_seconds_count") == 1
+    assert total(one, "gateway_ttft_seconds_count") == 0

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.core.endings import Ending
 from gateway.core.prefix import KvEvents, Prefix
+from gateway.core.traffic import Queued
 from gateway.core.types import (
     Endpoint,
     LoadSample,
@@ -122,6 +123,14 @@ def test_times_are_told_from_the_head_of_the_request():
     assert seen["gateway_ttft_seconds_count", "m", "m"] == 1
 
 
+def test_the_first_token_is_of_the_backend_that_gave_it():
+    went_on = record(attempts=2, backend_id="m/b2", sent_at=11.5, resumed=1)
+    seen = settled(record(), went_on)
+    assert seen["gateway_backend_ttft_seconds_sum", "m", "b1"] == 0.5
+    assert seen["gateway_ttft_seconds_count", "m", "m"] == 2
+    assert ("gateway_backend_ttft_seconds_sum", "m", "b2") not in seen
+
+
 def test_inter_token_time_is_the_mean_of_a_complete_stream():
     seen = settled(record())
     assert seen["gateway_inter_token_seconds_sum", "m", "m"] == pytest.approx(2.0 / 4)
@@ -190,7 +199,7 @@ def test_a_wait_is_told_whatever_became_of_the_request(outcome):
 
 
 def test_what_waits_is_read_when_scraped():
-    waiting = {"m": (3, 900), "n": (0, 0)}
+    waiting = {"m": Queued(3, 900, 1.5), "n": Queued()}
     of = metrics(queues=lambda: waiting)
     seen = samples(of)
     assert seen["gateway_queue_requests", "m"] == 3

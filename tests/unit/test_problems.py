@@ -78,6 +78,26 @@ def test_the_last_seconds_count_so_an_outage_shows_at_once_and_so_does_its_end(f
     assert ("requests_fail", "pool m") not in fleet.problems()
 
 
+def test_three_in_a_row_that_end_well_end_an_outage_and_two_do_not(fleet):
+    ends(fleet, 12, Outcome.BACKEND_ERROR, 502)
+    passes(fleet, 40)
+    ends(fleet, 2)
+    assert ("requests_fail", "pool m") in fleet.problems()
+    ends(fleet, 1)
+    assert ("requests_fail", "pool m") not in fleet.problems()
+    ends(fleet, 1, Outcome.BACKEND_ERROR, 502)
+    assert ("requests_fail", "pool m") in fleet.problems()
+
+
+def test_an_outage_after_which_nobody_asked_says_so(fleet):
+    ends(fleet, 12, Outcome.BACKEND_ERROR, 502)
+    assert "none came" not in found(fleet, "requests_fail")["sentence"]
+    passes(fleet, 40)
+    told = found(fleet, "requests_fail")["sentence"]
+    assert "all 12 requests of the last" in told
+    assert "failed, and none came in the last 30 s" in told
+
+
 @pytest.mark.parametrize(("ok", "failed"), [(0, 4), (6, 6), (0, 0)])
 def test_a_few_failures_and_half_of_the_requests_are_no_outage(fleet, ok, failed):
     ends(fleet, ok)

@@ -18,6 +18,7 @@ from gateway.admission.decisions import KEPT
 from gateway.admission.gate import Gate
 from gateway.config.load import load_config
 from gateway.core.errors import GatewayError
+from gateway.core.traffic import Queued
 from gateway.core.types import (
     Ask,
     Call,
@@ -324,7 +325,7 @@ def test_a_dry_run_takes_and_queues_nothing(busy):
     busy.down(SECOND)
     for _ in range(3):
         assert busy.route()["verdict"] == "wait"
-    assert busy.gate.queues() == {"m": (0, 0)}
+    assert busy.gate.queues() == {"m": Queued()}
     assert [each.in_flight for each in busy.table] == [2, 0]
     assert list(busy.gate.decisions) == []
 

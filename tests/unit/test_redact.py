@@ -1,4 +1,5 @@
 import base64
+import json
 import string
 
 import pytest
@@ -44,6 +45,28 @@ def test_userinfo_of_urls_never_comes_through(secret):
         "sk-proj_SEEKRIT-VALUE",
         "hf_SEEKRITVALUE",
         "Basic " + base64.b64encode(b"user:SEEKRIT").decode(),
+        "MY_SECRET=SEEKRIT-VALUE",
+        "SIGNING_KEY=SEEKRIT-VALUE",
+        "HF_TOKEN: SEEKRIT-VALUE",
+        "accessToken: SEEKRIT-VALUE",
+        "vllm serve m --api-key SEEKRIT-VALUE",
+        "['vllm', '--hf-token', 'SEEKRIT VALUE']",
+        "Authorization: SEEKRIT-VALUE",
+        "Authorization: Token SEEKRIT-VALUE",
+        "Set-Cookie: a=b; session=SEEKRIT-VALUE\\r\\nX-Other: 1",
+        "Namespace(api_keys=['SEEKRIT', 'SEEKRIT'], port=1)",
+        "{'authorization': b'Bearer SEEKRIT-VALUE'}",
+        "GET /v1/models?key=SEEKRIT-VALUE",
+        '{"password": "a SEEKRIT-VALUE"}',
+        r'{"password": "a\" SEEKRIT-VALUE"}',
+        r'{"message": "{\"HF_TOKEN\": \"a SEEKRIT-VALUE\"}"}',
+        "non-default args: {'api_key': ['SEEKRIT', 'SEEKRIT'], 'port': 1}",
+        "Namespace(api_key=SecretStr('SEEKRIT'), port=1)",
+        "- name: HF_TOKEN\n  value: SEEKRIT-VALUE",
+        '{"name": "HF_TOKEN", "value": "SEEKRIT-VALUE"}',
+        "postgres://user:p@SEEKRIT-VALUE@h/db",
+        "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJTRUVLUklUIn0.SEEKRIT-VALUE",
+        "-----BEGIN RSA PRIVATE KEY-----\nSEEKRIT\n-----END RSA PRIVATE KEY-----",
     ],
 )
 def test_what_looks_like_a_credential_is_blotted_out(text):
@@ -60,10 +83,37 @@ def test_what_looks_like_a_credential_is_blotted_out(text):
         "http://10.0.0.1:8000/metrics answered 404",
         "prompt_tokens=12 completion_tokens=3",
         "qwen3-8b has 2 of 3 backends ready",
+        "tokenizer=fast eos_token_id=5 prefix_key=abc the key: abc, the token was wrong",
+        '{"first_token": 0.25, "token": null, "password": null, "tokens": 3}',
     ],
 )
 def test_ordinary_sentences_stay_as_they_are(text):
     assert redact(text) == text
+
+
+def test_json_stays_json():
+    told = {"password": "x y", "token": "a", "args": ["--api-key", 'a"b'], "other": [1]}
+    expected = {"password": "***", "token": "***", "args": ["--api-key", "***"], "other": [1]}
+    assert json.loads(redact(json.dumps(told))) == expected
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "a-",
+        "cookie:",
+        "secret-",
+        'token="',
+        "token=a(",
+        "x://",
+        "exception=a(",
+        "-eyJaaaaaaaa",
+        "\\",
+    ],
+)
+def test_a_long_text_takes_no_longer_for_what_it_begins_again_and_again(part):
+    # A search that begins anew at each part would take an hour.
+    redact(part * 50_000)
 
 
 def test_a_failed_task_is_told_without_its_words():

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.traffic import Queued
 from gateway.core.types import (
     Caller,
     Endpoint,
@@ -26,6 +27,7 @@ from gateway.observe.readings import Readings
 from gateway.observe.recent import quantile
 from gateway.observe.series import BUCKETS, STEP_S, Series
 from gateway.ops.series import SeriesTold, series_told
+from gateway.store.replicas import Told
 
 
 class HeldClock:
@@ -58,10 +60,13 @@ class World:
     clock: HeldClock = field(default_factory=HeldClock)
     backends: list[Reading] = field(default_factory=lambda: [Reading()])
     queue: int = 0
+    fellows: list[Told] = field(default_factory=list)
 
     def __post_init__(self):
         readings = Readings(
-            backends=lambda: tuple(self.backends), queues=lambda: {"m": (self.queue, 0)}
+            backends=lambda: tuple(self.backends),
+            queues=lambda: {"m": Queued(self.queue)},
+            fellows=lambda: self.fellows,
         )
         self.metrics = Metrics(readings, self.clock)
         self.series = Series(self.metrics, self.clock)
@@ -95,6 +100,39 @@ class World:
 @pytest.fixture
 def world():
     return World()
+
+
+def test_what_other_workers_carry_counts_too(world):
+    world.queue = 1
+    world.fellows = [
+        Told(in_flight={"m/b1": 3, "gone/b1": 9}, queued={"m": Queued(4, 900, 2.5)}),
+        Told(in_flight={"m/b1": 1}),
+    ]
+    world.passes()
+    told = world.told()
+    assert told["pools"]["m"]["in_flight"] == [2 + 3 + 1]
+    assert told["pools"]["m"]["queued"] == [1 + 4]
+    assert told["backends"]["m/b1"]["in_flight"] == [2 + 3 + 1]
+    assert set(told["pools"]) == {"m"}
+
+
+def test_what_other_workers_carry_counts_once_while_a_replaced_backend_leaves(world):
+    world.backends.append(Reading(in_flight=1))
+    world.fellows = [Told(in_flight={"m/b1": 3})]
+    world.passes()
+    told = world.told()
+    assert told["pools"]["m"]["in_flight"] == [2 + 1 + 3]
+    assert told["backends"]["m/b1"]["in_flight"] == [2 + 3]
+
+
+def test_first_tokens_that_other_workers_saw_of_a_backend_count_too(world):
+    other = World(backends=[])  # it counts; what there is, the first worker tells
+    other.ends(3, ttft_s=2.0)
+    world.ends(1, ttft_s=0.2)
+    world.metrics.hear([other.metrics.tell()])
+    world.passes()
+    told = world.told()["backends"]["m/b1"]
+    assert 1.0 <= told["ttft_p50_s"][0] <= 2.0
 
 
 def test_a_bucket_holds_what_ended_within_it(world):
@@ -160,6 +198,38 @@ def test_an_hour_is_kept_and_no_more(world):
     assert told["pools"]["m"]["requests"][-3:] == [number % 3 for number in range(367, 370)]
     assert world.told(minutes=1)["pools"]["m"]["requests"] == told["pools"]["m"]["requests"][-6:]
     assert (told["step_s"], told["now"]) == (10.0, 1_700_000_000.0 + world.clock.at)
+
+
+def test_streams_go_on_between_one_pool_or_backend_and_the_next(world):
+    turns = 0
+
+    def others():
+        nonlocal turns
+        turns += 1
+        asyncio.get_running_loop().call_soon(others)
+
+    async def asked():
+        asyncio.get_running_loop().call_soon(others)
+        return await series_told(world.series, 60), turns
+
+    world.backends += [Reading(pool="n"), Reading(pool="n", name="b2")]
+    world.passes()
+    told, seen = asyncio.run(asked())
+    assert seen == len(told["pools"]) + len(told["backends"]) == 5
+
+
+def test_a_bucket_that_ends_while_the_hour_is_told_changes_nothing_of_it(world):
+    world.backends.append(Reading(pool="n", in_flight=7))
+    for _ in range(BUCKETS):
+        world.passes()
+
+    async def asked():
+        world.backends[-1].in_flight = 9
+        asyncio.get_running_loop().call_soon(world.passes)
+        return await series_told(world.series, 60)
+
+    assert asyncio.run(asked())["pools"]["n"]["in_flight"] == [7] * BUCKETS
+    assert world.told()["pools"]["n"]["in_flight"] == [7] * (BUCKETS - 1) + [9]
 
 
 def test_while_the_gateway_stood_still_nothing_is_known(world):
