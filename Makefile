@@ -66,7 +66,7 @@ test-pythons:          ## test-fast and the contracts on each other Python that 
 	@bash .ci/pythons
 
 e2e: setup             ## real vLLM, real nginx, real SDKs; skips what is not installed
-	$(BIN)/pytest -m e2e
+	$(BIN)/pytest -m e2e --numprocesses 2 --dist loadgroup
 
 clients: setup         ## the clients that people have, unmodified; installs them first
 	bash tests/e2e/clients/install.sh $(CACHE)

@@ -14,3 +14,4 @@ settings.load_profile("ci" if os.environ.get("CI") else "gateway")
 # are cut to fit it. Tests that are about narrow terminals say so themselves.
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
+    os.unsetenv(name)  # readline, which pytest imports, sets it behind Python's back

@@ -8,7 +8,8 @@ import pathlib
 import signal
 from collections.abc import Iterator
 
-from tests.e2e.support import VLLM_ENV, free_port, get, running, vllm_command, wait_until
+from tests.e2e.support import VLLM_ENV, get, running, vllm_command, wait_until
+from tests.ports import free_port
 
 _START_S = 480.0
 

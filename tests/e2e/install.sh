@@ -24,6 +24,7 @@ node() { # node NAME PACKAGE...
 venv openai3 'openai==3.52.0' 'anthropic==2.11.0' 'langchain-openai==1.7.3' 'cohere==7.3.1'
 venv openai2 'openai==2.54.0' 'litellm==1.100.0'
 venv openai1 'openai==1.109.1'
+[ "${2:-}" = clients ] || venv phoenix 'arize-phoenix==20.26.1'  # a collector of traces
 if command -v npm >/dev/null; then
   node axe 'axe-core@4.14.1'
   node node 'openai@6.49.0' '@anthropic-ai/sdk@1.12.0' 'ai@6.0.326' '@ai-sdk/openai-compatible@2.0.87'

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 import httpx2
 
 from gateway.sim.server import SimConfig
-from tests.e2e.support import free_port
+from tests.ports import free_port
 from tests.stories.support import World, gateway
 
 LOG = pathlib.Path(__file__).parents[1] / "data/logs/kv_small.txt"

@@ -9,7 +9,6 @@ import os
 import pathlib
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +22,8 @@ from typing import Self
 
 import pytest
 
+from tests.ports import free_port
+
 CACHE = pathlib.Path(
     os.environ.get("VLLM_GATEWAY_TEST_CACHE", pathlib.Path.home() / ".cache/vllm-gateway-tests")
 )
@@ -35,12 +36,6 @@ def need(path: pathlib.Path | str | None, what: str) -> str:
     if found is None or not pathlib.Path(found).exists():
         pytest.skip(f"{what} is not installed (tests/e2e/install.sh {CACHE})")
     return str(found)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def get(url: str, timeout: float = 2.0) -> tuple[int, bytes]:

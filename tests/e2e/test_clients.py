@@ -17,7 +17,8 @@ import urllib.parse
 
 import pytest
 
-from tests.e2e.support import CACHE, GATEWAY, free_port, gateway, get, need, running, wait_until
+from tests.e2e.support import CACHE, GATEWAY, gateway, get, need, running, wait_until
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 CLIENTS = pathlib.Path(__file__).parent / "clients"

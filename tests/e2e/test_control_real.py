@@ -14,7 +14,8 @@ from gateway.core.aio import SystemClock
 from gateway.core.types import Endpoint, Phase
 from gateway.pools.table import PoolTable
 from gateway.watch.discovery import Watchers
-from tests.e2e.support import MODELS, VLLM_ENV, free_port, need, running, vllm_command
+from tests.e2e.support import MODELS, VLLM_ENV, need, running, vllm_command
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

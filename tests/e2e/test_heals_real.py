@@ -136,7 +136,7 @@ class TestTroubles:
         ], site.story()
         (remedy,) = site.events("small/b1", "remedy")
         assert "--max-model-len 896" in remedy["detail"]
-        models = json.loads(get(f"http://{site.netloc}/v1/models")[1])["data"]
+        models = json.loads(get(f"http://{site.netloc}/v1/models", timeout=30)[1])["data"]
         (shown,) = [each for each in models if each["id"] == "small"]
         assert shown["context_window"] == 896
         kept = json.loads((site.state / "overrides.json").read_text())["small/b1"]
@@ -552,7 +552,10 @@ def in_flight(site, *backends):
 
 
 def names(site):
-    return {each["id"] for each in json.loads(get(f"http://{site.netloc}/v1/models")[1])["data"]}
+    return {
+        each["id"]
+        for each in json.loads(get(f"http://{site.netloc}/v1/models", timeout=30)[1])["data"]
+    }
 
 
 def port_of(site, backend):

@@ -19,7 +19,8 @@ from gateway.launch.process import ProcessLauncher
 from gateway.pools.backend import Backend
 from gateway.watch.fetch import FetchError, Pages
 from gateway.wire.calls import ENDPOINTS, parse_call
-from tests.e2e.support import MODELS, VLLM, VLLM_ENV, free_port, gateway, get, need
+from tests.e2e.support import MODELS, VLLM, VLLM_ENV, gateway, get, need
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 

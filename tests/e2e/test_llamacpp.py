@@ -10,7 +10,8 @@ import subprocess
 
 import pytest
 
-from tests.e2e.support import CACHE, free_port, gateway, get, need, running, wait_until
+from tests.e2e.support import CACHE, gateway, get, need, running, wait_until
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 HERE = pathlib.Path(__file__).parent

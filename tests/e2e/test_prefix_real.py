@@ -123,7 +123,7 @@ def routed(folder, engines, prefix, **more):
 
 
 def told(world, name):
-    overview = json.loads(get(world.admin_url + "/admin/v1/overview")[1])
+    overview = json.loads(get(world.admin_url + "/admin/v1/overview", timeout=30)[1])
     return [each[name] for each in overview["pools"][0]["backends"]]
 
 

@@ -11,7 +11,8 @@ import pytest
 from gateway.observe.instruments import INSTRUMENTS
 from gateway.observe.problemalerts import PROBLEMS, STATES
 from gateway.observe.rules import ALERTS
-from tests.e2e.support import GATEWAY, free_port, gateway, get, need, running, wait_until
+from tests.e2e.support import GATEWAY, gateway, get, need, running, wait_until
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

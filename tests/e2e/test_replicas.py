@@ -13,7 +13,8 @@ import httpx2
 import pytest
 
 from gateway.store.scripts import BUDGET_S
-from tests.e2e.support import GATEWAY, free_port
+from tests.e2e.support import GATEWAY
+from tests.ports import free_port
 from tests.redisserver import redis_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]

@@ -16,6 +16,9 @@ from tests.e2e.resuming import (
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
+TOKENS = (
+    150  # so many that a stream has enough frames where a slow engine puts ten tokens into each
+)
 HELD_AFTER = 12  # frames
 BEGINS_A_CALL = 31  # the token `<`: the parser holds it back, until the next one makes it no mark
 # Without the bias in them, the logarithms would not tell where the model is undecided.
@@ -39,7 +42,7 @@ def requests():
             "model": "tiny",
             "messages": [{"role": "user", "content": f"look for {number}"}],
             "tools": TOOLS,
-            "stream": True, "max_tokens": 60, "ignore_eos": True,
+            "stream": True, "max_tokens": TOKENS, "ignore_eos": True,
             "stream_options": {"include_usage": True},
             "temperature": 0 if number % 2 else 0.8,
             "logit_bias": {str(BEGINS_A_CALL): number / 30},

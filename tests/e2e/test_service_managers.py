@@ -22,7 +22,8 @@ import uuid
 
 import pytest
 
-from tests.e2e.support import Supervised, free_port, get, need
+from tests.e2e.support import Supervised, get, need
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

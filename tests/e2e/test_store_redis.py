@@ -47,6 +47,7 @@ def server(request):
 def desk(server):
     server.ask("FLUSHALL")
     desk = RedisDesk(server)
+    desk.run(desk.store.link.client.ping())  # the first call waits for no connection
     yield desk
     desk.close()
 

@@ -8,7 +8,6 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,13 +18,9 @@ import httpx2
 
 from gateway.sim.server import SimConfig, SimServer
 from tests import keyfiles as keys
+from tests.ports import free_port
 
 PROGRAM = pathlib.Path(sys.executable).with_name("vllm-gateway")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 @dataclass

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx2
 
+from gateway.core.traffic import Queued
 from gateway.sim.server import SimConfig
 from tests.stories.support import gateway, story
 
@@ -142,7 +143,7 @@ async def test_what_a_dry_run_says_is_what_a_request_then_does():
         async with held(world):
             told = await route(world)
             assert (told["verdict"], told["position"]) == ("wait", 1)
-            assert world.process.handler.gate.queues()["m"] == (0, 0)
+            assert world.process.handler.gate.queues()["m"] == Queued()
             async with waiting(world, "real"):
                 real = await explain(world, "real")
                 assert real["position"] == told["position"]

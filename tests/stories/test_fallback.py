@@ -377,6 +377,20 @@ async def test_a_prompt_that_goes_elsewhere_for_its_length_is_charged_too():
 
 
 @story
+async def test_a_prompt_that_the_last_engine_finds_too_long_is_charged_to_no_model():
+    big, small = replace(BIG, max_model_len=64), replace(SMALL, max_model_len=64)
+    pools = two("context: small") + "    fallback: {context: big}\n"
+    async with gateway(big, small, pools=pools) as world:
+        ci = await limited(world, requests_per_minute=1)
+        image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+        body = {"model": "big", "messages": [{"role": "user", "content": [image]}]}
+        for _ in range(3):  # only an engine knows how long an image is
+            reply = await world.http.post("/v1/chat/completions", json=body, headers=ci)
+            assert reply.json()["error"]["code"] == "context_length_exceeded", reply.text
+        assert len(world.sims[1].received("/v1/chat/completions")) == 3
+
+
+@story
 async def test_the_limits_are_those_for_the_model_that_answers():
     one = KeyLimits(requests_per_minute=1)
     async with gateway(BIG, SMALL, pools=two("no_backend: small")) as world:

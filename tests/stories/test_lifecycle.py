@@ -10,6 +10,7 @@ import pytest
 from gateway.app import handle_signals
 from gateway.process import reload
 from gateway.sim.server import SimConfig, SimServer
+from gateway.store.replicas import Replica, Told
 from tests import keyfiles as keys
 from tests.stories.support import FAST, frames, gateway, story
 
@@ -233,3 +234,14 @@ async def test_servers_that_stay_keep_serving_when_another_is_put_before_them():
             assert after[third.url].id == "m/b3"
             kept = json.loads((world.process.config.state / "names.json").read_text())
             assert sorted(kept["m"].values()) == ["b1", "b2", "b3"]
+
+
+@story
+async def test_the_supervisor_hears_what_other_replicas_drain():
+    async with gateway(FAST) as world:
+        replicas, supervisor = world.process.replicas, world.process.supervisor
+        assert supervisor.drained_elsewhere() == frozenset()
+        replicas.answered_at = world.process.clock.now()
+        other = Replica("other", Told(drains=("m/b1",)), replicas.answered_at)
+        replicas.every = [*replicas.every, other]
+        assert supervisor.drained_elsewhere() == {"m/b1"}

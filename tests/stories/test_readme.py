@@ -16,7 +16,8 @@ import httpx2
 import pytest
 
 from gateway.sim.server import SimConfig, SimServer
-from tests.stories.served import PROGRAM, free_port
+from tests.ports import free_port
+from tests.stories.served import PROGRAM
 from tests.stories.support import story as story_within
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +49,7 @@ WHILE_IT_SERVES = {
     "vllm-gateway requests": (0, "context_length_exceeded"),
     "vllm-gateway route --model gpt-4o --tokens 64k": (0, "context_length_exceeded"),
     "vllm-gateway events": (0, ""),
+    "vllm-gateway replicas": (0, ""),
     "vllm-gateway usage --from 2026-11-01 --by tenant -o csv": (0, "tenant"),
     "vllm-gateway adapters list": (0, ""),
     "vllm-gateway remedies list": (0, ""),

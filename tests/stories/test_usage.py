@@ -26,3 +26,21 @@ async def test_each_request_is_counted_once_and_told():
         assert 'kind="output",tenant="' in metrics or 'kind="output"} 15.0' in metrics
         folder = world.process.config.state / "usage"
         assert len([each.id for each in every_entry(folder)]) == 3
+
+
+@story
+async def test_a_message_is_charged_for_what_the_cache_had_of_its_prompt():
+    sim = SimConfig(model="m", speed=0, block_size=16, prompt_tokens_details=True)
+    said = {"role": "user", "content": "the same long prompt " * 20}
+    body = {"model": "m", "max_tokens": 2, "messages": [said]}
+    async with gateway(sim) as world:
+        for more in ({}, {}, {"stream": True}):
+            reply = await world.http.post("/v1/messages", json=body | more)
+            assert reply.status_code == 200
+        await world.until(lambda: not world.process.ingress.live)
+        world.process.ledger.post()
+        await world.process.accounts.turn()
+        lines = [*every_entry(world.process.config.state / "usage")]
+        first, again, streamed = [(each.input, each.output) for each in lines]
+        assert first == again == streamed
+        assert [each.cached > 0 for each in lines] == [False, True, True]
