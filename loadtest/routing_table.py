@@ -10,7 +10,15 @@ from typing import Any, Final
 OURS: Final = "gateway"  # what is shipped
 ORACLES: Final = ("oracle, first token", "oracle, hits")
 OWN: Final = (OURS, "by load", "sees caches")  # arms of the gateway: no rivals
-SHARED: Final = ("few prompts", "many prompts", "chats", "agents", "hot spot", "restart")
+SHARED: Final = (
+    "few prompts",
+    "many prompts",
+    "short prompts",
+    "chats",
+    "agents",
+    "hot spot",
+    "restart",
+)
 HITS_BAR: Final = 0.95  # of the best hit rate of all arms, on traces that share prefixes
 _SAME: Final = (
     1.02  # a p99 that is less than so many times another is no worse: the step of an engine
@@ -29,8 +37,8 @@ takes 12 ms, 0.05 ms for each sequence and 0.05 us for each token of context; th
 in blocks of 16, as vLLM's does. They tell no `cached_tokens`, as shipped.
 
 Traces: `few prompts` (8 system prompts of 2,048 tokens, skewed), `many prompts` (40 of 1,024 to 3,072 for each
-backend), `chats` (3 to 10 turns), `agents` (8 to 16 calls, to some 10 thousand tokens), `rag` (4 of many
-documents, shuffled), `random` (nothing shared), `hot spot` (`many`, but six of ten begin with the same 3,072
+backend), `short prompts` (400 of 48 to 160 for each backend), `chats` (3 to 10 turns), `agents` (8 to 16 calls, to
+some 10 thousand tokens), `rag` (4 of many documents, shuffled), `random` (nothing shared), `hot spot` (`many`, but six of ten begin with the same 3,072
 tokens), `restart` (`many`; one backend loses its cache half way).
 
 Arms: `gateway` is what is shipped, `by load` is `prefix: off`, `sees caches` is our choice with exact

@@ -174,6 +174,14 @@ def _many(make: _Maker, count: int) -> _Sessions:
         yield make.single(messages, _REPLY, "many")
 
 
+def _short(make: _Maker, count: int) -> _Sessions:
+    """Four hundred system prompts of 48 to 160 tokens for each backend, and a short question: under a KiB each."""
+    draw = _skewed(make.rng, make.parts(400 * count, 48, 160), 0.6)
+    while True:
+        messages = (("system", (draw(),)), ("user", (make.part(16, 48),)))
+        yield make.single(messages, (4, 16), "short")
+
+
 def _hot(make: _Maker, count: int) -> _Sessions:
     """As `many`, but six of ten requests begin with the same 3,072 tokens."""
     hot, others = make.part(3072, 3072), _many(make, count)
@@ -226,6 +234,7 @@ def _random(make: _Maker, count: int) -> _Sessions:
 _KINDS: Final[dict[str, tuple[Callable[[_Maker, int], _Sessions], float]]] = {
     "few prompts": (_few, 14.0),
     "many prompts": (_many, 11.0),
+    "short prompts": (_short, 60.0),
     "chats": (_chats, 1.3),
     "agents": (_agents, 0.4),
     "rag": (_rag, 4.5),
