@@ -1,7 +1,7 @@
 """A frame with token ids told by sight, as `wire.chunks.Shape` tells one without. Pure.
 
-    11b\\r\\n   data: {...,"delta":{"content":"   some text   "},...,"token_ids":[   713   ]}]}\\n\\n\\r\\n
-    size      head, as before                           middle, as before         end
+    11b\\r\\n   data: {...,"delta":{"content":"   some text   "},...,"token_ids":[   713,88   ]}]}\\n\\n\\r\\n
+    size      head, as before                           middle, as before            end
 
 What the client gets of it is the same with `null` in place of the ids, and its size. Of a backend that
 goes on with another's stream it gets the head of the first one's frames, which tells id and time.
@@ -17,6 +17,7 @@ CHOICES: Final = b',"choices":['
 _IDS: Final = b'"token_ids":['
 _TEXT: Final = (b'"content":"', b'"text":"', b'"reasoning":"', b'"reasoning_content":"')
 _QUOTE: Final = ord('"')
+_WRITES_IDS: Final = b"0123456789,"
 
 
 class Sight:
@@ -61,7 +62,9 @@ class Sight:
         beginning, left = self._sizes.get(size) or self._expect(size)
         inside = chunk.removeprefix(beginning).removesuffix(self._end)
         text, middle, ids = inside.rpartition(self._middle)
-        if len(inside) != left or not (middle and ids.isdigit()):
+        if len(inside) != left or not middle:
+            return None
+        if not ids.isdigit() and (not ids or ids.strip(_WRITES_IDS)):
             return None
         if _QUOTE in text and not is_inside(text):
             return None

@@ -35,6 +35,7 @@ _IDS: Final = b'"token_ids":['
 _PROMPT_IDS: Final = b'"prompt_token_ids":['
 _TOKENS: Final = msgspec.json.Decoder(list[int])
 _STRING: Final = msgspec.json.Decoder(str)
+_COMMA: Final = ord(",")
 
 
 class _Delta(msgspec.Struct):
@@ -120,7 +121,7 @@ class Trail:
         self._unread: list[tuple[bytes, int, bool]] = []
 
     def tell(self, chunk: bytes) -> bytes | None:
-        """Keep the ids of a chunk that is one more token; return it without them, None for others."""
+        """Keep the ids of a chunk like the last one; return it without them, None for others."""
         if self._prompt is None:  # an engine that tells no ids: there is nothing to keep
             return chunk if self._shape.fits(chunk) else None
         told = self._sight.tell(chunk)
@@ -128,11 +129,22 @@ class Trail:
             return None
         framed, text, ids = told
         self._ids += ids + b","
-        if text and self.parsed and self._doubts(self.kind):
-            self._seam.show(_STRING.decode(b'"%b"' % text), len(self._ids), whole=False)
-        elif text:
-            self._seam.at(len(self._ids))
+        if text:
+            single = _COMMA not in ids
+            if single and not self._holds_back and not (self.parsed and self._doubts(self.kind)):
+                self._seam.at(len(self._ids))
+            else:
+                self._show(b'"%b"' % text, single=single)
         return framed
+
+    def _show(self, written: bytes, *, single: bool) -> None:
+        """Note text as it was written, of tokens behind which another backend may not be able to go on."""
+        text = decode_or_none(_STRING, written)
+        if text is None:
+            self._barred = True
+        else:
+            whole = single and not self._doubts(self.kind)
+            self._seam.show(text, len(self._ids), whole=whole)
 
     def _doubts(self, kind: str) -> bool:
         """Whether a parser of tool calls may hold back what follows text of this kind."""
@@ -154,8 +166,7 @@ class Trail:
         ids, _, after = rest.partition(b"]")
         if ids:
             self._ids += b"%b," % ids
-        if not self._holds_back:
-            self._sight.learn(frame)
+        self._sight.learn(frame)
         frame = b"%b%bnull%b" % (before, mark[:-1], after)
         self._unread.append((frame, len(self._ids), b"," not in ids))
         if len(self._unread) > _MOST_UNSHOWN:

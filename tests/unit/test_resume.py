@@ -18,7 +18,7 @@ from gateway.resume.trail import Reached
 from gateway.resume.usage import add_up
 from gateway.resume.whole import Whole
 from gateway.wire.replies import Fault
-from gateway.wire.sse import DONE, StreamWatch
+from gateway.wire.sse import DONE
 
 FAULT = Fault(502, "server_error", "backend_error", "it is gone")
 ENDPOINTS = {Dialect.CHAT: Endpoint.CHAT, Dialect.COMPLETIONS: Endpoint.COMPLETIONS}
@@ -95,19 +95,38 @@ def test_the_client_gets_what_it_had_got_without_however_the_bytes_come(pieces, 
     assert out == b"".join(plain)
 
 
-@given(st.lists(st.tuples(st.text(), st.integers(0, 200_000)), min_size=2))
-def test_a_token_told_by_sight_is_what_a_frame_by_frame_reading_gives(pieces):
-    seen, read = begun(), begun()
-    fits = StreamWatch(Dialect.CHAT, choices=1, hide_usage=False, request_id="r")
-    fits.feed(frame("x", None))
-    for text, token in pieces:
-        one = frame(text, [token])
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+WAYS = st.sampled_from([{}, {"stop": ["##"]}, {"stop": ["###", "x"]}, {"tools": TOOLS}])
+
+
+@given(PIECES, WAYS)
+def test_a_token_told_by_sight_is_what_a_frame_by_frame_reading_gives(pieces, asked):
+    seen, read = begun(asked=call(**asked)), begun(asked=call(**asked))
+    for text, ids in pieces:
+        one = frame(text, ids)
         told = seen.by_sight(chunk(one))
         stripped = read.feed(one)
         if told is None:
             told = chunk(seen.feed(one))
         assert told == chunk(stripped) == chunk(frame(text, None))
     assert seen.trail.reached() == read.trail.reached()
+    assert (seen.unsure, seen.trail.tail) == (read.unsure, read.trail.tail)
+
+
+@pytest.mark.parametrize("asked", [{}, {"stop": ["##"]}, {"tools": TOOLS}])
+def test_frames_like_the_last_one_are_told_by_sight_however_many_tokens_they_have(asked):
+    watch = begun(frame("a", [4]), frame("b", [5]), asked=call(**asked))
+    for text, ids in (("c", [6]), ("de", [7, 8]), ("f g", [9, 10, 11]), ('"\n', [12, 13])):
+        told = watch.by_sight(chunk(frame(text, ids)))
+        assert told == chunk(frame(text, None))
+    assert watch.by_sight(chunk(frame("i", []))) is None
+
+
+def test_text_that_cannot_be_read_is_passed_on_and_only_not_gone_on_with():
+    watch = begun(frame("a", [4]), frame("b", [5]))
+    garbled = chunk(frame("c", [6, 7]).replace(b'"c"', b'"\\x"'))
+    assert watch.by_sight(garbled) is not None
+    assert not watch.may_leave
 
 
 def test_it_goes_on_after_the_last_token_that_showed_text():
