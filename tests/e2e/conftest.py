@@ -10,16 +10,14 @@ HERE = pathlib.Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items):
-    """Sockets to a server that a test killed are closed by the garbage collector, with a warning.
+    """Mark the tests that start real vLLM servers.
 
-    Where tests run in two processes, those of real vLLM all run in one: two pairs of engines on two cores are
-    so slow that tests of what they do meanwhile say nothing.
+    Sockets to a server that a test killed are closed by the garbage collector, with a warning.
     """
     for item in items:
         if HERE in item.path.parents:
-            stem = item.path.stem
-            runs_vllm = stem.endswith("_real") or stem == "test_vllm"
-            item.add_marker(pytest.mark.xdist_group("vllm" if runs_vllm else stem))
+            if item.path.stem.endswith("_real") or item.path.stem == "test_vllm":
+                item.add_marker(pytest.mark.vllm)
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed"))
             item.add_marker(
                 pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
