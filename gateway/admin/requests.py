@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from http import HTTPStatus
+from operator import itemgetter
 from typing import Annotated, Any, ClassVar, Final, cast
 
 from pydantic import BeforeValidator, Field
@@ -20,11 +22,12 @@ from gateway.observe.ended import KEPT as ENDED_KEPT
 from gateway.observe.ended import TROUBLED_KEPT
 from gateway.ops.callers import Callers
 from gateway.ops.dryrun import DryRun, UnknownKey, Wish, dry_run
-from gateway.ops.explain import Told, summary, told
+from gateway.ops.explain import Summary, Told, summary, told
 from gateway.ops.explained import RequestExplained, explained
 from gateway.ops.refused import RefusedTold, refused_told
 from gateway.ops.requests import (
     Filter,
+    Place,
     RequestState,
     RequestTold,
     Seen,
@@ -37,6 +40,8 @@ from gateway.ops.requests import (
 from gateway.ops.trials import sides_told
 
 MOST_REQUESTS: Final = 100  # of a page that has no limit
+MOST_DECISIONS: Final = 50  # likewise
+_DECISIONS_A_TURN: Final = 50  # that are told another worker, before streams get their turn
 _MOST_TOKENS: Final = 1_000_000_000
 _NOT_KEPT: Final = (
     f"No record of this request. The gateway keeps the last {KEPT} requests that waited or were "
@@ -106,16 +111,25 @@ async def requests_seen(desk: Desk, query: RequestsQuery) -> list[Seen]:
     Raises:
         Problem: the cursor is none (404).
     """
-    before = None
-    if query.after is not None:
-        try:
-            before = place_at(query.after)
-        except ValueError:
-            detail = "`after` is no `last_id` of this list. Begin again without it."
-            raise Problem(HTTPStatus.NOT_FOUND, "unknown_cursor", detail) from None
+    before = _before(query)
     wanted = Filter(**query.model_dump(exclude={"limit", "after"}))
     found = await newest(desk.requests, wanted, before)
     return found if query.limit is None else found[: query.limit + 1]
+
+
+def _before(query: ListQuery) -> Place | None:
+    """Return the place that a page ends before; None: it begins with the newest.
+
+    Raises:
+        Problem: the cursor is none (404).
+    """
+    if query.after is None:
+        return None
+    try:
+        return place_at(query.after)
+    except ValueError:
+        detail = "`after` is no `last_id` of this list. Begin again without it."
+        raise Problem(HTTPStatus.NOT_FOUND, "unknown_cursor", detail) from None
 
 
 def _place(each: Seen | RequestTold) -> tuple[int, str]:
@@ -145,9 +159,32 @@ def request_explained(desk: Desk, request_id: str) -> RequestExplained | None:
 
 
 async def get_decisions(desk: Desk, asked: Asked[ListQuery, Body]) -> Listing:
-    """Answer the newest decisions in short."""
-    moment = desk.moment()
-    return Listing([*desk.deciding.gate.decisions], lambda each: summary(each, moment), _id)
+    """Answer the newest decisions of all workers in short."""
+    query, moment = asked.query, desk.moment()
+    if query.limit is None:
+        query = query.model_copy(update={"limit": MOST_DECISIONS})
+    found: list[tuple[Place, Decision | Summary]] = [*_decisions(desk, query)]
+    for rows in await desk.fellows("decisions", query.model_dump(mode="json")):
+        found += [(place_at(cursor), told_there) for cursor, told_there in rows]
+    found.sort(key=itemgetter(0), reverse=True)
+
+    def tell(each: tuple[Place, Decision | Summary]) -> Summary:
+        return summary(each[1], moment) if isinstance(each[1], Decision) else each[1]
+
+    return Listing(found, tell, lambda each: cursor_of(each[0]), begins_after=query.after)
+
+
+def _decisions(desk: Desk, query: ListQuery) -> list[tuple[Place, Decision]]:
+    """Return the decisions of this process that come on a page, and the first of the next."""
+    before = _before(query)
+    every = ((_decided(each), each) for each in desk.deciding.gate.decisions)
+    found = [each for each in every if before is None or each[0] < before]
+    found.sort(key=itemgetter(0), reverse=True)  # a clock may have been set back
+    return found if query.limit is None else found[: query.limit + 1]
+
+
+def _decided(decision: Decision) -> Place:
+    return int(decision.wall_at * 1e6), decision.id
 
 
 async def get_decision(desk: Desk, asked: Asked[Query, Body]) -> Told | RefusedTold:
@@ -194,10 +231,6 @@ async def get_route(desk: Desk, asked: Asked[RouteQuery, Body]) -> DryRun:
     return run
 
 
-def _id(decision: Decision) -> str:
-    return decision.id
-
-
 def answers_to_workers(desk: Desk) -> Answers:
     """Return what a worker answers those of the same gateway about itself and its own requests."""
 
@@ -208,6 +241,14 @@ def answers_to_workers(desk: Desk) -> Answers:
 
     async def request(request_id: str) -> RequestExplained | None:
         return request_explained(desk, request_id)
+
+    async def decisions(query: Mapping[str, Any]) -> list[tuple[str, Summary]]:
+        moment, rows = desk.moment(), []
+        for place, each in _decisions(desk, ListQuery.model_validate(query)):
+            rows.append((cursor_of(place), summary(each, moment)))
+            if len(rows) % _DECISIONS_A_TURN == 0:
+                await asyncio.sleep(0)
+        return rows
 
     async def decision(request_id: str) -> Told | RefusedTold | None:
         return decision_told(desk, request_id)
@@ -224,6 +265,7 @@ def answers_to_workers(desk: Desk) -> Answers:
     return {
         "requests": requests,
         "request": request,
+        "decisions": decisions,
         "decision": decision,
         "counted": counted,
         "callers": callers,

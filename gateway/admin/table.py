@@ -142,7 +142,8 @@ _REASONS: Final = (
     Endpoint(
         method=Method.GET, path=f"{_V1}/decisions", name="decisions", role=Role.VIEWER,
         does="List the requests that waited or were refused, the newest first.",
-        handler=requests.get_decisions, answer=Summary, rows=True, most=50, query=ListQuery,
+        handler=requests.get_decisions, answer=Summary, rows=True, most=requests.MOST_DECISIONS,
+        query=ListQuery,
     ),
     Endpoint(
         method=Method.GET, path=f"{_V1}/decisions/{{request_id}}", name="decision", role=Role.VIEWER,

@@ -221,6 +221,29 @@ async def test_why_a_request_was_refused_is_told_whichever_worker_refused_it():
 
 
 @story
+async def test_decisions_are_listed_whichever_worker_made_them():
+    async with served(FAST, extra=TWO) as world:
+        await workers(world)
+        drained = await order(world, "backends/m/b1:drain", {"reason": "test", "force": True})
+        assert drained.status_code < 300, drained.text
+        await agree(world, lambda told: in_state(told)["phase"] == "draining")
+        kept = []
+        for _ in range(16):  # each over a connection of its own
+            async with client(world) as http:
+                refused = await ask(http)
+                assert refused.status_code == 503
+                kept.append(refused.headers["x-request-id"])
+        newest_first = [*reversed(kept)]
+        whole = await admin(world, "/admin/v1/decisions")
+        assert [each["id"] for each in whole["data"]] == newest_first
+        assert {each["code"] for each in whole["data"]} == {"model_unavailable"}
+        first = await admin(world, "/admin/v1/decisions?limit=10")
+        then = await admin(world, f"/admin/v1/decisions?limit=10&after={first['last_id']}")
+        assert [each["id"] for page in (first, then) for each in page["data"]] == newest_first
+        assert (first["has_more"], then["has_more"]) == (True, False)
+
+
+@story
 async def test_one_listener_answers_for_what_all_workers_counted():
     async with served(FAST, extra=TWO) as world:
         found = await workers(world)
