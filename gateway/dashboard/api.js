@@ -32,8 +32,8 @@ export async function readAll(path, query = {}) {
 }
 
 /** Give an order; sent again with the same `once`, it is answered again and not done again. Throws ApiError. */
-export function order(path, body, once) {
-  return call("POST", path, {}, body, { "idempotency-key": once });
+export function order(path, body, once, patienceMs = PATIENCE_MS) {
+  return call("POST", path, {}, body, { "idempotency-key": once }, patienceMs);
 }
 
 /** Return a text that nobody else has. */
@@ -46,7 +46,7 @@ export function named(name) {
   return name.split("/").map(encodeURIComponent).join("/");
 }
 
-async function call(method, path, query, body, more = {}) {
+async function call(method, path, query, body, more = {}, patienceMs = PATIENCE_MS) {
   const headers = { ...more };
   if (token() !== null) headers.authorization = `Bearer ${token()}`;
   if (body !== undefined) headers["content-type"] = "application/json";
@@ -58,7 +58,7 @@ async function call(method, path, query, body, more = {}) {
       method,
       headers,
       body: body === undefined ? undefined : JSON.stringify(body),
-      signal: AbortSignal.timeout(PATIENCE_MS),
+      signal: AbortSignal.timeout(patienceMs),
     });
   } catch {
     throw new ApiError(0, "unreachable", "The gateway does not answer. This page keeps asking.");

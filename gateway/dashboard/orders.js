@@ -1,4 +1,5 @@
 // Orders: each is tried first, so that its dialog says what it would do, and carried out once that is confirmed.
+// One that cannot be tried says so itself.
 
 import { ApiError, named, order, unique } from "./api.js";
 import { el, setAttribute, setShown } from "./dom.js";
@@ -59,8 +60,9 @@ export function holdOrder(verb, pool) {
 
 /**
  * Try an order, show what it would do, and carry it out if that is confirmed.
- * @param wanted `{label, title, path, body, told, danger, needsForce, forced, done}`: `told` makes a sentence of
- *   an answer, and `done` may put more into the dialog once it is carried out
+ * @param wanted `{label, title, path, body, told, danger, needsForce, forced, done, untried, patienceMs}`: `told` makes
+ *   a sentence of an answer, `done` may put more into the dialog once it is carried out, and `untried` is what an order
+ *   does that cannot be tried
  */
 export async function giveOrder(live, wanted) {
   const effect = el("p", { class: "effect", role: "status", "aria-live": "polite" }, "Asking what it would do …");
@@ -90,7 +92,7 @@ export async function giveOrder(live, wanted) {
     const text = JSON.stringify(sent);
     if (!keys.has(text)) keys.set(text, unique());
     try {
-      return await order(wanted.path, sent, keys.get(text));
+      return await order(wanted.path, sent, keys.get(text), wanted.patienceMs);
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       if (error.status !== 0 && error.code !== "idempotency_key_in_use") keys.delete(text); // it was answered
@@ -104,6 +106,7 @@ export async function giveOrder(live, wanted) {
   async function carryOut() {
     confirm.disabled = true;
     const forced = force.checked ? { force: true } : {};
+    if (wanted.untried) setProse(effect, "Being carried out …");
     const answer = await attempt({ reason: reason.value, ...forced });
     if (answer === null) return ready();
     effect.dataset.tone = "good";
@@ -117,10 +120,14 @@ export async function giveOrder(live, wanted) {
     await live.refresh();
   }
 
-  const answer = await attempt({ dry_run: true });
-  if (answer === null) return;
+  if (wanted.untried) {
+    setProse(effect, wanted.untried);
+  } else {
+    const answer = await attempt({ dry_run: true });
+    if (answer === null) return;
+    setProse(effect, wanted.told(answer));
+    setShown(forceRow, Boolean(wanted.needsForce?.(answer)));
+  }
   tried = true;
-  setProse(effect, wanted.told(answer));
-  setShown(forceRow, Boolean(wanted.needsForce?.(answer)));
   ready();
 }

@@ -14,6 +14,7 @@ from gateway.heal.cure import Cure
 from gateway.launch.launcher import Changes
 from tests.e2e.browser import browsing
 from tests.e2e.scene import CODER, scene, that_does_not_start
+from tests.stories.served import runs, served
 from tests.stories.support import FAST, gateway
 from tests.stories.support import story as story_within
 
@@ -258,25 +259,80 @@ async def test_a_request_in_quarantine_is_let_go():
             assert [*world.process.handler.retrying.quarantine] == []
 
 
+async def give_token(world, role):
+    """Have the gateway take a token of a role, `watch`, beside the one of its admin."""
+    text = world.path.read_text()
+    begin = "token: 'an-admin-of-this-test'"
+    assert begin in text
+    more = f"tokens: [{{name: watch, role: {role}, token: another-of-this-test}}]"
+    world.path.write_text(text.replace(begin, f"{begin}, {more}"))
+    bearer = {"authorization": "Bearer an-admin-of-this-test"}
+    reload = world.admin_url + "/admin/v1/config:reload"
+    assert (await world.http.post(reload, json={}, headers=bearer)).status_code == 200
+
+
 @story
 async def test_a_viewer_is_offered_no_order():
     async with gateway(FAST, FAST, admin_token="an-admin-of-this-test") as world:
-        text = world.path.read_text()
-        begin = "token: 'an-admin-of-this-test'"
-        assert begin in text
-        viewer = "tokens: [{name: watch, role: viewer, token: a-viewer-of-this-test}]"
-        world.path.write_text(text.replace(begin, f"{begin}, {viewer}"))
-        bearer = {"authorization": "Bearer an-admin-of-this-test"}
-        reload = world.admin_url + "/admin/v1/config:reload"
-        assert (await world.http.post(reload, json={}, headers=bearer)).status_code == 200
+        await give_token(world, "viewer")
         assert (await world.chat()).status_code == 200
-        async with browsing(world.admin_url, token="a-viewer-of-this-test") as seen:
+        async with browsing(world.admin_url, token="another-of-this-test") as seen:
             await seen.until("watch · viewer", ".session")
             for view, heading in ({"overview": ""} | VIEWS).items():
                 await seen.page.goto(f"{world.admin_url}/#/{view}")
                 await seen.until(heading, "main h1")
                 await seen.page.locator("main :is(td, dd)").first.wait_for()
                 assert set(await seen.texts("main button:visible")) <= {"Back to now"}, view
+
+
+@story
+async def test_an_upgrade_is_confirmed_and_tells_which_process_serves():
+    async with served(FAST) as world:
+        before = world.pids[0]
+        async with browsing(f"{world.admin_url}/#/config") as seen:
+            dialog, effect = seen.page.get_by_role("dialog"), "dialog .effect"
+            await seen.page.get_by_role("button", name="Upgrade", exact=True).click()
+            await seen.until("A new process of the gateway takes over", effect)
+            await dialog.get_by_role("button", name="Cancel").click()
+            assert runs(before)
+            await seen.page.get_by_role("button", name="Upgrade", exact=True).click()
+            await seen.page.get_by_label("Reason").fill("other code")
+            await dialog.get_by_role("button", name="Upgrade", exact=True).click()
+            await seen.until("Done. process", effect)
+            told = await dialog.locator(".effect").inner_text()
+            world.pids.append(int(re.search(r"process (\d+)", told)[1]))
+            await dialog.get_by_role("button", name="Close").click()
+            await world.until(lambda: not runs(before))
+            assert runs(world.pids[1])
+            await seen.page.goto(f"{world.admin_url}/#/overview")
+            await seen.until("1 pool", GOOD)
+
+
+@story
+async def test_an_upgrade_that_is_refused_says_why():
+    why = "the gateway is the main process of a container"
+
+    async def refuse(route):
+        refused = json.dumps({"code": "upgrade_refused", "detail": why})
+        await route.fulfill(status=409, content_type="application/problem+json", body=refused)
+
+    async with gateway(FAST) as world, browsing(f"{world.admin_url}/#/config") as seen:
+        await seen.page.route("**/admin/v1/upgrade", refuse)
+        await seen.page.get_by_role("button", name="Upgrade", exact=True).click()
+        dialog = seen.page.get_by_role("dialog")
+        await dialog.get_by_role("button", name="Upgrade", exact=True).click()
+        await seen.until(why, "dialog .effect[data-tone=bad]")
+        seen.wrong.clear()  # the browser complains of the refusal
+
+
+@story
+async def test_an_operator_may_reload_and_not_upgrade():
+    async with gateway(FAST, admin_token="an-admin-of-this-test") as world:
+        await give_token(world, "operator")
+        config = f"{world.admin_url}/#/config"
+        async with browsing(config, token="another-of-this-test") as seen:
+            await seen.page.get_by_role("button", name="Reload the file").wait_for()
+            assert await seen.page.get_by_role("button", name="Upgrade", exact=True).count() == 0
 
 
 @story

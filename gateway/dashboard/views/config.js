@@ -1,4 +1,4 @@
-// The settings in force, each with where it is written; what was put in force; and the order to reload.
+// The settings in force, each with where it is written; what was put in force; and the orders to reload and to upgrade.
 
 import { read } from "../api.js";
 import { el, setText } from "../dom.js";
@@ -9,6 +9,7 @@ import { stateBadge } from "../state.js";
 import { table } from "../table.js";
 
 const EVERY_MS = 10_000;
+const UPGRADE_MS = 150_000; // the gateway gives up a little earlier
 
 export function configView(live) {
   let settings = [];
@@ -48,7 +49,8 @@ export function configView(live) {
       "div",
       { class: "view" },
       el("section", { class: "card", "aria-labelledby": "settings" },
-        el("div", { class: "section-head" }, el("h1", { id: "settings" }, "Configuration"), orderButton(live, "operator", reloadOrder())),
+        el("div", { class: "section-head" }, el("h1", { id: "settings" }, "Configuration"),
+          el("div", { class: "buttons" }, orderButton(live, "operator", reloadOrder()), orderButton(live, "admin", upgradeOrder()))),
         poll.problem, file,
         el("div", { class: "filters" },
           el("label", { for: "search" }, "Search"), search,
@@ -67,6 +69,18 @@ function reloadOrder() {
     title: "Put the file in force",
     path: "config:reload",
     told: (answer) => (answer.effect.length ? `What changes: ${answer.effect.join("; ")}.` : "The file changes nothing."),
+  };
+}
+
+function upgradeOrder() {
+  return {
+    label: "Upgrade",
+    title: "Have a new process take over",
+    path: "upgrade",
+    untried: "A new process of the gateway takes over, with the code and the settings file as they are now. No request is lost. "
+      + "If it cannot serve, nothing changes. This takes up to two minutes.",
+    patienceMs: UPGRADE_MS,
+    told: (answer) => answer.sentence,
   };
 }
 
