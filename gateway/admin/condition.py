@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -28,7 +29,9 @@ async def notice_problems(desk: Desk) -> None:
     """Look for problems each 5 s, for ever, so that metrics and since when are known. Cancel: at once."""
 
     async def turn() -> None:
-        found = overview(facts(desk), desk.moment())
+        known = facts(desk)
+        await asyncio.sleep(0)  # streams come first
+        found = overview(known, desk.moment())
         desk.metrics.judged(
             [
                 (pool["name"], backend["name"], backend["state"])

@@ -28,6 +28,10 @@ ERRORS: Final = frozenset(
 )
 # The client left, or did not read: neither a success nor a failure.
 LEFT: Final = frozenset((Outcome.CLIENT_GONE.value, Outcome.CLIENT_STALLED.value))
+_OK: Final = (
+    Outcome.OK.value
+)  # looked up once: before Python 3.12 that takes longer than what is done with it
+_SHED: Final = Outcome.SHED.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +64,7 @@ class Tally:
     @property
     def judged(self) -> int:
         """Requests that the gateway took: they were served, or failed."""
-        ok = Outcome.OK.value
-        served = sum(count for (outcome, _), count in self.endings.items() if outcome == ok)
+        served = sum(count for (outcome, _), count in self.endings.items() if outcome == _OK)
         return served + self.errors
 
     def ttft_s(self, share: float) -> float | None:
@@ -89,8 +92,8 @@ class Window:
         """Return what was counted of each pool."""
         return by_pool(self.models())
 
-    def models(self) -> dict[tuple[str, str], Tally]:
-        """Return what was counted of each model of each pool."""
+    def models(self, *, times: bool = True) -> dict[tuple[str, str], Tally]:
+        """Return what was counted of each model of each pool; without `times`, no time is told."""
         found: defaultdict[tuple[str, str], Tally] = defaultdict(Tally)
         before, after = self.before, self.after
         for (pool, model, _, outcome, code), more in _grown(before.requests, after.requests):
@@ -98,10 +101,11 @@ class Window:
         for (pool, model, kind), more in _grown(before.tokens, after.tokens):
             if kind == "completion":
                 found[pool, model].tokens += int(more)
-        for (pool, model), counts, known in _moved(before.ttfts, after.ttfts):
-            _add_cells(found[pool, model].ttfts, known, counts)
-        for (pool, model), counts, known in _moved(before.gaps, after.gaps):
-            _add_cells(found[pool, model].gaps, known, counts)
+        if times:
+            for (pool, model), counts, known in _moved(before.ttfts, after.ttfts):
+                _add_cells(found[pool, model].ttfts, known, counts)
+            for (pool, model), counts, known in _moved(before.gaps, after.gaps):
+                _add_cells(found[pool, model].gaps, known, counts)
         return dict(found)
 
     def backend_ttfts(self) -> dict[str, list[float]]:
@@ -126,11 +130,14 @@ class Window:
         return dict(found)
 
 
-def by_pool(models: Mapping[tuple[str, str], Tally]) -> dict[str, Tally]:
-    """Add up what was counted of the models of each pool."""
+def by_pool(models: Mapping[tuple[str, str], Tally], *, times: bool = True) -> dict[str, Tally]:
+    """Add up what was counted of the models of each pool; without `times`, no time is told."""
     found: defaultdict[str, Tally] = defaultdict(Tally)
     for (pool, _), tally in models.items():
         _add(found[pool], tally)
+        if times:
+            _add_cells(found[pool].ttfts, None, tally.ttfts)
+            _add_cells(found[pool].gaps, None, tally.gaps)
     return dict(found)
 
 
@@ -155,7 +162,7 @@ def _count(tally: Tally, outcome: str, code: str, more: int) -> None:
     tally.endings[outcome, code] = tally.endings.get((outcome, code), 0) + more
     if outcome in ERRORS:
         tally.errors += more
-    elif outcome == Outcome.SHED.value:
+    elif outcome == _SHED:
         tally.shed += more
     elif outcome in LEFT:
         tally.left += more
@@ -165,13 +172,16 @@ def _add(total: Tally, more: Tally) -> None:
     for (outcome, code), count in more.endings.items():
         _count(total, outcome, code, count)
     total.tokens += more.tokens
-    _add_cells(total.ttfts, None, more.ttfts)
-    _add_cells(total.gaps, None, more.gaps)
 
 
 def _add_cells(total: list[float], before: Sequence[float] | None, after: Sequence[float]) -> None:
-    for place in range(len(total)):
-        total[place] += after[place] - (0 if before is None else before[place])
+    """Add counts by bucket; the sum, which comes after them, is left out."""
+    if before is None:
+        total[:] = [sum_ + more for sum_, more in zip(total, after, strict=False)]
+    else:
+        total[:] = [
+            sum_ + more - less for sum_, more, less in zip(total, after, before, strict=False)
+        ]
 
 
 def _moved(

@@ -247,7 +247,8 @@ def _without_problems(facts: Facts, moment: Moment) -> Overview:
 def pool_overviews(facts: Facts, moment: Moment) -> list[PoolOverview]:
     """Return every pool as it is, in the order of the configuration."""
     configs, table, gate = facts.config.pools, facts.table, facts.gate
-    entries, fellows = Catalog.build(configs, table).entries, facts.replicas.fellows()
+    catalog, fellows = Catalog.build(configs, table), facts.replicas.fellows()
+    entries, adapters = catalog.entries, catalog.adapters()
     carried, queues = carried_by(fellows), queued_in_all(gate.queues(), fellows)
     pools = []
     for name, config in configs.items():
@@ -268,7 +269,7 @@ def pool_overviews(facts: Facts, moment: Moment) -> list[PoolOverview]:
                     saturated=[each["saturated"] for each in backends],
                 ),
                 window_tokens=entry.route.window_tokens,
-                adapters=sorted(each for each, of in entries.items() if of.parent == name),
+                adapters=sorted(adapters.get(name, ())),
                 endpoints=sorted(each.value for each in endpoints) if endpoints else None,
                 queue=QueueOverview(
                     requests=queued.requests,

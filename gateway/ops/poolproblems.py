@@ -36,7 +36,7 @@ def pool_problems(
 ) -> Iterator[Problem]:
     """Yield what is wrong with a pool; `failed`: why adapters could not be loaded."""
     failing, tally = lately.pool_failing(pool["name"]), lately.pool(pool["name"])
-    failures = lately.recent.failures()
+    failures = lately.failures
     if pool["state"] in ("down", "starting") and not failing:
         yield _down(pool, tally, failures, now)
     elif failing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -71,20 +72,26 @@ class Lately:
     def __init__(self, series: Series) -> None:
         windows = series.windows(_WINDOWS_S)
         self.recent: Window = windows[RECENT_S]
-        self._models = {seconds: window.models() for seconds, window in windows.items()}
-        self._pools = {seconds: by_pool(models) for seconds, models in self._models.items()}
+        self.failures = self.recent.failures()
+        self._models = {
+            seconds: window.models(times=seconds == RECENT_S) for seconds, window in windows.items()
+        }
+        self._pools = {
+            seconds: by_pool(models, times=seconds == RECENT_S)
+            for seconds, models in self._models.items()
+        }
         self._seconds = {seconds: window.seconds for seconds, window in windows.items()}
+        self._of_pool: defaultdict[str, list[tuple[str, Tally]]] = defaultdict(list)
+        for (pool, model), tally in self._models[RECENT_S].items():
+            self._of_pool[pool].append((model, tally))
 
     def pool(self, name: str, seconds: float = RECENT_S) -> Tally:
-        """Return what was counted of a pool."""
+        """Return what was counted of a pool; times are told of five minutes only."""
         return self._pools[seconds].get(name) or Tally()
 
     def models(self, pool: str) -> list[tuple[str, Tally]]:
         """Return what was counted of each model of a pool, the busiest first."""
-        found = [
-            (model, each) for (of, model), each in self._models[RECENT_S].items() if of == pool
-        ]
-        return sorted(found, key=lambda pair: -pair[1].requests)
+        return sorted(self._of_pool.get(pool, ()), key=lambda pair: -pair[1].requests)
 
     def pool_failing(self, name: str) -> Failing | None:
         """Return that most requests of a pool fail now; None if not."""

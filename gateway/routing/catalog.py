@@ -66,6 +66,14 @@ class Catalog:
             entries.setdefault(adapter, entry)
         return cls(entries, clashes)
 
+    def adapters(self) -> dict[str, list[str]]:
+        """Return the names of the adapters of each pool that has any."""
+        found: dict[str, list[str]] = {}
+        for name, entry in self.entries.items():
+            if entry.parent is not None:
+                found.setdefault(entry.parent, []).append(name)
+        return found
+
     def resolve(self, call: Call, caller: Caller) -> Route:
         """Return where the call's model name leads; without one, where all that the caller sees leads.
 

@@ -1,6 +1,9 @@
+import asyncio
+
 import pytest
 from starlette.testclient import TestClient
 
+from gateway.admin.fleet import get_overview
 from gateway.admin.table import TABLE
 from gateway.config.supervision import LaunchConfig, Remedy
 from gateway.heal.cure import Cure
@@ -62,6 +65,17 @@ def test_metrics_are_told_as_openmetrics_on_request(desk):
     reply = desk.get("/metrics", accept="application/openmetrics-text; version=1.0.0")
     assert reply.headers["content-type"].startswith("application/openmetrics-text")
     assert reply.text.endswith("# EOF\n")
+
+
+def test_streams_go_on_while_the_overview_is_made(desk):
+    went_on = []
+
+    async def asked():
+        asyncio.get_running_loop().call_soon(went_on.append, "a stream")
+        await get_overview(desk.objects, None)
+        return [*went_on]
+
+    assert asyncio.run(asked()) == ["a stream"]
 
 
 def test_the_overview_is_told(desk):
