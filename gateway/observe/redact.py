@@ -15,13 +15,18 @@ from gateway.core.errors import ConfigError, GatewayError
 _FRAMES: Final = 20  # of one traceback
 _CHAIN: Final = 5  # exceptions that led to one another
 
-# An underscore parts words here: HF_TOKEN is a token, and a tokenizer is none.
-_NAME: Final = (
-    r"(?<![a-z0-9])((?:access|api|auth|client|private|secret)[-_]?keys?|(?<=[?&])key|(?-i:(?<=[A-Z]_)KEY)"
-    r"|(?:access|auth|client|refresh)?(?:password|passwd|passphrase|secret|credentials?|authorization|cookie|(token)))"
-)
 # How a value follows: behind a sign, or as `value` where `name` was before.
-_IS: Final = r"(\\*['\"]?(?:\s*[=:]|,?\s+\\*['\"]?value\\*['\"]?\s*:)\s*(?:b(?=['\"]))?)"
+_SIGN: Final = r"\\*['\"]?(?:\s*[=:]|,?\s+\\*['\"]?value\\*['\"]?\s*:)\s*(?:b(?=['\"]))?"
+_IS: Final = rf"({_SIGN})"
+# The shell's variable PWD is a folder; `UID=x;PWD=y` is not.
+_FOLDER: Final = rf"(?-i:(?<![A-Za-z0-9_;])PWD{_SIGN}\\*['\"]?/)"
+# An underscore parts words here: HF_TOKEN is a token, and a tokenizer is none. PGPASSWORD needs none.
+_NAME: Final = (
+    r"((?<![a-z0-9])(?:access|api|auth|client|private|secret)[-_]?keys?"
+    r"|(?<=[?&])key|(?-i:(?<=[A-Z]_)(?:KEY|PASS))"
+    r"|(?<![a-z0-9])(?:access|auth|client|refresh)?(?:secret|credentials?|authorization|cookie|(token))"
+    rf"|password|passwd|passphrase|(?<!old)(?!{_FOLDER})pwd)"
+)
 # It stands in quotes, escaped ones within JSON too, in brackets, or alone.
 _VALUE: Final = (
     r"(?:(?P<quote>\\*[\"'])(?:(?!(?P=quote))(?:\\.|.))+(?:(?P=quote)|$)|(?P<opens>\[|\w+\()[^\])\n]*"
@@ -42,7 +47,8 @@ _PATTERNS: Final = tuple(
         (r"\b((?:authorization|cookie)[ \t]*:[ \t]*)[^\r\n\"'\\]+", r"\1***"),
         (_NAME + _IS + r"(?(2)(?![\d.]+(?:[\s,;)}\]]|$)))" + _VALUE, r"\1\3" + _BLOTTED),
         (
-            r"(--[\w-]{0,40}(?:key|token|password|secret)['\"]?[\s,]+)(?!-)" + _VALUE,
+            r"(--[\w-]{0,40}(?:key|token|password|passwd|passphrase|secret)['\"]?[\s,]+)(?!-)"
+            + _VALUE,
             r"\1" + _BLOTTED,
         ),
         (r"\b([a-z][a-z0-9+.-]{0,20}://)[^/\s\"']*@", r"\1***@"),
