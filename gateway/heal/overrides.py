@@ -7,6 +7,9 @@ once a server has served for a day with its remedies, its next start tries the c
 line again. If that start fails, the one after it has the remedies back, and the next trial waits
 twice as long.
 
+A remedy for a start that hangs is found while that start goes on without it. If it comes to a good end
+after all, the remedy was not needed, and is dropped.
+
 A change belongs to the command line that it was made for. When an operator changes the `launch` of a
 backend, what was changed of the old one is dropped, and does not come back with it: what made it
 necessary may be gone by then, and a start that fails again finds its remedy again.
@@ -52,6 +55,7 @@ class Override(msgspec.Struct, frozen=True):
     applied: tuple[Applied, ...] = ()
     failed_trials: int = 0
     on_trial: bool = False  # the configured command line is tried; the changes wait for its outcome
+    before: Override | None = None  # what the last start had, where remedies were added since
 
     @property
     def changes(self) -> Changes:
@@ -63,6 +67,17 @@ class Override(msgspec.Struct, frozen=True):
         if not self.on_trial:
             return self
         return replace(self, on_trial=False, failed_trials=self.failed_trials + 1)
+
+    def beyond(self, other: Override) -> Override:
+        """Return it with only what another one has not."""
+        return replace(
+            self,
+            args={
+                name: value for name, value in self.args.items() if other.args.get(name) != value
+            },
+            env={name: value for name, value in self.env.items() if other.env.get(name) != value},
+            applied=tuple(each for each in self.applied if each not in other.applied),
+        )
 
     def told(self) -> str:
         """Return for people what is changed, and by which remedies."""
@@ -102,37 +117,53 @@ class Overrides:
 
     def apply(self, backend_id: str, launch: LaunchConfig, cure: Cure, at: float) -> Override:
         """Add a remedy, and write the file."""
-        before = self.of(backend_id, launch).back()
-        changes = merged(before.changes, cure.changes)
-        applied = (*before.applied, Applied(cure.remedy.value, at, cure.why))[-_APPLIED_KEPT:]
-        override = replace(before, args=dict(changes.args), env=dict(changes.env), applied=applied)
+        kept = self.of(backend_id, launch)
+        back = kept.back()
+        changes = merged(back.changes, cure.changes)
+        applied = (*back.applied, Applied(cure.remedy.value, at, cure.why))[-_APPLIED_KEPT:]
+        override = replace(
+            back,
+            args=dict(changes.args),
+            env=dict(changes.env),
+            applied=applied,
+            before=kept.before or kept,
+        )
         self._kept[backend_id] = override
         self._save()
         return override
 
-    def starting(self, backend_id: str, launch: LaunchConfig | None, served_s: float) -> Changes:
-        """Return what is changed for the start that comes.
+    def starting(self, backend_id: str, launch: LaunchConfig | None, served_s: float) -> Override:
+        """Return what is changed for the start that comes; once it is made, call `began`.
 
         Args:
             backend_id: whose server is to start.
             launch: its command line as it is configured.
             served_s: how long the server before it served without a break.
         """
-        kept = self.of(backend_id, launch)
+        kept = replace(self.of(backend_id, launch), before=None)
         due_s = TRIAL_S * 2 ** min(kept.failed_trials, _MOST_DOUBLINGS)
-        if kept.on_trial:
-            now = kept.back()
-        elif kept.applied and served_s >= due_s:
-            now = replace(kept, on_trial=True)
-        else:
-            return kept.changes
-        self._kept[backend_id] = now
-        self._save()
-        return now.changes
+        if not kept.on_trial and kept.applied and served_s >= due_s:
+            return replace(kept, on_trial=True)
+        return kept.back()
+
+    def began(self, backend_id: str, override: Override) -> None:
+        """A start was made with this, unless its remedies were dropped or changed meanwhile."""
+        kept = self._kept.get(backend_id)
+        if kept is not None and kept != override and kept.applied == override.applied:
+            self._kept[backend_id] = override
+            self._save()
 
     def served(self, backend_id: str, launch: LaunchConfig | None) -> Override | None:
-        """A start has come to its good end. Return what was dropped, if it did so without its remedies."""
-        return self.drop(backend_id) if self.of(backend_id, launch).on_trial else None
+        """A start has come to its good end. Return what was dropped, if it did so without that."""
+        kept = self.of(backend_id, launch)
+        had = kept.before or kept
+        if had.on_trial or (kept.before is not None and not had.applied):
+            return self.drop(backend_id)
+        if kept.before is None:
+            return None
+        self._kept[backend_id] = had
+        self._save()
+        return kept.beyond(had)
 
     def drop(self, backend_id: str) -> Override | None:
         """Take all changes of a backend back, for its next start; return what they were."""

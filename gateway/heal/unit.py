@@ -166,8 +166,8 @@ class Unit(Supervised):
 
     async def _replace(self, state: Replacing) -> None:
         """Claim the restart; have the launcher stop what runs, and start anew."""
-        order, shared = state.order, self._shared
-        claim = shared.names.of(self.backend), order.incarnation, order.attempt
+        order, of, shared = state.order, state.order.incarnation, self._shared
+        claim = shared.names.of(self.backend), of, order.attempt
         try:
             claimed = state.claimed or await shared.store.claim_restart(*claim)
         except StoreUnavailable as error:
@@ -183,20 +183,20 @@ class Unit(Supervised):
             self.adapters, served_s = held_by(self.backend), self._now() - state.before.since
         self.diagnosis, self.observed.trouble = None, ""  # of the server that goes
         self._look_no_more()  # what it will see is of the server that goes, too
-        changes = shared.overrides.starting(self.id, self.config.launch, served_s)
+        begun = shared.overrides.starting(self.id, self.config.launch, served_s)
         grace_s, asked = self.pool.supervision.stop_grace, self.signs.get(Cause.OPERATOR)
         try:
-            made = await self.launcher.restart(order.incarnation, grace_s=grace_s, changes=changes)
+            made = await self.launcher.restart(of, grace_s=grace_s, changes=begun.changes)
         except LaunchError as error:
             await self._not_launched(state, error)
             return
         self.launched = made
+        shared.overrides.began(self.id, begun)
         if self.signs.get(Cause.OPERATOR) is asked:  # else its settings have changed meanwhile
             self.signs = {}
         self.observed.begins(made)
-        self.observed.watch = watch = self._new_watch(self._now())
-        starting = Starting(self._now(), made, before=order.incarnation, ours=True, fresh=True)
-        self._to(replace(starting, told=watch.told(self._now())))
+        self.observed.watch = watch = self._new_watch(now := self._now())
+        self._to(Starting(now, made, before=of, ours=True, told=watch.told(now), fresh=True))
 
     async def _not_launched(self, state: Replacing, error: LaunchError) -> None:
         """Say what the launcher could not do. What lives, or was just started, stays; the order is due."""
@@ -274,13 +274,13 @@ class Unit(Supervised):
             await self._unproven(state, why)
             return
         await self._prepare.warm_up()
-        now, watch, launch = self._now(), self.observed.watch, self.config.launch
+        now, watch, overrides = self._now(), self.observed.watch, self._shared.overrides
         began_at = watch.began_at if watch is not None else state.since
+        if self.ours and (gone := overrides.served(self.id, self.config.launch)) is not None:
+            what = f"it serves without {gone.told()}, so that was dropped"
+            self._tell(EventKind.REMEDY, "dropped", what)
         if watch is not None and state.ours:
             self._shared.usual.learn(self.id, self.config, self._changes(), watch.ended(now))
-            if (gone := self._shared.overrides.served(self.id, launch)) is not None:
-                told = f"it serves without {gone.told()}, so that was dropped"
-                self._tell(EventKind.REMEDY, "dropped", told)
         self.observed.worked_at = now
         self._tell(EventKind.STARTED, "started", f"serves {now - began_at:.0f} s after its start")
         self._to(Serving(now, state.incarnation))

@@ -394,6 +394,28 @@ async def test_workers_that_hang_while_nccl_connects_them_start_without_peer_to_
 
 
 @story
+async def test_a_start_that_hung_and_serves_after_all_needed_no_remedy():
+    async with machine() as on:
+        slot, up = on["m/b1"], asyncio.Event()
+        slot.plan(Script(listens=up, log=NCCL_SILENT))
+        told, remedies = launched(slot), {"remedies": ["nccl_p2p_off"]}
+        async with fleet(on, told, wait=False, supervision=IMPATIENT, **remedies) as world:
+            await world.until(lambda: slot.starts)
+            held = await world.admin("POST", "/admin/v1/restarts:hold", {"pool": "m"})
+            assert held.is_success
+            await world.until(lambda: world.told(EventKind.REMEDY))
+            up.set()
+            await world.serves()
+            assert [each.label for each in world.told(EventKind.REMEDY)] == [
+                "nccl_p2p_off",
+                "dropped",
+            ]
+            assert (await world.order("restart", force=True)).is_success
+            await world.until(lambda: len(slot.starts) == 2)
+            assert [dict(each.env) for each in slot.starts] == [{}, {}]
+
+
+@story
 async def test_a_start_that_hangs_and_does_not_say_why_gets_no_remedy_and_no_cause():
     async with machine() as on:
         slot = on["m/b1"]

@@ -251,7 +251,9 @@ def test_the_later_change_wins():
 
 
 def started(overrides, served_s):
-    return dict(overrides.starting("m/b1", LAUNCH, served_s).args)
+    override = overrides.starting("m/b1", LAUNCH, served_s)
+    overrides.began("m/b1", override)
+    return dict(override.changes.args)
 
 
 @pytest.fixture
@@ -284,10 +286,51 @@ def test_a_trial_that_fails_brings_the_remedies_back_and_the_next_one_waits_long
 
 def test_a_remedy_found_in_a_trial_is_added_to_those_before(overrides):
     assert started(overrides, TRIAL_S) == {}
-    eager = Cure(Remedy.ENFORCE_EAGER, Changes({"enforce-eager": True}), "graphs")
-    after = overrides.apply("m/b1", LAUNCH, eager, 2.0)
+    after = overrides.apply("m/b1", LAUNCH, EAGER, 2.0)
     assert dict(after.changes.args) == {**LOWERED, "enforce-eager": True}
     assert after.failed_trials == 1
+
+
+EAGER = Cure(Remedy.ENFORCE_EAGER, Changes({"enforce-eager": True}), "graphs")
+
+
+def test_a_start_that_comes_to_a_good_end_without_its_remedy_did_not_need_it(overrides, tmp_path):
+    gone = overrides.served("m/b1", LAUNCH)
+    assert gone is not None
+    assert gone.told() == "--max-model-len 8192 (lower_max_model_len)"
+    assert Overrides(tmp_path).kept == {}
+
+
+def test_remedies_that_the_start_had_stay_where_a_later_one_was_not_needed(overrides, tmp_path):
+    assert started(overrides, 0.0) == LOWERED
+    overrides.apply("m/b1", LAUNCH, EAGER, 2.0)
+    again = Overrides(tmp_path)  # another gateway goes on
+    gone = again.served("m/b1", LAUNCH)
+    assert gone is not None
+    assert gone.told() == "--enforce-eager True (enforce_eager)"
+    assert started(again, 0.0) == LOWERED
+    assert again.served("m/b1", LAUNCH) is None
+
+
+def test_a_trial_that_serves_after_it_hung_was_a_good_one(overrides):
+    assert started(overrides, TRIAL_S) == {}
+    overrides.apply("m/b1", LAUNCH, EAGER, 2.0)
+    assert overrides.served("m/b1", LAUNCH) is not None
+    assert started(overrides, 0.0) == {}
+
+
+def test_a_start_that_could_not_be_made_is_no_trial(overrides):
+    assert started(overrides, 0.0) == LOWERED
+    assert overrides.starting("m/b1", LAUNCH, TRIAL_S).on_trial
+    assert overrides.served("m/b1", LAUNCH) is None
+    assert started(overrides, 0.0) == LOWERED
+
+
+def test_what_an_operator_drops_while_a_start_is_made_stays_dropped(overrides):
+    override = overrides.starting("m/b1", LAUNCH, 0.0)
+    overrides.drop("m/b1")
+    overrides.began("m/b1", override)
+    assert overrides.kept == {}
 
 
 def test_an_operator_drops_them(overrides, tmp_path):
