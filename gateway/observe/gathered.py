@@ -109,13 +109,10 @@ class Gathered:
                     _add(values.setdefault(name, {}), counted, _before(before, name))
             for name, histogram in each.cells.items():
                 known = {} if before is None else dict(before.cells.get(name, ()))
-                found = cells.setdefault(name, {})
-                for labels, cell in histogram:
-                    if len(cell) != _CELLS.get(name):  # of another version
-                        continue
-                    was = known.get(labels) or [0.0] * len(cell)
-                    sums = found.get(labels) or [0.0] * len(cell)
-                    found[labels] = [a + b - c for a, b, c in zip(sums, cell, was, strict=True)]
+                fitting = [(of, cell) for of, cell in histogram if len(cell) == _CELLS.get(name)]
+                _add_cells(
+                    cells.setdefault(name, {}), fitting, known
+                )  # not those of another version
         while len(self._before) > _LIVES_KEPT:
             del self._before[next(iter(self._before))]
         return values, cells
@@ -135,4 +132,23 @@ def _add(
     sums: dict[Labels, float], counted: Iterable[tuple[Labels, float]], before: dict[Labels, float]
 ) -> None:
     for labels, value in counted:
-        sums[labels] = sums.get(labels, 0) + value - before.get(labels, 0)
+        was = before.get(labels, 0)
+        more = (
+            value - was if value >= was else value
+        )  # less: dropped (`departed`), and counted anew
+        if more:  # else it may have been dropped here
+            sums[labels] = sums.get(labels, 0) + more
+
+
+def _add_cells(
+    sums: dict[Labels, list[float]],
+    counted: Iterable[tuple[Labels, list[float]]],
+    before: dict[Labels, list[float]],
+) -> None:
+    for labels, cell in counted:
+        was = before.get(labels)
+        if was is None or sum(cell[:-1]) < sum(was[:-1]):  # the last one is no count
+            was = [0.0] * len(cell)
+        if cell != was:
+            known = sums.get(labels) or [0.0] * len(cell)
+            sums[labels] = [a + b - c for a, b, c in zip(known, cell, was, strict=True)]

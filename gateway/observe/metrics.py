@@ -25,6 +25,7 @@ from gateway.core.endings import Ending
 from gateway.core.events import Event, EventKind
 from gateway.core.types import Outcome, RequestRecord, ShedReason, Transition
 from gateway.observe import instruments as table
+from gateway.observe.departed import COUNTED_BY_BACKEND, Departed
 from gateway.observe.exposition import pieces
 from gateway.observe.families import Histogram, Labels, Sums, family, histogram_family
 from gateway.observe.gathered import Gathered
@@ -76,6 +77,7 @@ class Metrics(Collector):
         self._names: dict[tuple[str | None, str | None], tuple[str, str]] = {}
         self._sums: dict[tuple[object, ...], Sums] = {}  # since the values were read last
         self._firsts = defaultdict[str | None, list[float]](list)  # likewise, by backend
+        self._departed = Departed()
         self._values[table.BUILD_INFO.name][__version__, platform.python_version()] = 1
         self._values[table.CONFIG_RELOADS.name].update({("success",): 0, ("failure",): 0})
         self.registry = CollectorRegistry()
@@ -267,8 +269,7 @@ class Metrics(Collector):
 
     def total_requests(self) -> dict[str, int]:
         """Return how many requests ended since the start, by outcome."""
-        self.before_reading()
-        self._sum_up()
+        self._catch_up()
         totals: dict[str, int] = {}
         for labels, count in self._requests.items():
             totals[labels[3]] = totals.get(labels[3], 0) + int(count)
@@ -276,9 +277,18 @@ class Metrics(Collector):
 
     def counted(self) -> tuple[Mapping[str, Mapping[Labels, float]], Mapping[str, Histogram]]:
         """Return the values as of now, and the histograms, by the instrument's name; copy what is kept."""
+        self._catch_up()
+        return self._values, self._histograms
+
+    def _catch_up(self) -> None:
+        """Count what ended until now, and drop what was counted of backends that left long ago."""
         self.before_reading()
         self._sum_up()
-        return self._values, self._histograms
+        by_backend = [
+            self._histograms[name].cells if name in self._histograms else self._values[name]
+            for name in COUNTED_BY_BACKEND
+        ]
+        self._departed.drop(by_backend, self.readings.backends(), self._clock.now())
 
     # --- several workers -----------------------------------------------------------------------
 
@@ -300,8 +310,7 @@ class Metrics(Collector):
                 self._histograms[name].add(labels, cell)
 
     def _read(self) -> None:
-        self.before_reading()
-        self._sum_up()
+        self._catch_up()
         read_gauges(self._values, self.readings, self._clock.now())
 
     def _all(self, name: str) -> dict[Labels, float]:

@@ -57,7 +57,7 @@ def reference() -> str:
         "- `pool` and `backend` are names of the configuration; `model` is a pool's name, an",
         f"  alias or an adapter. `{UNKNOWN}` stands for requests refused before their model was",
         f"  known (`endpoint`: before their path and method were), `{OTHER}` for names beyond the",
-        "  cap on names.",
+        "  cap on names. What was counted of a backend is dropped an hour after the backend has left.",
     ]
     lines += [
         f"- `{label}` is one of {', '.join(f'`{value}`' for value in values)}."
