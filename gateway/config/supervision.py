@@ -121,6 +121,15 @@ class LaunchConfig(Section):
             raise PydanticCustomError("one_of", "write exactly one of port and socket")
         return self
 
+    @property
+    def started_with(self) -> dict[str, object]:
+        """What a running server was started with; the rest is about its end.
+
+        Settings at their defaults are left out, so that a new setting changes no server.
+        """
+        ends = {"on_exit", "orphan"}
+        return self.model_dump(mode="json", exclude=ends, exclude_defaults=True)
+
 
 class PatienceConfig(Section):
     """How long a start may log nothing in each stage before it counts as hung."""

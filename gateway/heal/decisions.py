@@ -43,6 +43,9 @@ class Sign:
     evidence: str
 
 
+CHANGED: Final = Sign(Cause.OPERATOR, "its `launch` settings changed")
+
+
 class Why(Enum):
     """Why a backend that calls for a restart is not restarted now; closed, because it is a label."""
 

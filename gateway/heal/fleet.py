@@ -11,7 +11,7 @@ from gateway.config.models import BackendConfig, Config, PoolConfig
 from gateway.config.supervision import OnExit
 from gateway.core.aio import start
 from gateway.core.events import EventKind
-from gateway.heal.decisions import Cause, Sign
+from gateway.heal.decisions import CHANGED, Cause
 from gateway.heal.emptied import emptied
 from gateway.heal.supervised import Shared
 from gateway.heal.unit import Unit
@@ -71,8 +71,7 @@ class Fleet:
             assert launcher is not None  # it has `launch`
             unit.launcher = unit.observed.launcher = launcher
             if _server(settings) != _server(unit.config):
-                why = "its `launch` settings changed"
-                unit.signs[Cause.OPERATOR] = Sign(Cause.OPERATOR, why)
+                unit.signs[Cause.OPERATOR] = CHANGED
         unit.pool, unit.config = pool, settings
         if unit.observed.watch is not None:
             unit.observed.watch.patience = pool.supervision.patience
@@ -157,9 +156,8 @@ async def _closed(unit: Unit) -> None:
 
 
 def _server(config: BackendConfig) -> dict[str, object]:
-    """Return what a running server was started with; the rest of `launch` is about its end."""
     assert config.launch is not None
-    return config.launch.model_dump(exclude={"on_exit", "orphan"})
+    return config.launch.started_with
 
 
 def _settings(backend: Backend, config: Config) -> tuple[PoolConfig, BackendConfig]:

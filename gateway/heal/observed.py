@@ -9,6 +9,7 @@ from typing import Final
 
 from gateway.core.aio import Clock
 from gateway.core.types import Phase
+from gateway.heal.decisions import CHANGED, Cause, Sign
 from gateway.heal.judges import Judges
 from gateway.heal.startup import StartWatch
 from gateway.launch import proc
@@ -59,6 +60,13 @@ class Observed:
     def untold(self) -> bool:
         """Whether the first look is not over, so that nothing can be ordered of what runs."""
         return self.seen is None and not self.trouble
+
+    @property
+    def outdated(self) -> dict[Cause, Sign]:
+        """That it runs with other `launch` settings than those that are configured, if it does."""
+        seen = self.seen
+        outdated = seen is not None and seen.outdated and seen.incarnation == self.incarnation
+        return {CHANGED.cause: CHANGED} if outdated else {}
 
     async def look(self, max_memory_bytes: int | None) -> None:
         """See what runs and hear what it says. `seen` is None where that cannot be told now."""

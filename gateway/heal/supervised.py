@@ -138,7 +138,8 @@ class Supervised:
 
     def calls_for(self) -> Sign | None:
         """Return what calls for a restart of it now."""
-        return None if self.revives else calls_for(self.state, self.signs, self._now())
+        signs = self.observed.outdated | self.signs
+        return None if self.revives else calls_for(self.state, signs, self._now())
 
     # --- its life ---------------------------------------------------------------------------------
 

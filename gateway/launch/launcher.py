@@ -102,6 +102,7 @@ class Seen:
     # How often the service manager restarted it by itself. It begins at 0 again when the manager
     # makes the server anew: only a change says something.
     own_restarts: int = 0
+    outdated: bool = False  # we started it with other settings than those that are configured now
 
     @property
     def running(self) -> bool:

@@ -10,6 +10,7 @@ that outlived its gateway is adopted or stopped by the first call, as `orphan` s
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import secrets
@@ -71,6 +72,7 @@ class ProcessLauncher:
     ) -> None:
         self.backend_id = f"{pool}/{backend}"
         self._launch = launch
+        self._settings_sha256 = digest([json.dumps(launch.started_with, sort_keys=True)])
         name = file_name(pool, backend)
         self._record_path = state / "run" / f"{name}.json"
         self._lock_path = state / "run" / f"{name}.lock"
@@ -95,7 +97,9 @@ class ProcessLauncher:
             return Seen()
         if record.runs:
             self._oom_kills.watch(record.pid)
-            return Seen(record.incarnation, Runs.RUNNING, detail=self._oddity(record))
+            odd = self._oddity(record)
+            outdated = self._outdated(record)
+            return Seen(record.incarnation, Runs.RUNNING, detail=odd, outdated=outdated)
         code, oom_killed = self._end_of(record)
         return Seen(record.incarnation, Runs.ENDED, code, oom_killed=oom_killed)
 
@@ -203,6 +207,11 @@ class ProcessLauncher:
             return "still runs with its old command line; a restart applies the new one"
         return ""
 
+    def _outdated(self, record: Record) -> bool:
+        # What another gateway is in charge of has that one's settings.
+        known = record.settings_sha256
+        return record.is_ours and bool(known) and known != self._settings_sha256
+
     async def _poll_log(self, record: Record | None) -> None:
         # One gateway at a time reads and rotates: the one in charge.
         if record is None or not record.is_ours:
@@ -307,6 +316,7 @@ class ProcessLauncher:
                 os.write(output, f"--- {self.backend_id}: start {nonce} at {at} ---\n".encode())
             base = digest(cmdline.argv(self._launch, Changes()))
             record = Record(nonce, proc.boot_id(), 0, 0, base, self.log_file.size).taken_over()
+            record = replace(record, settings_sha256=self._settings_sha256)
             save(self._record_path, record)
             try:
                 pid = spawn(start, {MARK_START: nonce}, output)

@@ -37,6 +37,7 @@ class Record:
     log_offset: int = 0  # where this start's output begins in the log file
     pid: int = 0
     started: int = 0
+    settings_sha256: str = ""  # of `launch`, as far as it is about the server; empty: unknown
 
     @property
     def incarnation(self) -> Incarnation | None:

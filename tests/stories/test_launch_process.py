@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import json
 import os
 import signal
 import socket
@@ -277,6 +278,38 @@ def test_changes_of_a_start_are_in_its_command_line(bench):
         assert (await launcher.look()).detail == ""  # the configuration is the same
         other = bench.launcher(args={"lines": 2})
         assert "old command line" in (await other.look()).detail
+        await launcher.stop(first, grace_s=GRACE_S)
+
+    uvloop.run(story())
+
+
+def test_a_server_is_outdated_where_its_settings_changed_not_what_becomes_of_it(bench):
+    async def story():
+        launcher = bench.launcher(env={"A": "1", "B": "2"})
+        changes = Changes({"lines": 3}, {"A": "3"})  # of a remedy: the settings are the same
+        first = await launcher.restart(None, grace_s=GRACE_S, changes=changes)
+        await bench.serving(launcher)
+        for more, outdated in (
+            ({"env": {"B": "2", "A": "1"}, "on_exit": "leave", "orphan": "stop"}, False),
+            ({"env": {"A": "1", "B": "3"}}, True),
+            ({"env": {"A": "1", "B": "2"}, "gpus": [1]}, True),
+        ):
+            assert (await bench.launcher(**more).look()).outdated is outdated, more
+        await launcher.stop(first, grace_s=GRACE_S)
+
+    uvloop.run(story())
+
+
+def test_a_server_whose_settings_are_not_recorded_is_not_outdated(bench):
+    async def story():
+        launcher = bench.launcher()
+        first = await launcher.restart(None, grace_s=GRACE_S, changes=PLAIN)
+        await bench.serving(launcher)
+        (path,) = bench.state.glob("run/*.json")
+        record = json.loads(path.read_text())
+        assert record.pop("settings_sha256")
+        path.write_text(json.dumps(record))
+        assert not (await bench.launcher(env={"A": "1"}).look()).outdated
         await launcher.stop(first, grace_s=GRACE_S)
 
     uvloop.run(story())

@@ -344,3 +344,55 @@ async def test_a_restart_that_is_ordered_is_carried_out_after_the_upgrade_and_cu
         last = [each for each in events if each["kind"] == "restart"]
         assert {each["label"] for each in last} == {"operator"}
         assert all("a leak" in each["detail"] for each in last)
+
+
+def launches_two(ports, **more):
+    """Return a pool of two servers; `more` are settings of the first one."""
+    one, two = (json.loads(launches(port).removeprefix("pools: "))["m"] for port in ports)
+    one["backends"][0]["launch"].update(more)
+    one["backends"] += [{**two["backends"][0], "name": "b2"}]
+    return "pools: " + json.dumps({"m": one})
+
+
+def record(world, name):
+    return json.loads((world.folder / f"state/run/m--{name}.json").read_text())
+
+
+@story
+async def test_a_restart_that_a_reload_made_due_is_carried_out_once_after_the_upgrade():
+    ports = free_port(), free_port()
+    async with served(pools=launches_two(ports)) as world:
+        await are_told(world, "started", 2)
+        before = {name: record(world, name)["pid"] for name in ("b1", "b2")}
+        await order(world, "restarts:hold", {"pool": "m"})
+        old, new = launches_two(ports), launches_two(ports, env={"A": "1"})
+        world.path.write_text(world.path.read_text().replace(old, new))
+        await order(world, "config:reload", {})
+        ran = await world.upgrade()
+        assert ran.returncode == 0, ran.stderr
+        await world.until(lambda: world.started.poll() == 0)
+        assert record(world, "b1")["pid"] == before["b1"]
+        await order(world, "restarts:lift", {"pool": "m"})
+        last, *_ = await are_told(world, "started", 3)
+        assert last["backend"] == "m/b1"
+        (restart,) = await are_told(world, "operator", 1)
+        assert "its `launch` settings changed" in restart["detail"]
+        assert record(world, "b1")["pid"] != before["b1"]
+        assert record(world, "b2")["pid"] == before["b2"]
+
+
+async def order(world, what, body):
+    async with httpx2.AsyncClient(trust_env=False, base_url=world.admin_url) as http:
+        reply = await http.post(f"/admin/v1/{what}", json=body)
+        assert reply.is_success, reply.text
+
+
+async def are_told(world, label, count):
+    """Wait for so many events with a label, and return them, the newest first."""
+    async with asyncio.timeout(30):
+        while True:
+            every = (await admin(world, "/admin/v1/events"))["data"]
+            found = [each for each in every if each["label"] == label]
+            if len(found) >= count:
+                return found
+            await asyncio.sleep(0.05)
