@@ -82,6 +82,9 @@ class Restart:
     attempt: int
 
 
+Tries = tuple[Incarnation | None, int]  # how often a restart of one was begun
+
+
 @dataclass(frozen=True, slots=True)
 class Suspend:
     """Leave it as it is until an operator clears it; told once."""

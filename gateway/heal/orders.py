@@ -13,7 +13,7 @@ from enum import Enum
 from gateway.core.aio import Clock
 from gateway.core.events import EventKind
 from gateway.core.types import Phase
-from gateway.heal.decisions import Cause, Sign
+from gateway.heal.decisions import Cause, Sign, Tries
 from gateway.heal.intent import Mark
 from gateway.heal.overrides import Override
 from gateway.heal.states import Draining, Replacing, Suspect
@@ -239,9 +239,29 @@ def unfinished(units: Iterable[Unit]) -> dict[str, str]:
     return found
 
 
-def take_up(units: Mapping[str, Unit], restarts: Mapping[str, str]) -> None:
-    """Have these restarts due, which operators ordered of the gateway before."""
+def begun(supervisor: Supervisor) -> dict[str, Tries]:
+    """Return how often a restart of what runs, or ran last, was begun: each may be claimed in the shared store."""
+    found = {}
+    for unit in supervisor.units.values():
+        incarnation = unit.state.incarnation
+        times = supervisor.history.of(unit.id).orders_for(incarnation).times
+        if times:
+            found[unit.id] = incarnation, times
+    return found
+
+
+def take_up(
+    supervisor: Supervisor, restarts: Mapping[str, str], tried: Mapping[str, Tries]
+) -> None:
+    """Have these restarts due, which operators ordered of the gateway before; `tried` has `begun` of it.
+
+    What it claimed is taken by nobody again, so the next try is another one.
+    """
+    units, now = supervisor.units, supervisor.clock.now()
     for backend_id in restarts.keys() & units.keys():
+        if backend_id in tried:
+            record = supervisor.history.of(backend_id).after_orders(*tried[backend_id], now)
+            supervisor.history = supervisor.history.after(backend_id, record)
         units[backend_id].order(Sign(Cause.OPERATOR, restarts[backend_id]))
 
 

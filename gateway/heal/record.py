@@ -99,6 +99,11 @@ class Record:
         record = self.counted(now) if counts else self
         return replace(record, tried=record._tried(tried), failed_at=None)
 
+    def after_orders(self, incarnation: Incarnation | None, times: int, now: float) -> Record:
+        """Return what is remembered where the gateway before this one gave so many orders for one."""
+        tried = self._tried(Tried(incarnation, times, again_at=now))
+        return replace(self, seen_at=now, tried=tried)
+
     def came_to(self, outcome: Outcome, order: Restart, now: float) -> Record:
         """Return what is remembered of an order that did not come to a start."""
         tried = self.orders_for(order.incarnation)

@@ -19,6 +19,8 @@ from typing import Final
 
 import msgspec
 
+from gateway.heal.decisions import Tries
+
 MOST_BYTES: Final = 64 * 1024
 VARIABLE: Final = "GATEWAY_TAKES_OVER"  # in the environment of the new process: `Inherits`, as JSON
 
@@ -42,12 +44,13 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
 class Go(msgspec.Struct, frozen=True, tag=True):
     """Read the state folder, and serve. These backends serve, and those of them show metrics.
 
-    `restarts` are ordered by operators and not carried out, with why.
+    `restarts` are ordered by operators and not carried out, with why. `tried`: how often they were begun.
     """
 
     serving: list[str]
     measured: list[str]
     restarts: dict[str, str] = {}
+    tried: dict[str, Tries] = {}
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

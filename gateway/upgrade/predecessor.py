@@ -132,7 +132,7 @@ class Predecessor:
         """Go on with what operators ordered, and leave it the time to finish its requests. Call it once `gone`."""
         told = f"process {os.getpid()} with version {__version__} took over"
         process.supervisor.events.note(process.clock, EventKind.UPGRADE, "", "done", told)
-        take_up(process.supervisor.units, self.expects.restarts)
+        take_up(process.supervisor, self.expects.restarts, self.expects.tried)
         table, carried = process.table, process.table.carried_elsewhere
 
         def carried_there_too(backend_id: str, since: float) -> bool:

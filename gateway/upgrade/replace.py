@@ -18,7 +18,7 @@ from gateway.core.aio import periodic
 from gateway.core.channel import Unanswered
 from gateway.core.events import EventKind
 from gateway.core.types import Phase
-from gateway.heal.orders import unfinished
+from gateway.heal.orders import begun, unfinished
 from gateway.ingress.listener import Listeners, Server
 from gateway.launch import proc
 from gateway.ops.upgrading import UpgradeFailed, UpgradeRefused
@@ -113,8 +113,10 @@ class Replacement:
         try:
             serving = [each for each in self._process.table if each.phase in SERVES]
             measured = [each.id for each in serving if each.sample is not None]
-            restarts = unfinished(self._process.supervisor.units.values())
-            successor.go(Go([each.id for each in serving], measured, restarts))
+            supervisor = self._process.supervisor
+            restarts = unfinished(supervisor.units.values())
+            tried = {of: tries for of, tries in begun(supervisor).items() if of in restarts}
+            successor.go(Go([each.id for each in serving], measured, restarts, tried))
             missing = await successor.ready(_READY_S)
         except BaseException:
             self._healing.begin()

@@ -12,12 +12,12 @@ from gateway.core.events import EventKind
 from gateway.core.types import Phase
 from gateway.heal.decisions import Cause
 from gateway.heal.fleet import launcher_of
-from gateway.heal.orders import unfinished
+from gateway.heal.orders import begun, take_up, unfinished
 from gateway.launch.launcher import LaunchError, Obstacle
 from gateway.ops.upgrading import UpgradeFailed
 from gateway.store.memory import MemoryStore
 from gateway.store.shared import StoreUnavailable
-from tests.stories.supervised import fleet, machine, managed
+from tests.stories.supervised import fleet, launched, machine, managed
 from tests.stories.support import story
 
 
@@ -169,6 +169,32 @@ async def test_a_restart_goes_on_after_an_upgrade_that_failed_while_its_server_w
         assert [each.label for each in world.told(EventKind.RESTART)] == [Cause.OPERATOR.value]
         await world.turns(20)
         assert len(slot.starts) == 1
+
+
+@story
+async def test_a_restart_that_was_claimed_is_carried_out_by_the_next_process_too():
+    async with machine() as on:
+        slot, store = on["m/b1"], MemoryStore(SystemClock())
+        for name in ("m/b1", "m/b2"):
+            await on[name].begin()
+        told = [launched(each, on_exit="leave") for each in (slot, on["m/b2"])]
+        manual = {"store": store, "supervision": {"automatic": False}}
+        async with fleet(on, *told, **manual) as world:
+            slot.lasts = asyncio.Event()
+            assert (await world.order("restart", reason="a leak")).json()["changed"]
+            await world.until(lambda: slot.stops)
+            supervisor = world.process.supervisor
+            left, tried = unfinished(supervisor.units.values()), begun(supervisor)
+            assert left == {"m/b1": "ordered by an operator: a leak"}
+        slot.lasts = None
+        await slot.end()
+        assert not slot.starts
+        async with fleet(on, *told, wait=False, **manual) as world:
+            take_up(world.process.supervisor, left, tried)
+            await world.until(lambda: slot.starts)
+            await world.serves()
+            await world.turns(20)
+            assert len(slot.starts) == 1
 
 
 @story
