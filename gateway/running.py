@@ -18,6 +18,7 @@ from gateway.admin.fleet import gather_always
 from gateway.admin.requests import answers_to_workers
 from gateway.admission.telling import Telling
 from gateway.core.aio import Clock, periodic
+from gateway.core.types import SERVING
 from gateway.heal.eventlog import EventLog
 from gateway.heal.orders import Orders
 from gateway.ingress.drain import drain, end_late, outlast
@@ -33,7 +34,7 @@ from gateway.upgrade.fellows import let_others_end, meet_parent
 from gateway.upgrade.messages import Go
 from gateway.upgrade.notify import notify
 from gateway.upgrade.predecessor import Predecessor
-from gateway.upgrade.replace import SERVES, Replacement
+from gateway.upgrade.replace import Replacement
 from gateway.upstream.relay import TICK_S
 
 log = logging.getLogger("gateway.app")
@@ -166,7 +167,7 @@ async def found_serving(
     while (missing := _missing(table, expects)) and clock.now() < deadline:  # noqa: ASYNC110 - nobody tells
         await asyncio.sleep(_LOOK_S)
     known = [each for each in expects.serving if table.get(each) is not None]
-    if known and not any(each.phase in SERVES for each in table):
+    if known and not any(each.phase in SERVING for each in table):
         raise UpgradeFailed(
             f"none of the {len(known)} backends that serve at the old process was found to serve from the"
             f" new one within {within_s:g} s: {', '.join(known[:5])}"
@@ -181,7 +182,7 @@ def _missing(table: PoolTable, expects: Go) -> list[str]:
         backend = table.get(backend_id)
         if backend is None:
             continue
-        if backend.phase not in SERVES or (backend_id in measured and backend.sample is None):
+        if backend.phase not in SERVING or (backend_id in measured and backend.sample is None):
             missing.append(backend_id)
     return missing
 

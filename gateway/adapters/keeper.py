@@ -22,13 +22,13 @@ from typing import Any, Final
 
 from gateway.adapters.memory import Memory
 from gateway.adapters.placement import Move, lacks, plan
-from gateway.adapters.seen import SERVING, Failure, Known, mixes
+from gateway.adapters.seen import Failure, Known, mixes
 from gateway.adapters.server import Server
 from gateway.config.models import PoolConfig
 from gateway.core.aio import Clock
 from gateway.core.events import EventKind, Events
 from gateway.core.exclusion import Exclusion
-from gateway.core.types import ModelsSeen
+from gateway.core.types import SERVING, ModelsSeen
 from gateway.pools.table import Backend, PoolTable
 from gateway.watch.adapters import AdapterError, held_by
 

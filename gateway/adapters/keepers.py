@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from gateway.adapters.keeper import PoolAdapters, Tools
 from gateway.adapters.memory import Memory, Order
-from gateway.adapters.seen import SERVING, unloaded_by_operator
+from gateway.adapters.seen import unloaded_by_operator
 from gateway.adapters.server import Server, VllmServer
 from gateway.adapters.weights import sizes
 from gateway.config.models import PoolConfig
 from gateway.core.aio import Clock, guarded, periodic
 from gateway.core.events import Event, EventKind, Events
-from gateway.core.types import Route
+from gateway.core.types import SERVING, Route
 from gateway.pools.table import Backend, PoolTable
 
 _EVERY_S: Final = 0.5

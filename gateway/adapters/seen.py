@@ -15,10 +15,8 @@ from gateway.adapters.placement import Place, Wanted
 from gateway.adapters.weights import Size
 from gateway.config.launched import AdapterLimits, adapter_limits, adapters_at
 from gateway.config.models import PoolConfig
-from gateway.core.types import Phase
 from gateway.pools.table import Backend
 
-SERVING: Final = frozenset({Phase.READY, Phase.DEGRADED})
 # The first version whose source keeps adapters apart when one is loaded while requests for others run.
 # 0.24 was shown to mix them up without any error (vllm#47724).
 _KEEPS_APART: Final = (0, 32)

@@ -9,14 +9,13 @@ from typing import Final
 
 from gateway.admission.queue import FairQueue
 from gateway.admission.waiting import (
-    SERVING,
     Waiting,
     awaits,
     awaits_load,
     held_tokens,
     starts_in_s,
 )
-from gateway.core.types import Ask
+from gateway.core.types import SERVING, Ask
 from gateway.pools.backend import Backend
 from gateway.pools.rate import Fading
 

@@ -17,7 +17,6 @@ from gateway.admission.patience import Patience
 from gateway.admission.queue import Blocked, Claims, FairQueue
 from gateway.admission.refusals import no_backend, starting, too_late, waited_too_long
 from gateway.admission.waiting import (
-    SERVING,
     Announce,
     Finder,
     Waiting,
@@ -32,7 +31,7 @@ from gateway.admission.waiting import (
 from gateway.config.models import Admission, PoolConfig
 from gateway.core.aio import Clock
 from gateway.core.exclusion import AWAITS_ADAPTER
-from gateway.core.types import Ask, Slot
+from gateway.core.types import SERVING, Ask, Slot
 from gateway.pools.table import Backend, PoolTable
 
 Kinds = dict[tuple[object, ...], Blocked]

@@ -12,10 +12,9 @@ from typing import Final, Protocol
 
 from gateway.admission.decisions import Weighed
 from gateway.core.errors import GatewayError
-from gateway.core.types import Ask, Exclusion, Phase, Slot
+from gateway.core.types import SERVING, Ask, Exclusion, Phase, Slot
 from gateway.pools.table import Backend, PoolTable
 
-SERVING: Final = frozenset({Phase.READY, Phase.DEGRADED})
 _SOON_S: Final = 1.0
 
 Announce = Callable[[int, float | None], None]  # position from 1, and seconds if they are known

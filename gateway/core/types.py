@@ -76,6 +76,9 @@ class Phase(Enum):
     STOPPED = "stopped"  # removed from the configuration; final
 
 
+SERVING = frozenset({Phase.READY, Phase.DEGRADED})
+
+
 class Outcome(Enum):
     """How one request ended; closed, because it is a metric label."""
 
@@ -392,9 +395,7 @@ class RequestRecord(msgspec.Struct, gc=False):
     weighed: tuple[str, ...] = ()  # as in `Ask`, for the last attempt
     costs_s: Sequence[float] = ()
     sent_model: str | None = None  # the name that the backend got; None: the client's body has it
-    adds_usage: bool = (
-        False  # the backend was asked for a usage chunk that the client did not ask for
-    )
+    adds_usage: bool = False  # a usage chunk was asked for that the client did not want
     adds_ids: bool = False  # it was asked for the ids of all tokens
     adds_salt: bool = False  # the salt of its prefix cache was made the tenant's own
     stated_tokens: int | None = None  # limit of the output, as the client wrote it

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.config.supervision import LaunchConfig, Remedy
-from gateway.core.types import Phase
+from gateway.core.types import SERVING, Phase
 from gateway.heal.decisions import Sign
 from gateway.heal.states import (
     Absent,
@@ -23,8 +23,6 @@ from gateway.heal.states import (
 from gateway.launch.launcher import Incarnation
 
 ALL_GPUS: Final = -1
-
-_UP: Final = frozenset({Phase.READY, Phase.DEGRADED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,7 @@ class Member:
     def serving(self) -> bool:
         """Whether it takes requests and can serve them."""
         may = self.state is None or in_service(self.state)
-        return may and self.phase in _UP and not self.asleep
+        return may and self.phase in SERVING and not self.asleep
 
     @property
     def under_way(self) -> bool:

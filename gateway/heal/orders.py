@@ -12,7 +12,7 @@ from enum import Enum
 
 from gateway.core.aio import Clock
 from gateway.core.events import EventKind
-from gateway.core.types import Phase
+from gateway.core.types import SERVING
 from gateway.heal.decisions import Cause, Sign, Tries
 from gateway.heal.intent import Mark
 from gateway.heal.overrides import Override
@@ -165,9 +165,9 @@ class Orders:
             raise OrderRefused(
                 "not_supervised", _not_supervised(backend.id, "this gateway cannot restart it")
             )
-        serves = backend.phase in (Phase.READY, Phase.DEGRADED)
+        serves = backend.phase in SERVING
         others = any(
-            each.phase in (Phase.READY, Phase.DEGRADED)
+            each.phase in SERVING
             for each in self.table.backends(backend.pool)
             if each is not backend
         )

@@ -13,7 +13,7 @@ from typing import Final
 from gateway.config.models import BackendConfig, PoolConfig
 from gateway.core.aio import Clock, periodic
 from gateway.core.events import EventKind, Events
-from gateway.core.types import Phase
+from gateway.core.types import SERVING
 from gateway.heal.autopsy import Autopsy
 from gateway.heal.decisions import Cause, Outcome, Restart, Sign, Suspend, Wait
 from gateway.heal.names import Names
@@ -50,7 +50,6 @@ from gateway.watch.adapters import held_by
 from gateway.watch.fetch import Pages
 
 _POLL_S: Final = 0.1
-_SERVING: Final = frozenset({Phase.READY, Phase.DEGRADED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +127,7 @@ class Supervised:
     def alone(self) -> bool:
         """Whether no other backend of its pool serves."""
         every = self._shared.table.backends(self.backend.pool)
-        return not any(each.phase in _SERVING for each in every if each is not self.backend)
+        return not any(each.phase in SERVING for each in every if each is not self.backend)
 
     @property
     def revives(self) -> bool:

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from gateway.admission.gate import Gate
 from gateway.core.aio import beside
-from gateway.core.types import Ask, Chance, Demand, Endpoint, Phase, RequestRecord
+from gateway.core.types import SERVING, Ask, Chance, Demand, Endpoint, Phase, RequestRecord
 from gateway.counting.context import bound, settle, unsettled
 from gateway.ingress.settings import Settings
 from gateway.pools.table import PoolTable
@@ -26,7 +26,6 @@ UNMEASURED: Final = Demand(0, exact=False)  # of an ask of which nothing is know
 _MOST_ASKED: Final = (
     16  # the parts of a character are 4 tokens at most, a mark of tool calls some more
 )
-_SERVING: Final = (Phase.READY, Phase.DEGRADED)
 # To read the ids of a prompt: a tenth of what a fast engine needs to compute as much.
 _READ_S: Final = 0.02
 _READ_BYTE_S: Final = 1e-6
@@ -118,7 +117,7 @@ class Measuring:
         """
         unsure, shown = stream.unsure, None
         backends = self.table.backends(ask.route.pool)
-        serving = [each for each in backends if each.id not in ask.tried and each.phase in _SERVING]
+        serving = [each for each in backends if each.id not in ask.tried and each.phase in SERVING]
         for tokens in range(len(unsure), max(0, len(unsure) - _MOST_ASKED), -1):
             text = await settings.counters.text_of(unsure[:tokens], ask.route, serving)
             if text is not None and shown is None:

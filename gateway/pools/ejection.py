@@ -24,12 +24,11 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
 
-from gateway.core.types import Phase, Slot
+from gateway.core.types import SERVING, Slot
 from gateway.pools.facts import Accused, Ejection, HealthState, Policy
 
 _MARK_S: Final = 5.0
 _MARKS: Final = 7  # the oldest is half a minute ago, or a little more
-_SERVING: Final = frozenset({Phase.READY, Phase.DEGRADED})
 
 
 @dataclass(slots=True)
@@ -70,7 +69,7 @@ def accusation(
     state: HealthState, tally: Tally, peers: Iterable[Tally], policy: Policy
 ) -> tuple[Accused, str] | None:
     """Return what a backend that serves is to be ejected for, and the evidence; None: nothing."""
-    if state.ejection is not None or state.phase not in _SERVING:
+    if state.ejection is not None or state.phase not in SERVING:
         return None
     sent, failed = tally.lately()
     accused, evidence = None, ""
@@ -96,7 +95,7 @@ def enough_left(states: Iterable[HealthState], *, without: HealthState | None = 
     """Whether at least half of a pool serve and are not ejected, `without` one of them."""
     pool = [*states]
     left = sum(
-        each is not without and each.phase in _SERVING and each.ejection is None for each in pool
+        each is not without and each.phase in SERVING and each.ejection is None for each in pool
     )
     return 2 * left >= len(pool)
 

@@ -22,6 +22,7 @@ from gateway.core.aio import Clock
 from gateway.core.exclusion import Exclusion
 from gateway.core.prefix import Prefix
 from gateway.core.types import (
+    SERVING,
     Credit,
     LoadSample,
     ModelsSeen,
@@ -51,7 +52,6 @@ __all__ = ["Backend", "PoolTable"]
 _HIGHEST_HERE_S: Final = 10.0  # less than a reserve is kept, for it costs the others more
 _NO_NEED: Final = Need(0, 0)
 _TRANSITIONS_KEPT: Final = 1000
-_SERVING: Final = frozenset({Phase.READY, Phase.DEGRADED})
 
 
 class PoolTable:
@@ -104,7 +104,7 @@ class PoolTable:
 
     def serving(self) -> tuple[int, int]:
         """Return how many configured backends serve, and how many there are."""
-        return sum(each.phase in _SERVING for each in self._backends.values()), len(self._backends)
+        return sum(each.phase in SERVING for each in self._backends.values()), len(self._backends)
 
     def __iter__(self) -> Iterator[Backend]:
         """Go through every configured backend."""
@@ -331,7 +331,7 @@ class PoolTable:
             return None
         self.revision += 1
         leave_out(self._pools.get(backend.pool, ()))
-        if was is not None and state.ejection is None and state.phase in _SERVING:
+        if was is not None and state.ejection is None and state.phase in SERVING:
             backend.limit.trusted_again(at)
             backend.tally.forget(at)
         if state.phase is Phase.DOWN and state.reason == "refused":

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.core.endpoints import NO_ENGINE
-from gateway.core.types import Ask, Endpoint, Exclusion, Phase
+from gateway.core.types import SERVING, Ask, Endpoint, Exclusion, Phase
 from gateway.pools.table import Backend, PoolTable
 from gateway.routing.cost import adds_s, by_class, costs_of, held_of
 
@@ -306,7 +306,7 @@ def _may_be_ejected(suited: Suited, ask: Ask) -> bool:
 
 def _unfit(backend: Backend, ask: Ask) -> Exclusion | None:
     """Return why a backend does not suit any request like this one."""
-    if backend.phase not in (Phase.READY, Phase.DEGRADED):
+    if backend.phase not in SERVING:
         return Exclusion.NOT_SERVING
     adapter = ask.route.adapter
     if adapter is None:

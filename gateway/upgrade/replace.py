@@ -17,7 +17,7 @@ from gateway import __version__
 from gateway.core.aio import periodic
 from gateway.core.channel import Unanswered
 from gateway.core.events import EventKind
-from gateway.core.types import Phase
+from gateway.core.types import SERVING
 from gateway.heal.orders import begun, unfinished
 from gateway.ingress.listener import Listeners, Server
 from gateway.launch import proc
@@ -32,7 +32,6 @@ log = logging.getLogger("gateway.app")
 
 _LOADED_S: Final = 60.0  # importing and reading settings takes 1 to 3 s, on a busy machine more
 _READY_S: Final = 60.0  # at most 15 s of it are spent on waiting for backends: `found_serving`
-SERVES: Final = frozenset({Phase.READY, Phase.DEGRADED})
 
 
 class Replacement:
@@ -111,7 +110,7 @@ class Replacement:
         await successor.loaded(_LOADED_S)
         await self._healing.pause()
         try:
-            serving = [each for each in self._process.table if each.phase in SERVES]
+            serving = [each for each in self._process.table if each.phase in SERVING]
             measured = [each.id for each in serving if each.sample is not None]
             supervisor = self._process.supervisor
             restarts = unfinished(supervisor.units.values())

@@ -17,12 +17,11 @@ from collections.abc import Iterable
 from typing import Final
 
 from gateway.core.errors import BackendDown
-from gateway.core.types import Phase
+from gateway.core.types import SERVING, Phase
 from gateway.pools.table import Backend
 from gateway.upstream.connection import Connection
 from gateway.upstream.silence import Silence
 
-_WORKING: Final = frozenset({Phase.READY, Phase.DEGRADED})
 _STANDS_STILL: Final = frozenset({"no_progress", "frozen"})
 _PENDING: Final = "pending"
 _UNSURE_S: Final = 30.0  # a server that is too busy to answer its probes may answer requests yet
@@ -47,7 +46,7 @@ def ended(backend: Backend, silence: Silence, now: float) -> BackendDown | None:
 
 def end_held(backend: Backend, busy: Iterable[Connection], now: float) -> None:
     """End the requests that are to end now, of those on these connections of a backend."""
-    if backend.phase in _WORKING:
+    if backend.phase in SERVING:
         return
     for connection in tuple(busy):
         error = ended(backend, connection.silence, now)

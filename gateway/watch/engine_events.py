@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gateway.config.kvevents import flag_of
 from gateway.config.models import BackendConfig, PoolConfig
 from gateway.core.aio import Clock, guarded, periodic
-from gateway.core.types import Phase
+from gateway.core.types import SERVING
 from gateway.pools.table import Backend, PoolTable
 from gateway.prefix.follower import Follower
 from gateway.prefix.precise import PreciseIndex
@@ -31,7 +31,6 @@ _Followed = dict[tuple[PreciseIndex, Source], asyncio.Task[None]]
 _FIRST_LOOK_S: Final = 1.0
 _LOOK_S: Final = 5.0  # after a restart an engine may publish at another port
 _TIMEOUT_S: Final = 5.0
-_SERVING: Final = frozenset({Phase.READY, Phase.DEGRADED})
 _LOCAL: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -60,7 +59,7 @@ class EngineEvents:
                 with closing(Pages(backend)) as pages:
 
                     async def look() -> None:
-                        if backend.phase not in _SERVING:
+                        if backend.phase not in SERVING:
                             return
                         with suppress(FetchError):
                             sources = await self._sources(backend, pages)
