@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -15,6 +16,7 @@ from gateway.admission.waiting import (
     held_tokens,
     starts_in_s,
 )
+from gateway.core.errors import GatewayError, Overloaded, TooManyWaiting
 from gateway.core.types import SERVING, Ask
 from gateway.pools.backend import Backend
 from gateway.pools.rate import Fading
@@ -132,9 +134,12 @@ class Promises:
 class Forecast:
     """What is to be expected of one pool, by what drains, waits and was told to come again."""
 
-    def __init__(self, queue: FairQueue, backends: Callable[[], Sequence[Backend]]) -> None:
+    def __init__(
+        self, queue: FairQueue, backends: Callable[[], Sequence[Backend]], rng: random.Random
+    ) -> None:
         self.drain = Drain()
         self._promises = Promises()
+        self._rng = rng
         self._queue = queue
         self._backends = backends
         self._given_back_tokens = 0  # at the last tick
@@ -163,10 +168,11 @@ class Forecast:
             self.drain.rested(seconds, max(0, tokens))
         self._promises.passed(seconds)
 
-    def refused(self, ask: Ask) -> None:
-        """Note that a request was refused, and told when to come again."""
-        self._refused = True
-        self._promises.made(ask.caller.tenant, ask.need.tokens)
+    def refused(self, ask: Ask, error: GatewayError) -> None:
+        """Note that a request was refused: if for want of room, it was told when its turn comes."""
+        if isinstance(error, Overloaded | TooManyWaiting):
+            self._refused = True
+            self._promises.made(ask.caller.tenant, ask.need.tokens)
 
     def returned(self, ask: Ask) -> None:
         """Note that a request came again."""
@@ -193,8 +199,8 @@ class Forecast:
         usual_tokens = held_tokens(backends) // max(1, in_flight)
         return self.drain.eta_s(max(ask.need.tokens, usual_tokens))
 
-    def retry_after_s(self, ask: Ask, u: float) -> float:
-        """Return when a refused request is to come again, 1 to 30 s; `u` is a random number in [0, 1).
+    def retry_after_s(self, ask: Ask) -> float:
+        """Return when a refused request is to come again: in 1 to 30 s, spread by chance.
 
         That is when its tenant has had its turns for all it has here and was told to come again with,
         this request included: each other tenant is served as much meanwhile, if it has as much.
@@ -205,4 +211,4 @@ class Forecast:
         own = (held.tokens if held is not None else 0) + (promises.of(tenant) + cost) / _COMES_NEW
         tenants = max(len(queue.tenants), len(promises), 1)
         ahead = min(own * tenants, queue.held.tokens + (promises.tokens + cost) / _COMES_NEW)
-        return self.drain.retry_after_s(round(ahead), u)
+        return self.drain.retry_after_s(round(ahead), self._rng.random())

@@ -29,7 +29,7 @@ from gateway.admission.waiting import Announce, Finder, Waiting, awaits
 from gateway.config.models import PoolConfig
 from gateway.core.aio import Clock
 from gateway.core.endpoints import NO_ENGINE
-from gateway.core.errors import GatewayError, Overloaded, Rejected, TooManyWaiting
+from gateway.core.errors import GatewayError, Rejected
 from gateway.core.traffic import Queued
 from gateway.core.types import (
     Ask,
@@ -147,29 +147,29 @@ class Gate:
         line.came(ask)
         for listener in self.on_wanted if ask.route.adapter is not None else ():
             listener(ask.route)
-        turn = asyncio.get_running_loop().create_future()
-        waiting = line.waiting(ask, turn, deadline, body_bytes, announce)
+        waiting = line.waiting(ask, deadline, body_bytes, announce)
+        turn = waiting.turn
         decision, refusal = self._judge(line, waiting, request_id)
         self.decisions.keep(decision)
-        if refusal is not None and not decision.has_room:
-            raise _told(line, ask, refusal)
-        # One that may not wait is let in now or never, wherever is room.
-        ask.free_at = ask.free_at if refusal is None else -math.inf
-        line.queue.offer(waiting, bounded=refusal is None)
         try:
-            line.let_in()
-            if refusal is not None and not waiting.turn.done():
-                raise _told(line, ask, refusal)  # what has room is kept for those before it
-            slot = await waiting.turn
+            if refusal is None or decision.has_room:
+                # One that may not wait is let in now or never, wherever is room.
+                ask.free_at = ask.free_at if refusal is None else -math.inf
+                line.queue.offer(waiting, bounded=False)
+                line.let_in()
+            if refusal is not None and not turn.done():
+                raise refusal  # if there is room, it is kept for those before it
+            slot = await turn
         except GatewayError as error:
-            if error is not refusal:
+            if error is refusal:
+                line.forecast.refused(ask, error)
+            else:
                 decision.may_wait_s = waiting.deadline - waiting.came_at  # it may be less by now
                 decision.hurried = waiting.hurried
                 decision.refused(error, self._clock.now())
             raise
         except asyncio.CancelledError:
             decision.left(self._clock.now())
-            turn = waiting.turn
             if turn.done() and not turn.cancelled() and turn.exception() is None:
                 turn.result().release()
             raise
@@ -186,8 +186,7 @@ class Gate:
         """
         line, now = self._lines[ask.route.pool], self._clock.now()
         deadline = now + self._pools[ask.route.pool].queue.max_wait
-        turn = asyncio.get_running_loop().create_future()
-        decision, _ = self._judge(line, line.waiting(ask, turn, deadline, body_bytes), "")
+        decision, _ = self._judge(line, line.waiting(ask, deadline, body_bytes), "")
         backend = None if _waits_its_turn(line, ask) else self._finder.find(ask, now)
         if backend is not None:
             decision.admitted(backend.id, now)
@@ -260,15 +259,13 @@ class Gate:
         self, line: Line, waiting: Waiting, request_id: str
     ) -> tuple[Decision, GatewayError | None]:
         """Decide whether a request may wait; with the refusal when it may not. Changes nothing."""
-        ask, now, queue = waiting.ask, waiting.came_at, line.queue
+        ask, now, queue, forecast = waiting.ask, waiting.came_at, line.queue, line.forecast
         wait_s = max(waiting.deadline - now, 0.0)  # its time may be over by now
         decision, why = self._decide(ask, request_id, now, wait_s)
         decision.hurried = waiting.hurried
         full, refusal = None, None
-        eta_s, room_s = (
-            line.forecast.ahead_s(waiting),
-            0.0 if decision.has_room else line.forecast.room_s(ask, now),
-        )
+        eta_s = forecast.ahead_s(waiting)
+        room_s = 0.0 if decision.has_room else forecast.room_s(ask, now)
         lost = len(why) >= len(decision.said) and not any(reason.passes for reason in why.values())
         if (starting_up := awaits(self._backends(ask), ask)) and eta_s is None:
             eta_s = 0.0  # nothing is known of the drain; its start is what it waits for
@@ -279,17 +276,12 @@ class Gate:
             decision.starts_too_late = True
             refusal = starting(ask, room_s, wait_s, self._rng)
         elif wait_s <= 0:
-            refusal = no_room(ask, why, line.forecast.retry_after_s(ask, self._rng.random()))
+            refusal = no_room(ask, why, forecast.retry_after_s(ask))
         elif not starting_up and eta_s is not None and eta_s > line.doubt(waiting) * wait_s:
-            refusal = too_late(
-                ask, why, eta_s, wait_s, line.forecast.retry_after_s(ask, self._rng.random())
-            )
+            refusal = too_late(ask, why, eta_s, wait_s, forecast.retry_after_s(ask))
         elif (full := queue.full(waiting)) is not None:
-            body_bytes, again_s = (
-                waiting.body_bytes,
-                line.forecast.retry_after_s(ask, self._rng.random()),
-            )
-            refusal = queue_full(ask, full, queue, why, body_bytes, again_s)
+            again_s = forecast.retry_after_s(ask)
+            refusal = queue_full(ask, full, queue, why, waiting.body_bytes, again_s)
         elif len(queue.tenants) <= _TENANTS_COUNTED:
             decision.position = queue.ahead(waiting).requests + 1
         if refusal is not None:
@@ -325,9 +317,3 @@ class Gate:
 
 def _waits_its_turn(line: Line, ask: Ask) -> bool:
     return bool(line.queue) and not ask.tried and ask.call.endpoint not in NO_ENGINE
-
-
-def _told(line: Line, ask: Ask, refusal: GatewayError) -> GatewayError:
-    if isinstance(refusal, Overloaded | TooManyWaiting):
-        line.forecast.refused(ask)
-    return refusal

@@ -30,6 +30,7 @@ from gateway.admission.waiting import (
 )
 from gateway.config.models import Admission, PoolConfig
 from gateway.core.aio import Clock
+from gateway.core.errors import GatewayError
 from gateway.core.exclusion import AWAITS_ADAPTER
 from gateway.core.types import SERVING, Ask, Slot
 from gateway.pools.table import Backend, PoolTable
@@ -50,7 +51,7 @@ class Line:
         self, pool: str, limits: Limits, table: PoolTable, finder: Finder, clock: Clock, rng: random.Random
     ) -> None:  # fmt: skip
         self.queue = FairQueue(limits)
-        self.forecast = Forecast(self.queue, partial(table.backends, pool))
+        self.forecast = Forecast(self.queue, partial(table.backends, pool), rng)
         self.patience = Patience()
         self.top_priority: int | None = None  # as of `Gate`
         self._guarded = True  # admission is on
@@ -148,10 +149,10 @@ class Line:
     # --- asked ------------------------------------------------------------------------------------
 
     def waiting(
-        self, ask: Ask, turn: asyncio.Future[Slot], deadline: float, body_bytes: int, announce: Announce | None = None
-    ) -> Waiting:  # fmt: skip
+        self, ask: Ask, deadline: float, body_bytes: int, announce: Announce | None = None
+    ) -> Waiting:
         """Return a request that wants to wait until `deadline`, or as long as the pool allows."""
-        now = self._clock.now()
+        now, turn = self._clock.now(), asyncio.get_running_loop().create_future()
         waiting, need = Waiting(ask, turn, now, deadline, body_bytes, announce), ask.need
         if awaits_load(self._backends, ask):
             return waiting  # it waits for a load, and that ends
@@ -223,9 +224,15 @@ class Line:
                 self.queue.remove(waiting)
                 self._refuse_for_good(waiting)
 
+    def _refuse(self, waiting: Waiting, error: GatewayError) -> None:
+        """End a wait, which has left the queue, with an error."""
+        if not waiting.turn.done():
+            waiting.turn.set_exception(error)
+        self.forecast.refused(waiting.ask, error)
+
     def _refuse_for_good(self, waiting: Waiting) -> None:
         why = self._finder.explain(waiting.ask, self._clock.now()).excluded
-        waiting.refuse(no_backend(waiting.ask, why, self._rng))
+        self._refuse(waiting, no_backend(waiting.ask, why, self._rng))
 
     def _may_hurry(self, now: float) -> bool:
         """Whether the pool may end waits before their settings do, see `Patience`."""
@@ -261,16 +268,8 @@ class Line:
             if eta_s > _HOPELESS * left_s and self.queue.remove(waiting):
                 ask, waiting.deadline = waiting.ask, now
                 why = self._finder.explain(ask, now).excluded
-                waiting.refuse(
-                    too_late(
-                        ask,
-                        why,
-                        eta_s,
-                        left_s,
-                        self.forecast.retry_after_s(ask, self._rng.random()),
-                    )
-                )
-                self.forecast.refused(ask)
+                again_s = self.forecast.retry_after_s(ask)
+                self._refuse(waiting, too_late(ask, why, eta_s, left_s, again_s))
 
     def _refuse_unserved(self, now: float) -> None:
         """Refuse those whose time will surely be over before a backend has started."""
@@ -281,7 +280,7 @@ class Line:
                 continue
             if self.queue.remove(waiting):
                 waiting.deadline = now
-                waiting.refuse(starting(waiting.ask, starts_s, left_s, self._rng))
+                self._refuse(waiting, starting(waiting.ask, starts_s, left_s, self._rng))
 
     def _arm(self) -> None:
         """Be called at the next deadline, if anything waits."""
@@ -298,21 +297,17 @@ class Line:
         self._timer = None
         now = self._clock.now()
         for waiting in self.queue.expired(now):
-            ask = waiting.ask
-            why = self._finder.explain(ask, now).excluded
-            waited_s = now - waiting.came_at
-            if awaits(self._backends, ask):
-                starts_s = starts_in_s(self._backends, ask, now)
-                if starts_s is None:
-                    waiting.refuse(no_backend(ask, why, self._rng))
-                else:
-                    waiting.refuse(starting(ask, starts_s, waited_s, self._rng))
-                continue
-            waiting.refuse(
-                waited_too_long(
-                    ask, why, waited_s, self.forecast.retry_after_s(ask, self._rng.random())
-                )
-            )
-            self.forecast.refused(ask)
+            self._refuse(waiting, self._over(waiting, now))
         self.let_in()  # others may have stood back for them
         self._arm()
+
+    def _over(self, waiting: Waiting, now: float) -> GatewayError:
+        """Return what a request is told whose time is over."""
+        ask, waited_s = waiting.ask, now - waiting.came_at
+        why = self._finder.explain(ask, now).excluded
+        if not awaits(self._backends, ask):
+            return waited_too_long(ask, why, waited_s, self.forecast.retry_after_s(ask))
+        starts_s = starts_in_s(self._backends, ask, now)
+        if starts_s is None:
+            return no_backend(ask, why, self._rng)
+        return starting(ask, starts_s, waited_s, self._rng)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from gateway.admission.decisions import Weighed
-from gateway.core.errors import GatewayError
 from gateway.core.types import SERVING, Ask, Exclusion, Phase, Slot
 from gateway.pools.table import Backend, PoolTable
 
@@ -80,11 +79,6 @@ class Waiting:
             return False
         self.deadline, self.hurried = deadline, True
         return True
-
-    def refuse(self, error: GatewayError) -> None:
-        """End the wait with an error."""
-        if not self.turn.done():
-            self.turn.set_exception(error)
 
 
 def ready_at(backend: Backend) -> float | None:

@@ -38,7 +38,7 @@ async def test_while_the_only_backend_starts_slowly_nobodys_wait_is_shortened():
 
     def may_wait_s():
         now = world.loop.time()
-        return line.waiting(ask, None, now + 1000.0, 0).deadline - now
+        return line.waiting(ask, now + 1000.0, 0).deadline - now
 
     assert may_wait_s() < 60
     world.table.get("m/b1").limit.restarted(world.loop.time())
