@@ -43,3 +43,11 @@ def request(
 def slot(backend_id, credit=None):
     """Make a slot that nobody gives back."""
     return Slot(backend_id, 0.0, 0, credit)
+
+
+def offer(queue, waiting):
+    """Queue a request if it may wait, as the gate does; else return the bound that forbids it."""
+    full = queue.full(waiting)
+    if full is None:
+        queue.offer(waiting)
+    return full

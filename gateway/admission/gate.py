@@ -155,7 +155,7 @@ class Gate:
             if refusal is None or decision.has_room:
                 # One that may not wait is let in now or never, wherever is room.
                 ask.free_at = ask.free_at if refusal is None else -math.inf
-                line.queue.offer(waiting, bounded=False)
+                line.queue.offer(waiting)
                 line.let_in()
             if refusal is not None and not turn.done():
                 raise refusal  # if there is room, it is kept for those before it

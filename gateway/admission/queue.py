@@ -83,14 +83,8 @@ class FairQueue:
     def __contains__(self, waiting: Waiting) -> bool:
         return self._waiting.get(waiting.number) is waiting
 
-    def offer(self, waiting: Waiting, *, bounded: bool = True) -> Full | None:
-        """Queue a new request, or return the bound that forbids it and change nothing.
-
-        Unbounded is for one that is taken, or removed again, before anything else happens.
-        """
-        full = self.full(waiting) if bounded else None
-        if full is not None:
-            return full
+    def offer(self, waiting: Waiting) -> None:
+        """Queue a new request. Ask `full` before, but for one that is to be taken or removed at once."""
         waiting.number = self._next_number
         waiting.order = not waiting.returned, waiting.number
         self._next_number += 1
@@ -103,10 +97,9 @@ class FairQueue:
             bands = {**self._bands, waiting.priority: Band()}
             self._bands = dict(sorted(bands.items(), reverse=True))
         self._bands[waiting.priority].add(waiting)
-        return None
 
     def full(self, waiting: Waiting) -> Full | None:
-        """Return the bound for which `offer` would refuse a request now, None when it would not."""
+        """Return the bound that a request would break if it was queued now; None: it may wait."""
         own = self.tenants.get(waiting.tenant, Held())
         return self.limits.full(self.held, own, waiting.cost_tokens, waiting.body_bytes)
 

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gateway.admission.bounds import Full, Held, Limits
 from gateway.admission.queue import Blocked, FairQueue
 from gateway.core.types import Slot
-from tests.waitingroom import request, slot
+from tests.waitingroom import offer, request, slot
 
 PASSES, LOOKS = 3, 12
 BACKENDS = ("x", "y", "z")
@@ -107,7 +107,7 @@ class Queue(RuleBasedStateMachine):
             before = [  # the next stays the next
                 each for each in line if each is line[0] or not returned or each.waiting.returned
             ]
-            full = self.queue.offer(item.waiting)
+            full = offer(self.queue, item.waiting)
             assert full is self.why_full(item.waiting)
             if full is None:
                 self.queued.append(item)
@@ -257,7 +257,7 @@ def backlog(queue, tenant, costs, priority=0, *, returned=lambda: False, kind=la
     """Offer a request for each cost; return the last."""
     for cost in costs:
         waiting = request(cost, tenant, priority, cost, returned=returned(), kind=kind())
-        assert queue.offer(waiting) is None
+        assert offer(queue, waiting) is None
     return waiting
 
 
@@ -350,7 +350,7 @@ def test_as_long_as_any_kind_that_waits_has_room_one_of_it_goes(crowds, rooms):
     for tenant, priority, kind, count in crowds:
         waits[kind] += count
         for _ in range(count):
-            assert queue.offer(request(kind, tenant, priority, 9, kind=kind)) is None
+            assert offer(queue, request(kind, tenant, priority, 9, kind=kind)) is None
     for room in rooms:
 
         def place(waiting, claimed, room=room):

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.admission.bounds import Full, Held, Limits
 from gateway.admission.queue import Blocked, FairQueue
-from tests.waitingroom import request, slot
+from tests.waitingroom import offer, request, slot
 
 WIDE = Limits(requests=10_000, tokens=10**9, bytes=10**9, tenant_ratio=1.0)
 
@@ -18,7 +18,7 @@ def queue(limits=WIDE, **options):
 def offered(queue, *names, **fields):
     """Offer a request by each name; all must be accepted."""
     requests = [request(name, **fields) for name in names]
-    assert [queue.offer(each) for each in requests] == [None] * len(requests)
+    assert [offer(queue, each) for each in requests] == [None] * len(requests)
     return requests
 
 
@@ -500,27 +500,27 @@ def test_an_offer_over_a_bound_is_refused_by_its_name_and_changes_nothing(limits
     offered(waiting, 1, 2)
     waiting.limits = limits
     refused = request(3, tenant=tenant)
-    assert waiting.offer(refused) is full
+    assert offer(waiting, refused) is full
     assert (refused in waiting) == (full is None)
     assert waiting.held == (Held(2, 200, 20) if full else Held(3, 300, 30))
     assert sorted(served(waiting)) == ([1, 2] if full else [1, 2, 3])
 
 
 def test_with_no_requests_allowed_nothing_waits():
-    assert queue(Limits(0, 1000, 1000)).offer(request()) is Full.REQUESTS
+    assert offer(queue(Limits(0, 1000, 1000)), request()) is Full.REQUESTS
 
 
 def test_every_tenant_may_hold_one_request():
     waiting = queue(Limits(1, 1000, 1000, tenant_ratio=0.01))
     waiting.limits = Limits(1, 100_000, 1000, tenant_ratio=0.01)
-    assert waiting.offer(request(size=1)) is None
+    assert offer(waiting, request(size=1)) is None
 
 
 def test_the_share_of_a_tenant_counts_all_its_bands():
     waiting = queue(Limits(4, 1000, 1000))
     offered(waiting, 1, priority=0)
     offered(waiting, 2, priority=5)
-    assert waiting.offer(request(priority=9)) is Full.TENANT_REQUESTS
+    assert offer(waiting, request(priority=9)) is Full.TENANT_REQUESTS
 
 
 def test_smaller_limits_evict_nothing_and_refuse_until_there_is_room():
@@ -529,9 +529,9 @@ def test_smaller_limits_evict_nothing_and_refuse_until_there_is_room():
     waiting.limits = Limits(2, 1000, 1000, tenant_ratio=1.0)
     assert len(waiting) == 10
     for _ in range(9):
-        assert waiting.offer(request()) is Full.REQUESTS
+        assert offer(waiting, request()) is Full.REQUESTS
         waiting.take(anywhere)
-    assert waiting.offer(request()) is None
+    assert offer(waiting, request()) is None
 
 
 # --- leaving ----------------------------------------------------------------------------------------
