@@ -139,7 +139,7 @@ def awaits_load(backends: Sequence[Backend], ask: Ask) -> bool:
 
 def all_start(backends: Sequence[Backend], now: float) -> bool:
     """Whether none serves a pool, but such as start slowly: what they cannot take yet is no overload."""
-    return all(each.starts(now) for each in backends if each.phase in SERVING)
+    return all(each.limit.starts(now) for each in backends if each.phase in SERVING)
 
 
 def held_tokens(backends: Sequence[Backend]) -> int:

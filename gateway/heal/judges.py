@@ -258,12 +258,12 @@ class Judges:
 
     def scraped(self, backend: Backend, now: float) -> None:
         """Take in the last scrape, if it is a new one."""
-        sample, limit = backend.sample, backend.limit
+        sample = backend.sample
         if sample is None or sample.at == self.sampled_at:
             return
         self.sampled_at = sample.at
-        warm = limit.ready_at is None or now - limit.ready_at >= limit.slow_start_s
-        self.pace.observe(sample, warm=warm and backend.phase is Phase.READY)
+        warm = backend.phase is Phase.READY and not backend.limit.starts(now)
+        self.pace.observe(sample, warm=warm)
 
     def found(
         self,

@@ -125,7 +125,7 @@ class Observed:
     @property
     def moved_at(self) -> float:
         """When its engine was last known to work: by a scrape, a byte of a reply, or a test."""
-        return max(self.worked_at, self.backend.moved_at)
+        return max(self.worked_at, self.backend.pulse.moved_at)
 
     def still_s(self, patience_s: float) -> float:
         """Return how long nothing has moved, once only a test request tells whether it works; else 0.
@@ -151,7 +151,7 @@ class Observed:
         try:
             await canary(self._pages, self.backend, timeout_s=timeout_s)
         except FetchError as error:
-            lives = error.reason == "timeout" and self.backend.moved_at > began
+            lives = error.reason == "timeout" and self.backend.pulse.moved_at > began
             return "" if lives else error.reason
         self.worked_at = self._clock.now()
         return ""

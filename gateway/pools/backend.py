@@ -124,16 +124,6 @@ class Backend(Server):
         if has_moved and sample.running and sample.running + sample.waiting >= ours - ours // 10:
             self.worked_at = sample.at
 
-    @property
-    def moved_at(self) -> float:
-        """When a byte of a reply, or a step that a scrape shows, last told that its engine works."""
-        return self.pulse.moved_at
-
-    def starts(self, now: float) -> bool:
-        """Whether it starts slowly: it came up a short while ago."""
-        ready_at = self.limit.ready_at
-        return ready_at is not None and now < ready_at + self.limit.slow_start_s
-
     def take(
         self, now: float, need: Need, tenant: str = "", prefix: Prefix | None = None, adapter: str | None = None
     ) -> Slot:  # fmt: skip

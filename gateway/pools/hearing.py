@@ -13,8 +13,8 @@ from gateway.pools.work import token_cost
 
 def hear(backend: Backend, waits: Waits, now: float) -> Listened:
     """Have a backend take in what its requests have heard, and return what that tells of its life."""
-    pulse, rate = backend.pulse, backend.limit.prefill.at(now)
-    pulse.sees_steps, pulse.starts = not backend.stale(now), backend.starts(now)
+    pulse, rate = backend.pulse, backend.limit.reading.rate.at(now)
+    pulse.sees_steps, pulse.starts = not backend.stale(now), backend.limit.starts(now)
     pulse.listen(waits, now)
     patience_s, reading_s = pulse.patience_s(rate), pulse.reading_s(rate)
     return Listened(pulse.heard_at, pulse.quiet_s(now), patience_s, reading_s)
@@ -24,7 +24,7 @@ def compare(members: Sequence[Backend], now: float) -> None:
     """Bring up to date what the backends of one pool are to each other: how slow, and what a token costs."""
     found = slownesses([each.speed for each in members], now)
     cost = token_cost(
-        (each.limit.prefill for each in members), (each.writes for each in members), now
+        (each.limit.reading.rate for each in members), (each.writes for each in members), now
     )
     for backend, slowness in zip(members, found, strict=True):
         backend.tally.tick(now)
@@ -37,4 +37,4 @@ def canary_s(backend: Backend, token_s: float, now: float) -> float:
     sample = backend.sample
     admits = sample is not None and not backend.stale(now) and sample.waiting == 0
     queues = backend.in_flight > 0 and not admits
-    return backend.pulse.canary_s(token_s, backend.limit.prefill.at(now), queues=queues)
+    return backend.pulse.canary_s(token_s, backend.limit.reading.rate.at(now), queues=queues)

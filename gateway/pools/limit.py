@@ -121,20 +121,15 @@ class Limit:
 
     def effective(self, now: float) -> int:
         """Return how many requests may be in flight; at least 1."""
-        if self.ready_at is None:
+        ready_at, window_s = self.ready_at, self.slow_start_s
+        if ready_at is None or now >= ready_at + window_s:
             return self.value
-        return max(1, int(self.value * self._started_ratio(now)))
+        passed = max(0.0, (now - ready_at) / window_s)
+        return max(1, int(self.value * (_SLOW_START_RATIO + (1 - _SLOW_START_RATIO) * passed)))
 
-    def _started_ratio(self, now: float) -> float:
-        if self.ready_at is None or now >= self.ready_at + self.slow_start_s:
-            return 1.0
-        passed = max(0.0, (now - self.ready_at) / self.slow_start_s)
-        return _SLOW_START_RATIO + (1 - _SLOW_START_RATIO) * passed
-
-    @property
-    def prefill(self) -> Rate:
-        """How fast it reads prompts, in tokens per second."""
-        return self.reading.rate
+    def starts(self, now: float) -> bool:
+        """Whether the backend starts slowly: it came up a short while ago."""
+        return self.ready_at is not None and now < self.ready_at + self.slow_start_s
 
     # --- fed ---
 
@@ -163,11 +158,11 @@ class Limit:
         It is late by the whole prompt, as how much of it is cached is a guess. One of a backend that
         starts slowly is not judged: it is slow because it is cold, not full.
         """
-        if self.ready_at is not None and self._started_ratio(now) < 1:
+        if self.starts(now):
             return
         objective_s = self.objective_s
         is_late = ttft_s > objective_s and late(
-            ttft_s, prompt_tokens, objective_s, self.prefill.at(now)
+            ttft_s, prompt_tokens, objective_s, self.reading.rate.at(now)
         )
         if now - ttft_s < self.cut_at:
             self._late_before_cut |= is_late
@@ -183,7 +178,7 @@ class Limit:
         only half as much again as its best counts.
         """
         best = self.decode.learn(now, gap_s, 1)
-        if began < self.cut_at or (self.ready_at is not None and self._started_ratio(now) < 1):
+        if began < self.cut_at or self.starts(now):
             return
         if gap_s > self.gap_objective_s and not (best and gap_s <= _SLOWER / best):
             self._slow += 1

@@ -102,7 +102,7 @@ async def test_one_that_works_again_is_tried_by_one_request_and_starts_slowly():
             assert not trial.done()
         assert trial.result().status_code == 200
         await world.until(lambda: first.phase is Phase.READY)
-        assert first.starts(clock.now())
+        assert first.limit.starts(clock.now())
 
 
 @story

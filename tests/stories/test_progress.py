@@ -49,7 +49,7 @@ async def test_a_frozen_server_gets_no_new_requests_within_seconds_and_its_own_g
         streams = [group.create_task(world.chat(max_tokens=250, stream=True)) for _ in range(2)]
         await world.until(lambda: all(sim.engine.running == 1 for sim in world.sims))
         backend = world.process.table.get("m/b1")
-        await world.until(lambda: backend.moved_at > 0)
+        await world.until(lambda: backend.pulse.moved_at > 0)
         first.inject("frozen")
         await world.until(lambda: backend.reason == "silent", seconds=15.0)
         assert backend.phase is Phase.DEGRADED

@@ -73,7 +73,7 @@ async def test_proof_that_is_older_than_a_sign_of_life_is_none(fault):
         sim.clear()
         await somebody_else_asks(world)
         await world.until(lambda: world.backend().health.up)
-        await world.until(lambda: fault == "refuse" or world.backend().moved_at > failed_at)
+        await world.until(lambda: fault == "refuse" or world.backend().pulse.moved_at > failed_at)
         assert clock.now() < test_at - 1.0, "the next test request was not due"
         assert (await world.admin("POST", "/admin/v1/restarts:lift", {"pool": "m"})).is_success
         await world.serves()

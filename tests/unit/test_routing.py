@@ -303,7 +303,7 @@ LONG, SHORT = Need(5000, 10, streams=True), Need(100, 10, streams=True)
 def two_read_long_prompts(table):
     """Have b1 and b2 read, at a known pace, and b3 write a lot; the highest class comes."""
     for backend in table:
-        backend.limit.prefill.learn(NOW, 1.0, 10_000)
+        backend.limit.reading.rate.learn(NOW, 1.0, 10_000)
     for name in ("m/b1", "m/b2"):
         table.take(name, NOW, LONG)
     for _ in range(5):
@@ -331,7 +331,7 @@ def test_the_highest_class_goes_where_least_is_to_be_read_however_much_is_writte
 
 def test_beside_the_highest_class_less_of_others_prompts_is_sent_ahead(table):
     backend = table.get("m/b1")
-    backend.limit.prefill.learn(NOW, 1.0, 100_000)
+    backend.limit.reading.rate.learn(NOW, 1.0, 100_000)
     slot = table.take("m/b1", NOW, Need(1000, 10, streams=True))
     low = {"caller": LOW, "top_priority": 9, "need": Need(2000, 10, streams=True)}
     assert "m/b1" not in why(table, **low)  # 50 ms are 5,000 tokens
@@ -345,7 +345,7 @@ def test_beside_the_highest_class_less_of_others_prompts_is_sent_ahead(table):
 
 def test_the_only_backend_is_kept_free_for_nobody():
     table = table_of(pools(m=[URLS[0]]))
-    make_ready(table, "m/b1").limit.prefill.learn(NOW, 1.0, 10_000)
+    make_ready(table, "m/b1").limit.reading.rate.learn(NOW, 1.0, 10_000)
     table.highest_came("m", NOW)
     assert found(table, caller=LOW, top_priority=9, need=LONG) == ["b1"]
 
@@ -838,7 +838,7 @@ def test_where_more_waits_to_be_read_than_is_cached_a_request_is_read_elsewhere(
 def test_a_request_that_finds_its_prompt_cached_need_not_stand_back_for_less_reading(table):
     backend = table.get("m/b1")
     backend.prefix_index = Holds(900)
-    backend.limit.prefill.learn(NOW, 1.0, 10_000)  # about 500 are read in 50 ms
+    backend.limit.reading.rate.learn(NOW, 1.0, 10_000)  # about 500 are read in 50 ms
     table.take("m/b1", NOW, Need(800, 10, streams=True))
     wanted = {"need": Need(1000, 10, streams=True)}
     assert why(table, **wanted) == {"m/b1": Exclusion.READING}
@@ -855,7 +855,7 @@ def waits(table, asked, now, before=None):
 def reads(table, backend_id, tokens):
     """Have a backend read so many tokens; it takes no more beside them."""
     backend = table.get(backend_id)
-    backend.limit.prefill.learn(NOW, 1.0, 10_000)
+    backend.limit.reading.rate.learn(NOW, 1.0, 10_000)
     table.take(backend_id, NOW, Need(tokens, 10, streams=True))
     return backend
 
@@ -945,7 +945,7 @@ def test_what_is_cached_is_no_work_ahead_and_takes_its_room(table):
     assert sum(backend.room.tenants.values()) == 1010
     table.first_token(slot, NOW + 0.1)
     assert backend.room.left() == (0, 10)
-    assert backend.limit.prefill.at(NOW + 0.1) == pytest.approx(1000)  # the 100 that were read
+    assert backend.limit.reading.rate.at(NOW + 0.1) == pytest.approx(1000)  # the 100 that were read
     slot.release()
     assert backend.room.left() == (0, 0)
     assert backend.prefix_index.unsent_keys == []
@@ -957,12 +957,12 @@ def test_a_first_token_teaches_no_pace_by_what_may_have_been_cached(table):
     known = Prefix([3, 2, 1], (3000, 2000, 1000), 3000, 3000, 10)
     slot = table.take("m/b1", NOW, Need(3000, 10, streams=True), prefix=known)
     table.first_token(slot, NOW + 0.3)
-    assert backend.limit.prefill.at(NOW + 0.3) == pytest.approx(10_000)
+    assert backend.limit.reading.rate.at(NOW + 0.3) == pytest.approx(10_000)
     alike = Prefix([5, 4, 1], (3000, 2000, 1000), 3000, 3000, 10)
     slot = table.take("m/b1", NOW, Need(3000, 10, streams=True), prefix=alike)
     assert slot.credit.unread_tokens == 2000
     table.first_token(slot, NOW + 0.1)  # 1,000 tokens were surely read, up to 1,900 were cached
-    assert backend.limit.prefill.at(NOW + 0.1) == pytest.approx(10_000, rel=1e-3)
+    assert backend.limit.reading.rate.at(NOW + 0.1) == pytest.approx(10_000, rel=1e-3)
 
 
 def test_a_prompt_that_was_never_read_is_not_held(table):

@@ -244,7 +244,7 @@ def test_a_first_token_after_the_end_of_its_request_says_nothing(table):
     slot = table.take("m/b1", 100.0, Need(3000, 400, streams=True))
     slot.release()
     table.first_token(slot, 109.0)
-    assert backend.limit.prefill.at(109.0) is None
+    assert backend.limit.reading.rate.at(109.0) is None
     table.apply(pools(m=[TWO]))
     table.first_token(slot, 109.0)
 
@@ -252,7 +252,7 @@ def test_a_first_token_after_the_end_of_its_request_says_nothing(table):
 def test_a_first_token_that_does_not_tell_when_its_prompts_were_read_says_nothing(table):
     slot = table.take("m/b1", 100.0, Need(40_000, 400))  # a batch that streams
     table.first_token(slot, 100.5)
-    assert table.get("m/b1").limit.prefill.at(100.5) is None
+    assert table.get("m/b1").limit.reading.rate.at(100.5) is None
 
 
 def test_what_is_unread_is_an_obstacle_but_for_the_highest_of_several_classes(table):
@@ -627,7 +627,7 @@ def test_nor_does_their_first_token(table):
     new = table.get("m/b1")
     table.first_token(slot, 101.0)
     assert new.room.unread_tokens == 0
-    assert new.limit.prefill.at(101.0) is None
+    assert new.limit.reading.rate.at(101.0) is None
 
 
 def test_listeners_hear_of_members_and_of_capacity(table):
