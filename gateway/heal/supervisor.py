@@ -222,7 +222,7 @@ class Supervisor:
             backend_id=backend.id,
             pool=backend.pool,
             phase=backend.phase,
-            since=backend.since,
+            since=backend.health.since,
             held=health.held is not None,
             asleep=health.asleep,
             saturated=backend.saturated(now),
@@ -231,7 +231,7 @@ class Supervisor:
         )
         if unit is None:
             down = backend.phase is Phase.DOWN and not health.asleep
-            return replace(member, bad_at=backend.since if down else None)
+            return replace(member, bad_at=backend.health.since if down else None)
         observed = unit.observed
         return replace(
             member,

@@ -274,7 +274,7 @@ class Handler:
                             )
                         else:
                             self.passing.answer(down, record, ask, reply, settings.max_reply)
-                        if backend.traffic_failures or record.status >= 500:
+                        if backend.health.traffic_failures or record.status >= 500:
                             self.passing.answered(backend, slot, record.status)
                         if record.status >= 500:
                             await self.retrying.lost(down, backend, Ending.HTTP_5XX)

@@ -36,7 +36,7 @@ class Leaving:
         `after_s` is how long its backend has to be drained before.
         """
         now = self._clock.now()
-        drained = backend.phase is Phase.DRAINING and now - backend.since >= after_s
+        drained = backend.phase is Phase.DRAINING and now - backend.health.since >= after_s
         if not drained or not stream.may_leave:
             return None
         ask.place = self._gate.enter(self._rest(ask, stream, backend.id))

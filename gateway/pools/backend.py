@@ -33,7 +33,9 @@ from gateway.prefix.ranked import by_engine
 from gateway.prefix.sessions import Sessions
 
 # So long after its last request a reserve is kept for the highest class: who pauses to think is back.
-LATELY_S: Final = 60.0
+_LATELY_S: Final = 60.0
+# So long its next is expected here, and long prompts of others stand back: less, for it costs them more.
+HERE_S: Final = 10.0
 
 
 @dataclass(slots=True, eq=False)
@@ -55,12 +57,9 @@ class Backend(Server):
     only_base_name: bool = False  # `served_model` is configured: no guessing
     set_endpoints: frozenset[Endpoint] | None = None  # configured: wins over what it tells
 
-    # Health, mirrored from `health` because they are read for every request.
     health: HealthState = field(default_factory=lambda: HealthState(since=0.0))
-    phase: Phase = Phase.STARTING
+    phase: Phase = Phase.STARTING  # as in `health`, like the next: every choice reads it
     reason: str = "new"
-    since: float = 0.0
-    traffic_failures: int = 0
     tally: Tally = field(default_factory=Tally)
     kept_out: bool = False  # it is ejected, and its pool can do without it
     probation: Probation | None = None  # it is tried again
@@ -73,7 +72,6 @@ class Backend(Server):
     sample: LoadSample | None = None
     worked_at: float = -math.inf  # the last scrape that shows progress, with our requests in it
     highest_came_at: float = -math.inf  # to its pool, of the highest of several classes
-    highest_until: float = -math.inf  # its next is expected: long prompts of others stand back
     limit: Limit = field(default_factory=Limit)
     room: Room = field(default_factory=Room)
     pulse: Pulse = field(default_factory=Pulse)
@@ -285,13 +283,13 @@ class Backend(Server):
         lower = top_priority is not None and priority < top_priority
         unread, is_highest = self.room.unread_tokens, top_priority is not None and not lower
         if unread > 0 and prompt_tokens > 0 and not is_highest:
-            beside = lower and now < self.highest_until
+            beside = lower and now < self.highest_came_at + HERE_S
             ahead_tokens = limit.reading.ahead_tokens(now, beside_highest=beside)
             if not alone:
                 ahead_tokens = self.part(ahead_tokens, self.elsewhere.unread_tokens)
             if unread + prompt_tokens > ahead_tokens:
                 return Exclusion.READING
-        reserves = 2 if lower and now < self.highest_came_at + LATELY_S else 1
+        reserves = 2 if lower and now < self.highest_came_at + _LATELY_S else 1
         if 2 * (self.in_flight + self.elsewhere.requests) < allowed:  # no places are short
             found = self.room.verdict(need_tokens, now, reserves)
         else:

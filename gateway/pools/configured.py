@@ -22,7 +22,6 @@ def member(pool: str, config: BackendConfig, known: Backend | None, now: float) 
     if known is not None and known.url == config.url and known.api_key == key:
         return known
     backend = Backend(pool, config.name, config.url, key, health=HealthState(since=now))
-    backend.since = now
     backend.weigh(now)
     return backend
 

@@ -49,7 +49,6 @@ from gateway.pools.speed import Speed
 
 __all__ = ["Backend", "PoolTable"]
 
-_HIGHEST_HERE_S: Final = 10.0  # less than a reserve is kept, for it costs the others more
 _NO_NEED: Final = Need(0, 0)
 _TRANSITIONS_KEPT: Final = 1000
 
@@ -245,7 +244,7 @@ class PoolTable:
     def highest_came(self, pool: str, now: float) -> None:
         """Note that the highest of several classes uses a pool: a reserve is kept for its next."""
         for backend in self._pools.get(pool, ()):
-            backend.highest_came_at, backend.highest_until = now, now + _HIGHEST_HERE_S
+            backend.highest_came_at = now
 
     def forgive(self, now: float, only: Backend | None = None) -> None:
         """Hold nothing of the time before against backends: this process stood still, or had `only` do so."""
@@ -325,8 +324,7 @@ class PoolTable:
 
     def _adopt(self, backend: Backend, state: HealthState, at: float) -> Transition | None:
         before, was, backend.health = backend.phase, backend.health.ejection, state
-        backend.phase, backend.reason, backend.since = state.phase, state.reason, state.since
-        backend.traffic_failures = state.traffic_failures
+        backend.phase, backend.reason = state.phase, state.reason
         if state.phase is before and state.ejection is was:
             return None
         self.revision += 1

@@ -270,7 +270,7 @@ def obstacle(
 def was_tried(backend: Backend, ask: Ask) -> bool:
     """Whether an attempt failed there, and it has not come back since."""
     at = ask.tried.get(backend.id)
-    return at is not None and not (backend.phase is Phase.READY and backend.since > at)
+    return at is not None and not (backend.phase is Phase.READY and backend.health.since > at)
 
 
 def _suited(members: Sequence[Backend], ask: Ask) -> Suited:

@@ -7,7 +7,7 @@ from typing import Final
 
 from gateway.core.prefix import Prefix
 from gateway.core.types import Ask
-from gateway.pools.backend import Backend
+from gateway.pools.backend import HERE_S, Backend
 from gateway.pools.work import BESIDE
 from gateway.prefix.approximate import tokens_of_each
 
@@ -90,7 +90,7 @@ def by_class(
             cost + _UNREAD_WEIGHT * each.room.unread_tokens * each.token_cost.prompt_s
             for cost, each in zip(costs, backends, strict=True)
         ], None
-    if len(backends) < 2 or not backends[0].guarded or now >= backends[0].highest_until:
+    if len(backends) < 2 or not backends[0].guarded or now >= backends[0].highest_came_at + HERE_S:
         return costs, None
     free = [
         each for each in backends if each.room.unread_tokens <= each.limit.reading.ahead_tokens(now)

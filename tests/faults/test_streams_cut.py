@@ -25,7 +25,7 @@ def test_a_lone_backend_that_breaks_off_is_told_in_the_stream(way, tokens):
             line = await run.ask(tokens=1200)
             # What came in one read with the end is no stream yet: a 502 says it.
             assert line.end in (End.ERROR, End.REFUSED)
-            assert run.world.process.table.backends("m")[0].traffic_failures == 1
+            assert run.world.process.table.backends("m")[0].health.traffic_failures == 1
             await run.reconciled()
 
     check()
@@ -176,7 +176,7 @@ async def test_a_wrong_byte_anywhere_is_an_error_or_passes_and_breaks_nothing():
                 assert line.done or line.end in (End.COMPLETE, End.ERROR, End.REFUSED)
                 if at < 9:  # the status line
                     assert line.end is End.REFUSED
-                if run.world.process.table.backends("m")[0].traffic_failures > 3:
+                if run.world.process.table.backends("m")[0].health.traffic_failures > 3:
                     run.proxies[0].down = Toxic()
                     await run.world.chat(max_tokens=1)
         run.proxies[0].down = Toxic()

@@ -52,7 +52,7 @@ async def test_a_reset_before_the_head_on_a_fresh_connection_is_told_and_not_rep
         line = await run.ask()
         assert (line.end, line.status) == (End.REFUSED, 502)
         backends = run.world.process.table.backends("m")
-        assert sum(each.traffic_failures for each in backends) == 1
+        assert sum(each.health.traffic_failures for each in backends) == 1
         evidence = await run.reconciled()
         assert [each.attempts for each in evidence.gateway] == [1]
 

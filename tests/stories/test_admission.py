@@ -375,7 +375,7 @@ def test_an_engine_that_is_full_is_not_sick_and_another_answers(stream):
             for _ in range(20):
                 reply = await world.chat(max_tokens=1, stream=stream)
                 assert reply.status_code == 200, reply.text
-                assert first.traffic_failures == 0
+                assert first.health.traffic_failures == 0
             assert len(chats(world.sims[0])) > 0
             assert len(chats(world.sims[1])) == 20
             assert first.phase is Phase.READY
@@ -404,7 +404,9 @@ def test_when_every_engine_is_full_the_client_is_told_after_each_was_asked_once(
             assert [len(chats(sim)) for sim in world.sims] == [1, 1]
             await world.settled()
             assert await value(world, 'gateway_shed_total{pool="m",reason="engine"}') == 1
-            assert all(each.traffic_failures == 0 for each in world.process.table.backends("m"))
+            assert all(
+                each.health.traffic_failures == 0 for each in world.process.table.backends("m")
+            )
 
     check()
 

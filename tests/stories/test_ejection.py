@@ -137,4 +137,4 @@ async def test_what_clients_and_engines_do_in_order_is_held_against_nobody():
         await world.settled()
         for backend in world.process.table.backends("m"):
             assert backend.phase is Phase.READY
-            assert (backend.tally.failed, backend.traffic_failures) == (0, 0)
+            assert (backend.tally.failed, backend.health.traffic_failures) == (0, 0)

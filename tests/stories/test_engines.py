@@ -127,7 +127,7 @@ def test_errors_of_other_engines_are_told_in_openais_form(status, told, code):
             assert error.keys() == {"message", "type", "param", "code"}
             if code == "server_is_overloaded":
                 assert reply.status_code == 503
-                assert world.process.table.get("m/b1").traffic_failures == 0
+                assert world.process.table.get("m/b1").health.traffic_failures == 0
 
     normalised()
 

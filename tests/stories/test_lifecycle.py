@@ -169,7 +169,7 @@ async def test_what_is_left_after_the_grace_period_gets_an_error_frame():
         error = json.loads(data[-2])["error"]
         assert "shutting down" in error["message"]
         assert (error["type"], error["code"]) == ("service_unavailable_error", "shutting_down")
-        assert world.process.table.backends("m")[0].traffic_failures == 0
+        assert world.process.table.backends("m")[0].health.traffic_failures == 0
         told = b"".join(world.process.metrics.pieces()[0]).decode()
         assert 'outcome="shutdown"' in told
         assert "gateway_upstream_failures_total{" not in told

@@ -32,7 +32,7 @@ async def test_an_engine_that_stands_still_is_given_up():
         reply = await world.chat(max_tokens=100)
         assert reply.status_code == 504
         assert "sent nothing for 1 s" in reply.json()["error"]["message"]
-        assert world.process.table.backends("m")[0].traffic_failures == 1
+        assert world.process.table.backends("m")[0].health.traffic_failures == 1
 
 
 @story
@@ -60,7 +60,7 @@ def test_the_whole_request_is_bounded_and_that_is_not_held_against_its_backend(s
             await world.until(lambda: world.sims[0].engine.running == 0)
             await world.settled()
             backend = world.process.table.backends("m")[0]
-            assert (backend.phase, backend.traffic_failures) == (Phase.READY, 0)
+            assert (backend.phase, backend.health.traffic_failures) == (Phase.READY, 0)
             assert 'outcome="time_limit"' in await world.metrics()
 
     check()

@@ -87,7 +87,7 @@ def test_what_becomes_of_a_copy_is_nothing_to_its_client_and_to_the_backends_hea
                 reply = await world.chat(f"c {number}", max_tokens=2, stream=True)
                 assert reply.status_code == 200
             backend = world.process.table.get("next/b1")
-            assert backend.traffic_failures == 0
+            assert backend.health.traffic_failures == 0
             if fault not in ("stall_after", "refuse"):
                 await world.until(lambda: under_way(world) == 0)
                 kind = "rejected" if fault.endswith("422") else "failed"

@@ -89,7 +89,7 @@ async def test_a_server_whose_process_lives_and_does_not_serve_is_restarted(faul
             for each in (fault, "http_500"):
                 world.slot().sim.inject(each)
             await world.until(lambda: world.phase() is Phase.DOWN)
-            since = world.backend().since
+            since = world.backend().health.since
             restart = await until_restart(world, clock)
             took_s = clock.now() - since
             assert restart.label == "engine_dead"

@@ -305,7 +305,7 @@ def test_a_field_behind_the_file_is_refused_and_its_backend_let_go(late, param):
             await wire.closed.wait()
             assert received(world) == []
             await world.settled()
-            assert world.process.table.backends("m")[0].traffic_failures == 0
+            assert world.process.table.backends("m")[0].health.traffic_failures == 0
 
     check()
 
@@ -404,7 +404,7 @@ async def test_a_client_that_falls_silent_is_told_so_and_the_backend_is_not_blam
             assert status == 408, text
             await wire.closed.wait()
         await world.settled()
-        assert world.process.table.backends("m")[0].traffic_failures == 0
+        assert world.process.table.backends("m")[0].health.traffic_failures == 0
 
 
 @story
@@ -528,7 +528,7 @@ async def test_an_upload_that_fails_while_it_is_answered_is_cut():
             assert b"0\r\n\r\n" not in await client.reader.read()
         await wire.closed.wait()
         await world.settled()
-        assert world.process.table.backends("m")[0].traffic_failures == 0
+        assert world.process.table.backends("m")[0].health.traffic_failures == 0
 
 
 @story

@@ -110,7 +110,7 @@ def test_a_new_backend_is_starting_and_its_key_is_plain_for_the_request(clock):
     table = PoolTable(clock)
     table.apply(pools(m=[{"url": ONE, "api_key": "sesame"}]))
     backend = table.get("m/b1")
-    assert (backend.phase, backend.reason, backend.since) == (Phase.STARTING, "new", 100.0)
+    assert (backend.phase, backend.reason, backend.health.since) == (Phase.STARTING, "new", 100.0)
     assert backend.api_key == "sesame"
 
 
@@ -495,7 +495,7 @@ def test_a_change_of_phase_is_told_recorded_and_returned(table):
     )
     assert told == [transition] == list(table.transitions)
     backend = table.get("m/b1")
-    assert (backend.phase, backend.since, backend.reason) == (Phase.READY, 101.5, "healthy")
+    assert (backend.phase, backend.health.since, backend.reason) == (Phase.READY, 101.5, "healthy")
 
 
 def test_the_reason_is_kept_up_to_date_within_a_phase(table):
@@ -516,7 +516,7 @@ def test_failed_requests_are_counted_where_the_handler_looks(table):
     backend = make_ready(table)
     for _ in range(5):
         table.observe("m/b1", TrafficFailed(101.0, Ending.STREAM))
-    assert (backend.traffic_failures, backend.phase) == (5, Phase.DEGRADED)
+    assert (backend.health.traffic_failures, backend.phase) == (5, Phase.DEGRADED)
     assert table.serving() == (1, 2)
 
 
