@@ -7,8 +7,8 @@
                 request's own is free, DEGRADED ones only when no READY one is
     wait        a request waits a little for a cheaper backend that has more of its prompt (decision 028)
 
-The same pass writes down what it saw of each backend when it is given a place for it, so `explain`
-and `route` tell what `find` does.
+`explain` goes through all of them by the same costs and obstacles, and tells why. What `find` adds is left out
+there: the chance by which a weighted pool shares out, and the wait for a cheaper backend.
 """
 
 from __future__ import annotations
@@ -83,10 +83,11 @@ class Chooser:
             return found
         last = [suited.ejected] if suited.ejected and _may_be_ejected(suited, ask) else []
         for backends in (*suited.later, *last):
-            if found is None:
-                ask.weighed = tuple([each.id for each in backends])
-                found = self._first(backends, ask, now, barred)
-        return found
+            ask.weighed = tuple([each.id for each in backends])
+            found = self._first(backends, ask, now, barred)
+            if found is not None or ask.awaits is not None:
+                return found
+        return None
 
     def explain(self, ask: Ask, now: float) -> Choice:
         """Choose as `find` does with nobody in line, and tell why. Nothing is taken."""

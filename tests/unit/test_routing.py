@@ -887,6 +887,15 @@ def test_a_request_that_waits_for_one_backend_goes_to_no_worse_one(table):
     assert waits(table, asked, NOW) == (True, "m/b1")
 
 
+def test_a_request_that_waits_for_another_revision_goes_to_no_worse_one_either(table):
+    for name in ("m/b1", "m/b2"):
+        table.get(name).on_trial = True
+    make_degraded(table, "m/b3")
+    reads(table, "m/b1", 1500).prefix_index = Holds(900)
+    asked = ask(need=Need(1000, 10, streams=True), prefix=begins(), on_trial=False)
+    assert waits(table, asked, NOW) == (True, "m/b1")
+
+
 def test_nobody_waits_where_nothing_of_its_prompt_is_cached(table):
     for name in ("b1", "b2"):
         reads(table, f"m/{name}", 1500)
