@@ -10,12 +10,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from gateway.admission.bounds import Full
 from gateway.config.findings import KeyPath
 from gateway.config.models import PoolConfig
 from gateway.core.errors import GatewayError, Rejected
+from gateway.core.exclusion import Choice
 from gateway.core.traffic import Fallback
 from gateway.core.types import Ask, Exclusion, Need, ShedReason
 from gateway.pools.table import Backend
@@ -23,9 +24,7 @@ from gateway.pools.table import Backend
 KEPT: Final = 1000
 CLIENT_TIMEOUT: Final = "x-stainless-read-timeout"  # how long the client itself waits for bytes
 
-_ROUNDING_S: Final = (
-    0.05  # between two looks at the clock; a deadline this much earlier is another's
-)
+_ROUNDING_S: Final = 0.05  # between two looks at the clock: what is earlier by more is another's
 
 
 class State(Enum):
@@ -37,18 +36,6 @@ class State(Enum):
     LEFT = "left"  # its client went away
 
 
-class Weighed(Protocol):
-    """What each backend of a pool is worth to a request now; `routing.choice.Choice`."""
-
-    @property
-    def expected_s(self) -> Mapping[str, float]:
-        """When each that may take it would be done with it."""
-
-    @property
-    def excluded(self) -> Mapping[str, Exclusion]:
-        """Those that may not."""
-
-
 class Said(NamedTuple):
     """What one backend said. Without exclusion and seconds: it is degraded, and a ready one can."""
 
@@ -56,9 +43,7 @@ class Said(NamedTuple):
     exclusion: Exclusion | None
     expected_s: float | None
     setting: KeyPath | None  # that excluded it; None when no setting did
-    cached_tokens: int | None = (
-        None  # of its prompt, that it was thought to hold; None: nobody asked
-    )
+    cached_tokens: int | None = None  # of the prompt, thought to be there; None: nobody asked
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,14 +64,10 @@ class Decision:
     said: tuple[Said, ...]
     fallback: Fallback | None  # the pool that it asked for could not take it
     impatient: bool  # its client waits less long than `queue.max_wait`
-    hurried: bool = (
-        False  # what the pool allows ends its wait before its client or `queue.max_wait` does
-    )
+    hurried: bool = False  # its pool ends its wait before its client or `queue.max_wait` does
     state: State = State.WAITING
     setting: KeyPath | None = None  # that made it wait, or refused it
-    starts_too_late: bool = (
-        False  # no backend serves, and the one that starts will be too late for it
-    )
+    starts_too_late: bool = False  # no backend serves, and the first to start will be too late
     position: int | None = None  # when it was queued; 1 is next. None: not queued, or not counted
     eta_s: float | None = None  # of its turn, as estimated when it came; None: nobody knew
     ended_at: float | None = None  # its wait
@@ -145,7 +126,7 @@ def decide(  # noqa: PLR0913 - all that a decision is made of
     request_id: str,
     ask: Ask,
     backends: Sequence[Backend],
-    weighed: Weighed,
+    choice: Choice,
     *,
     pool: PoolConfig,
     at: tuple[float, float],
@@ -157,7 +138,7 @@ def decide(  # noqa: PLR0913 - all that a decision is made of
         request_id: as in its reply and in the access log.
         ask: what it asks for.
         backends: of its pool, in the order of the configuration.
-        weighed: what they are worth to it.
+        choice: what they are worth to it.
         pool: the settings in force.
         at: when it comes.
         wait_s: how long it may wait.
@@ -165,11 +146,11 @@ def decide(  # noqa: PLR0913 - all that a decision is made of
     now, wall = at
     said = []
     for place, backend in enumerate(backends):
-        reason, setting = weighed.excluded.get(backend.id), None
+        reason, setting = choice.excluded.get(backend.id), None
         if reason is not None:
             setting = excluded_by(reason, backend, place, ask, pool, now)
         cached_tokens = None if ask.prefix is None else backend.cached_tokens(ask.prefix)
-        expected_s = weighed.expected_s.get(backend.id)
+        expected_s = choice.expected_s.get(backend.id)
         said.append(Said(backend.id, reason, expected_s, setting, cached_tokens))
     route, caller = ask.route, ask.caller
     held = [each for each in said if _passes(each)]

@@ -88,8 +88,8 @@ class Gate:
 
     def learn(self, settled: Sequence[RequestRecord]) -> None:
         """Learn from requests that ended what others will need, and how long whole replies take."""
-        self.needs.learn(settled)
         for record in settled[-_LEARNT_FROM:]:
+            self.needs.learn(record)
             line = self._lines.get(record.pool or "")
             sent_at, ended_at = record.sent_at, record.ended_at
             whole = record.outcome is Outcome.OK and not record.stream
@@ -121,10 +121,10 @@ class Gate:
 
     def chance(self, ask: Ask) -> Chance:
         """Return when another backend could take a request of which an attempt failed."""
-        weighed = self._finder.explain(ask, self._clock.now())
-        if weighed.expected_s:
+        choice = self._finder.explain(ask, self._clock.now())
+        if choice.expected_s:
             return Chance.NOW
-        later = any(reason.passes for reason in weighed.excluded.values())
+        later = any(reason.passes for reason in choice.excluded.values())
         return Chance.LATER if later else Chance.NEVER
 
     async def wait(
@@ -293,9 +293,9 @@ class Gate:
     ) -> tuple[Decision, Mapping[str, Exclusion]]:
         """Return the decision of a request that comes, and why backends cannot take it."""
         backends, pool = self._backends(ask), self._pools[ask.route.pool]
-        weighed, at = self._finder.explain(ask, now), (now, self._clock.wall())
-        decision = decide(request_id, ask, backends, weighed, pool=pool, at=at, wait_s=wait_s)
-        return decision, weighed.excluded
+        choice, at = self._finder.explain(ask, now), (now, self._clock.wall())
+        decision = decide(request_id, ask, backends, choice, pool=pool, at=at, wait_s=wait_s)
+        return decision, choice.excluded
 
     def _backends(self, ask: Ask) -> Sequence[Backend]:
         return self._table.backends(ask.route.pool)
@@ -304,10 +304,10 @@ class Gate:
         line = self._lines.get(pool)
         if line is None:
             return
-        if not line.queue:
-            line.patience.first.learn(seconds, prompt_tokens)
         if line.queue.held.requests:
             line.let_in()
+        else:
+            line.patience.first.learn(seconds, prompt_tokens)
 
     def _let_in(self, pool: str) -> None:
         line = self._lines.get(pool)

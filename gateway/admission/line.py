@@ -25,7 +25,6 @@ from gateway.admission.waiting import (
     awaits_load,
     coming,
     left_alone,
-    passes,
     starts_in_s,
 )
 from gateway.config.models import Admission, PoolConfig
@@ -193,7 +192,11 @@ class Line:
         known = kinds.get(waiting.kind) if fits else None
         if known is None:
             why = self._finder.explain(ask, now).excluded
-            usable = [each for each in self._backends if passes(why.get(each.id))]
+            usable = [
+                each
+                for each in self._backends
+                if (reason := why.get(each.id)) is None or reason.passes
+            ]
             best = min(usable, key=lambda each: each.in_flight, default=None)
             ids = frozenset(each.id for each in usable)
             shut = fits and all(i in full or why.get(i) in AWAITS_ADAPTER for i in ids)

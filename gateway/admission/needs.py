@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +15,6 @@ DEFAULT_OUTPUT_TOKENS: Final = 256  # a chat answer of a few paragraphs; public 
 _WEIGHT: Final = 0.1  # of the newest output: the mean follows the last twenty or so
 _BYTES_PER_TOKEN: Final = 4  # of English text and code; for a prompt that nobody has counted
 _UNKNOWN_PROMPT_TOKENS: Final = 1024  # pictures and sound: about one picture's worth
-_LEARNT_FROM: Final = 4  # of each batch of ended requests: means need no more
 
 
 @dataclass(slots=True)
@@ -112,15 +110,14 @@ class Needs:
             sequences=call.sequences,
         )
 
-    def learn(self, settled: Sequence[RequestRecord]) -> None:
-        """Learn from a few of the requests that ended how long outputs of their model and key get."""
-        for record in settled[-_LEARNT_FROM:]:
-            usage, demand = record.usage, record.demand
-            if usage is None or demand is None or record.model is None or record.caller is None:
-                continue
-            tokens = usage.completion_tokens // record.choices
-            most = demand.max_new_tokens
-            cut = record.outcome is not Outcome.OK or (most is not None and tokens >= most)
-            if tokens and record.endpoint not in NO_OUTPUT:
-                learn = self.outputs.cut if cut else self.outputs.ended
-                learn(record.model, record.caller.key_id, tokens)
+    def learn(self, record: RequestRecord) -> None:
+        """Learn from a request that ended how long outputs of its model and key get."""
+        usage, demand = record.usage, record.demand
+        if usage is None or demand is None or record.model is None or record.caller is None:
+            return
+        tokens = usage.completion_tokens // record.choices
+        most = demand.max_new_tokens
+        cut = record.outcome is not Outcome.OK or (most is not None and tokens >= most)
+        if tokens and record.endpoint not in NO_OUTPUT:
+            learn = self.outputs.cut if cut else self.outputs.ended
+            learn(record.model, record.caller.key_id, tokens)

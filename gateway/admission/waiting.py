@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from gateway.admission.decisions import Weighed
+from gateway.core.exclusion import Choice
 from gateway.core.types import SERVING, Ask, Exclusion, Phase, Slot
 from gateway.pools.table import Backend, PoolTable
 
@@ -34,7 +34,7 @@ class Finder(Protocol):
         A request that waits for one gets `ask.awaits`, and adds what it will take of it to `before`.
         """
 
-    def explain(self, ask: Ask, now: float) -> Weighed:
+    def explain(self, ask: Ask, now: float) -> Choice:
         """Return what each backend is worth to the request, and why others cannot take it."""
 
 
@@ -165,8 +165,3 @@ def left_alone(
         ):
             found.add(backend_id)
     return found
-
-
-def passes(reason: Exclusion | None) -> bool:
-    """Whether a backend can take a request, now or once it has room."""
-    return reason is None or reason.passes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -50,6 +51,18 @@ _PASSING = frozenset(
         Exclusion.CLAIMED,
     }
 )
+
+
+@dataclass(slots=True)
+class Choice:
+    """Why a request goes where it goes: what each backend of its pool is worth to it now.
+
+    One that is neither in `expected_s` nor excluded is a later choice, while an earlier one is free.
+    """
+
+    backend_id: str | None = None
+    expected_s: dict[str, float] = field(default_factory=dict)  # of those that may take it
+    excluded: dict[str, Exclusion] = field(default_factory=dict)  # why each other may not
 
 
 class Chance(Enum):

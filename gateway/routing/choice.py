@@ -16,10 +16,11 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from gateway.core.endpoints import NO_ENGINE
+from gateway.core.exclusion import Choice
 from gateway.core.types import SERVING, Ask, Endpoint, Exclusion, Phase
 from gateway.pools.table import Backend, PoolTable
 from gateway.routing.cost import adds_s, by_class, costs_of, held_of
@@ -39,18 +40,6 @@ class Suited:
     ejected: Sequence[Backend]  # only when nobody else suits, or an attempt elsewhere has failed
     unfit: Mapping[str, Exclusion]  # why each other member of the pool cannot serve them
     ready_ids: tuple[str, ...]  # of `ready`
-
-
-@dataclass(slots=True)
-class Choice:
-    """Why a request goes where it goes, for people.
-
-    One that is neither in `expected_s` nor excluded is a later choice, while an earlier one is free.
-    """
-
-    backend_id: str | None = None
-    expected_s: dict[str, float] = field(default_factory=dict)  # of those that may take it
-    excluded: dict[str, Exclusion] = field(default_factory=dict)  # why each other may not
 
 
 class Chooser:
@@ -181,9 +170,8 @@ class Chooser:
             near = [place for place, cost in enumerate(costs) if cost <= most]
             if len(near) == 1:
                 return near[0]
-            home = (
-                prefix.home
-            )  # each draws a lot for prompts of one beginning, the same in every process
+            home = prefix.home
+            # Each draws a lot for prompts of one beginning, the same in every process.
             lots = [((backends[place].number ^ home) * _MIXES & _BITS, place) for place in near]
             return max(lots)[1]
         if costs.count(least) == 1:
