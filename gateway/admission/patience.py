@@ -34,9 +34,7 @@ _DECILE: Final = 0.1  # of first tokens: these were the quickest
 _BASES: Final = 3.0  # times that decile a request may wait, however short its prompt
 _CALM: Final = 0.8  # of a fair share: from here on a tenant pays; less is due to it
 _FULL: Final = 1.0  # and here in full
-_NOISE: Final = (
-    0.1  # more than ends is what a few long replies more or less do; of few requests more
-)
+_NOISE: Final = 0.1  # of the drain: a few long replies more or less. More where requests are few
 # Of targets: a fifth too much is worth 19 of them, a half 2.4, four fifths one. Three simulated engines.
 _SLACK: Final = 0.6
 _STEEP: Final = 1.5

@@ -22,9 +22,7 @@ class Tending:
     reason: str  # short closed word
     detail: str  # one sentence
     fresh: bool = False
-    ready_at: float | None = (
-        None  # when it is expected to serve, as its last start went; None: unknown
-    )
+    ready_at: float | None = None  # when it should serve, as its last start went; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +33,7 @@ class Policy:
     rise: int = 2  # passed probes in a row until a backend that was DOWN serves again
     burst: int = 5  # failed requests in a row until DEGRADED; refused connects: DOWN
     progress_s: float = 30.0
-    ejection_s: float = (
-        30.0  # without a failure, until DEGRADED by traffic is tried again; the first ejection
-    )
+    ejection_s: float = 30.0  # the first; as long without a failure ends DEGRADED by traffic
     longest_ejection_s: float = 300.0  # each that follows is twice as long as the one before
     forgiven_s: float = 300.0  # after so long in service an ejection is the first again
     least_ratio: float = 0.8  # of attempts that end well, until it is ejected

@@ -27,9 +27,7 @@ _HALF_LIFE_S: Final = 600.0
 # one costs more, and what was in the prefix cache was not read at all.
 _SLOWER: Final = 4.0
 _UNKNOWN_TOKENS_PER_S: Final = 100.0  # a large model on a few CPU cores
-_TOGETHER_S: Final = (
-    1.0  # what was sent so shortly after a silence began may be read in the same step
-)
+_TOGETHER_S: Final = 1.0  # what is sent so soon after a silence begins may be in the same step
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +52,7 @@ class Pulse:
     sees_steps: bool = False  # its metrics are fresh
     starts: bool = False  # it starts slowly: kernels are compiled on the way
     usual_quiet_s: float = 0.0  # the longest silence lately that ended by itself
-    usual_wait_s: float = (
-        0.0  # the longest wait lately for a first byte, while it gave signs of life
-    )
+    usual_wait_s: float = 0.0  # the longest lately for a first byte, while it gave signs of life
     waits: Waits = field(default_factory=Waits)
     _learnt_at: float = -math.inf
 

@@ -44,9 +44,7 @@ _RESERVE: Final = 0.1  # of the capacity: two long requests of a twentieth, or d
 # with batches of 12,400 among chats: 22 preemptions in 15 s at 0.4, 9 at 0.6, none at 0.8, and 3 to 5 %
 # fewer requests served at each; 27 when a batch counted as its longest prompt.
 _BEGINS: Final = 0.6
-_SHARES: Final = (
-    1.5  # even shares that a tenant may hold; equal ones differ by less most of the time
-)
+_SHARES: Final = 1.5  # even shares that a tenant may hold; equal tenants mostly differ by less
 _QUEUE_SHARE: Final = 0.5  # of running: less is for the concurrency limit to see in two scrapes
 
 
@@ -85,9 +83,9 @@ class Room:
     _ended_tokens: float = 0.0
     _share: float = 1.0  # what a credited token really takes
     tenants: dict[str, int] = field(default_factory=dict)  # tokens in flight, whole needs
-    # Ever, but for those that a scrape had no time to show: whole needs of those whose prompt was read,
-    read_tokens: int = 0
-    ended_tokens: int = 0  # and what those that ended should have held.
+    # Counted ever, but for requests that ended before a scrape could show them:
+    read_tokens: int = 0  # whole needs of those whose prompt was read
+    ended_tokens: int = 0  # what those that ended should have held
     elsewhere: UnderWay = NOTHING  # at other gateways, as they told last
     _read_elsewhere: int = 0  # since the last scrape
     _ended_elsewhere: int = 0  # since the last scrape
@@ -192,8 +190,8 @@ class Room:
         self._read_elsewhere += elsewhere.read_tokens
         self._ended_elsewhere += elsewhere.ended_tokens
 
-    def observe(self, sample: LoadSample) -> bool:
-        """Take in a scrape; returns whether that opened or closed the backend."""
+    def observe(self, sample: LoadSample) -> None:
+        """Take in a scrape, which may open or close the backend."""
         self._sample = sample
         self._scrapes += 1
         if sample.kv_capacity_tokens is not None:
@@ -206,19 +204,16 @@ class Room:
         self._read_elsewhere = self._ended_elsewhere = 0
         self._ended_tokens = 0.0
         self._share = self._shared(sample)
-        moved = self._move(sample)
+        self._move(sample)
         self._surely_free = self._clear_room(sample)
         self._clear_until = sample.at + self.stale_s if self._surely_free > 0 else -math.inf
-        return moved
 
-    def _move(self, sample: LoadSample) -> bool:
+    def _move(self, sample: LoadSample) -> None:
         usage = sample.kv_usage_ratio
         if usage is None or sample.at - self.changed_at < self.dwell_s:
-            return False
+            return
         if usage >= self.stop_ratio if self.open else usage < self.resume_ratio:
             self.open, self.changed_at = not self.open, sample.at
-            return True
-        return False
 
     def _clear_room(self, sample: LoadSample) -> float:
         """Return the room that is there whatever ends or not until the next scrape; 0: look closer."""

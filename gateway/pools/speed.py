@@ -41,10 +41,8 @@ class Speed:
 
     def observe(self, before: LoadSample, sample: LoadSample) -> None:
         """Take in two scrapes in a row; those between which nothing ran say nothing."""
-        passed_s, tokens = (
-            sample.at - before.at,
-            sample.generation_tokens - before.generation_tokens,
-        )
+        passed_s = sample.at - before.at
+        tokens = sample.generation_tokens - before.generation_tokens
         running = min(before.running, sample.running)
         if tokens < 0:  # another process
             self._tokens = self._stream_s = self._busy_s = 0.0

@@ -36,11 +36,8 @@ def costs_of(
         own_s = cost.of(need.prompt_tokens, need.output_tokens)
         costs = [work.ahead_s + own_s * work.own_ratio for work in works]
     else:
-        tokens, prompt_s, written_s = (
-            need.prompt_tokens,
-            cost.prompt_s,
-            cost.of(0, need.output_tokens),
-        )
+        tokens, prompt_s = need.prompt_tokens, cost.prompt_s
+        written_s = cost.of(0, need.output_tokens)
         usual = sorted([work.streams for work in works])[(len(works) - 1) // 2]
         costs = [
             work.waits_s

@@ -305,9 +305,11 @@ def test_it_closes_at_stop_and_opens_again_only_below_resume():
 
 def test_it_stays_closed_for_the_dwell_time():
     one = room(0.95)
-    assert not one.observe(scrape(1.0, 0.1))
+    one.observe(scrape(1.0, 0.1))
+    assert not one.open
     assert one.verdict(1, 1.0) is Exclusion.KV_FULL
-    assert one.observe(scrape(2.0, 0.1))
+    one.observe(scrape(2.0, 0.1))
+    assert one.open
     assert admits(one, 1, 2.0)
 
 
