@@ -184,7 +184,7 @@ class Line:
     ) -> Blocked:
         """Return which backends could take a request once they have room; one look for all of a kind.
 
-        What one that fits every backend could not use, however small, no other of its kind can.
+        One that fits every backend is looked at for all such of its kind: they differ in size alone.
         """
         ask, (capacity, window) = waiting.ask, self._fitting
         total = ask.demand.total_tokens if ask.demand.exact else 0
@@ -243,7 +243,7 @@ class Line:
         return overloaded and not all_start(self._backends, now)
 
     def _hurry(self, now: float) -> None:
-        """Let nobody wait longer than it would now be allowed to; who came before an overload least of all."""
+        """Let nobody wait longer than if it came now: who came before an overload would stand before all others."""
         stretches = {tenant: self.patience.stretch(tenant) for tenant in self.queue.tenants}
         for waiting in self.queue:
             deadline = waiting.came_at + waiting.target_s * stretches[waiting.tenant]

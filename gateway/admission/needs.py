@@ -31,8 +31,7 @@ class Outputs:
     in as the first value of a new mean, so that one odd reply says little.
     """
 
-    def __init__(self, default_tokens: int = DEFAULT_OUTPUT_TOKENS, most: int = 10_000) -> None:
-        self._default_tokens = default_tokens
+    def __init__(self, most: int = 10_000) -> None:
         self._most = most
         self._means: OrderedDict[tuple[str, str | None], _Mean] = OrderedDict()
 
@@ -44,7 +43,7 @@ class Outputs:
         """Return the expected output in tokens, never more than `max_new_tokens`."""
         means = self._means
         mean = means.get((model, key)) or means.get((model, None))
-        tokens = self._default_tokens if mean is None else mean.whole
+        tokens = DEFAULT_OUTPUT_TOKENS if mean is None else mean.whole
         if max_new_tokens is not None and max_new_tokens < tokens:
             return max_new_tokens
         return tokens
@@ -62,7 +61,7 @@ class Outputs:
 
     def _mean(self, model: str, key: str | None) -> float:
         known = self._means.get((model, key)) or self._means.get((model, None))
-        return known.tokens if known is not None else self._default_tokens
+        return known.tokens if known is not None else DEFAULT_OUTPUT_TOKENS
 
     def _learn(self, entry: tuple[str, str | None], tokens: int) -> None:
         mean = self._means.get(entry)

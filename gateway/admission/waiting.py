@@ -152,7 +152,8 @@ def left_alone(
 ) -> AbstractSet[str]:
     """Return which of the claimed backends a request must leave alone.
 
-    Who holds more than its share of one claims nothing of what is kept for the others there.
+    Where all who claim one hold more than their share of it, tenants that do not may pass: they take what
+    is kept for them.
     """
     found = set()
     for backend_id, claimers in claimed.items():

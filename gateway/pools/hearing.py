@@ -11,7 +11,7 @@ from gateway.pools.speed import slownesses
 from gateway.pools.work import token_cost
 
 
-def hear(backend: Backend, waits: Waits, now: float) -> Listened:
+def take_in(backend: Backend, waits: Waits, now: float) -> Listened:
     """Have a backend take in what its requests have heard, and return what that tells of its life."""
     pulse, rate = backend.pulse, backend.limit.reading.rate.at(now)
     pulse.sees_steps, pulse.starts = not backend.stale(now), backend.limit.starts(now)

@@ -42,7 +42,7 @@ from gateway.pools.configured import adopt_models, configure, member
 from gateway.pools.elsewhere import NOTHING, UnderWay
 from gateway.pools.facts import HealthState, Policy, Tending, carried_nowhere
 from gateway.pools.health import Order, advance, listen, obey, tend
-from gateway.pools.hearing import compare, hear
+from gateway.pools.hearing import compare, take_in
 from gateway.pools.pulse import Pulse, Waits
 from gateway.pools.sparing import after_failure, leave_out
 from gateway.pools.speed import Speed
@@ -289,7 +289,7 @@ class PoolTable:
     def listen(self, said: Iterable[tuple[Backend, Waits]], now: float) -> None:
         """Note what the requests at each backend have heard of it; called about twice a second."""
         for backend, waits in said:
-            heard = hear(backend, waits, now)
+            heard = take_in(backend, waits, now)
             self._adopt(backend, listen(backend.health, heard, now, self._policy), now)
         for members in self._pools.values():
             compare(members, now)

@@ -70,7 +70,7 @@ class Chooser:
         found = self._first(suited.ready, ask, now, barred, before)
         if found is not None or ask.awaits is not None:
             return found
-        last = [suited.ejected] if suited.ejected and _may_be_ejected(suited, ask) else []
+        last = [suited.ejected] if suited.ejected and _may_use_ejected(suited, ask) else []
         for backends in (*suited.later, *last):
             ask.weighed = tuple([each.id for each in backends])
             found = self._first(backends, ask, now, barred)
@@ -85,7 +85,7 @@ class Chooser:
             if (unfit := suited.unfit.get(backend.id)) is not None:
                 tried = was_tried(backend, ask)
                 told.excluded[backend.id] = Exclusion.ALREADY_TRIED if tried else unfit
-        last = suited.ejected if _may_be_ejected(suited, ask) else ()
+        last = suited.ejected if _may_use_ejected(suited, ask) else ()
         told.excluded |= {each.id: Exclusion.EJECTED for each in suited.ejected if not last}
         for backends in (suited.ready, *suited.later, last):
             held_tokens, expected_s = held_of(backends, ask.prefix), dict[str, float]()
@@ -288,7 +288,7 @@ def _suited(members: Sequence[Backend], ask: Ask) -> Suited:
     return Suited(ready, later, ejected, unfit, tuple([each.id for each in ready]))
 
 
-def _may_be_ejected(suited: Suited, ask: Ask) -> bool:
+def _may_use_ejected(suited: Suited, ask: Ask) -> bool:
     """Whether a request may go to one that is ejected: the alternative is to refuse it."""
     return bool(ask.tried) or not (suited.ready or suited.later)
 
