@@ -33,8 +33,7 @@ def kept(call: Call) -> Call:
 
 def rest_of(call: Call, demand: Demand, reached: Reached) -> tuple[Call, Demand] | None:
     """Return the request for what is left of a stream that a call asked for; None: nothing is left."""
-    said = reached.said_tokens
-    limit = demand.max_new_tokens if demand.max_new_tokens is not None else call.max_new_tokens
+    said, limit = reached.said_tokens, limit_of(call, demand)
     if limit is not None and limit <= said:
         return None
     body = fields_at_hand(call)
@@ -56,6 +55,16 @@ def rest_of(call: Call, demand: Demand, reached: Reached) -> tuple[Call, Demand]
         structs.replace(call, body=msgspec.json.encode(body), fields=body, max_new_tokens=None),
         Demand(prompt_tokens, exact=exact, max_new_tokens=None if limit is None else limit - said),
     )
+
+
+def limit_of(call: Call, demand: Demand) -> int | None:
+    """Return how many tokens a stream has at most; None: its engine decides."""
+    return demand.max_new_tokens if demand.max_new_tokens is not None else call.max_new_tokens
+
+
+def takes_text(call: Call) -> bool:
+    """Whether the text of a reply has a place behind the prompt of its call."""
+    return _extended(fields_at_hand(call), call.dialect, "")
 
 
 def _extended(body: dict[str, msgspec.Raw], dialect: Dialect, said: str) -> bool:

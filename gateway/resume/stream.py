@@ -18,7 +18,7 @@ import msgspec
 from gateway.core.endings import Barrier
 from gateway.core.types import Call, Demand, Usage, UsageSource
 from gateway.resume.reasoning import Expected
-from gateway.resume.rest import kept, rest_of
+from gateway.resume.rest import kept, limit_of, rest_of, takes_text
 from gateway.resume.rules import held_back_chars, is_parsed, joins, may_go_on
 from gateway.resume.sight import CHOICES
 from gateway.resume.trail import Reached, Trail
@@ -198,7 +198,10 @@ class TrailedStream(StreamWatch):
     @property
     def may_leave(self) -> bool:
         """Whether it can be cut now, where its backend still writes, so that another one goes on."""
-        return not self.ended and not self.awaits and self._goes_on()
+        if self.ended or self.awaits or not self._goes_on():
+            return False
+        limit = limit_of(*self._asked)
+        return limit is None or self.trail.said_tokens < limit
 
     def rest(self, *, moved: bool = False) -> tuple[Call, Demand] | None:
         """Return the request for what is left of one that broke off, and have what comes be its answer.
@@ -247,7 +250,7 @@ class TrailedStream(StreamWatch):
             return Barrier.FAILURES
         call, trail = self._asked[0], self.trail
         if self._exact is None:
-            self._exact = may_go_on(call)
+            self._exact = may_go_on(call) and (isinstance(trail, Trail) or takes_text(call))
         if not self._exact:
             return Barrier.REQUEST
         if self._long is not None or not trail.leads_on:  # a part of a frame was passed on

@@ -226,7 +226,12 @@ class Trail:
         """How many tokens the prompt has, and the reply so far; None: it does not know."""
         if self._prompt is None or self._given is not None:
             return None
-        return self._prompt.count(b",") + 1, self._ids.count(b",")
+        return self._prompt.count(b",") + 1, self.said_tokens
+
+    @property
+    def said_tokens(self) -> int:
+        """How many tokens of the reply came."""
+        return self._ids.count(b",")
 
     @property
     def tail(self) -> str:

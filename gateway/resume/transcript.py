@@ -95,6 +95,11 @@ class Transcript:
         return not self.lost
 
     @property
+    def said_tokens(self) -> int:
+        """About how many tokens were said, as far as it was read."""
+        return self._tokens
+
+    @property
     def tail(self) -> str:
         """The last characters that were shown."""
         return self._said[-_TAIL_CHARS:]

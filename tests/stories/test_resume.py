@@ -491,6 +491,7 @@ def test_a_stream_leaves_a_backend_that_is_drained():
         ({"move_after": "60s"}, {}),
         ({"move_after": "0s"}, {"seed": 7, "temperature": 0.5}),
         ({"move_after": "0s", "resume": "off"}, {}),
+        ({"move_after": "0s", "resume": "text"}, {"add_generation_prompt": True}),
     ],
 )
 def test_what_cannot_leave_yet_finishes_where_it_is(pool, more):

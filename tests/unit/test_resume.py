@@ -473,6 +473,36 @@ def test_a_large_field_that_the_ids_do_not_stand_for_leaves_no_trail():
         assert may_trail(structs.replace(call(), body=body, places={name: (0, 70_002)})) is trails
 
 
+@pytest.mark.parametrize(
+    ("asked", "goes_on"),
+    [
+        (call(), True),
+        (call(add_generation_prompt=True), False),
+        (call(Dialect.COMPLETIONS), True),
+        (call(Dialect.COMPLETIONS, prompt=[1, 2, 3]), False),
+    ],
+)
+def test_what_has_no_place_behind_its_prompt_neither_leaves_nor_goes_on_by_its_text(asked, goes_on):
+    watch = TrailedStream(asked, Demand(3, exact=True), request_id="r", by_text=True)
+    watch.feed(frame("a", False, dialect=asked.dialect))
+    assert watch.may_leave is goes_on
+    told = watch.broken(FAULT)
+    assert (b"it is gone" in told) is not goes_on
+    assert watch.barrier is (None if goes_on else Barrier.REQUEST)
+    assert (watch.rest() is not None) is goes_on
+
+
+@pytest.mark.parametrize("by_text", [False, True])
+def test_what_has_said_all_that_it_may_say_does_not_leave(by_text):
+    asked, demand = call(max_tokens=2), Demand(3, exact=True, max_new_tokens=2)
+    watch = TrailedStream(asked, demand, request_id="r", by_text=by_text)
+    for each in (role([1, 2, 3]), frame("a", [7])):
+        watch.feed(each)
+    assert watch.may_leave
+    watch.feed(frame("b", [8]))
+    assert not watch.may_leave
+
+
 def test_a_client_that_wants_the_ids_itself_gets_them():
     assert may_trail(call())
     assert not may_trail(call(return_token_ids=True))
