@@ -65,7 +65,8 @@ def _told(suspect: Suspect, moment: Moment) -> SuspectTold:
         body_bytes=suspect.of.body_bytes,
         until=moment.told(suspect.until),
         deaths=[
-            DeathTold(at=moment.told(at), backend=backend_id) for at, backend_id in suspect.deaths
+            DeathTold(at=moment.told(each.at), backend=each.end.backend_id)
+            for each in suspect.deaths
         ],
         refused=dict(suspect.refused),
     )

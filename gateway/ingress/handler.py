@@ -277,7 +277,7 @@ class Handler:
                         if backend.health.traffic_failures or record.status >= 500:
                             self.passing.answered(backend, slot, record.status)
                         if record.status >= 500:
-                            await self.retrying.lost(down, backend, Ending.HTTP_5XX)
+                            await self.retrying.lost(down, record, backend, Ending.HTTP_5XX)
                         return
                     except (UpstreamError, EngineFull) as error:
                         if down.trailed is not None and down.trailed.unsure:

@@ -60,7 +60,7 @@ class Retrying:
         Cancel: nothing is held.
         """
         self._note(record, ask, backend, slot, error)
-        of = await self.lost(down, backend, error.ending)
+        of = await self.lost(down, record, backend, error.ending)
         if of is not None:
             await self._admit(of, ask.caller.tenant)
         moved = isinstance(error, StreamMoved)
@@ -94,18 +94,22 @@ class Retrying:
             await asyncio.sleep(pause_s)
         return step is attempts.Next.FRESH_CONNECTION
 
-    async def lost(self, down: Downstream, backend: Backend, ending: Ending) -> Fingerprint | None:
+    async def lost(
+        self, down: Downstream, record: RequestRecord, backend: Backend, ending: Ending
+    ) -> Fingerprint | None:
         """Note that a backend may have died of a request, or with it; return what the request is known by.
 
         Cancel: nothing is held.
         """
-        call = down.asked
-        if call is None or not may_be_a_death(backend, ending):
+        call, caller, sent_at = down.asked, record.caller, record.sent_at
+        if call is None or caller is None or sent_at is None:
+            return None
+        if not may_be_a_death(backend, ending):
             return None
         if not down.body_at_hand or down.upload is not None:
             return None
-        down.fingerprint = of = down.fingerprint or await self._fingerprint(call)
-        self.quarantine.lost(backend, of)
+        down.fingerprint = of = down.fingerprint or await self._fingerprint(call, caller.tenant)
+        self.quarantine.lost(backend, of, sent_at)
         return of
 
     async def admit(self, call: Call, tenant: str) -> None:
@@ -116,7 +120,7 @@ class Retrying:
         Cancel: nothing is held.
         """
         if len(call.body) in self.quarantine.watched:
-            await self._admit(await self._fingerprint(call), tenant)
+            await self._admit(await self._fingerprint(call, tenant), tenant)
 
     async def _admit(self, of: Fingerprint, tenant: str) -> None:
         # Until its backend was probed: milliseconds as a rule, five seconds at most.
@@ -134,10 +138,10 @@ class Retrying:
             f" parameters. If it is not to blame, an operator can lift this (quarantine {of.id})."
         )
 
-    async def _fingerprint(self, call: Call) -> Fingerprint:
+    async def _fingerprint(self, call: Call, tenant: str) -> Fingerprint:
         if len(call.body) <= _AT_ONCE_BYTES:
-            return self.quarantine.fingerprint(call.body)
-        return await beside(partial(self.quarantine.fingerprint, call.body))
+            return self.quarantine.fingerprint(call.body, tenant)
+        return await beside(partial(self.quarantine.fingerprint, call.body, tenant))
 
     def give_back(self, down: Downstream) -> None:
         """Give back a request's place in the budget: another attempt was answered, or it is over."""

@@ -9,9 +9,9 @@ from gateway.pools.quarantine import Suspect
 
 def quarantined(events: Events, clock: Clock, suspect: Suspect) -> None:
     """Tell operators of a request that was present as two backends died."""
-    died = " and ".join(backend_id for _, backend_id in suspect.deaths)
+    died = " and ".join(suspect.died)
     told = (
         f"a request of {suspect.of.body_bytes} bytes was being worked on as {died} died; it is refused for 10 min"
         f" (`vllm-gateway quarantine lift {suspect.of.id}`)"
     )
-    events.note(clock, EventKind.QUARANTINED, suspect.deaths[-1][1], "poison", told)
+    events.note(clock, EventKind.QUARANTINED, suspect.died[-1], "poison", told)

@@ -3,11 +3,14 @@
     lost --the backend refuses its next probe--> present at one death --and at a second--> quarantined
      `---it passes: it lives, and the loss says nothing                                  for ten minutes
 
-A request is known by a keyed hash of its body, with a key that this process made for itself. Neither the
-body nor anything of it is kept. A loss is an attempt whose connection broke, or that an engine which lives no
-more answered with an error; a death is a loss after which the health check is refused, broken off, or says
-that the engine is dead, within five seconds. What is drained or restarted by order dies of nothing. All that was in
-flight at a death was present, so an innocent request that was there twice is kept out too: its sender is told.
+A request is known by a keyed hash of its body, with a key that this process made, and its tenant. Neither the
+body nor anything of it is kept. It was at a second death only if it was sent after it was lost at the first: of
+several equal requests on backends that die at once, each was at one.
+
+A loss is an attempt whose connection broke, or that an engine which lives no more answered with an error; a death
+is a loss after which the health check is refused, broken off, or says that the engine is dead, within five seconds.
+What is drained or restarted by order dies of nothing. All that was in flight at a death was present, so an innocent
+request that was there twice is kept out too: its sender is told.
 
 Of a large body nothing is left once its reply has begun, and uploads are never kept: they are not known here.
 """
@@ -18,7 +21,7 @@ import hmac
 import math
 import secrets
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,7 +30,6 @@ from gateway.core.endings import Ending
 from gateway.core.types import Phase
 from gateway.pools.table import Backend, PoolTable
 
-DEATHS: Final = 2  # that make a quarantine
 QUARANTINE_S: Final = 600.0
 _DIES_WITHIN_S: Final = 5.0
 _MOST: Final = 10_000  # requests known; of one death the oldest goes first
@@ -50,14 +52,27 @@ class Fingerprint:
         return self.digest[:6].hex()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
+class End:
+    """What was lost at one backend within five seconds; all of it at one death, if it died."""
+
+    backend_id: str
+    began_at: float
+
+
+@dataclass(slots=True, eq=False)
 class Loss:
     """One attempt that was lost."""
 
-    at: float
     of: Fingerprint
-    backend_id: str
     pool: str
+    end: End
+    at: float
+    sent_at: float
+
+    def follows(self, first: Loss) -> bool:
+        """Whether it was sent after another one was lost, and not at the same death."""
+        return self.end is not first.end and self.sent_at >= first.at
 
 
 @dataclass(slots=True)
@@ -66,14 +81,19 @@ class Suspect:
 
     of: Fingerprint
     pool: str
-    deaths: list[tuple[float, str]] = field(default_factory=list)  # when, and of which backend
+    deaths: list[Loss] = field(default_factory=list)  # the first attempt that each of them took
     until: float = -math.inf
     refused: Counter[str] = field(default_factory=Counter)  # by tenant
 
     @property
     def seen_at(self) -> float:
         """When the last of the backends died."""
-        return self.deaths[-1][0]
+        return max(each.at for each in self.deaths)
+
+    @property
+    def died(self) -> list[str]:
+        """Which backends died."""
+        return [each.end.backend_id for each in self.deaths]
 
 
 class Quarantine:
@@ -91,22 +111,30 @@ class Quarantine:
         self._clock = clock
         self._key = secrets.token_bytes(32)
         self._losses: deque[Loss] = deque()
+        self._ends: dict[str, End] = {}  # the last of each backend
         self._suspects: OrderedDict[bytes, Suspect] = OrderedDict()
 
-    def fingerprint(self, body: bytes) -> Fingerprint:
-        """Return what a body is known by: 1 us and 1 ms for each MiB."""
-        return Fingerprint(hmac.digest(self._key, body, "sha256"), len(body))
+    def fingerprint(self, body: bytes, tenant: str) -> Fingerprint:
+        """Return what a tenant's body is known by: 1 us and 1 ms for each MiB."""
+        return Fingerprint(hmac.digest(self._key + tenant.encode(), body, "sha256"), len(body))
 
     # --- fed --------------------------------------------------------------------------------------
 
-    def lost(self, backend: Backend, of: Fingerprint) -> None:
-        """Note that an attempt was lost; what became of its backend will show."""
+    def lost(self, backend: Backend, of: Fingerprint, sent_at: float) -> None:
+        """Note that an attempt was lost which was sent then; what became of its backend will show."""
         if len(self._losses) == _MOST_LOSSES:
             self._unwatch(self._losses.popleft().of)
-        self._losses.append(Loss(self._clock.now(), of, backend.id, backend.pool))
+        now = self._clock.now()
+        self._losses.append(Loss(of, backend.pool, self._end(backend.id, now), now, sent_at))
         self.watched[of.body_bytes] += 1
         for listener in self.on_lost:
             listener(backend.id)
+
+    def _end(self, backend_id: str, now: float) -> End:
+        end = self._ends.get(backend_id)
+        if end is None or now - end.began_at >= _DIES_WITHIN_S:
+            end = self._ends[backend_id] = End(backend_id, now)
+        return end
 
     def tick(self) -> None:
         """Decide about losses as far as it is known what became of their backends, and forget what is long ago."""
@@ -120,13 +148,16 @@ class Quarantine:
             if dead:
                 self._present(loss)
             self._unwatch(loss.of)
+        for end in [*self._ends.values()]:
+            if now - end.began_at >= _DIES_WITHIN_S:
+                del self._ends[end.backend_id]
         past = [each for each in self._suspects.values() if now >= each.seen_at + QUARANTINE_S]
         for suspect in past:
             self._forget(suspect)
 
     def _is_dead(self, loss: Loss) -> bool | None:
         """Whether the backend died of it, or with it; None while that is not known."""
-        backend = self._table.get(loss.backend_id)
+        backend = self._table.get(loss.end.backend_id)
         if backend is None:
             return False
         health = backend.health
@@ -137,21 +168,23 @@ class Quarantine:
         return None if health.probe_failure else False
 
     def _present(self, loss: Loss) -> None:
-        """Count a death for a request; once for all of its attempts that were lost there at that time."""
+        """Count a death for a request; once for all of its attempts that were lost at it."""
         suspect = self._suspects.get(loss.of.digest)
         if suspect is None:
             suspect = self._suspects[loss.of.digest] = Suspect(loss.of, loss.pool)
             self.watched[loss.of.body_bytes] += 1
-        for at, backend_id in suspect.deaths:
-            if backend_id == loss.backend_id and loss.at - at < _DIES_WITHIN_S:
-                return
-        suspect.deaths.append((loss.at, loss.backend_id))
+        known = next((each for each in suspect.deaths if each.end is loss.end), None)
+        if known is None:
+            suspect.deaths.append(loss)
+        else:
+            known.sent_at = max(known.sent_at, loss.sent_at)
         self._suspects.move_to_end(loss.of.digest)
         if len(self._suspects) > _MOST:
             self._forget(next(iter(self._suspects.values())))
-        if len(suspect.deaths) >= DEATHS:
-            suspect.until = loss.at + QUARANTINE_S
-            for listener in self.on_quarantined:
+        if _were_two(suspect.deaths):
+            told = suspect.until > loss.at
+            suspect.until = suspect.seen_at + QUARANTINE_S
+            for listener in [] if told else self.on_quarantined:
                 listener(suspect)
 
     def _forget(self, suspect: Suspect) -> None:
@@ -168,9 +201,9 @@ class Quarantine:
     def undecided(self, of: Fingerprint) -> bool:
         """Whether a request may turn out to have been at two deaths, within seconds."""
         self.tick()
-        pending = {each.backend_id for each in self._losses if each.of == of}
+        pending = [each for each in self._losses if each.of == of]
         known = self._suspects.get(of.digest)
-        return bool(pending) and len(pending) + (len(known.deaths) if known else 0) >= DEATHS
+        return bool(pending) and _were_two([*pending, *(known.deaths if known else ())])
 
     def found(self, of: Fingerprint) -> Suspect | None:
         """Return a request that is quarantined; None: it may be sent."""
@@ -190,6 +223,12 @@ class Quarantine:
             return False
         self._forget(suspect)
         return True
+
+
+def _were_two(losses: Sequence[Loss]) -> bool:
+    """Whether a request was at two deaths, one after the other, if all that it was lost at were deaths."""
+    first = min(losses, key=lambda each: each.at)
+    return any(each.follows(first) for each in losses)
 
 
 def may_be_a_death(backend: Backend, ending: Ending) -> bool:

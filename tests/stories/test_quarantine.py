@@ -169,3 +169,16 @@ async def test_who_was_there_by_chance_is_served_on_after_one_death():
             assert '"error"' not in each.result().text
         again = [await world.chat(f"number {each}", stream=True, max_tokens=5) for each in range(8)]
         assert {each.status_code for each in again} == {200}
+
+
+@story
+async def test_equal_requests_on_servers_that_stop_at_once_are_refused_to_nobody():
+    async with gateway(SLOW, SLOW, SLOW, SLOW) as world:
+        async with asyncio.TaskGroup() as group:
+            sent = [group.create_task(world.chat("hi", max_tokens=60)) for _ in range(8)]
+            await world.until(lambda: all(each.in_flight == 2 for each in world.process.table))
+            for sim in world.sims[:2]:
+                group.create_task(sim.stop())
+        assert {each.result().status_code for each in sent} == {200, 502}
+        for _ in range(4):
+            assert (await world.chat("hi", max_tokens=1)).status_code == 200

@@ -20,9 +20,13 @@ class House:
         self.told = []
         self.quarantine.on_quarantined.append(self.told.append)
 
-    def loses(self, name, *bodies):
+    def of(self, body, tenant="t"):
+        return self.quarantine.fingerprint(body, tenant)
+
+    def loses(self, name, *bodies, sent_at=None, tenant="t"):
+        sent_at = self.pool.clock.at if sent_at is None else sent_at
         for body in bodies:
-            self.quarantine.lost(self.pool[name], self.quarantine.fingerprint(body))
+            self.quarantine.lost(self.pool[name], self.of(body, tenant), sent_at)
 
     def probe(self, name, reason=None, asked_s=0.1):
         clock = self.pool.clock
@@ -32,15 +36,15 @@ class House:
         self.pool.table.observe(f"m/{name}", seen)
         self.quarantine.tick()
 
-    def dies(self, name, *bodies, reason="refused"):
-        self.loses(name, *bodies)
+    def dies(self, name, *bodies, reason="refused", **sent):
+        self.loses(name, *bodies, **sent)
         self.probe(name, reason)
 
-    def is_out(self, body=POISON):
-        return self.quarantine.found(self.quarantine.fingerprint(body)) is not None
+    def is_out(self, body=POISON, tenant="t"):
+        return self.quarantine.found(self.of(body, tenant)) is not None
 
     def is_undecided(self, body=POISON):
-        return self.quarantine.undecided(self.quarantine.fingerprint(body))
+        return self.quarantine.undecided(self.of(body))
 
 
 @pytest.mark.parametrize("reason", ["refused", "reset", "http_503"])
@@ -52,7 +56,7 @@ def test_a_request_that_was_at_two_deaths_is_refused_for_ten_minutes(reason):
     house.dies("b2", POISON, reason=reason)
     assert house.is_out()
     assert not house.is_out(OTHER)
-    assert [[backend for _, backend in each.deaths] for each in house.told] == [["m/b1", "m/b2"]]
+    assert [each.died for each in house.told] == [["m/b1", "m/b2"]]
     house.pool.later(599)
     assert house.is_out()
     house.pool.later(1)
@@ -117,6 +121,42 @@ def test_a_loss_long_before_a_death_is_not_of_it():
     assert not house.is_out()
 
 
+def test_equal_requests_on_backends_that_die_at_once_were_at_one_death_each():
+    house = House()
+    sent_at = house.pool.clock.at - 1
+    for name in ("b1", "b2"):
+        house.loses(name, POISON, POISON, sent_at=sent_at)
+    assert not house.is_undecided()
+    house.probe("b1", "refused")
+    house.probe("b2", "refused")
+    house.dies("b3", POISON, sent_at=sent_at)  # a little later, and was sent before
+    assert not house.is_out()
+    assert house.told == []
+    house.dies("b4", POISON)  # one of them was sent again
+    assert house.is_out()
+
+
+def test_which_of_two_deaths_is_proven_first_does_not_matter():
+    house = House()
+    house.loses("b1", POISON)
+    house.pool.later(1)
+    house.loses("b2", POISON)
+    house.probe("b2", "refused")
+    assert not house.is_out()
+    house.probe("b1", "refused")
+    assert house.is_out()
+
+
+def test_one_tenant_s_request_is_not_another_s():
+    house = House()
+    house.dies("b1", POISON, tenant="one")
+    house.dies("b2", POISON, tenant="other")
+    assert not house.is_out(tenant="other")
+    house.dies("b3", POISON, tenant="one")
+    assert house.is_out(tenant="one")
+    assert not house.is_out(tenant="other")
+
+
 def test_several_attempts_lost_at_one_death_are_one():
     house = House()
     house.dies("b1", POISON, POISON, POISON)
@@ -167,7 +207,7 @@ def test_what_is_known_is_bounded():
 
 
 def test_the_key_is_the_process_s_own():
-    assert House().quarantine.fingerprint(POISON) != House().quarantine.fingerprint(POISON)
+    assert House().of(POISON) != House().of(POISON)
 
 
 def test_what_is_stopped_by_order_dies_of_nothing():
