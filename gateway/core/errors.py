@@ -309,6 +309,9 @@ class UpstreamError(GatewayError):
     default_code = "backend_error"
     outcome = Outcome.BACKEND_ERROR
     ending: ClassVar[Ending] = Ending.BROKE
+    in_order = (
+        False  # it ended the reply itself, unfinished, as one that is stopped: it did not crash
+    )
 
 
 class ConnectFailed(UpstreamError):

@@ -115,7 +115,9 @@ def answer(
     else:
         aborted, usage = whole_event_answer(body, call.dialect)
     if aborted:
-        raise BackendBroke("the backend did not finish the request")
+        error = BackendBroke("the backend did not finish the request")
+        error.in_order = True
+        raise error
     lines = reply.passed_lines()
     if b"content-type" not in reply.headers:
         lines += JSON_LINE

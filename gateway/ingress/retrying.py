@@ -60,9 +60,7 @@ class Retrying:
         Cancel: nothing is held.
         """
         self._note(record, ask, backend, slot, error)
-        of = await self.lost(down, record, backend, error.ending)
-        if of is not None:
-            await self._admit(of, ask.caller.tenant)
+        await self._judge(down, record, ask, backend, error)
         moved = isinstance(error, StreamMoved)
         chance = self._gate.chance(ask) if ask.place is None else Chance.NOW
         stream = down.trailed
@@ -94,6 +92,20 @@ class Retrying:
             await asyncio.sleep(pause_s)
         return step is attempts.Next.FRESH_CONNECTION
 
+    async def _judge(
+        self, down: Downstream, record: RequestRecord, ask: Ask, backend: Backend, error: UpstreamError | EngineFull
+    ) -> None:  # fmt: skip
+        """Note what a failure tells of its backend's death, and look whether it was the second one.
+
+        Raises:
+            RequestQuarantined: it was (400).
+        Cancel: nothing is held.
+        """
+        if isinstance(error, UpstreamError) and error.in_order:
+            self.quarantine.ended_in_order(backend.id)
+        elif (of := await self.lost(down, record, backend, error.ending)) is not None:
+            await self._admit(of, ask.caller.tenant)
+
     async def lost(
         self, down: Downstream, record: RequestRecord, backend: Backend, ending: Ending
     ) -> Fingerprint | None:
@@ -109,7 +121,8 @@ class Retrying:
         if not down.body_at_hand or down.upload is not None:
             return None
         down.fingerprint = of = down.fingerprint or await self._fingerprint(call, caller.tenant)
-        self.quarantine.lost(backend, of, sent_at)
+        said = 0 if record.usage is None else record.usage.completion_tokens
+        self.quarantine.lost(backend, of, sent_at, said)
         return of
 
     async def admit(self, call: Call, tenant: str) -> None:

@@ -5,12 +5,14 @@
 
 A request is known by a keyed hash of its body, with a key that this process made, and its tenant. Neither the
 body nor anything of it is kept. It was at a second death only if it was sent after it was lost at the first: of
-several equal requests on backends that die at once, each was at one.
+several equal requests on backends that die at once, each was at one. If others were at both, too, it is to blame
+only if it stood at the same place of its answer: one that kills does so again where it did before.
 
 A loss is an attempt whose connection broke, or that an engine which lives no more answered with an error; a death
 is a loss after which the health check is refused, broken off, or says that the engine is dead, within five seconds.
-What is drained or restarted by order dies of nothing. All that was in flight at a death was present, so an innocent
-request that was there twice is kept out too: its sender is told.
+What is drained or restarted by order dies of nothing, nor does what ends a reply in order meanwhile: it is stopped.
+All that was in flight at a death was present, so an innocent request that was there twice is kept out too, if
+nothing speaks for it: its sender is told.
 
 Of a large body nothing is left once its reply has begun, and uploads are never kept: they are not known here.
 """
@@ -21,7 +23,7 @@ import hmac
 import math
 import secrets
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -32,6 +34,9 @@ from gateway.pools.table import Backend, PoolTable
 
 QUARANTINE_S: Final = 600.0
 _DIES_WITHIN_S: Final = 5.0
+# What another backend says beyond a place that would have killed it, too: engines are some tokens ahead of
+# what was read of them.
+_SAME_PLACE_TOKENS: Final = 32
 _MOST: Final = 10_000  # requests known; of one death the oldest goes first
 _MOST_LOSSES: Final = 10_000  # not yet decided
 _LOSSES: Final = frozenset({Ending.BROKE, Ending.STREAM, Ending.HTTP_5XX, Ending.STALE})
@@ -58,6 +63,8 @@ class End:
 
     backend_id: str
     began_at: float
+    present: set[bytes] = field(default_factory=set)  # digests
+    in_order: bool = False  # it ended a reply itself, so it was stopped, and did not crash
 
 
 @dataclass(slots=True, eq=False)
@@ -69,10 +76,18 @@ class Loss:
     end: End
     at: float
     sent_at: float
+    said_tokens: int  # of its answer, by then
 
     def follows(self, first: Loss) -> bool:
         """Whether it was sent after another one was lost, and not at the same death."""
         return self.end is not first.end and self.sent_at >= first.at
+
+    def repeats(self, first: Loss) -> bool:
+        """Whether both may be this request's doing."""
+        same_place = abs(self.said_tokens - first.said_tokens) < _SAME_PLACE_TOKENS
+        return self.follows(first) and (
+            same_place or len(self.end.present & first.end.present) == 1
+        )
 
 
 @dataclass(slots=True)
@@ -120,18 +135,23 @@ class Quarantine:
 
     # --- fed --------------------------------------------------------------------------------------
 
-    def lost(self, backend: Backend, of: Fingerprint, sent_at: float) -> None:
+    def lost(self, backend: Backend, of: Fingerprint, sent_at: float, said_tokens: int = 0) -> None:
         """Note that an attempt was lost which was sent then; what became of its backend will show."""
         if len(self._losses) == _MOST_LOSSES:
             self._unwatch(self._losses.popleft().of)
-        now = self._clock.now()
-        self._losses.append(Loss(of, backend.pool, self._end(backend.id, now), now, sent_at))
+        now, end = self._clock.now(), self._end(backend.id)
+        end.present.add(of.digest)
+        self._losses.append(Loss(of, backend.pool, end, now, sent_at, said_tokens))
         self.watched[of.body_bytes] += 1
         for listener in self.on_lost:
             listener(backend.id)
 
-    def _end(self, backend_id: str, now: float) -> End:
-        end = self._ends.get(backend_id)
+    def ended_in_order(self, backend_id: str) -> None:
+        """Note that a backend ended a reply itself, unfinished: what else is lost there is no sign of a crash."""
+        self._end(backend_id).in_order = True
+
+    def _end(self, backend_id: str) -> End:
+        now, end = self._clock.now(), self._ends.get(backend_id)
         if end is None or now - end.began_at >= _DIES_WITHIN_S:
             end = self._ends[backend_id] = End(backend_id, now)
         return end
@@ -158,7 +178,7 @@ class Quarantine:
     def _is_dead(self, loss: Loss) -> bool | None:
         """Whether the backend died of it, or with it; None while that is not known."""
         backend = self._table.get(loss.end.backend_id)
-        if backend is None:
+        if backend is None or loss.end.in_order:
             return False
         health = backend.health
         if health.probed_at < loss.at:
@@ -181,7 +201,7 @@ class Quarantine:
         self._suspects.move_to_end(loss.of.digest)
         if len(self._suspects) > _MOST:
             self._forget(next(iter(self._suspects.values())))
-        if _were_two(suspect.deaths):
+        if any(each.repeats(first) for each in suspect.deaths for first in suspect.deaths):
             told = suspect.until > loss.at
             suspect.until = suspect.seen_at + QUARANTINE_S
             for listener in [] if told else self.on_quarantined:
@@ -203,7 +223,11 @@ class Quarantine:
         self.tick()
         pending = [each for each in self._losses if each.of == of]
         known = self._suspects.get(of.digest)
-        return bool(pending) and _were_two([*pending, *(known.deaths if known else ())])
+        if not pending:
+            return False
+        losses = [*pending, *(known.deaths if known else ())]
+        first = min(losses, key=lambda each: each.at)
+        return any(each.follows(first) for each in losses)
 
     def found(self, of: Fingerprint) -> Suspect | None:
         """Return a request that is quarantined; None: it may be sent."""
@@ -223,12 +247,6 @@ class Quarantine:
             return False
         self._forget(suspect)
         return True
-
-
-def _were_two(losses: Sequence[Loss]) -> bool:
-    """Whether a request was at two deaths, one after the other, if all that it was lost at were deaths."""
-    first = min(losses, key=lambda each: each.at)
-    return any(each.follows(first) for each in losses)
 
 
 def may_be_a_death(backend: Backend, ending: Ending) -> bool:

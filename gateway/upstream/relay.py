@@ -31,10 +31,11 @@ from gateway.upstream.reply import Reply
 from gateway.upstream.watch import Watch
 from gateway.wire.chunks import inside
 from gateway.wire.replies import Fault, fault_of
-from gateway.wire.sse import HEARTBEAT
+from gateway.wire.sse import HEARTBEAT, IN_ORDER
 
 TICK_S: Final = 0.5  # how often on_tick comes; all times below are good to about that
 _TOLD_AS_IT_IS: Final = (BackendTimeout, BackendDown, StreamMoved)
+_FRAMINGS: Final = frozenset({b"transfer-encoding", b"content-length"})
 _LAST_CHUNK_S: Final = 1.0  # what a backend has to end the body, after the stream's last frame
 
 
@@ -175,7 +176,8 @@ class Relay:
         failed = (
             watch.failed and watch.cut is None
         )  # cut, another backend goes on behind these bytes
-        error = _as_error(watch.fault) if failed else self._refuses(out)
+        in_order = watch.fault in IN_ORDER
+        error = _as_error(watch.fault, in_order=in_order) if failed else self._refuses(out)
         if error is None:
             self._client.begin(self._reply, out)
             return True
@@ -194,7 +196,7 @@ class Relay:
         self._note_first_token()
         self._finish(
             rest,
-            None if self.watch.complete else StreamBroke("the stream ended before it was complete"),
+            None if self.watch.complete else self._broke("the stream ended before it was complete"),
         )
 
     def on_lost(self, error: UpstreamError) -> None:
@@ -258,6 +260,13 @@ class Relay:
 
     # --- inside -----------------------------------------------------------------------------------
 
+    def _broke(self, message: str) -> StreamBroke:
+        # Without a length or chunks it ends with its connection, as with the server that crashes.
+        framed = not _FRAMINGS.isdisjoint(self._reply.headers)
+        error = StreamBroke(message)
+        error.in_order = framed and self.watch.fault in IN_ORDER
+        return error
+
     def _beat(self) -> None:
         if self.watch.between_frames:
             if not self._client.started:
@@ -273,7 +282,7 @@ class Relay:
             self._stop(error)
             return
         if isinstance(error, UpstreamError) and not isinstance(error, _TOLD_AS_IT_IS):
-            error = StreamBroke(error.message)
+            error = self._broke(error.message)
         ending = self.watch.broken(fault_of(error))
         self._finish(ending, None if self.watch.complete else error)
 
@@ -293,7 +302,8 @@ class Relay:
             self._stop(error)
             return
         if error is not None and not client.started:
-            self._stop(_as_error(self.watch.fault))
+            in_order = isinstance(error, UpstreamError) and error.in_order
+            self._stop(_as_error(self.watch.fault, in_order=in_order))
             return
         if not client.started:
             if (refused := self._refuses(rest)) is not None:
@@ -318,7 +328,7 @@ class Relay:
         self._done.set_result(None)
 
 
-def _as_error(fault: Fault | None) -> GatewayError:
+def _as_error(fault: Fault | None, *, in_order: bool) -> GatewayError:
     """Return the error whose status a client gets for a stream that failed before its first byte."""
     if fault is None:
         return BackendBroke("the backend ended the stream before it began")
@@ -326,4 +336,6 @@ def _as_error(fault: Fault | None) -> GatewayError:
         return EngineFull(fault.message)
     if fault.status < 500:
         return RequestError(fault.message, code=fault.code, param=fault.param)
-    return BackendBroke(fault.message)
+    error = BackendBroke(fault.message)
+    error.in_order = in_order
+    return error

@@ -182,3 +182,57 @@ async def test_equal_requests_on_servers_that_stop_at_once_are_refused_to_nobody
         assert {each.result().status_code for each in sent} == {200, 502}
         for _ in range(4):
             assert (await world.chat("hi", max_tokens=1)).status_code == 200
+
+
+def asked(sim):
+    return [each for each in sim.requests if each.path.endswith("completions")]
+
+
+@story
+async def test_streams_outlive_two_servers_that_go_one_after_the_other():
+    """As when somebody restarts them in turn: several were at both, and had come further meanwhile."""
+    async with gateway(SLOW, SLOW, SLOW) as world:
+        first, second, _ = world.sims
+        async with asyncio.TaskGroup() as group:
+            sent = [
+                group.create_task(world.chat(f"number {each}", stream=True, max_tokens=250))
+                for each in range(12)
+            ]
+            for sim, served in ((first, 4), (second, 6)):
+                await world.until(lambda sim=sim, served=served: len(asked(sim)) == served)
+                await world.until(lambda sim=sim: all(m.tokens_emitted > 50 for m in asked(sim)))
+                await sim.stop()
+        for each in sent:
+            assert '"error"' not in each.result().text
+            assert frames(each.result().text)[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize(("stream", "statuses"), [(True, [200]), (False, [502, 502, 200])])
+def test_a_request_that_two_servers_abort_as_they_stop_is_not_refused(stream, statuses):
+    @story
+    async def check():
+        async with gateway(SLOW, SLOW, SLOW) as world:
+            for sim in world.sims:
+                sim.inject("abort_finish:20")
+
+            async def stop_two():
+                for _ in range(2):
+                    await world.until(lambda: any(map(asked, going_on())))
+                    stopping = next(filter(asked, going_on()))
+                    stopped.append(stopping)
+                    stopping.inject("refuse")
+                going_on()[0].clear()
+
+            def going_on():
+                return [each for each in world.sims if each not in stopped]
+
+            stopped = []
+            async with asyncio.TaskGroup() as group:
+                group.create_task(stop_two())
+                replies = [
+                    await world.chat(stream=stream, max_tokens=60, temperature=0) for _ in statuses
+                ]
+            assert [each.status_code for each in replies] == statuses
+            assert '"error"' not in replies[-1].text
+
+    check()

@@ -23,10 +23,10 @@ class House:
     def of(self, body, tenant="t"):
         return self.quarantine.fingerprint(body, tenant)
 
-    def loses(self, name, *bodies, sent_at=None, tenant="t"):
+    def loses(self, name, *bodies, sent_at=None, tenant="t", said_tokens=0):
         sent_at = self.pool.clock.at if sent_at is None else sent_at
         for body in bodies:
-            self.quarantine.lost(self.pool[name], self.of(body, tenant), sent_at)
+            self.quarantine.lost(self.pool[name], self.of(body, tenant), sent_at, said_tokens)
 
     def probe(self, name, reason=None, asked_s=0.1):
         clock = self.pool.clock
@@ -155,6 +155,52 @@ def test_one_tenant_s_request_is_not_another_s():
     house.dies("b3", POISON, tenant="one")
     assert house.is_out(tenant="one")
     assert not house.is_out(tenant="other")
+
+
+@pytest.mark.parametrize(
+    ("others", "said_tokens", "out"),
+    [
+        ([OTHER], 500, False),  # it got past the place where it would have killed
+        ([OTHER], 120, True),
+        ([OTHER], 80, True),  # it went back to the last place from where it could go on
+        ([OTHER], 0, False),  # it was sent anew, and did not come there
+        ([], 500, True),  # nobody else may be to blame
+    ],
+)
+def test_who_was_not_alone_at_two_deaths_is_refused_if_it_stood_at_the_same_place(
+    others, said_tokens, out
+):
+    house = House()
+    house.dies("b1", POISON, *others, said_tokens=100)
+    house.dies("b2", POISON, *others, said_tokens=said_tokens)
+    assert house.is_out() is out
+    assert len(house.told) == out * (1 + len(others))
+
+
+def test_other_company_at_each_death_speaks_for_nobody():
+    house = House()
+    house.dies("b1", POISON, OTHER, said_tokens=100)
+    house.dies("b2", POISON, b"more", said_tokens=500)
+    assert house.is_out()
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_what_is_lost_where_a_reply_is_ended_in_order_was_at_no_death(before):
+    house = House()
+    for name in ("b1", "b2"):
+        if before:
+            house.quarantine.ended_in_order(f"m/{name}")
+        house.loses(name, POISON)
+        if not before:
+            house.quarantine.ended_in_order(f"m/{name}")
+        house.probe(name, "refused")
+    assert not house.is_out()
+    assert house.quarantine.watched == {}
+    house.pool.later(60)
+    house.pool.passes("b1")
+    house.dies("b1", POISON)  # now it crashes
+    house.dies("b3", POISON)
+    assert house.is_out()
 
 
 def test_several_attempts_lost_at_one_death_are_one():
