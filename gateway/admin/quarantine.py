@@ -38,24 +38,41 @@ class LiftedTold(TypedDict):
 
 
 async def get_all(desk: Desk, asked: Asked[ListQuery, Body]) -> Listing:
-    """Answer which requests are refused, the newest first."""
-    moment = desk.moment()
-    return Listing(
-        [*desk.quarantine][::-1], lambda each: _told(each, moment), lambda each: each.of.id
-    )
+    """Answer which requests are refused by any worker, the newest first."""
+    found = await _all_kept(desk)
+    found.sort(key=lambda each: each["until"], reverse=True)
+    return Listing(found, lambda each: each, lambda each: each["id"])
 
 
 async def lift(desk: Desk, asked: Asked[DryRunQuery, DryRunBody]) -> LiftedTold:
-    """Forget one, so that it may be sent again."""
+    """Forget one, whichever worker has it, so that it may be sent again."""
     name = asked.names["id"]
     if asked.dry_run:
-        known = any(each.of.id == name for each in desk.quarantine)
+        known = await is_kept(desk, name)
     else:
-        known = desk.quarantine.lift(name)
+        known = desk.quarantine.lift(name) or any(await desk.fellows("lift", name))
     if not known:
         detail = f"No request in quarantine is called {name[:40]}."
         raise Problem(HTTPStatus.NOT_FOUND, "not_in_quarantine", detail)
     return LiftedTold(id=name, lifted=not asked.dry_run)
+
+
+async def is_kept(desk: Desk, name: str) -> bool:
+    """Return whether any worker has a request in quarantine."""
+    return any(each["id"] == name for each in await _all_kept(desk))
+
+
+def kept(desk: Desk) -> list[SuspectTold]:
+    """Return what this process has in quarantine."""
+    moment = desk.moment()
+    return [_told(each, moment) for each in desk.quarantine]
+
+
+async def _all_kept(desk: Desk) -> list[SuspectTold]:
+    found = kept(desk)
+    for rows in await desk.fellows("quarantine"):
+        found += rows
+    return found
 
 
 def _told(suspect: Suspect, moment: Moment) -> SuspectTold:

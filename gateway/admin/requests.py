@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field
 from gateway.admin.condition import callers_seen
 from gateway.admin.desk import Desk
 from gateway.admin.endpoint import DIGITS, Asked, Body, Listing, ListQuery, Problem, Query
+from gateway.admin.quarantine import SuspectTold, kept
 from gateway.admission.decisions import KEPT, Decision
 from gateway.core.channel import Answers
 from gateway.core.errors import EndpointNotServed, ModelNotFound
@@ -262,7 +263,15 @@ def answers_to_workers(desk: Desk) -> Answers:
     async def ready() -> bool:
         return desk.ready().ready
 
+    async def quarantine() -> list[SuspectTold]:
+        return kept(desk)
+
+    async def lift(name: str) -> bool:
+        return desk.quarantine.lift(name)
+
     return {
+        "quarantine": quarantine,
+        "lift": lift,
         "requests": requests,
         "request": request,
         "decisions": decisions,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.admin.desk import Desk
+from gateway.admin.quarantine import is_kept
 from gateway.heal.intent import Mark
 from gateway.ops.moment import rfc3339
 
@@ -45,5 +46,4 @@ async def holds(desk: Desk, names: Mapping[str, str]) -> Mapping[str, Any]:
 
 async def suspect(desk: Desk, names: Mapping[str, str]) -> Mapping[str, Any] | None:
     """Return that a request is in quarantine; None: it is not."""
-    kept = any(each.of.id == names["id"] for each in desk.quarantine)
-    return {"quarantined": True} if kept else None
+    return {"quarantined": True} if await is_kept(desk, names["id"]) else None

@@ -346,6 +346,24 @@ async def test_a_key_over_its_limit_is_told_of_whichever_workers_refused_it():
 
 
 @story
+async def test_a_request_in_quarantine_is_lifted_whichever_worker_refuses_it():
+    async with served(FAST, FAST, FAST, FAST, FAST, extra=TWO) as world:
+        await workers(world)
+        for sim in world.sims:
+            sim.inject("die_on_prompt:poison")
+        told = set()
+        while len(told) < 2:  # each worker has a name of its own for it
+            async with client(world) as http:
+                reply = await ask(http, messages=[{"role": "user", "content": "poison"}])
+            told |= set(re.findall(r"quarantine ([0-9a-f]+)", reply.text))
+        listed = (await admin(world, "/admin/v1/quarantine"))["data"]
+        assert {each["id"] for each in listed} == told
+        for each in told:
+            assert (await order(world, f"quarantine/{each}:lift", {})).status_code == 200
+        assert (await admin(world, "/admin/v1/quarantine"))["data"] == []
+
+
+@story
 async def test_the_gateway_is_ready_when_all_workers_were():
     async with served(FAST, extra=TWO) as world:
         await workers(world)
