@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from http import HTTPStatus
 from operator import itemgetter
 from typing import Annotated, Any, ClassVar, Final, cast
@@ -13,7 +14,7 @@ from pydantic import BeforeValidator, Field
 from gateway.admin.condition import callers_seen
 from gateway.admin.desk import Desk
 from gateway.admin.endpoint import DIGITS, Asked, Body, Listing, ListQuery, Problem, Query
-from gateway.admin.quarantine import SuspectTold, kept
+from gateway.admin.quarantine import kept
 from gateway.admission.decisions import KEPT, Decision
 from gateway.core.channel import Answers
 from gateway.core.errors import EndpointNotServed, ModelNotFound
@@ -21,7 +22,6 @@ from gateway.core.types import Endpoint, Outcome
 from gateway.ingress.early import KEPT as REFUSALS_KEPT
 from gateway.observe.ended import KEPT as ENDED_KEPT
 from gateway.observe.ended import TROUBLED_KEPT
-from gateway.ops.callers import Callers
 from gateway.ops.dryrun import DryRun, UnknownKey, Wish, dry_run
 from gateway.ops.explain import Summary, Told, summary, told
 from gateway.ops.explained import RequestExplained, explained
@@ -240,9 +240,6 @@ def answers_to_workers(desk: Desk) -> Answers:
         found = await requests_seen(desk, RequestsQuery.model_validate(query))
         return [request_told(each, moment) for each in found]
 
-    async def request(request_id: str) -> RequestExplained | None:
-        return request_explained(desk, request_id)
-
     async def decisions(query: Mapping[str, Any]) -> list[tuple[str, Summary]]:
         moment, rows = desk.moment(), []
         for place, each in _decisions(desk, ListQuery.model_validate(query)):
@@ -251,32 +248,20 @@ def answers_to_workers(desk: Desk) -> Answers:
                 await asyncio.sleep(0)
         return rows
 
-    async def decision(request_id: str) -> Told | RefusedTold | None:
-        return decision_told(desk, request_id)
+    def at_once(answer: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+        async def answered(*args: Any) -> Any:
+            return answer(*args)
 
-    async def counted() -> Any:
-        return desk.metrics.tell()
-
-    async def callers() -> Callers:
-        return callers_seen(desk)
-
-    async def ready() -> bool:
-        return desk.ready().ready
-
-    async def quarantine() -> list[SuspectTold]:
-        return kept(desk)
-
-    async def lift(name: str) -> bool:
-        return desk.quarantine.lift(name)
+        return answered
 
     return {
-        "quarantine": quarantine,
-        "lift": lift,
         "requests": requests,
-        "request": request,
         "decisions": decisions,
-        "decision": decision,
-        "counted": counted,
-        "callers": callers,
-        "ready": ready,
+        "request": at_once(partial(request_explained, desk)),
+        "decision": at_once(partial(decision_told, desk)),
+        "counted": at_once(desk.metrics.tell),
+        "callers": at_once(partial(callers_seen, desk)),
+        "ready": at_once(lambda: desk.ready().ready),
+        "quarantine": at_once(partial(kept, desk)),
+        "lift": at_once(desk.quarantine.lift),
     }
