@@ -178,6 +178,8 @@ class Limit:
         only half as much again as its best counts.
         """
         best = self.decode.learn(now, gap_s, 1)
+        if best:
+            self.reading.wrote(gap_s, 1 / best)
         if began < self.cut_at or self.starts(now):
             return
         if gap_s > self.gap_objective_s and not (best and gap_s <= _SLOWER / best):

@@ -43,6 +43,7 @@ class World:
         self.hits, self.idle_at, self.running = 0.0, 0.0, 0
         self.waiting, self.events, self.number = deque(), [], 0
         self.waits, self.ttfts, self.ended = [], [], 0
+        self.clients_stay = True  # those who come again
         self.at(100.0, self.scrape)
 
     def at(self, when, call, *values):
@@ -76,7 +77,8 @@ class World:
             self.idle_at = begins_at + (self.prompt - self.cached) / self.per_s
             self.waits.append(now - came_at)
             self.at(self.idle_at + self.answers_s, self.first_token, slot, came_at)
-            self.at(self.idle_at + self.answers_s + OUTPUT * self.token_s, self.end, slot, again)
+            begun_at = self.idle_at + self.answers_s
+            self.at(begun_at + OUTPUT * self.token_s, self.end, slot, again, self.token_s)
 
     def look_up(self):
         self.hits += self.cached
@@ -89,12 +91,13 @@ class World:
         self.table.first_token(slot, self.clock.at)
         self.send()
 
-    def end(self, slot, again):
+    def end(self, slot, again, token_s):
         slot.release()
+        self.backend.limit.token_gap(self.clock.at, slot.taken_at, token_s)
         self.running -= 1
         self.ended += 1
         self.send()
-        if again:
+        if again and self.clients_stay:
             self.come(again=True)
 
 
@@ -107,6 +110,25 @@ def test_clients_that_come_one_after_the_other_do_not_wait_for_each_other(cached
     world.until(112.0)
     assert max(world.waits) < 0.1
     assert world.ended > 0.97 * 200 * 10 / (0.05 + OUTPUT * 0.02)
+
+
+@pytest.mark.parametrize(("clients", "cached"), [(1, 0), (1, 160), (64, 0), (64, 160)])
+def test_an_engine_whose_steps_have_become_longer_is_sent_all_that_comes(clients, cached):
+    """A prompt waits for a step or two however little is unread: that shows no queue."""
+    world = World(per_s=1_000_000, cached=cached, answers_s=0.005, token_s=0.0002)
+    for client in range(clients):
+        world.at(101.0 + client / 200, lambda: world.come(again=True))
+    world.until(104.0)
+    world.clients_stay = False
+    world.until(105.0)
+    assert not world.running
+    world.answers_s, world.token_s, world.clients_stay = 0.05, 0.02, True
+    for client in range(200):
+        world.at(105.0 + client / 200, lambda: world.come(again=True))
+    world.until(110.0)
+    world.waits.clear()
+    world.until(114.0)
+    assert max(world.waits) < 0.1
 
 
 @pytest.mark.parametrize(
