@@ -29,6 +29,10 @@ _ASKED: Final = {
     "requests.json": "/admin/v1/requests?limit=100",
     "metrics.txt": "/metrics",
 }
+_LEFT_OUT: Final = (
+    "The log is left out: the settings are wrong, so which secrets it may hold is not known."
+    " Correct what findings.txt names, or name another file with --config."
+)
 
 
 def bundle(
@@ -45,35 +49,39 @@ def bundle(
     """Pack what a bug report needs: settings, status, events, requests, metrics, versions, the log's end.
 
     Secrets are masked; prompts are in none of it. Look into it before you send it.
+    The log is left out while the settings are wrong: its secrets are not known then.
     """
-    parts, secrets = _settings(config)
+    parts, secrets, known = _settings(config)
     parts["versions.txt"] = versions()
     for name, path in _ASKED.items():
         parts[name] = _asked(server, path, token)
     if log is not None:
-        parts["log.txt"] = _tail(log)
+        parts["log.txt"] = _tail(log) if known else _LEFT_OUT
     packed = pack({name: masked(text, {*secrets, token}) for name, text in parts.items()})
     try:
         out.write_bytes(packed)
     except OSError as error:
         raise VerbError(f"{out}: {error.strerror}") from error
+    left_out = "" if log is None or known else f" {_LEFT_OUT}"
     sys.stdout.write(
-        f"{out}: {', '.join(parts)} ({len(packed) // 1024 + 1} KiB). Secrets are masked.\n"
+        f"{out}: {', '.join(parts)} ({len(packed) // 1024 + 1} KiB). Secrets are masked.{left_out}\n"
     )
 
 
-def _settings(file: Path) -> tuple[dict[str, str], set[str]]:
-    """Return the settings in force, and what is wrong with the file; and the secrets in them."""
+def _settings(file: Path) -> tuple[dict[str, str], set[str], bool]:
+    """Return the settings in force and what is wrong with the file, the secrets in them, and whether those are all."""
     from gateway.config.load import check_file
     from gateway.config.spell import spell
 
     checked = check_file(file)
     parts = {"findings.txt": "\n".join(each.excerpt() for each in checked.findings)}
     if checked.loaded is None:
-        return parts, set()
+        # What is wrong may be a secret, or its name.
+        partial = checked.partial
+        return parts, set() if partial is None else secrets_of(partial.config), False
     config = checked.loaded.config
     parts["settings.json"] = json.dumps(spell(config), indent=1, ensure_ascii=False)
-    return parts, secrets_of(config)
+    return parts, secrets_of(config), True
 
 
 def secrets_of(config: Config) -> set[str]:

@@ -19,22 +19,31 @@ def members(file):
         return {each.name.rpartition("/")[2]: tar.extractfile(each).read().decode() for each in tar}
 
 
+SETTINGS = (
+    "version: 1\nlisten: 127.0.0.1:8080\nkeys: none\n"
+    "admin: {listen: 127.0.0.1:1, token: 'admin-token-of-many-letters'}\n"
+    "redis: redis://user:redis-pass-word@127.0.0.1:1/0\n"
+    "pools: {m: {backends: [{url: 'http://127.0.0.1:8001', api_key: '${MY_KEY}'}]}}\n"
+)
+
+
+def pack(folder, settings):
+    """Pack a bundle with these settings and a log that has their secrets; return its parts, and what is printed."""
+    if settings:
+        (folder / "gateway.yaml").write_text(settings)
+    log = folder / "log"
+    log.write_text(f"sent {SECRET}\n{json.dumps(SECRET)}\nadmin-token-of-many-letters\nplain\n")
+    out = folder / "out.tar.gz"
+    words = ["bundle", "-c", str(folder / "gateway.yaml"), "--out", str(out), "--log", str(log)]
+    ran = CliRunner().invoke(app, [*words, "--server", "http://127.0.0.1:1"])
+    assert ran.exit_code == 0, ran.output
+    return members(out), ran.output
+
+
 @pytest.fixture
 def packed(tmp_path, monkeypatch):
     monkeypatch.setenv("MY_KEY", SECRET)
-    (tmp_path / "gateway.yaml").write_text(
-        "version: 1\nlisten: 127.0.0.1:8080\nkeys: none\n"
-        "admin: {listen: 127.0.0.1:1, token: 'admin-token-of-many-letters'}\n"
-        "redis: redis://user:redis-pass-word@127.0.0.1:1/0\n"
-        "pools: {m: {backends: [{url: 'http://127.0.0.1:8001', api_key: '${MY_KEY}'}]}}\n"
-    )
-    log = tmp_path / "log"
-    log.write_text(f"sent {SECRET}\n{json.dumps(SECRET)}\nadmin-token-of-many-letters\nplain\n")
-    out = tmp_path / "out.tar.gz"
-    words = ["bundle", "-c", str(tmp_path / "gateway.yaml"), "--out", str(out), "--log", str(log)]
-    ran = CliRunner().invoke(app, [*words, "--server", "http://127.0.0.1:1"])
-    assert ran.exit_code == 0, ran.output
-    return members(out)
+    return pack(tmp_path, SETTINGS)[0]
 
 
 def test_it_holds_what_a_report_needs_of_a_gateway_that_is_down(packed):
@@ -52,6 +61,27 @@ def test_no_secret_of_the_settings_is_in_it(packed):
     everything = "\n".join(packed.values())
     for secret in (SECRET, json.dumps(SECRET)[1:-1], "admin-token-of-many-letters", "redis-pass-word"):  # fmt: skip
         assert secret not in everything
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SETTINGS + "listn: 1\n",
+        SETTINGS.replace("api_key", "api_kye"),
+        SETTINGS.replace("'${MY_KEY}'", "['${MY_KEY}']"),
+        "{" + SETTINGS,
+        "",
+    ],
+    ids=["another key is misspelt", "its key is misspelt", "it is wrong itself", "no YAML", "no file"],
+)  # fmt: skip
+def test_no_secret_is_in_it_while_the_settings_are_wrong(tmp_path, monkeypatch, settings):
+    monkeypatch.setenv("MY_KEY", SECRET)
+    parts, printed = pack(tmp_path, settings)
+    everything = "\n".join(parts.values())
+    for secret in (SECRET, json.dumps(SECRET)[1:-1], "admin-token-of-many-letters", "redis-pass-word"):  # fmt: skip
+        assert secret not in everything
+    assert "the settings are wrong" in parts["log.txt"]
+    assert "The log is left out" in printed
 
 
 @given(
