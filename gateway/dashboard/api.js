@@ -52,7 +52,7 @@ async function call(method, path, query, body, more = {}, patienceMs = PATIENCE_
   if (body !== undefined) headers["content-type"] = "application/json";
   const given = Object.entries(query).filter(([, value]) => value !== null && value !== "");
   const asked = given.length ? `?${new URLSearchParams(given)}` : "";
-  let reply;
+  let reply, told;
   try {
     reply = await fetch(PREFIX + path + asked, {
       method,
@@ -60,11 +60,11 @@ async function call(method, path, query, body, more = {}, patienceMs = PATIENCE_
       body: body === undefined ? undefined : JSON.stringify(body),
       signal: AbortSignal.timeout(patienceMs),
     });
+    const json = (reply.headers.get("content-type") ?? "").includes("json");
+    told = await (json ? reply.json() : reply.text()); // which may be cut
   } catch {
     throw new ApiError(0, "unreachable", "The gateway does not answer. This page keeps asking.");
   }
-  const json = (reply.headers.get("content-type") ?? "").includes("json");
-  const told = await (json ? reply.json() : reply.text());
   if (!reply.ok) throw new ApiError(reply.status, told.code ?? "", told.detail ?? reply.statusText);
   return told;
 }

@@ -1,6 +1,7 @@
 """The dashboard in a real Chromium, over a gateway with simulated backends."""
 
 import asyncio
+import contextlib
 import functools
 import json
 import re
@@ -134,6 +135,48 @@ async def test_an_outage_of_the_gateway_is_said_and_ends():
         await seen.page.unroute("**/admin/**")
         await seen.page.locator(".stale").wait_for(state="hidden")
         seen.wrong.clear()  # the browser complains of what this test did
+
+
+@contextlib.asynccontextmanager
+async def cutting():
+    """The URL of a server that ends its connection in the middle of each answer."""
+
+    async def answer(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n")
+        writer.write(b'content-length: 1000\r\n\r\n{"data": [')
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@story
+async def test_answers_that_are_cut_are_an_outage_and_the_page_keeps_asking():
+    async with gateway(FAST) as world, cutting() as url:
+        async with browsing(f"{world.admin_url}/livez") as seen:
+
+            async def cut(route):
+                await route.continue_(url=url)
+
+            await seen.page.route("**/admin/v1/**", cut)
+            await seen.page.goto(world.admin_url)
+            await seen.until("does not answer", ".stale")
+            await seen.page.unroute("**/admin/v1/**")
+            await seen.until("1 pool", GOOD)
+            await seen.page.route("**/admin/v1/**", cut)
+            await seen.until("What you see is old", ".verdict")
+            await seen.page.unroute("**/admin/v1/**")
+            await seen.page.locator(".stale").wait_for(state="hidden")
+            await seen.page.goto(f"{world.admin_url}/#/requests")
+            await seen.until("Requests", "main h1")
+            await seen.page.route("**/admin/v1/**", cut)
+            await seen.until("does not answer", "main .problem-text")
+            await seen.page.unroute("**/admin/v1/**")
+            await seen.page.locator("main .problem-text").wait_for(state="hidden")
+            seen.wrong.clear()  # the browser complains of what this test did
 
 
 @story
