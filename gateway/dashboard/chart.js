@@ -30,10 +30,11 @@ export function chart({ title, lines, told, chosen }) {
     plot.over.addEventListener("click", () => chosen(plot.posToVal(plot.cursor.left, "x")));
   }
 
-  onTheme(() => plot && draw());
-  new ResizeObserver(() => {
+  const forgetTheme = onTheme(() => plot && draw());
+  const resized = new ResizeObserver(() => {
     if (plot && box.clientWidth) plot.setSize({ width: box.clientWidth, height: HEIGHT });
-  }).observe(box);
+  });
+  resized.observe(box);
 
   return {
     element,
@@ -46,6 +47,12 @@ export function chart({ title, lines, told, chosen }) {
       box.setAttribute("aria-label", `${title} over the last hour. Shown: ${words.join(", ")}.`);
       if (plot === null) draw();
       else plot.setData(data);
+    },
+    /** Let go of it: the theme, and the charts that share its cursor, hold it until then. */
+    leave() {
+      forgetTheme();
+      resized.disconnect();
+      plot?.destroy();
     },
   };
 }

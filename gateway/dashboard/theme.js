@@ -11,9 +11,10 @@ export function dark() {
   return chosen === null ? system.matches : chosen === "dark";
 }
 
-/** Call when light becomes dark, or dark light. */
+/** Call when light becomes dark, or dark light. Returns what ends that. */
 export function onTheme(listener) {
   document.addEventListener("theme", listener);
+  return () => document.removeEventListener("theme", listener);
 }
 
 /** Put the theme on the page, and return the button that changes it. */

@@ -525,6 +525,35 @@ async def test_the_page_is_rewound_to_an_earlier_moment_and_back():
             await seen.until("b1", BAD)
 
 
+async def theme_listeners(seen):
+    """Count who is told that light becomes dark."""
+    debugger = await seen.page.context.new_cdp_session(seen.page)
+    told = await debugger.send("Runtime.evaluate", {"expression": "document"})
+    found = await debugger.send(
+        "DOMDebugger.getEventListeners", {"objectId": told["result"]["objectId"]}
+    )
+    await debugger.detach()
+    return sum(each["type"] == "theme" for each in found["listeners"])
+
+
+@story
+async def test_a_view_that_is_left_holds_no_chart():
+    drawn = "main .chart canvas"
+    linked = "window.uPlot.sync('last hour').plots.length"
+    async with gateway(FAST) as world, browsing(world.admin_url) as seen:
+        world.process.series.end_bucket()
+        for _ in range(2):
+            for view in ("overview", "backends/m/b1"):
+                await seen.page.goto(f"{world.admin_url}/#/{view}")
+                await seen.page.locator(drawn).nth(3).wait_for()
+                assert await seen.page.evaluate(linked) == 4
+                assert await theme_listeners(seen) == 4
+        await seen.page.goto(f"{world.admin_url}/#/requests")
+        await seen.until("Requests", "main h1")
+        assert await seen.page.evaluate(linked) == 0
+        assert await theme_listeners(seen) == 0
+
+
 @story
 async def test_the_log_of_a_server_that_does_not_start_is_marked_where_the_reason_is():
     async with scene(that_does_not_start(HOSTILE)) as world:

@@ -63,6 +63,7 @@ export function backendView(live, id) {
     },
     leave() {
       poll.end();
+      charts.leave();
       for (const each of cards) each.leave();
       log?.leave();
     },
@@ -116,5 +117,6 @@ function backendCharts(live, id) {
         drawn.show(history.times, columns.map((column) => (column.length ? column : none)), place, events, moment);
       }
     },
+    leave: () => made.forEach((each) => each.chart.leave()),
   };
 }

@@ -11,7 +11,8 @@ import { verdictView } from "./verdict.js";
 import { waitingView } from "./waiting.js";
 
 export function overviewView(live) {
-  const parts = [verdictView, totalsView, poolsView, timelineView].map((make) => make(live));
+  const timeline = timelineView(live);
+  const parts = [...[verdictView, totalsView, poolsView].map((make) => make(live)), timeline];
   const quarantine = quarantineView(live);
   const below = [waitingView(live), eventsView(live)];
   return {
@@ -22,6 +23,9 @@ export function overviewView(live) {
       const shown = snapshot(live);
       for (const part of [...parts, ...below]) part.show(shown);
     },
-    leave: quarantine.leave,
+    leave() {
+      timeline.leave();
+      quarantine.leave();
+    },
   };
 }

@@ -56,7 +56,7 @@ export function timelineView(live) {
     drawTicks(ticks, events, history.times);
   }
 
-  return { element, show };
+  return { element, show, leave: () => charts.forEach((each) => each.chart.leave()) };
 }
 
 function madeCharts(chosen) {
