@@ -525,6 +525,16 @@ async def test_the_page_is_rewound_to_an_earlier_moment_and_back():
             await seen.until("b1", BAD)
 
 
+@story
+async def test_an_address_that_is_no_code_is_taken_as_it_is_written():
+    async with gateway(FAST) as world, browsing(world.admin_url) as seen:
+        await seen.until("1 pool", GOOD)
+        for view in ("requests/%", "backends/m/%zz"):
+            await seen.page.goto(f"{world.admin_url}/#/{view}")
+            await seen.until(view.partition("/")[2], "main h1")
+        seen.wrong = [each for each in seen.wrong if "404" not in each]
+
+
 async def theme_listeners(seen):
     """Count who is told that light becomes dark."""
     debugger = await seen.page.context.new_cdp_session(seen.page)
