@@ -12,11 +12,9 @@ export class History {
     this.version = 0; // grows with each merge
   }
 
-  /** How many minutes to ask for, so that no step is missed. */
-  missingMinutes(whole) {
-    if (this.times.length === 0) return whole;
-    const behind = Date.now() / 1000 - this.times.at(-1);
-    return Math.min(whole, Math.max(1, Math.ceil((behind + 2 * this.step) / 60)));
+  /** Whether an answer of `/series` goes on where this ends, by the gateway's clock; the page's may differ. */
+  meets(told) {
+    return told.now - firstLength(told) * told.step_s <= this.times.at(-1) + told.step_s / 2;
   }
 
   /** Take an answer of `/series` in. What it tells of a step replaces what was known of it. */

@@ -88,8 +88,10 @@ export class Live extends EventTarget {
   }
 
   async #readSeries() {
-    const minutes = this.history.missingMinutes(WHOLE_MINUTES);
-    this.history.merge(await read("series", { minutes }));
+    const { history } = this;
+    const latest = history.times.length ? await read("series", { minutes: 1 }) : null;
+    const goesOn = latest !== null && history.meets(latest);
+    history.merge(goesOn ? latest : await read("series", { minutes: WHOLE_MINUTES }));
   }
 
   #changed() {

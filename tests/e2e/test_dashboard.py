@@ -565,6 +565,27 @@ async def test_a_view_that_is_left_holds_no_chart():
 
 
 @story
+async def test_a_gap_in_the_last_hour_is_seen_by_the_clock_of_the_gateway_alone():
+    """The gateway's clock is five hours behind the page's; the page sleeps for ten minutes before its third question."""
+    asked = []
+
+    async def tell(route):
+        asked.append(re.search(r"minutes=(\d+)", route.request.url)[1])
+        told = await (await route.fetch()).json()
+        told["now"] = begun + (0 if len(asked) == 1 else 10 if len(asked) == 2 else 610)
+        await route.fulfill(json=told)
+
+    async with gateway(FAST) as world, browsing(f"{world.admin_url}/livez") as seen:
+        begun = time.time() - 5 * 3600
+        world.process.series.end_bucket()
+        await seen.page.route("**/admin/v1/series*", tell)
+        await seen.page.goto(world.admin_url)
+        while len(asked) < 4:
+            await asyncio.sleep(0.01)
+        assert asked[:4] == ["60", "1", "1", "60"]
+
+
+@story
 async def test_the_log_of_a_server_that_does_not_start_is_marked_where_the_reason_is():
     async with scene(that_does_not_start(HOSTILE)) as world:
         async with browsing(f"{world.admin_url}/#/backends/{CODER}/b2") as seen:
