@@ -3,12 +3,15 @@
 import asyncio
 import contextlib
 import http.server
+import json
 import pathlib
+import socketserver
 import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from gateway.cli.doctor.advisories import mending, open_in
 from gateway.cli.doctor.cached import judged
@@ -16,6 +19,7 @@ from gateway.cli.doctor.nginxfile import parse, seconds, size
 from gateway.cli.doctor.nginxrules import nginx_findings
 from gateway.cli.doctor.servers import flag_findings, metrics_findings, server_findings
 from gateway.cli.doctor.through import Site, through_findings
+from gateway.cli.main import app
 from gateway.config.models import Config
 from gateway.sim.server import SimConfig, SimServer
 
@@ -103,8 +107,8 @@ def test_a_proxy_that_leads_to_a_unix_socket_is_found(written):
 
 
 @contextlib.contextmanager
-def proxy(post):
-    """A proxy that answers to GET, and to POST as told."""
+def proxy(post, path=None):
+    """A proxy that answers to GET, and to POST as told; on the UNIX socket at a path, if one is named."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
@@ -123,11 +127,16 @@ def proxy(post):
         def log_message(self, *_):
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    if path is None:
+        made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    else:
+        made = socketserver.ThreadingUnixStreamServer(str(path), Handler)
+    with made as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield Site(f"http://127.0.0.1:{server.server_address[1]}")
+            where = "localhost" if path else f"127.0.0.1:{server.server_address[1]}"
+            yield Site(f"http://{where}", socket=str(path or ""))
         finally:
             server.shutdown()
             thread.join()
@@ -138,6 +147,20 @@ def test_a_proxy_that_breaks_off_ends_one_look_and_not_all():
         findings = list(through_findings(site, config(), "", "m", site))
     told = {each.about: each.verdict for each in findings}
     assert (told["body_size"], told["streaming"]) == ("skipped", "skipped")
+
+
+def test_a_gateway_that_listens_on_a_unix_socket_is_asked_there(tmp_path):
+    asked = []
+    socket, file = tmp_path / "gw.sock", tmp_path / "gateway.yaml"
+    file.write_text(
+        f"version: 1\nlisten: unix:{socket}\npools: {{m: {{backends: [http://127.0.0.1:1]}}}}\n"
+    )
+    with proxy(lambda _: 200) as site, proxy(lambda each: asked.append(each.path) or 200, socket):
+        words = ["doctor", "-c", str(file), "--through", site.url, "--key", "gw_1_x", "--json"]
+        ran = CliRunner().invoke(app, words)
+    told = {each["about"]: each["told"] for each in json.loads(ran.stdout)}
+    assert asked == ["/v1/chat/completions"]
+    assert told["streaming"] == "The stream was too short to tell"
 
 
 def test_a_body_that_only_audio_may_have_is_announced_as_audio():

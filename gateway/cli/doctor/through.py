@@ -32,10 +32,14 @@ _LEAST_S: Final = 0.2  # that a stream must take to be judged
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A URL, such as https://api.example.com; `insecure`: its certificate is not verified."""
+    """A URL, such as https://api.example.com; `insecure`: its certificate is not verified.
+
+    With `socket` it is asked through the UNIX socket at that path.
+    """
 
     url: str
     insecure: bool = False
+    socket: str = ""
 
     @property
     def tls(self) -> bool:
@@ -44,6 +48,8 @@ class Site:
 
     def connect(self) -> http.client.HTTPConnection:
         """Return a connection to it, not open yet."""
+        if self.socket:
+            return _LocalConnection(self.socket)
         parts = urlsplit(self.url)
         host, port = parts.hostname or "", parts.port
         if self.tls:
@@ -58,6 +64,19 @@ class Site:
         if self.insecure:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         return context
+
+
+class _LocalConnection(http.client.HTTPConnection):
+    """A connection through a UNIX socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=_TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
 
 
 def through_findings(

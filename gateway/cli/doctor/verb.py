@@ -72,7 +72,10 @@ def _look(
     elif not through.startswith(("http://", "https://")):
         raise VerbError("--through: a URL begins with http:// or https://", code=Exit.USAGE)
     else:
-        own = Site(f"http://{config.listen}".replace("0.0.0.0", "127.0.0.1"))
+        if config.listen.unix is not None:
+            own = Site("http://localhost", socket=str(config.listen.unix))
+        else:
+            own = Site(f"http://{config.listen}".replace("0.0.0.0", "127.0.0.1"))
         model = model or next(iter(config.pools))
         yield from through_findings(Site(through.rstrip("/"), insecure), config, key, model, own)
     yield from server_findings(config)
