@@ -107,12 +107,12 @@ def test_a_proxy_that_leads_to_a_unix_socket_is_found(written):
 
 
 @contextlib.contextmanager
-def proxy(post, path=None):
-    """A proxy that answers to GET, and to POST as told; on the UNIX socket at a path, if one is named."""
+def proxy(post, path=None, under=""):
+    """A proxy that answers to GET under a path, and to POST as told; on the UNIX socket at a path, if one is named."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            self.send_response(200 if self.path == "/livez" else 404)
+            self.send_response(200 if self.path == f"{under}/livez" else 404)
             self.send_header("Content-Length", "0")
             self.end_headers()
 
@@ -147,6 +147,16 @@ def test_a_proxy_that_breaks_off_ends_one_look_and_not_all():
         findings = list(through_findings(site, config(), "", "m", site))
     told = {each.about: each.verdict for each in findings}
     assert (told["body_size"], told["streaming"]) == ("skipped", "skipped")
+
+
+def test_a_gateway_below_a_path_of_a_site_is_asked_there():
+    asked = []
+    with proxy(lambda each: asked.append(each.path) or 200, under="/llm") as site, proxy(lambda _: 200) as own:  # fmt: skip
+        below = Site(f"{site.url}/llm")
+        told = {each.about: each for each in through_findings(below, config(), "gw_1_x", "m", own)}
+    assert told["reach"].verdict == "ok"
+    assert {each.partition("/v1/")[0] for each in asked} == {"/llm"}
+    assert told["streaming"].told == "The stream was too short to tell"
 
 
 def test_a_gateway_that_listens_on_a_unix_socket_is_asked_there(tmp_path):

@@ -32,7 +32,7 @@ _LEAST_S: Final = 0.2  # that a stream must take to be judged
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A URL, such as https://api.example.com; `insecure`: its certificate is not verified.
+    """A URL, such as https://api.example.com/llm; `insecure`: its certificate is not verified.
 
     With `socket` it is asked through the UNIX socket at that path.
     """
@@ -45,6 +45,10 @@ class Site:
     def tls(self) -> bool:
         """Whether it speaks TLS."""
         return self.url.startswith("https:")
+
+    def path(self, path: str) -> str:
+        """Return where a path of the gateway is there: behind the path of the URL."""
+        return urlsplit(self.url).path.rstrip("/") + path
 
     def connect(self) -> http.client.HTTPConnection:
         """Return a connection to it, not open yet."""
@@ -112,11 +116,13 @@ def _livez(site: Site) -> str:
     """Return the date that the gateway's probe has; raises what a request raises."""
     connection = site.connect()
     try:
-        connection.request("GET", "/livez")
+        connection.request("GET", site.path("/livez"))
         reply = connection.getresponse()
         reply.read(4096)
         if reply.status != http.client.OK:
-            raise http.client.HTTPException(f"GET /livez is answered with {reply.status}")
+            raise http.client.HTTPException(
+                f"GET {site.path('/livez')} is answered with {reply.status}"
+            )
         return reply.getheader("date") or ""
     finally:
         connection.close()
@@ -171,7 +177,7 @@ def _admin(site: Site) -> Iterator[Finding]:
 def _get(site: Site, path: str) -> tuple[int, str, bytes]:
     connection = site.connect()
     try:
-        connection.request("GET", path)
+        connection.request("GET", site.path(path))
         reply = connection.getresponse()
         return reply.status, reply.getheader("content-type") or "", reply.read(65536)
     finally:
@@ -187,7 +193,7 @@ def _body(site: Site, config: Config) -> Iterator[Finding]:
     try:
         path = "/v1/audio/transcriptions" if audio else "/v1/chat/completions"
         kind = "multipart/form-data; boundary=doctor" if audio else "application/json"
-        connection.putrequest("POST", path)
+        connection.putrequest("POST", site.path(path))
         connection.putheader("Content-Type", kind)
         connection.putheader("Content-Length", str(most))
         connection.endheaders()
@@ -257,7 +263,7 @@ def _spread(site: Site, key: str, model: str) -> tuple[float, dict[str, str]]:
     connection = site.connect()
     try:
         connection.request(
-            "POST", "/v1/chat/completions", json.dumps(order),
+            "POST", site.path("/v1/chat/completions"), json.dumps(order),
             {"Authorization": f"Bearer {key}", "Content-Type": "application/json", "Accept-Encoding": "gzip"},
         )  # fmt: skip
         reply = connection.getresponse()

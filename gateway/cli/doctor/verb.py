@@ -25,7 +25,10 @@ _ORDER: Final = tuple(_SIGNS)
 def doctor(  # noqa: PLR0913 - the options of a verb
     config: ConfigFile = DEFAULT_FILE,
     through: Annotated[
-        str | None, typer.Option(help="The URL that clients use, such as https://api.example.com.")
+        str | None,
+        typer.Option(
+            help="The URL that clients use, without /v1, such as https://api.example.com."
+        ),
     ] = None,
     key: Annotated[
         str, typer.Option(envvar="GATEWAY_KEY", help="An API key: tries a stream of 64 tokens.")
