@@ -98,6 +98,7 @@ def _own(desk: Desk) -> Own:
         disk=str(config.state),
         disk_free_bytes=desk.disk.left,
         disk_least_bytes=LOW_BYTES,
+        disk_unwritable=desk.disk.unwritable,
         over_limit=callers.over_limit,
         why_over=callers.why_over,
         stalled=callers.stalled,

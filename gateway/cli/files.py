@@ -15,6 +15,7 @@ from gateway.config.models import Config
 from gateway.config.process import KeysConfig
 from gateway.config.supervision import LaunchConfig
 from gateway.core.errors import ConfigError
+from gateway.launch.disk import why_unwritable
 
 
 def file_findings(loaded: Loaded, file: Path) -> list[Finding]:
@@ -23,7 +24,7 @@ def file_findings(loaded: Loaded, file: Path) -> list[Finding]:
     A keys file that cannot be opened, or has no pepper, is a warning: a file is checked before the first
     key is made, and in places that hold no keys.
     """
-    remarks = [*_redis(loaded.config)]
+    remarks = [*_redis(loaded.config), *_state(loaded.config.state)]
     keys = loaded.config.keys
     if keys is not None and keys.shared:
         remarks += _shared_pepper(keys, file)
@@ -103,6 +104,17 @@ def _keys(config: Config, path: Path, file: Path) -> Iterator[Remark]:
             "keys-missing",
             f"{pepper_path(path)}: {error.strerror}; `serve` needs this file to start",
             "it is created with the first key; keep it beside the keys file",
+            Severity.WARNING,
+        )
+
+
+def _state(folder: Path) -> Iterator[Remark]:
+    if why := why_unwritable(folder):
+        yield Remark(
+            ("state",),
+            "state-unwritable",
+            f"{folder} cannot be written by this user, so drains and history would not be kept: {why}",
+            "let the gateway's user write there, or name another folder",
             Severity.WARNING,
         )
 

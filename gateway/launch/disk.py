@@ -1,10 +1,11 @@
-"""Warn before the disk of the state folder is full: then no server can be launched any more."""
+"""Whether the state folder can be written; warn before its disk is full: then no server can be launched any more."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -30,12 +31,14 @@ class DiskSpace:
 
     def __init__(self, folder: Path, free: Callable[[Path], int | None] | None = None) -> None:
         self.left: int | None = None  # bytes, when it was last looked at; None: not known
+        self.unwritable = ""  # why nothing can be written there; empty: it can
         self._folder = folder
         self.free = free or free_bytes
         self._is_low = False
 
     async def look(self) -> None:
         """Warn if less is left than a server's log may need, and say when that is over."""
+        self.unwritable = await asyncio.to_thread(why_unwritable, self._folder)
         left = self.left = await asyncio.to_thread(self.free, self._folder)
         if left is None:
             return
@@ -54,6 +57,21 @@ class DiskSpace:
                 *(self._folder, left // _MIB),
                 extra={"event": "disk_free", "path": str(self._folder), "free_bytes": left},
             )
+
+
+def why_unwritable(folder: Path) -> str:
+    """Try a file without a name in a folder, or where the folder would be made, and return why that fails, if it does.
+
+    Blocking. Nothing is left there.
+    """
+    for each in (folder, *folder.absolute().parents):
+        try:
+            with tempfile.TemporaryFile(dir=each):
+                return ""
+        except OSError as error:
+            if each.exists() or not isinstance(error, FileNotFoundError):
+                return f"{each}: {error.strerror}"
+    return ""
 
 
 def free_bytes(folder: Path) -> int | None:

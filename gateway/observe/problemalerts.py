@@ -206,6 +206,14 @@ PROBLEMS: Final = (
         act="Free some space; lower `usage.ledger`; or set `state` to a folder on another disk.",
     ),
     _problem(
+        "StateUnwritable",
+        "state_unwritable",
+        "The gateway cannot write its state folder",
+        means="Drains, holds, names of backends and the history end with the gateway. It serves requests.",
+        look="`vllm-gateway status` has the reason; `vllm-gateway check FILE` tries it, too. Run it as the gateway's user.",
+        act="Let the gateway's user write there, or set `state` to another folder and restart the gateway.",
+    ),
+    _problem(
         "ReloadFailed",
         "reload_failed",
         "The last reload was refused; the settings before it are in force",

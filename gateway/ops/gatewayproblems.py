@@ -26,6 +26,7 @@ class Own:
     disk: str = ""  # the folder of its state
     disk_free_bytes: int | None = None
     disk_least_bytes: int = 0
+    disk_unwritable: str = ""  # why nothing can be written there
     over_limit: Mapping[str, int] = field(default_factory=dict)  # refused in 5 min, by key
     why_over: Mapping[str, str] = field(default_factory=dict)  # what a key was told last
     stalled: Mapping[str, int] = field(default_factory=dict)  # streams cut in 5 min, by key
@@ -124,6 +125,14 @@ def _reloads(own: Own, wall_less_now: float) -> Iterator[Problem]:
 
 
 def _disk(own: Own) -> Iterator[Problem]:
+    if own.disk_unwritable:
+        yield Problem(
+            kind="state_unwritable", severity="degraded", subject="state",
+            what=f"The state folder {own.disk} cannot be written",
+            cause=sentence(f"{own.disk_unwritable}; drains, holds, names of backends and the history of this gateway"
+                           " end with it"),
+            remedy="Let the gateway's user write there, or set `state` to another folder and restart the gateway.",
+        )  # fmt: skip
     left = own.disk_free_bytes
     if left is None or left >= own.disk_least_bytes:
         return

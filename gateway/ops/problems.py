@@ -46,6 +46,7 @@ ProblemKind = Literal[  # those that hurt most first, within a severity
     "store_lost",  # what replicas share does not answer
     "keys_unknown",
     "disk_low",
+    "state_unwritable",  # what the gateway must remember is not kept
     "reload_failed",
     "replicas_differ",
     "gpu_memory",  # a GPU of a launched backend has little memory left

@@ -937,6 +937,15 @@ def test_probing_expects_no_answer_of_a_server_that_the_gateway_is_to_start(run,
     assert told == (0, words, "")
 
 
+def test_a_state_folder_that_cannot_be_written_is_a_warning(run, tmp_path):
+    file = tmp_path / "gw.yaml"
+    file.write_text("keys: none\nstate: /proc/nope\npools: {m: {backends: [http://127.0.0.1:1]}}\n")
+    code, out, _ = run("check", file, "-o", "json")
+    told = [(each["line"], each["severity"], each["code"]) for each in json.loads(out)]
+    assert code == 0
+    assert told == [(2, "warning", "state-unwritable")]
+
+
 def test_a_launched_server_whose_program_or_model_folder_is_missing_is_a_warning(run, tmp_path):
     file = tmp_path / "gw.yaml"
     file.write_text(

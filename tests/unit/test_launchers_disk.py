@@ -1,9 +1,14 @@
-"""The warning before the disk of the state folder is full."""
+"""Whether the state folder can be written, and the warning before its disk is full."""
 
 import asyncio
 import logging
+import shutil
+from pathlib import Path
 
-from gateway.launch.disk import LOW_BYTES, DiskSpace, free_bytes
+import pytest
+
+from gateway.launch.disk import LOW_BYTES, DiskSpace, free_bytes, why_unwritable
+from tests.admindesk import Desk
 
 
 def test_a_disk_that_runs_low_is_told_once_with_path_and_bytes(tmp_path, caplog):
@@ -27,3 +32,27 @@ def test_a_disk_that_runs_low_is_told_once_with_path_and_bytes(tmp_path, caplog)
 def test_the_disk_of_a_folder_that_is_yet_to_be_made_is_that_of_its_parent(tmp_path):
     assert free_bytes(tmp_path / "a" / "b") == free_bytes(tmp_path)
     assert free_bytes(tmp_path) > 0
+
+
+def test_a_folder_is_tried_and_nothing_is_left_there(tmp_path):
+    assert why_unwritable(tmp_path / "a" / "b") == ""
+    assert why_unwritable(tmp_path) == ""
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("folder", ["/proc/nope", "/proc/nope/state", "/dev/null/state"])
+def test_a_folder_that_cannot_be_made_is_told_with_what_stands_in_its_way(folder):
+    assert why_unwritable(Path(folder)).startswith(("/proc: ", "/dev/null"))
+
+
+def test_a_state_folder_that_can_no_longer_be_written_is_a_problem_of_the_gateway(tmp_path):
+    state = tmp_path / "state"
+    state.mkdir()
+    desk = Desk(state)
+    shutil.rmtree(state)
+    state.write_text("a file in its place")
+    asyncio.run(desk.objects.disk.look())
+    problems = desk.get("/admin/v1/overview").json()["problems"]
+    (told,) = [each for each in problems if each["kind"] == "state_unwritable"]
+    assert str(state) in told["sentence"]
+    assert "Not a directory" in told["cause"]

@@ -264,6 +264,11 @@ def tried(*findings, effect=(), at=1_700_000_090.0):
             ["The disk of /var is nearly full: 9 MiB are left", "128 MiB", "`state`"],
         ),
         (
+            Own(disk="/srv", disk_unwritable="/srv: Permission denied"),
+            *("state_unwritable", "degraded"),
+            ["The state folder /srv cannot be written", "Permission denied", "drains", "`state`"],
+        ),
+        (
             Own(over_limit={"ci": 34}, why_over={"ci": "requests_per_minute: 60; 60 used"}),
             *("key_over_limit", "note"),
             ["Key ci is over its limit: 34 requests", "60 used", "keys effective ci"],
