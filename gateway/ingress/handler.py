@@ -27,7 +27,6 @@ from gateway.access.keys import check_address
 from gateway.admission.gate import Gate
 from gateway.admission.refusals import heard_within_s
 from gateway.core.aio import Clock
-from gateway.core.endings import Ending
 from gateway.core.errors import (
     AccessError,
     ClientGone,
@@ -265,6 +264,8 @@ class Handler:
                         if reply.status != 200 and reply.body is not None:
                             falls_back = bool(settings.pools[ask.route.pool].fallback.context)
                             check_taken(reply, ask, plain=backend.plain, falls_back=falls_back)
+                        if reply.status >= 500 and reply.body is not None:
+                            await self.retrying.check_lives(down, record, ask, backend)
                         if record.attempts > 1:
                             self.retrying.give_back(down)
                         down.extra_headers = own_headers(record, self.clock.now())
@@ -276,8 +277,6 @@ class Handler:
                             self.passing.answer(down, record, ask, reply, settings.max_reply)
                         if backend.health.traffic_failures or record.status >= 500:
                             self.passing.answered(backend, slot, record.status)
-                        if record.status >= 500:
-                            await self.retrying.lost(down, record, backend, Ending.HTTP_5XX)
                         return
                     except (UpstreamError, EngineFull) as error:
                         if down.trailed is not None and down.trailed.unsure:

@@ -13,6 +13,7 @@ from gateway.admission.refusals import engine_refused, heard_within_s
 from gateway.core.aio import Clock, beside
 from gateway.core.endings import Attempt, Barrier, Ending
 from gateway.core.errors import (
+    BackendBroke,
     EngineFull,
     MisdirectedReply,
     RequestQuarantined,
@@ -60,7 +61,7 @@ class Retrying:
         Cancel: nothing is held.
         """
         self._note(record, ask, backend, slot, error)
-        await self._judge(down, record, ask, backend, error)
+        over = await self._judge(down, record, ask, backend, error)
         moved = isinstance(error, StreamMoved)
         chance = self._gate.chance(ask) if ask.place is None else Chance.NOW
         stream = down.trailed
@@ -72,11 +73,12 @@ class Retrying:
         step = attempts.after(
             error,
             attempts=record.attempts,
-            repeatable=down.body_at_hand and not down.answering,
+            repeatable=_repeatable(down),
+            over=over,
             chance=chance,
             left_s=self._left_s(down, record),
         )
-        if step is not attempts.Next.TELL and attempts.adds_load(error):
+        if step is not attempts.Next.TELL and attempts.adds_load(error, over=over):
             active = sum(each.in_flight for each in self._table.backends(ask.route.pool))
             if not self._budget.begin(down, ask.route.pool, active):
                 self._ledger.retried(ask.route.pool, "over_budget")
@@ -94,8 +96,10 @@ class Retrying:
 
     async def _judge(
         self, down: Downstream, record: RequestRecord, ask: Ask, backend: Backend, error: UpstreamError | EngineFull
-    ) -> None:  # fmt: skip
+    ) -> bool:  # fmt: skip
         """Note what a failure tells of its backend's death, and look whether it was the second one.
+
+        Returns whether nobody works on the request any more, where it can be sent again.
 
         Raises:
             RequestQuarantined: it was (400).
@@ -103,8 +107,35 @@ class Retrying:
         """
         if isinstance(error, UpstreamError) and error.in_order:
             self.quarantine.ended_in_order(backend.id)
-        elif (of := await self.lost(down, record, backend, error.ending)) is not None:
-            await self._admit(of, ask.caller.tenant)
+            return True
+        of = await self.lost(down, record, backend, error.ending)
+        if of is None:
+            return False
+        await self._admit(of, ask.caller.tenant)
+        return _repeatable(down) and await self._died(of, record.sent_at or 0.0)
+
+    async def check_lives(
+        self, down: Downstream, record: RequestRecord, ask: Ask, backend: Backend
+    ) -> None:
+        """Note that a backend answered 5xx; if so as it died, another one may take the request.
+
+        Raises:
+            BackendBroke: so it is; `after` has it go there (502).
+        Cancel: nothing is held.
+        """
+        of = await self.lost(down, record, backend, Ending.HTTP_5XX)
+        if of is None or not _repeatable(down):
+            return
+        if await self._died(of, record.sent_at or 0.0):
+            ask.tried[backend.id] = self._clock.now()
+            if self._gate.chance(ask) is not Chance.NEVER:
+                raise BackendBroke("The backend crashed while it worked on the request.")
+
+    async def _died(self, of: Fingerprint, sent_at: float) -> bool:
+        """Whether the backend of an attempt sent then has died, as its probe shows: in milliseconds as a rule."""
+        while (died := self.quarantine.died(of, sent_at)) is None:  # noqa: ASYNC110 - time decides, too
+            await asyncio.sleep(_LOOK_S)
+        return died
 
     async def lost(
         self, down: Downstream, record: RequestRecord, backend: Backend, ending: Ending
@@ -180,3 +211,8 @@ class Retrying:
         """Return how long the client still waits for the beginning of an answer."""
         sent_at = record.body_at or down.received_at
         return sent_at + heard_within_s(down.patience_s) - self._clock.now()
+
+
+def _repeatable(down: Downstream) -> bool:
+    """Whether a request can be sent once more: its client has no byte of a reply, and its body is at hand."""
+    return down.body_at_hand and not down.answering

@@ -160,8 +160,8 @@ ATTEMPTS: Final = counter(
 )
 RETRIES: Final = counter(
     "gateway_retries_total",
-    "What followed attempts that were surely not executed; next is elsewhere, fresh_connection, again (the same"
-    " backend, as it asked) or over_budget (the client was told the error).",
+    "What followed attempts that were surely not executed, or are over; next is elsewhere, fresh_connection, again (the"
+    " same backend, as it asked) or over_budget (the client was told the error).",
     "pool", "next",
 )  # fmt: skip
 QUARANTINED: Final = counter(

@@ -36,8 +36,8 @@ _AHEAD_S: Final = 0.05  # two steps of an engine under load
 _IN_TIME_S: Final = _AHEAD_S / 2  # a prompt that waits no longer for those before it is in time
 _NOT_AT_ALL_S: Final = _IN_TIME_S / 4  # it hardly waits
 # Of what may be unread, once a prompt was late. With a half, an engine that reads 10,000 tokens/s and had most of
-# each prompt cached read .78 to .84 of what it can, as much had to be found out anew each time; .98 with this.
-_LESS: Final = 0.8
+# each prompt cached read .78 to .84 of what it can, as much had to be found out anew each time; .94 to .96 with this.
+_LESS: Final = 0.6
 _TRIAL_S: Final = 0.2  # a prompt that took longer alone was read for most of it
 _TRIED_S: Final = 10.0  # after a prompt was late, none is tried
 _BESIDE_HIGHEST_S: Final = 0.015  # while the highest class is here: below a step of a fast engine

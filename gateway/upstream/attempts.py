@@ -1,12 +1,13 @@
 """What follows a failed attempt: one pure rule, the budget that bounds it, and the pause before it.
 
-Only what surely was not executed is tried again:
+Only what surely was not executed, or has nobody who still works on it, is tried again:
 
     StaleConnection   an idle connection died unanswered    the same backend, on a fresh connection
     ConnectFailed     nothing was sent                      another backend, or a wait for one
     EngineFull        the engine took nothing of it         another backend that has room now; else the same
                                                             one, if it asks for it within two seconds
-    anything else     the engine may have worked, or may still work      told
+    any, if over      its backend is proven dead, or ended it in order   another backend, or a wait for one
+    anything else     the engine may still work                          told
 
 Nothing is tried again once the client has a byte of a reply, when the body is held nowhere any more,
 after the third attempt, or when the client has given up by then. The rest of a stream that was cut where it
@@ -16,7 +17,8 @@ does not send the client back to the queue, where all wait for the same engines:
 come again.
 
 Of the requests under way in a pool at most a fifth may be such attempts, or three, until the backend has
-answered. What never left the gateway is not counted: it adds nothing to what engines do.
+answered. What never left the gateway is not counted, nor what is over where it was: it adds nothing to what
+engines do.
 
 A backend that was tried is left out of the choice until it has come back (`Ask.tried`).
 
@@ -53,19 +55,21 @@ def after(
     *,
     attempts: int,
     repeatable: bool,
+    over: bool,
     chance: Chance,
     left_s: float,
 ) -> Next:
     """Decide what follows the last of `attempts`, which failed with `error`.
 
-    `repeatable`: the client has no byte of a reply, and the body is at hand. `chance`: when a backend that
+    `repeatable`: the client has no byte of a reply, and the body is at hand. `over`: nobody works on it any
+    more. `chance`: when a backend that
     was not tried has room. `left_s`: how long the client still waits.
     """
     if not repeatable or attempts >= MAX_ATTEMPTS or left_s <= 0:
         return Next.TELL
     if isinstance(error, StaleConnection):
         return Next.FRESH_CONNECTION
-    if isinstance(error, ConnectFailed) and chance is not Chance.NEVER:
+    if (over or isinstance(error, ConnectFailed)) and chance is not Chance.NEVER:
         return Next.ELSEWHERE
     if isinstance(error, EngineFull):
         if chance is Chance.NOW:
@@ -75,12 +79,12 @@ def after(
     return Next.TELL
 
 
-def adds_load(error: UpstreamError | EngineFull) -> bool:
-    """Whether another attempt after this failure counts against the budget: an engine may have had work.
+def adds_load(error: UpstreamError | EngineFull, *, over: bool) -> bool:
+    """Whether another attempt after this failure counts against the budget: an engine may have work with it.
 
     Idle connections that a backend closes die together, and their requests were read by nobody.
     """
-    return not isinstance(error, ConnectFailed | StaleConnection)
+    return not over and not isinstance(error, ConnectFailed | StaleConnection)
 
 
 def pause_s(step: Next, error: UpstreamError | EngineFull, attempts: int, chance: float) -> float:

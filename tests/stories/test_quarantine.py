@@ -179,7 +179,7 @@ async def test_equal_requests_on_servers_that_stop_at_once_are_refused_to_nobody
             await world.until(lambda: all(each.in_flight == 2 for each in world.process.table))
             for sim in world.sims[:2]:
                 group.create_task(sim.stop())
-        assert {each.result().status_code for each in sent} == {200, 502}
+        assert {each.result().status_code for each in sent} == {200}
         for _ in range(4):
             assert (await world.chat("hi", max_tokens=1)).status_code == 200
 
@@ -207,8 +207,8 @@ async def test_streams_outlive_two_servers_that_go_one_after_the_other():
             assert frames(each.result().text)[-1] == "[DONE]"
 
 
-@pytest.mark.parametrize(("stream", "statuses"), [(True, [200]), (False, [502, 502, 200])])
-def test_a_request_that_two_servers_abort_as_they_stop_is_not_refused(stream, statuses):
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_that_two_servers_abort_as_they_stop_is_not_refused(stream):
     @story
     async def check():
         async with gateway(SLOW, SLOW, SLOW) as world:
@@ -229,10 +229,8 @@ def test_a_request_that_two_servers_abort_as_they_stop_is_not_refused(stream, st
             stopped = []
             async with asyncio.TaskGroup() as group:
                 group.create_task(stop_two())
-                replies = [
-                    await world.chat(stream=stream, max_tokens=60, temperature=0) for _ in statuses
-                ]
-            assert [each.status_code for each in replies] == statuses
-            assert '"error"' not in replies[-1].text
+                reply = await world.chat(stream=stream, max_tokens=60, temperature=0)
+            assert reply.status_code == 200
+            assert '"error"' not in reply.text
 
     check()

@@ -3,6 +3,8 @@
 import asyncio
 from dataclasses import replace
 
+import pytest
+
 from gateway.sim.server import SimConfig
 from tests.abuse.support import front_of, page, scripted
 from tests.stories.support import FAST, gateway, story
@@ -92,3 +94,53 @@ async def test_what_was_never_sent_is_tried_elsewhere_whatever_the_budget():
             sent = [group.create_task(world.chat(max_tokens=5)) for _ in range(40)]
         assert {each.result().status_code for each in sent} == {200}
         await world.settled()
+
+
+async def engine_dies(sim):
+    sim.state.die()  # as vLLM does: error frames and 500s for all, /health says 503, then it is gone
+
+
+async def process_dies(sim):
+    await sim.stop()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("crash", [engine_dies, process_dies])
+def test_what_a_crash_finds_unanswered_is_answered_by_another_server(crash, stream):
+    """More than a fifth of what is under way: nothing is done twice, so it is in no budget."""
+    reads_slowly = replace(FAST, speed=1.0, prefill_tokens_per_s=400.0)
+
+    @story
+    async def check():
+        async with gateway(reads_slowly, reads_slowly) as world:
+            first, second = world.sims
+            async with asyncio.TaskGroup() as group:
+                sent = [
+                    group.create_task(
+                        world.chat(f"{each} " + "word " * 60, stream=stream, max_tokens=3)
+                    )
+                    for each in range(10)
+                ]
+                await world.until(lambda: all(b.in_flight for b in world.process.table))
+                await asyncio.sleep(0.05)
+                await crash(first)
+            assert [each.result().status_code for each in sent] == [200] * 10
+            assert not any('"error"' in each.result().text for each in sent)
+            assert await retries(world, "elsewhere") > 3
+            assert await retries(world, "over_budget") is None
+            chats = [each for each in second.requests if each.path.endswith("completions")]
+            assert len(chats) == 10
+            await world.settled()
+
+    check()
+
+
+@story
+async def test_what_a_server_that_lives_has_broken_off_is_not_sent_again():
+    """It may still work on it."""
+    async with gateway(FAST, FAST) as world:
+        for sim in world.sims:
+            sim.inject("reset_before_headers")
+        assert (await world.chat(max_tokens=1)).status_code == 502
+        chats = [each for sim in world.sims for each in sim.requests if "completions" in each.path]
+        assert len(chats) == 1

@@ -37,11 +37,12 @@ def follows(
     *,
     attempts=1,
     repeatable=True,
+    over=False,
     chance=Chance.NOW,
     left_s=10.0,
     told_s=None,
 ):
-    asked = {"attempts": attempts, "repeatable": repeatable, "left_s": left_s}
+    asked = {"attempts": attempts, "repeatable": repeatable, "over": over, "left_s": left_s}
     failed = error("x", told_s) if error is EngineFull else error("x")
     return after(failed, **asked, chance=chance)
 
@@ -56,6 +57,17 @@ def test_the_table_knows_every_failure_of_a_backend():
 @pytest.mark.parametrize(("error", "expected"), AFTER_THE_FIRST.items())
 def test_only_what_surely_was_not_executed_is_tried_again_where_there_is_room(error, expected):
     assert tuple(follows(error, chance=chance) for chance in CHANCES) == expected
+
+
+@pytest.mark.parametrize("error", [BackendBroke, StreamBroke, UpstreamError, BackendTimeout])
+def test_what_nobody_works_on_any_more_goes_elsewhere_wherever_it_may(error):
+    assert [follows(error, over=True, chance=chance) for chance in CHANCES] == [
+        TELL,
+        ELSEWHERE,
+        ELSEWHERE,
+    ]
+    assert follows(error, over=True, repeatable=False) is TELL
+    assert follows(error, over=True, attempts=MAX_ATTEMPTS) is TELL
 
 
 @pytest.mark.parametrize("error", AFTER_THE_FIRST)
@@ -103,9 +115,10 @@ def test_the_first_attempt_elsewhere_is_made_at_once_and_the_next_after_a_random
 
 
 def test_only_what_an_engine_may_have_read_counts_against_the_budget():
-    assert [adds_load(each("x")) for each in AFTER_THE_FIRST] == [
+    assert [adds_load(each("x"), over=False) for each in AFTER_THE_FIRST] == [
         each not in (ConnectFailed, StaleConnection) for each in AFTER_THE_FIRST
     ]
+    assert not any(adds_load(each("x"), over=True) for each in AFTER_THE_FIRST)
 
 
 def test_a_pool_has_three_of_them_or_a_fifth_of_what_is_under_way():
