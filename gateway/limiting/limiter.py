@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.core.aio import Clock, periodic
@@ -35,6 +35,7 @@ _WITHIN_S: Final = 0.05
 _AGAIN_S: Final = 1.0
 _MOST_RENEWED: Final = 256  # with one call
 _TOLD_MOST: Final = 16_384
+_UNTOLD_MOST: Final = 16_384  # of an outage: what ends after them, Redis learns of no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,15 @@ class Closed:
     """Nothing is let through by this limit while replicas cannot agree on what is used."""
 
     limit: Limit
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """What a request used in the end, over what was taken for it; `head` has its lease and day."""
+
+    plan: Plan
+    head: str
+    more: Amounts
 
 
 class Limiter:
@@ -75,6 +85,7 @@ class Limiter:
         self._told: dict[Plan, tuple[tuple[float, ...], float]] = {}  # by Redis, and when
         self._begun: set[tuple[tuple[str, ...], str]] = set()  # days and months that are counted
         self._owed: dict[Plan, Amounts] = {}  # of days and months, that Redis was not told
+        self._untold: list[_Settled] = []  # to Redis, of what it let through
         self._unknown = False  # what runs here may be unknown to Redis
         self._renewed_at = -math.inf
         self.refusals: dict[tuple[str, ...], float] = {}  # by scope, rule, and whether in shadow
@@ -115,8 +126,19 @@ class Limiter:
             self._owe(plan, actual)
             more = NOTHING
         if self._link is not None and (plan.running or more != NOTHING):
-            told = scripts.words(f"{taken.lease} {taken.day}", more, plan.words)
-            self._link.post(scripts.SETTLE, plan.stores, told)
+            self._tell(_Settled(plan, f"{taken.lease} {taken.day}", more), self._link)
+
+    def _tell(self, settled: _Settled, link: Scripted) -> None:
+        """Tell Redis what a request used in the end; again, if it did not hear that."""
+
+        def lost(may_have_run: bool) -> None:
+            if len(self._untold) < _UNTOLD_MOST:
+                # To end a lease twice does no harm, to charge twice does.
+                again = replace(settled, more=NOTHING) if may_have_run else settled
+                self._untold.append(again)
+
+        plan, told = settled.plan, scripts.words(settled.head, settled.more, settled.plan.words)
+        link.post(scripts.SETTLE, plan.stores, told, lost)
 
     async def run(self) -> None:
         """Renew the leases of what runs, and tell Redis what it missed, until cancelled."""
@@ -142,6 +164,9 @@ class Limiter:
             await self.renew()
         if len(self._told) > _TOLD_MOST:  # by plans that are in force no more
             self._told.clear()
+        untold, self._untold = self._untold, []
+        for settled in untold:
+            self._tell(settled, self._link)
         owed, self._owed = self._owed, {}
         today = self._moment().day
         for plan, more in owed.items():

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import msgspec
 
 from gateway.core.channel import Answer, Answers, Channel, Unanswered
-from gateway.store.scripts import BUDGET_S, Script
+from gateway.store.scripts import BUDGET_S, Lost, Script
 from gateway.store.shared import Board, Lease, SharedStore, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -217,8 +217,10 @@ class GroupScripts:
             raise StoreUnavailable("the parent process is of another version")
         return reply
 
-    def post(self, script: Script, keys: Sequence[str], args: Sequence[str | int]) -> None:
-        """See `Scripted`."""
+    def post(
+        self, script: Script, keys: Sequence[str], args: Sequence[str | int], lost: Lost | None = None
+    ) -> None:  # fmt: skip
+        """See `Scripted`. A parent that does not hear it has ended, and with it all that was counted."""
         self.group.channel.tell("limits", script.sha, keys, args)
 
 

@@ -27,7 +27,7 @@ from redis.asyncio.sentinel import MasterNotFoundError
 
 from gateway.core.aio import Clock, start
 from gateway.store.address import Client
-from gateway.store.scripts import BUDGET_S, Script
+from gateway.store.scripts import BUDGET_S, Lost, Script
 from gateway.store.shared import StoreUnavailable
 
 log = logging.getLogger("gateway.store")
@@ -68,6 +68,7 @@ class _Asked:
     keys: Sequence[str]
     args: Sequence[str | int]
     reply: asyncio.Future[Any]
+    lost: Lost | None = None
 
 
 @dataclass(slots=True)
@@ -110,20 +111,25 @@ class Link:
             raise reply
         return reply
 
-    def post(self, script: Script, keys: Sequence[str], args: Sequence[str | int]) -> None:
-        """Have a script run after what was asked before, if Redis answers; nobody hears whether it did.
+    def post(
+        self, script: Script, keys: Sequence[str], args: Sequence[str | int], lost: Lost | None = None
+    ) -> None:  # fmt: skip
+        """Have a script run after what was asked before, if Redis answers; only `lost` hears whether it did not.
 
         One that Redis does not know yet runs after what is sent with it.
         """
-        self._put(script, keys, args)
+        if self._put(script, keys, args, lost) is None and lost is not None:
+            lost(False)
 
-    def _put(self, script: Script, keys: Sequence[str], args: Sequence[str | int]) -> _Asked | None:
+    def _put(
+        self, script: Script, keys: Sequence[str], args: Sequence[str | int], lost: Lost | None = None
+    ) -> _Asked | None:  # fmt: skip
         """Have a call wait for the owner; None where it would wait in vain."""
         shut = self._failures >= _FAILURES and self.clock.now() < self._again_at
         if self._closed or shut or len(self._waiting) >= _MOST_WAITING:
             return None
         loop = asyncio.get_running_loop()
-        asked = _Asked(script, keys, args, loop.create_future())
+        asked = _Asked(script, keys, args, loop.create_future(), lost)
         self._waiting.append(asked)
         if self._owner is None or self._owner.done():
             self._owner = start(self._own(), name="shared store", loop=loop)
@@ -200,11 +206,15 @@ class Link:
         self._again_at = self.clock.now() + _AGAIN_S
         if self._failures == 1:
             self._lost_at = self.clock.now()
+        unsent: list[_Asked] = []
         if self._failures >= _FAILURES:
-            batch = [*batch, *self._waiting]
+            unsent = [*self._waiting]
             self._waiting.clear()
-        for asked in batch:
-            _give(asked, StoreUnavailable(self.trouble))
+        for may_have_run, lost in ((True, batch), (False, unsent)):
+            for asked in lost:
+                if asked.lost is not None and not asked.reply.done():
+                    asked.lost(may_have_run)
+                _give(asked, StoreUnavailable(self.trouble))
         if self._failures == _FAILURES:
             log.warning(
                 "the shared store (`redis`) does not answer: %s; requests are served as before,"

@@ -9,7 +9,7 @@ called by its SHA-1, so two versions of a script never meet either. The keys of 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -20,6 +20,9 @@ _NOW_MS: Final = """
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 """
+
+
+Lost = Callable[[bool], None]  # told whether a script that was sent may have run all the same
 
 
 class Scripted(Protocol):
@@ -43,8 +46,10 @@ class Scripted(Protocol):
         Cancel: it may run nevertheless.
         """
 
-    def post(self, script: Script, keys: Sequence[str], args: Sequence[str | int]) -> None:
-        """Have a script run after what was asked before, if Redis answers; nobody hears whether it did.
+    def post(
+        self, script: Script, keys: Sequence[str], args: Sequence[str | int], lost: Lost | None = None
+    ) -> None:  # fmt: skip
+        """Have a script run after what was asked before, if Redis answers; only `lost` hears whether it did not.
 
         One that Redis does not know yet runs after what is sent with it.
         """

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.core.aio import SystemClock
+from gateway.core.aio import SystemClock, start
 from gateway.core.limits import KeyLimits, Taken
 from gateway.limiting.limiter import RUNS_S, Limiter
 from gateway.limiting.rules import day_of, month_of
@@ -203,6 +203,35 @@ def test_a_redis_that_hangs_leaves_each_replica_its_share():
             await store.close()
 
     asyncio.run(story())
+
+
+@story
+async def test_what_ends_while_redis_hangs_is_told_when_it_answers_again():
+    with redis_server() as server:
+        store = redis_store(server.url, SystemClock())
+        limiter = Limiter(SystemClock(), store.link, lambda: 1)
+        plan = plan_of(KeyLimits(tokens_per_month=1_000_000, concurrent_requests=1))
+        await store.link.client.ping()
+        taken = await limiter.take(plan, amounts(100, 4_096))
+        assert taken.shared
+        turns = start(limiter.run(), name="leases")
+        server.signal(signal.SIGSTOP)
+        for _ in range(4):  # then nobody waits for it any more
+            with contextlib.suppress(StoreUnavailable):
+                await store.holds()
+        limiter.settle(taken, amounts(100, 30_000))
+        server.signal(signal.SIGCONT)
+        async with asyncio.timeout(20):
+            while server.ask("ZCARD", "gw1:{t:t}:runs:key:k"):
+                with contextlib.suppress(StoreUnavailable):
+                    await store.holds()
+                await asyncio.sleep(0.1)
+        found = await limiter.take(plan, amounts(0, 0))
+        assert found.shared
+        assert found.used[0] == 30_100
+        turns.cancel()
+        await asyncio.wait([turns])
+        await store.close()
 
 
 @story

@@ -7,12 +7,22 @@ import pytest
 
 from gateway.core.asked import Caller
 from gateway.core.limits import KeyLimits, OnOutage, Period, Rule, Scope
+from gateway.limiting.inparent import SharedLevels
 from gateway.limiting.levels import Levels, Moment
 from gateway.limiting.limiter import Closed
 from gateway.limiting.plans import Plans
 from gateway.limiting.rules import header_lines, month_of, over, refusal, resets_in_s, told
 from gateway.store.shared import StoreUnavailable
-from tests.limitercases import ALL, DAY_S, LimiterCases, LimiterDesk, amounts, fits, plan_of
+from tests.limitercases import (
+    ALL,
+    DAY_S,
+    LimiterCases,
+    LimiterDesk,
+    amounts,
+    fits,
+    plan_of,
+    used_of,
+)
 
 
 @pytest.fixture
@@ -38,6 +48,49 @@ class Away:
 
     def post(self, *args):
         self.posted.append(args)
+
+
+class Lossy:
+    """What replicas share, over a link that loses what is posted: None, "unsent" or "unheard"."""
+
+    trouble = ""
+
+    def __init__(self, clock):
+        self.shared, self.loses = SharedLevels(clock), None
+
+    async def ask(self, script, keys, args, within_s=0.0):
+        return self.shared.run(script.sha, keys, args)
+
+    def post(self, script, keys, args, lost=None):
+        if self.loses != "unsent":
+            self.shared.run(script.sha, keys, args)
+        if self.loses is not None and lost is not None:
+            lost(self.loses == "unheard")
+
+
+@pytest.mark.parametrize("loses", ["unsent", "unheard"])
+def test_what_ends_while_redis_does_not_hear_it_is_told_when_it_does(loses):
+    """What may have been done is not done twice: only its lease ends for sure."""
+    link = None
+
+    def make_link(clock):
+        nonlocal link
+        link = Lossy(clock)
+        return link
+
+    desk = LimiterDesk(make_link)
+    desk.clock.at = 20_000.0 * DAY_S
+    limits = KeyLimits(tokens_per_month=10_000, concurrent_requests=1)
+    taken = desk.take(limits, input=100, output=4_000)
+    assert taken.shared
+    link.loses = loses
+    desk.settle(taken, 100, 50)
+    link.loses = None
+    desk.run(desk.store._turn())
+    again = desk.take(limits, input=1)
+    assert fits(again)  # nothing runs any more
+    assert used_of(again)[Rule.TOKENS_MONTH] == 151
+    desk.close()
 
 
 @pytest.mark.parametrize("trouble", ["", "it is away"])
