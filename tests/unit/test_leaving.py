@@ -8,7 +8,7 @@ from gateway.core.types import Ask, Caller, Demand, Phase, Route
 from gateway.ingress.leaving import Leaving
 from tests.unit.test_resume import FAULT, call, frame, role, stream
 
-DRAINED = SimpleNamespace(id="b1", phase=Phase.DRAINING, since=0.0)
+DRAINED = SimpleNamespace(id="b1", phase=Phase.DRAINING, health=SimpleNamespace(since=0.0))
 CLOCK = SimpleNamespace(now=lambda: 100.0)
 
 
