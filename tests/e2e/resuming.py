@@ -225,8 +225,7 @@ def check_ends(
         answers[each].error or "" for each in expected if expected[each].decided is not None
     )
     strayed = sum(
-        line["not_resumed"] == "strayed" and line["request_id"] in chance
-        for line in access_lines(gate)
+        line["not_resumed"] == "strayed" and line["id"] in chance for line in access_lines(gate)
     )
     can_go_on = len(answers) - strayed - sum(why[each] for each in ("seam", *barriers))
     ended = sum(told.whole for told in answers.values())
