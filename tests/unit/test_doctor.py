@@ -117,6 +117,9 @@ def proxy(post, path=None, under=""):
             self.end_headers()
 
         def do_POST(self):
+            size = int(self.headers["Content-Length"])
+            if size < 2**20:  # larger ones are announced, and not sent
+                self.rfile.read(size)  # to close before it has come would break it off
             status = post(self)
             if status:
                 self.send_response(status)
