@@ -112,7 +112,7 @@ class Retrying:
         if of is None:
             return False
         await self._admit(of, ask.caller.tenant)
-        return _repeatable(down) and await self._died(of, record.sent_at or 0.0)
+        return _repeatable(down) and await self._died(of, record)
 
     async def check_lives(
         self, down: Downstream, record: RequestRecord, ask: Ask, backend: Backend
@@ -126,14 +126,15 @@ class Retrying:
         of = await self.lost(down, record, backend, Ending.HTTP_5XX)
         if of is None or not _repeatable(down):
             return
-        if await self._died(of, record.sent_at or 0.0):
+        if await self._died(of, record):
             ask.tried[backend.id] = self._clock.now()
             if self._gate.chance(ask) is not Chance.NEVER:
                 raise BackendBroke("The backend crashed while it worked on the request.")
 
-    async def _died(self, of: Fingerprint, sent_at: float) -> bool:
-        """Whether the backend of an attempt sent then has died, as its probe shows: in milliseconds as a rule."""
-        while (died := self.quarantine.died(of, sent_at)) is None:  # noqa: ASYNC110 - time decides, too
+    async def _died(self, of: Fingerprint, record: RequestRecord) -> bool:
+        """Whether the backend of the last attempt has died, as its probe shows: milliseconds, five seconds at most."""
+        backend_id, sent_at = record.backend_id or "", record.sent_at or 0.0
+        while (died := self.quarantine.died(of, backend_id, sent_at)) is None:  # noqa: ASYNC110 - time decides, too
             await asyncio.sleep(_LOOK_S)
         return died
 

@@ -229,13 +229,17 @@ class Quarantine:
         first = min(losses, key=lambda each: each.at)
         return any(each.follows(first) for each in losses)
 
-    def died(self, of: Fingerprint, sent_at: float) -> bool | None:
-        """Whether a backend died with an attempt that was sent then, or later; None while that is not known."""
+    def died(self, of: Fingerprint, backend_id: str, sent_at: float) -> bool | None:
+        """Whether a backend died with an attempt that was sent there then, or later; None while that is not known."""
         self.tick()
-        if any(each.of == of and each.sent_at >= sent_at for each in self._losses):
+
+        def there(loss: Loss) -> bool:
+            return loss.of == of and loss.end.backend_id == backend_id and loss.sent_at >= sent_at
+
+        if any(map(there, self._losses)):
             return None
         known = self._suspects.get(of.digest)
-        return known is not None and any(each.sent_at >= sent_at for each in known.deaths)
+        return known is not None and any(map(there, known.deaths))
 
     def found(self, of: Fingerprint) -> Suspect | None:
         """Return a request that is quarantined; None: it may be sent."""

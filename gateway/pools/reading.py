@@ -187,7 +187,8 @@ class Reading:
                 self._in_time_tokens = max(self._in_time_tokens, 2.0 * tokens)
             return
         ttft_s = max(ttft_s, 0.001)
-        per_s = max(self.rate.at(now) or 0.0, (before_tokens + tokens) / ttft_s)
+        rate = self.rate.at(now) or 0.0
+        per_s = max(rate, (before_tokens + tokens) / ttft_s)
         longer_s = (tokens - quickest_tokens) / per_s if tokens > quickest_tokens else 0.0
         waited_s = ttft_s - quickest_s - longer_s - _STEPS * self._slower_s
         if waited_s <= _IN_TIME_S:
@@ -195,7 +196,7 @@ class Reading:
             own_tokens = min(tokens, per_s * _AHEAD_S)
             in_time_tokens = times * (before_tokens + own_tokens)
             beside_tokens = before_tokens + own_tokens + tokens
-            if beside_tokens > self._allowed_tokens(self.rate.at(now) or 0.0):
+            if beside_tokens > self._allowed_tokens(rate):
                 # One more like it had to wait, and need not.
                 in_time_tokens = max(in_time_tokens, before_tokens + 2 * own_tokens)
             self._in_time_tokens = max(self._in_time_tokens, in_time_tokens)

@@ -84,6 +84,25 @@ class TestRedis(StoreCases):
         assert all(key.startswith(scripts.PREFIX) for key in keys)
 
 
+def test_who_posts_hears_what_is_lost_and_whether_it_may_have_run():
+    async def story():
+        with redis_server() as server:
+            store, heard = redis_store(server.url, SystemClock()), []
+            await store.holds()
+            server.signal(signal.SIGSTOP)
+            store.link.post(scripts.HOLDS, ["gw1:x"], [], heard.append)
+            for _ in range(4):
+                with contextlib.suppress(StoreUnavailable):
+                    await store.holds()
+            assert heard == [True]
+            store.link.post(scripts.HOLDS, ["gw1:x"], [], heard.append)
+            assert heard == [True, False]
+            server.signal(signal.SIGCONT)
+            await store.close()
+
+    asyncio.run(story())
+
+
 # --- other addresses ------------------------------------------------------------------------------
 
 

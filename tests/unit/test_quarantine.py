@@ -228,6 +228,19 @@ def test_who_may_have_been_at_two_waits_until_it_is_known():
     assert not house.is_out()
 
 
+def test_another_backend_s_death_with_an_equal_request_says_nothing_of_this_one():
+    house = House()
+    began = house.pool.clock.at
+    house.loses("b1", POISON)
+    house.dies("b2", POISON)
+    died = [house.quarantine.died(house.of(POISON), f"m/{name}", began) for name in ("b1", "b2")]
+    assert died == [None, True]
+    house.probe("b1")
+    assert house.quarantine.died(house.of(POISON), "m/b1", began) is False
+    later = house.pool.clock.at + 1  # sent after that death
+    assert house.quarantine.died(house.of(POISON), "m/b2", later) is False
+
+
 def test_an_operator_lifts_one():
     house = House()
     house.dies("b1", POISON)
