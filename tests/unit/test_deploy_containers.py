@@ -1,0 +1,146 @@
+"""The container and Kubernetes files of deploy/ fit the gateway, its settings and each other."""
+
+import pathlib
+import re
+import tomllib
+
+import kubernetes_validate
+import pytest
+from ruamel.yaml import YAML
+
+from gateway.config.load import check_text
+from gateway.config.units import parse_duration, parse_size
+
+ROOT = pathlib.Path(__file__).parents[2]
+DOCKER = ROOT / "deploy" / "docker"
+MANIFEST = ROOT / "deploy" / "kubernetes" / "vllm-gateway.yaml"
+DOCKERFILE = (DOCKER / "Dockerfile").read_text()
+COMPOSE = YAML(typ="safe").load(DOCKER / "compose.yaml")
+DOCUMENTS = list(YAML(typ="safe").load_all(MANIFEST))
+SECRETS = {
+    "GATEWAY_ADMIN_TOKEN": "0123456789abcdef0123456789abcdef",
+    "GATEWAY_PEPPER": "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=",
+    "VLLM_URL": "http://10.0.0.11:8000",
+    "VLLM_KEY": "",
+}
+
+
+def document(kind, name="vllm-gateway"):
+    (found,) = [
+        each for each in DOCUMENTS if each["kind"] == kind and each["metadata"]["name"] == name
+    ]
+    return found
+
+
+POD = document("Deployment")["spec"]["template"]["spec"]
+(CONTAINER,) = POD["containers"]
+(COMPOSED,) = [COMPOSE["services"]["gateway"]]
+SETTINGS = {
+    "docker": (DOCKER / "gateway.yaml").read_text(),
+    "kubernetes": document("ConfigMap")["data"]["gateway.yaml"],
+}
+
+
+def settings_of(name, tmp_path, env=SECRETS):
+    return check_text(SETTINGS[name], folder=tmp_path, env=env)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_settings_have_no_finding_once_the_secrets_are_there(name, tmp_path):
+    assert settings_of(name, tmp_path).findings == ()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_what_a_secret_is_missing_is_told(name, tmp_path):
+    told = " ".join(each.message for each in settings_of(name, tmp_path, env={}).findings)
+    assert "GATEWAY_ADMIN_TOKEN" in told
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_both_listeners_are_reachable_from_outside_the_container_and_where_the_files_say(
+    name, tmp_path
+):
+    config = settings_of(name, tmp_path).loaded.config
+    ports = [config.listen.port, config.admin.listen.port]
+    assert not config.listen.loopback
+    assert not config.admin.listen.loopback
+    assert re.search(r"^EXPOSE (\d+) (\d+)$", DOCKERFILE, re.M).groups() == tuple(map(str, ports))
+    assert [each["containerPort"] for each in CONTAINER["ports"]] == ports
+    assert [int(each.rpartition(":")[2]) for each in COMPOSED["ports"]] == ports
+    assert f":{ports[0]}/livez" in DOCKERFILE
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_what_is_written_is_written_to_the_one_folder_that_is_writable(name, tmp_path):
+    config = settings_of(name, tmp_path).loaded.config
+    (folder,) = re.findall(r"^VOLUME (\S+)$", DOCKERFILE, re.M)
+    assert str(config.state) == folder
+    assert config.keys.shared or config.keys.file.is_relative_to(folder)
+    assert f"gateway:{folder}" in COMPOSED["volumes"]
+    assert folder in [each["mountPath"] for each in CONTAINER["volumeMounts"]]
+    assert COMPOSED["read_only"] is True
+    assert CONTAINER["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_containers_are_killed_only_after_running_streams_had_their_time(tmp_path):
+    grace_s = {name: settings_of(name, tmp_path).loaded.config.shutdown.grace for name in SETTINGS}
+    assert (
+        grace_s["docker"] < parse_duration(COMPOSED["stop_grace_period"]) <= grace_s["docker"] + 60
+    )
+    before_s = int(CONTAINER["lifecycle"]["preStop"]["exec"]["command"][1])
+    longest_s = grace_s["kubernetes"] + before_s
+    assert longest_s < POD["terminationGracePeriodSeconds"] <= longest_s + 60
+
+
+def test_a_pod_may_use_as_much_memory_as_bodies_can_take(tmp_path):
+    config = settings_of("kubernetes", tmp_path).loaded.config
+    limit = parse_size(CONTAINER["resources"]["limits"]["memory"].replace("Gi", "GiB"))
+    assert limit >= 3 * config.limits.bodies
+
+
+def test_the_image_is_built_from_what_the_package_declares():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (extras,) = re.findall(r"install --no-cache-dir '\.\[(.*)\]'", DOCKERFILE)
+    assert set(extras.split(",")) == set(project["optional-dependencies"]) - {"nvidia"}
+    (version,) = re.findall(r"^ARG PYTHON_IMAGE=python:([\d.]+)-slim", DOCKERFILE, re.M)
+    assert f"Programming Language :: Python :: {version}" in project["classifiers"]
+    assert list(project["scripts"]) == re.findall(r'^ENTRYPOINT \["(.*)"\]$', DOCKERFILE, re.M)
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.M)
+    ignored = (DOCKER / "Dockerfile.dockerignore").read_text()
+    for path in " ".join(copied).split():
+        assert (ROOT / path).exists()
+        assert f"!{path}\n" in ignored
+
+
+def test_the_user_of_the_image_is_the_one_that_the_pod_runs_as():
+    (number,) = re.findall(r"^USER (\d+)$", DOCKERFILE, re.M)
+    assert POD["securityContext"]["runAsUser"] == int(number)
+    assert f"--uid {number} " in DOCKERFILE
+
+
+@pytest.mark.parametrize("version", ["1.29", "1.37"])
+@pytest.mark.parametrize("place", range(len(DOCUMENTS)), ids=lambda at: DOCUMENTS[at]["kind"])
+def test_kubernetes_knows_every_field(place, version):
+    kubernetes_validate.validate(DOCUMENTS[place], version, strict=True)
+
+
+def test_kubernetes_would_refuse_a_field_that_it_does_not_know():
+    wrong = document("Deployment") | {"spec": document("Deployment")["spec"] | {"replica": 2}}
+    with pytest.raises(kubernetes_validate.ValidationError, match="replica"):
+        kubernetes_validate.validate(wrong, "1.29", strict=True)
+
+
+def test_services_and_the_disruption_budget_select_the_pods():
+    labels = document("Deployment")["spec"]["template"]["metadata"]["labels"]
+    for name in ("vllm-gateway", "vllm-gateway-admin"):
+        service = document("Service", name)["spec"]
+        assert service["selector"].items() <= labels.items()
+        named = {each["name"] for each in CONTAINER["ports"]}
+        assert {each["targetPort"] for each in service["ports"]} <= named
+    assert document("PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == labels
+
+
+def test_the_account_may_do_what_a_restart_of_a_pod_needs():
+    rules = {each["resources"][0]: each["verbs"] for each in document("Role")["rules"]}
+    assert rules == {"pods": ["get", "list", "delete"], "pods/log": ["get"]}
+    assert document("RoleBinding")["subjects"][0]["name"] == POD["serviceAccountName"]
