@@ -20,9 +20,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
+
+from msgspec.structs import replace
 
 from gateway.core.types import SERVING, Slot
 from gateway.pools.facts import Accused, Ejection, HealthState, Policy

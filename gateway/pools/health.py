@@ -52,9 +52,10 @@ one has lost the adapters loaded at run time.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from enum import Enum
 from typing import Final, assert_never
+
+from msgspec.structs import replace
 
 from gateway.core.endings import Ending
 from gateway.core.types import (

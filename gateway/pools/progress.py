@@ -14,7 +14,10 @@ no token; it shows in the usage of the KV cache, and not even there while one la
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
+from msgspec.structs import replace
 
 from gateway.core.types import LoadSample
 
@@ -29,8 +32,7 @@ class Listened:
     reading_s: float  # that the largest prompt which may be read now may take
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(msgspec.Struct, frozen=True):
     """What moved, and what has not for too long. Times are seconds."""
 
     sample: LoadSample | None = None  # the last one
