@@ -43,3 +43,8 @@ def most_connections(descriptors: int, backends: int, wanted: int | None = None)
     """
     possible = (descriptors - _RESERVED - _PER_BACKEND * backends) // 2
     return min(max(_LEAST, possible), wanted or _MOST_CONNECTIONS)
+
+
+def files_for(connections: int, backends: int) -> int:
+    """Return how many descriptors so many connections of clients need, everything else included."""
+    return 2 * connections + _RESERVED + _PER_BACKEND * backends

@@ -17,6 +17,7 @@ from gateway.core.errors import ConnectFailed, StaleConnection, UpstreamError
 from gateway.pools.table import Backend
 from gateway.upstream.client import BackendConnections, address_lines
 from gateway.upstream.connection import Connection
+from gateway.upstream.reply import Reply
 from gateway.upstream.silence import ENDLESS, Silence
 
 # A busy server's metrics are some 200 KB; what is larger than this is not vLLM's.
@@ -63,11 +64,17 @@ class Pages:
             FetchError: there was none.
         Cancel: the connection is closed.
         """
-        head = b"GET %b HTTP/1.1\r\n%b\r\n" % (path.encode(), self._lines)
-        status, page = await self._ask(head, b"", timeout_s, _MOST_PAGE_BYTES)
-        if status != HTTPStatus.OK:
-            raise FetchError(f"http_{status}")
-        return page
+        return (await self._page(path, timeout_s))[1]
+
+    async def date(self, path: str, *, timeout_s: float) -> str:
+        """Return the `Date` of a 200 reply to `GET path` within `timeout_s`; empty: it has none.
+
+        Raises:
+            FetchError: there was no such reply.
+        Cancel: the connection is closed.
+        """
+        reply, _ = await self._page(path, timeout_s)
+        return reply.headers.get(b"date", b"").decode("latin-1")
 
     async def post(self, path: str, body: bytes, *, timeout_s: float) -> tuple[int, bytes]:
         """Return the status and body, at most 32 MiB, of the reply to a JSON body within `timeout_s`.
@@ -80,15 +87,23 @@ class Pages:
             b"POST %b HTTP/1.1\r\n%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
             % (path.encode(), self._lines, len(body))
         )
-        return await self._ask(head, body, timeout_s, _MOST_ANSWER_BYTES)
+        reply, answer = await self._ask(head, body, timeout_s, _MOST_ANSWER_BYTES)
+        return reply.status, answer
 
     def close(self) -> None:
         """Drop the idle connections; one that carries a question is closed after its answer."""
         self._connections.close()
 
+    async def _page(self, path: str, timeout_s: float) -> tuple[Reply, bytes]:
+        head = b"GET %b HTTP/1.1\r\n%b\r\n" % (path.encode(), self._lines)
+        reply, page = await self._ask(head, b"", timeout_s, _MOST_PAGE_BYTES)
+        if reply.status != HTTPStatus.OK:
+            raise FetchError(f"http_{reply.status}")
+        return reply, page
+
     async def _ask(
         self, head: bytes, body: bytes, timeout_s: float, most_bytes: int
-    ) -> tuple[int, bytes]:
+    ) -> tuple[Reply, bytes]:
         try:
             async with asyncio.timeout(timeout_s), self._places:
                 idle = self._connections.take_idle()
@@ -103,11 +118,11 @@ class Pages:
 
 async def _exchange(
     connection: Connection, head: bytes, body: bytes, most_bytes: int
-) -> tuple[int, bytes]:
+) -> tuple[Reply, bytes]:
     reply = await connection.request(head, body, Silence(ENDLESS, 0.0))
     if reply.body is not None:
-        return reply.status, reply.body
-    return reply.status, await _LongBody(connection, most_bytes).read()
+        return reply, reply.body
+    return reply, await _LongBody(connection, most_bytes).read()
 
 
 class _LongBody:

@@ -267,11 +267,11 @@ def test_its_ports_are_not_those_of_the_gateway_or_of_vllm():
     assert listens == {443}
 
 
-def doctor(behind, port, site_conf):
+def doctor(behind, port, site_conf, *more):
     """What `vllm-gateway doctor` finds: its exit code, and each verdict that is not ok by what it is about."""
     model = ["--model", "m", "--key", behind.key]
     words = ["-c", behind.config, "--through", f"https://127.0.0.1:{port}", "--insecure"]
-    command = [GATEWAY, "doctor", *words, *model, "--nginx", site_conf, "--json"]
+    command = [GATEWAY, "doctor", *words, *model, "--nginx", site_conf, "--json", *more]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
     told = json.loads(ran.stdout)
     found = {each["about"]: each for each in told if each["verdict"] == "wrong"}
@@ -297,9 +297,10 @@ def test_the_doctor_finds_nothing_wrong_behind_the_shipped_file(tmp_path, slow_m
     nginx, port = need("nginx", "nginx"), free_port()
     with serving(nginx, tmp_path, as_shipped(tmp_path, port, slow_model.url[7:])):
         wait_until(lambda: answers(port), 120, "nginx answers")
-        code, wrong, fine = doctor(slow_model, port, tmp_path / "site.conf")
+        code, wrong, fine = doctor(slow_model, port, tmp_path / "site.conf", "--silent-for", "3s")
         assert (code, wrong) == (0, {})
-        assert fine >= {"reach", "tls", "body_size", "streaming", "nginx", "advisories"}
+        assert fine >= {"reach", "tls", "body_size", "streaming", "silence", "nginx", "advisories"}
+        assert "clock" in fine
 
 
 def test_the_doctor_finds_what_a_careless_file_does_to_clients(tmp_path, slow_model):
@@ -309,15 +310,17 @@ def test_the_doctor_finds_what_a_careless_file_does_to_clients(tmp_path, slow_mo
         ("gzip off;", "gzip on; gzip_types *; gzip_proxied any; gzip_min_length 0;"),
         ("proxy_buffering off;", "proxy_ignore_headers X-Accel-Buffering;"),
         ("client_max_body_size 64m;", "client_max_body_size 8m;"),
-        ("proxy_read_timeout 3600s;", "proxy_read_timeout 60s;"),
+        ("proxy_read_timeout 3600s;", "proxy_read_timeout 2s;"),
+        ("proxy_send_timeout 60s;", "proxy_send_timeout 5s;"),
     ):
         assert there in conf
         conf = conf.replace(there, here)
     with serving(nginx, tmp_path, conf):
         wait_until(lambda: answers(port), 120, "nginx answers")
-        code, wrong, _ = doctor(slow_model, port, tmp_path / "site.conf")
+        code, wrong, _ = doctor(slow_model, port, tmp_path / "site.conf", "--silent-for", "4s")
         assert code == 8
-        assert set(wrong) == {"streaming", "gzip", "buffering", "x_accel_buffering", "body_size", "read_timeout"}  # fmt: skip
+        assert set(wrong) == {"streaming", "gzip", "buffering", "x_accel_buffering", "body_size", "read_timeout", "send_timeout", "silence"}  # fmt: skip
+        assert "with status 504; the gateway takes up to 1h" in wrong["silence"]["told"]
         assert wrong["streaming"]["change"]
         assert wrong["read_timeout"]["where"].endswith(
             f"site.conf:{1 + conf[: conf.index('proxy_read_timeout')].count(chr(10))}"

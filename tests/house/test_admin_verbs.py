@@ -7,7 +7,7 @@ from gateway.cli.main import app
 
 # They run or read something here, and ask no gateway.
 LOCAL = {
-    *("init", "serve", "demo", "sim", "check", "diagnose", "doctor", "plan"),
+    *("init", "serve", "demo", "sim", "check", "diagnose", "plan"),
     *("config schema", "config show", "config policy", "keys import"),
 }
 # What no verb asks for, and why.
@@ -29,6 +29,8 @@ NO_VERB = {
 
 SAME = {"config reload": "reload", "top": "status", "bundle": "status"}  # verbs of one endpoint
 
+PARTLY = {"doctor"}  # reads the metrics, among much that is no gateway's
+
 
 def commands(group, before=""):
     for name, command in group.commands.items():
@@ -43,7 +45,7 @@ VERBS = dict(commands(typer.main.get_command(app)))
 
 def test_each_verb_has_its_endpoint():
     asked = {each.verb for each in TABLE if each.verb}
-    assert VERBS.keys() - asked - SAME.keys() == LOCAL
+    assert VERBS.keys() - asked - SAME.keys() - PARTLY == LOCAL
     assert asked >= set(SAME.values())
 
 

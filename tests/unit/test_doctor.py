@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import email.utils
 import http.server
 import json
 import pathlib
+import re
 import socketserver
 import threading
+import time
 
 import pytest
 from hypothesis import given
@@ -15,10 +18,15 @@ from typer.testing import CliRunner
 
 from gateway.cli.doctor.advisories import mending, open_in
 from gateway.cli.doctor.cached import judged
+from gateway.cli.doctor.clocks import of_date, redis_clock
+from gateway.cli.doctor.machine import files_finding
 from gateway.cli.doctor.nginxfile import parse, seconds, size
 from gateway.cli.doctor.nginxrules import nginx_findings
+from gateway.cli.doctor.replies import Asked, waited
+from gateway.cli.doctor.running import own_server, running_findings
 from gateway.cli.doctor.servers import flag_findings, metrics_findings, server_findings
-from gateway.cli.doctor.through import Site, through_findings
+from gateway.cli.doctor.site import Site
+from gateway.cli.doctor.through import through_findings
 from gateway.cli.main import app
 from gateway.config.models import Config
 from gateway.sim.server import SimConfig, SimServer
@@ -53,6 +61,7 @@ def test_the_shipped_file_has_nothing_wrong():
         ("proxy_http_version 1.1;", "proxy_http_version 1.0;", "http_version"),
         ("client_max_body_size 64m;", "client_max_body_size 8m;", "body_size"),
         ("proxy_read_timeout 3600s;", "proxy_read_timeout 60s;", "read_timeout"),
+        ("proxy_send_timeout 60s;", "proxy_send_timeout 10s;", "send_timeout"),
         ("keepalive_timeout 60s;", "keepalive_timeout 90s;", "keep_alive"),
         ("proxy_next_upstream off;", "proxy_next_upstream error non_idempotent;", "replay"),
         ("proxy_ignore_client_abort off;", "proxy_ignore_client_abort on;", "client_abort"),
@@ -81,6 +90,31 @@ def test_what_is_missing_is_found_as_nginx_has_a_default_for_it(gone, about):
     assert about in [each.about for each in found(SHIPPED.replace(gone, ""))]
 
 
+@pytest.mark.parametrize(
+    ("there", "here", "about", "change"),
+    [
+        ("proxy_connect_timeout 5s;", "proxy_connect_timeout 30s;", "connect_timeout", "proxy_connect_timeout 5s;"),
+        ("proxy_connect_timeout 5s;", "", "connect_timeout", "proxy_connect_timeout 5s;"),
+        ("    keepalive 64;", "", "keep_alive", "keepalive 64; in an `upstream` block, which proxy_pass names"),
+    ],
+)  # fmt: skip
+def test_what_works_and_could_be_better_is_a_note(there, here, about, change):
+    (finding,) = found(SHIPPED.replace(there, here))
+    assert (finding.verdict, finding.about, finding.change) == ("note", about, change)
+
+
+def test_an_nginx_with_fewer_connections_than_the_gateway_is_told():
+    def told(of_each, workers):
+        return found(f"{workers} events {{ worker_connections {of_each}; }} http {{ {SHIPPED} }}")
+
+    (finding,) = told(768, "worker_processes 4;")
+    assert finding.about == "connections"
+    assert "at most 1,536 clients at a time; the gateway takes 10,000" in finding.told
+    assert finding.change == "worker_connections 5000; and worker_rlimit_nofile 10000;"
+    assert told(5000, "worker_processes 4;") == []
+    assert told(768, "worker_processes auto;") == []  # how many cores it has is not known
+
+
 def test_a_setting_of_a_block_around_counts():
     wrong = (
         "http { proxy_read_timeout 1h; server { proxy_read_timeout 30s; "
@@ -103,7 +137,9 @@ def test_a_proxy_that_leads_elsewhere_is_told():
 )
 def test_a_proxy_that_leads_to_a_unix_socket_is_found(written):
     site = SHIPPED.replace("proxy_pass http://vllm_gateway;", f"proxy_pass http://{written};")
-    assert found(site, config(listen="unix:/run/gw.sock")) == []
+    assert [each.about for each in found(site, config(listen="unix:/run/gw.sock"))] == [
+        "keep_alive"
+    ]
 
 
 @contextlib.contextmanager
@@ -147,7 +183,7 @@ def proxy(post, path=None, under=""):
 
 def test_a_proxy_that_breaks_off_ends_one_look_and_not_all():
     with proxy(lambda _: None) as site:
-        findings = list(through_findings(site, config(), "", "m", site))
+        findings = list(through_findings(site, config(), Asked(), site))
     told = {each.about: each.verdict for each in findings}
     assert (told["body_size"], told["streaming"]) == ("skipped", "skipped")
 
@@ -156,7 +192,10 @@ def test_a_gateway_below_a_path_of_a_site_is_asked_there():
     asked = []
     with proxy(lambda each: asked.append(each.path) or 200, under="/llm") as site, proxy(lambda _: 200) as own:  # fmt: skip
         below = Site(f"{site.url}/llm")
-        told = {each.about: each for each in through_findings(below, config(), "gw_1_x", "m", own)}
+        told = {
+            each.about: each
+            for each in through_findings(below, config(), Asked("gw_1_x", "m"), own)
+        }
     assert told["reach"].verdict == "ok"
     assert {each.partition("/v1/")[0] for each in asked} == {"/llm"}
     assert told["streaming"].told == "The stream was too short to tell"
@@ -179,14 +218,14 @@ def test_a_gateway_that_listens_on_a_unix_socket_is_asked_there(tmp_path):
 def test_a_body_that_only_audio_may_have_is_announced_as_audio():
     limits = {"max_body": "1MiB", "max_audio_body": f"{33 * 2**20 + 1}B"}
     with proxy(lambda asked: 401 if "audio" in asked.path else 413) as site:
-        findings = list(through_findings(site, config(limits=limits), "", "m", site))
+        findings = list(through_findings(site, config(limits=limits), Asked(), site))
     assert "wrong" not in [each.verdict for each in findings]
 
 
 def test_a_body_limit_is_told_large_enough():
     limits = {"max_body": f"{33 * 2**20 + 1}B"}
     with proxy(lambda _: 413) as site:
-        findings = list(through_findings(site, config(limits=limits), "", "m", site))
+        findings = list(through_findings(site, config(limits=limits), Asked(), site))
     (wrong,) = [each for each in findings if each.verdict == "wrong"]
     assert wrong.change == "client_max_body_size 34m;"
 
@@ -334,3 +373,134 @@ def test_a_quote_within_a_word_is_a_part_of_it():
     assert location.words == ["~", "^/it's/x"]
     assert [each.words for each in location.inside] == [['"b c"'], ["($x", "~", "'d e')"]]
     assert location.inside[1].inside[0].words == ["${g}'h"]
+
+
+# --- the gateway that runs, and clocks ----------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def admin(page, token=None):
+    """An admin listener whose metrics are a page; it wants a token, if one is named."""
+    asked = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append((self.path, self.headers["Authorization"]))
+            allowed = token is None or self.headers["Authorization"] == f"Bearer {token}"
+            self.send_response(200 if allowed else 401)
+            self.end_headers()
+            self.wfile.write(page if allowed else b"{}")
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}", asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_the_limit_of_open_files_is_that_of_the_running_gateway():
+    with admin(b"process_open_fds 30.0\nprocess_max_fds 1024.0\n") as (address, _):
+        few = [*running_findings(config(admin={"listen": address}), "", "")]
+    with admin(b"process_max_fds 65536.0\n") as (address, _):
+        enough = [*running_findings(config(admin={"listen": address}), "", "")]
+    assert [(each.verdict, each.told, each.change) for each in few] == [
+        (
+            "note",
+            "The running gateway may open 1,024 files, enough for 478 of 10,000 clients (`limits.connections`)",
+            "LimitNOFILE=65536 in vllm-gateway.service, or ulimit -Hn",
+        )
+    ]
+    assert [(each.verdict, each.told) for each in enough] == [
+        ("ok", "The running gateway may open 65,536 files, enough for 10,000 clients")
+    ]
+
+
+def test_fewer_files_do_where_fewer_clients_are_let_in():
+    few = config(limits={"connections": 400})
+    assert files_finding(few, 1024, "It").verdict == "ok"
+    many = config(limits={"connections": 50_000})
+    assert "LimitNOFILE=100068 " in files_finding(many, 65_536, "It").change
+
+
+def test_the_token_of_the_file_is_sent_to_the_listener_of_the_file_and_nowhere_else():
+    with admin(b"process_max_fds 65536.0\n", token="t" * 32) as (address, asked):
+        own = config(admin={"listen": address, "token": "t" * 32})
+        assert [each.verdict for each in running_findings(own, "", "")] == ["ok"]
+        refused = [*running_findings(own, f"http://{address}", "")]
+    assert [each[1] for each in asked] == ["Bearer " + "t" * 32, None]
+    assert "requires its admin token" in refused[0].told
+
+
+def test_where_no_gateway_runs_the_limit_of_this_shell_is_told():
+    nobody = config(admin={"listen": "127.0.0.1:1"})
+    skipped, shell = running_findings(nobody, "", "")
+    assert (skipped.verdict, skipped.about) == ("skipped", "running")
+    assert shell.told.startswith("A gateway started from this shell may open ")
+
+
+@pytest.mark.parametrize(
+    ("listen", "server"),
+    [("0.0.0.0:9", "http://127.0.0.1:9"), ("[::]:9", "http://[::1]:9"), ("unix:/run/a", "unix:/run/a")],
+)  # fmt: skip
+def test_the_admin_listener_is_asked_where_this_machine_has_it(listen, server):
+    assert own_server(config(admin={"listen": listen, "token": "t" * 32})) == server
+
+
+def test_clocks_that_are_apart_are_told_with_the_seconds():
+    def told(apart_s):
+        date = email.utils.formatdate(time.time() - apart_s, usegmt=True)
+        return [*of_date(date, "m/b1", "note", "logs do not fit together")]
+
+    (near,), (far,) = told(1), told(60)
+    assert (near.verdict, far.verdict) == ("ok", "note")
+    assert re.search("of m/b1 are (60|61) s apart: logs do not fit together", far.told)
+    assert [*of_date("", "m/b1", "note", "")] == [*of_date("yesterday", "m/b1", "note", "")] == []
+
+
+def test_the_clock_of_a_backend_is_read_from_its_replies():
+    async def story():
+        async with SimServer(SimConfig(model="m")) as sim:
+            backend = {"name": "b1", "url": sim.url}
+            settled = config(pools={"m": {"backends": [backend]}})
+            return await asyncio.to_thread(server_findings, settled)
+
+    (clock,) = [each for each in asyncio.run(story()) if each.about == "clock"]
+    assert clock.told == "The clocks of this machine and of m/b1 go together"
+
+
+def test_a_redis_that_does_not_answer_leaves_its_clock_unknown():
+    (finding,) = asyncio.run(redis_clock("redis://:secret@127.0.0.1:1/0"))
+    assert (finding.verdict, finding.about) == ("skipped", "clock")
+    assert "the connection was refused" in finding.told
+    assert "secret" not in finding.told
+
+
+# --- whole replies ------------------------------------------------------------------------------------
+
+
+def error(code):
+    return json.dumps({"error": {"code": code, "message": "why"}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("took", "status", "told", "verdict"),
+    [
+        (90.5, 200, b"{}", "ok"),
+        (40.0, 200, b"{}", "skipped"),  # the model stopped
+        (60.0, 504, b"<html>", "wrong"),
+        (60.0, 0, b"", "wrong"),
+        (60.0, 502, error("gateway_unreachable"), "wrong"),  # as deploy/nginx/gateway.conf writes it
+        (3.0, 400, error("context_length_exceeded"), "skipped"),
+        (3.0, 503, error("server_is_overloaded"), "skipped"),
+    ],
+)  # fmt: skip
+def test_what_ends_a_long_reply_is_told_apart(took, status, told, verdict):
+    finding = waited(took, 90.0, status, told, "1h")
+    assert (finding.verdict, finding.about) == (verdict, "silence")
+    assert verdict == "ok" or finding.change

@@ -6,17 +6,22 @@ from collections.abc import Iterator
 from typing import Final
 
 from gateway.cli.doctor.findings import Finding, ok
+from gateway.cli.doctor.machine import most_clients
 from gateway.cli.doctor.nginxfile import Directive, seconds, size
 from gateway.config.models import Config
 from gateway.config.units import format_duration
 
 _MIB: Final = 1024 * 1024
+_CONNECT_S: Final = 10.0
 _DEFAULTS: Final = {
     "proxy_buffering": "on",
     "gzip": "off",
     "proxy_http_version": "1.0",  # before nginx 1.29.7
     "proxy_read_timeout": "60s",
     "proxy_send_timeout": "60s",
+    "proxy_connect_timeout": "60s",
+    "worker_connections": "512",
+    "worker_processes": "1",
     "client_max_body_size": "1m",
     "proxy_next_upstream": "error timeout",
     "proxy_ignore_client_abort": "off",
@@ -91,10 +96,15 @@ def _of(root: Directive, place: Directive, config: Config) -> Iterator[Finding]:
     yield from _keep_alive(root, place, config)
     yield from _failures(place)
     yield from _addresses(place, config)
+    yield from _connections(root, config)
 
 
 def _wrong(about: str, place: tuple[str, str], told: str, change: str) -> Finding:
     return Finding(verdict="wrong", about=about, told=told, change=change, where=place[1])
+
+
+def _note(about: str, place: tuple[str, str], told: str, change: str) -> Finding:
+    return Finding(verdict="note", about=about, told=told, change=change, where=place[1])
 
 
 def _streams(place: Directive) -> Iterator[Finding]:
@@ -146,6 +156,24 @@ def _times(place: Directive, config: Config) -> Iterator[Finding]:
             f" are done, for up to {format_duration(total_s)} (`timeouts.total`)",
             f"proxy_read_timeout {total_s:.0f}s;",
         )  # fmt: skip
+    body_s = config.timeouts.body
+    sends = _word(place, "proxy_send_timeout")
+    theirs = seconds(sends[0])
+    if theirs is not None and theirs < body_s:
+        yield _wrong(
+            "send_timeout", sends,
+            f"nginx gives up a body that the gateway does not read for {format_duration(theirs)}; a large one may"
+            f" wait for room for {format_duration(body_s)} (`timeouts.body`)",
+            f"proxy_send_timeout {max(2 * body_s, 60):.0f}s;",
+        )  # fmt: skip
+    connects = _word(place, "proxy_connect_timeout")
+    theirs = seconds(connects[0])
+    if theirs is not None and theirs > _CONNECT_S:
+        yield _note(
+            "connect_timeout", connects,
+            f"nginx waits {format_duration(theirs)} for a machine of the gateway that is gone, and clients wait too",
+            "proxy_connect_timeout 5s;",
+        )  # fmt: skip
 
 
 def _keep_alive(root: Directive, place: Directive, config: Config) -> Iterator[Finding]:
@@ -154,6 +182,11 @@ def _keep_alive(root: Directive, place: Directive, config: Config) -> Iterator[F
     name = "" if passes is None else passes.words[0].split("//", 1)[-1].split("/", 1)[0]
     upstream = next((each for each in root.find("upstream") if each.words[:1] == [name]), None)
     if upstream is None or upstream.holds("keepalive") is None:
+        where = place.where if upstream is None else upstream.where
+        yield _note(
+            "keep_alive", ("", where), "nginx makes a new connection to the gateway for each request",
+            "keepalive 64; in an `upstream` block, which proxy_pass names",
+        )  # fmt: skip
         return
     kept = _word(upstream, "keepalive_timeout") if upstream.inside else ("60s", "")
     own = next((each for each in upstream.inside if each.name == "keepalive_timeout"), None)
@@ -203,4 +236,23 @@ def _addresses(place: Directive, config: Config) -> Iterator[Finding]:
             verdict="wrong", about="client_address", where="gateway.yaml",
             told="The gateway does not read X-Forwarded-For, so wrong keys of one client count against all",
             change="trusted_proxies: [127.0.0.1]",
+        )  # fmt: skip
+
+
+def _connections(root: Directive, config: Config) -> Iterator[Finding]:
+    """Yield that nginx has too few connections: a client takes one, and one more to the gateway."""
+    events = next(root.find("events"), None)
+    if events is None:
+        return  # a file of one site
+    of_each, workers = _word(events, "worker_connections"), _word(root, "worker_processes")
+    if not of_each[0].isdigit() or not workers[0].isdigit():
+        return  # `auto`: as many as the machine of nginx has cores
+    possible = int(of_each[0]) * int(workers[0]) // 2
+    most = most_clients(config)
+    if possible < most:
+        needed = -(-2 * most // max(int(workers[0]), 1))
+        yield _note(
+            "connections", of_each,
+            f"nginx serves at most {possible:,} clients at a time; the gateway takes {most:,} (`limits.connections`)",
+            f"worker_connections {needed}; and worker_rlimit_nofile {2 * needed};",
         )  # fmt: skip

@@ -11,6 +11,7 @@ import uvloop
 
 from gateway.cli.doctor.advisories import mending, open_in
 from gateway.cli.doctor.cached import cache_findings
+from gateway.cli.doctor.clocks import of_date, redis_clock
 from gateway.cli.doctor.findings import Finding, ok
 from gateway.config.models import BackendConfig, Config
 from gateway.pools.backend import Backend
@@ -19,11 +20,12 @@ from gateway.watch.fetch import FetchError, Pages
 from gateway.wire.vllm import parse_version
 
 _TIMEOUT_S: Final = 3.0
+_APART: Final = "lines of their logs, and spans of traces, do not fit together"
 _RUNNING: Final = b"vllm:num_requests_running"
 
 
 def server_findings(config: Config) -> list[Finding]:
-    """Ask every backend of the settings at the same time, once; return what is found, in their order."""
+    """Ask Redis and every backend of the settings at the same time, once; return what is found, in their order."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_all(config))
 
@@ -34,6 +36,9 @@ async def _all(config: Config) -> list[Finding]:
             group.create_task(_look(backend, launched=launched), name=f"doctor {backend.id}")
             for backend, launched in _backends(config)
         ]
+        if config.redis is not None:
+            url = config.redis.get_secret_value()
+            tasks.append(group.create_task(redis_clock(url), name="doctor redis"))
     found = [finding for task in tasks for finding in task.result()]
     for name, pool in config.pools.items():
         for each in pool.backends:
@@ -58,6 +63,7 @@ async def _look(backend: Backend, *, launched: bool) -> list[Finding]:
     try:
         version = parse_version(await pages.get("/version", timeout_s=_TIMEOUT_S))
         metrics = await pages.get("/metrics", timeout_s=_TIMEOUT_S)
+        date = await pages.date("/health", timeout_s=_TIMEOUT_S)
         cached = [] if launched else await cache_findings(backend.id, pages)
     except FetchError as error:
         return [
@@ -69,8 +75,12 @@ async def _look(backend: Backend, *, launched: bool) -> list[Finding]:
                         change="correct its url, or set `engine: openai` on its pool")]  # fmt: skip
     finally:
         pages.close()
-    found = [*version_findings(backend.id, version or ""), *metrics_findings(backend.id, metrics)]
-    return found + cached
+    return [
+        *version_findings(backend.id, version or ""),
+        *metrics_findings(backend.id, metrics),
+        *of_date(date, backend.id, "note", _APART),
+        *cached,
+    ]
 
 
 def version_findings(backend: str, version: str) -> Iterator[Finding]:

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gateway.cli.console import Exit, VerbError, print_json
+from gateway.cli.console import Exit, VerbError, option, print_json
 from gateway.cli.doctor.findings import Finding
 from gateway.cli.settings import DEFAULT_FILE, ConfigFile, usable
+from gateway.cli.verbs import SERVER, Token
 
 if TYPE_CHECKING:
+    from gateway.cli.doctor.replies import Asked
     from gateway.config.models import Config
 
 _SIGNS: Final = {"wrong": "✗", "note": "!", "ok": "✓", "skipped": "-"}
@@ -36,21 +38,49 @@ def doctor(  # noqa: PLR0913 - the options of a verb
     model: Annotated[
         str, typer.Option(help="The model of that stream. Default: the first pool.")
     ] = "",
+    silent_for: Annotated[
+        str,
+        typer.Option(
+            help="With --key: also ask for one whole reply that takes so long, such as 90s: does the proxy wait for it?"
+        ),
+    ] = "",
     nginx: Annotated[
         Path | None, typer.Option(help="nginx's configuration. Default: what `nginx -T` prints.")
     ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Do not verify the certificate of --through.")
     ] = False,
+    server: Annotated[
+        str,
+        typer.Option(
+            envvar=SERVER, help="The admin listener. Default: `admin.listen` of the file."
+        ),
+    ] = "",
+    token: Token = "",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Look at proxy, machine and backends, and name what works against the gateway, with the line to change.
 
+    Proxy: nginx's settings, and with --through what clients get. Machine: open files, clocks. Backends: version, flags.
     A backend that the gateway did not launch is asked twice for one token, to see whether it tells what was cached.
     Exit code 8 if something is wrong.
     """
+    from gateway.cli.doctor.machine import machine_clock
+    from gateway.cli.doctor.replies import Asked
+    from gateway.cli.doctor.running import running_findings
+    from gateway.cli.doctor.servers import server_findings
+    from gateway.config.units import parse_duration
+
     loaded = usable(config)
-    findings = [*_look(loaded.config, through, key, model, nginx, insecure=insecure)]
+    silent_s = option("--silent-for", parse_duration, silent_for or None)
+    asked = Asked(key, model or next(iter(loaded.config.pools)), silent_s or 0.0)
+    findings = [
+        *machine_clock(),
+        *running_findings(loaded.config, server, token),
+        *_nginx(loaded.config, nginx),
+        *_through(loaded.config, through, asked, insecure=insecure),
+        *server_findings(loaded.config),
+    ]
     findings.sort(key=lambda finding: _ORDER.index(finding.verdict))
     if json_:
         print_json([finding.as_json() for finding in findings])
@@ -60,28 +90,23 @@ def doctor(  # noqa: PLR0913 - the options of a verb
     raise typer.Exit(Exit.DEGRADED if wrong else Exit.OK)
 
 
-def _look(
-    config: Config, through: str | None, key: str, model: str, nginx: Path | None, *, insecure: bool
+def _through(
+    config: Config, through: str | None, asked: Asked, *, insecure: bool
 ) -> Iterator[Finding]:
-    from gateway.cli.doctor.machine import machine_findings
-    from gateway.cli.doctor.servers import server_findings
-    from gateway.cli.doctor.through import Site, through_findings
+    from gateway.cli.doctor.site import Site
+    from gateway.cli.doctor.through import through_findings
 
-    yield from machine_findings(config)
-    yield from _nginx(config, nginx)
     if through is None:
         yield Finding(verdict="skipped", about="through", told="What clients get through a proxy was not tried",
                       change="--through https://api.example.com")  # fmt: skip
-    elif not through.startswith(("http://", "https://")):
+        return
+    if not through.startswith(("http://", "https://")):
         raise VerbError("--through: a URL begins with http:// or https://", code=Exit.USAGE)
+    if config.listen.unix is not None:
+        own = Site("http://localhost", socket=str(config.listen.unix))
     else:
-        if config.listen.unix is not None:
-            own = Site("http://localhost", socket=str(config.listen.unix))
-        else:
-            own = Site(f"http://{config.listen}".replace("0.0.0.0", "127.0.0.1"))
-        model = model or next(iter(config.pools))
-        yield from through_findings(Site(through.rstrip("/"), insecure), config, key, model, own)
-    yield from server_findings(config)
+        own = Site(f"http://{config.listen}".replace("0.0.0.0", "127.0.0.1"))
+    yield from through_findings(Site(through.rstrip("/"), insecure), config, asked, own)
 
 
 def _nginx(config: Config, file: Path | None) -> Iterator[Finding]:
