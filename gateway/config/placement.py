@@ -93,7 +93,7 @@ def _gpus(each: _Launched) -> Iterator[Remark]:
             f"GPU {', '.join(map(str, twice))} is listed twice for {each.id}",
             "list each GPU once",
         )
-    elif gpus and (taken := _taken(each.flags)) is not None and taken[0] != len(gpus):
+    elif gpus and (taken := gpus_taken(each.flags)) and taken[1] and taken[0] != len(gpus):
         yield Remark(
             (*each.path, "gpus"),
             "parallel-size",
@@ -111,16 +111,14 @@ def _gpus(each: _Launched) -> Iterator[Remark]:
         )
 
 
-def _taken(flags: Mapping[str, JsonValue]) -> tuple[int, str] | None:
-    """Return how many GPUs the stated sizes take, and how; None where that does not follow."""
+def gpus_taken(flags: Mapping[str, JsonValue]) -> tuple[int, str] | None:
+    """Return how many GPUs vLLM takes, and by which sizes (empty: none is stated); None where that does not follow."""
     if any(name in flags for name in _SPREAD) or flags.get("distributed-executor-backend") == "ray":
         return None
     here = "data-parallel-size-local"
     replicas = here if here in flags else "data-parallel-size"
     names = ("tensor-parallel-size", "pipeline-parallel-size", replicas)
     stated = [(name, _whole(flags[name])) for name in names if name in flags]
-    if not stated:
-        return None
     product = 1
     for _, size in stated:
         if size is None:

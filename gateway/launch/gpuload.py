@@ -11,13 +11,15 @@ import contextlib
 import importlib.util
 import logging
 import os
+import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.config.flags import DEFAULT_UTILIZATION, UTILIZATION_FLAG, in_force
 from gateway.config.models import Config
+from gateway.config.placement import gpus_taken
 from gateway.config.supervision import LaunchConfig
 from gateway.core.aio import periodic
 from gateway.core.gpu import GpuLoad
@@ -29,6 +31,7 @@ log = logging.getLogger("gateway.launch")
 
 EVERY_S: Final = 60.0
 _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+_UUID: Final = re.compile(r"(GPU|MIG)-")
 _GIB: Final = 1 << 30
 
 Loads = Mapping[str, Sequence[GpuLoad]]  # by backend
@@ -39,24 +42,26 @@ class Pins:
     """The GPUs that a launched backend may use."""
 
     names: tuple[str, ...] | None  # indices, or how UUIDs begin; None: all
-    share: float  # of the memory of each, that vLLM takes at its start
+    # Of the memory of each, that vLLM takes at its start; None: its settings do not say how much.
+    share: float | None
 
     def holds(self, gpu: Gpu) -> bool:
-        """Whether a GPU is one of them."""
-        if self.names is None:
+        """Whether a GPU is one of them; a part of a GPU (MIG) is if its UUID names it: an index does not say which."""
+        if gpu.part is None and (self.names is None or str(gpu.index) in self.names):
             return True
-        return any(name == str(gpu.index) or _names(name, gpu.uuid) for name in self.names)
+        return any(gpu.uuid.startswith(name) for name in self.names or () if _UUID.match(name))
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What the driver tells of a GPU."""
+    """What the driver tells of a GPU, or of one part of it (MIG)."""
 
     index: int
     uuid: str
     used_bytes: int
     total_bytes: int
     busy_ratio: float | None
+    part: int | None = None
 
 
 def pins(launch: LaunchConfig, base: Mapping[str, str]) -> Pins | None:
@@ -67,19 +72,26 @@ def pins(launch: LaunchConfig, base: Mapping[str, str]) -> Pins | None:
         return None
     if visible is not None and visible.strip() in ("", "-1"):
         return None
-    names = None if visible is None else tuple(each.strip() for each in visible.split(","))
-    return Pins(names, _share(flags))
+    taken = gpus_taken(flags)
+    most = None if taken is None else taken[0]
+    if visible is not None:
+        names = tuple(each.strip() for each in visible.split(","))
+        most = (
+            None if launch.gpus else most
+        )  # the parallel size follows from `gpus`, where none is stated
+        return Pins(names[:most], _share(flags))
+    return Pins(None if most is None else tuple(map(str, range(most))), _share(flags))
 
 
 def loads(gpus: Sequence[Gpu], pinned: Mapping[str, Pins]) -> dict[str, tuple[GpuLoad, ...]]:
     """Return what each backend's GPUs are like. Pure."""
-    planned = {
-        gpu.index: min(sum(each.share for each in pinned.values() if each.holds(gpu)), 1.0)
-        for gpu in gpus
-    }
     return {
         backend_id: tuple(
-            GpuLoad(gpu.index, gpu.used_bytes, gpu.total_bytes, gpu.busy_ratio, planned[gpu.index])
+            GpuLoad(
+                *(gpu.index, gpu.used_bytes, gpu.total_bytes, gpu.busy_ratio),
+                _planned(gpu, pinned.values()),
+                gpu.part,
+            )
             for gpu in gpus
             if each.holds(gpu)
         )
@@ -87,21 +99,44 @@ def loads(gpus: Sequence[Gpu], pinned: Mapping[str, Pins]) -> dict[str, tuple[Gp
     }
 
 
+def _planned(gpu: Gpu, pinned: Collection[Pins]) -> float | None:
+    shares = [each.share for each in pinned if each.holds(gpu)]
+    known = [share for share in shares if share is not None]
+    return min(sum(known), 1.0) if len(known) == len(shares) else None
+
+
 def read(nvml: Any) -> list[Gpu]:
-    """Return every GPU that the driver tells the memory of. Blocking."""
-    found = []
+    """Return every GPU that the driver tells the memory of; one in parts (MIG) as its parts. Blocking."""
+    found: list[Gpu] = []
     for index in range(nvml.nvmlDeviceGetCount()):
         with contextlib.suppress(nvml.NVMLError):  # it shares the machine's memory, or is lost
-            found.append(_gpu(nvml, index))
+            device = nvml.nvmlDeviceGetHandleByIndex(index)
+            if _in_parts(nvml, device):
+                found += _parts(nvml, index, device)
+            else:
+                found.append(_gpu(nvml, index, device))
     return found
 
 
-def _gpu(nvml: Any, index: int) -> Gpu:
-    device = nvml.nvmlDeviceGetHandleByIndex(index)
+def _in_parts(nvml: Any, device: Any) -> bool:
+    try:
+        return bool(nvml.nvmlDeviceGetMigMode(device)[0])  # now, and after a reset
+    except nvml.NVMLError:  # it cannot be
+        return False
+
+
+def _parts(nvml: Any, index: int, device: Any) -> Iterator[Gpu]:
+    for part in range(nvml.nvmlDeviceGetMaxMigDeviceCount(device)):
+        with contextlib.suppress(nvml.NVMLError):  # there is none of that number
+            own = nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, part)
+            yield _gpu(nvml, index, own, part)
+
+
+def _gpu(nvml: Any, index: int, device: Any, part: int | None = None) -> Gpu:
     memory, uuid, busy = nvml.nvmlDeviceGetMemoryInfo(device), nvml.nvmlDeviceGetUUID(device), None
-    with contextlib.suppress(nvml.NVMLError):  # of a GPU in parts (MIG) it is not known
+    with contextlib.suppress(nvml.NVMLError):  # of a part (MIG) it is not known
         busy = nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100
-    return Gpu(index, uuid, int(memory.used), int(memory.total), busy)
+    return Gpu(index, uuid, int(memory.used), int(memory.total), busy, part)
 
 
 class GpuWatch:
@@ -147,13 +182,14 @@ class GpuWatch:
         for backend_id, gpus in seen.items():
             for gpu in gpus:
                 log.info(
-                    "GPU %d of %s: %.1f of %.1f GiB of memory in use, %s",
-                    *(gpu.index, backend_id, gpu.used_bytes / _GIB, gpu.total_bytes / _GIB),
+                    "GPU %s of %s: %.1f of %.1f GiB of memory in use, %s",
+                    *(gpu.name, backend_id, gpu.used_bytes / _GIB, gpu.total_bytes / _GIB),
                     "busy: unknown" if gpu.busy_ratio is None else f"{gpu.busy_ratio:.0%} busy",
                     extra={
                         "event": "gpu",
                         "backend": backend_id,
                         "gpu": gpu.index,
+                        "part": gpu.part,
                         "used_bytes": gpu.used_bytes,
                         "total_bytes": gpu.total_bytes,
                         "busy_ratio": gpu.busy_ratio,
@@ -161,15 +197,11 @@ class GpuWatch:
                 )
 
 
-def _names(name: str, uuid: str) -> bool:
-    return name.startswith("GPU-") and uuid.startswith(name)
-
-
-def _share(flags: Mapping[str, Any]) -> float:
-    """Return what vLLM takes by its share; 0 where its settings say how much otherwise."""
+def _share(flags: Mapping[str, Any]) -> float | None:
+    """Return what vLLM takes by its share; None where it takes weights and a fixed cache, or what nobody can read."""
     if "kv-cache-memory-bytes" in flags:
-        return 0.0
+        return None
     try:
         return float(flags.get(UTILIZATION_FLAG, DEFAULT_UTILIZATION))
     except (TypeError, ValueError):
-        return 0.0
+        return None

@@ -233,7 +233,8 @@ KV_USAGE: Final = gauge(
 )  # fmt: skip
 GPU_MEMORY_USED: Final = gauge(
     "gateway_gpu_memory_used_bytes",
-    "Memory in use of a GPU that a launched backend may use, by all processes; absent where nobody can tell.",
+    "Memory in use of a GPU that a launched backend may use, by all processes; absent where nobody can tell."
+    " The gpu 1:0 is the first part (MIG) of GPU 1.",
     "pool", "backend", "gpu",
 )  # fmt: skip
 GPU_MEMORY: Final = gauge(

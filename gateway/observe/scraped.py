@@ -86,7 +86,7 @@ def _read_gpus(values: Values, readings: Readings) -> None:
     for backend_id, gpus in readings.gpus().items():
         pool, _, name = backend_id.partition("/")
         for gpu in gpus:
-            labels = (pool, name, str(gpu.index))
+            labels = (pool, name, gpu.name)
             values[table.GPU_MEMORY_USED.name][labels] = gpu.used_bytes
             values[table.GPU_MEMORY.name][labels] = gpu.total_bytes
             if gpu.busy_ratio is not None:

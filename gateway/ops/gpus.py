@@ -22,10 +22,15 @@ class GpuOverview(TypedDict):
     """One GPU that a launched backend may use, as it was within the last minute or two."""
 
     index: int  # as nvidia-smi counts
+    part: int | None  # of a GPU in parts (MIG), as nvidia-smi counts; null: it is whole
     memory_used_bytes: int  # by all processes
     memory_bytes: int
-    memory_planned_ratio: float  # that launched backends take by their settings
-    memory_rest_used_ratio: float  # the part in use of what these leave free
+    memory_planned_ratio: (
+        float | None
+    )  # that launched backends take by their settings; null: these do not say
+    memory_rest_used_ratio: (
+        float | None
+    )  # the part in use of what these leave free; null: not known
     busy_ratio: float | None  # of the last moment, in which it computed anything; null: not told
 
 
@@ -34,34 +39,44 @@ def gpus_told(gpus: Sequence[GpuLoad]) -> list[GpuOverview]:
     return [
         GpuOverview(
             index=each.index,
+            part=each.part,
             memory_used_bytes=each.used_bytes,
             memory_bytes=each.total_bytes,
-            memory_planned_ratio=round(each.planned_ratio, 3),
-            memory_rest_used_ratio=round(max(each.rest_used_ratio, 0.0), 3),
+            memory_planned_ratio=_rounded(each.planned_ratio),
+            memory_rest_used_ratio=_rounded(each.rest_used_ratio),
             busy_ratio=each.busy_ratio,
         )
         for each in gpus
     ]
 
 
+def _rounded(ratio: float | None) -> float | None:
+    return None if ratio is None else round(ratio, 3)
+
+
 def gpu_problems(backend_id: str, gpus: Sequence[GpuOverview]) -> Iterator[Problem]:
     """Yield that a GPU has little memory left, beside what vLLM takes: the fullest of the backend's."""
-    worst = max(gpus, key=lambda each: each["memory_rest_used_ratio"], default=None)
-    if worst is None or worst["memory_rest_used_ratio"] < _MOST_OF_REST:
+    rests = [
+        each["memory_rest_used_ratio"] or 0.0 for each in gpus
+    ]  # what is not known counts as free
+    rest = max(rests, default=0.0)
+    if rest < _MOST_OF_REST:
         return
-    used, size, planned = (
-        worst["memory_used_bytes"],
-        worst["memory_bytes"],
-        worst["memory_planned_ratio"],
-    )
+    worst = gpus[rests.index(rest)]
+    used, size = worst["memory_used_bytes"], worst["memory_bytes"]
     yield Problem(
         kind="gpu_memory",
         severity="note",
         subject=f"backend {backend_id}",
-        what=f"GPU {worst['index']} of backend {backend_id} has {(size - used) / _GIB:.1f} of"
-        f" {size / _GIB:.1f} GiB of memory left",
-        cause=f"{worst['memory_rest_used_ratio']:.0%} of what the servers launched here leave free is in use:"
-        f" their settings take {planned:.0%} of it. At the next peak vLLM may run out of memory.",
+        what=f"{_name(worst)} of backend {backend_id} has {(size - used) / _GIB:.1f} of {size / _GIB:.1f} GiB"
+        " of memory left",
+        cause=f"{rest:.0%} of what the servers launched here leave free is in use: their settings take"
+        f" {worst['memory_planned_ratio'] or 0.0:.0%} of it. At the next peak vLLM may run out of memory.",
         remedy="See with `nvidia-smi` who uses it; lower `gpu-memory-utilization` in `launch.args`.",
-        weight=worst["memory_rest_used_ratio"],
+        weight=rest,
     )
+
+
+def _name(gpu: GpuOverview) -> str:
+    part = "" if gpu["part"] is None else f", MIG part {gpu['part']}"
+    return f"GPU {gpu['index']}{part}"

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 import types
+from dataclasses import dataclass
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -23,13 +24,32 @@ class NvmlError(Exception):
     """As the library raises."""
 
 
+@dataclass(frozen=True)
+class Part:
+    """A part of a GPU (MIG)."""
+
+    uuid: str
+    used_gib: float
+    gib: float
+
+
+# As drivers name parts: since 470, and before.
+NEW, OLD = (
+    "MIG-c7384736-a75d-5afc-978f-d2f1294409fd",
+    "MIG-GPU-3eb87630-93d5-b2b6-b8ff-9b359caf4ee2/1/0",
+)
+
+
 class Nvml:
     """What of pynvml is asked, for a machine with GPUs that hold so many of 80 GiB."""
 
     NVMLError = NvmlError
 
-    def __init__(self, *used_gib, broken=(), no_rates=()):
+    def __init__(self, *used_gib, broken=(), no_rates=(), parts=None):
         self.used_gib, self.broken, self.no_rates = used_gib, broken, no_rates
+        self.parts = (
+            parts or {}
+        )  # of GPUs in parts (MIG), by the GPU: those that there are, by their numbers
         self.threads = []
         self.answers = threading.Event()
         self.answers.set()
@@ -47,17 +67,35 @@ class Nvml:
     def nvmlDeviceGetHandleByIndex(self, index):
         return index
 
+    def nvmlDeviceGetMigMode(self, device):
+        if not self.parts:
+            raise NvmlError  # NVML_ERROR_NOT_SUPPORTED
+        return [int(device in self.parts)] * 2
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, device):
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, device, index):
+        if index not in self.parts[device]:
+            raise NvmlError  # NVML_ERROR_NOT_FOUND
+        return self.parts[device][index]
+
     def nvmlDeviceGetUUID(self, device):
+        if isinstance(device, Part):
+            return device.uuid
         return f"GPU-{device}aaa-bbbb"
 
     def nvmlDeviceGetMemoryInfo(self, device):
+        if isinstance(device, Part):
+            used, total = int(device.used_gib * GIB), int(device.gib * GIB)
+            return types.SimpleNamespace(used=used, total=total, free=total - used)
         if device in self.broken:
             raise NvmlError
         used = int(self.used_gib[device] * GIB)
         return types.SimpleNamespace(used=used, total=80 * GIB, free=80 * GIB - used)
 
     def nvmlDeviceGetUtilizationRates(self, device):
-        if device in self.no_rates:
+        if device in self.no_rates or isinstance(device, Part):
             raise NvmlError
         return types.SimpleNamespace(gpu=10 + device, memory=3)
 
@@ -71,19 +109,23 @@ def launch(**settings):
 @pytest.mark.parametrize(
     ("settings", "base", "expected"),
     [
-        ({}, {}, Pins(None, 0.92)),
+        ({}, {}, Pins(("0",), 0.92)),
+        ({"args": {"tensor-parallel-size": 2, "data-parallel-size": 2}}, {}, Pins(("0", "1", "2", "3"), 0.92)),
+        ({"args": {"tensor-parallel-size": 2, "nnodes": 2}}, {}, Pins(None, 0.92)),
+        ({"env": {"CUDA_VISIBLE_DEVICES": "3,2,1"}, "args": {"tensor-parallel-size": 2}}, {}, Pins(("3", "2"), 0.92)),
+        ({"env": {"CUDA_VISIBLE_DEVICES": NEW}}, {}, Pins((NEW,), 0.92)),
         ({"gpus": [2, 3]}, {}, Pins(("2", "3"), 0.92)),
         ({"gpus": [2], "args": {"gpu-memory-utilization": 0.5}}, {}, Pins(("2",), 0.5)),
-        ({"args": {"kv-cache-memory-bytes": "8G"}}, {}, Pins(None, 0.0)),
+        ({"args": {"kv-cache-memory-bytes": "8G"}}, {}, Pins(("0",), None)),
         ({}, {"CUDA_VISIBLE_DEVICES": "1"}, Pins(("1",), 0.92)),
         ({"gpus": [2]}, {"CUDA_VISIBLE_DEVICES": "1"}, Pins(("2",), 0.92)),
-        ({"env": {"CUDA_VISIBLE_DEVICES": "GPU-1aaa, 0"}}, {}, Pins(("GPU-1aaa", "0"), 0.92)),
+        ({"env": {"CUDA_VISIBLE_DEVICES": "GPU-1aaa, 0"}}, {}, Pins(("GPU-1aaa",), 0.92)),
         ({"env": {"CUDA_VISIBLE_DEVICES": ""}}, {}, None),
         ({"env": {"CUDA_VISIBLE_DEVICES": "-1"}}, {}, None),
         ({"env": {"VLLM_CPU_KVCACHE_SPACE": "4"}}, {}, None),
         ({"args": {"device": "cpu"}}, {}, None),
     ],
-)
+)  # fmt: skip
 def test_a_backend_is_pinned_to_the_gpus_that_its_environment_shows_it(settings, base, expected):
     assert pins(launch(**settings), base) == expected
 
@@ -102,6 +144,43 @@ def test_each_backend_has_its_own_gpus_and_those_that_share_one_plan_it_together
     first = GpuLoad(0, 40 * GIB, 80 * GIB, 0.1, 0.95)
     assert found["m/a"] == found["m/b"] == (first,)
     assert found["m/c"] == (first, GpuLoad(1, 8 * GIB, 80 * GIB, 0.11, 0.2))
+
+
+def test_where_one_server_takes_a_fixed_cache_what_settings_take_is_not_known():
+    gpus = read(Nvml(75))
+    found = loads(gpus, {"m/a": Pins(("0",), None), "m/b": Pins(("0",), 0.2)})
+    assert found["m/a"] == found["m/b"] == (GpuLoad(0, 75 * GIB, 80 * GIB, 0.1, None),)
+    assert found["m/a"][0].rest_used_ratio is None
+
+
+def test_a_gpu_in_parts_is_told_as_its_parts():
+    parts = {1: {0: Part(NEW, 30, 39.5), 3: Part(OLD, 5, 9.75)}}
+    assert read(Nvml(40, 44, parts=parts)) == [
+        Gpu(0, "GPU-0aaa-bbbb", 40 * GIB, 80 * GIB, 0.1),
+        Gpu(1, NEW, 30 * GIB, int(39.5 * GIB), None, 0),
+        Gpu(1, OLD, 5 * GIB, int(9.75 * GIB), None, 3),
+    ]
+
+
+def test_a_part_belongs_to_who_names_it_and_an_index_names_none():
+    gpus = read(Nvml(40, parts={0: {0: Part(NEW, 36, 39.5), 1: Part(OLD, 39, 39.5)}}))
+    found = loads(
+        gpus,
+        {
+            "m/new": Pins((NEW,), 0.92),
+            "m/old": Pins((OLD,), 0.92),
+            "m/short": Pins(("MIG-c7384736",), 0.05),
+            "m/index": Pins(("0",), 0.92),
+            "m/all": Pins(None, 0.92),
+        },
+    )
+    named = {each: [gpu.name for gpu in gpus] for each, gpus in found.items()}
+    assert named == {
+        "m/new": ["0:0"], "m/old": ["0:1"], "m/short": ["0:0"], "m/index": [], "m/all": [],
+    }  # fmt: skip
+    assert found["m/new"][0].planned_ratio == pytest.approx(0.97)
+    assert found["m/new"][0].rest_used_ratio == 0.0
+    assert found["m/old"][0].rest_used_ratio == pytest.approx(0.84, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +219,13 @@ def test_a_look_is_logged_and_shown_and_asks_off_the_event_loop(caplog):
     assert nvml.threads != [threading.main_thread()]
     (line,) = caplog.records
     assert line.getMessage() == "GPU 1 of m/b1: 8.0 of 80.0 GiB of memory in use, 11% busy"
-    assert (line.event, line.backend, line.gpu, line.busy_ratio) == ("gpu", "m/b1", 1, 0.11)
+    assert (line.event, line.backend, line.gpu, line.part, line.busy_ratio) == (
+        "gpu",
+        "m/b1",
+        1,
+        None,
+        0.11,
+    )
     metrics = Metrics(Readings(gpus=lambda: watch.seen), SystemClock())
     text = b"".join(metrics.pieces()[0]).decode()
     told = {

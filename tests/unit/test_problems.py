@@ -1,6 +1,7 @@
 """What is wrong now: each problem is found, with its numbers, its cause and the next step, and ends when it ends."""
 
 import types
+from dataclasses import replace
 
 import pytest
 
@@ -224,6 +225,8 @@ def test_a_gpu_with_little_memory_left_beside_what_vllm_takes_is_told(fleet):
     )
     fleet.gpus = {"m/b1": (roomy,)}
     assert fleet.problems() == []
+    fleet.gpus = {"m/b1": (replace(full, planned_ratio=None),)}  # a cache of fixed size
+    assert fleet.problems() == []
     fleet.gpus = {"m/b1": (roomy, full)}
     problem = found(fleet, "gpu_memory")
     assert (problem["severity"], problem["subject"]) == ("note", "backend m/b1")
@@ -231,6 +234,8 @@ def test_a_gpu_with_little_memory_left_beside_what_vllm_takes_is_told(fleet):
     assert "91% of what" in problem["cause"]
     assert "take 92% of it" in problem["cause"]
     assert [each["index"] for each in fleet.backend()["gpus"]] == [0, 1]
+    fleet.gpus = {"m/b1": (replace(full, part=3),)}
+    assert "GPU 1, MIG part 3 of backend m/b1 has" in found(fleet, "gpu_memory")["sentence"]
 
 
 # --- the gateway itself ---------------------------------------------------------------------------

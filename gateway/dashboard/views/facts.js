@@ -40,7 +40,8 @@ export function factsOf() {
 
 function gpu(told) {
   const memory = `${percent(told.memory_used_bytes / told.memory_bytes)} of its memory used`;
-  return `${told.index}: ${memory}${told.busy_ratio === null ? "" : `, ${percent(told.busy_ratio)} busy`}`;
+  const name = told.part === null ? told.index : `${told.index}, MIG part ${told.part}`;
+  return `${name}: ${memory}${told.busy_ratio === null ? "" : `, ${percent(told.busy_ratio)} busy`}`;
 }
 
 function supervised(told) {
