@@ -175,7 +175,8 @@ PROBLEMS: Final = (
         "gpu_memory",
         "A GPU of {{ $labels.subject }} has little memory left",
         means="85 % of the memory that launched servers leave free by their settings is in use. vLLM takes its share at"
-        " its start; what runs out is the rest: CUDA graphs, NCCL, other processes.",
+        " its start; what runs out is the rest: CUDA graphs, NCCL, other processes. A GPU with a server that has"
+        " `--kv-cache-memory-bytes` is not judged: how much such a server takes does not follow from its settings.",
         look="`nvidia-smi` on its machine: do only the processes of this server use the GPU? `gateway_gpu_memory_used_bytes`"
         " tells since when; the log has a line each minute (`gpu`).",
         act="End what does not belong there, or lower `gpu-memory-utilization` in `launch.args` and restart the server.",
