@@ -26,12 +26,17 @@ _ENDS: Final = frozenset({EventKind.EXITED, EventKind.START_FAILED})
 
 
 async def notice_problems(desk: Desk) -> None:
-    """Look for problems each 5 s, for ever, so that metrics and since when are known. Cancel: at once."""
+    """Look for problems each 5 s, for ever, so that metrics, since when, and the last hour are known.
+
+    Cancel: at once.
+    """
 
     async def turn() -> None:
         known = facts(desk)
         await asyncio.sleep(0)  # streams come first
-        found = overview(known, desk.moment())
+        moment = desk.moment()
+        found = overview(known, moment)
+        desk.past.note(found, moment.wall)
         desk.metrics.judged(
             [
                 (pool["name"], backend["name"], backend["state"])

@@ -23,6 +23,7 @@ from gateway.ops.callers import Callers
 from gateway.ops.dryrun import Deciding
 from gateway.ops.explain import Book
 from gateway.ops.moment import Moment
+from gateway.ops.past import Past
 from gateway.ops.problems import Known
 from gateway.ops.reloads import Reloading
 from gateway.ops.requests import Requests
@@ -71,6 +72,7 @@ class Desk:
     callers_elsewhere: Sequence[Callers] = ()  # what the other workers saw last
     all_were_ready: bool = False  # at one time
     problems: Known = field(default_factory=Known)  # since when each is known
+    past: Past = field(default_factory=Past)  # what was told in the last hour
     started_at: float = field(init=False)
 
     def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ from gateway.core.aio import periodic
 from gateway.ingress.routes import Readiness
 from gateway.ops.callers import Callers
 from gateway.ops.overview import BackendOverview, Overview, PoolOverview, overview, pool_overviews
+from gateway.ops.past import VerdictThen
 from gateway.ops.series import SeriesTold, series_told
 from gateway.ops.sharing import store_told
 
@@ -69,6 +70,17 @@ async def get_overview(desk: Desk, asked: Read) -> Overview:
     known = facts(desk)
     await asyncio.sleep(0)  # streams come first
     return overview(known, desk.moment())
+
+
+class VerdictQuery(Query):
+    """Which moment `/verdict` is asked for."""
+
+    at: float = Field(ge=0, description="A moment of the last hour, in seconds since the epoch.")
+
+
+async def get_verdict(desk: Desk, asked: Asked[VerdictQuery, Body]) -> VerdictThen:
+    """Answer what was wrong at a moment, as it was told then."""
+    return desk.past.at(asked.query.at)
 
 
 class SeriesQuery(Query):

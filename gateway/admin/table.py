@@ -44,6 +44,7 @@ from gateway.ops.dryrun import DryRun
 from gateway.ops.explain import Summary, Told
 from gateway.ops.explained import RequestExplained
 from gateway.ops.overview import BackendOverview, Overview, PoolOverview
+from gateway.ops.past import VerdictThen
 from gateway.ops.refused import RefusedTold
 from gateway.ops.requests import RequestTold
 from gateway.ops.series import SeriesTold
@@ -89,6 +90,11 @@ _SHOWN: Final = (
         method=Method.GET, path=f"{_V1}/overview", name="overview", role=Role.VIEWER,
         does="Read the state of the gateway, its pools and backends.",
         handler=fleet.get_overview, answer=Overview, verb="status",
+    ),
+    Endpoint(
+        method=Method.GET, path=f"{_V1}/verdict", name="verdict", role=Role.VIEWER,
+        does="Read what was wrong at a moment of the last hour, as it was told then.",
+        handler=fleet.get_verdict, answer=VerdictThen, query=fleet.VerdictQuery,
     ),
     Endpoint(
         method=Method.GET, path=f"{_V1}/series", name="series", role=Role.VIEWER,

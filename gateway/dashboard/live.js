@@ -18,6 +18,8 @@ export class Live extends EventTarget {
     this.history = new History();
     this.events = [];
     this.moment = null; // seconds since the epoch that the page is rewound to; null: now
+    this.then = null; // what the gateway told at that moment; null: not known, or not yet
+    this.asksThen = false;
     this.trouble = ""; // why nothing new arrives; empty: it does
     this.asked = 0; // how often the state was asked for
     this.shown = 0; // which of these answers is shown
@@ -39,7 +41,9 @@ export class Live extends EventTarget {
   /** Show a moment of the last hour; null: now. */
   rewind(at) {
     this.moment = at;
+    this.then = null;
     this.#changed();
+    if (at !== null && !this.asksThen) this.#readThen();
   }
 
   /** Ask now, as something was ordered. */
@@ -85,6 +89,21 @@ export class Live extends EventTarget {
     this.shown = turn;
     this.overview = overview;
     this.events = merged(events.data, overview.transitions);
+  }
+
+  /** Ask what was told at the moment that is shown, until that is answered: a slider passes many. */
+  async #readThen() {
+    this.asksThen = true;
+    for (let at = null; this.moment !== null && at !== this.moment; ) {
+      at = this.moment;
+      const told = await read("verdict", { at }).catch((error) => {
+        if (!(error instanceof ApiError)) throw error;
+        return null; // the phases alone are shown
+      });
+      if (at === this.moment) this.then = told;
+    }
+    this.asksThen = false;
+    this.#changed();
   }
 
   async #readSeries() {

@@ -36,19 +36,21 @@ function ofNow({ overview, history }) {
   };
 }
 
-function ofThen({ overview, history }, place) {
+/** An earlier moment: phases and figures of the last hour, and what the gateway told then. */
+function ofThen({ overview, history, then }, place) {
   const pools = overview.pools.map((pool) => {
     const backends = pool.backends.map((backend) => backendThen(backend, history, place));
     const queued = at(history.pools.get(pool.name), "queued", place);
-    return { name: pool.name, state: poolThen(backends), queued, oldest: null, backends };
+    const state = then?.pools[pool.name] ?? poolThen(backends);
+    return { name: pool.name, state, queued, oldest: null, backends };
   });
   const backends = pools.flatMap((pool) => pool.backends);
   const serving = backends.filter((backend) => SERVES.has(backend.state)).length;
   return {
     now: false,
-    state: worst(pools),
-    sentence: `${serving} of ${backends.length} backends served at that moment.`,
-    problems: [],
+    state: then?.verdict?.state ?? worst(pools),
+    sentence: then?.verdict?.sentence ?? `${serving} of ${backends.length} backends served at that moment.`,
+    problems: then?.problems ?? [],
     place,
     pools,
   };

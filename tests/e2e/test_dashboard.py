@@ -7,12 +7,14 @@ import json
 import re
 import time
 
+import httpx2
 import pytest
 
 from gateway.config.supervision import Remedy
 from gateway.core.types import Phase
 from gateway.heal.cure import Cure
 from gateway.launch.launcher import Changes
+from gateway.sim.faults import Fault
 from tests.e2e.browser import browsing
 from tests.e2e.scene import CODER, scene, that_does_not_start
 from tests.stories.served import runs, served
@@ -523,6 +525,47 @@ async def test_the_page_is_rewound_to_an_earlier_moment_and_back():
             assert await seen.texts(".pools td:nth-child(2) .state > :last-child") == ["ready"] * 3
             await seen.page.get_by_role("button", name="Back to now").click()
             await seen.until("b1", BAD)
+
+
+class Ahead:
+    """Clocks of which one can be set forward: what time it is."""
+
+    def __init__(self):
+        self.ahead_s = 0.0
+
+    now = staticmethod(time.monotonic)
+
+    def wall(self):
+        return time.time() + self.ahead_s
+
+
+@story
+async def test_an_earlier_moment_is_judged_by_what_was_told_then():
+    clock = Ahead()
+    async with gateway(FAST, FAST, clock=clock) as world, httpx2.AsyncClient() as http:
+
+        async def told_then():
+            asked = {"at": clock.wall()}
+            return (await http.get(f"{world.admin_url}/admin/v1/verdict", params=asked)).json()
+
+        for sim in world.sims:
+            sim.state.faults.add(Fault.parse("http_500"))
+        for _ in range(9):
+            assert (await world.chat()).status_code >= 500
+        while (await told_then())["pools"].get("m") != "down":
+            await asyncio.sleep(0.1)
+        world.process.series.end_bucket()
+        clock.ahead_s = 10.0
+        world.process.series.end_bucket()
+        async with browsing(world.admin_url) as seen:
+            await seen.page.locator("#rewind[max='1']").wait_for()
+            await seen.page.get_by_label("Rewind").press("ArrowLeft")
+            await seen.until("Pool m fails most requests", f"{BAD}:has-text('at ')")
+            states = await seen.texts(".pools td:nth-child(2) .state > :last-child")
+            assert (states[0], "down" in states[1:]) == (
+                "down",
+                False,
+            )  # backends answer their probes
 
 
 @story

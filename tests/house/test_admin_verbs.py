@@ -22,6 +22,7 @@ NO_VERB = {
     "backends": "`status` shows them",
     "backend": "`status` shows it",
     "tiers": "`keys effective` shows them",
+    "verdict": "for the dashboard; `status` tells that of now",
     "series": "for the dashboard; `status` shows the last five minutes",
     "decisions": "`requests` lists all; `explain` tells of one",
     "decision": "`explain` tells it with all else of the request",
