@@ -2,10 +2,6 @@
 
 import pathlib
 import re
-import shutil
-import subprocess
-
-import pytest
 
 from gateway.cli.console import Exit
 from gateway.config.check import NGINX_BODY_BYTES, check_meaning
@@ -32,19 +28,6 @@ def test_a_unit_of_vllm_is_killed_no_later_than_the_gateway_waits_for():
 
 def test_a_gateway_whose_settings_cannot_be_used_is_not_started_again():
     assert seconds("vllm-gateway.service", "RestartPreventExitStatus") == Exit.INVALID_CONFIG
-
-
-@pytest.mark.parametrize("unit", ["vllm-gateway.service", "vllm@.service"])
-def test_the_exposure_of_a_unit_is_at_most_2_5(unit):
-    analyze = shutil.which("systemd-analyze")
-    if analyze is None:
-        pytest.skip("systemd-analyze is not installed (Debian's package systemd)")
-    words = ["security", "--offline=yes", "--threshold=25", "--no-pager", str(SYSTEMD / unit)]
-    ran = subprocess.run([analyze, *words], capture_output=True, text=True, timeout=50)
-    if "unrecognized option" in ran.stderr:
-        pytest.skip("this systemd-analyze is older than 250")
-    assert ran.returncode == 0, ran.stdout[-300:] + ran.stderr
-    assert "Overall exposure level" in ran.stdout
 
 
 def test_check_warns_of_bodies_that_the_shipped_nginx_file_refuses():
