@@ -7,6 +7,7 @@ the last five minutes.
 
 from __future__ import annotations
 
+import itertools
 import math
 from array import array
 from collections import Counter, deque
@@ -131,6 +132,10 @@ class Series:
         """Return several windows that end now, by their lengths."""
         now = self._mark()
         return {seconds: Window(self._mark_before(seconds), now) for seconds in lengths_s}
+
+    def steps(self, until: Mark) -> list[Window]:
+        """Return the last 300 s, to a mark, in steps of 10 s, the oldest first."""
+        return [*itertools.starmap(Window, itertools.pairwise((*self._marks, until)))]
 
     def _mark_before(self, seconds: float) -> Mark:
         oldest = self._clock.now() - seconds - STEP_S / 2

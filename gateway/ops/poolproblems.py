@@ -45,11 +45,12 @@ def pool_problems(
         yield _saturated(pool, lately.pool(pool["name"], _SHED_S))
     else:
         yield from _some_fail(pool, lately)
+    missing = _missing_adapters(pool, lately, failed)
+    told = [each.subject for each in missing]
     if not failing:
-        yield from _models(pool, lately)
-    missing = _missing_adapters(pool, failed)
+        yield from (each for each in _models(pool, lately) if each.subject not in told)
     yield from missing
-    yield from _backends(pool, failures, failed, [each.subject for each in missing], now)
+    yield from _backends(pool, failures, failed, told, now)
 
 
 def _down(
@@ -204,7 +205,7 @@ def _models(pool: PoolOverview, lately: Lately) -> Iterator[Problem]:
             )
 
 
-def _missing_adapters(pool: PoolOverview, failed: Failed) -> list[Problem]:
+def _missing_adapters(pool: PoolOverview, lately: Lately, failed: Failed) -> list[Problem]:
     """Return the adapters that no backend has, and that could not be loaded."""
     serving = [each for each in pool["backends"] if each["state"] in ("ready", "degraded")]
     found = {}
@@ -217,11 +218,13 @@ def _missing_adapters(pool: PoolOverview, failed: Failed) -> list[Problem]:
                 for each in serving
             ):
                 continue
+            failing = lately.model_failing(pool["name"], adapter, refused=True)
+            hurt = f"; {failing.told}" if failing else ""
             found[adapter] = Problem(
                 kind="adapter_missing",
                 severity="down",
                 subject=f"model {adapter} of pool {pool['name']}",
-                what=f"Adapter {adapter} of pool {pool['name']} is on no backend: it could not be loaded",
+                what=f"Adapter {adapter} of pool {pool['name']} is on no backend: it could not be loaded{hurt}",
                 cause=sentence(failed.get(backend["id"], {}).get(adapter, "")),
                 remedy=adapter_remedy(backend["id"], adapter),
             )

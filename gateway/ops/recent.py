@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from functools import cached_property
+from typing import Final, TypeAlias, TypeVar
 
 from typing_extensions import TypedDict
 
@@ -16,10 +17,14 @@ from gateway.observe.series import RECENT_S, Series
 _WINDOWS_S: Final = (10.0, 30.0, 60.0, RECENT_S)
 _LEAST_JUDGED: Final = 8  # in a window; with fewer a longer one is looked at
 _LEAST_WELL: Final = 3  # and none that failed: it is over
-_LEAST_ERRORS: Final = 5  # fewer are no outage
+_LEAST_ERRORS: Final = 5  # fewer may be one bad moment
+_LEAST_MOMENTS: Final = (
+    3  # where few ask: failures in so many steps of 10 s, and in the last, are an outage
+)
 _MODELS_TOLD: Final = 50
 
 Name = TypeVar("Name", bound=Hashable)
+Steps: TypeAlias = Sequence[Mapping[Name, Tally]]  # what was counted in each 10 s, the oldest first
 
 
 class RecentOverview(TypedDict):
@@ -80,6 +85,7 @@ class Lately:
             seconds: by_pool(models, times=seconds == RECENT_S)
             for seconds, models in self._models.items()
         }
+        self._steps = series.steps(self.recent.after)
         self._seconds = {seconds: window.seconds for seconds, window in windows.items()}
         self._of_pool: defaultdict[str, list[tuple[str, Tally]]] = defaultdict(list)
         for (pool, model), tally in self._models[RECENT_S].items():
@@ -95,11 +101,22 @@ class Lately:
 
     def pool_failing(self, name: str) -> Failing | None:
         """Return that most requests of a pool fail now; None if not."""
-        return _failing(self._pools, self._seconds, name)
+        return _failing(self._pools, self._seconds, name, self._pool_steps)
 
     def model_failing(self, pool: str, model: str, *, refused: bool) -> Failing | None:
         """Return that most requests for a model fail now; None if not. `refused`: those for capacity, too."""
-        return _failing(self._models, self._seconds, (pool, model), refused=refused)
+        name = (pool, model)
+        return _failing(self._models, self._seconds, name, self._model_steps, refused=refused)
+
+    def _model_steps(self) -> Steps[tuple[str, str]]:
+        return self._models_by_step
+
+    def _pool_steps(self) -> Steps[str]:
+        return [by_pool(models, times=False) for models in self._models_by_step]
+
+    @cached_property
+    def _models_by_step(self) -> Steps[tuple[str, str]]:
+        return [step.models(times=False) for step in self._steps]
 
     def told(self, tally: Tally) -> RecentOverview:
         """Return what was counted in five minutes as the overview tells it."""
@@ -131,6 +148,7 @@ def _failing(
     tallies: Mapping[float, Mapping[Name, Tally]],
     lasted: Mapping[float, float],
     name: Name,
+    steps: Callable[[], Steps[Name]],
     *,
     refused: bool = False,
 ) -> Failing | None:
@@ -139,18 +157,33 @@ def _failing(
     quiet_s = 0.0
     for seconds, by_name in tallies.items():
         tally = by_name.get(name) or Tally()
-        shed = tally.shed if refused else 0
-        errors, judged = tally.errors + shed, tally.judged + shed
+        errors, judged = _counts(tally, refused=refused)
         if judged < _LEAST_JUDGED and seconds != RECENT_S:
             if judged >= _LEAST_WELL and not errors:
                 return None
             quiet_s = quiet_s if judged else lasted[seconds]
             continue
-        if errors < _LEAST_ERRORS or 2 * errors <= judged:
+        if 2 * errors <= judged:
+            return None
+        if errors < _LEAST_ERRORS and not _again_and_again(name, steps, refused=refused):
             return None
         endings = {kind: count for kind, count in tally.endings.items() if kind[0] in counted}
         return Failing(errors, judged, lasted[seconds], endings, quiet_s)
     return None
+
+
+def _again_and_again(name: Name, steps: Callable[[], Steps[Name]], *, refused: bool) -> bool:
+    """Whether requests failed at several moments, and at the last one at which any were judged."""
+    told = (each.get(name) or Tally() for each in steps())
+    counts = [each for each in (_counts(tally, refused=refused) for tally in told) if each[1]]
+    failed = [2 * errors > judged for errors, judged in counts]
+    return sum(failed) >= _LEAST_MOMENTS and failed[-1]
+
+
+def _counts(tally: Tally, *, refused: bool) -> tuple[int, int]:
+    """Return how many failed, of how many; `refused`: those for capacity, too."""
+    shed = tally.shed if refused else 0
+    return tally.errors + shed, tally.judged + shed
 
 
 def _named(endings: Mapping[tuple[str, str], int]) -> dict[str, int]:

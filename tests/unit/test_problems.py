@@ -7,7 +7,15 @@ import pytest
 
 from gateway.core.exclusion import Exclusion
 from gateway.core.gpu import GpuLoad
-from gateway.core.types import Endpoint, LoadSample, Outcome, RequestRecord, Scraped, ShedReason
+from gateway.core.types import (
+    Endpoint,
+    LoadSample,
+    Outcome,
+    ProbePassed,
+    RequestRecord,
+    Scraped,
+    ShedReason,
+)
 from gateway.ops.gatewayproblems import Own, own_problems
 from gateway.ops.poolproblems import pool_problems
 from gateway.ops.problems import Known, Problem
@@ -43,7 +51,9 @@ def passes(fleet, seconds):
     for _ in range(int(seconds)):
         fleet.clock.at += 1.0
         for each in fleet.table:
-            fleet.table.observe(each.id, Scraped(LoadSample(fleet.clock.at, 3, 1, 0.25)))
+            fleet.table.observe(each.id, ProbePassed(fleet.clock.at))
+            writes = LoadSample(fleet.clock.at, 3, 1, 0.25, progress=fleet.clock.at)
+            fleet.table.observe(each.id, Scraped(writes))
         if fleet.clock.at % 10 == 0:
             fleet.series.end_bucket()
 
@@ -97,6 +107,34 @@ def test_an_outage_after_which_nobody_asked_says_so(fleet):
     told = found(fleet, "requests_fail")["sentence"]
     assert "all 12 requests of the last" in told
     assert "failed, and none came in the last 30 s" in told
+
+
+def test_few_requests_that_fail_at_several_moments_are_an_outage_until_one_ends_well(fleet):
+    for failed in range(4):
+        assert (("requests_fail", "pool m") in fleet.problems()) == (failed >= 3)
+        ends(fleet, 1, Outcome.BACKEND_ERROR, 502)
+        passes(fleet, 50)
+    told = fleet.overview()
+    assert (told["state"], told["pools"][0]["state"]) == ("down", "down")
+    assert "all 4 requests of the last" in found(fleet, "requests_fail")["sentence"]
+    ends(fleet, 1)
+    assert fleet.problems() == []
+
+
+def test_few_requests_that_fail_now_and_then_are_no_outage(fleet):
+    for failed in (True, False, True, False, True, False, True):
+        ends(fleet, 1, *((Outcome.BACKEND_ERROR, 502) if failed else ()))
+        ends(fleet, 0 if failed else 1)
+        passes(fleet, 30)
+    assert fleet.overview()["pools"][0]["state"] == "ready"
+
+
+def test_a_model_that_few_ask_for_and_that_fails_each_time_is_named(fleet):
+    for _ in range(3):
+        ends(fleet, 10)
+        ends(fleet, 1, Outcome.BACKEND_ERROR, 500, model="sql")
+        passes(fleet, 60)
+    assert "all 3 requests" in found(fleet, "model_fails")["sentence"]
 
 
 @pytest.mark.parametrize(("ok", "failed"), [(0, 4), (6, 6), (0, 0)])
@@ -213,7 +251,11 @@ def test_an_adapter_that_no_backend_could_load_is_down_and_on_one_of_two_degrade
     two.lacking = {"sql": Exclusion.ADAPTER_FAILED}
     two.models.pop("sql")
     assert fleet.problems() == [("adapter_missing", "model sql of pool m")]
+    ends(fleet, 9, Outcome.SHED, 503, model="sql", shed_reason=ShedReason.NO_BACKEND)
+    assert fleet.problems()[0] == ("adapter_missing", "model sql of pool m")
+    assert "model_fails" not in [kind for kind, _ in fleet.problems()]
     problem = found(fleet, "adapter_missing")
+    assert "could not be loaded; all 9 requests of the last" in problem["sentence"]
     assert problem["severity"] == "down"
     assert "vllm-gateway adapters load m/b1 sql" in problem["next"]
 
