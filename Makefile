@@ -56,7 +56,7 @@ chaos: setup           ## the long mix: half an hour, and a thousand kills
 fault-report: setup    ## runs every test that the catalogue of faults names, and writes the table
 	$(BIN)/python -m tests.faults.report --e2e
 
-incident-report: setup ## plays ten incidents, and writes what operators are told of each
+incident-report: browser ## plays ten incidents before a real Chromium and Prometheus, and writes what operators are told
 	$(BIN)/python -m tests.incidents.report
 
 test-fast: setup

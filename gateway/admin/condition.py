@@ -18,7 +18,9 @@ from gateway.ops.gatewayproblems import Own
 from gateway.ops.overview import Facts, overview
 from gateway.ops.recent import Lately
 
-_EVERY_S: Final = 5.0
+_EVERY_S: Final = 1.0  # more rarely, where looking would take more than this share of the time
+_RARELY_S: Final = 5.0
+_SHARE: Final = 0.002
 _LATELY_S: Final = 300.0
 _LOOP_S: Final = 600.0
 _SLOW_CLIENT_S: Final = 5.0
@@ -26,16 +28,19 @@ _ENDS: Final = frozenset({EventKind.EXITED, EventKind.START_FAILED})
 
 
 async def notice_problems(desk: Desk) -> None:
-    """Look for problems each 5 s, for ever, so that metrics, since when, and the last hour are known.
+    """Look for problems each 1 to 5 s, for ever, so that metrics, since when, and the last hour are known.
 
     Cancel: at once.
     """
+    took_s = 0.0
 
     async def turn() -> None:
+        nonlocal took_s
         known = facts(desk)
         await asyncio.sleep(0)  # streams come first
-        moment = desk.moment()
+        began_at, moment = desk.clock.now(), desk.moment()
         found = overview(known, moment)
+        took_s = desk.clock.now() - began_at
         desk.past.note(found, moment.wall)
         desk.metrics.judged(
             [
@@ -46,7 +51,9 @@ async def notice_problems(desk: Desk) -> None:
             [(each["kind"], each["severity"], each["subject"]) for each in found["problems"]],
         )
 
-    await periodic(turn, every_s=_EVERY_S, name="problems")
+    await periodic(
+        turn, every_s=lambda: min(max(_EVERY_S, took_s / _SHARE), _RARELY_S), name="problems"
+    )
 
 
 def facts(desk: Desk) -> Facts:

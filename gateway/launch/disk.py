@@ -17,12 +17,12 @@ log = logging.getLogger("gateway.launch")
 
 # The log of one server: the file, its older ones, and the copy that a rotation makes.
 LOW_BYTES: Final = (KEPT + 2) * ROTATE_BYTES
-_EVERY_S: Final = 10.0
+_EVERY_S: Final = 5.0
 _MIB: Final = 1024 * 1024
 
 
 async def watch(space: DiskSpace) -> None:
-    """Look at the disk now and each 10 s, until cancelled; warn once each time it runs low."""
+    """Look at the disk now and each 5 s, until cancelled; warn once each time it runs low."""
     await periodic(space.look, every_s=_EVERY_S, name="disk")
 
 

@@ -19,7 +19,7 @@ _LOST_REQUESTS: Final = 8  # of ours, that an engine does not run; fewer are on 
 _LOST_S: Final = 8.0  # three scrapes
 _STALE_S: Final = 15.0  # of a backend that has just come up, they are not known yet
 _SLOW: Final = 2.0  # less is how equal servers may differ for a while
-_SLOW_S: Final = 5.0
+_SLOW_S: Final = 2.0  # the measure looks back 5 s itself
 _DIAGNOSE: Final = "`vllm-gateway logs {id} | vllm-gateway diagnose -`"
 
 # What supervision waits for, so that it does not restart what ails (`heal.decisions.Why`).

@@ -233,8 +233,6 @@ def test_prometheus_scrapes_the_gateway_and_an_alert_fires(tmp_path):
         gateway(tmp_path, f"pools: {{m: {{backends: [http://127.0.0.1:{sim}]}}, gone: {{backends: [http://127.0.0.1:9]}}}}") as site,
     ):  # fmt: skip
         settings = (SHIPPED / "prometheus.yaml").read_text()
-        assert "scrape_interval: 5s" in settings
-        settings = settings.replace("_interval: 5s", "_interval: 1s")
         settings = settings.replace("127.0.0.1:9090", site.admin_url.removeprefix("http://"))
         (tmp_path / "prometheus.yaml").write_text(settings)
         (tmp_path / "alerts.yaml").write_text((SHIPPED / "alerts.yaml").read_text())

@@ -1,27 +1,45 @@
-"""Each of ten incidents is named with its cause and the next step, where operators look."""
+"""Each of ten incidents is named with its cause and the next step, where the command line and the dashboard ask."""
 
+import asyncio
 import shutil
 
+import httpx2
 import pytest
 
-from tests.incidents.scenes import INCIDENTS, told_of
+from tests.incidents.scenes import INCIDENTS, WITHIN_S
 from tests.redisserver import PROGRAMS
 from tests.stories.support import story
 
-PATIENCE_S = 40.0
+
+async def named(incident, admin_url):
+    """Ask until the cause is named in time; return the verdict, and the problem that names it."""
+    said = {}
+    async with httpx2.AsyncClient(trust_env=False, timeout=10) as http:
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                while True:
+                    said = (await http.get(admin_url + "/admin/v1/overview")).json()
+                    for problem in said["problems"]:
+                        text = " ".join((problem["sentence"], problem["cause"], problem["next"]))
+                        if problem["kind"] in incident.kinds and incident.named_in(text):
+                            return said["verdict"], problem
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            raise AssertionError(f"it was not named in time: {said.get('problems')}") from None
 
 
-@pytest.mark.parametrize("incident", INCIDENTS, ids=lambda each: each.play.__name__)
+@pytest.mark.parametrize("incident", INCIDENTS, ids=lambda each: each.scene.__name__)
 def test_the_cause_is_named(incident):
-    if incident.play.__name__ == "redis_gone" and not any(map(shutil.which, PROGRAMS)):
+    if incident.scene.__name__ == "redis_gone" and not any(map(shutil.which, PROGRAMS)):
         pytest.skip("no redis-server here")
 
     async def check():
-        async with incident.play() as world:
-            told = await told_of(incident, world, PATIENCE_S)
-        if told.problem["severity"] != "note":
-            assert told.state in ("degraded", "down")
-        assert told.problem["next"]
-        assert told.problem["since"]
+        async with incident.scene() as scene:
+            await scene.plant()
+            verdict, problem = await named(incident, scene.world.admin_url)
+        if problem["severity"] != "note":
+            assert verdict["state"] in ("degraded", "down")
+        assert problem["next"]
+        assert problem["since"]
 
     story(check, seconds=55.0)()
