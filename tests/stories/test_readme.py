@@ -64,7 +64,9 @@ ELSEWHERE = {
     ".venv/bin/vllm-gateway demo --traffic --fault stall_after:5": "test_demo.py",
     "make test": "this is a part of it",
     "make e2e": ".ci/run",
-    "pip install .": "tests of the installed package",
+    "python3 -m venv venv": "test_package.py",
+    ". venv/bin/activate": "test_package.py",
+    "pip install .": "test_package.py",
     "pip install 'vllm-gateway[redis]'": "below: the extra exists",
     "pip install 'vllm-gateway[kvevents]'": "below: the extra exists",
     "pip install 'vllm-gateway[oidc]'": "below: the extra exists",
@@ -85,7 +87,9 @@ story = functools.partial(story_within, seconds=150.0)  # many processes start
 
 def commands_of(text: str) -> list[str]:
     """Return the commands of a page, without what is said of them, each once."""
-    lines = re.findall(r"^    (?=make|pip|vllm-gateway|\.venv)(\S.*?)(?: +#.*)?$", text, re.M)
+    lines = re.findall(
+        r"^    (?=make|pip|python3|\. |vllm-gateway|\.venv)(\S.*?)(?: +#.*)?$", text, re.M
+    )
     verbs = r"(?:\.venv/bin/)?vllm-gateway|make|pip|python -m|keys"
     inline = re.findall(rf"`((?:{verbs}) [^`.][^`]*)`", text)
     return [*dict.fromkeys(" ".join(each.split()) for each in (*lines, *inline))]
