@@ -27,8 +27,10 @@ screenshots: browser   ## the pictures of the README; takes five minutes
 browser: setup         ## what drives a Chromium in the tests of the dashboard
 	@$(BIN)/python -m pip install --quiet --group browser
 
+# What `vllm-gateway demo` is given, such as --port 0.
+DEMO ?=
 demo: $(RUNS)          ## gateway and three simulated backends on loopback
-	@$(BIN)/vllm-gateway demo
+	@$(BIN)/vllm-gateway demo $(DEMO)
 
 fmt: setup
 	$(BIN)/ruff check --fix --quiet . && $(BIN)/ruff format .

@@ -57,13 +57,17 @@ def wait_until(condition, seconds: float, what: str) -> None:
 
 @contextlib.contextmanager
 def running(
-    command: Sequence[str], *, log: pathlib.Path, env: dict[str, str] | None = None
+    command: Sequence[str],
+    *,
+    log: pathlib.Path,
+    env: dict[str, str] | None = None,
+    cwd: pathlib.Path | None = None,
 ) -> Iterator[subprocess.Popen]:
     """Run a program in a process group of its own; end the group at the end."""
     with log.open("wb") as out:
         child = subprocess.Popen(
             list(command), stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True,
-            env={**os.environ, **(env or {})},
+            env={**os.environ, **(env or {})}, cwd=cwd,
         )  # fmt: skip
     try:
         yield child

@@ -10,8 +10,10 @@ import http.server
 import json
 import pathlib
 import queue
+import re
 import socket
 import subprocess
+import textwrap
 import threading
 import urllib.parse
 
@@ -494,3 +496,49 @@ def test_a_page_of_any_other_origin_sees_nothing(tmp_path, cors):
     lines = access.lines()
     assert {each["key_id"] for each in lines} <= {None}, "it asks first, and then sends no key"
     assert {each["outcome"] for each in lines} <= {"rejected"}
+
+
+README = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
+PLACES = {"base_url": "http://127.0.0.1:8080/v1", "api_key": "gw_...", "model": "qwen3-8b"}
+
+
+def test_the_python_of_the_readme_runs_as_it_is_written(site):
+    """Only the address, the key and the model are those of this site; what it got is printed besides."""
+    snippets = re.findall(r"```python\n(.*?)```", README, re.S)
+    python = need(CACHE / "openai3/bin/python", "openai")
+    behind, _ = site
+    here = {"base_url": f"{behind.url}/v1", "api_key": behind.key, "model": "m"}
+    assert snippets
+    for snippet in snippets:
+        for what, example in PLACES.items():
+            assert snippet.count(f'{what}="{example}"') == 1
+            snippet = snippet.replace(f'{what}="{example}"', f'{what}="{here[what]}"')
+        *lines, last = snippet.splitlines()
+        program = "\n".join([*lines, f"print({last}.choices[0].message.role)"])
+        ran = subprocess.run([python, "-c", program], capture_output=True, text=True, timeout=60)
+        assert (ran.returncode, ran.stdout) == (0, "assistant\n"), ran.stderr
+
+
+def test_what_the_demo_prints_runs_as_it_is_pasted(tmp_path):
+    """For Python, for Node and for the shell, which prints the stream's end."""
+    need("curl", "curl")
+    python = need(CACHE / "openai3/bin/python", "openai")
+    commands = {
+        "curl ": (["bash", "-c"], "data: [DONE]"),
+        "# Python": ([python, "-c"], "ChatCompletion("),
+        "// Node": (
+            [*_node("openai_node.mjs", "openai")[:1], "--input-type=module", "-e"],
+            "choices: [",
+        ),
+    }
+    log = tmp_path / "demo.log"
+    command = [GATEWAY, "demo", "--port", "0", "--admin-port", "0"]
+    with running(command, log=log, env={"PYTHONUNBUFFERED": "1"}):
+        wait_until(lambda: "chat.completions.create({" in log.read_text(), 60, "the demo is ready")
+        parts = [textwrap.dedent(each) for each in log.read_text().split("\n\n")]
+        for begins, (command, prints) in commands.items():
+            (snippet,) = [each for each in parts if each.startswith(begins)]
+            ran = subprocess.run(
+                [*command, snippet], capture_output=True, text=True, timeout=60, cwd=CACHE / "node"
+            )
+            assert (ran.returncode, prints in ran.stdout) == (0, True), ran.stderr

@@ -93,10 +93,16 @@ def test_files_that_messages_name_are_in_the_wheel():
     assert named <= {name for folder in SHARED for name in files_of(folder)}
 
 
-def test_the_source_archive_installs_with_the_commands_of_the_readme(built, tmp_path):
+@pytest.fixture
+def source(built, tmp_path):
+    """The folder of the unpacked source archive."""
     with tarfile.open(built[1]) as archive:
         archive.extractall(tmp_path, filter="data")
-    (source,) = tmp_path.iterdir()
+    (folder,) = tmp_path.iterdir()
+    return folder
+
+
+def test_the_source_archive_installs_with_the_commands_of_the_readme(source):
     block = re.search(rf"^    {re.escape(VENV)}.*?pip install \..*?$", README, re.M | re.S)[0]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("VIRTUAL")}
     path = f"{pathlib.Path(system_python()).parent}:/usr/bin:/bin"
@@ -120,11 +126,10 @@ def fetched(url, key="", body=None):
         return reply.read().decode()
 
 
-def test_the_installed_demo_answers_and_has_its_dashboard(installed, tmp_path):
-    command = [installed / "bin/vllm-gateway", "demo", "--port", "0", "--admin-port", "0"]
-    log = tmp_path / "demo.log"
-    with running([*map(str, command)], log=log, env={"PYTHONUNBUFFERED": "1"}):
-        wait_until(lambda: "chat.completions.create({" in log.read_text(), 60, "the demo is ready")
+def answers(command, log, cwd=None):
+    """Start a demo, ask for an answer, its dashboard, and each file that this begins with; end it."""
+    with running([*map(str, command)], log=log, env={"PYTHONUNBUFFERED": "1"}, cwd=cwd):
+        wait_until(lambda: "chat.completions.create({" in log.read_text(), 240, "the demo is ready")
         printed = log.read_text()
         url, key = (re.search(rf"{what} +(\S+)", printed)[1] for what in ("base URL", "API key"))
         hello = {"model": "llama3-1b", "messages": [{"role": "user", "content": "hi"}]}
@@ -134,3 +139,15 @@ def test_the_installed_demo_answers_and_has_its_dashboard(installed, tmp_path):
         assert "main.js" in " ".join(links)
         for link in links:
             assert fetched(f"{page}/{link}")
+
+
+def test_the_installed_demo_answers_and_has_its_dashboard(installed, tmp_path):
+    flags = ("demo", "--port", "0", "--admin-port", "0")
+    answers([installed / "bin/vllm-gateway", *flags], tmp_path / "demo.log")
+
+
+def test_make_demo_needs_no_development_tools(source, tmp_path):
+    python = f"PYTHON={system_python()}"
+    answers(["make", "demo", python, "DEMO=--port 0 --admin-port 0"], tmp_path / "log", cwd=source)
+    listed = json.loads(ran(source / ".venv/bin/python", "-m", "pip", "list", "--format", "json"))
+    assert not {"pytest", "ruff", "mypy", "hypothesis"} & {each["name"] for each in listed}
