@@ -1,4 +1,4 @@
-"""The dashboard: the files of `gateway/dashboard`, served from memory at `/` and `/dashboard/...`.
+"""The dashboard and the runbooks: files served from memory at `/`, `/dashboard/...` and `/runbooks/...`.
 
 Anybody may load them: they hold no data. What the page shows, it asks of the API with a token of its user.
 """
@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.admin.replies import reply
+from gateway.admin.runbookpages import runbook_pages
 
 FOLDER: Final = "/dashboard/"
 _PAGE: Final = "index.html"
@@ -61,15 +62,19 @@ def assets() -> Mapping[str, Asset]:
     """Return every file by the path that it is served at."""
     found = {}
     for name, file in _walk(files("gateway") / "dashboard", ""):
-        body = file.read_bytes()
-        etag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
-        content_type = _TYPES[name.rpartition(".")[2]]
-        found["/" if name == _PAGE else FOLDER + name] = Asset(body, content_type, etag)
+        path = "/" if name == _PAGE else FOLDER + name
+        found[path] = _asset(file.read_bytes(), _TYPES[name.rpartition(".")[2]])
+    for path, page in runbook_pages():
+        found[path] = _asset(page.encode(), _TYPES["html"])
     return found
 
 
+def _asset(body: bytes, content_type: str) -> Asset:
+    return Asset(body, content_type, f'"{hashlib.sha256(body).hexdigest()[:16]}"')
+
+
 def page_routes() -> list[Route]:
-    """Return the routes of the dashboard: GET and HEAD, and nothing else."""
+    """Return the routes of the dashboard and the runbooks: GET and HEAD, and nothing else."""
     return [Route(path, _serve, methods=["GET"]) for path in assets()]
 
 

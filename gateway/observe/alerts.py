@@ -231,10 +231,10 @@ PROCESS: Final = (
     ),
     Alert(
         name="ConfigurationsDiffer",
-        expr="count by (job) (count by (job, hash) (gateway_config_info)) > 1",
+        expr="gateway_config_info and on (job) count by (job) (count by (job, hash) (gateway_config_info)) > 1",
         lasts="10m",
         severity="warning",
-        summary="The gateways have {{ $value }} different configurations",
+        summary="{{ $labels.instance }} and other gateways have different configurations",
         means="A change reached some gateways and not the others, so clients get different answers.",
         look="`gateway_config_info` has the hash of each.",
         act="Give all the same file and reload them.",

@@ -29,9 +29,11 @@ GROUPS: Final[dict[str, tuple[Alert, ...]]] = {
 }
 ALERTS: Final[tuple[Alert, ...]] = tuple(each for group in GROUPS.values() for each in group)
 
-_RUNBOOKS: Final = "RUNBOOKS.md"
+RUNBOOKS: Final = "/runbooks"  # where the admin listener serves them
+# The scrape's own address: it reaches the admin listener of the gateway that the alert is about.
+_ADMIN: Final = "http://{{ $labels.instance }}"
 _PARTS_OF_HISTOGRAMS: Final = ("_bucket", "_sum", "_count")
-_TITLES: Final = {
+TITLES: Final = {
     "service": "The service",
     "capacity": "Capacity",
     "backends": "States of backends",
@@ -64,6 +66,8 @@ def alerts_yaml() -> str:
     lines = [
         "# Alerts on vllm-gateway, made from gateway/observe/alerts.py and problemalerts.py by `make references`.",
         "# The scrape's job is `vllm-gateway`, as in prometheus.yaml beside this file.",
+        "# Each runbook is a page of the admin listener that was scraped. Where people reach that by another address,",
+        f"# replace `{_ADMIN}` in the whole file.",
         "groups:",
     ]
     for group, members in GROUPS.items():
@@ -81,12 +85,7 @@ def _rule(alert: Alert) -> Iterator[str]:
     yield "        annotations:"
     yield f"          summary: {_quoted(alert.summary)}"
     yield f"          description: {_quoted(alert.means)}"
-    yield f"          runbook: {_RUNBOOKS}#{anchor(alert)}"
-
-
-def anchor(alert: Alert) -> str:
-    """Return the anchor of an alert's section, as GitHub makes it of the heading."""
-    return alert.name.lower()
+    yield f"          runbook_url: {_quoted(f'{_ADMIN}{RUNBOOKS}/{alert.name}')}"
 
 
 def runbooks() -> str:
@@ -95,12 +94,13 @@ def runbooks() -> str:
         "# Runbooks",
         "",
         "One section for each alert of [prometheus/alerts.yaml](prometheus/alerts.yaml): what it means, where to",
-        "look, and what to do. Made from the tables of `gateway/observe/` by `make references`.",
+        "look, and what to do. The admin listener serves each at `/runbooks/NAME`: the alert's `runbook_url`.",
+        "Made from the tables of `gateway/observe/` by `make references`.",
         "`vllm-gateway status` comes first, whatever fires: it names the worst problem with its cause.",
         "By symptom: [TROUBLESHOOTING.md](TROUBLESHOOTING.md).",
     ]
     for group, members in GROUPS.items():
-        lines += ["", f"## {_TITLES[group]}"]
+        lines += ["", f"## {TITLES[group]}"]
         for each in members:
             lines += [
                 "",

@@ -80,6 +80,19 @@ async def test_every_view_is_accessible(scheme):
             assert await seen.accessibility() == [], view
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@story
+async def test_runbooks_are_accessible_and_fit_a_phone(scheme):
+    async with gateway(FAST) as world:
+        runbooks = f"{world.admin_url}/runbooks"
+        async with browsing(runbooks, scheme=scheme, width=360, height=740) as seen:
+            assert await seen.accessibility() == []
+            await seen.page.get_by_role("link", name="BackendFrozen").click()
+            await seen.until("BackendFrozen", "h1")
+            assert await seen.accessibility() == []
+            assert await seen.page.evaluate("document.documentElement.scrollWidth") == 360
+
+
 @story
 async def test_the_page_fits_a_phone():
     async with gateway(FAST, FAST) as world:

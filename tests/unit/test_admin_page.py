@@ -1,11 +1,13 @@
 """The dashboard's files, as the admin listener serves them."""
 
+import html
 import re
 from pathlib import Path
 
 import pytest
 
 from gateway.admin.page import assets
+from gateway.observe.rules import ALERTS
 from tests.admindesk import TOKEN, Desk
 
 HOST = "127.0.0.1:9090"
@@ -115,3 +117,18 @@ def test_the_dashboard_may_give_orders(tmp_path, headers):
 def test_a_page_of_another_site_may_not(tmp_path, headers):
     reply = Desk(tmp_path).client.post(ORDER, json={"dry_run": True}, headers=headers)
     assert (reply.status_code, reply.json()["code"]) == (403, "foreign_origin")
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_the_runbook_of_each_alert_is_a_page_that_needs_no_token(guarded, alert):
+    page = guarded.get(f"/runbooks/{alert.name}")
+    assert page.status_code == 200
+    shown = html.unescape(re.sub(r"<[^>]+>", "", page.text))
+    for text in (alert.name, alert.expr, alert.means, alert.look, alert.act):
+        assert text.replace("`", "") in shown
+    assert f'href="/runbooks/{alert.name}"' in guarded.get("/runbooks").text
+    assert all(each.startswith("/") for each in re.findall(r'(?:src|href)="([^"]+)', page.text))
+
+
+def test_a_runbook_that_does_not_exist_is_404(guarded):
+    assert guarded.get("/runbooks/Nothing", authorization=f"Bearer {TOKEN}").status_code == 404

@@ -11,7 +11,7 @@ from gateway.core.types import Outcome, Phase
 from gateway.ingress.connections import Shed
 from gateway.observe import grafana
 from gateway.observe.instruments import INSTRUMENTS
-from gateway.observe.rules import ALERTS, alerts_yaml, anchor, runbooks, series, series_of
+from gateway.observe.rules import ALERTS, alerts_yaml, runbooks, series, series_of
 from gateway.ops.problems import ProblemKind
 from gateway.ops.states import BackendState
 
@@ -67,7 +67,7 @@ def test_what_is_grouped_by_is_a_label_of_what_is_summed(name, expr):
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
 def test_a_summary_names_labels_that_its_alert_has(alert):
-    grouped = re.search(r"\b(?:sum|count) by \(([^)]*)\)", alert.expr)
+    grouped = re.search(r"\b(?:sum|count) by \(([^)]*)\)", alert.expr.partition(" on ")[0])
     has = (
         {each.strip() for each in grouped[1].split(",")}
         if grouped
@@ -115,7 +115,15 @@ def test_each_alert_has_a_runbook_that_says_what_it_means_where_to_look_and_what
         "What to do": alert.act,
     }
     assert all(len(text.split()) >= 2 for text in parts.values())
-    assert f"runbook: RUNBOOKS.md#{anchor(alert)}" in alerts_yaml()
+    url = f"http://{{{{ $labels.instance }}}}/runbooks/{alert.name}"
+    assert f"runbook_url: '{url}'" in alerts_yaml()
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_an_alert_says_which_gateway_it_is_about(alert):
+    """Its runbook is served there."""
+    grouped = re.findall(r"\b(?:sum|count) by \(([^)]*)\)", alert.expr.partition(" on ")[0])
+    assert all("instance" in each.split(", ") for each in grouped)
 
 
 def test_a_metric_that_does_not_exist_would_be_seen():
