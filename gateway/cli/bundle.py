@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import platform
@@ -27,6 +28,7 @@ _ASKED: Final = {
     "status.json": "/admin/v1/overview",
     "events.json": "/admin/v1/events?limit=200",
     "requests.json": "/admin/v1/requests?limit=100",
+    "reloads.json": "/admin/v1/config/history?limit=50",
     "metrics.txt": "/metrics",
 }
 _LEFT_OUT: Final = (
@@ -46,15 +48,17 @@ def bundle(
     server: Server = LOCAL,
     token: Token = "",
 ) -> None:
-    """Pack what a bug report needs: settings, status, events, requests, metrics, versions, the log's end.
+    """Pack what a bug report needs: settings, status, events, requests, reloads, metrics, versions, the log's end.
 
-    Secrets are masked; prompts are in none of it. Look into it before you send it.
-    The log is left out while the settings are wrong: its secrets are not known then.
+    With what `vllm-gateway doctor` finds, which asks each backend. Secrets are masked; prompts are in none of it.
+    Look into it before you send it. The log and the doctor's findings are left out while the settings are wrong.
     """
     parts, secrets, known = _settings(config)
     parts["versions.txt"] = versions()
     for name, path in _ASKED.items():
         parts[name] = _asked(server, path, token)
+    if known:
+        parts["doctor.txt"] = _diagnosed(config)
     if log is not None:
         parts["log.txt"] = _tail(log) if known else _LEFT_OUT
     packed = pack({name: masked(text, {*secrets, token}) for name, text in parts.items()})
@@ -144,6 +148,21 @@ def _asked(server: str, path: str, token: str) -> str:
         return fetch(server, path, token).decode("utf-8", "replace")
     except VerbError as error:
         return f"not available: {error}"
+
+
+def _diagnosed(file: Path) -> str:
+    """Return what `vllm-gateway doctor` prints."""
+    from gateway.cli.doctor.verb import doctor
+
+    told = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
+            doctor(config=file)
+    except typer.Exit:  # its exit code says whether anything is wrong
+        return told.getvalue()
+    except VerbError as error:
+        return f"not available: {error}"
+    return told.getvalue()
 
 
 def _tail(file: Path) -> str:

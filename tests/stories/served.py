@@ -23,6 +23,16 @@ from tests.ports import free_port
 PROGRAM = pathlib.Path(sys.executable).with_name("vllm-gateway")
 
 
+async def program(*words: str) -> str:
+    """Run the program; return what it prints."""
+    ran = await asyncio.create_subprocess_exec(
+        PROGRAM, *words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    async with asyncio.timeout(30):
+        printed, _ = await ran.communicate()
+    return printed.decode()
+
+
 @dataclass
 class Served:
     """One gateway, whose process may be replaced; all its processes write the same log."""

@@ -19,7 +19,7 @@ import pytest
 
 from gateway.sim.server import SimConfig, SimServer
 from tests.ports import free_port
-from tests.stories.served import PROGRAM
+from tests.stories.served import PROGRAM, program
 from tests.stories.support import World, gateway
 from tests.stories.support import story as story_within
 
@@ -327,15 +327,6 @@ async def test_an_outage_is_told_as_the_readme_shows_it():
                 alike(await program("status", "--server", world.admin_url))
             ):
                 await asyncio.sleep(0.2)
-
-
-async def program(*words: str) -> str:
-    ran = await asyncio.create_subprocess_exec(
-        PROGRAM, *words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    async with asyncio.timeout(30):
-        printed, _ = await ran.communicate()
-    return printed.decode()
 
 
 async def is_ready(client: httpx2.AsyncClient) -> bool:

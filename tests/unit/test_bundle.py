@@ -49,12 +49,14 @@ def packed(tmp_path, monkeypatch):
 def test_it_holds_what_a_report_needs_of_a_gateway_that_is_down(packed):
     assert set(packed) == {
         "findings.txt", "settings.json", "versions.txt", "status.json", "events.json", "requests.json", "metrics.txt",
-        "log.txt",
+        "log.txt", "reloads.json", "doctor.txt",
     }  # fmt: skip
     assert packed["status.json"].startswith("not available")
     assert "pydantic" in packed["versions.txt"]
     assert json.loads(packed["settings.json"])["listen"] == "127.0.0.1:8080"
     assert "plain" in packed["log.txt"]
+    assert "m/b1 does not answer" in packed["doctor.txt"]
+    assert "wrong, " in packed["doctor.txt"].splitlines()[-1]
 
 
 def test_no_secret_of_the_settings_is_in_it(packed):
