@@ -31,6 +31,8 @@ from gateway.upstream import attempts
 from gateway.upstream.client import Client
 
 _LOOK_S: Final = 0.02
+# A dead server refuses its probe within milliseconds. A silent one may be busy: its client is held no longer.
+_PROOF_S: Final = 1.0
 _AT_ONCE_BYTES: Final = 1024 * 1024  # a millisecond
 
 
@@ -132,9 +134,12 @@ class Retrying:
                 raise BackendBroke("The backend crashed while it worked on the request.")
 
     async def _died(self, of: Fingerprint, record: RequestRecord) -> bool:
-        """Whether the backend of the last attempt has died, as its probe shows: milliseconds, five seconds at most."""
+        """Whether the backend of the last attempt has died, as its probe shows within a second."""
         backend_id, sent_at = record.backend_id or "", record.sent_at or 0.0
-        while (died := self.quarantine.died(of, backend_id, sent_at)) is None:  # noqa: ASYNC110 - time decides, too
+        until = self._clock.now() + _PROOF_S
+        while (died := self.quarantine.died(of, backend_id, sent_at)) is None:
+            if self._clock.now() >= until:
+                return False
             await asyncio.sleep(_LOOK_S)
         return died
 

@@ -10,6 +10,7 @@ import httpx2
 import pytest
 
 from gateway.sim.server import SimConfig
+from tests.stories.stubs import page, stub
 from tests.stories.support import FAST, frames, gateway, story
 
 SLOW = SimConfig(model="m", decode_step_s=0.02)
@@ -126,6 +127,27 @@ async def test_a_backend_where_something_was_lost_is_probed_at_once():
         world.sims[0].inject("reset_before_headers@1")
         assert (await world.chat(max_tokens=1)).status_code == 502
         await world.until(lambda: len(world.sims[0].received("/health")) == before + 1, 1.0)
+
+
+@story
+async def test_an_error_of_a_backend_whose_probe_hangs_is_told_while_it_hangs():
+    """A silence proves no death, so the client is not held until all the time for a proof has passed."""
+
+    def answer(path):
+        if path == "/v1/models":
+            return page(b'{"object":"list","data":[{"id":"m"}]}')
+        if path.endswith("completions"):
+            asked.append(path)
+            return page(b'{"error":{"message":"it broke"}}', "500 Internal Server Error")
+        return None if asked else page()
+
+    asked = []
+    async with stub(answer) as (first, _), stub(answer) as (second, _):
+        pools = f"pools: {{m: {{backends: [{first}, {second}]}}}}"
+        async with gateway(pools=pools, health="timeout: 20s") as world:
+            await world.ready(2)
+            assert (await world.chat(max_tokens=1)).status_code == 500
+            assert world.process.handler.retrying.quarantine.watched, "the loss was decided first"
 
 
 @story
