@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+from functools import partial
 from typing import Final
 
 from gateway.admin.api import admin_app
@@ -113,9 +114,11 @@ def _servers(process: Process, desk: Desk) -> tuple[Server, Server]:
     )
     public = server_for(served, process.ingress)
     admin = server_for(admin_app(desk), process.admin)
-    if process.group is not None:
-        desk.fellows, desk.workers = process.group.fellows, process.group.place.answers_for
-        process.group.answers.update(answers_to_workers(desk))
+    if (workers := process.group) is not None:
+        desk.fellows, desk.workers = workers.fellows, workers.place.answers_for
+        workers.answers.update(answers_to_workers(desk))
+        if key := workers.place.key:  # a parent of an older version made none
+            desk.quarantine.share(bytes.fromhex(key), partial(workers.tell_fellows, "deaths"))
     return public, admin
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from http import HTTPStatus
 
 from typing_extensions import TypedDict
@@ -45,12 +46,12 @@ async def get_all(desk: Desk, asked: Asked[ListQuery, Body]) -> Listing:
 
 
 async def lift(desk: Desk, asked: Asked[DryRunQuery, DryRunBody]) -> LiftedTold:
-    """Forget one, whichever worker has it, so that it may be sent again."""
+    """Have all workers forget one, so that it may be sent again."""
     name = asked.names["id"]
     if asked.dry_run:
         known = await is_kept(desk, name)
     else:
-        known = desk.quarantine.lift(name) or any(await desk.fellows("lift", name))
+        known = any([desk.quarantine.lift(name), *await desk.fellows("lift", name)])
     if not known:
         detail = f"No request in quarantine is called {name[:40]}."
         raise Problem(HTTPStatus.NOT_FOUND, "not_in_quarantine", detail)
@@ -69,10 +70,14 @@ def kept(desk: Desk) -> list[SuspectTold]:
 
 
 async def _all_kept(desk: Desk) -> list[SuspectTold]:
-    found = kept(desk)
+    """Return what the workers have; each tells how often it refused it itself."""
+    found = {each["id"]: each for each in kept(desk)}
     for rows in await desk.fellows("quarantine"):
-        found += rows
-    return found
+        for row in rows:
+            known = found.setdefault(row["id"], row)
+            if known is not row:
+                known["refused"] = dict(Counter(known["refused"]) + Counter(row["refused"]))
+    return [*found.values()]
 
 
 def _told(suspect: Suspect, moment: Moment) -> SuspectTold:

@@ -264,4 +264,5 @@ def answers_to_workers(desk: Desk) -> Answers:
         "ready": at_once(lambda: desk.ready().ready),
         "quarantine": at_once(partial(kept, desk)),
         "lift": at_once(desk.quarantine.lift),
+        "deaths": at_once(desk.quarantine.heard),
     }

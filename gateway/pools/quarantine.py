@@ -3,10 +3,11 @@
     lost --the backend refuses its next probe--> present at one death --and at a second--> quarantined
      `---it passes: it lives, and the loss says nothing                                  for ten minutes
 
-A request is known by a keyed hash of its body, with a key that this process made, and its tenant. Neither the
-body nor anything of it is kept. It was at a second death only if it was sent after it was lost at the first: of
-several equal requests on backends that die at once, each was at one. If others were at both, too, it is to blame
-only if it stood at the same place of its answer: one that kills does so again where it did before.
+A request is known by a keyed hash of its body, with a key that this gateway made, and its tenant. Neither the
+body nor anything of it is kept. Workers of one gateway tell each other which requests were at a death. It was at
+a second death only if it was sent after it was lost at the first: of several equal requests on backends that die
+at once, each was at one. If others were at both, too, it is to blame only if it stood at the same place of its
+answer: one that kills does so again where it did before.
 
 A loss is an attempt whose connection broke, or that an engine which lives no more answered with an error; a death
 is a loss after which the health check is refused, broken off, or says that the engine is dead, within five seconds.
@@ -23,9 +24,11 @@ import hmac
 import math
 import secrets
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from gateway.core.aio import Clock
 from gateway.core.endings import Ending
@@ -82,12 +85,32 @@ class Loss:
         """Whether it was sent after another one was lost, and not at the same death."""
         return self.end is not first.end and self.sent_at >= first.at
 
+    def told(self) -> Presence:
+        """Return what other workers are told of it, once its backend's death is proven."""
+        end, of = self.end, self.of
+        return Presence(
+            end.backend_id, self.pool, end.began_at, of.digest, of.body_bytes, self.at, self.sent_at, self.said_tokens
+        )  # fmt: skip
+
     def repeats(self, first: Loss) -> bool:
         """Whether both may be this request's doing."""
         same_place = abs(self.said_tokens - first.said_tokens) < _SAME_PLACE_TOKENS
         return self.follows(first) and (
             same_place or len(self.end.present & first.end.present) == 1
         )
+
+
+class Presence(msgspec.Struct, frozen=True, array_like=True):
+    """That a request was at a death, as workers tell each other. They share a clock."""
+
+    backend_id: str
+    pool: str
+    began_at: float  # of the death's `End`
+    digest: bytes
+    body_bytes: int
+    at: float
+    sent_at: float
+    said_tokens: int
 
 
 @dataclass(slots=True)
@@ -122,12 +145,17 @@ class Quarantine:
         self.watched: Counter[int] = Counter()
         self.on_lost: list[Callable[[str], None]] = []
         self.on_quarantined: list[Callable[[Suspect], None]] = []
+        self._tell: Callable[[list[Presence]], None] | None = None
         self._table = table
         self._clock = clock
         self._key = secrets.token_bytes(32)
         self._losses: deque[Loss] = deque()
         self._ends: dict[str, End] = {}  # the last of each backend
         self._suspects: OrderedDict[bytes, Suspect] = OrderedDict()
+
+    def share(self, key: bytes, tell: Callable[[list[Presence]], None]) -> None:
+        """Know requests by the key of all workers, and tell the others what is proven here. Call it first of all."""
+        self._key, self._tell = key, tell
 
     def fingerprint(self, body: bytes, tenant: str) -> Fingerprint:
         """Return what a tenant's body is known by: 1 us and 1 ms for each MiB."""
@@ -139,7 +167,8 @@ class Quarantine:
         """Note that an attempt was lost which was sent then; what became of its backend will show."""
         if len(self._losses) == _MOST_LOSSES:
             self._unwatch(self._losses.popleft().of)
-        now, end = self._clock.now(), self._end(backend.id)
+        now = self._clock.now()
+        end = self._end(backend.id, now)
         end.present.add(of.digest)
         self._losses.append(Loss(of, backend.pool, end, now, sent_at, said_tokens))
         self.watched[of.body_bytes] += 1
@@ -148,18 +177,35 @@ class Quarantine:
 
     def ended_in_order(self, backend_id: str) -> None:
         """Note that a backend ended a reply itself, unfinished: what else is lost there is no sign of a crash."""
-        self._end(backend_id).in_order = True
+        self._end(backend_id, self._clock.now()).in_order = True
 
-    def _end(self, backend_id: str) -> End:
-        now, end = self._clock.now(), self._ends.get(backend_id)
-        if end is None or now - end.began_at >= _DIES_WITHIN_S:
-            end = self._ends[backend_id] = End(backend_id, now)
+    def heard(self, told: Sequence[Any]) -> None:
+        """Take what another worker of this gateway has proven: each a `Presence`, as a list.
+
+        Raises:
+            msgspec.ValidationError: it is something else.
+        """
+        losses = []
+        for each in msgspec.convert(told, list[Presence]):
+            end = self._end(each.backend_id, each.began_at)
+            end.present.add(each.digest)
+            of = Fingerprint(each.digest, each.body_bytes)
+            losses.append(Loss(of, each.pool, end, each.at, each.sent_at, each.said_tokens))
+        for loss in losses:
+            if not loss.end.in_order:
+                self._present(loss)
+
+    def _end(self, backend_id: str, at: float) -> End:
+        end = self._ends.get(backend_id)
+        if end is None or abs(at - end.began_at) >= _DIES_WITHIN_S:
+            end = self._ends[backend_id] = End(backend_id, at)
         return end
 
     def tick(self) -> None:
         """Decide about losses as far as it is known what became of their backends, and forget what is long ago."""
         now = self._clock.now()
         losses, self._losses = self._losses, deque()
+        proven = []
         for loss in losses:
             dead = self._is_dead(loss)
             if dead is None and now - loss.at < _DIES_WITHIN_S:
@@ -167,7 +213,10 @@ class Quarantine:
                 continue
             if dead:
                 self._present(loss)
+                proven.append(loss.told())
             self._unwatch(loss.of)
+        if proven and self._tell is not None:
+            self._tell(proven)
         for end in [*self._ends.values()]:
             if now - end.began_at >= _DIES_WITHIN_S:
                 del self._ends[end.backend_id]

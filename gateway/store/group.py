@@ -39,6 +39,7 @@ class Place(msgspec.Struct, frozen=True):
     public: int
     admin: int
     kept: bool = False
+    key: str = ""  # hex; all workers know requests by it (`pools.quarantine`)
 
     @property
     def leads(self) -> bool:
@@ -128,6 +129,10 @@ class Group:
             return list(await self.channel.ask("fellows", what, list(args), within_s=_FELLOWS_S))
         except Unanswered:
             return []
+
+    def tell_fellows(self, what: str, *args: Any) -> None:
+        """Have all other workers do something; nobody hears whether they did."""
+        self.channel.tell("fellows", what, list(args))
 
 
 @dataclass(slots=True)

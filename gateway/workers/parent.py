@@ -45,9 +45,8 @@ _LONG_S: Final = 10.0  # who ran for so long is started again at once
 _FIRST_PAUSE_S: Final = 0.5
 _MOST_PAUSE_S: Final = 30.0
 _FELLOW_S: Final = 1.5  # for a worker to answer another
-_UPGRADED_S: Final = (
-    150.0  # the deadlines of `upgrade.replace`, and the end of a new process that fails
-)
+# The deadlines of `upgrade.replace`, and the end of a new process that fails.
+_UPGRADED_S: Final = 150.0
 _PEER: Final = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -117,6 +116,7 @@ class Parent:
         self._store = MemoryStore(self._clock)
         self._limits = SharedLevels(self._clock)
         self._address = f"vllm-gateway-{secrets.token_hex(16)}"
+        self._key = secrets.token_hex(32)
         self._workers: list[Worker] = []  # that run, the oldest first
         self._stopping = asyncio.Event()
         self._failed: NotStarted | None = None
@@ -225,7 +225,7 @@ class Parent:
 
     def _spawn(self, number: int) -> Worker:
         public, admin, kept = self._listeners
-        place = Place(number, self._count, self._address, public.fileno(), admin.fileno(), kept)
+        place = Place(number, self._count, self._address, public.fileno(), admin.fileno(), kept, self._key)  # fmt: skip
         environ = {name: value for name, value in os.environ.items() if name != SOCKET}
         child = subprocess.Popen(
             self._words,

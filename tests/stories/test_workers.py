@@ -346,21 +346,36 @@ async def test_a_key_over_its_limit_is_told_of_whichever_workers_refused_it():
 
 
 @story
-async def test_a_request_in_quarantine_is_lifted_whichever_worker_refuses_it():
-    async with served(FAST, FAST, FAST, FAST, FAST, extra=TWO) as world:
-        await workers(world)
+async def test_a_request_that_killed_two_servers_is_refused_and_lifted_by_all_workers():
+    async with served(FAST, FAST, FAST, FAST, extra="workers: 3\nshutdown: {grace: 3s}") as world:
+        await workers(world, 3)
         for sim in world.sims:
             sim.inject("die_on_prompt:poison")
-        told = set()
-        while len(told) < 2:  # each worker has a name of its own for it
+
+        async def ask_anew():
+            """Over a connection of its own: whichever worker takes it."""
             async with client(world) as http:
-                reply = await ask(http, messages=[{"role": "user", "content": "poison"}])
-            told |= set(re.findall(r"quarantine ([0-9a-f]+)", reply.text))
-        listed = (await admin(world, "/admin/v1/quarantine"))["data"]
-        assert {each["id"] for each in listed} == told
-        for each in told:
-            assert (await order(world, f"quarantine/{each}:lift", {})).status_code == 200
+                return await ask(http, messages=[{"role": "user", "content": "poison"}])
+
+        replies = [await ask_anew()]
+        while replies[-1].status_code != 400:
+            replies.append(await ask_anew())
+        await admin(world, "/admin/v1/quarantine")  # all have answered, so all have heard of it
+        replies += [await ask_anew() for _ in range(24)]
+        assert sum(sim.state.dead for sim in world.sims) == 2
+        refused = [each for each in replies if each.status_code == 400]
+        assert replies[-len(refused) :] == refused
+        (listed,) = (await admin(world, "/admin/v1/quarantine"))["data"]
+        assert {listed["id"]} == {
+            re.search(r"quarantine ([0-9a-f]+)", each.text)[1] for each in refused
+        }
+        assert listed["refused"] == {"test": len(refused)}
+
+        for sim in world.sims:
+            sim.clear()
+        assert (await order(world, f"quarantine/{listed['id']}:lift", {})).status_code == 200
         assert (await admin(world, "/admin/v1/quarantine"))["data"] == []
+        assert {(await ask_anew()).status_code for _ in range(12)} == {200}
 
 
 @story

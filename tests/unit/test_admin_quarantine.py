@@ -57,6 +57,22 @@ def test_those_of_all_workers_are_listed_and_lifted(desks):
     assert [*desks[1].objects.quarantine] == []
 
 
+def test_one_that_both_refuse_is_listed_once_and_lifted_by_both(desks):
+    names = set()
+    for desk in desks:
+        desk.objects.quarantine.share(b"key", lambda proven: None)
+        names.add(refused(desk, b"x"))
+    for suspect, times in zip(
+        (s for desk in desks for s in desk.objects.quarantine), (1, 2), strict=True
+    ):
+        suspect.refused["t"] += times
+    (row,) = desks[0].get("/admin/v1/quarantine").json()["data"]
+    assert {row["id"]} == names
+    assert row["refused"] == {"t": 3}
+    assert lift(desks[0], row["id"], headers={"if-match": "*"}).json()["lifted"] is True
+    assert [[*desk.objects.quarantine] for desk in desks] == [[], []]
+
+
 def test_one_that_no_worker_refuses_is_not_found(desks):
     refused(desks[1], b"x")
     for params in ({}, {"dry_run": "true"}):

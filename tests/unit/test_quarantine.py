@@ -1,5 +1,6 @@
 """Which requests were present at two deaths, and for how long they are refused."""
 
+import msgspec
 import pytest
 
 from gateway.core.endings import Ending
@@ -267,6 +268,74 @@ def test_what_is_known_is_bounded():
 
 def test_the_key_is_the_process_s_own():
     assert House().of(POISON) != House().of(POISON)
+
+
+# --- workers of one gateway -----------------------------------------------------------------------
+
+
+def workers(count=2):
+    """Return workers that see the same backends, and tell each other as over their channel."""
+    houses = [House() for _ in range(count)]
+    for each in houses:
+        each.pool = houses[0].pool
+        each.quarantine = Quarantine(each.pool.table, each.pool.clock)
+        each.quarantine.on_quarantined.append(each.told.append)
+
+        def tell(proven, each=each):
+            sent = msgspec.msgpack.decode(msgspec.msgpack.encode(proven))
+            for other in houses:
+                if other is not each:
+                    other.quarantine.heard(sent)
+
+        each.quarantine.share(b"key", tell)
+    return houses
+
+
+def test_deaths_that_two_workers_saw_are_two_to_all():
+    first, second, third = workers(3)
+    first.dies("b1", POISON)
+    assert not second.is_out()
+    second.dies("b2", POISON)
+    for each in (first, second, third):
+        assert each.is_out()
+        assert [suspect.died for suspect in each.told] == [["m/b1", "m/b2"]]
+    assert not third.is_out(OTHER)
+
+
+def test_a_death_that_two_workers_saw_is_one():
+    first, second = workers()
+    for each in (first, second):
+        each.loses("b1", POISON)
+    first.probe("b1", "refused")
+    second.quarantine.tick()
+    first.pool.later(1)
+    assert not first.is_undecided()
+    assert not any(each.is_out() for each in (first, second))
+    first.dies("b2", POISON)
+    assert first.is_out()
+    assert second.is_out()
+
+
+def test_company_that_another_worker_had_at_both_deaths_counts():
+    """Which of the two is to blame is told by the place of their answers, whoever sent them."""
+    first, second = workers()
+    for name, said in (("b1", 100), ("b2", 300)):
+        first.loses(name, POISON, said_tokens=50)
+        second.loses(name, OTHER, said_tokens=said)
+        first.probe(name, "refused")
+        second.quarantine.tick()
+    for each in (first, second):
+        assert each.is_out()
+        assert not each.is_out(OTHER)
+
+
+def test_what_another_worker_saw_end_in_order_has_not_died():
+    first, second = workers()
+    for name in ("b1", "b2"):
+        second.quarantine.ended_in_order(f"m/{name}")
+        first.dies(name, POISON)
+    assert first.is_out()
+    assert not second.is_out()
 
 
 def test_what_is_stopped_by_order_dies_of_nothing():
