@@ -47,9 +47,9 @@ arch: setup
 test: setup            ## everything that needs no other program than Python
 	$(BIN)/pytest -m 'not e2e' --ignore=tests/faults -n $(JOBS) --dist loadfile
 
-faults: setup          ## faults of the catalogue, and a short mix of them under load
+faults: setup          ## faults of the catalogue, and two minutes of a mix of them under load
 	$(BIN)/pytest tests/faults
-	$(BIN)/python -m tests.faults.chaos --seconds 60 --rate 25 $(if $(CI),--seed 1)
+	$(BIN)/python -m tests.faults.chaos --seconds 120 --rate 25 $(if $(CI),--seed 1)
 
 chaos: setup           ## the long mix: half an hour, and a thousand kills
 	$(BIN)/python -m tests.faults.chaos --seconds 1800 --rate 200

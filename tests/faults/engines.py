@@ -2,7 +2,7 @@
 
     python -m tests.faults.engines PLAN LEDGER
 
-The plan is JSON, `{"engines": n, "strikes": [{"at_s", "engine", "fault", "for_s"}, ...]}`. URLs come on
+The plan is JSON, `{"engines": n, "calm": n, "strikes": [{"at_s", "engine", "fault", "for_s"}, ...]}`. URLs come on
 standard output, a line each; the first line on standard input starts the clock, its end stops all.
 """
 
@@ -13,6 +13,7 @@ import contextlib
 import pathlib
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -22,6 +23,7 @@ from tests.faults import ledgers
 from tests.faults.ledgers import EngineLine
 from tests.faults.traffic import write_down
 
+CALM: Final = "calm"  # the model, its pool, and the tenant who asks it
 KILL: Final = "kill"  # the server goes away with all of its connections, and comes back
 _KEEP_EVERY_S: Final = 0.5
 
@@ -36,32 +38,46 @@ class Strike(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What happens to how many engines."""
+    """What happens to how many engines, and how many others serve a model that nothing happens to."""
 
     engines: int
     strikes: Sequence[Strike]
+    calm: int = 0
+
+    def configs(self) -> list[SimConfig]:
+        """Return what the engines are; those that nothing happens to come last."""
+        # Slow enough that streams are under way when something breaks.
+        struck = SimConfig(model="m", decode_step_s=0.01, max_num_seqs=256)
+        # A first token takes 0.2 to 0.4 s, as those of real engines do: many times what a busy machine adds.
+        calm = SimConfig(model=CALM, decode_step_s=0.2)
+        return [struck] * self.engines + [calm] * self.calm
 
 
-async def strike(sim: SimServer, what: Strike) -> None:
-    """Break one engine and heal it again."""
+async def strike(sim: SimServer, what: Strike, killed: set[SimServer]) -> None:
+    """Break one engine and heal it again; one that is killed is in `killed` until it comes back."""
     await asyncio.sleep(what.at_s)
     if what.fault == KILL:
+        killed.add(sim)
         await sim.stop()
     else:
         sim.inject(what.fault)
     await asyncio.sleep(what.for_s)
     if what.fault == KILL:
         await sim.start()
+        killed.discard(sim)
     else:
         sim.clear()
 
 
-async def one_after_the_other(sim: SimServer, strikes: Sequence[Strike]) -> None:
+async def one_after_the_other(
+    sim: SimServer, strikes: Sequence[Strike], killed: set[SimServer]
+) -> None:
     """Carry out the strikes of one engine; none begins before the one before is over."""
     begun = asyncio.get_running_loop().time()
     for each in strikes:
         late = asyncio.get_running_loop().time() - begun
-        await strike(sim, Strike(max(0.0, each.at_s - late), each.engine, each.fault, each.for_s))
+        due = Strike(max(0.0, each.at_s - late), each.engine, each.fault, each.for_s)
+        await strike(sim, due, killed)
 
 
 async def run(plan: Plan, path: pathlib.Path) -> None:
@@ -69,17 +85,19 @@ async def run(plan: Plan, path: pathlib.Path) -> None:
     lines: list[EngineLine] = []
     loop = asyncio.get_running_loop()
     async with contextlib.AsyncExitStack() as stack:
-        sims = []
-        for number in range(plan.engines):
-            # Slow enough that streams are under way when something breaks.
-            config = SimConfig(model="m", decode_step_s=0.01, max_num_seqs=256)
-            sims.append(await stack.enter_async_context(SimServer(config)))
-            write_down(sims[-1], f"b{number + 1}", lines.append)
-            print(sims[-1].url, flush=True)
+        sims: list[SimServer] = []
+        killed: set[SimServer] = set()
+        for number, config in enumerate(plan.configs()):
+            sim = await stack.enter_async_context(SimServer(config))
+            sims.append(sim)
+            write_down(sim, f"b{number + 1}", lines.append, partial(killed.__contains__, sim))
+            print(sim.url, flush=True)
         await loop.run_in_executor(None, sys.stdin.readline)
         tasks = [
             loop.create_task(
-                one_after_the_other(sim, [each for each in plan.strikes if each.engine == number])
+                one_after_the_other(
+                    sim, [each for each in plan.strikes if each.engine == number], killed
+                )
             )
             for number, sim in enumerate(sims)
         ]

@@ -57,6 +57,7 @@ class EngineLine(msgspec.Struct, frozen=True, kw_only=True):
     begun: int = 0
     emitted: int = 0
     left_at: float | None = None  # when it saw that its client had left
+    died: bool = False  # the engine ended, and it with it
 
 
 class GatewayLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +72,19 @@ class GatewayLine(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float | None = None
     completion_tokens: int | None = None
     usage_source: str | None = None
+
+
+class Life(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of an engine that the gateway launches, as it says itself when it begins."""
+
+    engine: str
+    pid: int
+    began_at: float
+
+    @property
+    def incarnation(self) -> str:
+        """What it is called."""
+        return f"{self.engine}/{self.pid}"
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,12 +112,23 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     secrets: Sequence[str] = ()  # that no paper may have
     inside: Sequence[str] = ()  # addresses and paths that no error may name
     faulted_tenants: frozenset[str] = frozenset()
-    quiet_ttft_p99_s: float | None = None  # of the other tenants, without any fault
+    faults_from: float | None = None  # before that, nothing was broken
     restarts: Sequence[str] = ()  # the incarnations that were restarted
     true_faults: frozenset[str] = frozenset()  # the incarnations that were broken
 
 
-_Line = TypeVar("_Line", ClientLine, EngineLine, GatewayLine)
+_Line = TypeVar("_Line", ClientLine, EngineLine, GatewayLine, Life)
+
+
+def restarts(lives: Iterable[Life]) -> list[str]:
+    """Return the incarnations that others took the place of, one each time."""
+    last: dict[str, str] = {}
+    found = []
+    for life in sorted(lives, key=lambda each: each.began_at):
+        if life.engine in last:
+            found.append(last[life.engine])
+        last[life.engine] = life.incarnation
+    return found
 
 
 def write(path: pathlib.Path, lines: Iterable[msgspec.Struct]) -> None:

@@ -11,8 +11,10 @@ import re
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 from tests import keyfiles as keys
 from tests.abuse.support import Reply, head, raw
@@ -34,8 +36,13 @@ class Served:
     process: asyncio.subprocess.Process
     public_port: int
     admin_port: int
-    key: str
+    keys: Mapping[str, str]  # by tenant
     log: pathlib.Path
+
+    @property
+    def key(self) -> str:
+        """A key, whosever it is."""
+        return next(iter(self.keys.values()))
 
     @property
     def pid(self) -> int:
@@ -86,17 +93,23 @@ async def served(
     extra: str = "",
     *,
     log: int | None = None,
+    more_pools: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    tenants: Sequence[str] = ("test",),
     **pool: object,
 ) -> AsyncIterator[Served]:
     """Run a gateway whose pool `m` has these backends. `log`: a descriptor in place of the file."""
+    pools = {"m": {"backends": list(urls), **pool}, **more_pools}
     public, admin = (free_url().removeprefix("http://") for _ in range(2))
     path = folder / "gateway.yaml"
     path.write_text(
         f"listen: {public}\nadmin: {{listen: {admin}}}\nkeys: {{file: keys.yaml}}\nlog: {{access: true}}\n"
         "health: {interval: 200ms, scrape_interval: 200ms, models_interval: 1s}\n"
-        f"pools: {json.dumps({'m': {'backends': list(urls), **pool}})}\n{extra}\n"
+        f"pools: {json.dumps(pools)}\n{extra}\n"
     )
-    key = keys.create(folder / "keys.yaml", name="test", wall_now=time.time()).key
+    made = {
+        name: keys.create(folder / "keys.yaml", name=name, wall_now=time.time()).key
+        for name in tenants
+    }
     where = folder / "gateway.log"
     with where.open("ab") as file, (folder / "gateway.err").open("ab") as errors:
         process = await asyncio.create_subprocess_exec(
@@ -104,9 +117,9 @@ async def served(
             stdout=file.fileno() if log is None else log, stderr=errors.fileno(),
         )  # fmt: skip
     ports = [int(each.rpartition(":")[2]) for each in (public, admin)]
-    gate = Served(process, ports[0], ports[1], key, where)
+    gate = Served(process, ports[0], ports[1], made, where)
     try:
-        await gate.ready(len(urls))
+        await gate.ready(sum(len(each["backends"]) for each in pools.values()))
         yield gate
     finally:
         with contextlib.suppress(ProcessLookupError):

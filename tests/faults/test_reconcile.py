@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.faults import ledgers
-from tests.faults.ledgers import ClientLine, End, EngineLine, Evidence, GatewayLine, Held
+from tests.faults.ledgers import ClientLine, End, EngineLine, Evidence, GatewayLine, Held, Life
 from tests.faults.reconcile import RULES, reconcile
 
 WHOLE = "the sea sun sky fog "  # 5 tokens
@@ -81,6 +81,18 @@ HONEST = {
     "all at rest": evidence(
         before=Held(descriptors=50, tasks=20, threads=3, memory_mib=80),
         after=Held(descriptors=52, tasks=20, threads=3, memory_mib=90),
+    ),
+    "others wait as long as without faults": evidence(
+        [client(), client("n2", sent_at=2.0, first_at=2.15)],
+        [logged(), logged("n2")],
+        [engine(), engine("n2")],
+        faults_from=1.0,
+        faulted_tenants=frozenset({"x"}),
+    ),
+    "many begin anew as their engine has died": evidence(
+        [client(f"n{n}") for n in range(5)],
+        [logged(f"n{n}") for n in range(5)],
+        [engine(f"n{n}", at=at, died=at < 0.06) for n in range(5) for at in (0.05, 0.06)],
     ),
     "restarts of what was broken": evidence(restarts=["b1/1"], true_faults=frozenset({"b1/1"})),
 }
@@ -175,9 +187,14 @@ FORGED = {
         10, evidence([client(**CUT)], [logged(**BROKEN)], [engine(emitted=2)], faulted_tenants=frozenset({"x"})),
     ),
     "others wait": (
-        10, evidence([client(first_at=0.5)], quiet_ttft_p99_s=0.1, faulted_tenants=frozenset({"x"})),
+        10,
+        evidence(
+            [client(), client("n2", sent_at=2.0, first_at=2.3)], [logged(), logged("n2")], [engine(), engine("n2")],
+            faults_from=1.0, faulted_tenants=frozenset({"x"}),
+        ),
     ),
     "a healthy one was restarted": (11, evidence(restarts=["b1/1"])),
+    "what broke stays broken": (11, evidence(true_faults=frozenset({"b1/1"}))),
     "restarted twice": (
         11, evidence(restarts=["b1/1", "b1/1"], true_faults=frozenset({"b1/1"})),
     ),
@@ -210,6 +227,12 @@ def test_a_stream_is_whole_where_its_attempts_leave_no_gap(parts):
     ]  # fmt: skip
     found = [each for each in reconcile(evidence(engines=engines)) if each.invariant == 2]
     assert (found == []) == (covered >= set(range(5)))
+
+
+def test_each_life_after_the_first_one_is_a_restart():
+    lives = [Life(engine="e1", pid=2, began_at=5.0), Life(engine="e1", pid=1, began_at=1.0)]
+    lives += [Life(engine="e2", pid=3, began_at=2.0), Life(engine="e1", pid=4, began_at=7.0)]
+    assert ledgers.restarts(lives) == ["e1/1", "e1/2"]
 
 
 def test_ledgers_are_files_of_lines(tmp_path):

@@ -37,6 +37,7 @@ class Question:
     stream: bool = True
     tokens: int = 20
     leave_after: int | None = None
+    model: str = "m"
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -44,8 +45,8 @@ class Question:
         """The body: its prompt ends with the nonce, so that what follows it is the reply's."""
         text = f"tell [{self.nonce}]"
         if self.path == EMBEDDINGS:
-            return {"model": "m", "input": text} | self.extra
-        asked: dict[str, Any] = {"model": "m", "max_tokens": self.tokens, "temperature": 0}
+            return {"model": self.model, "input": text} | self.extra
+        asked: dict[str, Any] = {"model": self.model, "max_tokens": self.tokens, "temperature": 0}
         asked |= (
             {"prompt": text}
             if self.path == COMPLETIONS
@@ -58,17 +59,18 @@ class Question:
         """The text of a whole reply, by the simulator's own rule."""
         if self.path == EMBEDDINGS:
             return ""
-        ask = parse_ask(self.path, self.body, SimConfig(model="m"), [])
+        ask = parse_ask(self.path, self.body, SimConfig(model=self.model), [])
         return "".join(plan_reply(ask, 0)[0].pieces)
 
 
 class Caller:
     """Sends questions, each over a connection of its own, and keeps a line of each."""
 
-    def __init__(self, port: int, key: str) -> None:
+    def __init__(self, port: int, key: str, tenant: str = "") -> None:
         self.lines: list[ClientLine] = []
         self._port = port
         self._key = key
+        self._tenant = tenant
 
     async def ask(self, question: Question, seconds: float = 60.0) -> ClientLine:
         """Ask, read to the end or leave, and write down what came."""
@@ -90,6 +92,7 @@ class Caller:
             nonce=question.nonce, path=question.path, stream=question.stream, end=seen.end, sent_at=sent_at,
             ended_at=ended_at, status=seen.status, first_at=seen.first_at, first_text_at=seen.first_text_at,
             text=seen.text, whole=question.whole, finish=seen.finish, done=seen.done, error=seen.error, retry_after=seen.retry_after,
+            tenant=self._tenant,
         )  # fmt: skip
         self.lines.append(line)
         return line
@@ -196,8 +199,13 @@ class _Seen:
 # --- an engine --------------------------------------------------------------------------------------
 
 
-def write_down(sim: SimServer, name: str, keep: Callable[[EngineLine], None]) -> None:
-    """Have a simulated server tell each attempt that has a nonce, when it ends."""
+def write_down(
+    sim: SimServer,
+    name: str,
+    keep: Callable[[EngineLine], None],
+    dies: Callable[[], bool] = lambda: False,
+) -> None:
+    """Have a simulated server tell each attempt that has a nonce, when it ends. `dies`: the server ends now."""
 
     def ended(request: Received) -> None:
         if request.method != "POST" or (told := _told(request)) is None:
@@ -206,6 +214,7 @@ def write_down(sim: SimServer, name: str, keep: Callable[[EngineLine], None]) ->
         line = EngineLine(
             nonce=nonce, engine=name, at=request.at, ended_at=time.monotonic(), begun=begun,
             emitted=request.tokens_emitted, left_at=request.client_disconnected_at,
+            died=dies(),
         )  # fmt: skip
         keep(line)
 
