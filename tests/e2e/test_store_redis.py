@@ -18,6 +18,7 @@ from gateway.store.onredis import redis_store
 from gateway.store.scripts import BUDGET_S
 from gateway.store.shared import StoreUnavailable
 from tests.e2e.support import GATEWAY
+from tests.faults.toxic import Toxic, toxic
 from tests.limitercases import amounts, plan_of, used_of
 from tests.redisserver import PROGRAMS, redis_server, time_passes
 from tests.storecases import Desk, StoreCases
@@ -164,6 +165,26 @@ def test_what_is_wrong_with_a_server_is_told_in_words(options, told):
         assert works(server.url).startswith(told)
 
 
+def test_a_server_that_still_loads_its_data_is_told_of_and_used_once_it_has():
+    with redis_server("--rdbcompression", "no") as server:
+        with server.client() as client:
+            client.mset({f"key{number}": "x" * 2000 for number in range(100)})
+            client.save()
+        server.kill()
+        # Each key takes 50 ms, and calls are answered after each.
+        server.options = (
+            "--key-load-delay",
+            "50000",
+            "--loading-process-events-interval-bytes",
+            "1024",
+        )
+        server.start()
+        assert works(server.url) == "it is still loading its data"
+        deadline = time.monotonic() + 60
+        while told := works(server.url):
+            assert time.monotonic() < deadline, told
+
+
 def test_over_tls_the_certificate_is_checked(tmp_path):
     command = (
         "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -keyout key.pem -out cert.pem"
@@ -258,11 +279,20 @@ def test_a_server_that_comes_back_empty_is_used_again():
     timed(story)
 
 
-def test_whoever_gives_up_takes_no_other_callers_reply():
+@pytest.mark.parametrize(
+    ("turns", "calls", "latency_s"), [(60, 100, 0.0), (50, 200, 0.05)], ids=["near", "far"]
+)
+def test_whoever_gives_up_takes_no_other_callers_reply(turns, calls, latency_s):
     async def story(server):
-        store = await store_at(server)
-        for number in range(64):
-            await store.hold(f"s{number}")
+        async with toxic(f"http://127.0.0.1:{server.port}") as proxy:
+            store = redis_store(proxy.url.replace("http:", "redis:"), SystemClock())
+            for number in range(64):
+                await store.hold(f"s{number}")
+            proxy.down = Toxic(latency_s=latency_s)
+            await give_up(store)
+            await store.close()
+
+    async def give_up(store):
         loop, wrong, cancelled, answered = asyncio.get_running_loop(), 0, 0, 0
 
         async def call(number):
@@ -275,9 +305,9 @@ def test_whoever_gives_up_takes_no_other_callers_reply():
             renewed = await store.renew(lease)
             wrong += renewed is None
 
-        for turn in range(60):
-            tasks = [loop.create_task(call(100 * turn + each)) for each in range(100)]
-            await asyncio.sleep(0.0005 * (turn % 7))
+        for turn in range(turns):
+            tasks = [loop.create_task(call(calls * turn + each)) for each in range(calls)]
+            await asyncio.sleep(latency_s * (turn % 3) + 0.0005 * (turn % 7))
             for task in tasks[::2]:
                 cancelled += task.cancel()
             await asyncio.wait(tasks)
@@ -288,7 +318,6 @@ def test_whoever_gives_up_takes_no_other_callers_reply():
         assert (wrong, len(await store.holds())) == (0, 64)
         assert cancelled > 1000
         assert answered > 1000
-        await store.close()
 
     timed(story)
 
