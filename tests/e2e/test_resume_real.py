@@ -1,6 +1,7 @@
 """Streams of real vLLM servers go on, token for token, when the one that writes them is killed or frozen."""
 
 import asyncio
+import json
 import signal
 
 import pytest
@@ -55,13 +56,14 @@ def servers(shared_engines):
     return shared_engines.serving(2, *lora_flags())
 
 
-def go_on(folder, servers, asked, number, more_bytes=0, **pools):
+def go_on(folder, servers, asked, number, more_bytes=0, holds=None, **pools):
     """Return what 40 streams tell of which those of the first server break off.
 
     A signal disturbs the server itself. Without one its connections end, so many bytes after the last whole frame.
+    `holds` is true of what that may be.
     """
     with behind_a_gateway(folder, servers, **pools) as (gate, first):
-        first.hold_after(HELD_AFTER, more_bytes)
+        first.hold_after(HELD_AFTER, more_bytes, holds)
         disturb = first.cut if number is None else lambda: servers[0].signal(number)
         answers = asyncio.run(disturbed(gate, first, asked, disturb))
         assert first.streams_held >= 10
@@ -74,9 +76,25 @@ def go_on(folder, servers, asked, number, more_bytes=0, **pools):
     return answers
 
 
+def is_within_a_character(frame):
+    """Whether the token of a frame shows no text: that comes with the rest of its character."""
+    data = frame.partition(b"data: ")[2].partition(b"\n")[0]
+    choices = () if data == b"[DONE]" else json.loads(data)["choices"]
+    return any(
+        choice.get("token_ids")
+        and not (choice.get("text") or choice.get("delta", {}).get("content"))
+        for choice in choices
+    )
+
+
 @pytest.mark.parametrize(
     ("model", "number"),
-    [("tiny", signal.SIGSTOP), ("lora-a", signal.SIGSTOP), ("tiny", signal.SIGKILL)],
+    [
+        ("tiny", signal.SIGSTOP),
+        ("lora-a", signal.SIGSTOP),
+        ("tiny", signal.SIGKILL),
+        ("lora-a", signal.SIGKILL),
+    ],
 )
 def test_streams_go_on_token_for_token(tmp_path, servers, model, number):
     asked = requests(model)
@@ -89,11 +107,16 @@ def test_streams_go_on_token_for_token(tmp_path, servers, model, number):
     check_greedy(answers, expected)
 
 
-def test_streams_that_end_within_a_frame_go_on_token_for_token(tmp_path, servers):
-    """The half frame is not told, and its token is written again elsewhere."""
+@pytest.mark.parametrize(
+    "where",
+    [{"more_bytes": WITHIN_A_FRAME}, {"holds": is_within_a_character}],
+    ids=["frame", "character"],
+)
+def test_streams_that_end_within_something_go_on_token_for_token(tmp_path, servers, where):
+    """The half frame, or the character's tokens, were not told, and are written again elsewhere."""
     asked = requests("tiny")
     expected = asyncio.run(undisturbed(servers[1], asked))
-    answers = go_on(tmp_path, servers, asked, None, more_bytes=WITHIN_A_FRAME)
+    answers = go_on(tmp_path, servers, asked, None, **where)
     whole = [told for told in answers.values() if told.whole]
     assert {(told.finish, told.usage["completion_tokens"]) for told in whole} == {
         ("length", TOKENS)

@@ -13,7 +13,7 @@ import contextlib
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 _FRAME_END = b"\n\n\r\n"  # vLLM's server writes each frame as a chunk of its own
 _STREAMS = b"\r\ncontent-type: text/event-stream"
@@ -29,6 +29,7 @@ class Valve:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=200)
         self._frames: int | None = None
         self._more_bytes = 0
+        self._holds: Callable[[bytes], bool] = _any_frame
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._held: set[socket.socket] = set()
@@ -41,9 +42,14 @@ class Valve:
         """Where it listens."""
         return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
 
-    def hold_after(self, frames: int, more_bytes: int = 0) -> None:
-        """Let so many frames of each stream that begins from now on pass, and so many bytes of the next one."""
-        self._frames, self._more_bytes = frames, more_bytes
+    def hold_after(
+        self, frames: int, more_bytes: int = 0, holds: Callable[[bytes], bool] | None = None
+    ) -> None:
+        """Let so many frames of each stream that begins from now on pass, and so many bytes of the next one.
+
+        `holds`: then as many more as it takes until it is true of one, which is the last to pass.
+        """
+        self._frames, self._more_bytes, self._holds = frames, more_bytes, holds or _any_frame
 
     def cut(self) -> int:
         """Close the connections of all streams that are held, in order (FIN); return how many they were."""
@@ -101,14 +107,14 @@ class Valve:
     def _answer(self, server: socket.socket, client: socket.socket) -> None:
         """Pass on what the server says, until its end; of a stream only what may pass."""
         while data := server.recv(_READ_BYTES):
-            frames, more_bytes = self._frames, self._more_bytes
+            frames, more_bytes, holds = self._frames, self._more_bytes, self._holds
             if frames is None or _STREAMS not in data.lower():
                 client.sendall(data)
                 continue
             said, at = data, -1
             self._count(passing=1)
             try:
-                while (at := _end_of(said, frames)) < 0 or len(said) < at + more_bytes:
+                while (at := _end_of(said, frames, holds)) < 0 or len(said) < at + more_bytes:
                     client.sendall(data)
                     data = server.recv(_READ_BYTES)
                     if not data:
@@ -125,14 +131,19 @@ class Valve:
                 pass
 
 
-def _end_of(said: bytes, frames: int) -> int:
-    """Return where the n-th frame ends; -1 where it has not come yet."""
-    at = 0
-    for _ in range(frames):
+def _end_of(said: bytes, frames: int, holds: Callable[[bytes], bool]) -> int:
+    """Return where the first frame ends, from the n-th on, that holds; -1 where it has not come yet."""
+    begin = at = number = 0
+    while number < frames or not holds(said[begin:at]):
+        begin, number = at, number + 1
         at = said.find(_FRAME_END, at) + len(_FRAME_END)
         if at < len(_FRAME_END):
             return -1
     return at
+
+
+def _any_frame(frame: bytes) -> bool:
+    return True
 
 
 def _pass_on(source: socket.socket, target: socket.socket) -> None:
