@@ -73,6 +73,7 @@ CATALOGUE: Final = (
     Fault(13, "odd metrics", "silence, errors, 20 MiB, garbage, NaN, other names", "serves by what is in flight; bounded reading", (
         "faults/test_sick_backends::test_a_backend_with_odd_metrics_serves_all_the_same",
         "stories/test_control::test_garbage_metrics_leave_the_load_unknown_and_the_backend_in_service",
+        "stories/test_fetch::test_an_unusable_page_is_a_short_word",
     )),
     Fault(14, "one KV cache is full", "usage 1.0 in its metrics", "no new work there; no flapping", (
         "faults/test_sick_backends::test_a_backend_whose_kv_cache_is_full_gets_no_new_work",
@@ -96,7 +97,7 @@ CATALOGUE: Final = (
         "stories/test_quarantine::test_a_request_that_kills_its_server_kills_two_of_four_and_is_refused_then",
         "stories/test_quarantine::test_a_stream_that_goes_on_elsewhere_does_not_take_the_whole_pool_with_it",
     )),
-    Fault(20, "half of the requests fail at random", "500 to every other", "out within 30 s", (
+    Fault(20, "half of the requests fail", "500 to every other", "out within 30 s", (
         "stories/test_ejection::test_a_backend_that_fails_half_of_its_requests_is_out_within_half_a_minute",
     )),
     Fault(21, "a reply that is none", "HTML, gzip, no UTF-8, BOM, odd statuses", "an error in OpenAI's form, bounded, never a bug", (
