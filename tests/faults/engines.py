@@ -49,7 +49,7 @@ class Plan(msgspec.Struct, frozen=True):
         # Slow enough that streams are under way when something breaks.
         struck = SimConfig(model="m", decode_step_s=0.01, max_num_seqs=256)
         # A first token takes 0.2 to 0.4 s, as those of real engines do: many times what a busy machine adds.
-        calm = SimConfig(model=CALM, decode_step_s=0.2)
+        calm = SimConfig(model=CALM, decode_step_s=0.2, max_num_seqs=256)
         return [struck] * self.engines + [calm] * self.calm
 
 

@@ -32,11 +32,11 @@ async def run(name: str, model: str, folder: pathlib.Path, uds: str) -> int:
     loop = asyncio.get_running_loop()
     for number, ends_with in ((signal.SIGUSR1, CRASHED), (signal.SIGTERM, 0)):
         loop.add_signal_handler(number, told.put_nowait, ends_with)
+    code: int | None = None
     sim = SimServer(SimConfig(model=model, uds=uds))
     write_down(sim, name, lines.append, lambda: code == CRASHED)
     life = Life(engine=name, pid=os.getpid(), began_at=time.monotonic())
     ledgers.write(folder / "lives.jsonl", [life])
-    code: int | None = None
     async with sim:
         while code is None:
             try:
