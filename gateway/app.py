@@ -224,10 +224,12 @@ def _limiter(
     group: Group | None,
 ) -> Limiter:
     """Return what limits, on Redis, else in the parent of workers, else in this process."""
-    if link is not None:
-        return Limiter(clock, link, replicas)
-    shared = None if group is None else GroupScripts(group)
-    return Limiter(clock, shared, replicas, accounts.spent)
+    shared = link if link is not None or group is None else GroupScripts(group)
+    limiter = Limiter(clock, shared, replicas, accounts.spent)
+    if accounts.telling is not None:
+        accounts.telling.on_telling.append(limiter.tell_owed)
+        accounts.telling.on_learnt.append(limiter.recall)
+    return limiter
 
 
 def shared_store(

@@ -304,12 +304,12 @@ async def _close(process: Process, *servers: Server) -> None:
     process.handler.shadows.close()
     process.client.close()
     await process.supervisor.close()
+    process.ledger.post()
+    await process.accounts.close()
     await process.replicas.leave()
     await process.store.close()
-    process.ledger.post()
     if process.handler.tracing is not None:
         await process.handler.tracing.traces.close()
-    await process.accounts.close()
     process.outlet.flush()
     process.handler.settings.counters.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 
 import msgspec
@@ -37,6 +38,11 @@ class Attempt(msgspec.Struct, frozen=True, gc=False):
     ended_at: float
     ending: Ending | None  # None: it did not fail
     span_id: str = ""  # of its span, where the request has a trace
+
+
+def reached(attempts: int, failed: Sequence[Attempt]) -> bool:
+    """Whether some of a request's attempts found a server to connect to."""
+    return len(failed) < attempts or any(each.ending is not Ending.CONNECT for each in failed)
 
 
 class Barrier(Enum):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.core.endings import Ending
+from gateway.core.endings import reached
 from gateway.core.limits import FREE, Amounts, Plan, Price, Taken
 from gateway.core.ratelimited import LimitsUnknown, RateLimited
 from gateway.core.types import Ask, Outcome, RequestRecord
@@ -85,7 +85,7 @@ def actual_of(record: RequestRecord, costs: Amounts) -> Amounts:
 
     One that the engine refused as wrong (4xx) was a request, and took no tokens.
     """
-    if record.attempts == 0 or record.outcome is Outcome.SHED or _never_sent(record):
+    if record.outcome is Outcome.SHED or not reached(record.attempts, record.failed):
         return NOTHING
     usage = record.usage
     if usage is None:
@@ -94,12 +94,6 @@ def actual_of(record: RequestRecord, costs: Amounts) -> Amounts:
     price = record.price
     money = 0.0 if price is None else price.of(prompt, output, usage.cached_tokens or 0)
     return Amounts(1.0, prompt, output, prompt + output, money)
-
-
-def _never_sent(record: RequestRecord) -> bool:
-    """Whether no attempt found a server to connect to."""
-    failed = record.failed
-    return len(failed) == record.attempts and all(each.ending is Ending.CONNECT for each in failed)
 
 
 def _refused(found: Refused, currency: str) -> RateLimited:

@@ -63,7 +63,7 @@ class SharedLevels:
         return ""
 
     def _recall(self, stores: tuple[str, ...], args: list[str], at: Moment) -> str:
-        spent = [float(each) for each in args[1].split()]
+        _, *spent = map(float, args[1].split())
         self._levels.recall(_counts(stores, args[0]), at, spent.__getitem__)
         return ""
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.core.aio import Clock, periodic
-from gateway.core.limits import Amounts, Judged, Limit, Plan, Taken
+from gateway.core.limits import Amounts, Judged, Limit, Period, Plan, Taken
 from gateway.limiting import scripts
 from gateway.limiting.levels import CALENDAR, Levels, Moment
 from gateway.limiting.rules import NOTHING, Refusal, over, refusal
@@ -75,7 +75,7 @@ class Limiter:
         replicas: Callable[[], int],
         spent: Callable[[Judged, str], float] | None = None,
     ) -> None:
-        """`spent` tells what was used of a day or month before this gateway began; None: Redis remembers."""
+        """`spent` tells what is known to be used of a day or month; what is shared may lack it."""
         self._spent = spent
         self.levels = Levels()
         self._clock = clock
@@ -83,7 +83,9 @@ class Limiter:
         self._replicas = replicas
         self._again_at = -math.inf  # Redis was slow, and is asked again then
         self._told: dict[Plan, tuple[tuple[float, ...], float]] = {}  # by Redis, and when
-        self._begun: set[tuple[tuple[str, ...], str]] = set()  # days and months that are counted
+        # Plans whose days and months are at least what was spent before; and that, by store, rule and day.
+        self._begun: set[tuple[tuple[str, ...], str]] = set()
+        self._before: dict[tuple[str, int, Period, int], float] = {}
         self._owed: dict[Plan, Amounts] = {}  # of days and months, that Redis was not told
         self._untold: list[_Settled] = []  # to Redis, of what it let through
         self._unknown = False  # what runs here may be unknown to Redis
@@ -157,13 +159,15 @@ class Limiter:
         self._unknown = bool(link.trouble)
         self._renewed_at = self._clock.now()
 
-    async def _turn(self) -> None:
+    def recall(self) -> None:
+        """More is known of what was spent: no day or month is counted from less."""
+        self._begun.clear()
+        self._before.clear()
+
+    def tell_owed(self) -> None:
+        """Tell Redis what an outage kept from it, before the ledger tells it who used that."""
         if self._link is None or self._link.trouble:
             return
-        if self._unknown or self._clock.now() - self._renewed_at >= _RENEW_S:
-            await self.renew()
-        if len(self._told) > _TOLD_MOST:  # by plans that are in force no more
-            self._told.clear()
         untold, self._untold = self._untold, []
         for settled in untold:
             self._tell(settled, self._link)
@@ -172,6 +176,17 @@ class Limiter:
         for plan, more in owed.items():
             told = scripts.words(f"- {today}", more, plan.calendar)
             self._link.post(scripts.SETTLE, plan.stores, told)
+
+    async def _turn(self) -> None:
+        if self._link is None or self._link.trouble:
+            return
+        if self._unknown or self._clock.now() - self._renewed_at >= _RENEW_S:
+            await self.renew()
+        if len(self._told) > _TOLD_MOST:  # by plans that are in force no more
+            self._told.clear()
+        if len(self._before) > _TOLD_MOST:
+            self.recall()
+        self.tell_owed()
 
     def _owe(self, plan: Plan, used: Amounts) -> None:
         if plan.calendar and used != NOTHING:
@@ -198,7 +213,7 @@ class Limiter:
             await self.renew()
         counted = plan.stores, plan.calendar
         if plan.calendar and self._spent is not None and counted not in self._begun:
-            link.post(scripts.RECALL, plan.stores, self._before(self._spent, plan))
+            link.post(scripts.RECALL, plan.stores, self._recalled(self._spent, plan))
         told = scripts.words(f"{lease} {RUNS_S * 1000:.0f}", costs, plan.words)
         try:
             reply: str = await link.ask(
@@ -236,7 +251,7 @@ class Limiter:
         at = Moment.of(self._clock.now(), wall)
         if away:
             self._unknown = True
-            self._recall(replicas)
+            self._go_on(replicas)
         if plan.calendar and (spent := self._spent) is not None:
             of, key_id = plan.rules, plan.key_id
             self.levels.recall(plan, at, lambda place: spent(of[place], key_id) / replicas)
@@ -254,11 +269,17 @@ class Limiter:
             shadowed=tuple(places),
         )  # fmt: skip
 
-    def _before(self, spent: Callable[[Judged, str], float], plan: Plan) -> tuple[str, str]:
-        used = [spent(each, plan.key_id) for each in plan.rules if each.period in CALENDAR]
-        return plan.calendar, " ".join(f"{each:.9f}" for each in used)
+    def _recalled(self, spent: Callable[[Judged, str], float], plan: Plan) -> tuple[str, str]:
+        used, day = [], self._moment().day
+        for each in plan.rules:
+            if each.period in CALENDAR:
+                place = plan.stores[each.store], each.amount, each.period, day
+                if place not in self._before:
+                    self._before[place] = spent(each, plan.key_id)
+                used.append(f"{self._before[place]:.9f}")
+        return plan.calendar, " ".join([str(day), *used])
 
-    def _recall(self, replicas: int) -> None:
+    def _go_on(self, replicas: int) -> None:
         """Go on from this replica's part of what Redis told last."""
         told, self._told = self._told, {}
         began = self._clock.wall() - self._clock.now()

@@ -136,9 +136,27 @@ end
 return redis.call('PEXPIRE', KEYS[1], ARGV[1])
 """)
 
-# Only the parent of workers answers this: it begins anew with its gateway, and has to be told what was used before.
-# ARGV: the rules of a day or a month, then what was used of each.
-RECALL: Final = Script("recall")
+# What counts may have lost its data, or never had it: none of these rules is lower from now on.
+# Words: four of each rule of a day or a month. ARGV[2]: the day, then what was spent of each of them.
+RECALL: Final = Script(
+    _LEVELS
+    + """
+local told = {}
+for word in ARGV[2]:gmatch('%S+') do
+  told[#told + 1] = tonumber(word)
+end
+for at = 1, #words, 4 do
+  local store, field, most = tonumber(words[at]), words[at + 1], tonumber(words[at + 2])
+  local spent = told[(at + 7) / 4]
+  if stamp_of(field:sub(2)) == (field:sub(2) == 'd' and told[1] or month(told[1]))
+      and level(store, field, most) < spent then
+    keep(store, field, most, spent)
+  end
+end
+expire()
+return 1
+"""
+)
 
 
 def words(head: str, each: Amounts, rules: str) -> tuple[str]:

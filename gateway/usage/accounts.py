@@ -11,32 +11,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from gateway.core.aio import Clock, periodic
-from gateway.core.limits import RULES, Judged, Period, Price, Rule, Scope
+from gateway.core.limits import Judged, Price
 from gateway.core.types import RequestRecord
 from gateway.store.scripts import Scripted
 from gateway.store.shared import StoreUnavailable
 from gateway.usage.entries import Entry, Place, Sums, day_told, entry_of, place_of, summed
 from gateway.usage.journal import UsageJournal, every_entry
 from gateway.usage.shared import SharedUsage
+from gateway.usage.spent import Spent, folded
+from gateway.usage.telling import Telling
 
 log = logging.getLogger("gateway.usage")
 
 _EVERY_S: Final = 1.0
 _MOST_WAITING: Final = 65_536  # entries that a disk which does not write may hold up
-_BATCH: Final = 512  # lines that Redis counts with one call
-_CALLS: Final = 16  # in one turn
 _MOST_TENANTS: Final = 1000  # that have metrics of their own
+_MOST_PLACES: Final = 100_000  # in memory; about 300 bytes each
 _OTHER: Final = "_other"
 _DAY_S: Final = 86_400.0
-
-_MONEY: Final = RULES[Rule.BUDGET_DAY][1]
 
 PriceOf = Callable[[str, str], Price | None]  # by model and pool
 
@@ -52,13 +50,17 @@ class Accounts:
         most_bytes: int,
         price_of: PriceOf,
     ) -> None:
-        self.sums: dict[Place, Sums] = {}  # of this process, and of what its state folder has
+        # Of this process and, of this month, what its state folder has. With a folder the days before today are one.
+        self.sums: dict[Place, Sums] = {}
+        self._spent = Spent()  # of these
+        self._day = day_told(clock.wall())
         self._tenants: dict[str, Sums] = {}  # of this process
         # Where requests of one day are counted, by tenant, key, model and adapter; and when that day ends.
         self._cells: dict[tuple[str, ...], tuple[Sums, Sums]] = {}
         self._day_ends_at = 0.0
         self._clock = clock
         self._shared = None if link is None or folder is None else SharedUsage(link)
+        self.telling = None if self._shared is None else Telling(self._shared, self.today)
         self._folder = folder
         self._most_bytes = most_bytes
         self._price_of = price_of
@@ -98,7 +100,11 @@ class Accounts:
         tenant = place[1]
         if tenant not in self._tenants and len(self._tenants) >= _MOST_TENANTS:
             tenant = _OTHER
-        cell = self.sums.setdefault(place, Sums()), self._tenants.setdefault(tenant, Sums())
+        if place not in self.sums:
+            if len(self.sums) >= _MOST_PLACES:
+                place = place[0], tenant, _OTHER, *place[3:]
+            self._spent.note(place, self.sums.setdefault(place, Sums()))
+        cell = self.sums[place], self._tenants.setdefault(tenant, Sums())
         self._cells[named] = cell
         return cell
 
@@ -126,7 +132,8 @@ class Accounts:
             return
         self._journal, self._next = journal, journal.last + 1
         for place, each in before.items():
-            _add(self.sums.setdefault(place, Sums()), each)
+            self.sums.setdefault(place, Sums()).include(each)
+        self._fold(self.today())
 
     async def run(self) -> None:
         """Write and tell, until cancelled."""
@@ -134,21 +141,27 @@ class Accounts:
 
     async def turn(self) -> None:
         """Write what waits, and have Redis count what it has not."""
+        if self._day != (today := self.today()):
+            self._fold(today)
         if self._journal is None and self._waiting and self._folder is not None:
             await self._open(self._folder)
         if self._journal is None:
             return
         await self._write(self._journal)
-        if self._shared is not None:
-            await self._tell(self._journal, self._shared)
+        if self.telling is not None:
+            await self.telling.turn(self._journal)
+
+    def _fold(self, today: str) -> None:
+        """Keep what limits need; where no ledger keeps days for the export, the newest days too."""
+        self.sums = _newest(self.sums) if self._folder is None else folded(self.sums, today)
+        self._spent, self._day = Spent(self.sums), today
+        self._cells.clear()
 
     async def close(self) -> None:
-        """Write what still waits, and let go of the ledger."""
-        if self._journal is None and self._waiting and self._folder is not None:
-            await self._open(self._folder)
+        """Write and tell what still waits, and let go of the ledger."""
+        await self.turn()
         journal, self._journal = self._journal, None
         if journal is not None:
-            await self._write(journal)
             journal.close()
 
     async def _write(self, journal: UsageJournal) -> None:
@@ -170,20 +183,6 @@ class Accounts:
             self._next += len(batch)
             self._told = False
 
-    async def _tell(self, journal: UsageJournal, shared: SharedUsage) -> None:
-        try:
-            # Asked each time: a Redis that came back empty, or older, has counted less.
-            counted = await shared.counted(journal.id)
-            for _ in range(_CALLS):
-                if counted >= journal.last:
-                    return
-                lines = await asyncio.to_thread(journal.after, counted, _BATCH)
-                if not lines:
-                    return
-                counted = await shared.count(journal.id, lines)
-        except StoreUnavailable:
-            return  # the next turn goes on from what it has counted
-
     async def read(self, days: Sequence[str]) -> dict[Place, Sums]:
         """Return what was used on some days: by all gateways if they share a Redis that answers.
 
@@ -202,17 +201,13 @@ class Accounts:
         return {place: each for place, each in found.items() if place[0] in days}
 
     def spent(self, rule: Judged, key_id: str) -> float:
-        """Return what was used before of a rule that counts over a day or a month."""
-        limit, today = rule.limit, self.today()
-        begins = today if rule.period is Period.DAY else today[: len("2026-11")]
-        whole = limit.scope in (Scope.TENANT, Scope.TENANT_MODEL)
-        return sum(
-            each.money if rule.amount == _MONEY else each.input + each.output
-            for (day, tenant, key, model, adapter), each in self.sums.items()
-            if day.startswith(begins)
-            and (tenant == limit.owner if whole else key == key_id)
-            and (not limit.models or _matches(limit.models, (model, adapter)))
-        )
+        """Return what was used before of a rule that counts over a day or a month, as far as is known."""
+        today, telling = self.today(), self.telling
+        own = self._spent.of(rule, key_id, today)
+        if telling is None:
+            return own
+        telling.wanted = True
+        return own if telling.spent is None else max(own, telling.spent.of(rule, key_id, today))
 
     def today(self) -> str:
         """Return the day, in UTC."""
@@ -228,10 +223,7 @@ class Accounts:
         self._told = True
 
 
-def _matches(glob: str, names: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, glob) for name in names if name)
-
-
-def _add(sums: Sums, more: Sums) -> None:
-    for field in Sums.__slots__:
-        setattr(sums, field, getattr(sums, field) + getattr(more, field))
+def _newest(sums: Mapping[Place, Sums]) -> dict[Place, Sums]:
+    """Return the sums of the newest days, as many as leave half of the room for the next one."""
+    newest = sorted(sums.items(), key=lambda each: each[0][0], reverse=True)
+    return dict(newest[: _MOST_PLACES // 2])

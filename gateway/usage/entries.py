@@ -10,12 +10,16 @@ from typing import Final
 
 import msgspec
 
+from gateway.core.endings import reached
 from gateway.core.limits import Price
 from gateway.core.types import Outcome, RequestRecord
 
 _DAY_S: Final = 86_400
-_SHED: Final = Outcome.SHED  # looked up once: 0.15 us before Python 3.12
+# Looked up once: 0.15 us before Python 3.12.
+_SHED: Final = Outcome.SHED
+_REJECTED: Final = Outcome.UPSTREAM_REJECTED
 RESERVED: Final = "reserved"  # nobody told the usage, so what its limits reserved counts
+REFUSED: Final = "refused"  # the engine refused it as wrong, and took no tokens
 UNKNOWN: Final = "unknown"  # nobody told it, and nothing was reserved
 
 
@@ -58,11 +62,20 @@ class Sums:
         self.output += each.output
         self.money += each.money
 
+    def include(self, more: Sums) -> None:
+        """Add what other requests add up to."""
+        self.requests += more.requests
+        self.input += more.input
+        self.cached += more.cached
+        self.output += more.output
+        self.money += more.money
+
 
 def entry_of(record: RequestRecord, n: int, at: float, price: Price | None) -> Entry | None:
     """Return the line of a request that ended; None where no engine took it, or nobody is known to have sent it."""
     caller = record.caller
-    if caller is None or record.attempts == 0 or record.outcome is _SHED:
+    shed = record.outcome is _SHED or not reached(record.attempts, record.failed)
+    if caller is None or shed:
         return None
     usage, taken = record.usage, record.taken
     source, cached = UNKNOWN, 0
@@ -70,6 +83,8 @@ def entry_of(record: RequestRecord, n: int, at: float, price: Price | None) -> E
     if usage is not None:
         source, cached = usage.source._value_, usage.cached_tokens or 0
         prompt, output = usage.prompt_tokens, usage.completion_tokens
+    elif record.outcome is _REJECTED:
+        source = REFUSED
     elif taken is not None:
         source = RESERVED
         prompt, output = round(taken.costs.input_tokens), round(taken.costs.output_tokens)

@@ -10,6 +10,7 @@ that fit the bound are kept. Every method does I/O and blocks: call it from a th
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
@@ -29,27 +30,36 @@ _DECODER: Final = msgspec.json.Decoder(Entry)
 
 
 class UsageJournal:
-    """One ledger. `last` is the number of its last line, 0 while it has none."""
+    """One ledger. `last` is the number of its last line, 0 while it has none; `found` is that when it was taken."""
 
-    def __init__(self, folder: Path, most_bytes: int) -> None:
-        """Take a free ledger in a folder.
+    def __init__(self, folder: Path, most_bytes: int, place: int | None = None) -> None:
+        """Take a ledger of a folder: the first free one, made if need be, or the one at a place.
 
         Raises:
+            BlockingIOError: another process has the one at that place, or this one has.
             OSError: it cannot be made, or written.
         """
+        self._most_bytes = most_bytes
         self._file_bytes = max(1, most_bytes // _FILE_PARTS)
-        self._folder, self._lock = _taken(folder)
+        self._folder, self._lock = _first_free(folder) if place is None else _taken(folder, place)
+        try:
+            self._read()
+        except OSError:
+            self.close()
+            raise
+        self._began = False
+
+    def _read(self) -> None:
         named = self._folder / "id"
         if not named.exists():
             named.write_text(secrets.token_hex(8))
         self.id = named.read_text()
-        self.last = 0
-        files = self._files()
+        files, self.last = self._files(), 0
         if files:
             self.last = _first(files[-1]) - 1
             for each in _entries(files[-1]):
                 self.last = max(self.last, each.n)
-        self._began = False
+        self.found = self.last
         self._found = (1, files[0] if files else self._folder, 0)  # where a line was found last
 
     def append(self, entries: Sequence[Entry]) -> None:
@@ -111,6 +121,17 @@ class UsageJournal:
         for file in self._files():
             yield from _entries(file)
 
+    def left_behind(self) -> list[UsageJournal]:
+        """Take all ledgers beside this one that no process writes; whoever asked closes them.
+
+        One that cannot be read is left out.
+        """
+        folder, found = self._folder.parent, list[UsageJournal]()
+        for named in sorted(folder.glob("*/id")):
+            with contextlib.suppress(OSError, ValueError):
+                found.append(UsageJournal(folder, self._most_bytes, int(named.parent.name)))
+        return found
+
     def close(self) -> None:
         """Let another process have it."""
         os.close(self._lock)
@@ -122,21 +143,23 @@ class UsageJournal:
         return sorted(self._folder.glob("ledger-*.jsonl"))
 
 
-def _taken(folder: Path) -> tuple[Path, int]:
+def _first_free(folder: Path) -> tuple[Path, int]:
     for place in range(_MOST_LEDGERS):
-        mine = folder / str(place)
-        mine.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(mine / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            continue
-        except OSError:
-            os.close(lock)
-            raise
-        return mine, lock
+        with contextlib.suppress(BlockingIOError):
+            return _taken(folder, place)
     raise OSError(f"all {_MOST_LEDGERS} ledgers are in use")
+
+
+def _taken(folder: Path, place: int) -> tuple[Path, int]:
+    mine = folder / str(place)
+    mine.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(mine / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise
+    return mine, lock
 
 
 def every_entry(folder: Path) -> Iterator[Entry]:

@@ -6,6 +6,7 @@ twice. A Redis that came back empty is told all that the ledgers still have.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Final
 
@@ -36,7 +37,9 @@ redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 return tonumber(ARGV[3])
 """)
 
-_COUNTED: Final = Script("return tonumber(redis.call('HGET', KEYS[1], ARGV[1])) or 0")
+# The mark is a field beside the ledgers: a loss takes both.
+_COUNTED: Final = Script("return redis.call('HMGET', KEYS[1], ARGV[1], 'mark')")
+_MARK: Final = Script("redis.call('HSET', KEYS[1], 'mark', ARGV[1]) return ARGV[1]")
 _READ: Final = Script("return redis.call('HGETALL', KEYS[1])")
 
 
@@ -46,9 +49,14 @@ class SharedUsage:
     def __init__(self, link: Scripted) -> None:
         self._link = link
 
-    async def counted(self, journal_id: str) -> int:
-        """Return the last line of a ledger that was counted."""
-        return int(await self._link.ask(_COUNTED, (_JOURNALS,), (journal_id,)))
+    async def counted(self, journal_id: str) -> tuple[int, str]:
+        """Return the last line of a ledger that was counted, and the mark; empty: there is none."""
+        counted, mark = await self._link.ask(_COUNTED, (_JOURNALS,), (journal_id,))
+        return int(counted or 0), mark or ""
+
+    async def leave_mark(self) -> str:
+        """Say that lines of before were told again, with a mark that nobody has seen; returns it."""
+        return str(await self._link.ask(_MARK, (_JOURNALS,), (secrets.token_hex(8),)))
 
     async def count(self, journal_id: str, entries: Sequence[Entry]) -> int:
         """Count lines of a ledger, all or none; return the last one that is counted by now."""

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from gateway.core.asked import Caller
+from gateway.core.endings import Attempt, Ending
 from gateway.core.limits import Amounts, KeyLimits, Period, Price, Taken
 from gateway.core.types import Endpoint, Outcome, RequestRecord, Usage, UsageSource
 from gateway.limiting.limiter import Limiter
@@ -54,9 +55,23 @@ def test_usage_that_nobody_told_is_what_was_reserved():
     made = entry_of(record(tokens=None, taken=taken), 1, 0.0, None)
     assert (made.input, made.output, made.source) == (30, 70, "reserved")
     assert entry_of(record(tokens=None), 1, 0.0, None).source == "unknown"
+    refused = record(tokens=None, taken=taken, outcome=Outcome.UPSTREAM_REJECTED)
+    made = entry_of(refused, 1, 0.0, None)
+    assert (made.input, made.output, made.source) == (0, 0, "refused")
 
 
-@pytest.mark.parametrize("more", [{"caller": False}, {"attempts": 0}, {"outcome": Outcome.SHED}])
+NOT_SENT = Attempt("m/b1", "e", 0.0, 0.1, Ending.CONNECT)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"caller": False},
+        {"attempts": 0},
+        {"outcome": Outcome.SHED},
+        {"attempts": 2, "failed": (NOT_SENT, NOT_SENT)},
+    ],
+)
 def test_what_no_engine_took_has_no_line(more):
     assert entry_of(record(**more), 1, 0.0, None) is None
 
@@ -124,8 +139,11 @@ class FakeRedis:
         self.calls += 1
         if self.away:
             raise StoreUnavailable
+        if "HMGET" in script.text:
+            return [self.counted.get(args[0]), self.counted.get("mark")]
         if len(args) == 1:
-            return self.counted.get(args[0], 0)
+            self.counted["mark"] = args[0]
+            return args[0]
         journal, first, last = args[:3]
         if self.counted.get(journal, 0) < first:
             named = zip(args[5::3], args[6::3], strict=True)
@@ -197,6 +215,68 @@ def test_a_gateway_that_begins_again_knows_what_was_used_and_counts_on(tmp_path)
         assert isinstance(await limiter.take(plan, Amounts(1, 40, 0, 40, 0)), Taken)
         assert not isinstance(await limiter.take(plan, Amounts(1, 40, 0, 40, 0)), Taken)
         await after.close()
+
+    run(story())
+
+
+def test_redis_is_told_what_the_ledgers_of_processes_that_are_gone_still_have(tmp_path):
+    async def story():
+        redis, clock = FakeRedis(), HeldClock()
+        here, gone = (
+            Accounts(clock, redis, tmp_path / "usage", 10**6, lambda *names: None) for _ in range(2)
+        )
+        redis.away = True
+        for each, tokens in ((here, 3), (gone, 50)):
+            each.posted([record(tokens=(tokens, 0))])
+            await each.turn()
+        await gone.close()  # it told nobody
+        redis.away = False
+        await here.turn()
+        assert redis.tokens == 53
+        redis.counted, redis.tokens = {}, 0  # it came back empty
+        await here.turn()
+        assert redis.tokens == 53
+        running = Accounts(clock, redis, tmp_path / "usage", 10**6, lambda *names: None)
+        await running.open()  # nobody holds the ledger that was told
+        assert [each.name for each in sorted(tmp_path.glob("usage/*"))] == ["0", "1"]
+        for each in (here, running):
+            await each.close()
+
+    run(story())
+
+
+def test_memory_holds_what_limits_need_of_the_month_and_no_more_than_its_bound(tmp_path):
+    async def story():
+        clock = HeldClock()
+        clock.at = 20_000.0 * DAY_S  # the fourth of a month
+        accounts = Accounts(clock, None, tmp_path / "usage", 10**7, lambda *names: None)
+        await accounts.open()
+        rules = plan_of(KeyLimits(tokens_per_day=9, tokens_per_month=9), tenant="acme").rules
+        for _ in range(40):
+            accounts.posted([record(received_at=clock.now(), tokens=(10, 5))])
+            await accounts.turn()
+            spent = [accounts.spent(rule, "k") for rule in rules]
+            assert len(accounts.sums) <= 2
+            clock.at += DAY_S
+        assert spent == [15, 15 * 12]  # the twelfth of the month after
+        every = await accounts.read(days_between("2024-10-04", "2024-11-12"))
+        assert sum(each.requests for each in every.values()) == 40
+        await accounts.close()
+
+    run(story())
+
+
+def test_keys_beyond_the_bound_of_the_memory_are_counted_together():
+    async def story():
+        clock = HeldClock()
+        accounts = Accounts(clock, None, None, 0, lambda *names: None)
+        for n in range(100_100):
+            accounts.posted([record(key=f"k{n}")])
+        assert len(accounts.sums) == 100_001
+        assert accounts.sums[accounts.today(), "acme", "_other", "m", ""].requests == 100
+        clock.at += DAY_S
+        await accounts.turn()
+        assert len(accounts.sums) == 50_000
 
     run(story())
 

@@ -1,0 +1,58 @@
+"""What was used this month, found by who used it: what limits of days and months go on from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Final
+
+from gateway.core.limits import RULES, Judged, Period, Rule, Scope
+from gateway.usage.entries import Place, Sums
+
+_MONEY: Final = RULES[Rule.BUDGET_DAY][1]
+_MONTH: Final = len("2026-11")
+
+
+class Spent:
+    """Sums by their keys and tenants. They may grow later; whoever adds another one notes it here."""
+
+    def __init__(self, sums: Mapping[Place, Sums] | None = None) -> None:
+        self._of: dict[tuple[bool, str], list[tuple[Place, Sums]]] = {}
+        for place, each in (sums or {}).items():
+            self.note(place, each)
+
+    def note(self, place: Place, sums: Sums) -> None:
+        """Find these sums by their key, and by their tenant."""
+        _, tenant, key, _, _ = place
+        for owner in ((True, tenant), (False, key)):
+            self._of.setdefault(owner, []).append((place, sums))
+
+    def of(self, rule: Judged, key_id: str, today: str) -> float:
+        """Return what was used of a rule that counts over a day or a month."""
+        limit = rule.limit
+        begins = today if rule.period is Period.DAY else today[:_MONTH]
+        whole = limit.scope in (Scope.TENANT, Scope.TENANT_MODEL)
+        return sum(
+            each.money if rule.amount == _MONEY else each.input + each.output
+            for (day, _, _, model, adapter), each in self._of.get(
+                (whole, limit.owner if whole else key_id), ()
+            )
+            if day.startswith(begins)
+            and (not limit.models or _matches(limit.models, (model, adapter)))
+        )
+
+
+def folded(sums: Mapping[Place, Sums], today: str) -> dict[Place, Sums]:
+    """Return what limits need of sums: today's, and the month's other days as one; its `day` is the month."""
+    month = today[:_MONTH]
+    found: dict[Place, Sums] = {}
+    for (day, *names), each in sums.items():
+        if day.startswith(month):
+            tenant, key, model, adapter = names
+            place = day if day == today else month, tenant, key, model, adapter
+            (found.get(place) or found.setdefault(place, Sums())).include(each)
+    return found
+
+
+def _matches(glob: str, names: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, glob) for name in names if name)
