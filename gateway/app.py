@@ -227,6 +227,7 @@ def _limiter(
     shared = link if link is not None or group is None else GroupScripts(group)
     limiter = Limiter(clock, shared, replicas, accounts.spent)
     if accounts.telling is not None:
+        limiter.tells_owed = False
         accounts.telling.on_telling.append(limiter.tell_owed)
         accounts.telling.on_learnt.append(limiter.recall)
     return limiter

@@ -14,6 +14,7 @@ That a request runs is a lease of 30 s, renewed while it does: what a killed rep
 
 from __future__ import annotations
 
+import contextlib
 import math
 import secrets
 from collections.abc import Callable
@@ -77,6 +78,7 @@ class Limiter:
     ) -> None:
         """`spent` tells what is known to be used of a day or month; what is shared may lack it."""
         self._spent = spent
+        self.tells_owed = True  # False: who tells Redis the ledger tells that too, before it
         self.levels = Levels()
         self._clock = clock
         self._link = link
@@ -164,18 +166,16 @@ class Limiter:
         self._begun.clear()
         self._before.clear()
 
-    def tell_owed(self) -> None:
-        """Tell Redis what an outage kept from it, before the ledger tells it who used that."""
-        if self._link is None or self._link.trouble:
-            return
-        untold, self._untold = self._untold, []
-        for settled in untold:
-            self._tell(settled, self._link)
-        owed, self._owed = self._owed, {}
-        today = self._moment().day
-        for plan, more in owed.items():
-            told = scripts.words(f"- {today}", more, plan.calendar)
-            self._link.post(scripts.SETTLE, plan.stores, told)
+    async def tell_owed(self) -> None:
+        """Tell Redis what days and months lost to an outage.
+
+        Raises:
+            StoreUnavailable: it does not answer; a part may be lost.
+        """
+        while self._link is not None and self._owed:
+            plan, more = self._owed.popitem()
+            told = scripts.words(f"- {self._moment().day}", more, plan.calendar)
+            await self._link.ask(scripts.SETTLE, plan.stores, told)
 
     async def _turn(self) -> None:
         if self._link is None or self._link.trouble:
@@ -186,7 +186,12 @@ class Limiter:
             self._told.clear()
         if len(self._before) > _TOLD_MOST:
             self.recall()
-        self.tell_owed()
+        untold, self._untold = self._untold, []
+        for settled in untold:
+            self._tell(settled, self._link)
+        if self.tells_owed:
+            with contextlib.suppress(StoreUnavailable):
+                await self.tell_owed()
 
     def _owe(self, plan: Plan, used: Amounts) -> None:
         if plan.calendar and used != NOTHING:

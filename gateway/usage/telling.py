@@ -3,14 +3,15 @@
     counted? --> tell the lines that it lacks --> it lacked lines of before: leave a mark --> all read the month
 
 A Redis that lost its data, or came back with older data, is told again what the ledgers still have. Whoever told
-it again leaves a mark there, and each gateway that finds a new mark reads what all used. So limits of days and
-months go on from what all ledgers together know, whoever is the last to tell.
+it again, or had lost it, leaves a mark there, and each gateway that finds a new mark reads what all used. So limits
+of days and months go on from what all ledgers together know, whoever is the last to tell.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from gateway.store.shared import StoreUnavailable
@@ -23,6 +24,7 @@ from gateway.usage.spent import Spent, folded
 _BATCH: Final = 512  # lines that Redis counts with one call
 _CALLS: Final = 16  # for one ledger in one turn
 _LOOK_TURNS: Final = 60  # between looks for ledgers that nobody writes any more
+_LEARN_TURNS: Final = 5  # between two readings of the month
 
 
 class Telling:
@@ -31,41 +33,47 @@ class Telling:
     def __init__(self, shared: SharedUsage, today: Callable[[], str]) -> None:
         self.spent: Spent | None = None
         self.wanted = False  # some limit counts over a day or a month
-        self.on_telling: list[Callable[[], None]] = []  # before lines are told
+        # Redis answers, and is told no lines yet. They raise StoreUnavailable where something may be lost.
+        self.on_telling: list[Callable[[], Awaitable[None]]] = []
         self.on_learnt: list[Callable[[], None]] = []  # after `spent` changed
         self._shared = shared
         self._today = today
         self._counted = 0  # lines of this process's ledger, when Redis was asked last
-        self._lacked = (
-            False  # Redis lacked lines of before, and no mark says yet that it was told them
-        )
+        self._lacked = False  # Redis lacked something of before, and no mark says so yet
         self._mark: str | None = None  # when the month was read last
         self._turns = 0
+        self._learns_from = 0  # that turn
 
     async def turn(self, journal: UsageJournal) -> None:
         """Tell the lines of this process's ledger that Redis lacks, and learn what that changes."""
         try:
-            await self._turn(journal)
+            mark = await self._catch_up(journal)
         except StoreUnavailable:
-            return  # the next turn goes on from what it has counted
+            self._lacked = True  # the one that answers next may lack the last moments of this one
+            return
+        finally:
+            self._turns += 1
+        if self.wanted and mark not in (None, self._mark) and self._turns >= self._learns_from:
+            self._learns_from = self._turns + _LEARN_TURNS
+            with contextlib.suppress(StoreUnavailable):
+                await self._learn()
+                self._mark = mark
 
-    async def _turn(self, journal: UsageJournal) -> None:
-        for each in self.on_telling:
-            each()
+    async def _catch_up(self, journal: UsageJournal) -> str | None:
+        """Tell what Redis lacks; returns its mark once that is all."""
         counted, mark = await self._shared.counted(journal.id)
+        for told in self.on_telling:
+            await told()
         self._lacked |= counted < max(self._counted, journal.found)
         self._counted, whole = await self._tell(journal, counted)
         if whole and (self._lacked or self._turns % _LOOK_TURNS == 0):
             whole = await self._tell_left_behind(journal)
         if not whole:
-            return
-        self._turns += 1
+            return None
         if self._lacked:
             mark = await self._shared.leave_mark()
             self._lacked = False
-        if self.wanted and mark != self._mark:
-            await self._learn()
-            self._mark = mark
+        return mark
 
     async def _tell(self, journal: UsageJournal, counted: int) -> tuple[int, bool]:
         """Tell lines that follow on what is counted; returns what is counted by now, and whether that is all."""

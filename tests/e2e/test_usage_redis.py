@@ -7,14 +7,10 @@ import time
 import pytest
 
 from gateway.core.aio import SystemClock
-from gateway.core.asked import Caller
-from gateway.core.limits import KeyLimits, Price, Taken
-from gateway.limiting.limiter import Limiter
-from gateway.store.onredis import redis_store
-from gateway.store.shared import StoreUnavailable
-from gateway.usage.accounts import Accounts
+from gateway.core.limits import KeyLimits
 from gateway.usage.report import rows
-from tests.limitercases import DAY_S, amounts, plan_of
+from tests.limitedgateway import LimitedGateway
+from tests.limitercases import DAY_S, plan_of
 from tests.redisserver import PROGRAMS, redis_server
 from tests.stories.support import story
 from tests.unit.test_usage import record
@@ -33,49 +29,22 @@ def server(request):
         yield server
 
 
-class Gateway:
-    """What one gateway limits and counts; it takes its turns when the test says so."""
+PLANS = {key: plan_of(OWN, key, "acme", WHOLE) for key in ("k", "l")}
+
+
+class Gateway(LimitedGateway):
+    """Two keys of one tenant."""
 
     def __init__(self, server, state, replicas=1):
-        clock, price = SystemClock(), Price(1, 1, 2)
-        self.store = redis_store(server.url, clock)
-        self.accounts = Accounts(clock, self.store.link, state, 10**6, lambda *_: price)
-        self.limiter = Limiter(clock, self.store.link, lambda: replicas, self.accounts.spent)
-        self.accounts.telling.on_telling.append(self.limiter.tell_owed)
-        self.accounts.telling.on_learnt.append(self.limiter.recall)
-        self.plans = {key: plan_of(OWN, key, "acme", WHOLE) for key in ("k", "l")}
+        super().__init__(server.url, state, replicas)
 
     async def answers(self, key, tokens, times=1):
-        """Answer requests that use so many tokens; returns how many fitted."""
-        fitted, costs = 0, amounts(tokens, money=tokens / 1e6)
-        for _ in range(times):
-            taken = await self.limiter.take(self.plans[key], costs)
-            if isinstance(taken, Taken):
-                self.limiter.settle(taken, costs)
-                made = record(tokens=(tokens, 0), received_at=SystemClock.now())
-                made.caller = Caller(key, key, "acme")
-                self.accounts.posted([made])
-                fitted += 1
-        return fitted
+        return await super().answers(PLANS[key], tokens, times)
 
     async def used(self):
-        """Return what is used, as Redis says: of the key's month and day (money in millionths), the tenant's day."""
-        taken = await self.limiter.take(self.plans["k"], amounts())
-        self.limiter.settle(taken, taken.costs)
-        self.limiter.tell_owed()  # as it does once a second
-        month, money, whole, _ = taken.used
-        return (month, round(money * 1e6), whole) if taken.shared else None
-
-    async def finds(self):
-        """Ask Redis until it answers, as the heartbeat does."""
-        while True:
-            with contextlib.suppress(StoreUnavailable):
-                return await self.store.holds()
-            await asyncio.sleep(0.05)
-
-    async def ends(self):
-        await self.accounts.close()
-        await self.store.close()
+        """Return what is used of the key's month and day (money in millionths), and of the tenant's day."""
+        used = await super().used(PLANS["k"])
+        return used and (used[0], round(used[1] * 1e6), used[2])
 
 
 async def turns_until(gateways, *wanted):

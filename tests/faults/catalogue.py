@@ -231,7 +231,9 @@ CATALOGUE: Final = (
         "stories/test_http::test_odd_methods_are_refused_in_the_form_of_every_error",
         "stories/test_http::test_a_websocket_gets_what_a_plain_get_gets",
     )),
-    Fault(56, "the store is killed and comes back empty", "SIGKILL of Redis", "limits reset at most a window", (
+    Fault(56, "the store is killed and comes back empty", "SIGKILL of Redis", "minutes begin anew, days and months do not", (
+        "e2e/test_usage_redis::test_days_and_months_go_on_where_they_were_after_redis_lost",
+        "e2e/test_usage_redis::test_what_an_outage_used_counts_once_though_limiter_and_ledger_tell_it",
         "e2e/test_replicas::test_a_drain_holds_at_all_over_a_redis_that_comes_back_empty",
         "e2e/test_store_redis::test_a_server_that_comes_back_empty_is_used_again",
         "e2e/test_limits_redis::test_no_outcome_changes_with_what_befalls_the_redis",
@@ -252,9 +254,11 @@ CATALOGUE: Final = (
     Fault(60, "the store answers slowly or breaks off", "1 byte/s, reset in a reply", "no task stays", (
         "stories/test_store_slow::test_a_store_that_answers_slowly_or_breaks_off_leaves_nothing_behind",
     )),
-    Fault(61, "the store fails over and loses writes", "sentinel", "one restart for an incarnation", (
+    Fault(61, "the store fails over and loses writes", "Sentinel, Cluster", "one restart for an incarnation", (
+        "e2e/test_failover_redis::test_limits_keys_and_months_go_on_at_the_replica_that_lacked_the_last_of_them",
+        "e2e/test_failover_redis::test_in_a_cluster_each_tenant_has_a_node_and_goes_on_where_its_slots_go",
         "unit/test_leases::test_what_the_store_lost_is_told_anew_and_what_was_lifted_is_not",
-    ), missing="no Sentinel fails over: what it would lose is taken away instead"),
+    )),
     Fault(62, "one replica loses the store", "partition", "1.2 times the limit at most", (
         "unit/test_limiter::test_a_replica_without_redis_gives_out_its_share_and_says_so",
         "unit/test_limiter::test_the_share_goes_on_from_what_was_used_when_redis_last_answered",

@@ -219,6 +219,33 @@ def test_a_gateway_that_begins_again_knows_what_was_used_and_counts_on(tmp_path)
     run(story())
 
 
+def test_what_limits_owe_is_told_before_the_lines_of_it_and_once_redis_answers(tmp_path):
+    async def story():
+        redis, lost, told = FakeRedis(), False, []
+        accounts = Accounts(HeldClock(), redis, tmp_path / "usage", 10**6, lambda *names: None)
+
+        async def tell():
+            told.append(redis.tokens)
+            if lost:
+                raise StoreUnavailable
+
+        accounts.telling.on_telling.append(tell)
+        accounts.posted([record(tokens=(3, 0))])
+        redis.away = True
+        await accounts.turn()
+        assert told == []
+        redis.away, lost = False, True
+        await accounts.turn()
+        assert (told, redis.tokens) == ([0], 0)
+        lost = False
+        await accounts.turn()
+        assert (told, redis.tokens) == ([0, 0], 3)
+        assert redis.counted["mark"]  # all read again what was used, as something may be lost
+        await accounts.close()
+
+    run(story())
+
+
 def test_redis_is_told_what_the_ledgers_of_processes_that_are_gone_still_have(tmp_path):
     async def story():
         redis, clock = FakeRedis(), HeldClock()
