@@ -241,6 +241,7 @@ CATALOGUE: Final = (
     Fault(57, "the store hangs", "SIGSTOP of Redis", "250 ms at most for a command", (
         "e2e/test_store_redis::test_a_server_that_hangs_costs_a_call_its_budget_and_soon_nothing",
         "e2e/test_limits_redis::test_a_redis_that_hangs_leaves_each_replica_its_share",
+        "e2e/test_limits_redis::test_of_a_hundred_requests_less_than_one_waits_for_a_redis_that_answers_no_more",
         "e2e/test_replicas::test_no_request_notices_what_befalls_the_redis",
     )),
     Fault(58, "the store refuses", "OOM, READONLY, LOADING, NOAUTH", "degraded, never a 500", (
