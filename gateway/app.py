@@ -327,12 +327,16 @@ def _given(predecessor: Predecessor | None, place: Place | None) -> Given:
 
 
 def handle_signals(loop: asyncio.AbstractEventLoop, process: Process) -> None:
-    """Reload on SIGHUP, upgrade on SIGUSR2; drain on SIGTERM and SIGINT, stop at once on a second one."""
+    """Reload on SIGHUP, upgrade on SIGUSR2; drain on SIGTERM and SIGINT, stop at once on a second one.
 
-    def stop() -> None:
+    SIGINT is somebody at a terminal: no load balancer has to learn of it first.
+    """
+
+    def stop(announces: bool) -> None:
+        process.announces = announces
         (process.hurry if process.stopping.is_set() else process.stopping).set()
 
-    loop.add_signal_handler(signal.SIGTERM, stop)
-    loop.add_signal_handler(signal.SIGINT, stop)
+    loop.add_signal_handler(signal.SIGTERM, stop, True)
+    loop.add_signal_handler(signal.SIGINT, stop, False)
     loop.add_signal_handler(signal.SIGHUP, process.hangup.set)
     loop.add_signal_handler(signal.SIGUSR2, process.upgrades.wanted.set)

@@ -55,9 +55,7 @@ if TYPE_CHECKING:  # it needs a library that is optional
 
 log = logging.getLogger("gateway.app")
 
-_KEYS_S: Final = (
-    0.8  # between two looks at the keys file, a stat each: changes hold within a second
-)
+_KEYS_S: Final = 0.8  # between two looks at the keys file: changes hold within a second
 
 
 @dataclass(slots=True)
@@ -90,6 +88,7 @@ class Process:
     tokens: Tokens | None = None  # of an identity provider
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
+    announces: bool = True  # that it stops, before connections are refused
     listening: asyncio.Event = field(default_factory=asyncio.Event)
     hangup: asyncio.Event = field(default_factory=asyncio.Event)  # a reload is asked for
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while settings are replaced

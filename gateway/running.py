@@ -18,21 +18,26 @@ from gateway.admin.desk import Desk
 from gateway.admin.fleet import gather_always
 from gateway.admin.requests import answers_to_workers
 from gateway.admission.telling import Telling
-from gateway.core.aio import Clock, periodic
-from gateway.core.types import SERVING
+from gateway.core.aio import periodic
 from gateway.heal.eventlog import EventLog
 from gateway.heal.orders import Orders
-from gateway.ingress.drain import drain, end_late, outlast
-from gateway.ingress.listener import Listeners, Server, bind_both, port_of, server_for, with_copies
+from gateway.ingress.drain import announced, answered, end, end_late, finished, outlast
+from gateway.ingress.listener import (
+    Listeners,
+    Server,
+    accept_the_last,
+    bind_both,
+    port_of,
+    server_for,
+    with_copies,
+)
 from gateway.ingress.routes import public_app
 from gateway.launch import disk
 from gateway.ops.dryrun import Deciding
 from gateway.ops.requests import Requests
-from gateway.ops.upgrading import UpgradeFailed
-from gateway.pools.table import PoolTable
 from gateway.process import Healing, Process, watch_keys, watch_reloads
-from gateway.upgrade.fellows import let_others_end, meet_parent
-from gateway.upgrade.messages import Go
+from gateway.upgrade.fellows import all_stop, let_others_end, meet_parent
+from gateway.upgrade.found import found_serving
 from gateway.upgrade.notify import notify
 from gateway.upgrade.predecessor import Predecessor
 from gateway.upgrade.replace import Replacement
@@ -43,8 +48,6 @@ log = logging.getLogger("gateway.app")
 # Young collections are rare: the request path makes no reference cycles, so there is little to find.
 _GC_THRESHOLDS: Final = (50_000, 20, 100)
 _STOOD_STILL_S: Final = 1.0  # a loop that was this late was stopped, or starved
-_FOUND_S: Final = 15.0  # for backends that serve to be found so, from an upgrade's new process
-_LOOK_S: Final = 0.02
 
 
 async def run(
@@ -155,41 +158,6 @@ def _desk(process: Process) -> Desk:
     )
 
 
-# --- taking another process's place ---------------------------------------------------------------
-
-
-async def found_serving(
-    table: PoolTable, clock: Clock, expects: Go, within_s: float = _FOUND_S
-) -> list[str]:
-    """Wait until the backends that serve at the process before serve here too; return those that do not.
-
-    Raises:
-        UpgradeFailed: none of them does.
-    """
-    deadline = clock.now() + within_s
-    while (missing := _missing(table, expects)) and clock.now() < deadline:  # noqa: ASYNC110 - nobody tells
-        await asyncio.sleep(_LOOK_S)
-    known = [each for each in expects.serving if table.get(each) is not None]
-    if known and not any(each.phase in SERVING for each in table):
-        raise UpgradeFailed(
-            f"none of the {len(known)} backends that serve at the old process was found to serve from the"
-            f" new one within {within_s:g} s: {', '.join(known[:5])}"
-        )
-    return missing
-
-
-def _missing(table: PoolTable, expects: Go) -> list[str]:
-    """Return what serves at the process before and not here, or shows its metrics there only."""
-    measured, missing = frozenset(expects.measured), []
-    for backend_id in expects.serving:
-        backend = table.get(backend_id)
-        if backend is None:
-            continue
-        if backend.phase not in SERVING or (backend_id in measured and backend.sample is None):
-            missing.append(backend_id)
-    return missing
-
-
 # --- beginning and end ----------------------------------------------------------------------------
 
 
@@ -275,23 +243,29 @@ async def _until_the_end(process: Process) -> None:
 async def _finish(process: Process, listeners: Listeners, public: Server, admin: Server) -> None:
     """Let requests finish, up to `shutdown.grace`; end what is left then.
 
-    Where another process accepts connections by now, or systemd keeps them until one does, none are
-    accepted here, and those that are open get their next reply. Else new requests are refused: behind
-    a load balancer another replica answers.
+    Each open connection gets one more reply, which closes it. Where another process accepts connections
+    by now, or systemd keeps them until one does, none are accepted here. Else they are for a while, so that
+    a load balancer learns of the end before one is refused. A refused one it sends elsewhere.
     """
-    grace_s = process.config.shutdown.grace
+    ingress, grace_s = process.ingress, process.config.shutdown.grace
     if process.succeeded.is_set():
         admin.leave()
-        grace_s = await outlast(process.ingress.connections, grace_s, process.hurry)
+        grace_s = await outlast(ingress.connections, grace_s, process.hurry)
     else:
         notify(STOPPING=1)
-    if listeners.kept:
+        ingress.leave()
+        if process.announces and not listeners.kept:
+            announce_s = min(process.config.shutdown.announce, grace_s)
+            await announced(ingress.live, announce_s, process.hurry)
+            grace_s -= announce_s
+            if await all_stop(process):
+                await accept_the_last(listeners.public)
         public.stop_accepting()
-        process.ingress.leave()
-    else:
-        process.handler.draining = True
     process.handler.shadows.close()
-    await drain(process.ingress.live, grace_s, process.hurry)
+    await finished(ingress.live, grace_s, process.hurry)
+    await answered(ingress.connections, grace_s)
+    process.handler.draining = True
+    await end(ingress.live)
     public.leave()
 
 

@@ -123,6 +123,11 @@ class Connections:
     def __len__(self) -> int:
         return len(self._all)
 
+    @property
+    def busy(self) -> int:
+        """How many have a head on its way, or a reply due."""
+        return len(self._all) - len(self.idle) - len(self.lingering) - len(self.closing)
+
     def enter(self, connection: Waiting, host: str | None, now: float) -> Shed | None:
         """Take a new connection in, another one's place if need be; return why it may not stay.
 

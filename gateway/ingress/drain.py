@@ -9,11 +9,14 @@ from collections.abc import Sized
 from typing import Any, Final
 
 from gateway.core.errors import EndedByShutdown, ShuttingDown, TookTooLong
+from gateway.ingress.connections import Connections
 from gateway.ingress.downstream import Downstream
 
 log = logging.getLogger("gateway.app")
 
 _LOOK_S: Final = 0.25  # between two looks at how many connections are left
+_SOON_S: Final = 0.02
+_HEADS_S: Final = 2.0  # for what has connected to ask, and for replies of other routes
 _LAST_WORDS_S: Final = 1.0  # for streams to take their error frame when the grace period is over
 
 
@@ -36,14 +39,41 @@ def shutting_down() -> ShuttingDown:
     )
 
 
-async def drain(live: set[Downstream], grace_s: float, hurry: asyncio.Event) -> None:
-    """Let requests finish up to `grace_s`, or until `hurry`; then tell the rest, and end them."""
+async def announced(live: Sized, seconds: float, hurry: asyncio.Event) -> None:
+    """Give load balancers this long to learn that the gateway stops, or until `hurry`.
+
+    Meanwhile connections and requests are taken as ever.
+    """
+    told = {"event": "announcing", "requests": len(live), "seconds": seconds}
+    log.info("stopping; new connections are taken for %g s more", seconds, extra=told)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await hurry.wait()
+
+
+async def finished(live: set[Downstream], grace_s: float, hurry: asyncio.Event) -> None:
+    """Let requests finish up to `grace_s`, or until `hurry`."""
     log.info("draining", extra={"event": "draining", "requests": len(live), "grace_s": grace_s})
     hurried = asyncio.get_running_loop().create_task(hurry.wait(), name="second signal")
     try:
         await _ended(live, grace_s, hurried)
     finally:
         hurried.cancel()
+
+
+async def answered(connections: Connections, within_s: float) -> None:
+    """Wait until no connection has a head on its way or a reply due, `within_s` at most.
+
+    Requests that are no inference are not among those in progress.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + min(within_s, _HEADS_S)
+    while connections.busy and loop.time() < deadline:  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(_SOON_S)
+
+
+async def end(live: set[Downstream]) -> None:
+    """Tell the requests that are left, and end them."""
     for down in tuple(live):
         if down.relay is not None:
             down.stop(EndedByShutdown("This gateway is shutting down. Retry.", retry_after_s=1))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import functools
 import os
 import socket
 import stat
+import struct
+import sys
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -26,6 +29,23 @@ _DATE_S: Final = 1.0  # what a date header resolves
 # What the kernel holds for one client that does not read (Linux doubles it); left alone it grows to
 # megabytes of an answer nobody takes, while the engine works on. Accepted sockets inherit it.
 _SEND_BUFFER_BYTES: Final = 64 * 1024
+
+
+# A filter for the kernel: of what comes to a listener, a SYN without ACK, which opens a connection, is dropped.
+_ATTACH_FILTER: Final = 26  # SO_ATTACH_FILTER of Linux
+_NO_SYN: Final = b"".join(
+    struct.pack("HBBI", *each)
+    for each in (
+        (0x30, 0, 0, 13),  # load the byte with the flags
+        (0x54, 0, 0, 0x12),  # SYN and ACK of them
+        (0x15, 0, 1, 0x02),  # SYN alone?
+        (0x06, 0, 0, 0),  # drop it
+        (0x06, 0, 0, 0xFFFFFFFF),  # keep all else
+    )
+)
+_LAST_S: Final = (
+    0.25  # for handshakes under way to end, and for the loop to accept what has connected
+)
 
 
 class Listeners(NamedTuple):
@@ -87,6 +107,21 @@ def with_copies(listener: socket.socket) -> list[socket.socket]:
     libuv accepts one from each. A loop that is full of streams has twenty turns a second.
     """
     return [listener, *(listener.dup() for _ in range(_ACCEPTS_A_TURN - 1))]
+
+
+async def accept_the_last(listener: socket.socket) -> None:
+    """Have nobody connect any more, and what has connected be accepted: closing resets what still waits.
+
+    A client that would connect now is not answered. It tries again a second later, and is refused if the
+    listener is closed by then. Elsewhere than on Linux, and on UNIX sockets, this does nothing.
+    """
+    if listener.family is socket.AF_UNIX or sys.platform != "linux":
+        return
+    code = ctypes.create_string_buffer(_NO_SYN)
+    program = struct.pack("HP", len(_NO_SYN) // 8, ctypes.addressof(code))
+    with contextlib.suppress(OSError):
+        listener.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
+        await asyncio.sleep(_LAST_S)
 
 
 def port_of(listener: socket.socket) -> int:

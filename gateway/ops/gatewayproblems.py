@@ -46,7 +46,7 @@ def own_problems(overview: Overview, own: Own, wall_less_now: float) -> Iterator
         left = count(overview["totals"]["in_flight"], "request")
         yield Problem(
             kind="shutting_down", severity="degraded", subject="gateway",
-            what=f"The gateway shuts down: {left} in flight, new ones are refused",
+            what=f"The gateway shuts down: {left} in flight, and soon no new connections",
             remedy="Start it again, or let another replica take over.",
         )  # fmt: skip
     yield from _shared(overview, own)

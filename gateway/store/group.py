@@ -114,6 +114,10 @@ class Group:
         """Tell that this worker accepts connections."""
         await self.channel.ask("serving", within_s=10.0)
 
+    async def all_stop(self) -> bool:
+        """Return whether the parent has told all workers to stop."""
+        return bool(await self.channel.ask("all_stop", within_s=_WITHIN_S))
+
     async def others_ended(self) -> None:
         """Wait until no other worker runs."""
         await self.channel.ask("others_ended", within_s=_LAST_S)

@@ -46,6 +46,16 @@ async def _in_group(process: Process, group: Group) -> None:
     process.stopping.set()
 
 
+async def all_stop(process: Process) -> bool:
+    """Return whether nobody accepts connections from the listener once this process does not."""
+    if process.group is None:
+        return True
+    try:
+        return await process.group.all_stop()
+    except Unanswered:
+        return False
+
+
 async def let_others_end(process: Process) -> None:
     """Wait until no other worker needs the servers that this one stops when it ends."""
     group = process.group

@@ -23,7 +23,6 @@ import socket
 import struct
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -35,9 +34,9 @@ from gateway.ingress.listener import Listeners
 from gateway.limiting.inparent import SharedLevels
 from gateway.store.group import LEADER, VARIABLE, Place, store_answers
 from gateway.store.memory import MemoryStore
-from gateway.store.shared import Lease
 from gateway.upgrade.notify import SOCKET, notify
 from gateway.upgrade.successor import command
+from gateway.workers.worker import Worker
 
 log = logging.getLogger("gateway.workers")
 
@@ -45,63 +44,12 @@ _LONG_S: Final = 10.0  # who ran for so long is started again at once
 _FIRST_PAUSE_S: Final = 0.5
 _MOST_PAUSE_S: Final = 30.0
 _FELLOW_S: Final = 1.5  # for a worker to answer another
-# The deadlines of `upgrade.replace`, and the end of a new process that fails.
-_UPGRADED_S: Final = 150.0
+_UPGRADED_S: Final = 150.0  # the deadlines of `upgrade.replace`, and the end of a new process
 _PEER: Final = struct.Struct("3i")  # pid, uid, gid
 
 
 class NotStarted(Exception):
     """A worker ended before it served for the first time; it has said why."""
-
-
-@dataclass(eq=False)
-class Worker:
-    """One process. `ended` is set when the system says so."""
-
-    number: int
-    pid: int
-    began_at: float
-    child: subprocess.Popen[bytes] | None = None  # None: its predecessor started it
-    channel: Channel | None = None
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    serving: asyncio.Event = field(default_factory=asyncio.Event)
-    leases: dict[str, Lease] = field(default_factory=dict)
-
-    def tell(self, number: signal.Signals) -> None:
-        """Send a signal, if it still runs."""
-        if not self.ended.is_set():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-
-    def watch(self) -> None:
-        """Set `ended` when the process is gone.
-
-        Raises:
-            OSError: it is gone already.
-        """
-        handle = os.pidfd_open(self.pid)
-        loop = asyncio.get_running_loop()
-
-        def gone() -> None:
-            loop.remove_reader(handle)
-            os.close(handle)
-            if self.child is not None:
-                self.child.wait()
-            else:  # it may have become our child when its predecessor ended
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(self.pid, os.WNOHANG)
-            self.ended.set()
-
-        loop.add_reader(handle, gone)
-
-    def how(self) -> str:
-        """Return how it ended, as far as its parent is told."""
-        code = None if self.child is None else self.child.returncode
-        if code is None:
-            return "has ended"
-        if code < 0:
-            return f"was ended by {signal.Signals(-code).name}"
-        return f"ended with exit code {code}"
 
 
 class Parent:
@@ -163,16 +111,17 @@ class Parent:
     def _acts(self) -> dict[signal.Signals, Callable[[], None]]:
         return {
             signal.SIGTERM: self._stop,
-            signal.SIGINT: self._stop,
+            signal.SIGINT: partial(self._stop, signal.SIGINT),
             signal.SIGHUP: partial(self._tell_all, signal.SIGHUP),
             signal.SIGUSR2: self._upgrade,
         }
 
-    def _stop(self) -> None:
-        """End all workers; a second time, at once."""
+    def _stop(self, told: signal.Signals = signal.SIGTERM) -> None:
+        """End all workers, which alone have the listener from now on; a second time, at once."""
         notify(STOPPING=1)
         self._stopping.set()
-        self._tell_all(signal.SIGTERM)
+        self._listeners.public.close()
+        self._tell_all(told)
 
     def _tell_all(self, number: signal.Signals) -> None:
         for each in self._workers:
@@ -303,6 +252,9 @@ class Parent:
             for each in [each for each in self._workers if each is not worker]:
                 await each.ended.wait()
 
+        async def all_stop() -> bool:
+            return self._stopping.is_set()
+
         async def fellows(what: str, args: list[Any]) -> list[Any]:
             others = [
                 found
@@ -319,6 +271,7 @@ class Parent:
         return {
             "serving": serving,
             "others_ended": others_ended,
+            "all_stop": all_stop,
             "fellows": fellows,
             "upgrade_others": upgrade_others,
             **store_answers(self._store, worker.leases),

@@ -166,7 +166,7 @@ def gateway(folder: pathlib.Path, pools: str, extra: str = "") -> Iterator[Gatew
     config = folder / "gateway.yaml"
     config.write_text(
         f"version: 1\nlisten: 127.0.0.1:{port}\nadmin: {{listen: 127.0.0.1:{admin}}}\n"
-        f"keys: {{file: keys.yaml}}\n{extra}\n{pools}\n"
+        f"keys: {{file: keys.yaml}}\nshutdown: {{announce: 0s}}\n{extra}\n{pools}\n"
     )
     made = subprocess.run(
         [GATEWAY, "keys", "create", "e2e", "-c", str(config), "-o", "json"],

@@ -25,16 +25,18 @@ pytestmark = [
 SHIPPED = pathlib.Path(__file__).parents[2] / "deploy/nginx/gateway.conf"
 
 
-def as_shipped(folder, port, gateway_address):
+def as_shipped(folder, port, *gateways):
     """The shipped file, with the addresses and the certificate of this test."""
     text = SHIPPED.read_text()
+    (server,) = re.findall(r"^ +server 127\.0\.0\.1:8080 .*;$", text, re.MULTILINE)
+    servers = [server.replace("127.0.0.1:8080", each) for each in gateways]
     openssl = need("openssl", "openssl")
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     made = ["-keyout", folder / "privkey.pem", "-out", folder / "fullchain.pem"]
     words = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
     subprocess.run([*words, *subject, *made], check=True, capture_output=True)
     for there, here in (
-        ("server 127.0.0.1:8080;", f"server {gateway_address};"),
+        (server, "\n".join(servers)),
         ("listen 443 ssl http2;", f"listen 127.0.0.1:{port} ssl http2;"),
         ("    listen [::]:443 ssl http2;\n", ""),
         ("/etc/ssl/vllm-gateway/", f"{folder}/"),

@@ -238,7 +238,7 @@ def test_everything_wrong_is_said_at_once_in_the_order_of_the_file():
         ("first_byte: 1s", "it belongs under `timeouts`"),
         ("limits: {listen: a}", "it belongs under `admin`"),
         ("limits: {pools: {}}", "it belongs at the top level"),
-        ("shutdown: {zzz: 1}", "known: grace"),
+        ("shutdown: {zzz: 1}", "known: announce, grace"),
         ("log: {format: jsn}", "did you mean `json`?"),
         ("log: {level: zzz}", "known: debug, info, warning, error"),
     ],

@@ -63,7 +63,7 @@ def test_the_shipped_file_has_nothing_wrong():
         ("proxy_read_timeout 3600s;", "proxy_read_timeout 60s;", "read_timeout"),
         ("proxy_send_timeout 60s;", "proxy_send_timeout 10s;", "send_timeout"),
         ("keepalive_timeout 60s;", "keepalive_timeout 90s;", "keep_alive"),
-        ("proxy_next_upstream off;", "proxy_next_upstream error non_idempotent;", "replay"),
+        ("proxy_next_upstream error timeout;", "proxy_next_upstream error non_idempotent;", "replay"),
         ("proxy_ignore_client_abort off;", "proxy_ignore_client_abort on;", "client_abort"),
         ("proxy_intercept_errors off;", "proxy_intercept_errors on;", "errors"),
     ],
@@ -128,7 +128,7 @@ def test_a_setting_of_a_block_around_counts():
 
 
 def test_a_proxy_that_leads_elsewhere_is_told():
-    (finding,) = found(SHIPPED.replace("server 127.0.0.1:8080;", "server 127.0.0.1:9999;"))
+    (finding,) = found(SHIPPED.replace("server 127.0.0.1:8080 ", "server 127.0.0.1:9999 "))
     assert finding.about == "proxy_pass"
 
 

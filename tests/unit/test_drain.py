@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway.ingress.drain import drain
+from gateway.ingress.drain import announced, end, finished
 
 
 class Counted(set):
@@ -40,12 +40,12 @@ def test_a_thousand_requests_that_end_one_by_one_are_not_gone_through_a_thousand
     async def main():
         live, hurry = Counted(), asyncio.Event()
         ends = [asyncio.Event() for _ in range(1000)]
-        for end in ends:
-            await request(live, end)
-        draining = asyncio.get_running_loop().create_task(drain(live, 60, hurry))
-        for end in ends:
+        for each in ends:
+            await request(live, each)
+        draining = asyncio.get_running_loop().create_task(finished(live, 60, hurry))
+        for each in ends:
             await asyncio.sleep(0)
-            end.set()
+            each.set()
         await draining
         assert not live
         assert live.looks < 10
@@ -57,12 +57,13 @@ def test_a_second_signal_ends_the_wait_and_the_requests():
     async def main():
         live, hurry = Counted(), asyncio.Event()
         down = await request(live, asyncio.Event())
-        draining = asyncio.get_running_loop().create_task(drain(live, 60, hurry))
+        draining = asyncio.get_running_loop().create_task(finished(live, 60, hurry))
         await asyncio.sleep(0)
         assert not draining.done()
         hurry.set()
         async with asyncio.timeout(5):
             await draining
+            await end(live)
         assert down.task.cancelled()
 
     asyncio.run(main())
@@ -73,7 +74,21 @@ def test_a_grace_period_of_nothing_ends_them_at_once():
         live = Counted()
         down = await request(live, asyncio.Event())
         async with asyncio.timeout(5):
-            await drain(live, 0, asyncio.Event())
+            await finished(live, 0, asyncio.Event())
+            await end(live)
         assert down.task.cancelled()
+
+    asyncio.run(main())
+
+
+def test_a_second_signal_ends_the_announcement():
+    async def main():
+        hurry = asyncio.Event()
+        announcing = asyncio.get_running_loop().create_task(announced(set(), 60, hurry))
+        await asyncio.sleep(0)
+        assert not announcing.done()
+        hurry.set()
+        async with asyncio.timeout(5):
+            await announcing
 
     asyncio.run(main())

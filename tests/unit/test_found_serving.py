@@ -9,7 +9,7 @@ from gateway.core.aio import SystemClock, start
 from gateway.core.types import ModelsSeen, ProbePassed
 from gateway.ops.upgrading import UpgradeFailed
 from gateway.pools.table import PoolTable
-from gateway.running import found_serving
+from gateway.upgrade.found import found_serving
 from gateway.upgrade.messages import Go
 
 CONFIG = "version: 1\npools: {m: {backends: [{name: a, url: 'http://127.0.0.1:1'}, {name: b, url: 'http://127.0.0.1:2'}]}}\n"

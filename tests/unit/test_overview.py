@@ -405,7 +405,7 @@ def test_draining_is_said_first(fleet):
     fleet.down("m/b1")
     sentence = fleet.verdict(draining=True)
     assert sentence.startswith(
-        "The gateway shuts down: 0 requests in flight, new ones are refused. Since "
+        "The gateway shuts down: 0 requests in flight, and soon no new connections. Since "
     )
     kinds = [each["kind"] for each in fleet.overview(draining=True)["problems"]]
     assert kinds == ["shutting_down", "unreachable"]

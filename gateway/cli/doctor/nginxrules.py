@@ -209,7 +209,7 @@ def _failures(place: Directive) -> Iterator[Finding]:
     again = _word(place, "proxy_next_upstream")
     if "non_idempotent" in again[0]:
         yield _wrong("replay", again, "nginx may send a POST twice: two engines would work on it",
-                     "proxy_next_upstream off;")  # fmt: skip
+                     "proxy_next_upstream error timeout;")  # fmt: skip
     if (hidden := _word(place, "proxy_ignore_client_abort"))[0] == "on":
         yield _wrong("client_abort", hidden, "nginx hides that a client has left, so its engine works on",
                      "proxy_ignore_client_abort off;")  # fmt: skip

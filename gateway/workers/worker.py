@@ -1,0 +1,63 @@
+"""One worker as its parent knows it: a process, and what it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+from dataclasses import dataclass, field
+
+from gateway.core.channel import Channel
+from gateway.store.shared import Lease
+
+
+@dataclass(eq=False)
+class Worker:
+    """One process. `ended` is set when the system says so."""
+
+    number: int
+    pid: int
+    began_at: float
+    child: subprocess.Popen[bytes] | None = None  # None: its predecessor started it
+    channel: Channel | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    serving: asyncio.Event = field(default_factory=asyncio.Event)
+    leases: dict[str, Lease] = field(default_factory=dict)
+
+    def tell(self, number: signal.Signals) -> None:
+        """Send a signal, if it still runs."""
+        if not self.ended.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def watch(self) -> None:
+        """Set `ended` when the process is gone.
+
+        Raises:
+            OSError: it is gone already.
+        """
+        handle = os.pidfd_open(self.pid)
+        loop = asyncio.get_running_loop()
+
+        def gone() -> None:
+            loop.remove_reader(handle)
+            os.close(handle)
+            if self.child is not None:
+                self.child.wait()
+            else:  # it may have become our child when its predecessor ended
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(self.pid, os.WNOHANG)
+            self.ended.set()
+
+        loop.add_reader(handle, gone)
+
+    def how(self) -> str:
+        """Return how it ended, as far as its parent is told."""
+        code = None if self.child is None else self.child.returncode
+        if code is None:
+            return "has ended"
+        if code < 0:
+            return f"was ended by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}"
