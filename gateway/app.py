@@ -39,6 +39,7 @@ from gateway.config.reload import digest
 from gateway.config.trafficcheck import check_workers
 from gateway.core.aio import Clock, SystemClock
 from gateway.core.errors import ConfigError
+from gateway.core.events import Events
 from gateway.heal.following import told_of
 from gateway.heal.givennames import read_names
 from gateway.heal.supervisor import Supervisor
@@ -194,8 +195,7 @@ def build(
     supervisor.drained_elsewhere = replicas.drained_elsewhere
     supervisor.events.on_event.append(ledger.event)
     quarantine.on_quarantined.append(partial(quarantined, supervisor.events, clock))
-    rollouts = Rollouts(table, clock, supervisor.events, config.state)
-    rollouts.apply(config.pools)
+    rollouts = _rollouts(table, clock, supervisor.events, config, group)
     ledger.on_posted += [supervisor.ended, rollouts.settled]
     ledger.on_failed.append(rollouts.failed)
     adapters = Adapters(table, clock, supervisor.events, Memory(config.state), handler.gate.awaited)
@@ -206,6 +206,17 @@ def build(
         handler, watchers, supervisor, rollouts, adapters, EngineEvents(table, config.pools, clock),
         store, replicas, shared_keys, accounts, gpus, group, tokens,
     )  # fmt: skip
+
+
+def _rollouts(
+    table: PoolTable, clock: Clock, events: Events, config: Config, group: Group | None
+) -> Rollouts:
+    """Make the canaries; of several gateways on a Redis, who holds a lease judges them."""
+    leads = group is None or group.place.leads
+    judges = leads and config.redis is None
+    rollouts = Rollouts(table, clock, events, config.state, saves=leads, judges=judges)
+    rollouts.apply(config.pools)
+    return rollouts
 
 
 def _told(ingress: Ingress, handler: Handler, supervisor: Supervisor, group: Group | None) -> Told:
@@ -310,8 +321,6 @@ def serve(path: Path, predecessor: Predecessor | None = None, workers: int | Non
         process = build(loaded, path, set_up_logging(loaded.config.log), group=group)
         if predecessor is not None or not process.leads:
             process.supervisor.stand_by()
-        if not process.leads:
-            process.rollouts.hand_over()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             handle_signals(runner.get_loop(), process)
             runner.run(run(process, listeners, predecessor))

@@ -36,6 +36,7 @@ from gateway.launch import disk
 from gateway.ops.dryrun import Deciding
 from gateway.ops.requests import Requests
 from gateway.process import Healing, Process, watch_keys, watch_reloads
+from gateway.rollout.together import Together
 from gateway.upgrade.fellows import all_stop, let_others_end, meet_parent
 from gateway.upgrade.found import found_serving
 from gateway.upgrade.notify import notify
@@ -177,6 +178,11 @@ def _background(process: Process, group: asyncio.TaskGroup) -> list[asyncio.Task
         here = process.store, process.clock, process.table, process.replicas.id
         telling = Telling(*here, process.handler.gate.anybody_waits)
         others.append(group.create_task(telling.run(), name="what is under way"))
+        elects = process.leads and process.started.redis is not None
+        trials = Together(
+            process.rollouts, process.store, process.clock, process.replicas.id, elects
+        )
+        others.append(group.create_task(trials.run(), name="canaries of all gateways"))
     if process.handler.tracing is not None:
         others.append(group.create_task(process.handler.tracing.traces.run(), name="traces"))
     return [

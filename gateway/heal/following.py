@@ -2,7 +2,6 @@
 
     drains             holds in the store, as operators ordered them
     what is worked on  told by the leader with its heartbeat: a server that it drains, starts or gave up
-    canaries           the side that the leader keeps in reserve
 
 While no leader is heard of, probes alone decide.
 """
@@ -48,8 +47,6 @@ class Following:
     async def turn(self) -> None:
         """Take over what is new."""
         leader = self._replicas.leader()
-        if leader is not None:
-            self._keep_back(leader.kept_back)
         self._tend({} if leader is None else leader.tends)
         with contextlib.suppress(StoreUnavailable):  # what was ordered stays
             self._order(await self._store.holds())
@@ -71,13 +68,6 @@ class Following:
                 phase, reason, detail = told
                 self._table.tend(backend_id, Tending(Phase(phase), reason, detail))
 
-    def _keep_back(self, kept_back: Mapping[str, bool]) -> None:
-        for pool in {each.pool for each in self._table}:
-            on_trial = kept_back.get(pool)
-            every = self._table.backends(pool)
-            if any(each.kept_back is not (each.on_trial is on_trial) for each in every):
-                self._table.keep_back(pool, on_trial=on_trial)
-
 
 def told_of(table: PoolTable, names: Names, told: Told, queues: Mapping[str, Queued]) -> Told:
     """Return what a replica tells, with its backends."""
@@ -87,7 +77,6 @@ def told_of(table: PoolTable, names: Names, told: Told, queues: Mapping[str, Que
         for each in table
         if (found := tended[each.id]) is not None and found.phase is Phase.DRAINING
     ]
-    kept_back = {each.pool: each.on_trial for each in table if each.kept_back}
     return msgspec.structs.replace(
         told,
         in_flight={each.id: each.in_flight for each in table if each.in_flight},
@@ -99,5 +88,4 @@ def told_of(table: PoolTable, names: Names, told: Told, queues: Mapping[str, Que
             if found is not None
         },
         drains=tuple(names.of(each) for each in drained),
-        kept_back=kept_back,
     )

@@ -1,12 +1,13 @@
 """Canaries: collect the results of both revisions, ask for a verdict, and carry it out.
 
     settled --> samples of both sides --> a verdict, asked for at twice the samples of the last time
-                                           |-- open: go on
+    others told --^                        |-- open: go on
                                            `-- worse, fine: reported once, as an event and in `status`
                                                 `-- automatic: the losing side is kept in reserve
 
-A verdict that was carried out is saved (`rollouts.json` in the state folder). So a revision that was rolled
-back gets no requests after a restart either, until the settings of its canary change.
+Of several gateways one judges, over what all of them saw; the others take its verdict over
+(`rollout.together`). A verdict that was carried out is saved (`rollouts.json` in the state folder). So a
+revision that was rolled back gets no requests after a restart either, until the settings of its canary change.
 """
 
 from __future__ import annotations
@@ -25,10 +26,30 @@ from gateway.core.events import EventKind, Events
 from gateway.core.types import Outcome, RequestRecord
 from gateway.heal.statefile import digest, read_state, write_state
 from gateway.pools.table import PoolTable
-from gateway.rollout.verdict import FEWEST, Arm, Finding, judge, look_at
+from gateway.rollout.verdict import FEWEST, Arm, Finding, judge, look_at, together
 
 _SAVED: Final = msgspec.json.Decoder(dict[str, tuple[str, Finding]])
 FILE: Final = "rollouts.json"
+
+
+class Sides(msgspec.Struct):
+    """What one gateway saw of a canary."""
+
+    trial: Arm = msgspec.field(default_factory=Arm)
+    stable: Arm = msgspec.field(default_factory=Arm)
+
+    def later(self, seconds: float) -> Sides:
+        """Return the same, by a clock that is ahead by so much."""
+        return Sides(self.trial.later(seconds), self.stable.later(seconds))
+
+
+class TrialTold(msgspec.Struct):
+    """What a gateway tells the others of a canary. Moments of failures are negative ages."""
+
+    settings: str  # a digest
+    finding: Finding
+    look: int  # the next one: a test that was made is not made again
+    seen: Sides
 
 
 @dataclass(slots=True)
@@ -36,11 +57,21 @@ class Rollout:
     """One canary. `carried_out`: its verdict is in force."""
 
     config: CanaryConfig
-    trial: Arm = field(default_factory=Arm)
-    stable: Arm = field(default_factory=Arm)
+    own: Sides = field(default_factory=Sides)
+    others: Sequence[Sides] = ()  # of other gateways
     look: int = 1  # the next one
     finding: Finding = Finding.OPEN
     carried_out: bool = False
+
+    @property
+    def trial(self) -> Arm:
+        """What all gateways saw of the revision."""
+        return together(each.trial for each in (self.own, *self.others))
+
+    @property
+    def stable(self) -> Arm:
+        """What all gateways saw of the other backends."""
+        return together(each.stable for each in (self.own, *self.others))
 
     def told(self) -> str:
         """Return its state in one to three sentences."""
@@ -55,22 +86,38 @@ class Rollout:
             case Finding.FINE:
                 done = "promoted" if self.carried_out else "it may be promoted"
                 head = f"revision {revision} is no worse: {done}"
-        if not self.trial.requests:
+        trial = self.trial
+        if not trial.requests:
             return f"{head}."
-        return f"{head}. {revision}: {self.trial.told()}. Others: {self.stable.told()}."
+        return f"{head}. {revision}: {trial.told()}. Others: {self.stable.told()}."
 
 
 class Rollouts:
-    """All canaries of the process, and the only writer of their state. Synchronous."""
+    """All canaries of the process, and the only writer of their state. Synchronous.
 
-    def __init__(self, table: PoolTable, clock: Clock, events: Events, folder: Path) -> None:
+    `judges`: whether this gateway makes verdicts, or takes over those of another one.
+    """
+
+    def __init__(
+        self,
+        table: PoolTable,
+        clock: Clock,
+        events: Events,
+        folder: Path,
+        *,
+        saves: bool = True,
+        judges: bool = True,
+    ) -> None:
+        """`saves`: whether this process writes the state folder."""
+        self.judges = judges
+        self._saves = saves
         self._table = table
         self._clock = clock
         self._events = events
         self._file = folder / FILE
         self._saved: dict[str, tuple[str, Finding]] = read_state(self._file, _SAVED) or {}
         self._running: dict[str, Rollout] = {}
-        self._judges = True
+        self._handed_over = False
 
     def get(self, pool: str) -> Rollout | None:
         """Return the canary of a pool; None if it has none."""
@@ -85,11 +132,11 @@ class Rollouts:
         }
 
     def requests(self) -> dict[tuple[str, ...], int]:
-        """Return how many requests of each pool with a canary were counted, by side."""
+        """Return how many requests of each pool with a canary were counted here, by side."""
         return {
             (name, side): arm.requests
             for name, rollout in self._running.items()
-            for side, arm in (("canary", rollout.trial), ("others", rollout.stable))
+            for side, arm in (("canary", rollout.own.trial), ("others", rollout.own.stable))
         }
 
     def apply(self, pools: Mapping[str, PoolConfig]) -> None:
@@ -97,7 +144,7 @@ class Rollouts:
 
         Call this after the pool table has applied the same settings.
         """
-        if not self._judges:
+        if self._handed_over:
             return
         before, self._running = self._running, {}
         for name, pool in pools.items():
@@ -116,21 +163,50 @@ class Rollouts:
             arm = self._arm(record.backend_id)
             if arm is None or record.outcome not in (Outcome.OK, Outcome.UPSTREAM_REJECTED):
                 continue
-            arm.requests += 1
             if record.outcome is Outcome.UPSTREAM_REJECTED:  # both sides get alike bad requests
-                arm.failed += 1
-                arm.moments += 1  # it lives, and fails this one alone
+                arm.refuse()
             elif record.stream and not record.resumed:  # else another backend began it
+                first_s = None
                 if record.first_byte_at is not None and record.sent_at is not None:
-                    arm.first_s.append(record.first_byte_at - record.sent_at)
-                if (gap_s := record.token_gap_s) is not None:
-                    arm.gap_s.append(gap_s)
+                    first_s = record.first_byte_at - record.sent_at
+                arm.serve(first_s, record.token_gap_s)
+            else:
+                arm.serve()
         for name, rollout in self._running.items():
             self._look(name, rollout)
 
     def hand_over(self) -> None:
         """Learn and save nothing more, nor after a reload: another process judges these trials now."""
-        self._running, self._judges = {}, False
+        self._running, self._handed_over = {}, True
+
+    def tell(self) -> dict[str, TrialTold]:
+        """Return what this gateway saw of each pool's canary, and what it holds for found."""
+        now = self._clock.now()
+        return {
+            name: TrialTold(
+                _trial(rollout.config), rollout.finding, rollout.look, rollout.own.later(-now)
+            )
+            for name, rollout in self._running.items()
+        }
+
+    def hear(self, told: Sequence[tuple[Mapping[str, TrialTold], float]]) -> None:
+        """Take in all that other gateways told, each with its age in seconds; a verdict of theirs is ours."""
+        now = self._clock.now()
+        for name, rollout in self._running.items():
+            settings = _trial(rollout.config)
+            heard = [
+                (each, age_s)
+                for every, age_s in told
+                if (each := every.get(name)) is not None and each.settings == settings
+            ]
+            rollout.others = [each.seen.later(now - age_s) for each, age_s in heard]
+            rollout.look = max(rollout.look, *(each.look for each, _ in heard), 1)
+            found = next(
+                (each.finding for each, _ in heard if each.finding is not Finding.OPEN), None
+            )
+            if found is not None and rollout.finding is Finding.OPEN:
+                self._take(name, rollout, found)
+            self._look(name, rollout)
 
     def failed(self, backend_id: str) -> None:
         """Count a failed attempt that was the backend's fault, whatever became of the request."""
@@ -142,24 +218,29 @@ class Rollouts:
         rollout = self._running.get(backend.pool) if backend is not None else None
         if backend is None or rollout is None:
             return None
-        return rollout.trial if backend.on_trial else rollout.stable
+        return rollout.own.trial if backend.on_trial else rollout.own.stable
 
     def _look(self, name: str, rollout: Rollout) -> None:
-        trial, stable = rollout.trial, rollout.stable
-        if rollout.finding is not Finding.OPEN or stable.requests < FEWEST:
+        if not self.judges or rollout.finding is not Finding.OPEN:
             return
-        if trial.requests < look_at(rollout.look):
+        trial, stable = rollout.trial, rollout.stable
+        if stable.requests < FEWEST or trial.requests < look_at(rollout.look):
             return
         found = judge(trial, stable, rollout.look, times=rollout.config.by_chance)
         rollout.look += 1
         if found is not Finding.OPEN:
-            rollout.finding = found
-            rollout.carried_out = rollout.config.automatic
-            if rollout.carried_out:
-                self._saved[name] = _trial(rollout.config), found
-                write_state(self._file, self._saved, "what was found of a revision")
-                self._carry_out(name)
+            self._take(name, rollout, found)
             self._events.note(self._clock, EventKind.CANARY, name, found.value, rollout.told())
+
+    def _take(self, name: str, rollout: Rollout, found: Finding) -> None:
+        """Hold this for found, and carry it out where that is wished."""
+        rollout.finding = found
+        rollout.carried_out = rollout.config.automatic
+        if rollout.carried_out:
+            self._saved[name] = _trial(rollout.config), found
+            if self._saves:
+                write_state(self._file, self._saved, "what was found of a revision")
+            self._carry_out(name)
 
     def _begun(self, name: str, config: CanaryConfig) -> Rollout:
         """Return a new canary, with the verdict that an earlier gateway carried out, if any."""

@@ -31,6 +31,7 @@ _HOLDS: Final = f"{scripts.PREFIX}{{holds}}"
 _BOARDS: Final = {
     Board.REPLICAS: f"{scripts.PREFIX}{{replicas}}",
     Board.UNDER_WAY: f"{scripts.PREFIX}{{under way}}",
+    Board.CANARIES: f"{scripts.PREFIX}{{canaries}}",
 }
 _ALL: Final = ""  # the scope that stands for all
 

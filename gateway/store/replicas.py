@@ -40,9 +40,6 @@ class Told(msgspec.Struct, frozen=True):
     phases: dict[str, str] = {}  # of its backends, as it sees them
     tends: dict[str, tuple[str, str, str]] = {}  # backends that it works on: phase, reason, detail
     drains: tuple[str, ...] = ()  # what all call those of them that it drains, to restart them
-    kept_back: dict[
-        str, bool
-    ] = {}  # pools whose trial (true) or other backends (false) are in reserve
 
 
 @dataclass(frozen=True, slots=True)

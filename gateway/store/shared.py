@@ -45,6 +45,7 @@ class Board(Enum):
 
     REPLICAS = "replicas"  # that they are there, and what they see
     UNDER_WAY = "under way"  # what they have at each backend
+    CANARIES = "canaries"  # what they saw of revisions on trial
 
 
 class StoreUnavailable(Exception):

@@ -141,6 +141,8 @@ async def served(
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         port, admin_port = free_port(), free_port()
         listed = pools or "pools: " + json.dumps({"m": {"backends": [sim.url for sim in servers]}})
+        for number, sim in enumerate(servers):
+            listed = listed.replace(f"<{number}>", sim.url)
         (folder / "gateway.yaml").write_text(
             f"version: 1\nlisten: 127.0.0.1:{port}\nadmin: {{listen: '127.0.0.1:{admin_port}'}}\n"
             f"keys: {{file: keys.yaml}}\nstate: {folder}/state\nlog: {{access: false}}\n"

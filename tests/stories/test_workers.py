@@ -456,3 +456,36 @@ async def test_workers_share_a_limit_and_one_that_starts_again_knows_what_is_use
                 assert await left(http) == 600 - used
                 before = after
         assert used > 0
+
+
+@story
+async def test_a_canary_is_judged_over_what_all_workers_saw():
+    backends = "[{url: <0>, revision: v1}, {url: <1>, revision: v2}]"
+    canary = "{revision: v2, weight: 0.5, automatic: true}"
+    pools = f"pools: {{m: {{canary: {canary}, backends: {backends}}}}}"
+    async with served(FAST, FAST, extra=TWO, pools=pools) as world:
+        await workers(world)
+        world.sims[1].inject("http_500:422")
+
+        async def told():
+            return (await admin(world))["pools"][0]["canary"]
+
+        sent = 0
+        async with asyncio.timeout(60):
+            while (await told())["finding"] == "open":
+                texts = [f"conversation {sent + each}" for each in range(8)]
+                for text in texts:
+                    async with client(world) as http:
+                        await ask(http, messages=[{"role": "user", "content": text}])
+                sent += len(texts)
+        found = await told()
+        assert (found["finding"], found["carried_out"]) == ("worse", True)
+        # Both workers' requests count, those of the other one a second later.
+        async with asyncio.timeout(20):
+            while (await told())["requests"] + (await told())["requests_of_others"] < sent:
+                await asyncio.sleep(0.1)
+
+        def served_by_new(replies):
+            return {each.headers["x-gateway-revision"] for each in replies[-16:]}
+
+        await all_asked(world, until=lambda replies: replies and served_by_new(replies) == {"v1"})

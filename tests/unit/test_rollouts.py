@@ -18,13 +18,12 @@ from gateway.core.types import (
     Usage,
     UsageSource,
 )
-from gateway.heal.following import Following, told_of
-from gateway.heal.names import Names
 from gateway.pools.table import PoolTable
 from gateway.rollout.rollouts import Rollouts
+from gateway.rollout.together import Together
 from gateway.rollout.verdict import Finding
 from gateway.store.memory import MemoryStore
-from gateway.store.replicas import Replicas, Told
+from gateway.store.shared import StoreUnavailable
 from tests.unit.test_table import HeldClock
 
 OLD, NEW = "m/b1", "m/b2"
@@ -161,16 +160,18 @@ def test_the_order_in_which_keys_are_listed_begins_no_new_trial(tmp_path):
 
 def test_what_clients_do_and_what_another_backend_began_say_nothing_of_a_revision(tmp_path):
     site = Site(tmp_path, weight=0.5)
-    arm = site.trial.trial
+    arm = site.trial.own.trial
     for outcome in (Outcome.CLIENT_GONE, Outcome.SHED, Outcome.TIME_LIMIT, Outcome.REJECTED):
         site.rollouts.settled([record(NEW, outcome=outcome)])
     assert arm.requests == 0
     # The first token of a resumed stream is another backend's, and the pause is in its gaps.
     site.rollouts.settled([record(NEW, first_s=-5.0, resumed=1)])
-    assert (arm.requests, list(arm.first_s), list(arm.gap_s)) == (1, [], [])
+    assert (arm.requests, arm.first, arm.gap) == (1, {}, {})
     site.rollouts.settled([record(NEW), record(NEW, stream=False)])
     assert (arm.requests, arm.failed) == (3, 0)
-    assert (list(arm.first_s), list(arm.gap_s)) == (pytest.approx([0.1]), pytest.approx([0.01]))
+    assert [sum(each.values()) for each in (arm.first, arm.gap)] == [1, 1]
+    told = float(arm.told().partition("first token ")[2].partition(" ms")[0])
+    assert told == pytest.approx(100, rel=0.05)
     site.rollouts.settled([record(NEW, outcome=Outcome.UPSTREAM_REJECTED)])
     site.rollouts.failed(NEW)
     assert (arm.requests, arm.failed) == (5, 2)
@@ -188,40 +189,121 @@ def test_without_samples_of_the_other_side_no_look_is_spent(tmp_path):
     assert site.trial.finding is Finding.WORSE
 
 
-def test_a_worker_that_does_not_lead_keeps_the_leaders_verdict_over_reloads(tmp_path):
-    how = {"weight": 0.5, "automatic": True}
-    leads, follows = Site(tmp_path, **how), Site(tmp_path, **how)
-    follows.rollouts.hand_over()
-    store, names = MemoryStore(leads.clock), Names()
+class Lost(MemoryStore):
+    """A store that does not answer."""
 
-    def replicas(site, worker):
-        told = Told("h", 1, "1.0", group="g", worker=worker)
-        return Replicas(store, leads.clock, lambda: told_of(site.table, names, told, {}))
+    def __init__(self):
+        """There is nothing to keep."""
 
-    both = replicas(leads, 1), replicas(follows, 2)
-    following = Following(follows.table, store, names, both[1])
+    async def renew(self, *_, **__):
+        raise StoreUnavailable("lost")
 
-    def hears():
-        for each in (*both, *both):
-            asyncio.run(each.turn())
-        asyncio.run(following.turn())
+    acquire = beat = renew
 
-    serve(leads, 700, first_s=0.4)
-    hears()
-    assert follows.reserve() == leads.reserve() == {NEW}
-    saved = (tmp_path / "rollouts.json").read_bytes()
-    for site in (leads, follows):
-        site.reload(**how)
-    assert follows.reserve() == {NEW}
-    serve(follows, 700, first_s=0.01)  # of what it alone sees it judges nothing
-    assert follows.rollouts.requests() == {}
-    assert (tmp_path / "rollouts.json").read_bytes() == saved
-    for site in (leads, follows):
-        site.reload(**how | {"revision": "v1"})
-    serve(leads, 700, first_s=0.01)
-    hears()
-    assert follows.reserve() == leads.reserve() == {OLD}
-    for site in (leads, follows):
-        site.reload()
-    hears()
-    assert follows.reserve() == leads.reserve() == set()
+
+class Gateways:
+    """Several gateways with one store; the clock of the first is everybody's."""
+
+    def __init__(self, tmp_path, count, *, redis=True, **canary):
+        self.how = canary
+        self.sites = [Site(tmp_path / f"{number}", **canary) for number in range(count)]
+        clock = self.sites[0].clock
+        self.store = MemoryStore(clock)
+        self.all = []
+        for number, site in enumerate(self.sites):
+            (tmp_path / f"{number}").mkdir(exist_ok=True)
+            site.clock = site.rollouts._clock = clock
+            site.rollouts.judges = number == 0 and not redis
+            self.all.append(Together(site.rollouts, self.store, clock, f"g{number}", elects=redis))
+
+    def beat(self, *only):
+        for _ in range(3):  # what was seen, what is found of it, and so of all
+            for number in only or range(len(self.all)):
+                asyncio.run(self.all[number].turn())
+
+    def events(self):
+        return [
+            (number, each.label)
+            for number, site in enumerate(self.sites)
+            for each in site.events.newest()
+        ]
+
+    def reserves(self):
+        return [site.reserve() for site in self.sites]
+
+
+@pytest.mark.parametrize("redis", [True, False])
+def test_of_several_gateways_one_judges_what_all_saw_and_all_take_its_verdict(tmp_path, redis):
+    gateways = Gateways(tmp_path, 3, redis=redis, weight=0.5, automatic=True)
+    gateways.beat()
+    for site in gateways.sites:
+        serve(site, 15, outcome=Outcome.UPSTREAM_REJECTED)  # too few for one alone
+    assert gateways.reserves() == [set(), set(), set()]
+    gateways.beat()
+    assert gateways.reserves() == [{NEW}, {NEW}, {NEW}]
+    assert gateways.events() == [(0, "worse")]
+    first, second, _ = (site.trial for site in gateways.sites)
+    assert (second.trial.requests, second.told()) == (45, first.told())
+    # Over a reload, a restart, and one that was not there.
+    for site in gateways.sites:
+        site.reload(**gateways.how)
+    again = Site(tmp_path / "2", **gateways.how)
+    assert [*gateways.reserves(), again.reserve()] == [{NEW}] * 4
+    late = Site(tmp_path / "late", **gateways.how)
+    late.rollouts.judges = False
+    asyncio.run(Together(late.rollouts, gateways.store, gateways.all[0].clock, "late", True).turn())
+    assert late.reserve() == {NEW}
+    # New settings are another trial, whose verdict the old one does not decide.
+    for site in gateways.sites:
+        site.reload(**gateways.how | {"revision": "v1"})
+    gateways.beat()
+    assert gateways.reserves() == [set(), set(), set()]
+
+
+def test_when_the_one_that_judges_dies_another_does_and_knows_what_it_saw(tmp_path):
+    gateways = Gateways(tmp_path, 2, weight=0.5, automatic=True)
+    gateways.beat()
+    assert [each.rollouts.judges for each in gateways.all] == [True, False]
+    serve(gateways.sites[0], 20)
+    gateways.beat()
+    assert [site.trial.look for site in gateways.sites] == [2, 2]
+    gateways.sites[0].clock.at += 10  # beyond its lease
+    serve(gateways.sites[1], 19, outcome=Outcome.UPSTREAM_REJECTED)
+    gateways.beat(1)
+    assert gateways.events() == []  # the second look is at 40 of both
+    serve(gateways.sites[1], 1, outcome=Outcome.UPSTREAM_REJECTED)
+    assert gateways.events() == [(1, "worse")]
+
+
+def test_one_crash_that_all_gateways_see_is_one_moment(tmp_path):
+    gateways = Gateways(tmp_path, 3, keys=["a"], automatic=True)
+    gateways.beat()
+    for site in gateways.sites:
+        serve(site, 60)
+    for site in gateways.sites:
+        crash(site, NEW)
+    gateways.beat()
+    assert [site.trial.finding for site in gateways.sites] == [Finding.OPEN] * 3
+    assert gateways.sites[0].trial.trial.spread == 1
+    for _ in range(2):
+        gateways.sites[0].clock.at += 30
+        crash(gateways.sites[1], NEW)
+        gateways.beat()
+    assert gateways.sites[0].trial.trial.spread == 3
+    serve(gateways.sites[2], 200)
+    gateways.beat()
+    assert gateways.reserves() == [{NEW}] * 3
+
+
+def test_without_the_store_there_is_no_verdict_and_nothing_is_forgotten(tmp_path):
+    gateways = Gateways(tmp_path, 2, weight=0.5, automatic=True)
+    gateways.beat()
+    serve(gateways.sites[1], 15, outcome=Outcome.UPSTREAM_REJECTED)
+    gateways.beat()
+    for each in gateways.all:
+        each.store = Lost()
+    gateways.sites[0].clock.at += 10
+    gateways.beat()
+    serve(gateways.sites[0], 100, outcome=Outcome.UPSTREAM_REJECTED)
+    assert gateways.events() == []
+    assert gateways.sites[0].trial.trial.requests == 115

@@ -27,9 +27,8 @@ def trial(seed, *, fails=0.002, slower=1.0, share=0.3, most=3000, times=True):
         if rng.random() < (fails if chosen else 0.002):
             arm.fail(at)
         else:
-            arm.requests += 1
-            arm.first_s.append(rng.lognormvariate(-1.5, 0.8) * (slower if chosen else 1.0))
-            arm.gap_s.append(rng.lognormvariate(-3.5, 0.3))
+            first_s = rng.lognormvariate(-1.5, 0.8) * (slower if chosen else 1.0)
+            arm.serve(first_s, rng.lognormvariate(-3.5, 0.3))
         if mine.requests >= look_at(look) and other.requests >= FEWEST:
             found = judge(mine, other, look, times=times)
             look += 1
