@@ -31,6 +31,7 @@ from gateway.access.redisstore import RedisKeys
 from gateway.access.sharedkeys import SharedKeys
 from gateway.adapters.keepers import Adapters
 from gateway.adapters.memory import Memory
+from gateway.adapters.together import Together
 from gateway.admission.gate import Gate
 from gateway.config.identity import keep_names
 from gateway.config.load import Loaded, load_config
@@ -199,6 +200,7 @@ def build(
     ledger.on_posted += [supervisor.ended, rollouts.settled]
     ledger.on_failed.append(rollouts.failed)
     adapters = Adapters(table, clock, supervisor.events, Memory(config.state), handler.gate.awaited)
+    adapters.together = None if config.redis is None else Together(store, clock, replicas.id)
     adapters.apply(config.pools)
     handler.gate.on_wanted.append(adapters.want)
     return Process(

@@ -5,6 +5,7 @@
 
 While a change is planned or under way, no request is sent to the adapters that it concerns. So none meets
 an adapter that is about to be unloaded, or is not loaded yet. Only `_change` awaits; all else is synchronous.
+Of several gateways one plans, for the requests of all; the others do as it tells (`adapters.together`).
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ import asyncio
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
+from gateway.adapters.elsewhere import Elsewhere, Placed, PoolTold, placed_on
 from gateway.adapters.memory import Memory
-from gateway.adapters.placement import Move, lacks, plan
+from gateway.adapters.placement import Change, Move, lacks, plan
 from gateway.adapters.seen import Failure, Known, mixes
 from gateway.adapters.server import Server
 from gateway.config.models import PoolConfig
@@ -55,6 +57,9 @@ _LOADS_KEPT: Final = 16
 _USUALLY: Final = 2.0  # times the slowest recent load; a longer one counts as failed until it ends
 _UNKNOWN_S: Final = 30.0  # in place of the slowest recent load while there was none
 _LEAST_S: Final = 1.0
+_HEARD_S: Final = (
+    1.5  # within that time all gateways have heard of an unload, and told what still uses it
+)
 
 
 class Done(Enum):
@@ -78,15 +83,6 @@ class Tools:
     start: Callable[[Coroutine[Any, Any, None], str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A change of one backend that is under way."""
-
-    move: Move
-    began_at: float
-    late_at: float = math.inf  # from then on requests no longer wait for its load
-
-
 class PoolAdapters:
     """One pool's adapters. One event loop."""
 
@@ -98,6 +94,10 @@ class PoolAdapters:
         self.all_loads_s = 0.0
         self._pool, self._table, self._clock, self._tools = pool, tools.table, tools.clock, tools
         self._looked_at = tools.clock.now()
+        self.leads = True  # else another gateway plans
+        self._lacking: dict[str, dict[str, Exclusion]] = {}  # as planned last, by backend
+        self._seeing: set[str] = set()  # backends whose list is read
+        self._waiting: AbstractSet[str] = frozenset()  # adapters that requests wait for here
 
     # --- asked ------------------------------------------------------------------------------------
 
@@ -121,13 +121,16 @@ class PoolAdapters:
         self._looked_at = now
         present: dict[str, int] = {}
         for each in self._table.backends(self._pool):
-            for name, count in each.adapter_requests.items():
-                present[name] = present.get(name, 0) + count
+            for counted in (each.adapter_requests, known.elsewhere.requests(each.id)):
+                for name, count in counted.items():
+                    present[name] = present.get(name, 0) + count
         for name in known.demand.keys() | present.keys():
             faded = known.demand.get(name, 0.0) * fades + present.get(name, 0) * (1 - fades)
             known.demand[name] = faded
             if faded < _FORGOTTEN:
                 del known.demand[name]
+        self._waiting = awaited
+        awaited = awaited | known.elsewhere.awaited
         for name in known.waits_since.keys() - awaited:
             del known.waits_since[name]
         for name in awaited - known.waits_since.keys():  # it went while they waited for room
@@ -142,16 +145,66 @@ class PoolAdapters:
             if each.health.models_known and each.id not in self.changes:
                 known.memory.only(each.id, each.models)
         known.gone = {key: until for key, until in known.gone.items() if until > now}
+        if not self.leads and (placed := known.elsewhere.placed) is not None:
+            self._follow(placed)
+            return
         paths, wanted = known.paths(backends), known.wanted(backends, now)
-        for move in plan(wanted, [known.place(each, paths, now) for each in backends]):
-            self._begin(move, now)
+        if self.leads:
+            for move in plan(wanted, [known.place(each, paths, now) for each in backends]):
+                self._begin(move, now)
         told = lacks(wanted, [known.place(each, paths, now) for each in backends])
         for each in self._table.backends(self._pool):
             gone = (name for place, name in known.gone if place == each.id)
             lacking = dict.fromkeys(gone, Exclusion.MODEL_MISSING) | told.get(each.id, {})
             if (change := self.changes.get(each.id)) is not None:
                 lacking |= self._during(each, change, now)
+            self._lacking[each.id] = lacking
             self._table.withhold(each, lacking)
+
+    def tell(self) -> PoolTold:
+        """Return what the other gateways should know."""
+        members = self._table.backends(self._pool)
+        looked = [each for each in self._serving() if each.id in self._lacking]
+        placed = {each.id: placed_on(each, self._lacking[each.id]) for each in looked}
+        return PoolTold(
+            {each.id: dict(each.adapter_requests) for each in members},
+            frozenset(self._waiting & self.known.waits_since.keys()),
+            {each.id: sorted(self.known.memory.loaded(each.id)) for each in members},
+            {each.id: self.known.memory.orders(each.id) for each in members},
+            placed if self.leads else None,
+        )
+
+    def hear(self, elsewhere: Elsewhere) -> None:
+        """Take in what the others told. What one of them loaded may be unloaded by whoever plans."""
+        self.known.elsewhere = elsewhere
+        for each in self._serving():
+            for name in elsewhere.loaded(each.id) & each.models.keys():
+                self.known.memory.note(each.id, name)
+        self.look()
+
+    def _follow(self, placed: Mapping[str, Placed]) -> None:
+        """Have requests find what another gateway has placed; read the list of a backend that shows it not yet."""
+        paths = self.known.paths(self._table.backends(self._pool)).keys()
+        for each in self._serving():
+            told = placed.get(each.id)
+            if told is None:
+                continue
+            lacking = dict.fromkeys(paths & {*each.adapters} - told.held, Exclusion.MODEL_MISSING)
+            lacking |= dict.fromkeys(told.held - each.models.keys(), Exclusion.ADAPTER_LOADING)
+            if lacking and each.id not in self._seeing:
+                self._seeing.add(each.id)
+                self._tools.start(self._see_again(each), f"adapters {each.id}")
+            lacking |= {name: Exclusion(why) for name, why in told.lacking.items()}
+            self._table.withhold(each, lacking)
+
+    async def _see_again(self, backend: Backend) -> None:
+        try:
+            with closing(self._tools.connect(backend)) as server:
+                await self._see(backend, server)
+        except AdapterError:
+            pass  # probes tell what is wrong with it
+        finally:
+            self._seeing.discard(backend.id)
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -194,6 +247,9 @@ class PoolAdapters:
         try:
             with closing(self._tools.connect(backend)) as server:
                 gone = move.unload is None or await self._unload(backend, server, move)
+                # Others may still send what this load would mix up.
+                apart = not (self.known.elsewhere and mixes(backend))
+                gone = gone and (apart or await self._unused(backend, {*backend.adapters}))
                 if gone and move.load is not None:
                     await self._load(backend, server, move)
         finally:
@@ -203,11 +259,8 @@ class PoolAdapters:
     async def _unload(self, backend: Backend, server: Server, move: Move) -> bool:
         """Wait until no request uses an adapter, then unload it; return whether it is gone."""
         name = str(move.unload)
-        deadline = self._clock.now() + _UNUSED_S
-        while backend.adapter_requests.get(name):
-            if self._clock.now() > deadline or self._table.get(backend.id) is not backend:
-                return False
-            await asyncio.sleep(_LOOK_S)
+        if not await self._unused(backend, {name}):
+            return False
         try:
             await server.unload(name)
             await self._see(backend, server)
@@ -221,6 +274,18 @@ class PoolAdapters:
         self.known.failures.pop((backend.id, name), None)
         self.known.gone[backend.id, name] = self._clock.now() + _GONE_S
         return name not in backend.models
+
+    async def _unused(self, backend: Backend, names: AbstractSet[str]) -> bool:
+        """Wait until all gateways have heard of a change, and no request uses these; False: it took too long."""
+        began = self._clock.now()
+        heard_s = _HEARD_S if self.known.elsewhere else 0.0
+        while (passed_s := self._clock.now() - began) < heard_s or names & (
+            backend.adapter_requests.keys() | self.known.elsewhere.requests(backend.id).keys()
+        ):
+            if passed_s > _UNUSED_S or self._table.get(backend.id) is not backend:
+                return False
+            await asyncio.sleep(_LOOK_S)
+        return True
 
     async def _load(self, backend: Backend, server: Server, move: Move) -> None:
         name, began_at = str(move.load), self._clock.now()

@@ -12,6 +12,7 @@ from gateway.adapters.keeper import PoolAdapters, Tools
 from gateway.adapters.memory import Memory, Order
 from gateway.adapters.seen import unloaded_by_operator
 from gateway.adapters.server import Server, VllmServer
+from gateway.adapters.together import Together
 from gateway.adapters.weights import sizes
 from gateway.config.models import PoolConfig
 from gateway.core.aio import Clock, guarded, periodic
@@ -60,6 +61,7 @@ class Adapters:
         awaited: Callable[[str], AbstractSet[str]],
         connect: Callable[[Backend], Server] = VllmServer,
     ) -> None:
+        self.together: Together | None = None  # None: no other gateway has these backends
         self.pools: dict[str, PoolAdapters] = {}
         self.memory = memory
         self._table, self._clock, self._events = table, clock, events
@@ -102,6 +104,9 @@ class Adapters:
         """Look after all pools until cancelled. Cancel: backends may still finish a change that is under way."""
         async with asyncio.TaskGroup() as group:
             self._group = group
+            if self.together is not None:
+                await self.together.turn(self.pools)  # who places them is known before any is
+                group.create_task(self.together.run(self.pools), name="adapters of all gateways")
             try:
                 await periodic(self._turn, every_s=_EVERY_S, name="adapters")
             finally:

@@ -85,6 +85,15 @@ class Move:
     load: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of one backend that is under way."""
+
+    move: Move
+    began_at: float
+    late_at: float = math.inf  # from then on requests no longer wait for its load
+
+
 def plan(wanted: Sequence[Wanted], places: Sequence[Place]) -> list[Move]:
     """Return the moves to begin now; at most one per backend."""
     return _Plan(wanted, places).moves()

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from gateway.adapters.elsewhere import Elsewhere
 from gateway.adapters.memory import Memory, Order
 from gateway.adapters.placement import Place, Wanted
 from gateway.adapters.weights import Size
@@ -47,12 +48,21 @@ class Known:
     gone: dict[tuple[str, str], float] = field(default_factory=dict)  # unloaded until a moment ago
     changing: dict[str, frozenset[str]] = field(default_factory=dict)  # by backend
     sizes: Mapping[str, Size] = field(default_factory=dict)  # by path
+    elsewhere: Elsewhere = field(default_factory=Elsewhere)
+
+    def orders(self, backend_id: str) -> Mapping[str, Order]:
+        """Return the operators' orders for a backend, whichever gateway they were given to."""
+        return self.elsewhere.orders(backend_id, self.memory.orders(backend_id))
+
+    def in_use(self, backend: Backend, now: float) -> frozenset[str]:
+        """Return the adapters with requests on a backend, of any gateway."""
+        return adapters_in_use(backend, now) | self.elsewhere.requests(backend.id).keys()
 
     def paths(self, backends: Collection[Backend]) -> dict[str, str]:
         """Return the adapters that can be loaded, with their paths. Settings win over operators' orders."""
         found: dict[str, str] = {}
         for each in backends:
-            for name, order in self.memory.orders(each.id).items():
+            for name, order in self.orders(each.id).items():
                 if order.keep and order.path is not None:
                     found[name] = order.path
         return found | self.listed_paths
@@ -67,7 +77,7 @@ class Known:
         """Return the adapters that are wanted, in the order of the settings."""
         pins: dict[str, set[str]] = {}
         for each in backends:
-            for name, order in self.memory.orders(each.id).items():
+            for name, order in self.orders(each.id).items():
                 if order.keep:
                     pins.setdefault(name, set()).add(each.id)
         listed = () if self.settings.adapters == "auto" else self.settings.adapters
@@ -95,9 +105,7 @@ class Known:
         """Return a backend as placement sees it."""
         gone = {name for place, name in self.gone if place == backend.id}
         held = frozenset(backend.adapters) - gone
-        out = frozenset(
-            name for name, each in self.memory.orders(backend.id).items() if not each.keep
-        )
+        out = frozenset(name for name, each in self.orders(backend.id).items() if not each.keep)
         ahead_s = backend.weighed().ahead_s
         return Place(
             id=backend.id,
@@ -109,7 +117,7 @@ class Known:
                 if backend.models[name].root not in (None, paths[name])
             ),
             ours=self.ours(backend) | out,
-            in_use=adapters_in_use(backend, now),
+            in_use=self.in_use(backend, now),
             out=out,
             stuck=frozenset(
                 name
@@ -118,7 +126,7 @@ class Known:
             ),
             changing=self.changing.get(backend.id, frozenset()),
             barred=self._barred(backend, paths, now),
-            closed=mixes(backend) and bool(adapters_in_use(backend, now)),
+            closed=mixes(backend) and bool(self.in_use(backend, now)),
             rested=self.rest_until.get(backend.id, 0.0) <= now or ahead_s == 0,
             caught_up=self.caught_up_at.get(backend.id, 0.0) <= now or not backend.in_flight,
             load_s=ahead_s,
@@ -151,7 +159,7 @@ class Known:
                 if limits.most
                 else limits.why_none
             )
-        if mixes(backend) and adapters_in_use(backend, now):
+        if mixes(backend) and self.in_use(backend, now):
             version = backend.version or "which tells no version"
             return (
                 f"vLLM {version} may mix adapters up: it loads none while requests for others run"
@@ -160,7 +168,7 @@ class Known:
 
     def _barred(self, backend: Backend, paths: Mapping[str, str], now: float) -> dict[str, str]:
         found = {}
-        limits, orders = self.limits(backend), self.memory.orders(backend.id)
+        limits, orders = self.limits(backend), self.orders(backend.id)
         for name, path in paths.items():
             size, failed = self.sizes.get(path), self.failures.get((backend.id, name))
             rank = size.rank if size is not None else None

@@ -7,18 +7,18 @@ are sums since the trial began, so what a lost beat had is in the next one. With
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
 from gateway.core.aio import Clock, periodic
 from gateway.rollout.rollouts import Rollouts, TrialTold
-from gateway.store.shared import Board, Lease, SharedStore, StoreUnavailable
+from gateway.store.seat import Seat
+from gateway.store.shared import Board, SharedStore, StoreUnavailable
 
 _BEAT_S: Final = 1.0
 _KEPT_S: Final = 3600.0  # what a gateway saw stays true when it is gone
-_LEASE: Final = "canaries"
 _FORMAT: Final = msgspec.json.Decoder(dict[str, TrialTold])
 
 
@@ -31,7 +31,10 @@ class Together:
     clock: Clock
     id: str
     elects: bool
-    _lease: Lease | None = None
+    _seat: Seat = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._seat = Seat("canaries", self.id, self.store, self.clock)
 
     async def run(self) -> None:
         """Tell and hear until cancelled."""
@@ -44,23 +47,18 @@ class Together:
             return
         try:
             if self.elects:
-                self._lease = await self._renewed()
+                await self._seat.keep()
             text = msgspec.json.encode(told).decode()
             found = await self.store.beat(self.id, text, _KEPT_S, Board.CANARIES)
         except StoreUnavailable:
             found = None
         if self.elects:
-            self.rollouts.judges = self._lease is not None and self._lease.may_act(self.clock.now())
+            self.rollouts.judges = self._seat.ours
         if found is not None:
             others = [
                 (_told(text), age_s) for each, (text, age_s) in found.items() if each != self.id
             ]
             self.rollouts.hear(others)
-
-    async def _renewed(self) -> Lease | None:
-        if self._lease is not None and (lease := await self.store.renew(self._lease)) is not None:
-            return lease
-        return await self.store.acquire(_LEASE, self.id)
 
 
 def _told(text: str) -> Mapping[str, TrialTold]:

@@ -32,6 +32,7 @@ _BOARDS: Final = {
     Board.REPLICAS: f"{scripts.PREFIX}{{replicas}}",
     Board.UNDER_WAY: f"{scripts.PREFIX}{{under way}}",
     Board.CANARIES: f"{scripts.PREFIX}{{canaries}}",
+    Board.ADAPTERS: f"{scripts.PREFIX}{{adapters}}",
 }
 _ALL: Final = ""  # the scope that stands for all
 

@@ -46,6 +46,7 @@ class Board(Enum):
     REPLICAS = "replicas"  # that they are there, and what they see
     UNDER_WAY = "under way"  # what they have at each backend
     CANARIES = "canaries"  # what they saw of revisions on trial
+    ADAPTERS = "adapters"  # which of them requests use and wait for, and what the one that places them does
 
 
 class StoreUnavailable(Exception):

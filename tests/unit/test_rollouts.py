@@ -301,7 +301,7 @@ def test_without_the_store_there_is_no_verdict_and_nothing_is_forgotten(tmp_path
     serve(gateways.sites[1], 15, outcome=Outcome.UPSTREAM_REJECTED)
     gateways.beat()
     for each in gateways.all:
-        each.store = Lost()
+        each.store = each._seat.store = Lost()
     gateways.sites[0].clock.at += 10
     gateways.beat()
     serve(gateways.sites[0], 100, outcome=Outcome.UPSTREAM_REJECTED)

@@ -1,0 +1,76 @@
+"""What gateways with the same backends tell each other of a pool's adapters: values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+import msgspec
+
+from gateway.adapters.memory import Order
+from gateway.core.exclusion import Exclusion
+from gateway.pools.table import Backend
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """What the one that places adapters knows of a backend."""
+
+    held: frozenset[str] = frozenset()  # adapters that are loaded
+    lacking: dict[str, str] = {}  # those that are not available, and why: an `Exclusion`
+
+
+def placed_on(backend: Backend, lacking: Mapping[str, Exclusion]) -> Placed:
+    """Return what is told of a backend."""
+    why = {name: each.value for name, each in lacking.items()}
+    return Placed(frozenset(backend.adapters), why)
+
+
+class PoolTold(msgspec.Struct, frozen=True):
+    """What one gateway tells of a pool. What is by backend has the backend's id."""
+
+    requests: dict[str, dict[str, int]] = {}  # in flight, by backend and adapter
+    awaited: frozenset[str] = frozenset()  # adapters that requests wait for, and no backend has
+    loaded: dict[str, list[str]] = {}  # what gateways loaded, by backend
+    orders: dict[str, dict[str, Order]] = {}  # operators', by backend and adapter
+    placed: dict[str, Placed] | None = None  # by backend; None: another one places them
+
+
+class Elsewhere:
+    """What the other gateways told of a pool last."""
+
+    def __init__(self, told: Sequence[PoolTold] = ()) -> None:
+        self._told = told
+
+    def __bool__(self) -> bool:
+        return bool(self._told)
+
+    @property
+    def awaited(self) -> AbstractSet[str]:
+        """The adapters that requests wait for there."""
+        return frozenset().union(*(each.awaited for each in self._told))
+
+    @property
+    def placed(self) -> Mapping[str, Placed] | None:
+        """What the one that places adapters told; None: none of them does."""
+        return next((each.placed for each in self._told if each.placed is not None), None)
+
+    def requests(self, backend_id: str) -> Mapping[str, int]:
+        """Return how many requests they have in flight on a backend, by adapter."""
+        found: dict[str, int] = {}
+        for each in self._told:
+            for name, count in each.requests.get(backend_id, {}).items():
+                found[name] = found.get(name, 0) + count
+        return found
+
+    def loaded(self, backend_id: str) -> AbstractSet[str]:
+        """Return what they know that gateways loaded on a backend."""
+        return frozenset().union(*(each.loaded.get(backend_id, ()) for each in self._told))
+
+    def orders(self, backend_id: str, own: Mapping[str, Order]) -> Mapping[str, Order]:
+        """Return operators' orders for a backend, this gateway's `own` too; of two the later one holds."""
+        found = {**own}
+        for each in self._told:
+            for name, order in each.orders.get(backend_id, {}).items():
+                if name not in found or found[name].at < order.at:
+                    found[name] = order
+        return found
