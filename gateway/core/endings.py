@@ -51,6 +51,7 @@ class Barrier(Enum):
     REQUEST = "request"  # it asks for what does not follow from the tokens alone (`resume.rules`)
     REPLY = "reply"  # a tool call, half a frame, or reasoning beside stop strings
     SEAM = "seam"  # what was drawn by chance was shown beyond the last place to go on
+    IDS = "ids"  # nobody could tell for sure the token ids of what was shown (Messages, Responses)
     STRAYED = "strayed"  # another backend began anew, or did not say again what was shown
     FAILURES = "failures"  # three backends failed
     NO_BACKEND = "no_backend"  # there was none to go on

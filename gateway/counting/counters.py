@@ -6,10 +6,11 @@ It is the configured one, or that of the model which the gateway launches from a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from gateway.config.flags import in_force
 from gateway.config.launched import model_of
@@ -17,10 +18,15 @@ from gateway.config.models import PoolConfig
 from gateway.config.supervision import LaunchConfig
 from gateway.core.errors import ConfigError
 from gateway.core.types import Call, Route
+from gateway.counting import ids
 from gateway.counting.tokens import Asker, BackendCounter, LocalCounter, Made, prepared
 from gateway.pools.table import Backend
 
 log = logging.getLogger("gateway.counting")
+
+Told = TypeVar("Told")
+
+_MOST_ASKED: Final = 3  # backends, one after the other, of which each may be the next that fails
 
 # Flags by which the engine takes another tokenizer or writes prompts in another way than the folder
 # says, or reads its flags from elsewhere (vLLM 0.32).
@@ -80,10 +86,9 @@ class PromptCounters:
             tokens = await local.count(chat, route.served_model, window_tokens=route.window_tokens)
             if tokens is not None:
                 return tokens
-        backends = [backend for backend in backends if not backend.plain]  # others cannot count
-        if not backends:
+        asked = _least_busy(backends)
+        if asked is None:
             return None
-        asked = min(backends, key=lambda backend: backend.in_flight)
         return await self._counter(asked).count(chat, asked.served_name(route))
 
     async def read(
@@ -107,11 +112,58 @@ class PromptCounters:
 
         Cancel: nothing is held.
         """
-        backends = [backend for backend in backends if not backend.plain]
-        if not backends:
+        asked = _least_busy(backends)
+        if asked is None:
             return None
-        asked = min(backends, key=lambda backend: backend.in_flight)
         return await self._counter(asked).text_of(tokens, asked.served_name(route))
+
+    async def tokens_of(
+        self, text: str, route: Route, backends: Sequence[Backend]
+    ) -> ids.Tokens | None:
+        """Return the tokens of a text; None when none of these backends tells.
+
+        Cancel: nothing is held.
+        """
+        return await self._told(route, backends, partial(ids.tokens_of, text=text))
+
+    async def prompt_ids(
+        self, call: Call, route: Route, backends: Sequence[Backend]
+    ) -> list[int] | None:
+        """Return the token ids of the prompt of a Messages call; None when none of these backends tells.
+
+        Cancel: nothing is held.
+        """
+        return await self._told(route, backends, partial(ids.prompt_ids, call=call))
+
+    async def read_ids(
+        self,
+        call: Call,
+        route: Route,
+        backend: Backend,
+        salt: Callable[[str | None], str] | None,
+    ) -> list[int] | None:
+        """Return the token ids of the prompt of a Responses call, which an engine reads for it; None: unknown.
+
+        Raises:
+            OSError: the backend failed meanwhile, or was silent.
+        Cancel: nothing is held.
+        """
+        asker, name = self._counter(backend).asker, backend.served_name(route)
+        return await ids.read_ids(asker, call, name, salt)
+
+    async def _told(
+        self,
+        route: Route,
+        backends: Sequence[Backend],
+        ask: Callable[[Asker, str], Awaitable[Told | None]],
+    ) -> Told | None:
+        """Return what the first backend tells that tells anything; the least busy one is asked first."""
+        able = [each for each in backends if not each.plain]
+        for asked in sorted(able, key=lambda each: each.in_flight)[:_MOST_ASKED]:
+            told = await ask(self._counter(asked).asker, asked.served_name(route))
+            if told is not None:
+                return told
+        return None
 
     async def tokenizer_info(self, backend: Backend) -> bytes:
         """Return what a backend says of its tokenizer: a JSON object.
@@ -135,6 +187,12 @@ class PromptCounters:
         """Drop the connections to backends; a count that is under way comes to its end."""
         for counter in self._remote.values():
             counter.asker.close()
+
+
+def _least_busy(backends: Sequence[Backend]) -> Backend | None:
+    """Return the backend to ask; None: none of them is a vLLM, and others cannot tell."""
+    able = [backend for backend in backends if not backend.plain]
+    return min(able, key=lambda backend: backend.in_flight, default=None)
 
 
 def _stamp(folder: Path) -> list[object]:

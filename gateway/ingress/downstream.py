@@ -303,8 +303,9 @@ class Downstream:
         if not self._event_stream:
             self.cut()
             return
-        dialect = self.spec.dialect
-        self.end(error_frame(fault, dialect, self.id) + (DONE if dialect in OPENAI else b""))
+        dialect, sequence = self.spec.dialect, self.trailed.next_sequence if self.trailed else 0
+        frame = error_frame(fault, dialect, self.id, sequence)
+        self.end(frame + (DONE if dialect in OPENAI else b""))
 
     def end(self, data: bytes = b"") -> None:
         """Finish a streamed reply, after its last bytes."""

@@ -279,10 +279,7 @@ class Handler:
                             self.passing.answered(backend, slot, record.status)
                         return
                     except (UpstreamError, EngineFull) as error:
-                        if down.trailed is not None and down.trailed.unsure:
-                            ask.tried.setdefault(backend.id, self.clock.now())
-                            await self.measuring.find_seam(settings, ask, down.trailed)
-                        fresh = await self.retrying.after(down, record, ask, backend, slot, error)
+                        fresh = await self.retrying.after(settings, down, ask, backend, slot, error)
                         if not fresh:
                             break
             finally:

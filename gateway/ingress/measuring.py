@@ -15,10 +15,11 @@ from gateway.core.aio import beside
 from gateway.core.types import SERVING, Ask, Chance, Demand, Endpoint, Phase, RequestRecord
 from gateway.counting.context import bound, settle, unsettled
 from gateway.ingress.settings import Settings
-from gateway.pools.table import PoolTable
+from gateway.pools.table import Backend, PoolTable
 from gateway.prefix.hashing import FIRST_BYTES, READ, PrefixHasher, written_salt
 from gateway.prefix.precise import PromptBlocks
 from gateway.prefix.ranked import block_sizes
+from gateway.resume.recited import RecitedStream
 from gateway.resume.stream import TrailedStream
 
 UNMEASURED: Final = Demand(0, exact=False)  # of an ask of which nothing is known yet
@@ -109,6 +110,18 @@ class Measuring:
         judge = partial(unsettled, call, route=route, caller=caller, policy=policy)
         return judge() if call.places is None else await beside(judge)
 
+    async def find_way(self, settings: Settings, ask: Ask, stream: TrailedStream) -> Backend | None:
+        """Ask backends for what is not known of a stream that broke off, and is needed to go on with it.
+
+        Return the backend that failed as it read the prompt for that, if one did: another one may be asked.
+        Cancel: nothing is held.
+        """
+        if not isinstance(stream, RecitedStream):
+            await self.find_seam(settings, ask, stream)
+        elif stream.wants_ids:
+            return await self._find_ids(settings, ask, stream)
+        return None
+
     async def find_seam(self, settings: Settings, ask: Ask, stream: TrailedStream) -> None:
         """Ask a backend how many of the last tokens of a stream that broke off were shown, if that is not known.
 
@@ -116,8 +129,7 @@ class Measuring:
         call. Cancel: nothing is held.
         """
         unsure, shown = stream.unsure, None
-        backends = self.table.backends(ask.route.pool)
-        serving = [each for each in backends if each.id not in ask.tried and each.phase in SERVING]
+        serving = self._serving(ask)
         for tokens in range(len(unsure), max(0, len(unsure) - _MOST_ASKED), -1):
             text = await settings.counters.text_of(unsure[:tokens], ask.route, serving)
             if text is not None and shown is None:
@@ -127,6 +139,32 @@ class Measuring:
             if shown.startswith(text):
                 stream.put_seam(tokens, shown[len(text) :])
                 return
+
+    async def _find_ids(
+        self, settings: Settings, ask: Ask, stream: RecitedStream
+    ) -> Backend | None:
+        """Ask for the token ids of the prompt, and of what was shown."""
+        counters, route, prompt = settings.counters, ask.route, None
+        able = [each for each in self._serving(ask) if not each.plain]
+        if not able:
+            return None
+        said = await counters.tokens_of("".join(stream.pieces), route, able)
+        if said is not None and stream.call.endpoint is Endpoint.MESSAGES:
+            prompt = await counters.prompt_ids(stream.call, route, able)
+        elif said is not None:
+            reader = min(able, key=lambda each: each.in_flight)
+            salt = settings.salt(ask) if route.tenants_apart else None
+            try:
+                prompt = await counters.read_ids(stream.call, route, reader, salt)
+            except OSError:
+                return reader
+        stream.ids_are(prompt or [], *(said or ([], [])))
+        return None
+
+    def _serving(self, ask: Ask) -> list[Backend]:
+        """Return the backends that serve, and where the request did not fail."""
+        backends = self.table.backends(ask.route.pool)
+        return [each for each in backends if each.id not in ask.tried and each.phase in SERVING]
 
     def rest(
         self, record: RequestRecord, ask: Ask, stream: TrailedStream, chance: Chance, *, moved: bool

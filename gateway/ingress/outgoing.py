@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
-from gateway.core.types import Ask
+from gateway.core.types import Ask, Endpoint
 from gateway.ingress.downstream import Downstream
 from gateway.ingress.heads import trace_lines
 from gateway.pools.table import Backend
 from gateway.upstream.client import Outgoing
-from gateway.wire.calls import upstream_body
+from gateway.wire.calls import ENDPOINTS, upstream_body
+
+# The rest of a stream may come as a chat, whatever its client asked for (`resume.rest`).
+_CHAT_PATH: Final = next(path for path, spec in ENDPOINTS.items() if spec.endpoint is Endpoint.CHAT)
 
 
 def outgoing(
@@ -46,4 +50,5 @@ def outgoing(
         trace = trace_lines(down.headers) if b"traceparent" in down.fields else b""
     if rank is not None:
         trace += b"x-data-parallel-rank: %d\r\n" % rank
-    return Outgoing(down.spec.path, call.content_type, engine_id, body, down.upload, trace)
+    path = down.spec.path if call.endpoint is down.spec.endpoint else _CHAT_PATH
+    return Outgoing(path, call.content_type, engine_id, body, down.upload, trace)

@@ -21,7 +21,8 @@ from gateway.ingress.leaving import Leaving
 from gateway.ingress.settings import GoingOn, Settings
 from gateway.observe.ledger import Ledger
 from gateway.pools.table import Backend, PoolTable
-from gateway.resume.rules import may_trail
+from gateway.resume.recited import RecitedStream
+from gateway.resume.rules import may_recite, may_trail
 from gateway.resume.stream import TrailedStream
 from gateway.resume.whole import as_stream
 from gateway.upstream.relay import Relay
@@ -59,9 +60,13 @@ class Passing:
     def _trails(self, how: Resume, ask: Ask) -> Resume:
         """Return by what another backend could go on with the stream that is asked for."""
         call = ask.call
-        if how is _OFF or len(self.table.backends(ask.route.pool)) < 2 or not may_trail(call):
+        if how is _OFF or not self._several(ask) or not may_trail(call):
             return _OFF
         return _OFF if how is _TEXT and call.places is not None else how
+
+    def _several(self, ask: Ask) -> bool:
+        """Whether there is another backend that could go on."""
+        return len(self.table.backends(ask.route.pool)) > 1
 
     def _trailed(
         self, down: Downstream, ask: Ask, how: Resume, *, veil: bool
@@ -70,6 +75,9 @@ class Passing:
         if down.trailed is None or not down.trailed.went_on:
             # One that is there was another backend's, which refused the request in its first frame.
             by_text = how is _TEXT and not ask.call.tells_ids and self._trails(_TEXT, ask) is _TEXT
+            if how is _EXACT and may_recite(ask.call) and self._several(ask):
+                down.trailed = RecitedStream(ask.call, ask.demand, request_id=down.id, veil=veil)
+                return down.trailed
             down.trailed = (
                 TrailedStream(ask.call, ask.demand, request_id=down.id, veil=veil, by_text=by_text)
                 if ask.call.tells_ids or by_text

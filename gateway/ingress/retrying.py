@@ -23,10 +23,12 @@ from gateway.core.errors import (
 from gateway.core.types import Ask, Call, Chance, RequestRecord, Slot, TrafficFailed
 from gateway.ingress.downstream import Downstream
 from gateway.ingress.measuring import Measuring
+from gateway.ingress.settings import Settings
 from gateway.observe.ledger import Ledger
 from gateway.pools.attribution import is_hard
 from gateway.pools.quarantine import Fingerprint, Quarantine, may_be_a_death
 from gateway.pools.table import Backend, PoolTable
+from gateway.resume.stream import TrailedStream
 from gateway.upstream import attempts
 from gateway.upstream.client import Client
 
@@ -53,7 +55,7 @@ class Retrying:
         self._budget = attempts.Budget()
 
     async def after(
-        self, down: Downstream, record: RequestRecord, ask: Ask, backend: Backend, slot: Slot,
+        self, settings: Settings, down: Downstream, ask: Ask, backend: Backend, slot: Slot,
         error: UpstreamError | EngineFull,
     ) -> bool:  # fmt: skip
         """Note a failed attempt; return whether a fresh connection is tried, else another place is looked for.
@@ -62,11 +64,13 @@ class Retrying:
             GatewayError: neither; what the client is told (502, 503, 504).
         Cancel: nothing is held.
         """
+        record = down.record
+        assert record is not None
         self._note(record, ask, backend, slot, error)
         over = await self._judge(down, record, ask, backend, error)
+        stream = await self._findable(settings, down, record, ask)
         moved = isinstance(error, StreamMoved)
         chance = self._gate.chance(ask) if ask.place is None else Chance.NOW
-        stream = down.trailed
         if stream is not None:
             if self._measuring.rest(record, ask, stream, chance, moved=moved):
                 return False
@@ -95,6 +99,26 @@ class Retrying:
             slot.release()
             await asyncio.sleep(pause_s)
         return step is attempts.Next.FRESH_CONNECTION
+
+    async def _findable(
+        self, settings: Settings, down: Downstream, record: RequestRecord, ask: Ask
+    ) -> TrailedStream | None:
+        """Return the stream of a request, with all known that there is to know of where it broke off.
+
+        Raises:
+            RequestQuarantined: backends die of the question, too (400).
+        """
+        stream = down.trailed
+        while stream is not None and stream.cut is not None:
+            asked_at = self._clock.now()
+            failed = await self._measuring.find_way(settings, ask, stream)
+            if failed is None:
+                break
+            ask.tried[failed.id] = self._clock.now()
+            of = await self.lost(down, record, failed, Ending.BROKE, asked_at)
+            if of is not None:
+                await self._admit(of, ask.caller.tenant)
+        return stream
 
     async def _judge(
         self, down: Downstream, record: RequestRecord, ask: Ask, backend: Backend, error: UpstreamError | EngineFull
@@ -144,13 +168,18 @@ class Retrying:
         return died
 
     async def lost(
-        self, down: Downstream, record: RequestRecord, backend: Backend, ending: Ending
+        self,
+        down: Downstream,
+        record: RequestRecord,
+        backend: Backend,
+        ending: Ending,
+        sent_at: float | None = None,
     ) -> Fingerprint | None:
         """Note that a backend may have died of a request, or with it; return what the request is known by.
 
-        Cancel: nothing is held.
+        `sent_at` is when it was sent there, if that was no attempt. Cancel: nothing is held.
         """
-        call, caller, sent_at = down.asked, record.caller, record.sent_at
+        call, caller, sent_at = down.asked, record.caller, sent_at or record.sent_at
         if call is None or caller is None or sent_at is None:
             return None
         if not may_be_a_death(backend, ending):

@@ -4,6 +4,9 @@ Completions take token ids as their prompt. For a chat they are given beside its
 `kv_transfer_params`; vLLM from about 0.28 on takes them in place of the rendered messages, without
 any flag. An older one ignores them and begins anew: the ids that it tells of its prompt show that.
 
+The rest of a stream of Messages or Responses is asked for as a chat, too: a chat tells its token ids, so what
+comes is proven. Its prompt stands in the ids, and only how to choose tokens is told beside them.
+
 By text, a completion's prompt gets what was said behind it, and a chat an assistant's message that is to
 be continued (`continue_final_message`, of vLLM and SGLang; llama.cpp's own server does it unasked).
 """
@@ -15,7 +18,8 @@ from typing import Final
 import msgspec
 from msgspec import structs
 
-from gateway.core.types import Call, Demand, Dialect
+from gateway.core.types import Call, Demand, Dialect, Endpoint
+from gateway.resume.rules import RECITED
 from gateway.resume.trail import Reached
 from gateway.wire.large import fields_at_hand
 from gateway.wire.lax import number_of
@@ -43,6 +47,8 @@ def rest_of(call: Call, demand: Demand, reached: Reached) -> tuple[Call, Demand]
         prompt_tokens, exact = demand.prompt_tokens + said, False
     else:
         ids = [*reached.prompt, *reached.reply]
+        if call.dialect in RECITED:
+            call, body = _as_chat(call, body)
         if call.dialect is Dialect.COMPLETIONS:
             body["prompt"] = _encoded(ids)
         else:
@@ -67,6 +73,22 @@ def takes_text(call: Call) -> bool:
     return _extended(fields_at_hand(call), call.dialect, "")
 
 
+def _as_chat(call: Call, body: dict[str, msgspec.Raw]) -> tuple[Call, dict[str, msgspec.Raw]]:
+    """Return a call of Messages or Responses as one for a chat, whose prompt is to stand in token ids."""
+    fields = {name: body[name] for name in _SAMPLING if name in body}
+    usage = msgspec.Raw(b'{"include_usage":true}')
+    fields |= {"messages": _STAND_IN, "stream": _TRUE, "stream_options": usage}
+    chat = structs.replace(
+        call,
+        endpoint=Endpoint.CHAT,
+        dialect=Dialect.CHAT,
+        max_new_field=None,
+        wants_usage=True,
+        tells_ids=True,
+    )
+    return chat, fields
+
+
 def _extended(body: dict[str, msgspec.Raw], dialect: Dialect, said: str) -> bool:
     """Put what was said behind the prompt; False where it has no place there."""
     if dialect is Dialect.COMPLETIONS:
@@ -88,6 +110,11 @@ def _extended(body: dict[str, msgspec.Raw], dialect: Dialect, said: str) -> bool
 _NULL: Final = msgspec.Raw(b"null")
 _TRUE: Final = msgspec.Raw(b"true")
 _FALSE: Final = msgspec.Raw(b"false")
+# What says how tokens are chosen, and has one name and one meaning in all of vLLM's dialects.
+_SAMPLING: Final[tuple[str, ...]] = (
+    *("model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "logit_bias"),
+    *("ignore_eos", "stop_token_ids", "skip_special_tokens", "cache_salt", "priority"),
+)
 _STAND_IN: Final = msgspec.Raw(b'[{"role":"user","content":"."}]')
 
 

@@ -12,6 +12,9 @@ backend fails.
     stop strings with tools or min_tokens               nobody can tell how much text is held back
     images and audio                                    a prompt of token ids has none
 
+Of Messages and Responses, tools, thinking and stop strings bar a stream, too: what they show is not all of
+the text, so its tokens cannot be told from it.
+
 Source: vLLM 0.32, `v1/sample` and `renderers/online_renderer.py`; each was seen there.
 """
 
@@ -77,6 +80,38 @@ _BY_VALUE: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], bool]]] = {
 }
 
 
+RECITED: Final = frozenset({Dialect.MESSAGES, Dialect.RESPONSES})  # engines tell no ids of these
+_HARMLESS_THERE: Final = frozenset(
+    {
+        *("model", "messages", "system", "input", "instructions", "stream", "stream_options"),
+        *("max_tokens", "max_output_tokens", "temperature", "top_p", "top_k", "min_p"),
+        *("repetition_penalty", "logit_bias", "ignore_eos", "stop_token_ids"),
+        *("metadata", "user", "store", "service_tier", "priority", "cache_salt", "request_id"),
+        *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls"),
+        # These say nothing without what bars.
+        *("tool_choice", "max_tool_calls", "reasoning", "top_logprobs"),
+    }
+)
+_UNSET_THERE: Final = frozenset(
+    {
+        *("tools", "stop", "stop_sequences", "background", "include", "previous_response_id"),
+        *("presence_penalty", "frequency_penalty", "thinking", "conversation"),
+    }
+)
+_BY_VALUE_THERE: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], bool]]] = {
+    **dict.fromkeys(_UNSET_THERE, _is_unset),
+    "seed": _is_greedy,
+    "skip_special_tokens": lambda value, body: value is None or value is True,
+    "text": lambda value, body: not value or _is_text(value.get("format"), body),
+    "truncation": lambda value, body: value is None or value == "disabled",
+}
+
+
+def may_recite(call: Call) -> bool:
+    """Whether it is worth keeping the text of the stream that a call asks for, as no ids of it are told."""
+    return call.dialect in RECITED and call.stream and call.places is None
+
+
 def may_trail(call: Call) -> bool:
     """Whether it is worth keeping a trail of the stream that a call asks for."""
     if not (
@@ -118,13 +153,16 @@ def may_go_on(call: Call) -> bool:
     """Whether the stream that a call asks for could go on elsewhere; asked once it is broken."""
     if call.text_bytes is None and call.prompt_token_ids is None:
         return False  # images, audio or embeddings
+    recited = call.dialect in RECITED
+    harmless = _HARMLESS_THERE if recited else _HARMLESS | _LARGE
+    by_value = _BY_VALUE_THERE if recited else _BY_VALUE
     body = {
         name: msgspec.json.decode(raw)
         for name, raw in fields_at_hand(call).items()
-        if name not in _LARGE or name == "tools"
+        if name not in _LONGEST
     }
-    doubtful = [name for name in body if name not in _HARMLESS and name not in _LARGE]
-    return all(name in _BY_VALUE and _BY_VALUE[name](body[name], body) for name in doubtful)
+    doubtful = [name for name in body if name not in harmless]
+    return all(name in by_value and by_value[name](body[name], body) for name in doubtful)
 
 
 def joins(call: Call, tail: str, again: str) -> bool:

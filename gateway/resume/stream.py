@@ -18,12 +18,14 @@ import msgspec
 from gateway.core.endings import Barrier
 from gateway.core.types import Call, Demand, Usage, UsageSource
 from gateway.resume.reasoning import Expected
+from gateway.resume.recital import Recital
 from gateway.resume.rest import kept, limit_of, rest_of, takes_text
 from gateway.resume.rules import held_back_chars, is_parsed, joins, may_go_on
 from gateway.resume.sight import CHOICES
 from gateway.resume.trail import Reached, Trail
 from gateway.resume.transcript import Transcript
 from gateway.resume.usage import add_up, counted
+from gateway.wire.chunks import Shape
 from gateway.wire.objects import decode_or_none
 from gateway.wire.replies import Fault
 from gateway.wire.sse import ABORTED, DONE, StreamWatch, is_whole
@@ -65,11 +67,7 @@ class TrailedStream(StreamWatch):
         super().__init__(
             call.dialect, choices=1, hide_usage=call.hides_usage, request_id=request_id
         )
-        self.trail: Trail | Transcript = (
-            Transcript(call.dialect, self.shape)
-            if by_text
-            else Trail(call.dialect, self.shape, held_back_chars(call), parsed=is_parsed(call))
-        )
+        self.trail = self._new_trail(call, self.shape, by_text=by_text)
         self._veil = Veil() if veil else None
         self.cut: Fault | None = None  # it broke off here, and may go on
         self._asked = kept(call), demand
@@ -85,6 +83,13 @@ class TrailedStream(StreamWatch):
         self.barrier: Barrier | None = None  # why nobody can go on where it broke off
         self.resumable = True  # nobody wants it to end where it breaks off
         self._failures = 0  # of backends, that others repaired
+
+    def _new_trail(
+        self, call: Call, shape: Shape, *, by_text: bool
+    ) -> Trail | Transcript | Recital:
+        if by_text:
+            return Transcript(call.dialect, shape)
+        return Trail(call.dialect, shape, held_back_chars(call), parsed=is_parsed(call))
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes as they came; return what may be sent on now."""
@@ -250,7 +255,9 @@ class TrailedStream(StreamWatch):
             return Barrier.FAILURES
         call, trail = self._asked[0], self.trail
         if self._exact is None:
-            self._exact = may_go_on(call) and (isinstance(trail, Trail) or takes_text(call))
+            self._exact = may_go_on(call) and (
+                not isinstance(trail, Transcript) or takes_text(call)
+            )
         if not self._exact:
             return Barrier.REQUEST
         if self._long is not None or not trail.leads_on:  # a part of a frame was passed on
@@ -284,18 +291,19 @@ class TrailedStream(StreamWatch):
 
     def _ours(self, frame: bytes) -> bytes:
         """Return a frame as the client is to get it."""
-        if isinstance(self.trail, Transcript):
-            self.trail.keep(frame)
-            reached = self._reached
+        trail, reached = self.trail, self._reached
+        if isinstance(trail, Transcript):
+            trail.keep(frame)
             if reached is None:
                 return frame
-            return self.trail.retold(frame, lambda usage: add_up(usage, reached.said_tokens))
-        frame = self.trail.strip(frame)
-        if self._reached is None:
+            return trail.retold(frame, lambda usage: add_up(usage, reached.said_tokens))
+        assert isinstance(trail, Trail)
+        frame = trail.strip(frame)
+        if reached is None:
             if not self._head:
                 self._head = frame[: max(0, frame.find(CHOICES))]
             return frame
-        return self._gone_on(frame, self._reached)
+        return self._gone_on(frame, reached)
 
     def _gone_on(self, frame: bytes, reached: Reached) -> bytes:
         """Return a frame of another backend as one of the first."""

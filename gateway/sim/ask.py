@@ -133,7 +133,7 @@ def parse_ask(path: str, body: dict[str, Any], config: SimConfig, adapters: list
     adapter = resolve_model(body, config, adapters)
     prompts, text = _prompts(path, body)
     begun_tokens = 0
-    if path == CHAT and (given := _given_ids(body, config)) is not None:
+    if path in (CHAT, MESSAGES, RESPONSES) and (given := _given_ids(body, config)) is not None:
         begun_tokens = max(0, len(given) - len(prompts[0]))
         prompts = (given,)
     max_tokens = _budget(path, max(map(len, prompts)), text, config, (limit_field, limit))
@@ -170,7 +170,7 @@ def parse_ask(path: str, body: dict[str, Any], config: SimConfig, adapters: list
 
 
 def _given_ids(body: dict[str, Any], config: SimConfig) -> tuple[int, ...] | None:
-    """Return the token ids that stand in for a chat's rendered prompt; older servers ignore them."""
+    """Return the token ids that stand in for rendered messages; older servers ignore them."""
     given = body.get("kv_transfer_params") if config.takes_prompt_ids else None
     ids = given.get("prompt_token_ids") if isinstance(given, dict) else None
     return None if ids is None or body.get("echo") else _prompt_ids(ids, begin=False)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, Final
 
 from gateway.sim.ask import Ask
 from gateway.sim.frames import Head, compact
 from gateway.sim.plan import Piece, Plan
 from gateway.sim.sequence import CacheUse
+from gateway.sim.text import detokenize
 
 # The chat error chunk does not fit the model it is parsed into, and that is what clients read.
 _MESSAGES_ERROR: Final = (
@@ -27,7 +29,7 @@ class ResponsesWriter:
         self._sequence = 0
         self._item = f"{'fc' if head.ask.tool else 'msg'}_{head.id.removeprefix('resp_')}"
         self._text = ""
-        self._tokens = 0
+        self._ids: list[int] = []
         self._finish: str | None = None
         self._open = False
 
@@ -44,7 +46,7 @@ class ResponsesWriter:
         frames = [] if self._open else self._announce()
         self._open = True
         self._finish = piece.finish
-        self._tokens += piece.token is not None
+        self._ids += () if piece.token is None else (piece.token,)
         self._text += piece.text
         if piece.text:
             frames.append(self._delta(piece.text))
@@ -63,7 +65,7 @@ class ResponsesWriter:
     def whole(self, plans: list[Plan]) -> dict[str, Any]:
         """One `response`."""
         plan = plans[0]
-        self._text, self._tokens, self._finish = "".join(plan.pieces), len(plan.tokens), plan.finish
+        self._text, self._ids, self._finish = "".join(plan.pieces), [*plan.tokens], plan.finish
         self._open = True
         return self._response(_status(plan.finish))
 
@@ -158,9 +160,15 @@ class ResponsesWriter:
             "frequency_penalty": 0.0,
             "kv_transfer_params": None,
             "ec_transfer_params": None,
-            "input_messages": None,
-            "output_messages": None,
+            "input_messages": self._raw(ask.prompts[0]) if ended else None,
+            "output_messages": self._raw(self._ids) if ended else None,
         }
+
+    def _raw(self, ids: Sequence[int]) -> list[dict[str, Any]] | None:
+        """Text and token ids, where the client asked for them (`enable_response_messages`)."""
+        if not self._head.ask.body.get("enable_response_messages"):
+            return None
+        return [{"message": detokenize(ids), "tokens": list(ids), "type": "raw_message_tokens"}]
 
     def _usage(self) -> dict[str, Any]:
         prompt = self._head.ask.prompt_tokens
@@ -169,9 +177,9 @@ class ResponsesWriter:
         return {
             "input_tokens": prompt,
             "input_tokens_details": self._cached() | turns,
-            "output_tokens": self._tokens,
+            "output_tokens": len(self._ids),
             "output_tokens_details": {"reasoning_tokens": 0, "tool_output_tokens": 0} | out,
-            "total_tokens": prompt + self._tokens,
+            "total_tokens": prompt + len(self._ids),
         }
 
     def _cached(self) -> dict[str, int]:

@@ -400,9 +400,13 @@ class StreamWatch:
     def _tell(self, fault: Fault) -> bytes:
         """Write an error frame."""
         self.fault = fault
+        return error_frame(fault, self._dialect, self._request_id, self.next_sequence)
+
+    @property
+    def next_sequence(self) -> int:
+        """The number of the next event of a response."""
         last = _SEQUENCE.findall(self._recent)
-        sequence = (int(last[-1]) if last else self._sequence) + 1
-        return error_frame(fault, self._dialect, self._request_id, sequence)
+        return (int(last[-1]) if last else self._sequence) + 1
 
 
 _INDEX: Final = re.compile(rb'"index":\s*(\d{1,9})')

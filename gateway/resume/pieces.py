@@ -1,0 +1,56 @@
+"""The token ids of a text that was shown piece by piece, where nobody told them. Pure.
+
+An engine shows whole tokens, so each frame ends where a token ends. A tokenizer that is given all of the
+text cuts it into tokens again:
+
+    frames       Once| upon a| time
+    tokens       Once| upon| a| time      each frame ends with a token: these are taken
+    tokens       On|ce upon| a| time      a token lies across a frame's end: the model cut it otherwise
+
+Where a frame has one token, that proves which one. Where it has several, they are cut as the tokenizer
+cuts them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Final
+
+_NO_TEXT: Final = "\ufffd"  # stands for bytes that are no character: nobody knows which
+_BYTE: Final = re.compile(r"<0x([0-9A-F]{2})>")
+# How byte-level tokenizers write bytes: those that can be seen as themselves, the others from 256 on.
+_SEEN: Final = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_UNSEEN: Final = sorted(set(range(0x100)) - set(_SEEN))
+_BYTES: Final = {chr(each): each for each in _SEEN} | {
+    chr(0x100 + place): each for place, each in enumerate(_UNSEEN)
+}
+
+
+def fits(pieces: Sequence[str], tokens: Sequence[str]) -> bool:
+    """Whether tokens are the text of all pieces, and each piece ends with a token.
+
+    `tokens` are written as a tokenizer writes them: byte by byte, or with a mark for each space.
+    """
+    text = "".join(pieces)
+    if _NO_TEXT in text:
+        return False
+    whole = text.encode()
+    ends = set(accumulate(len(piece.encode()) for piece in pieces))
+    for read in (_byte_level, _marked):
+        spelled = [read(each) for each in tokens]
+        known = [each for each in spelled if each is not None]
+        if len(known) == len(spelled) and b"".join(known) == whole:
+            return ends <= {0, *accumulate(map(len, known))}
+    return False
+
+
+def _byte_level(token: str) -> bytes | None:
+    found = [_BYTES.get(char) for char in token]
+    return None if None in found else bytes(each for each in found if each is not None)
+
+
+def _marked(token: str) -> bytes:
+    byte = _BYTE.fullmatch(token)
+    return bytes([int(byte[1], 16)]) if byte else token.replace("\u2581", " ").encode()

@@ -1,0 +1,192 @@
+"""What is kept of a stream of Messages or Responses, so that another backend can go on with it. Pure.
+
+vLLM takes token ids on these endpoints, but tells none (0.32). So what is kept is the text, piece by
+piece, and how the reply is called. Once its backend fails, others are asked for the ids of the prompt
+and of the text (`ids_are`). The rest comes as a chat, and is told in the events of the stream.
+
+Frames are read only once a backend fails, or 32 KiB of them have come; a piece takes three bytes more
+than its text from then on.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from gateway.core.types import Dialect
+from gateway.resume.pieces import fits
+from gateway.resume.retelling import EVENT, MessageTeller, ResponseTeller, Strange, Teller
+from gateway.resume.trail import Reached, shown_by_chat
+from gateway.wire.chunks import Shape, inside
+from gateway.wire.objects import decode_or_none
+
+_MOST_UNREAD_BYTES: Final = 32 * 1024
+_MOST_BYTES: Final = 1024 * 1024
+_PIECES: Final = msgspec.json.Decoder(list[str])
+ABORTED: Final = (  # what an engine says that fails
+    b'data: {"error":{"message":"The backend aborted the request.","type":"server_error"'
+    b',"code":"backend_error"}}\n\n'
+)
+_GOOD: Final = frozenset({"stop", "length"})
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[Any] | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta = msgspec.field(default_factory=_Delta)
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice]
+    prompt_token_ids: list[int] | None = None
+
+
+_CHUNK: Final = msgspec.json.Decoder(_Chunk)
+
+
+class Recital:
+    """The reply of one stream, as far as it has come. Its owner hands it every read, as to a `Trail`."""
+
+    again: Final = ""  # nothing is said again
+    tail: Final = ""  # stop strings bar a request
+    kind: Final = ""
+    reasoned: Final = False
+    shows = staticmethod(shown_by_chat)  # by whom goes on
+
+    __slots__ = (
+        "_given", "_pieces", "_reached", "_shape", "_told_tokens", "_unread", "lost", "proven", "strayed",
+        "teller",
+    )  # fmt: skip
+
+    def __init__(self, dialect: Dialect, shape: Shape) -> None:
+        """`shape` is what the watch learns of the stream's frames."""
+        self._shape = shape
+        self.teller: Teller = MessageTeller() if dialect is Dialect.MESSAGES else ResponseTeller()
+        self.proven = True  # who writes now has told that its prompt is the right one
+        self.strayed = False  # it has another one, or says what cannot be told
+        self.lost = False  # too much was said, or what cannot be gone on with
+        self._pieces = bytearray()  # JSON strings, with a comma after each
+        self._unread = bytearray()  # whole frames
+        self._reached: Reached | None = None  # from where another backend can go on
+        self._given: Reached | None = None  # where who writes went on; None: it is the first
+        self._told_tokens = 0  # of the reply, by the one that went on
+
+    def tell(self, chunk: bytes) -> bytes | None:
+        """Keep a chunk that is one more piece, and return it; None for others."""
+        if self._given is not None or not self._shape.fits(chunk):
+            return None
+        self.keep(inside(chunk))
+        return chunk
+
+    def keep(self, frame: bytes) -> None:
+        """Keep a whole frame of the first backend."""
+        self._unread += frame
+        if len(self._unread) > _MOST_UNREAD_BYTES:
+            self._read()
+
+    def _read(self) -> None:
+        unread, self._unread = bytes(self._unread), bytearray()
+        if unread and not self.lost:
+            texts = self.teller.texts(unread)
+            if texts is None:
+                self._read_slowly(unread)
+            else:
+                self._add(*texts)
+
+    def _read_slowly(self, frames: bytes) -> None:
+        for frame in frames.split(b"\n\n"):
+            payload = frame.partition(b"data: ")[2]
+            if not payload:
+                continue  # a comment
+            event = decode_or_none(EVENT, payload)
+            try:
+                if event is None:
+                    raise Strange
+                if event.type != "error":  # the client does not get it, if another one goes on
+                    self._add(self.teller.take(event))
+            except Strange:
+                self._lose()
+                return
+
+    def _add(self, *pieces: str) -> None:
+        shown = [each for each in pieces if each]
+        if shown and not self.lost:
+            self._pieces += msgspec.json.encode(shown)[1:-1] + b","
+        if len(self._pieces) > _MOST_BYTES:
+            self._lose()
+
+    def _lose(self) -> None:
+        self.lost = True
+        self._pieces.clear()
+
+    @property
+    def leads_on(self) -> bool:
+        """Whether another backend could go on from where it is, if somebody tells its token ids."""
+        self._read()
+        return self.teller.begun and not (self.lost or self.strayed)
+
+    @property
+    def pieces(self) -> list[str]:
+        """The text that was shown, by its frames."""
+        self._read()
+        return _PIECES.decode(b"[%b]" % bytes(self._pieces).removesuffix(b","))
+
+    @property
+    def said_tokens(self) -> int:
+        """How many tokens of the reply were said, or fewer: a frame may have several."""
+        return len(self.pieces)
+
+    def ids_are(self, prompt: list[int], reply: list[int], tokens: list[str]) -> bool:
+        """Take the ids of the prompt and of what was shown, if they are proven; `tokens` are the reply's as text."""
+        told = self.teller.prompt_tokens
+        proven = told in (None, len(prompt)) and bool(prompt) and len(reply) == len(tokens)
+        if proven and fits(self.pieces, tokens):
+            self._reached = Reached(prompt, reply)
+        return self._reached is not None
+
+    def reached(self) -> Reached | None:
+        """Return from where another backend can go on; None where nobody told that for sure."""
+        return self._reached
+
+    def go_back(self, reached: Reached, head: bytes) -> None:
+        """Another backend goes on from there."""
+        self._given, self._told_tokens, self.proven = reached, 0, False
+
+    def retold(self, frame: bytes) -> bytes:
+        """Return a frame of a chat that goes on as events of the stream; an error is left as it is."""
+        payload = frame.partition(b"data: ")[2]
+        chunk = decode_or_none(_CHUNK, payload)
+        if chunk is None:
+            return frame if b'"error"' in payload else b""
+        given = self._given
+        assert given is not None
+        if chunk.prompt_token_ids is not None:
+            self.proven = chunk.prompt_token_ids == [*given.prompt, *given.reply]
+            self.strayed |= not self.proven
+        return b"".join([self._choice(given, each) for each in chunk.choices if self.proven])
+
+    def _choice(self, given: Reached, choice: _Choice) -> bytes:
+        delta, finish = choice.delta, choice.finish_reason
+        if delta.reasoning or delta.reasoning_content or delta.tool_calls:
+            self.strayed = True
+            return b""
+        if finish is not None and finish not in _GOOD:
+            return ABORTED
+        self._told_tokens += len(choice.token_ids or ())
+        told = b""
+        if delta.content:
+            self._add(delta.content)
+            self._reached = None  # it has come further
+            told = self.teller.more(delta.content)
+        if finish is None:
+            return told
+        text, said = "".join(self.pieces), len(given.reply) + self._told_tokens
+        return told + self.teller.end(finish, text, len(given.prompt), said)

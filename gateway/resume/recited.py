@@ -1,0 +1,100 @@
+"""A stream of Messages or Responses that another backend can go on with: a `TrailedStream` that tells no ids.
+
+    it fails             where it is cut, backends are asked for its ids: `wants_ids`, `ids_are`
+    another goes on      as a chat, whose frames become events of the stream
+
+An engine that aborts a request ends its text in order, and tells the abort last. So the end of a text is held
+back until the next event, which comes with it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.core.endings import Barrier
+from gateway.core.types import Call
+from gateway.resume.recital import ABORTED, Recital
+from gateway.resume.retelling import SHOWS_TEXT, tells_abort
+from gateway.resume.stream import TrailedStream
+from gateway.wire.chunks import Shape
+from gateway.wire.sse import StreamWatch
+
+_ENDS_TEXT: Final = (
+    b"event: content_block_stop\n",
+    b"event: response.output_text.done\n",
+    b"event: response.content_part.done\n",
+    b"event: response.output_item.done\n",
+)
+
+
+class RecitedStream(TrailedStream):
+    """Looks on as a `TrailedStream` does. It does not leave a drained backend: its ids are not known there."""
+
+    __slots__ = ("_held_end", "_told_abort")
+    trail: Recital
+
+    def _new_trail(self, call: Call, shape: Shape, *, by_text: bool) -> Recital:
+        self._held_end = b""  # events that end a text
+        self._told_abort = False  # nothing that follows is for the client
+        return Recital(call.dialect, shape)
+
+    def feed(self, data: bytes) -> bytes:
+        """Take bytes as they came; return what may be sent on now."""
+        if self._is_piece(data):
+            self._in_step = True
+            self.trail.keep(data)
+            return StreamWatch.feed(self, data)
+        out = super().feed(data)
+        self._in_step = self._in_step and not self._held_end
+        return out
+
+    def _is_piece(self, data: bytes) -> bool:
+        """Whether data is what most reads are: one whole frame of the first backend that may show more text."""
+        if not data.startswith(SHOWS_TEXT) or data.find(b"\n\n") != len(data) - 2:
+            return False
+        if self._reached is not None or self._veil is not None or self.cut is not None:
+            return False
+        return not (
+            self._partial or self._carry or self._held_end or self._told_abort or self.ended
+        )
+
+    @property
+    def call(self) -> Call:
+        """What was asked for."""
+        return self._asked[0]
+
+    @property
+    def wants_ids(self) -> bool:
+        """Whether it broke off where another backend could go on, if somebody tells its token ids."""
+        return self.cut is not None and self.trail.reached() is None and self.barrier is None
+
+    @property
+    def pieces(self) -> list[str]:
+        """The text that was shown, by its frames."""
+        return self.trail.pieces
+
+    def ids_are(self, prompt: list[int], reply: list[int], tokens: list[str]) -> None:
+        """Go on behind these ids, if they are proven; `tokens` are the reply's as text."""
+        if not self.trail.ids_are(prompt, reply, tokens):
+            self.barrier = Barrier.IDS
+
+    @property
+    def may_leave(self) -> bool:
+        """Never: whoever leaves has to know where to go on."""
+        return False
+
+    def _ours(self, frame: bytes) -> bytes:
+        if self._reached is not None:
+            return self.trail.retold(frame)
+        if self._told_abort:
+            return b""
+        if frame.startswith(_ENDS_TEXT):
+            self._held_end += frame
+            return b""
+        if tells_abort(frame):
+            self._told_abort = True
+            return ABORTED
+        if self._held_end:
+            frame, self._held_end = self._held_end + frame, b""
+        self.trail.keep(frame)
+        return frame

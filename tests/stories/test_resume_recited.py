@@ -1,0 +1,273 @@
+"""Streams of Messages and Responses go on at another backend, though engines tell no token ids of them."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+
+from gateway.sim.server import SimConfig
+from tests.stories.support import gateway, story
+from tests.stories.test_resume import CUTS, THREE
+
+SIM = SimConfig(model="m", decode_step_s=0.005)
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+ASKED = {
+    MESSAGES: {
+        "messages": [{"role": "user", "content": "tell me"}],
+        "system": "be kind",
+        "max_tokens": 40,
+    },
+    RESPONSES: {"input": "tell me", "instructions": "be kind", "max_output_tokens": 40},
+}
+PATHS = [*ASKED]
+
+
+async def read(world, path, fault=None, others=(), **more):
+    """Return the events of a stream; its first backend has `fault`, the others have `others`, in their order."""
+    for sim in world.sims:
+        sim.clear()
+        if fault is not None:
+            sim.inject(fault)
+    raw = b""
+    body = {"model": "m", "stream": True, "temperature": 0, **ASKED[path], **more}
+    async with world.http.stream("POST", path, json=body) as reply:
+        assert reply.status_code == 200, await reply.aread()
+        async for part in reply.aiter_raw():
+            if fault is not None:
+                first = [each.in_flight for each in world.process.table.backends("m")].index(1)
+                rest = [sim for number, sim in enumerate(world.sims) if number != first]
+                for number, sim in enumerate(rest):
+                    sim.clear()
+                    if number < len(others):
+                        sim.inject(others[number])
+                fault = None
+            raw += part
+    for sim in world.sims:
+        sim.clear()
+    return events(raw)
+
+
+def events(raw):
+    """Return the events, each of which is named as its data says."""
+    found = []
+    for frame in raw.split(b"\n\n"):
+        if frame and not frame.startswith(b":"):
+            name, data = frame.split(b"\n")
+            found.append(json.loads(data.removeprefix(b"data: ")))
+            assert name == b"event: " + found[-1]["type"].encode()
+    return found
+
+
+def anonymous(told):
+    """Return events with one name in place of the reply's own ones; they have to be the same throughout."""
+    names = {}
+    for event in told:
+        inner = event.get("message") or event.get("response") or {}
+        item = event.get("item") or {"id": event.get("item_id")}
+        for kind, name in (("reply", inner.get("id")), ("item", item["id"])):
+            if name is not None:
+                assert names.setdefault(kind, name) == name
+    text = json.dumps(told)
+    for kind, name in names.items():
+        text = text.replace(name, kind)
+    found = json.loads(text)
+    for event in found:
+        (event.get("response") or {}).pop("created_at", None)
+    return found
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_stream_that_is_cut_goes_on_elsewhere_as_if_nothing_had_happened(path, cut):
+    @story
+    async def check():
+        async with gateway(SIM, SIM, access=True) as world:
+            whole = await read(world, path)
+            resumed = await read(world, path, cut)
+            assert anonymous(resumed) == anonymous(whole)
+            await world.settled()
+            lines = world.access_lines()
+            assert [(each["outcome"], each["attempts"]) for each in lines] == [("ok", 1), ("ok", 2)]
+            assert [each["resumed"] for each in lines] == [0, 1]
+            assert [each["completion_tokens"] for each in lines] == [40, 40]
+            assert lines[0]["prompt_tokens"] == lines[1]["prompt_tokens"]
+            assert [each["usage_source"] for each in lines] == ["upstream"] * 2
+
+    check()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("cut", ["reset_after:1", "reset_after:39"])
+def test_it_may_be_cut_anywhere(path, cut):
+    @story
+    async def check():
+        async with gateway(SIM, SIM) as world:
+            whole = await read(world, path)
+            assert anonymous(await read(world, path, cut)) == anonymous(whole)
+
+    check()
+
+
+def test_it_may_be_cut_before_the_engine_said_anything():
+    @story
+    async def check():
+        async with gateway(SIM, SIM) as world:
+            whole = await read(world, RESPONSES)
+            resumed = await read(world, RESPONSES, "reset_after:0")
+            assert anonymous(resumed) == anonymous(whole)
+
+    check()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_it_may_go_on_twice(path):
+    @story
+    async def check():
+        async with gateway(SIM, SIM, SIM, pools=THREE, access=True) as world:
+            whole = await read(world, path)
+            resumed = await read(world, path, "reset_after:7", ["reset_after:9"])
+            assert anonymous(resumed) == anonymous(whole)
+            await world.settled()
+            assert world.access_lines()[-1]["attempts"] == 3
+
+    check()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "other", ["refuse", "reset_before_headers", "http_500", "error_frame_after:0"]
+)
+def test_who_cannot_go_on_is_passed_over(path, other):
+    @story
+    async def check():
+        async with gateway(SIM, SIM, SIM, pools=THREE) as world:
+            whole = await read(world, path)
+            resumed = await read(world, path, "reset_after:7", [other])
+            assert anonymous(resumed) == anonymous(whole)
+
+    check()
+
+
+async def ends_with_an_error(world, path, fault, barrier, **more):
+    """A stream that breaks off ends with an error, which is numbered like any event; the access log tells why."""
+    told = await read(world, path, fault, **more)
+    assert told[-1]["type"] == "error"
+    if path == RESPONSES:
+        assert [each["sequence_number"] for each in told] == list(range(len(told)))
+    await world.settled()
+    line = world.access_lines()[-1]
+    assert (line["outcome"], line["not_resumed"]) == ("stream_broken", barrier)
+    return told
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_where_nobody_tells_token_ids_the_client_is_told(path):
+    @story
+    async def check():
+        silent = replace(SIM, paths=tuple(each for each in SIM.paths if each != "/tokenize"))
+        async with gateway(silent, silent, access=True) as world:
+            await ends_with_an_error(world, path, "reset_after:7", "ids")
+
+    check()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_one_that_begins_anew_is_not_passed_on(path):
+    @story
+    async def check():
+        old = replace(SIM, takes_prompt_ids=False)
+        async with gateway(old, old, access=True) as world:
+            whole = await read(world, path)
+            told = await ends_with_an_error(world, path, "reset_after:7", "strayed")
+            assert anonymous(told[:-1]) == anonymous(whole[: len(told) - 1])
+
+    check()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_asks_for_more_than_text_ends_with_an_error(path):
+    @story
+    async def check():
+        kind = {"input_schema": {"type": "object"}} if path == MESSAGES else {"type": "function"}
+        async with gateway(SIM, SIM, access=True) as world:
+            tools = [{"name": "f", **kind}]
+            await ends_with_an_error(world, path, "reset_after:2", "request", tools=tools)
+
+    check()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_nobody_goes_on_where_that_is_switched_off(path):
+    @story
+    async def check():
+        pools = "pools: {m: {backends: [{url: <0>}, {url: <1>}], resume: off}}"
+        async with gateway(SIM, SIM, pools=pools, access=True) as world:
+            await ends_with_an_error(world, path, "reset_after:7", None)
+
+    check()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_whoever_is_asked_for_ids_keeps_tenants_apart(path):
+    @story
+    async def check():
+        pools = "pools: {m: {backends: [{url: <0>}, {url: <1>}], prefix_cache: per_tenant}}"
+        async with gateway(SIM, SIM, pools=pools) as world:
+            whole = await read(world, path)
+            resumed = await read(world, path, "reset_after:7")
+            assert anonymous(resumed) == anonymous(whole)
+            bodies = [
+                json.loads(each.body) for sim in world.sims for each in sim.requests if each.body
+            ]
+            generating = [each for each in bodies if {"messages", "input"} & each.keys()]
+            told = [each for each in generating if "max_tokens" in each or "stream" in each]
+            assert len(told) >= 3
+            assert len({each["cache_salt"] for each in told}) == 1
+
+    check()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_where_the_limit_was_reached_nothing_is_left_to_go_on_with(path):
+    @story
+    async def check():
+        async with gateway(SIM, SIM, access=True) as world:
+            await ends_with_an_error(world, path, "reset_after:40", "no_backend")
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("path", "prefill_tokens_per_s"), [(MESSAGES, 20_000.0), (RESPONSES, 50.0)]
+)
+def test_it_does_not_take_the_whole_pool_with_it(path, prefill_tokens_per_s):
+    """Each server dies as it works on it; to read its prompt for the token ids is work, too."""
+
+    @story
+    async def check():
+        slow = replace(SIM, decode_step_s=0.02, prefill_tokens_per_s=prefill_tokens_per_s)
+        async with gateway(slow, slow, slow, slow) as world:
+            down, begins_s = [], 0.2
+
+            async def killer():
+                while True:
+                    for sim in world.sims:
+                        if sim.state.in_flight and sim not in down:
+                            down.append(sim)
+                            await asyncio.sleep(begins_s)
+                            await sim.stop()
+                    await asyncio.sleep(0.01)
+
+            async with asyncio.TaskGroup() as group:
+                kills = group.create_task(killer())
+                body = {"model": "m", "stream": True, **ASKED[path]}
+                limit = {each: 200 for each in body if each.startswith("max_")}
+                reply = await world.http.post(path, json=body | limit)
+                kills.cancel()
+            assert len(down) == 2
+            told = events(reply.content)[-1]
+            assert told["type"] == "error"
+            assert "two servers crashed" in json.dumps(told)
+
+    check()

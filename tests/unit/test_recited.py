@@ -1,0 +1,430 @@
+"""Streams of Messages and Responses: what is kept of them, and how their rest is told."""
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from gateway.core.endings import Barrier
+from gateway.core.types import Demand, Dialect, Endpoint
+from gateway.counting.ids import prompt_ids, read_ids, tokens_of
+from gateway.resume.pieces import fits
+from gateway.resume.recited import RecitedStream
+from gateway.resume.rules import may_go_on, may_recite
+from gateway.sim.ask import parse_ask
+from gateway.sim.config import SimConfig
+from gateway.sim.events import MessagesWriter, ResponsesWriter
+from gateway.sim.frames import Head
+from gateway.sim.plan import Piece, Plan
+from gateway.wire.calls import ENDPOINTS, parse_call
+from gateway.wire.replies import Fault
+from tests.unit.test_resume import frame, role
+
+FAULT = Fault(502, "server_error", "backend_error", "it is gone")
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+ASKED = {
+    MESSAGES: {"messages": [{"role": "user", "content": "tell"}], "max_tokens": 100},
+    RESPONSES: {"input": "tell"},
+}
+WRITERS = {MESSAGES: MessagesWriter, RESPONSES: ResponsesWriter}
+UNSEEN = [*range(0x21), *range(0x7F, 0xA1), 0xAD]
+
+
+def byte_level(text):
+    """Write a text as a byte-level tokenizer does."""
+    return "".join(
+        chr(0x100 + UNSEEN.index(each)) if each in UNSEEN else chr(each) for each in text.encode()
+    )
+
+
+def call(path, **more):
+    body = {"model": "m", "stream": True, "temperature": 0, **ASKED[path], **more}
+    return parse_call(ENDPOINTS[path.encode()], json.dumps(body).encode())
+
+
+def written(path, pieces, finish="stop"):
+    """Return the frames with which vLLM writes such a reply, and those that come before the first text."""
+    asked = parse_ask(path, json.loads(call(path).body), SimConfig(model="m"), [])
+    writer = WRITERS[path](Head(asked, "resp_1", 7, "f"))
+    ids = range(70, 70 + len(pieces))
+    plan = Plan(0, asked.prompts[0], tuple(pieces), tuple(ids), finish)
+    opening = writer.opening()
+    frames = []
+    for place, (text, token) in enumerate(zip(pieces, ids, strict=True)):
+        ends = finish if place + 1 == len(pieces) else None
+        frames.append(b"".join(writer.piece(Piece(plan, place, text, token, ends))))
+    return b"".join(opening), frames, b"".join(writer.closing()), list(asked.prompts[0])
+
+
+def rest_of_chat(ids, pieces, first_id, finish="stop"):
+    """Return the frames of a chat that goes on."""
+    last = len(pieces) - 1
+    return [
+        role(ids),
+        *(
+            frame(text, [first_id + place], finish=finish if place == last else None)
+            for place, text in enumerate(pieces)
+        ),
+        b'data: {"id":"a","choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}\n\n',
+        b"data: [DONE]\n\n",
+    ]
+
+
+def watch_of(path, limit=100, **more):
+    return RecitedStream(
+        call(path, **more), Demand(9, exact=True, max_new_tokens=limit), request_id="r"
+    )
+
+
+TEXTS = st.text(min_size=1, max_size=5).filter(lambda text: "\ufffd" not in text)
+
+
+@given(st.lists(TEXTS, min_size=2, max_size=12), st.data(), st.sampled_from([*ASKED]))
+def test_a_stream_that_another_goes_on_with_is_as_if_nothing_had_happened(pieces, data, path):
+    opening, frames, closing, prompt = written(path, pieces)
+    at = data.draw(st.integers(0 if path == RESPONSES else 1, len(pieces) - 1))
+    part = data.draw(st.integers(0, len(frames[at]) - 3))
+    first = opening + b"".join(frames[:at]) + frames[at][:part]
+    watch, out = watch_of(path), b""
+    chunk = data.draw(st.integers(1, 400))
+    for start in range(0, len(first), chunk):
+        out += watch.feed(first[start : start + chunk])
+    shown = watch.pieces
+    assert watch.broken(FAULT) == b""
+    assert watch.wants_ids
+    said = list(range(70, 70 + len(shown)))
+    watch.ids_are(prompt, said, [byte_level(text) for text in shown])
+    rest, demand = watch.rest()
+    body = json.loads(rest.body)
+    assert (rest.endpoint, rest.dialect, rest.tells_ids) == (Endpoint.CHAT, Dialect.CHAT, True)
+    assert body["kv_transfer_params"] == {"prompt_token_ids": [*prompt, *said]}
+    assert (demand.prompt_tokens, demand.max_new_tokens) == (
+        len(prompt) + len(said),
+        100 - len(said),
+    )
+    more = b"".join(rest_of_chat([*prompt, *said], pieces[len(shown) :], 70 + len(shown)))
+    for start in range(0, len(more), chunk):
+        out += watch.feed(more[start : start + chunk])
+    assert out + watch.close() == opening + b"".join(frames) + closing
+    assert watch.complete
+    assert watch.usage.prompt_tokens == len(prompt)
+    assert watch.usage.completion_tokens == len(pieces)
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_a_long_stream_goes_on_where_it_was(path):
+    """Its frames were read several times before."""
+    pieces = [f"word{number} " for number in range(600)]
+    opening, frames, closing, prompt = written(path, pieces)
+    watch = watch_of(path, limit=1000)
+    out = b"".join(watch.feed(each) for each in (opening, *frames[:500]) if each)
+    assert watch.broken(FAULT) == b""
+    assert watch.pieces == pieces[:500]
+    said = list(range(70, 570))
+    watch.ids_are(prompt, said, [byte_level(text) for text in pieces[:500]])
+    assert watch.rest() is not None
+    out += b"".join(map(watch.feed, rest_of_chat([*prompt, *said], pieces[500:], 570)))
+    assert out == opening + b"".join(frames) + closing
+
+
+def broken(path, pieces=("On", "ce"), **more):
+    """Return a watch whose stream broke off, and its prompt."""
+    opening, frames, _, prompt = written(path, [*pieces, "x"])
+    watch = watch_of(path, **more)
+    watch.feed(opening + b"".join(frames[:-1]))
+    return watch, watch.broken(FAULT), prompt
+
+
+@pytest.mark.parametrize("path", ASKED)
+@pytest.mark.parametrize(
+    ("tokens", "goes_on"),
+    [
+        (["On", "ce"], True),
+        (["O", "n", "ce"], True),
+        (["Once"], False),
+        (["O", "nce"], False),
+        (["On"], False),
+        (["On", "c\u0113"], False),
+        (["On", "ce", "x"], False),
+    ],
+)
+def test_ids_are_taken_if_each_frame_ends_with_a_token(path, tokens, goes_on):
+    watch, ending, prompt = broken(path)
+    assert ending == b""
+    watch.ids_are(prompt, list(range(len(tokens))), tokens)
+    assert (watch.rest() is not None) is goes_on
+    assert watch.barrier is (None if goes_on else Barrier.IDS)
+
+
+def test_a_prompt_that_is_longer_than_the_first_backend_told_is_another_one():
+    watch, _, prompt = broken(MESSAGES)
+    watch.ids_are([*prompt, 1], [8, 9], ["On", "ce"])
+    assert watch.rest() is None
+    assert watch.barrier is Barrier.IDS
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_nobody_tells_the_ids(path):
+    watch, _, prompt = broken(path)
+    watch.ids_are([], [], [])
+    assert watch.rest() is None
+    assert watch.barrier is Barrier.IDS
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_one_that_reads_another_prompt_is_not_passed_on(path):
+    watch, _, prompt = broken(path)
+    watch.ids_are(prompt, [8, 9], ["On", "ce"])
+    assert watch.rest() is not None
+    out = watch.feed(role(prompt) + frame("anew", [5]))
+    assert b"could not be resumed" in out
+    assert b"anew" not in out
+
+
+@pytest.mark.parametrize("path", ASKED)
+@pytest.mark.parametrize(
+    "odd",
+    [{"reasoning": "hm"}, {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f"}}]}],
+)
+def test_a_rest_that_is_no_text_ends_the_stream(path, odd):
+    watch, _, prompt = broken(path)
+    watch.ids_are(prompt, [8, 9], ["On", "ce"])
+    watch.rest()
+    out = watch.feed(role([*prompt, 8, 9]) + frame(None, [5], **odd))
+    assert b"could not be resumed" in out
+    assert not watch.complete
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_a_rest_that_is_aborted_may_go_on_once_more(path):
+    watch, _, prompt = broken(path)
+    watch.ids_are(prompt, [8, 9], ["On", "ce"])
+    watch.rest()
+    assert b'"more"' in watch.feed(role([*prompt, 8, 9]) + frame("more", [5]))
+    assert watch.feed(frame("", [], finish="abort")) == b""
+    assert watch.wants_ids
+    watch.ids_are(prompt, [8, 9, 5], ["On", "ce", "more"])
+    assert watch.rest() is not None
+
+
+def test_a_stop_in_the_rest_is_told_with_its_reason():
+    for finish, reason in (("stop", "end_turn"), ("length", "max_tokens")):
+        watch, _, prompt = broken(MESSAGES)
+        watch.ids_are(prompt, [8, 9], ["On", "ce"])
+        watch.rest()
+        more = rest_of_chat([*prompt, 8, 9], ["x"], 5, finish)
+        *_, delta, stop, _ = watch.feed(b"".join(more)).split(b"\n\n")
+        told = json.loads(delta.partition(b"data: ")[2])
+        assert told["delta"] == {"stop_reason": reason, "stop_sequence": None}
+        assert b"message_stop" in stop
+
+
+THINKING = b'event: content_block_start\ndata: {"type":"content_block_start","content_block":{"type":"thinking"},"index":0}\n\n'
+REASONING = b'event: response.output_item.added\ndata: {"item":{"id":"r","type":"reasoning"},"output_index":0,"sequence_number":2,"type":"response.output_item.added"}\n\n'
+
+
+@pytest.mark.parametrize(("path", "other"), [(MESSAGES, THINKING), (RESPONSES, REASONING)])
+def test_what_is_no_text_ends_with_an_error_as_before(path, other):
+    opening, frames, _, _ = written(path, ["On", "ce"])
+    start = frames[0].split(b"\n\n")[0] + b"\n\n" if path == MESSAGES else opening
+    watch = watch_of(path)
+    watch.feed(start + other)
+    assert b"it is gone" in watch.broken(FAULT)
+    assert watch.barrier is Barrier.REPLY
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_the_end_of_a_text_is_held_back_until_it_is_known_why_it_ends(path):
+    opening, frames, closing, _ = written(path, ["On", "ce"])
+    first, between, more = closing.partition(b"\n\n")
+    before, watch = opening + b"".join(frames), watch_of(path)
+    assert watch.feed(before) + watch.feed(first + between) == before
+    assert watch.feed(more) == closing
+    assert watch.complete
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_what_has_no_name_yet_is_not_gone_on_with(path):
+    watch = watch_of(path)
+    assert watch.feed(b": keep-alive\n\n")
+    assert b"it is gone" in watch.broken(FAULT)
+    assert watch.barrier is Barrier.REPLY
+
+
+def test_a_message_whose_end_was_told_is_not_gone_on_with():
+    opening, frames, closing, _ = written(MESSAGES, ["On", "ce"])
+    watch = watch_of(MESSAGES)
+    watch.feed(opening + b"".join(frames) + closing.rpartition(b"event:")[0])
+    assert b"it is gone" in watch.broken(FAULT)
+    assert watch.barrier is Barrier.REPLY
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_what_is_too_long_to_be_kept_is_forgotten(path):
+    opening, frames, _, _ = written(path, ["a" * 1000, "b"])
+    watch = watch_of(path)
+    watch.feed(opening + frames[0])
+    again = frames[0].split(b"\n\n")[-2] + b"\n\n"
+    for _ in range(1100):
+        watch.feed(again)
+    assert b"it is gone" in watch.broken(FAULT)
+    assert watch.barrier is Barrier.REPLY
+    assert watch.pieces == []
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        (MESSAGES, {"tools": [{"name": "f", "input_schema": {}}]}),
+        (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 2000}}),
+        (MESSAGES, {"stop_sequences": ["x"]}),
+        (MESSAGES, {"output_config": {"effort": "low"}}),
+        (MESSAGES, {"vllm_xargs": {"a": 1}}),
+        (RESPONSES, {"tools": [{"type": "function", "name": "f"}]}),
+        (RESPONSES, {"text": {"format": {"type": "json_object"}}}),
+        (RESPONSES, {"include": ["message.output_text.logprobs"]}),
+        (RESPONSES, {"presence_penalty": 1}),
+        (RESPONSES, {"truncation": "auto"}),
+        (RESPONSES, {"seed": 1, "temperature": 1}),
+        (RESPONSES, {"skip_special_tokens": False}),
+    ],
+)
+def test_some_requests_are_not_gone_on_with(path, more):
+    assert not may_go_on(call(path, **more))
+    watch, ending, _ = broken(path, **more)
+    assert b"it is gone" in ending
+    assert watch.barrier is Barrier.REQUEST
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        (MESSAGES, {"system": "be kind", "top_k": 3, "metadata": {"user_id": "u"}, "tools": []}),
+        (RESPONSES, {"text": {"format": {"type": "text"}}, "seed": 1, "temperature": 0}),
+        (RESPONSES, {"instructions": "be kind", "reasoning": {"effort": "low"}, "store": False}),
+    ],
+)
+def test_others_are(path, more):
+    asked = call(path, **more)
+    assert may_recite(asked)
+    assert may_go_on(asked)
+
+
+def test_a_body_that_was_not_taken_apart_or_asks_for_no_stream_is_not_kept():
+    asked = call(MESSAGES)
+    assert not may_recite(structs.replace(asked, places={}))
+    assert not may_recite(structs.replace(asked, stream=False))
+
+
+@given(st.lists(TEXTS, max_size=8), st.data())
+def test_tokens_fit_only_where_no_token_lies_across_the_end_of_a_piece(pieces, data):
+    text = "".join(pieces)
+    cuts = data.draw(st.sets(st.integers(1, max(1, len(text) - 1)), max_size=8))
+    ends = [each for each in sorted(cuts) if each < len(text)]
+    tokens = [text[i:j] for i, j in zip([0, *ends], [*ends, len(text)], strict=True) if text[i:j]]
+    inside = set()
+    place = 0
+    for piece in pieces:
+        place += len(piece)
+        inside.add(place)
+    expected = inside - {len(text)} <= set(ends)
+    assert fits(pieces, [byte_level(each) for each in tokens]) is expected
+
+
+def test_tokens_of_other_tokenizers_are_read_too():
+    assert fits(["Once", " upon", "\u00e4"], ["Once", "\u2581upon", "<0xC3>", "<0xA4>"])
+    assert not fits(["Once"], ["\u2581Once"])
+    assert not fits(["a", "\ufffd"], ["a", *map(byte_level, ["\ufffd"])])
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_nothing_passes_behind_an_abort_or_an_error(path):
+    opening, frames, closing, _ = written(path, ["On", "ce", "x"], finish="abort")
+    failed = (
+        b'event: error\ndata: {"type":"error","error":{"type":"internal_error","message":"no"}}\n\n'
+    )
+    for last in (closing, failed):
+        watch = watch_of(path)
+        shown = opening + b"".join(frames[:2])
+        assert watch.feed(shown) + watch.feed(last) == shown
+        assert watch.wants_ids
+        more = frames[2]
+        chunk = b"%x\r\n%b\r\n" % (len(more), more)
+        assert watch.by_sight(chunk) is None
+        assert watch.feed(more) == b""
+        assert watch.pieces == ["On", "ce"]
+
+
+class Asker:
+    """A backend that answers with these bodies, one after the other."""
+
+    def __init__(self, *replies):
+        self.replies, self.asked = [*replies], []
+
+    async def post(self, path, body, *, timeout_s):
+        self.asked.append((path, json.loads(body)))
+        reply = self.replies.pop(0)
+        if isinstance(reply, Exception):
+            raise reply
+        status, said = reply
+        return status, json.dumps(said).encode()
+
+
+def test_an_engine_tells_the_prompt_of_a_response():
+    asked = call(RESPONSES, instructions="be kind", max_output_tokens=50, cache_salt="own")
+    asker = Asker((200, {"input_messages": [{"tokens": [4, 5], "message": "x"}]}))
+    found = asyncio.run(read_ids(asker, asked, "served", lambda own: f"{own}-t"))
+    assert found == [4, 5]
+    [(path, body)] = asker.asked
+    assert path == RESPONSES
+    assert body["model"] == "served"
+    assert (body["stream"], body["store"], body["max_output_tokens"]) == (False, False, 1)
+    assert body["enable_response_messages"] is True
+    assert (body["input"], body["instructions"]) == ("tell", "be kind")
+    assert body["cache_salt"] == "own-t"
+
+
+def test_a_tokenizer_tells_the_prompt_of_a_message():
+    asker = Asker((200, {"count": 2, "max_model_len": 9, "tokens": [4, 5]}))
+    asked = call(MESSAGES, system="be kind")
+    assert asyncio.run(prompt_ids(asker, "served", call=asked)) == [4, 5]
+    [(path, body)] = asker.asked
+    assert (path, body["model"]) == ("/tokenize", "served")
+    assert [each["role"] for each in body["messages"]] == ["system", "user"]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        (404, {}),
+        (200, {"input_messages": None}),
+        (200, {"input_messages": [{"role": "system", "content": []}]}),
+        (200, []),
+    ],
+)
+def test_who_does_not_tell_ids_tells_none(reply):
+    assert asyncio.run(read_ids(Asker(reply), call(RESPONSES), "m", None)) is None
+    assert asyncio.run(prompt_ids(Asker(reply), "m", call=call(MESSAGES))) is None
+    assert asyncio.run(tokens_of(Asker(reply), "m", text="x")) is None
+
+
+@pytest.mark.parametrize("reply", [(500, {}), OSError("gone")])
+def test_whoever_fails_as_it_reads_a_prompt_may_have_died_of_it(reply):
+    with pytest.raises(OSError, match="500|gone"):
+        asyncio.run(read_ids(Asker(reply), call(RESPONSES), "m", None))
+    assert asyncio.run(prompt_ids(Asker(reply), "m", call=call(MESSAGES))) is None
+    assert asyncio.run(tokens_of(Asker(reply), "m", text="x")) is None
+
+
+def test_an_image_has_no_ids():
+    image = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
+    asked = call(MESSAGES, messages=[{"role": "user", "content": [image]}])
+    assert not may_go_on(asked)
+    assert asyncio.run(prompt_ids(Asker(), "m", call=asked)) is None
+
+
+def test_no_text_has_no_tokens():
+    assert asyncio.run(tokens_of(Asker(), "m", text="")) == ([], [])
