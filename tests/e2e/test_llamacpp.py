@@ -1,8 +1,4 @@
-"""A real llama.cpp server with a model made here, through the gateway, with the OpenAI SDK.
-
-Installed by hand, for it is compiled for a quarter of an hour:
-    python3 -m venv CACHE/llamacpp && CACHE/llamacpp/bin/pip install 'llama-cpp-python[server]' gguf
-"""
+"""llama.cpp's own server with a model made here, through the gateway, with the OpenAI SDK."""
 
 import json
 import pathlib
@@ -19,12 +15,11 @@ HERE = pathlib.Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
-    python = need(CACHE / "llamacpp/bin/python", "llama-cpp-python")
+    python = need(CACHE / "llamacpp/bin/python", "llama.cpp")
     folder, port = tmp_path_factory.mktemp("llama"), free_port()
     model = folder / "tiny.gguf"
     subprocess.run([python, HERE / "make_gguf.py", model, "512"], check=True, timeout=60)
-    command = [python, "-m", "llama_cpp.server", "--model", str(model), "--model_alias", "tiny"]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--n_ctx", "512"]
+    command = [python, str(HERE / "llama_server.py"), str(model), str(port), "512"]
     with running(command, log=folder / "llama.log"):
         url = f"http://127.0.0.1:{port}"
         wait_until(lambda: get(url + "/v1/models")[0] == 200, 120, "llama.cpp answers")
