@@ -21,6 +21,7 @@ from gateway.admission.telling import Telling
 from gateway.core.aio import periodic
 from gateway.heal.eventlog import EventLog
 from gateway.heal.orders import Orders
+from gateway.ingress.charging import foreseen
 from gateway.ingress.drain import announced, answered, end, end_late, finished, outlast
 from gateway.ingress.listener import (
     Listeners,
@@ -128,6 +129,7 @@ def _servers(process: Process, desk: Desk) -> tuple[Server, Server]:
 
 def _desk(process: Process) -> Desk:
     """Return what the admin listener shows and changes."""
+    handler = process.handler
     return Desk(
         table=process.table,
         metrics=process.metrics,
@@ -135,9 +137,12 @@ def _desk(process: Process) -> Desk:
         loaded=lambda: process.loaded,
         ready=process.readiness,
         deciding=Deciding(
-            process.handler.gate,
-            process.handler.catalogs,
-            lambda: process.handler.settings.keys,
+            handler.gate,
+            handler.catalogs,
+            lambda: handler.settings.keys,
+            lambda ask: foreseen(
+                handler.limiter, handler.settings.plans, handler.settings.prices, ask
+            ),
         ),
         early=process.handler.early,
         requests=Requests(process.ended, lambda: process.ingress.live),

@@ -31,7 +31,7 @@ from gateway.pools.table import PoolTable
 from gateway.routing.catalog import Catalogs
 from gateway.routing.choice import Chooser
 from gateway.usage.accounts import Accounts
-from tests.orderdesk import adapters, alone, orders
+from tests.orderdesk import adapters, alone, no_limits, orders
 
 TOKEN = "admin-token-of-the-tests"
 
@@ -72,7 +72,7 @@ class Desk:
             clock=clock,
             loaded=lambda: self.loaded,
             ready=lambda: self.readiness,
-            deciding=Deciding(self.gate, Catalogs(table, clock), self.ring),
+            deciding=Deciding(self.gate, Catalogs(table, clock), self.ring, no_limits),
             early=Early(lambda record: None, clock),
             requests=Requests(EndedRequests(), lambda: ()),
             upgrades=Upgrades(),

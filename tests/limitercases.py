@@ -119,6 +119,16 @@ class LimiterCases:
         desk.settle(three)
         assert fits(desk.take(ALL))
 
+    def test_a_look_at_what_is_used_takes_no_place(self, desk):
+        limits = KeyLimits(concurrent_requests=2)
+        one = desk.take(limits)
+        for _ in range(3):
+            looked = desk.run(desk.store.take(desk.plan(limits), Amounts()))
+            assert used_of(looked) == {Rule.CONCURRENT: 1}
+        assert [fits(desk.take(limits)) for _ in range(2)] == [True, False]
+        desk.settle(one)
+        assert fits(desk.take(limits))
+
     def test_what_runs_long_keeps_its_place(self, desk):
         desk.take(ALL)
         desk.take(ALL)

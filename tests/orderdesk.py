@@ -26,3 +26,7 @@ def adapters(table, clock, config, ordered):
 def alone(clock):
     """No other replicas."""
     return Replicas(MemoryStore(clock), clock, Told)
+
+
+async def no_limits(ask):
+    """Refuse no request."""

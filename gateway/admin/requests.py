@@ -222,7 +222,8 @@ async def get_route(desk: Desk, asked: Asked[RouteQuery, Body]) -> DryRun:
         stream=query.stream in ("1", "true"),
     )
     try:
-        run = dry_run(wish, desk.deciding, desk.book(), desk.moment(), draining=desk.draining())
+        here = desk.deciding, desk.book(), desk.moment()
+        run = await dry_run(wish, *here, draining=desk.draining())
     except (ModelNotFound, EndpointNotServed) as error:
         code = error.code or "not_found"
         raise Problem(HTTPStatus.NOT_FOUND, code, error.message) from error

@@ -14,6 +14,7 @@ from gateway.core.limits import FREE, Amounts, Plan, Price, Taken
 from gateway.core.ratelimited import LimitsUnknown, RateLimited
 from gateway.core.types import Ask, Outcome, RequestRecord
 from gateway.limiting.limiter import Closed, Limiter, Refused
+from gateway.limiting.plans import Plans
 from gateway.limiting.prices import Prices
 from gateway.limiting.rules import NOTHING, header_lines, told, whose
 
@@ -31,9 +32,9 @@ async def charge(
         LimitsUnknown: a limit lets nothing through while Redis does not answer (503).
     Cancel: nothing is held.
     """
-    price = FREE
+    price = _price_of(plan, prices, ask)
     if plan.priced:
-        price = record.price = prices.of(ask.route.requested, ask.route.pool) or FREE
+        record.price = price
     found = await limiter.take(plan, costs_of(plan, price, ask))
     if isinstance(found, Taken):
         record.taken = found
@@ -45,6 +46,29 @@ async def charge(
         raise _closed(found)
     limiter.count(found.why.limit)
     raise _refused(found, prices.currency)
+
+
+async def foreseen(
+    limiter: Limiter, plans: Plans, prices: Prices, ask: Ask
+) -> RateLimited | LimitsUnknown | None:
+    """Return how limits would refuse a request now; None: they would not. Nothing is taken.
+
+    Cancel: nothing is held.
+    """
+    plan = plans.of(ask.caller, ask.route.requested, ask.route.pool)
+    if plan is None:
+        return None
+    found = await limiter.foresee(plan, costs_of(plan, _price_of(plan, prices, ask), ask))
+    if isinstance(found, Closed):
+        return _closed(found)
+    return None if found is None else _refused(found, prices.currency)
+
+
+def _price_of(plan: Plan, prices: Prices, ask: Ask) -> Price:
+    """Return what the tokens of a request cost; free where no budget counts them."""
+    if not plan.priced:
+        return FREE
+    return prices.of(ask.route.requested, ask.route.pool) or FREE
 
 
 def give_back(limiter: Limiter, record: RequestRecord) -> None:

@@ -47,7 +47,8 @@ class SharedLevels:
         if fits:
             used = tuple([a + costs[b.amount] for a, b in zip(used, counts.rules, strict=True)])
             self._levels.put(counts, used, at)
-            self._levels.begin(counts, lease, at.now + float(for_ms) / 1000)
+            if costs.requests:
+                self._levels.begin(counts, lease, at.now + float(for_ms) / 1000)
         told = [f"{'!' if place in places else ''}{each:.9f}" for place, each in enumerate(used)]
         return f"{int(fits)} {at.day} {' '.join(told)}"
 

@@ -97,7 +97,7 @@ class Limiter:
         self._number = 0
 
     async def take(self, plan: Plan, costs: Amounts) -> Taken | Refused | Closed:
-        """Take what a request costs, all or nothing.
+        """Take what a request costs, all or nothing. What costs no request takes no place among what runs.
 
         Cancel: nothing runs for it; what it costs may be taken nevertheless, and is not given back.
         """
@@ -112,6 +112,21 @@ class Limiter:
             if plan.closed is not None:
                 return Closed(plan.closed)
         return self._take_here(plan, costs, lease)
+
+    async def foresee(self, plan: Plan, costs: Amounts) -> Refused | Closed | None:
+        """Return how `take` would refuse a request now, None: it would not; nothing is used up.
+
+        Cancel: as of `take`.
+        """
+        found = await self.take(plan, NOTHING)
+        if isinstance(found, Closed):
+            return found
+        if isinstance(found, Taken):
+            self.settle(found, NOTHING)
+        replicas, away = found.share_of, self._link is not None and found.share_of > 1
+        places = over(plan, costs, found.used, replicas)
+        why = refusal(plan, costs, found.used, places, found.wall, replicas, away=away)
+        return None if why is None else Refused(why, plan, found.used, found.wall, replicas)
 
     def count(self, limit: Limit) -> None:
         """Count a request that did not fit a limit."""
@@ -243,7 +258,7 @@ class Limiter:
         self._told[plan] = used, self._clock.now()
         wall = self._clock.wall()
         if fits == "1":
-            self.levels.begin(plan, lease)
+            self._begin(plan, costs, lease)
             return Taken(
                 plan, costs, used, lease, shared=True, day=int(day), wall=wall, shadowed=tuple(marked)
             )  # fmt: skip
@@ -268,11 +283,15 @@ class Limiter:
                 return Refused(why, plan, used, wall, replicas)
         used = tuple([a + costs[rule.amount] for a, rule in zip(used, plan.rules, strict=True)])
         self.levels.put(plan, used, at)
-        self.levels.begin(plan, lease)
+        self._begin(plan, costs, lease)
         return Taken(
             plan, costs, used, lease, shared=False, day=at.day, wall=wall, share_of=replicas,
             shadowed=tuple(places),
         )  # fmt: skip
+
+    def _begin(self, plan: Plan, costs: Amounts, lease: str) -> None:
+        if plan.running and costs.requests:
+            self.levels.begin(plan, lease)
 
     def _recalled(self, spent: Callable[[Judged, str], float], plan: Plan) -> tuple[str, str]:
         used, day = [], self._moment().day

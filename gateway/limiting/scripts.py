@@ -93,8 +93,10 @@ for at = 8, #words, 4 do
   if fits then
     used = used + words[3 + field:sub(1, 1)]
     if field:sub(2) == 'r' then
-      redis.call('ZADD', KEYS[store], now_ms + words[2], words[1])
-      redis.call('PEXPIRE', KEYS[store], words[2])
+      if tonumber(words[3]) > 0 then  -- else somebody looks at what is used
+        redis.call('ZADD', KEYS[store], now_ms + words[2], words[1])
+        redis.call('PEXPIRE', KEYS[store], words[2])
+      end
     else
       keep(store, field, most, used)
     end

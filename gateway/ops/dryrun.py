@@ -6,7 +6,7 @@ one `schema_version`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -95,9 +95,11 @@ class Deciding:
     gate: Gate
     catalogs: Catalogs
     keys: Callable[[], KeyRing | OpenRing]
+    # How limits would refuse it; None: they would not.
+    limits: Callable[[Ask], Awaitable[GatewayError | None]]
 
 
-def dry_run(
+async def dry_run(
     wish: Wish, deciding: Deciding, book: Book, moment: Moment, *, draining: bool = False
 ) -> DryRun:
     """Return what the gateway would do with a request now, by the code that does it.
@@ -106,6 +108,7 @@ def dry_run(
         UnknownKey: no key that works has the id.
         ModelNotFound: unknown, or not for this key.
         EndpointNotServed: the model's backends do not serve the endpoint.
+    Cancel: nothing is held.
     """
     caller = _ANYBODY
     if wish.key_id is not None:
@@ -117,13 +120,13 @@ def dry_run(
     run = _blank(wish, asked, moment)
     if draining:
         return _refused(run, ShuttingDown("This gateway is shutting down."))
-    run = _at_pool(run, asked, wish, deciding.gate, book)
+    run = await _at_pool(run, asked, wish, deciding, book)
     cause = cause_by(run["code"])
     if cause is None:
         return run
     for other in stand_ins(cause, asked, config.pools[route.pool], catalog):
         ask = Ask(other, call, _UNMEASURED, caller)
-        second = _at_pool(_blank(wish, ask, moment), ask, wish, deciding.gate, book)
+        second = await _at_pool(_blank(wish, ask, moment), ask, wish, deciding, book)
         if second["verdict"] != "refused":
             why = f"{route.pool} would refuse it: {run['status']} {run['code']}."
             second["sentence"] = f"{why} {second['sentence']}"
@@ -133,7 +136,7 @@ def dry_run(
     return run
 
 
-def _at_pool(run: DryRun, ask: Ask, wish: Wish, gate: Gate, book: Book) -> DryRun:
+async def _at_pool(run: DryRun, ask: Ask, wish: Wish, deciding: Deciding, book: Book) -> DryRun:
     """Return what would happen to a request at the pool of its route."""
     call, route, caller, tokens = ask.call, ask.route, ask.caller, wish.prompt_tokens
     try:
@@ -142,7 +145,12 @@ def _at_pool(run: DryRun, ask: Ask, wish: Wish, gate: Gate, book: Book) -> DryRu
     except RequestError as error:
         run["setting"] = _fitting(error, route, caller, book)
         return _refused(run, error)
+    gate = deciding.gate
     ask.need = gate.needs.of(call, ask.demand, caller, route.window_tokens)
+    over = await deciding.limits(ask)
+    if over is not None:
+        run["output_tokens"] = ask.need.output_tokens
+        return _refused(run, over)
     ask.top_priority = gate.top_priority
     return _foreseen(run, gate.foresee(ask, body_bytes=tokens * _BYTES_PER_TOKEN), book)
 
@@ -203,6 +211,7 @@ def _blank(wish: Wish, ask: Ask, moment: Moment) -> DryRun:
 def _refused(run: DryRun, error: GatewayError) -> DryRun:
     """Tell a refusal that comes before the gate."""
     run["status"], run["code"], run["message"] = error.status, error.code, error.message
+    run["retry_after_s"] = rounded(error.retry_after_s)
     run["sentence"] = f"It would be refused: {error.status} {error.code}."
     return run
 

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import httpx2
 
+from gateway.core.limits import KeyLimits
 from gateway.core.traffic import Queued
+from gateway.process import reload
 from gateway.sim.server import SimConfig
+from tests import keyfiles as keys
 from tests.stories.support import gateway, story
 
 LONG = SimConfig(model="m", reply_tokens=4000)  # 40 s: as long as it is listened to
@@ -53,10 +56,12 @@ async def explain(world, request_id):
 
 
 @contextlib.asynccontextmanager
-async def held(world):
+async def held(world, headers=None):
     """Hold the one place with a stream, until the end of the block."""
     body = {"model": "m", "messages": [{"role": "user", "content": "go on"}], "stream": True}
-    async with world.http.stream("POST", "/v1/chat/completions", json=body) as reply:
+    async with world.http.stream(
+        "POST", "/v1/chat/completions", json=body, headers=headers
+    ) as reply:
         assert reply.status_code == 200
         yield
 
@@ -161,6 +166,34 @@ async def test_what_a_dry_run_says_is_what_a_request_then_does():
                     0,
                     "It would be refused at once: 503 queue_full.",
                 )
+
+
+@story
+async def test_a_dry_run_says_which_limit_would_refuse_a_request_and_uses_nothing_up():
+    limits = KeyLimits(requests_per_minute=2, input_tokens_per_minute=1000)
+    async with gateway(LONG, pools=ONE_PLACE) as world:
+        made = keys.create(world.path.parent / "keys.yaml", name="ci", limits=limits)
+        assert (await reload(world.process)).done
+        headers = {"authorization": f"Bearer {made.key}"}
+        for _ in range(5):
+            assert (await route(world, key=made.id))["verdict"] == "now"
+        told = await route(world, key=made.id, tokens=2000)
+        assert (told["code"], told["backends"]) == ("rate_limit_exceeded", [])
+        assert "input_tokens_per_minute: 1,000; 0 used, 2,000 requested" in told["message"]
+        assert told["retry_after_s"] is None  # it can never fit
+        assert (await world.chat(headers=headers, max_tokens=1)).status_code == 200
+        async with held(world, headers=headers):
+            told = await route(world, key=made.id)
+            reply = await world.chat(headers=headers, max_tokens=1)
+            assert 0 < told["retry_after_s"] <= 30
+            assert (told["status"], told["code"]) == (429, reply.json()["error"]["code"])
+            assert told["message"].split(";")[0] == reply.json()["error"]["message"].split(";")[0]
+            code, out = await verb(world, "route", "--model", "m", "--key", made.id)
+            assert (code, out.splitlines()[0]) == (
+                0,
+                "It would be refused: 429 rate_limit_exceeded.",
+            )
+            assert "requests_per_minute" in out
 
 
 @story

@@ -52,7 +52,7 @@ from gateway.routing.catalog import Catalogs
 from gateway.routing.choice import Chooser
 from gateway.usage.accounts import Accounts
 from tests import keyfiles as keys
-from tests.orderdesk import adapters, alone, orders
+from tests.orderdesk import adapters, alone, no_limits, orders
 
 YAML = """\
 pools:
@@ -108,7 +108,9 @@ class Desk:
                 clock=self.clock,
                 loaded=lambda: self.loaded,
                 ready=lambda: Readiness(True, (("accepting", not self.draining, ""),)),
-                deciding=Deciding(self.gate, Catalogs(self.table, self.clock), lambda: self.ring),
+                deciding=Deciding(
+                    self.gate, Catalogs(self.table, self.clock), lambda: self.ring, no_limits
+                ),
                 early=Early(lambda record: None, self.clock),
                 requests=Requests(EndedRequests(), lambda: ()),
                 upgrades=Upgrades(),
