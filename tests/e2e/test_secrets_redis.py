@@ -1,13 +1,18 @@
 """No secret and nothing of a prompt is in logs, metrics, errors, answers to operators, files or Redis."""
 
 import logging
+import pathlib
+import tempfile
 
 import pytest
 
+from gateway.access.keyfile import make_pepper
 from gateway.core.limits import KeyLimits
 from gateway.process import reload
 from gateway.sim.config import SimConfig
+from gateway.sim.server import SimServer
 from tests import keyfiles as keys
+from tests.e2e.test_keys_redis import replica, until
 from tests.redisserver import redis_server
 from tests.stories.support import gateway, story
 
@@ -90,6 +95,64 @@ async def test_canaries_are_found_nowhere(caplog):
             secrets = {
                 "prompt": PROMPT,
                 "key": made.key[12:55],
+                "pepper": pepper.read_text().strip(),
+                "salt": SALT,
+                "wrong key": WRONG,
+            }
+            for place, text in places.items():
+                for what, secret in secrets.items():
+                    assert secret not in text, f"the {what} is in the {place}"
+
+
+@story
+async def test_canaries_of_two_gateways_with_shared_keys_are_found_nowhere(caplog):
+    """Each secret goes over both gateways, and over all that they tell each other."""
+    caplog.set_level(logging.DEBUG)
+    with tempfile.TemporaryDirectory() as made_folder, redis_server() as server:
+        folder = pathlib.Path(made_folder)
+        make_pepper(folder / "keys.yaml")
+        (pepper,) = folder.glob("*pepper*")
+        async with (
+            SimServer(SimConfig(model="m", speed=0)) as sim,
+            replica(server, folder, "a", sim) as (a, to_a),
+            replica(server, folder, "b", sim) as (b, to_b),
+        ):
+            limits = {"limits": {"tokens_per_day": 1_000_000, "concurrent_requests": 9}}
+            made = await a.key_store.create({"name": "told", **limits})
+            for http in (to_a, to_b):
+                await until(200, http, made.key)
+            again = await b.key_store.rotate(made.id, 60.0)
+            replies, pages = [], []
+            for process, http in ((a, to_a), (b, to_b)):
+                await until(200, http, again.key)
+                asked = {"model": "m", "max_tokens": 2, "cache_salt": SALT}
+                asked["messages"] = [{"role": "user", "content": PROMPT}]
+                for key in (made.key, again.key, WRONG, made.key + WRONG):
+                    for more in ({}, {"stream": True}, {"temperature": "hot"}, {"model": "none"}):
+                        bearer = {"authorization": f"Bearer {key}"}
+                        replies.append(
+                            await http.post(
+                                "/v1/chat/completions", json=asked | more, headers=bearer
+                            )
+                        )
+                process.ledger.post()
+                await process.accounts.turn()
+                admin = f"http://127.0.0.1:{process.admin_port}"
+                pages += [(await http.get(admin + page)).text for page in PAGES]
+            assert {200, 401, 404} <= {each.status_code for each in replies}
+            redis = everything_in(server)
+            assert made.id in redis
+            places = {
+                "log": caplog.text,
+                "files": text_of_files(folder, {pepper.name, "a.yaml", "b.yaml"}),
+                "pages": "\n".join(pages),
+                "errors": "\n".join(each.text for each in replies if each.status_code != 200),
+                "redis": redis,
+            }
+            secrets = {
+                "prompt": PROMPT,
+                "key": made.key[12:55],
+                "rotated key": again.key[12:55],
                 "pepper": pepper.read_text().strip(),
                 "salt": SALT,
                 "wrong key": WRONG,
