@@ -56,6 +56,7 @@ class Scene:
     redis: object
     ports: list
     gateways: list = dataclasses.field(default_factory=list)
+    supervision: dict = dataclasses.field(default_factory=dict)
 
     def gateway(self):
         number = len(self.gateways)
@@ -64,7 +65,7 @@ class Scene:
             {"name": f"b{place}", "launch": {"command": [GATEWAY, "sim", "--model", "m"], "port": port, "on_exit": "leave"}}
             for place, port in enumerate(self.ports, 1)
         ]  # fmt: skip
-        quick = {"backoff": "100ms", "max_backoff": "1s", "canary": "0s"}
+        quick = {"backoff": "100ms", "max_backoff": "1s", "canary": "0s"} | self.supervision
         config = {
             "redis": self.redis.url,
             "listen": f"127.0.0.1:{listen}",
@@ -205,6 +206,27 @@ def test_a_drain_holds_at_all_over_a_redis_that_comes_back_empty(scene, pair):
     for each in pair:
         until(ready(each))
         until(lambda each=each: not each.get()["holds"])
+
+
+def test_a_suspension_holds_at_all_until_it_is_cleared_at_any(scene):
+    scene.supervision = {"max_restarts": 2}
+    pair = scene.gateway(), scene.gateway()
+    for each in pair:
+        until(ready(each))
+    until(lambda: pair[0].leads != pair[1].leads)
+    for start in (1, 2, 3):  # the launch, and two restarts
+        until(lambda start=start: scene.starts() == start)
+        for each in pair:
+            until(ready(each))
+        scene.kill_server()
+    for each in pair:
+        until(lambda each=each: each.backend()["reason"] == "suspended")
+    assert scene.starts() == 3
+    other = pair[1] if pair[0].leads else pair[0]
+    assert other.post("backends/m/b1:restart", {}).json()["changed"]
+    for each in pair:
+        until(ready(each))
+    assert scene.starts() == 4
 
 
 def test_no_request_notices_what_befalls_the_redis(scene, pair):
