@@ -265,8 +265,8 @@ async def _finish(process: Process, listeners: Listeners, public: Server, admin:
     else:
         notify(STOPPING=1)
         ingress.leave()
-        if process.announces and not listeners.kept:
-            announce_s = min(process.config.shutdown.announce, grace_s)
+        announce_s = min(process.config.shutdown.announce, grace_s)
+        if announce_s and process.announces and not listeners.kept:
             await announced(ingress.live, announce_s, process.hurry)
             grace_s -= announce_s
             if await all_stop(process):
@@ -274,7 +274,8 @@ async def _finish(process: Process, listeners: Listeners, public: Server, admin:
         public.stop_accepting()
     process.handler.shadows.close()
     await finished(ingress.live, grace_s, process.hurry)
-    await answered(ingress.connections, grace_s)
+    if not ingress.live and not process.hurry.is_set():
+        await answered(ingress.connections, grace_s)
     process.handler.draining = True
     await end(ingress.live)
     public.leave()

@@ -15,7 +15,7 @@ from gateway.ingress.downstream import Downstream
 log = logging.getLogger("gateway.app")
 
 _LOOK_S: Final = 0.25  # between two looks at how many connections are left
-_SOON_S: Final = 0.02
+_SOON_S: Final = 0.02  # between two looks at whether any is busy
 _HEADS_S: Final = 2.0  # for what has connected to ask, and for replies of other routes
 _LAST_WORDS_S: Final = 1.0  # for streams to take their error frame when the grace period is over
 

@@ -43,9 +43,7 @@ _NO_SYN: Final = b"".join(
         (0x06, 0, 0, 0xFFFFFFFF),  # keep all else
     )
 )
-_LAST_S: Final = (
-    0.25  # for handshakes under way to end, and for the loop to accept what has connected
-)
+_LAST_S: Final = 0.25  # for handshakes under way to end, and for what has connected to be accepted
 
 
 class Listeners(NamedTuple):

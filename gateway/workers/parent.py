@@ -155,7 +155,7 @@ class Parent:
                 return
             if not began:
                 self._failed = NotStarted(f"worker {number} {worker.how()} before it served")
-                self._stop()
+                self._stop(signal.SIGINT)
                 return
             lived_s = self._clock.now() - worker.began_at
             short = 0 if lived_s >= _LONG_S else short + 1
