@@ -51,9 +51,12 @@ async def notice_problems(desk: Desk) -> None:
             [(each["kind"], each["severity"], each["subject"]) for each in found["problems"]],
         )
 
-    await periodic(
-        turn, every_s=lambda: min(max(_EVERY_S, took_s / _SHARE), _RARELY_S), name="problems"
-    )
+    await periodic(turn, every_s=lambda: pause_s(took_s), name="problems")
+
+
+def pause_s(took_s: float) -> float:
+    """Return how long to wait after a look that took so long, so that looking costs little."""
+    return min(max(_EVERY_S, took_s / _SHARE), _RARELY_S)
 
 
 def facts(desk: Desk) -> Facts:

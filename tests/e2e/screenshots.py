@@ -1,4 +1,4 @@
-"""Takes the pictures of the README: python -m tests.e2e.screenshots FOLDER [SECONDS]
+"""Takes the pictures of the README and of deploy/DASHBOARD.md: python -m tests.e2e.screenshots FOLDER [SECONDS]
 
 A gateway runs with traffic for some minutes, gets a fault, and is looked at with a real Chromium.
 """
@@ -14,17 +14,19 @@ import uvloop
 from PIL import Image
 
 from tests.e2e.browser import Seen, browsing
-from tests.e2e.scene import LARGE, scene, traffic
+from tests.e2e.scene import CODER, LARGE, scene, traffic
 from tests.stories.support import World
 
 _SECONDS = 240.0
-_WIDTH = 1200
+_WIDTH, _PHONE = 1200, 390
+_TALLEST = 1700
 _COLOURS = 256
 # Where the last part ends that belongs on a picture: the charts, or the last card.
-_BOTTOM = """
+_CARDS = """
 16 + Math.max(...[...document.querySelectorAll(".timeline, .view > .columns:not(:has(.events)) .card")]
   .map((each) => each.getBoundingClientRect().bottom + scrollY))
 """
+_ALL = "16 + document.querySelector('main').getBoundingClientRect().bottom + scrollY"
 _SETTLED_MS = 2_500  # until the charts are drawn
 
 
@@ -47,19 +49,41 @@ async def _take(world: World, folder: pathlib.Path) -> None:
     for scheme, name in (("light", "overview"), ("dark", "overview-dark")):
         async with browsing(world.admin_url, scheme=scheme, width=_WIDTH) as seen:
             await seen.until(LARGE, ".pools")
-            await _shot(seen, folder / f"{name}.png")
+            await _shot(seen, folder / f"{name}.png", _CARDS)
     async with browsing(f"{world.admin_url}/#/requests", width=_WIDTH) as seen:
+        await seen.page.locator("tbody tr a").first.wait_for()
+        await _shot(seen, folder / "requests.png", "innerHeight")
         await seen.page.get_by_label("Only errors").check()
         await seen.page.locator("tbody tr a").first.click()
         await seen.until("ended", ".steps")
-        await _shot(seen, folder / "request.png")
+        await _shot(seen, folder / "request.png", _CARDS)
+    for view, shown, name in (
+        (f"backends/{CODER}/b2", ".log mark", "backend"),
+        ("keys", "main td", "keys"),
+    ):
+        async with browsing(f"{world.admin_url}/#/{view}", width=_WIDTH) as seen:
+            await seen.page.locator(shown).first.wait_for()
+            await _shot(seen, folder / f"{name}.png")
+    async with browsing(f"{world.admin_url}/#/config", width=_WIDTH) as seen:
+        await seen.page.get_by_label("Only what is written").uncheck()
+        await seen.page.get_by_label("Search").fill(f"{LARGE}.queue")
+        await seen.until("queue.max_requests", "main table")
+        await _shot(seen, folder / "config.png")
+    async with browsing(f"{world.admin_url}/#/backends/{LARGE}/b2", width=_WIDTH) as seen:
+        await seen.page.get_by_role("button", name="Drain", exact=True).click()
+        await seen.until("b2", "dialog .effect")
+        await _shot(seen, folder / "order.png", "innerHeight")
+    async with browsing(world.admin_url, width=_PHONE) as seen:
+        await seen.until(LARGE, ".pools")
+        await _shot(seen, folder / "phone.png", "innerHeight")
 
 
-async def _shot(seen: Seen, path: pathlib.Path) -> None:
-    """Take the page from its top, in as many colours as such a page needs."""
+async def _shot(seen: Seen, path: pathlib.Path, bottom: str = _ALL) -> None:
+    """Take the page from its top, in as many colours as such a page needs; `bottom`: where it ends."""
     await seen.page.wait_for_timeout(_SETTLED_MS)
-    height = await seen.page.evaluate(_BOTTOM)
-    clip = {"x": 0, "y": 0, "width": _WIDTH, "height": height}
+    height = min(await seen.page.evaluate(bottom), _TALLEST)
+    width = await seen.page.evaluate("innerWidth")
+    clip = {"x": 0, "y": 0, "width": width, "height": height}
     taken = await seen.page.screenshot(full_page=True, clip=clip)
     with Image.open(io.BytesIO(taken)) as picture:
         picture.convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE).save(

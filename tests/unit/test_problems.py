@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.admin.condition import pause_s
 from gateway.core.exclusion import Exclusion
 from gateway.core.gpu import GpuLoad
 from gateway.core.types import (
@@ -62,6 +63,11 @@ def found(fleet, kind):
     """The one problem of a kind."""
     (problem,) = [each for each in fleet.overview()["problems"] if each["kind"] == kind]
     return problem
+
+
+@pytest.mark.parametrize(("took_ms", "pause"), [(0.0, 1.0), (0.6, 1.0), (4.0, 2.0), (100.0, 5.0)])
+def test_it_looks_each_second_or_so_rarely_that_it_costs_little(took_ms, pause):
+    assert pause_s(took_ms / 1000) == pytest.approx(pause)
 
 
 # --- pools and models -----------------------------------------------------------------------------
