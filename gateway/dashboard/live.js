@@ -5,6 +5,7 @@ import { unix } from "./format.js";
 import { History } from "./history.js";
 
 const STATE_EVERY_MS = 2_000;
+const EVENTS_EVERY_MS = 6_000;
 const SERIES_EVERY_MS = 10_000;
 const WHOLE_MINUTES = 60;
 const EVENTS_ASKED = 200;
@@ -16,7 +17,8 @@ export class Live extends EventTarget {
     this.me = me;
     this.overview = null;
     this.history = new History();
-    this.events = [];
+    this.told = []; // events as the gateway tells them
+    this.events = []; // these, and changes of phases
     this.moment = null; // seconds since the epoch that the page is rewound to; null: now
     this.then = null; // what the gateway told at that moment; null: not known, or not yet
     this.asksThen = false;
@@ -35,6 +37,7 @@ export class Live extends EventTarget {
   /** Begin to ask, until the token is refused. While the page is hidden nothing is asked. */
   start() {
     this.#repeat(STATE_EVERY_MS, () => this.#readState());
+    this.#repeat(EVENTS_EVERY_MS, () => this.#readEvents());
     this.#repeat(SERIES_EVERY_MS, () => this.#readSeries());
   }
 
@@ -48,7 +51,7 @@ export class Live extends EventTarget {
 
   /** Ask now, as something was ordered. */
   async refresh() {
-    await this.#attempt(() => this.#readState());
+    await this.#attempt(() => Promise.all([this.#readState(), this.#readEvents()]));
   }
 
   async #repeat(everyMs, action) {
@@ -81,14 +84,16 @@ export class Live extends EventTarget {
 
   async #readState() {
     const turn = ++this.asked;
-    const [overview, events] = await Promise.all([
-      read("overview"),
-      read("events", { limit: EVENTS_ASKED }),
-    ]);
+    const overview = await read("overview");
     if (turn < this.shown) return; // an answer after an order came first
     this.shown = turn;
     this.overview = overview;
-    this.events = merged(events.data, overview.transitions);
+    this.events = merged(this.told, overview.transitions);
+  }
+
+  async #readEvents() {
+    this.told = (await read("events", { limit: EVENTS_ASKED })).data;
+    this.events = merged(this.told, this.overview?.transitions ?? []);
   }
 
   /** Ask what was told at the moment that is shown, until that is answered: a slider passes many. */

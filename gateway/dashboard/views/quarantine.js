@@ -7,7 +7,7 @@ import { rowOrders } from "../orders.js";
 import { Poll } from "../poll.js";
 import { table } from "../table.js";
 
-const EVERY_MS = 4_000;
+const EVERY_MS = 12_000;
 
 export function quarantineView(live) {
   const columns = [
