@@ -79,9 +79,24 @@ def overview_lines(overview: dict[str, Any], terminal: Terminal) -> list[str]:
         lines += ["", terminal.bold("Last changes of backends")]
         for event in events:
             change = f"{event.get('before')} -> {event.get('after')}"
-            head = f"  {clock(event.get('at', ''))}  {event.get('backend')}  {change}  "
-            lines += terminal.wrapped(str(event.get("detail") or ""), head) or [head.rstrip()]
+            told = f"{event.get('backend')}  {change}  {event.get('detail') or ''}".rstrip()
+            lines += terminal.wrapped(told, f"  {clock(event.get('at', ''))}  ")
     return lines
+
+
+def fitting(lines: list[str], height: int | None) -> list[str]:
+    """Return the first lines, the worst, and the last one, where a terminal has room for fewer; pure.
+
+    The line below the last one is for the cursor.
+    """
+    if height is None or len(lines) < height:
+        return lines
+    kept = max(1, height - 3)
+    return [
+        *lines[:kept],
+        f"({len(lines) - kept - 1} more lines: `vllm-gateway status`)",
+        lines[-1],
+    ]
 
 
 def _head(overview: dict[str, Any], terminal: Terminal) -> Iterator[str]:

@@ -48,11 +48,12 @@ Row = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """What can be shown. `width` is in characters; None: as wide as it gets, for a file or a pipe."""
+    """What can be shown. `width` is in characters, `height` in lines; None: without an end, for a file or a pipe."""
 
     width: int | None = None
     colour: bool = False
     unicode: bool = True
+    height: int | None = None
 
     @classmethod
     def of_stdout(cls) -> Terminal:
@@ -62,7 +63,8 @@ class Terminal:
             shutil.get_terminal_size().columns if is_terminal or "COLUMNS" in os.environ else None
         )
         colour = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        return cls(width, colour, _can_write("●◐◌○└"))
+        height = shutil.get_terminal_size().lines if is_terminal else None
+        return cls(width, colour, _can_write("●◐◌○└"), height)
 
     def sign(self, state: str) -> str:
         """Return the sign of a state."""
@@ -124,7 +126,7 @@ class Terminal:
         for number in range(len(rows)):
             painted = []
             for name in names:
-                cell = _cut(cells[name][number], widths[name], "…" if self.unicode else ".")
+                cell = _cut(cells[name][number], widths[name], "…" if self.unicode else "~")
                 padded = cell.rjust(widths[name]) if name in right else cell.ljust(widths[name])
                 painted.append(self.painted(padded, cell) if name == state else padded)
             lines.append(_GAP.join(painted).rstrip())
@@ -155,7 +157,11 @@ def _line(cells: Sequence[tuple[str, int, bool]]) -> str:
 
 
 def _cut(text: str, width: int, mark: str) -> str:
-    return text if len(text) <= width else text[: width - 1] + mark
+    """Return a text without its middle: names often differ in how they end."""
+    if len(text) <= width:
+        return text
+    end = (width - 1) // 2
+    return text[: width - 1 - end] + mark + text[len(text) - end :]
 
 
 def _told(value: object) -> str:

@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import select
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -143,8 +142,8 @@ def print_lines(lines: list[str]) -> None:
 
 
 def _draw(screen: Screen) -> None:
-    height = shutil.get_terminal_size().lines
-    lines = frame(screen.overview, screen.lists, screen.view, Terminal.of_stdout(), height)
+    terminal = Terminal.of_stdout()
+    lines = frame(screen.overview, screen.lists, screen.view, terminal, terminal.height)
     sys.stdout.write(_HOME + f"{_REST_OF_LINE}\r\n".join(lines) + _REST_OF_LINE + _REST)
     sys.stdout.flush()
 

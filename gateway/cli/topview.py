@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final
@@ -30,6 +31,14 @@ class Focus(Enum):
     BACKENDS = "backends"
     TENANTS = "tenants"
     STREAMS = "streams"
+
+
+_TITLES: Final = {
+    Focus.BACKENDS: "Backends",
+    Focus.TENANTS: "Tenants, under way and just ended",
+    Focus.STREAMS: "Longest streams",
+}
+_HEAD_LINES: Final = 3  # of a list: a free one, its title, the names of columns
 
 
 class Verb(Enum):
@@ -129,39 +138,76 @@ def frame(
     terminal: Terminal,
     height: int | None = None,
 ) -> list[str]:
-    """Return one screen; `height` cuts it, None does not."""
+    """Return one screen of so many lines, with the selected row; None: of as many as it takes."""
     told = overview.get("verdict") or {}
     state = str(told.get("state", "unknown"))
     head = terminal.painted(f"{terminal.sign(state)} {state.upper()}", state)
     lines = [
         f"{head}  vllm-gateway {overview.get('version', '?')}, up {age(overview.get('uptime_s'))}"
     ]
-    problems = overview.get("problems", [])
-    for each in problems[:_PROBLEMS]:
-        lines += terminal.wrapped(f"{each['sentence']} {each['next']}", f"{each['severity']}: ")
-    if len(problems) > _PROBLEMS:
-        lines.append(f"{len(problems) - _PROBLEMS} more: `vllm-gateway status`")
-    for focus, title in (
-        (Focus.BACKENDS, "Backends"),
-        (Focus.TENANTS, "Tenants, of the requests under way and the last that ended"),
-        (Focus.STREAMS, "Streams that run for the longest"),
-    ):
-        rows = found.rows[focus]
-        lines += ["", terminal.bold(title)]
-        place = min(view.places.get(focus, 0), len(rows) - 1) if view.focus is focus else -1
-        marked = [{"": ">" if at == place else " ", **row} for at, row in enumerate(rows)]
-        lines += (
-            terminal.table(marked, least=_LEAST[focus.value], state="state") if rows else ["none"]
-        )
     below = (
         ["", *(line for text in view.below for line in terminal.wrapped(text))]
         if view.below
         else []
     )
     below += ["", *terminal.wrapped(KEYS)]
-    if height is None:
-        return lines + below
-    return lines[: max(0, height - len(below))] + below[-height:]
+    room = None if height is None else max(0, height - len(below) - len(lines))
+    lines += _problems(overview.get("problems", []), terminal, room)
+    if height is not None:
+        room = max(0, height - len(below) - len(lines))
+        below = below[-height:]
+    return [*lines, *_shown(found, view, terminal, room), *below][-height if height else 0 :]
+
+
+def _problems(
+    problems: Sequence[dict[str, Any]], terminal: Terminal, room: int | None
+) -> list[str]:
+    """Return the worst problems, in at most a third of the room, which the lists need too."""
+    lines: list[str] = []
+    most = sys.maxsize if room is None else room // 3
+    for number, each in enumerate(problems):
+        told = terminal.wrapped(f"{each['sentence']} {each['next']}", f"{each['severity']}: ")
+        rest = number + 1 < len(problems)  # which is told in one more line
+        if number and (number == _PROBLEMS or len(lines) + len(told) + rest > most):
+            return [*lines, f"{len(problems) - number} more: `vllm-gateway status`"]
+        lines += told[: max(1, most - rest)]
+    return lines
+
+
+def _shown(found: Lists, view: View, terminal: Terminal, room: int | None) -> Iterator[str]:
+    """Yield the lists; in so many lines, the one that keys act on has two thirds of them, or what others leave."""
+    wanted = {focus: _HEAD_LINES + max(1, len(found.rows[focus])) for focus in _TITLES}
+    given = dict(wanted)
+    if room is not None:
+        given = {view.focus: min(wanted[view.focus], room * 2 // 3)}
+        left = room - given[view.focus]
+        for focus in _TITLES:
+            if focus is not view.focus:
+                given[focus] = min(wanted[focus], left) if left > _HEAD_LINES else 0
+                left -= given[focus]
+        given[view.focus] = min(wanted[view.focus], given[view.focus] + left)
+    for focus in _TITLES:
+        if given[focus] > _HEAD_LINES:
+            yield from _list(focus, found.rows[focus], view, terminal, given[focus] - _HEAD_LINES)
+
+
+def _list(
+    focus: Focus, rows: Sequence[Row], view: View, terminal: Terminal, most: int
+) -> Iterator[str]:
+    """Yield a list with at most so many rows, among them the selected one."""
+    place = min(view.places.get(focus, 0), len(rows) - 1) if view.focus is focus else -1
+    first = min(max(0, place - most // 2), max(0, len(rows) - most))
+    marked = [{"": ">" if at == place else " ", **row} for at, row in enumerate(rows)]
+    title, last = _TITLES[focus], min(first + most, len(rows))
+    yield ""
+    yield terminal.bold(
+        title if len(rows) <= most else f"{title} ({first + 1} to {last} of {len(rows)})"
+    )
+    if not rows:
+        yield "none"
+        return
+    head, *lines = terminal.table(marked, least=_LEAST[focus.value], state="state")
+    yield from (head, *lines[first:last])
 
 
 def _backend(backend: dict[str, Any]) -> Row:

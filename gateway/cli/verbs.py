@@ -74,7 +74,7 @@ def status(
 
 def _watch(look: Callable[[], dict[str, Any]]) -> None:
     """Show the overview again and again; a gateway that does not answer is said so, and asked again."""
-    from gateway.cli.statusview import overview_lines
+    from gateway.cli.statusview import fitting, overview_lines
     from gateway.cli.terminal import Terminal
 
     clear = "\x1b[H\x1b[2J" if sys.stdout.isatty() else ""
@@ -85,8 +85,9 @@ def _watch(look: Callable[[], dict[str, Any]]) -> None:
                 lines = overview_lines(look(), terminal)
             except VerbError as error:
                 lines = [f"{terminal.sign('down')} {error}", *([error.hint] if error.hint else [])]
-            at = time.strftime("%H:%M:%S")
-            sys.stdout.write(f"{clear}" + "\n".join([*lines, "", f"{at}, again in 2 s"]) + "\n")
+            at = f"{time.strftime('%H:%M:%S')}, again in 2 s"
+            lines = fitting([*lines, "", at], terminal.height)
+            sys.stdout.write(clear + "\n".join(lines) + "\n")
             sys.stdout.flush()
             time.sleep(_WATCH_S)
     except KeyboardInterrupt:

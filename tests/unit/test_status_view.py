@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.cli.statusview import degraded, overview_lines
+from gateway.cli.statusview import degraded, fitting, overview_lines
 from gateway.cli.terminal import Terminal
 
 RECENT = {
@@ -104,3 +104,30 @@ def test_gpus_of_launched_backends_have_columns_where_they_are_known():
     place = head.index("GPU MEM")
     assert row[place : place + len("GPU MEM  GPU BUSY")].split() == ["95%", "88%"]
     assert "GPU" not in head_and_row(OVERVIEW)[0]
+
+
+def test_a_narrow_terminal_shows_how_names_begin_and_end_and_wraps_what_changed():
+    name = "a-pool-with-a-very-long-name-instruct-fp8"
+    pool = OVERVIEW["pools"][0]
+    backends = [{**pool["backends"][0], "id": f"{name}/b{each}"} for each in (1, 2)]
+    change = {"at": "2026-01-02T03:04:05Z", "backend": f"{name}/b1", "before": "starting"}
+    told = {
+        **OVERVIEW,
+        "pools": [{**pool, "backends": backends}],
+        "transitions": [{**change, "after": "ready", "detail": "health checks pass"}],
+    }
+    lines = overview_lines(told, Terminal(60, unicode=False))
+    assert max(len(line) for line in lines) <= 60
+    rows = [line.split()[0] for line in lines if line.startswith("a-pool") and "/b" in line]
+    assert [row[-3:] for row in rows] == ["/b1", "/b2"]
+    assert all("~" in row for row in rows)
+
+
+def test_what_is_watched_keeps_the_worst_on_the_screen():
+    lines = [f"line {each}" for each in range(50)]
+    shown = fitting(lines, 20)
+    assert len(shown) < 20
+    assert (shown[0], shown[-1]) == ("line 0", "line 49")
+    hidden = 50 - (len(shown) - 1)
+    assert shown[-2] == f"({hidden} more lines: `vllm-gateway status`)"
+    assert fitting(lines, None) == fitting(lines, 51) == lines

@@ -72,3 +72,37 @@ def test_a_screen_fits_and_ends_with_the_question_and_the_keys(width, height):
     assert "y does it" in lines
     assert lines[-1].split()[-1] in ("explain", "restarts")
     assert any(line.startswith(">  n/b1") for line in lines)
+
+
+def fleet(backends, problems=4):
+    """A gateway with so many backends, of which the last is down, and long problems."""
+    one = OVERVIEW["pools"][0]["backends"][0]
+    named = [{**one, "id": f"a-pool-with-a-long-name/b{each}", "state": "ready"} for each in range(backends)]  # fmt: skip
+    wrong = {"severity": "degraded", "sentence": "Backend b1 " + "is slow " * 20, "next": "Wait."}
+    pool = {**OVERVIEW["pools"][0], "backends": named}
+    return {**OVERVIEW, "pools": [pool], "problems": [wrong] * problems}
+
+
+@pytest.mark.parametrize(("width", "height"), [(50, 16), (80, 24), (100, 40)])
+@pytest.mark.parametrize("place", [0, 14, 29])
+def test_the_row_that_keys_act_on_is_always_shown(width, height, place):
+    overview = fleet(30)
+    found = lists(overview, REQUESTS)
+    view = View()
+    for _ in range(place):
+        view = pressed(view, "j", found)
+    lines = frame(overview, found, view, Terminal(width), height)
+    assert len(lines) <= height
+    (selected,) = [line for line in lines if line.startswith(">")]
+    assert selected.split()[1].endswith(f"/b{place}" if width > 50 else f"b{place}")
+    assert any(line.startswith("Backends (") and line.endswith(" of 30)") for line in lines)
+    assert any(line.endswith("more: `vllm-gateway status`") for line in lines)
+
+
+def test_a_list_that_is_chosen_is_shown_however_many_backends_there_are():
+    overview = fleet(30)
+    found = lists(overview, REQUESTS)
+    view = pressed(pressed(View(), "\t", found), "\t", found)
+    lines = frame(overview, found, view, Terminal(80), 24)
+    assert len(lines) <= 24
+    assert any(line.startswith(">  r2") for line in lines)
