@@ -115,6 +115,13 @@ def test_an_nginx_with_fewer_connections_than_the_gateway_is_told():
     assert told(768, "worker_processes auto;") == []  # how many cores it has is not known
 
 
+def test_a_line_that_holds_for_several_places_is_told_once():
+    location = SHIPPED[SHIPPED.index("    location / {") : SHIPPED.index("    # What nginx itself")]
+    both = location + location.replace("location / {", "location /v1/ {")
+    wrong = SHIPPED.replace(location, both).replace("client_max_body_size 64m;", "client_max_body_size 8m;")  # fmt: skip
+    assert [each.about for each in found(wrong)] == ["body_size"]
+
+
 def test_a_setting_of_a_block_around_counts():
     wrong = (
         "http { proxy_read_timeout 1h; server { proxy_read_timeout 30s; "

@@ -40,10 +40,12 @@ def nginx_findings(root: Directive, config: Config) -> Iterator[Finding]:
             told=f"Nothing in {root.where} passes requests on to the gateway ({address})",
             change=f"proxy_pass http://{address};",
         )
+    told: set[Finding] = set()  # one line may hold for several places
     for place in places:
         if place is not None:
             found = [*_of(root, place, config)]
-            yield from found
+            yield from (each for each in found if each not in told)
+            told |= {*found}
             if not found:
                 yield ok("nginx", f"nginx's settings at {place.where} fit the gateway's")
 
@@ -184,7 +186,7 @@ def _keep_alive(root: Directive, place: Directive, config: Config) -> Iterator[F
     if upstream is None or upstream.holds("keepalive") is None:
         where = place.where if upstream is None else upstream.where
         yield _note(
-            "keep_alive", ("", where), "nginx makes a new connection to the gateway for each request",
+            "keep_alive", ("", where), "nginx makes a new connection to the gateway for each request, before its version 1.29.7",
             "keepalive 64; in an `upstream` block, which proxy_pass names",
         )  # fmt: skip
         return
