@@ -186,7 +186,8 @@ def _keep_alive(root: Directive, place: Directive, config: Config) -> Iterator[F
     if upstream is None or upstream.holds("keepalive") is None:
         where = place.where if upstream is None else upstream.where
         yield _note(
-            "keep_alive", ("", where), "nginx makes a new connection to the gateway for each request, before its version 1.29.7",
+            "keep_alive", ("", where),
+            "nginx, before its version 1.29.7, makes a new connection to the gateway for each request",
             "keepalive 64; in an `upstream` block, which proxy_pass names",
         )  # fmt: skip
         return
