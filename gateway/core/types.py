@@ -187,7 +187,10 @@ class Demand(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class LoadSample:
-    """One scrape of a backend's /metrics, data-parallel engines summed (KV usage: the largest)."""
+    """One scrape of a backend's /metrics, data-parallel engines summed.
+
+    The KV usage is that of the fullest engine, and the KV capacity is that of one engine.
+    """
 
     at: float
     running: int

@@ -133,8 +133,8 @@ def _labels(labels: bytes) -> dict[bytes, bytes]:
 def _capacity(caches: list[bytes]) -> int | None:
     """Return how many tokens the largest cache holds: 0 for a model that uses none, None if unknown.
 
-    A block of each engine is never used. An encoder has no other, and `num_gpu_blocks` is the sum over
-    all engines.
+    Each engine has a cache. `kv_cache_size_tokens` is of one, but `num_gpu_blocks` is the sum over all.
+    A block of each engine is never used, and an encoder has no other.
     """
     found: list[int] = []
     for labels in caches:
@@ -142,7 +142,7 @@ def _capacity(caches: list[bytes]) -> int | None:
         tokens = _count(told.get(b"kv_cache_size_tokens"))
         blocks, size = _count(told.get(b"num_gpu_blocks")), _count(told.get(b"block_size"))
         if tokens is None and blocks is not None and size is not None:
-            tokens = blocks * size if blocks > len(caches) else 0
+            tokens = blocks // len(caches) * size if blocks > len(caches) else 0
         if tokens is not None:
             found.append(tokens)
     return max(found, default=None)

@@ -142,3 +142,16 @@ def test_the_requests_of_each_engine_are_read_where_they_are_the_whole_server():
     assert engines(0, 1) == (2, 4)
     assert engines(1, 0, 2) == (4, 2, 6)
     assert engines(0) == engines(3) == engines(4, 5) == ()
+
+
+def test_the_cache_of_each_engine_has_its_own_size_though_the_blocks_are_told_in_sum():
+    page = "\n".join(
+        f'vllm:num_requests_running{{engine="{rank}"}} 0\n'
+        f'vllm:cache_config_info{{block_size="16",engine="{rank}",num_gpu_blocks="200"}} 1.0'
+        for rank in range(2)
+    )
+    pool = PoolConfig.model_validate({"backends": ["http://h:1"]})
+    backend = Backend("m", "b1", "http://h:1")
+    configure(backend, pool, pool.backends[0], None)
+    backend.scraped(parse_metrics(page.encode(), 1.0))
+    assert [each.capacity_tokens for each in backend.prefix_index.engines] == [1600, 1600]

@@ -119,6 +119,12 @@ def test_the_capacity_of_several_engines_is_told_once():
     assert sample.kv_capacity_tokens == 1500
 
 
+def test_blocks_of_several_engines_are_their_sum_and_the_capacity_is_of_one():
+    info = 'vllm:cache_config_info{{block_size="16",engine="{}",num_gpu_blocks="300"}} 1.0'
+    each = [info.format(number) for number in range(3)]  # the sum, in each
+    assert read("vllm:num_requests_running 1", *each).kv_capacity_tokens == 1600
+
+
 @pytest.mark.parametrize("engines", [1, 2])
 @pytest.mark.parametrize("more", ['kv_cache_size_tokens="None",', ""])
 def test_an_engine_with_only_the_block_that_is_never_used_has_no_kv_cache(engines, more):
