@@ -102,14 +102,19 @@ class Link:
         asked = self._put(script, keys, args)
         if asked is None:
             raise StoreUnavailable(self.trouble or "too many calls wait for it")
+        # A third of what `asyncio.timeout` takes: each request with limits waits here.
+        late = asyncio.get_running_loop().call_later(within_s, self._late, asked.reply)
         try:
-            async with asyncio.timeout(within_s):
-                reply = await asked.reply
-        except TimeoutError:
-            raise StoreUnavailable(self.trouble or _SLOW) from None
+            reply = await asked.reply
+        finally:
+            late.cancel()
         if isinstance(reply, StoreUnavailable):
             raise reply
         return reply
+
+    def _late(self, reply: asyncio.Future[Any]) -> None:
+        if not reply.done():
+            reply.set_result(StoreUnavailable(self.trouble or _SLOW))
 
     def post(
         self, script: Script, keys: Sequence[str], args: Sequence[str | int], lost: Lost | None = None

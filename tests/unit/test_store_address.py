@@ -2,7 +2,7 @@
 
 import pytest
 from redis.asyncio import Redis, RedisCluster
-from redis.asyncio.connection import SSLConnection, UnixDomainSocketConnection
+from redis.asyncio.connection import AbstractConnection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.sentinel import SentinelConnectionPool
 
 from gateway.store.address import client_of
@@ -22,10 +22,11 @@ def test_a_server_is_named_by_its_url():
     found = told(f"redis://me:{SECRET}@h:7000/3?socket_timeout=9")
     assert (found["host"], found["port"], found["db"]) == ("h", 7000, 3)
     assert (found["username"], found["password"]) == ("me", "c4nary@")
-    assert client("rediss://h").connection_pool.connection_class is SSLConnection
+    assert client("rediss://h").connection_pool.connection_class.__mro__[2] is SSLConnection
     assert told("rediss://h?ssl_ca_certs=/ca.pem")["ssl_ca_certs"] == "/ca.pem"
     assert (
-        client("unix:///run/r.sock").connection_pool.connection_class is UnixDomainSocketConnection
+        client("unix:///run/r.sock").connection_pool.connection_class.__mro__[2]
+        is UnixDomainSocketConnection
     )
     assert told("unix://me:pw@/run/r.sock?db=2")["path"] == "/run/r.sock"
 
@@ -70,3 +71,17 @@ def test_no_error_repeats_any_of_a_url(url):
     assert "c4nary" not in str(refused.value)
     assert refused.value.__cause__ is None
     assert refused.value.__suppress_context__ or refused.value.__context__ is None
+
+
+@pytest.mark.parametrize("url", ["redis://h", "rediss://h", "unix:///run/redis.sock"])
+def test_commands_are_packed_as_the_library_packs_them(url):
+    connection = client(url).connection_pool.make_connection()
+    library = type(connection).__mro__[2]
+    assert issubclass(library, AbstractConnection)
+    commands = [
+        ("EVALSHA", "a1", 2, "gw1:{t}:k", "é", "0 1.5"),
+        ("EVAL", "return 1\r\n", 0),
+        ("", -7),
+    ]
+    assert connection.pack_commands(commands[:2]) == library.pack_commands(connection, commands[:2])
+    assert connection.pack_commands(commands[2:]) == [b"*2\r\n$0\r\n\r\n$2\r\n-7\r\n"]
