@@ -91,15 +91,15 @@ class Telling:
 
         Returns whether that is all.
         """
-        whole = True
-        for left in await asyncio.to_thread(journal.left_behind):
-            try:
+        found, whole = await asyncio.to_thread(journal.left_behind), True
+        with contextlib.ExitStack() as taken:
+            for left in found:
+                taken.callback(left.close)
+            for left in found:
                 counted, _ = await self._shared.counted(left.id)
                 self._lacked |= counted < left.last
                 _, told = await self._tell(left, counted)
                 whole &= told
-            finally:
-                left.close()
         return whole
 
     async def _learn(self) -> None:
