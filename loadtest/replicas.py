@@ -18,7 +18,7 @@ import pathlib
 import random
 import statistics
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -50,8 +50,8 @@ class Job:
 class Several:
     """Gateways with nothing in common but their engines and a store; a `Target`."""
 
-    def __init__(self, engines: Engines, count: int, seed: int, *, told: bool) -> None:
-        self.every = [Gateway(engines, {}, 100 * seed + place) for place in range(count)]
+    def __init__(self, every: Sequence[Gateway], seed: int, *, told: bool) -> None:
+        self.every = every
         self._rng = random.Random(seed)
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
@@ -86,7 +86,7 @@ def run_job(job: Job) -> dict[str, Any]:
     grown = replace(bench, capacity_per_s=bench.capacity_per_s * job.servers / COUNT)
     cell = _cell(grown, job.level, job.seed)
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        found = runner.run(_measure(grown, job, cell))
+        found = runner.run(measure(grown, job, cell))
     return job.__dict__ | found
 
 
@@ -101,7 +101,7 @@ def _cell(bench: Bench, level: float, seed: int) -> Cell:
     return replace(cell, shots=merge(before, later), window=window, until_s=cell.until_s + warm_s)
 
 
-async def _measure(bench: Bench, job: Job, cell: Cell) -> dict[str, Any]:
+async def measure(bench: Bench, job: Job, cell: Cell) -> dict[str, Any]:
     engines, slo = Engines(bench.config, job.servers), bench.slo
     last_s = cell.until_s + GRACE_TIMES * bench.lead_s
 
@@ -109,7 +109,8 @@ async def _measure(bench: Bench, job: Job, cell: Cell) -> dict[str, Any]:
         counts = cell.window[0] <= outcome.shot.at_s < cell.window[1]
         return counts and now_s < last_s and outcome.may_become_good(slo, now_s)
 
-    several = Several(engines, job.gateways, job.seed, told=job.told)
+    every = [Gateway(engines, {}, 100 * job.seed + place) for place in range(job.gateways)]
+    several = Several(every, job.seed, told=job.told)
     async with asyncio.TaskGroup() as group:
         background = group.create_task(several.run())
         outcomes, cut_s = await fire(

@@ -30,7 +30,7 @@ from loadtest.routing_virtual import ARMS, run
 
 # So long do the arrivals last, by the size of the pool; the first third fills caches and is not measured.
 SECONDS: Final = {2: 60.0, 8: 45.0, 32: 18.0}
-_WARM_SHARE: Final = 1 / 3
+WARM_SHARE: Final = 1 / 3
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def run_job(job: Job) -> dict[str, Any]:
     began = time.process_time()
     planned = trace(job.trace, job.backends, seconds, job.seed, job.load)
     outcomes, _ = run(planned, job.arm, job.backends, job.seed)
-    found = figures(outcomes, (seconds * _WARM_SHARE, seconds), job.backends)
+    found = figures(outcomes, (seconds * WARM_SHARE, seconds), job.backends)
     return asdict(job) | found | {"took_s": round(time.process_time() - began, 2)}
 
 

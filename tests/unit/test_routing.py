@@ -932,6 +932,23 @@ def test_prompts_that_begin_alike_meet_wherever_it_costs_about_the_same(table):
     assert all(homes[number] == "b3" for number in moved)
 
 
+def test_with_other_gateways_prompts_that_begin_alike_meet_beside_some_work_too(table):
+    """What is new here may be cached where another gateway sent it."""
+
+    def home(number):
+        prefix = Prefix([number], (4,), 4, 1000, 10, number)
+        return chosen(table, need=Need(1000, 10), prefix=prefix)
+
+    idle = {number: home(number) for number in range(30)}
+    table.take("m/b1", NOW, Need(500, 10))
+    assert "b1" not in {home(number) for number in idle}
+    table.hear({}, 2)
+    assert {number: home(number) for number in idle} == idle
+    for _ in range(20):  # there is a queue
+        table.take("m/b1", NOW, Need(1000, 100))
+    assert "b1" not in {home(number) for number in idle}
+
+
 def test_among_backends_that_have_a_prompt_the_least_busy_gets_it(table):
     for name in ("b1", "b2", "b3"):
         table.get(f"m/{name}").prefix_index = Holds(990)
