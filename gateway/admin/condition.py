@@ -18,9 +18,11 @@ from gateway.ops.gatewayproblems import Own
 from gateway.ops.overview import Facts, overview
 from gateway.ops.recent import Lately
 
-_EVERY_S: Final = 1.0  # more rarely, where looking would take more than this share of the time
+_EVERY_S: Final = 1.0
 _RARELY_S: Final = 5.0
-_SHARE: Final = 0.002
+_SHARE: Final = (
+    0.002  # of the time, which looking takes at most: where it takes long it is done more rarely
+)
 _LATELY_S: Final = 300.0
 _LOOP_S: Final = 600.0
 _SLOW_CLIENT_S: Final = 5.0
