@@ -57,9 +57,8 @@ _LOADS_KEPT: Final = 16
 _USUALLY: Final = 2.0  # times the slowest recent load; a longer one counts as failed until it ends
 _UNKNOWN_S: Final = 30.0  # in place of the slowest recent load while there was none
 _LEAST_S: Final = 1.0
-_HEARD_S: Final = (
-    1.5  # within that time all gateways have heard of an unload, and told what still uses it
-)
+_HEARD_S: Final = 1.5  # until all gateways have heard of an unload, and told what still uses it
+_AGAIN_S: Final = 0.5  # between two looks at a list that another gateway sees otherwise
 
 
 class Done(Enum):
@@ -201,6 +200,7 @@ class PoolAdapters:
         try:
             with closing(self._tools.connect(backend)) as server:
                 await self._see(backend, server)
+            await asyncio.sleep(_AGAIN_S)
         except AdapterError:
             pass  # probes tell what is wrong with it
         finally:

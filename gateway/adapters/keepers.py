@@ -104,10 +104,11 @@ class Adapters:
         """Look after all pools until cancelled. Cancel: backends may still finish a change that is under way."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            if self.together is not None:
-                await self.together.turn(self.pools)  # who places them is known before any is
-                group.create_task(self.together.run(self.pools), name="adapters of all gateways")
             try:
+                if self.together is not None:
+                    await self.together.turn(self.pools)  # who places them is known before any is
+                    of_all = self.together.run(self.pools)
+                    group.create_task(of_all, name="adapters of all gateways")
                 await periodic(self._turn, every_s=_EVERY_S, name="adapters")
             finally:
                 self._group = None  # what is wanted in a pause waits for its end
