@@ -214,9 +214,8 @@ def _rollouts(
     table: PoolTable, clock: Clock, events: Events, config: Config, group: Group | None
 ) -> Rollouts:
     """Make the canaries; of several gateways on a Redis, who holds a lease judges them."""
-    leads = group is None or group.place.leads
-    judges = leads and config.redis is None
-    rollouts = Rollouts(table, clock, events, config.state, saves=leads, judges=judges)
+    leads, alone = group is None or group.place.leads, config.redis is None
+    rollouts = Rollouts(table, clock, events, config.state, saves=leads, judges=leads and alone)
     rollouts.apply(config.pools)
     return rollouts
 
@@ -338,9 +337,8 @@ def _given(predecessor: Predecessor | None, place: Place | None) -> Given:
 
 
 def handle_signals(loop: asyncio.AbstractEventLoop, process: Process) -> None:
-    """Reload on SIGHUP, upgrade on SIGUSR2; drain on SIGTERM and SIGINT, stop at once on a second one.
-
-    SIGINT is somebody at a terminal: no load balancer has to learn of it first.
+    """Reload on SIGHUP, upgrade on SIGUSR2; drain on SIGTERM, and on SIGINT (from a terminal) without announcing it;
+    stop at once on a second one.
     """
 
     def stop(announces: bool) -> None:

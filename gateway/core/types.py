@@ -187,10 +187,7 @@ class Demand(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class LoadSample:
-    """One scrape of a backend's /metrics, data-parallel engines summed.
-
-    The KV usage is that of the fullest engine, and the KV capacity is that of one engine.
-    """
+    """One scrape of /metrics, data-parallel engines summed (KV usage: of the fullest; capacity: of one)."""
 
     at: float
     running: int

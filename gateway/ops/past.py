@@ -17,7 +17,7 @@ from gateway.ops.states import PoolState
 
 _KEPT_S: Final = 3600.0
 _AGAIN_S: Final = 30.0
-_MOST: Final = 720  # entries: one each 5 s, if problems come and go all the time
+_MOST: Final = 720  # entries: one each 5 s on average, if problems come and go all the time
 _MOST_PROBLEMS: Final = 20  # of one entry, the worst
 
 
