@@ -40,12 +40,12 @@ async def test_readiness_goes_first_and_what_comes_meanwhile_is_served():
             running = group.create_task(ask(http, stream=True, max_tokens=100))
             await world.until(lambda: world.sims[0].engine.running)
             world.started.send_signal(signal.SIGTERM)
-            await world.until(lambda: world.lines("announcing"))
+            await world.until(lambda: world.lines("announcing"), 60)
             assert await readiness(world) == 503
             for _ in range(2):  # the second over a new connection
                 reply = await ask(kept)
                 assert (reply.status_code, reply.headers["connection"]) == (200, "close")
-            await world.until(lambda: world.lines("draining"))
+            await world.until(lambda: world.lines("draining"), 60)
             with pytest.raises(httpx2.ConnectError):
                 await readiness(world)
         assert frames(running.result().text)[-1] == "[DONE]"
@@ -57,7 +57,7 @@ async def test_who_has_connected_may_still_ask_when_nobody_may_connect_any_more(
     async with served(FAST, extra="shutdown: {announce: 200ms, grace: 20s}") as world:
         reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
         world.started.send_signal(signal.SIGTERM)
-        await world.until(lambda: world.lines("draining"))
+        await world.until(lambda: world.lines("draining"), 60)
         writer.write(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
         told = await reader.read()
         assert told.startswith(b"HTTP/1.1 200")
@@ -101,6 +101,6 @@ async def test_who_has_connected_is_answered_and_all_others_are_refused(workers)
         async with asyncio.TaskGroup() as group:
             for _ in range(30):
                 group.create_task(keep_knocking())
-            await world.until(lambda: told.total() > 200)
+            await world.until(lambda: told.total() > 200, 60)
             world.started.send_signal(signal.SIGTERM)
         assert set(told) == {b"HTTP/1.1 200 OK\r\n"}
