@@ -337,9 +337,7 @@ def _given(predecessor: Predecessor | None, place: Place | None) -> Given:
 
 
 def handle_signals(loop: asyncio.AbstractEventLoop, process: Process) -> None:
-    """Reload on SIGHUP, upgrade on SIGUSR2; drain on SIGTERM, and on SIGINT (from a terminal) without announcing it;
-    stop at once on a second one.
-    """
+    """Reload on SIGHUP, upgrade on SIGUSR2; drain on SIGTERM and, unannounced, on SIGINT; a second stops at once."""
 
     def stop(announces: bool) -> None:
         process.announces = announces

@@ -57,7 +57,14 @@ class Several:
         assert isinstance(loop, VirtualLoop)
         store = MemoryStore(loop)
         self._telling = [
-            Telling(store, loop, each.table, str(place), each.gate.anybody_waits)
+            Telling(
+                store,
+                loop,
+                each.table,
+                str(place),
+                each.gate.anybody_waits,
+                random.Random(seed + place),
+            )
             for place, each in enumerate(self.every)
         ]
         if not told:

@@ -6,6 +6,7 @@ Metrics are up to a second old, and gateways that go by them alone all send to t
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -42,13 +43,14 @@ class Telling:
     table: PoolTable
     id: str
     waits: Callable[[], bool]  # whether requests wait for room here
+    rng: random.Random = field(default_factory=random.Random)  # spreads when gateways tell
     _before: dict[str, Told] = field(default_factory=dict)  # by gateway
     _short_until: float = -math.inf  # somebody waited for room lately
 
     async def run(self) -> None:
         """Tell and hear until cancelled; then nothing is known of the others."""
         try:
-            await periodic(self.turn, every_s=self.pace_s, name="what is under way")
+            await periodic(self.turn, every_s=self.pace_s, name="what is under way", rng=self.rng)
         finally:
             self.table.hear({}, 1)
 
