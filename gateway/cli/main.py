@@ -193,7 +193,10 @@ def _known_faults(texts: list[str]) -> None:
 
 @app.command(epilog="Example: vllm-gateway check gateway.yaml --probe")
 def check(
-    file: Annotated[Path, typer.Argument(help="The settings file.")] = DEFAULT_FILE,
+    file: Annotated[
+        Path | None, typer.Argument(help="The settings file; or --config.", show_default=False)
+    ] = None,
+    config: ConfigFile = DEFAULT_FILE,
     probe: Annotated[
         bool, typer.Option("--probe", help="Also query the backends and Redis.")
     ] = False,
@@ -209,6 +212,7 @@ def check(
     """Report every problem in a settings file. Exit code 3 if it cannot be used."""
     from gateway.config.load import check_file
 
+    file = file or config
     checked = check_file(file)
     findings = list(checked.findings)
     answers: list[str] = []

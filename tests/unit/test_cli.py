@@ -146,6 +146,15 @@ def test_check_is_quiet_about_a_good_file(run, file):
     assert run("check", file) == (0, f"{file}: 0 errors, 0 warnings\n", "")
 
 
+@pytest.mark.parametrize("words", [["{file}"], ["-c", "{file}"], ["--config", "{file}"], []])
+def test_check_finds_its_file_as_serve_does(run, file, words, monkeypatch):
+    created(run, file)
+    if not words:
+        monkeypatch.setenv("GATEWAY_CONFIG", str(file))
+    told = run("check", *[each.format(file=file) for each in words])
+    assert told == (0, f"{file}: 0 errors, 0 warnings\n", "")
+
+
 def test_check_shows_every_finding_and_exits_with_3(run, file):
     file.write_text(POOL + "limts: {}\ntimeouts: {upstream_keep_alive: 5s}\nkeys: none\n")
     code, out, _ = run("check", file)
