@@ -41,7 +41,9 @@ class Sight:
     def learn(self, frame: bytes) -> None:
         """Take the shape of one whole frame with ids."""
         head, quote, rest = frame.rpartition(b'":"')
-        _, closes, tail = rest.partition(b'"')
+        text, closes, tail = rest.partition(b'"')
+        if text.endswith(b"\\"):  # that quote may be a part of the text
+            return
         middle, ids, end = tail.partition(_IDS)
         _, bracket, end = end.partition(b"]")
         if quote and closes and ids and bracket and (head + quote).endswith(_TEXT):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -100,6 +100,7 @@ WAYS = st.sampled_from([{}, {"stop": ["##"]}, {"stop": ["###", "x"]}, {"tools": 
 
 
 @given(PIECES, WAYS)
+@example([('"', [0]), ('"', [0])], {"stop": ["##"]})
 def test_a_token_told_by_sight_is_what_a_frame_by_frame_reading_gives(pieces, asked):
     seen, read = begun(asked=call(**asked)), begun(asked=call(**asked))
     for text, ids in pieces:
