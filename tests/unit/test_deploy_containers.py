@@ -36,7 +36,7 @@ POD = document("Deployment")["spec"]["template"]["spec"]
 (CONTAINER,) = POD["containers"]
 (COMPOSED,) = [COMPOSE["services"]["gateway"]]
 SETTINGS = {
-    "docker": (DOCKER / "gateway.yaml").read_text(),
+    "docker": (DOCKER / "settings" / "gateway.yaml").read_text(),
     "kubernetes": document("ConfigMap")["data"]["gateway.yaml"],
 }
 
@@ -77,6 +77,7 @@ def test_what_is_written_is_written_to_the_one_folder_that_is_writable(name, tmp
     assert str(config.state) == folder
     assert config.keys.shared or config.keys.file.is_relative_to(folder)
     assert f"gateway:{folder}" in COMPOSED["volumes"]
+    assert "./settings:/etc/vllm-gateway:ro" in COMPOSED["volumes"]
     assert folder in [each["mountPath"] for each in CONTAINER["volumeMounts"]]
     assert COMPOSED["read_only"] is True
     assert CONTAINER["securityContext"]["readOnlyRootFilesystem"] is True
