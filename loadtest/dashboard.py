@@ -1,7 +1,7 @@
 """What the dashboard costs: python -m loadtest.dashboard [BACKENDS] [SECONDS]
 
-A gateway runs idle in front of simulated backends. Its CPU is read with the page closed and open, in turns,
-and a real Chromium tells how long its own tasks were while it showed them all.
+A gateway runs idle in front of simulated backends. Its CPU is read with the page closed and open, in turns. A real
+Chromium tells what its own thread used while it showed them all, and which of its tasks were long.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ async def main(backends: int, seconds: float) -> None:
 
 
 async def _measure(pid: int, url: str, seconds: float) -> None:
-    closed, opened, tasks = [], [], []
+    closed, opened, drawn, tasks = [], [], [], []
     for _ in range(_ROUNDS):
         closed.append(await share(pid, seconds))
         async with browsing(url) as seen:
@@ -82,7 +82,13 @@ async def _measure(pid: int, url: str, seconds: float) -> None:
             await seen.until("b1", ".pools")
             await seen.page.wait_for_timeout(2_000)
             begun = await seen.page.evaluate("window.longTasks.splice(0)")
+            debugger = await seen.page.context.new_cdp_session(seen.page)
+            await debugger.send("Performance.enable")
+            before = await _figures(debugger)
             opened.append(await share(pid, seconds))
+            after = await _figures(debugger)
+            thread_s, all_s = (after[name] - before[name] for name in ("ThreadTime", "Timestamp"))
+            drawn.append(100 * thread_s / all_s)
             tasks.append((begun, await seen.page.evaluate("window.longTasks")))
             nodes = await seen.page.evaluate("document.querySelectorAll('*').length")
     print(
@@ -91,9 +97,16 @@ async def _measure(pid: int, url: str, seconds: float) -> None:
     print(
         f"gateway's CPU, page open:   {statistics.median(opened):.2f} % of a core {_told(opened)}"
     )
+    print(f"page's thread:              {statistics.median(drawn):.2f} % of a core {_told(drawn)}")
     print(f"elements of the page: {nodes}")
     for begun, later in tasks:
         print(f"tasks over 50 ms: as it loads {_told(begun)} ms, then {_told(later)} ms")
+
+
+async def _figures(debugger) -> dict[str, float]:
+    """Return what Chromium counts of a page, times in seconds."""
+    told = await debugger.send("Performance.getMetrics")
+    return {each["name"]: each["value"] for each in told["metrics"]}
 
 
 def _told(values: list[float]) -> str:

@@ -509,6 +509,7 @@ def test_the_python_of_the_readme_runs_as_it_is_written(site):
     behind, _ = site
     here = {"base_url": f"{behind.url}/v1", "api_key": behind.key, "model": "m"}
     assert snippets
+    access = Access(behind.log)
     for snippet in snippets:
         for what, example in PLACES.items():
             assert snippet.count(f'{what}="{example}"') == 1
@@ -517,6 +518,7 @@ def test_the_python_of_the_readme_runs_as_it_is_written(site):
         program = "\n".join([*lines, f"print({last}.choices[0].message.role)"])
         ran = subprocess.run([python, "-c", program], capture_output=True, text=True, timeout=60)
         assert (ran.returncode, ran.stdout) == (0, "assistant\n"), ran.stderr
+    wait_until(lambda: len(access.lines()) == len(snippets), 10, "the log")
 
 
 def test_what_the_demo_prints_runs_as_it_is_pasted(tmp_path):

@@ -1,8 +1,7 @@
 """What it costs to do nothing: the gateway with as many as 100 backends, and the page that shows them.
 
-Counted are wake-ups, changes of the page, layouts and requests, which a busy machine makes no more of. Where time is
-judged, it is the processor time of the page's own thread: 0.8 % of a core with 4 backends and 2.2 % with 100, measured
-where nine processes wanted two cores. The bounds are twice that.
+Counted are wake-ups, changes of the page, layouts, styles and requests, which a busy machine makes no more of. What
+they take of a processor is measured by loadtest.dashboard.
 """
 
 import asyncio
@@ -79,9 +78,9 @@ async def figures(debugger):
     return {each["name"]: each["value"] for each in told["metrics"]}
 
 
-@pytest.mark.parametrize(("backends", "busy"), [(4, 0.015), (100, 0.04)])
+@pytest.mark.parametrize("backends", [4, 100])
 @story
-async def test_a_page_that_shows_nothing_new_does_next_to_nothing(tmp_path, backends, busy):
+async def test_a_page_that_shows_nothing_new_does_next_to_nothing(tmp_path, backends):
     with quiet(tmp_path, backends) as behind:
         async with browsing(behind.admin_url) as seen:
             await seen.until(f"{backends} backends")
@@ -99,7 +98,7 @@ async def test_a_page_that_shows_nothing_new_does_next_to_nothing(tmp_path, back
     assert noted["changes"] <= 100 + 30 * backends
     assert noted["frames"] <= LOOKS
     assert took["LayoutCount"] <= 4 * LOOKS
+    assert took["RecalcStyleCount"] <= 4 * LOOKS
     assert took["JSEventListeners"] <= 0
     assert min(later - at for at, later in zip(times, times[1:], strict=False)) >= 1_900  # ms
     assert len(noted["asked"]) <= 3 * LOOKS
-    assert took["ThreadTime"] <= busy * took["Timestamp"]
