@@ -44,10 +44,12 @@ def response(body, said):
             first = event.response.id
         if event.type == "response.output_text.delta":
             said.append(event.delta)
+    if event.type == "error":  # the SDK hands it out as an event, the last one
+        return None, None, event.code
     whole, usage = event.response, event.response.usage
     assert (whole.id, whole.output_text, len(names - {None})) == (first, "".join(said), 1)
     finish = "length" if whole.incomplete_details else "stop"
-    return finish, counted(usage.input_tokens, usage.output_tokens)
+    return finish, counted(usage.input_tokens, usage.output_tokens), None
 
 
 def seen(path, body):
@@ -57,7 +59,7 @@ def seen(path, body):
         if path == "/v1/messages":
             finish, usage = message(body, said)
         elif path == "/v1/responses":
-            finish, usage = response(body, said)
+            finish, usage, error = response(body, said)
         else:
             more = {"ignore_eos": body.pop("ignore_eos")}
             chats = by_openai.chat.completions
