@@ -431,7 +431,10 @@ class World:
                 watcher.row = 0
             bad = not truth.runs or truth.ill in ("failing", "muddled", "frozen", "dead")
             watched = truth.seen and not (truth.asleep or truth.held or truth.starts_until)
-            if bad and watched and watcher.good and not self.in_hand(truth):
+            in_hand = any(
+                isinstance(units[truth.id].state, Draining | Replacing) for units in self.replicas
+            )  # of a replica that led before, too: what it stops is no evidence to it
+            if bad and watched and watcher.good and not in_hand:
                 watcher.bad_at = self.now
             watcher.good = self.serves(truth) and not bad
 
@@ -611,6 +614,7 @@ def test_every_restart_keeps_the_rules(sizes, steps, policy):
     ],
     POLICY,
 )
+@example((2,), [(0, ("ill", 0, "fat")), (1, ("pool", 0, ("ill", "dead")))], POLICY)
 @example((3, 5), [(40, ("crash", 3, None)), (40, ("crash", 3, None))], SCHEDULED)
 def test_the_rules_are_kept_while_the_lease_goes_from_replica_to_replica(sizes, steps, policy):
     world = World(sizes, policy, replicas=2)
