@@ -172,6 +172,16 @@ class Guest:
         self.task.cancel()
 
 
+class Looks(Chooser):
+    """The real one, which counts how often it is asked."""
+
+    count = 0
+
+    def find(self, *asked):
+        self.count += 1
+        return super().find(*asked)
+
+
 class House:
     """A gate, its table, and guests. Pools are settings; a list stands for the backends alone."""
 
@@ -179,7 +189,8 @@ class House:
         self.loop = asyncio.get_running_loop()
         self.table = PoolTable(self.loop)
         rng = random.Random(seed)
-        self.gate = Gate(self.table, Chooser(self.table, rng), self.loop, rng)
+        self.chooser = Looks(self.table, rng)
+        self.gate = Gate(self.table, self.chooser, self.loop, rng)
         self.reload(priorities, **pools)
         self._tick()
         for backend_id in sorted(self.table.ids()):

@@ -24,14 +24,16 @@ from gateway.admission.waiting import (
     awaits,
     awaits_load,
     coming,
+    covers,
     left_alone,
+    needs_more,
     starts_in_s,
 )
 from gateway.config.models import Admission, PoolConfig
 from gateway.core.aio import Clock
 from gateway.core.errors import GatewayError
 from gateway.core.exclusion import AWAITS_ADAPTER
-from gateway.core.types import SERVING, Ask, Slot
+from gateway.core.types import SERVING, Ask, Need, Slot
 from gateway.pools.table import Backend, PoolTable
 
 Kinds = dict[tuple[object, ...], Blocked]
@@ -79,32 +81,42 @@ class Line:
             return
         now, backends = self._clock.now(), self._backends
         serving = [each for each in backends if each.phase in SERVING]
-        if not serving:
-            if any(map(coming, backends)):
-                self._arm()
-            else:
-                self.close()
-            return
-        self._look_for_lost(now)
+        if serving:
+            self._look_for_lost(now)
+            self._place(serving, now)
+        if serving or any(map(coming, backends)):
+            self._arm()
+        else:
+            self.close()
+
+    def _place(self, serving: Sequence[Backend], now: float) -> None:
+        """Let in those for whom there is room; who finds none is looked at once, and so is who needs no less."""
         best = self.queue.highest, self.top_priority  # what keeps this out keeps all others out
         full = {each.id for each in serving if each.obstacle(1, now, *best) is not None}
         kinds: Kinds = {}
+        blocked: dict[tuple[object, ...], Need] = {}  # the least that found no room, of each kind
         before: dict[str, float] = {}  # seconds that those will take who wait for one backend
 
         def place(waiting: Waiting, claimed: Claims) -> Slot | Blocked:
             ask = waiting.ask
             if waiting.turn.done():  # its client has left; its own task takes it out
                 return Blocked(frozenset())
+            least = blocked.get(waiting.alike)
+            if least is not None and self._fits_all(ask) and needs_more(self._backends, ask, least):
+                return self._blocked(waiting, kinds, now, full)
             held = left_alone(self._table, ask, claimed) if claimed else _NOTHING
             backend = self._finder.find(ask, now, full | held, before)
             if ask.awaits is not None:
                 return Blocked(frozenset((ask.awaits,)), ask.awaits)
             if backend is None:
+                if self._fits_all(ask) and (least is None or covers(least, ask.need)):
+                    blocked[waiting.alike] = ask.need
                 return self._blocked(waiting, kinds, now, full)
             slot = self._table.take(
                 backend.id, now, ask.need, ask.caller.tenant, ask.prefix, ask.route.adapter
             )
             before.clear()  # the next walk begins with the first again
+            blocked.clear()
             if backend.obstacle(1, now, *best) is not None:
                 full.add(backend.id)
                 kinds.clear()
@@ -113,7 +125,6 @@ class Line:
         while len(full) < len(serving) and (taken := self.queue.take(place)) is not None:
             waiting, slot = taken
             waiting.turn.set_result(slot)
-        self._arm()
 
     def tick(self, now: float, seconds: float) -> None:
         """Measure how fast the pool drains, and look after those who wait; about twice a second."""
@@ -186,9 +197,8 @@ class Line:
 
         One that fits every backend is looked at for all such of its kind: they differ in size alone.
         """
-        ask, (capacity, window) = waiting.ask, self._fitting
-        total = ask.demand.total_tokens if ask.demand.exact else 0
-        fits = ask.need.tokens <= capacity and total <= window
+        ask = waiting.ask
+        fits = self._fits_all(ask)
         known = kinds.get(waiting.kind) if fits else None
         if known is None:
             why = self._finder.explain(ask, now).excluded
@@ -204,6 +214,12 @@ class Line:
             if fits:
                 kinds[waiting.kind] = known
         return known
+
+    def _fits_all(self, ask: Ask) -> bool:
+        """Whether a request is small enough for each backend that serves."""
+        capacity, window = self._fitting
+        total = ask.demand.total_tokens if ask.demand.exact else 0
+        return ask.need.tokens <= capacity and total <= window
 
     def _look_for_lost(self, now: float) -> None:
         """Refuse those whom no backend can serve any more, if names, phases or sizes have changed."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from gateway.core.exclusion import Choice
-from gateway.core.types import SERVING, Ask, Exclusion, Phase, Slot
+from gateway.core.types import SERVING, Ask, Exclusion, Need, Phase, Slot
 from gateway.pools.table import Backend, PoolTable
 
 _SOON_S: Final = 1.0
@@ -61,6 +61,7 @@ class Waiting:
     cost_tokens: int = field(init=False)  # what it will take of a backend; 1 at least
     returned: bool = field(init=False)  # it was refused before, and came again as it was told
     kind: tuple[object, ...] = field(init=False)  # which backends could take it, but for its size
+    alike: tuple[object, ...] = field(init=False)  # which rules hold for it, but for its size
     passes: int = field(default=0, init=False)  # later ones that went where it could have gone
     number: int = field(default=-1, init=False)  # order of arrival; -1: it was not queued yet
     order: tuple[bool, int] = field(init=False)  # of its tenant: whether it is fresh, its number
@@ -72,6 +73,7 @@ class Waiting:
         self.cost_tokens = max(1, ask.need.tokens)
         self.order = not ask.returned, sys.maxsize
         self.kind = (ask.route.adapter, ask.call.endpoint, *ask.tried.items())
+        self.alike = self.kind, self.tenant, self.priority
 
     def hurry(self, deadline: float) -> bool:
         """Bring the deadline forward; returns whether it was later."""
@@ -140,6 +142,22 @@ def awaits_load(backends: Sequence[Backend], ask: Ask) -> bool:
 def all_start(backends: Sequence[Backend], now: float) -> bool:
     """Whether none serves a pool, but such as start slowly: what they cannot take yet is no overload."""
     return all(each.limit.starts(now) for each in backends if each.phase in SERVING)
+
+
+def covers(need: Need, other: Need) -> bool:
+    """Whether a need is at least as large as another, to be read and in all."""
+    return need.prompt_tokens >= other.prompt_tokens and need.tokens >= other.tokens
+
+
+def needs_more(backends: Sequence[Backend], ask: Ask, least: Need) -> bool:
+    """Whether a request surely finds no room, as one alike that needs `least` found none.
+
+    What is cached need not be read: where some of its prompt is, nobody can tell without a look.
+    """
+    if ask.awaits is not None or not covers(ask.need, least):
+        return False
+    prefix = ask.prefix
+    return prefix is None or not any(each.cached_tokens(prefix) for each in backends)
 
 
 def held_tokens(backends: Sequence[Backend]) -> int:

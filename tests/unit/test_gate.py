@@ -375,6 +375,43 @@ async def test_of_one_class_too_no_more_is_sent_than_is_read_in_a_fifth_of_a_sec
 
 
 @held
+async def test_of_many_alike_that_find_no_room_one_is_looked_at():
+    """The least of them, and whoever needs less: a queue of any length costs a look at each change."""
+    world = house(backends=[ONE])
+    world.scrape("m/b1", running=1, kv=0.5)
+    (small,) = await world.guests(1, tokens=100)
+    alike = await world.guests(10, tokens=5000)
+    larger = await world.guests(10, tokens=6000)
+    world.chooser.count = 0
+    small.end()
+    await turns()
+    assert not numbers([*alike, *larger])
+    assert world.chooser.count == 1
+    (small,) = await world.guests(1, tokens=100)
+    assert small.inside
+    world.chooser.count = 0
+    world.scrape("m/b1")
+    await turns()
+    assert numbers(alike) == [0]
+    assert numbers(larger) == []
+    assert world.chooser.count == 2  # the first goes in; the second does not
+
+
+@held
+@pytest.mark.parametrize("held_tokens", [0, 4000])
+async def test_one_whose_prompt_is_cached_is_looked_at_behind_one_whose_is_not(held_tokens):
+    world = house(backends=[ONE])
+    world.table.get("m/b1").prefix_index = Holds(b=held_tokens)
+    (await reads(world)).end()
+    (reading,) = await world.guests(1, tokens=300, stream=True)
+    fresh = await world.guests(3, tokens=3000, prefix=begins(3000)["prefix"])
+    (cached,) = await world.guests(1, tokens=4000, prefix=begins(4000, "b")["prefix"])
+    assert reading.inside
+    assert not numbers(fresh)
+    assert cached.inside == bool(held_tokens)
+
+
+@held
 async def test_a_prompt_of_any_length_is_read_when_no_other_is():
     world = house(backends=[ONE], priorities=frozenset({0, 7}))
     reading = await reads(world)
