@@ -109,7 +109,7 @@ class Reading:
         `before_tokens` of others were unread when it was sent.
         """
         quickest_s, _, at = self._quickest
-        if ttft_s <= quickest_s * math.exp2((now - at) / _FORGOTTEN_S):
+        if ttft_s * math.exp2((at - now) / _FORGOTTEN_S) <= quickest_s:  # the power never grows
             self._quickest = ttft_s, tokens, now
         self._judge(now, ttft_s, tokens, before_tokens)
         sent = self._sent

@@ -29,6 +29,13 @@ def test_a_few_short_prompts_go_together_whatever_one_takes():
     assert reading.ahead_tokens(1.0) == 512
 
 
+def test_the_first_prompt_counts_on_a_machine_that_has_run_for_years_and_after_a_pause_of_years():
+    reading, year = Reading(), 365 * 86_400.0
+    for now in (10 * year, 20 * year):
+        served(reading, 1, now)
+        assert reading.ahead_tokens(now + 1) == 512
+
+
 def test_an_engine_that_answers_late_shows_how_much_it_reads_at_a_time():
     reading = Reading()
     served(reading, 1, 0.0)
