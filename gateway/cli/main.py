@@ -115,8 +115,11 @@ def serve(
 
     try:
         run(config, predecessor, workers)
-    except (GaveUp, NotStarted) as error:
+    except GaveUp as error:
         raise VerbError(str(error)) from error
+    except NotStarted as error:
+        wrong = error.exit_code == Exit.INVALID_CONFIG  # it exits like one process alone
+        raise VerbError(str(error), code=Exit.INVALID_CONFIG if wrong else Exit.FAILURE) from error
 
 
 @app.command(epilog="Example: vllm-gateway demo --traffic --fault stall_after:5")

@@ -7,8 +7,8 @@ the workers share (`store.group`), and passes calls on between them. One that di
 it ran for a while, else later each time. A worker that is upgraded starts its own successor (`gateway.upgrade`),
 which takes its place here when it says who it is.
 
-SIGTERM and SIGINT end all workers, each as it would end alone; SIGHUP reloads them. SIGUSR2 upgrades worker 1,
-which has the others upgraded before it.
+SIGTERM and SIGINT end all workers, each as it would end alone; SIGHUP reloads them, each once it serves.
+SIGUSR2 upgrades worker 1, which has the others upgraded before it.
 """
 
 from __future__ import annotations
@@ -50,6 +50,10 @@ _PEER: Final = struct.Struct("3i")  # pid, uid, gid
 
 class NotStarted(Exception):
     """A worker ended before it served for the first time; it has said why."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(f"worker {worker.number} {worker.how()} before it served")
+        self.exit_code = None if worker.child is None else worker.child.returncode
 
 
 class Parent:
@@ -112,20 +116,21 @@ class Parent:
         return {
             signal.SIGTERM: self._stop,
             signal.SIGINT: partial(self._stop, signal.SIGINT),
-            signal.SIGHUP: partial(self._tell_all, signal.SIGHUP),
+            signal.SIGHUP: self._reload,
             signal.SIGUSR2: self._upgrade,
         }
 
     def _stop(self, told: signal.Signals = signal.SIGTERM) -> None:
-        """End all workers, which alone have the listener from now on; a second time, at once."""
+        """Tell all workers to end, and close our copy of the public listener. Called again: they end at once."""
         notify(STOPPING=1)
         self._stopping.set()
         self._listeners.public.close()
-        self._tell_all(told)
-
-    def _tell_all(self, number: signal.Signals) -> None:
         for each in self._workers:
-            each.tell(number)
+            each.tell(told)
+
+    def _reload(self) -> None:
+        for each in self._workers:
+            each.reload()
 
     def _upgrade(self) -> None:
         leader = self._in_charge(LEADER)
@@ -154,19 +159,19 @@ class Parent:
             if self._stopping.is_set():
                 return
             if not began:
-                self._failed = NotStarted(f"worker {number} {worker.how()} before it served")
+                self._failed = NotStarted(worker)
                 self._stop(signal.SIGINT)
                 return
             lived_s = self._clock.now() - worker.began_at
             short = 0 if lived_s >= _LONG_S else short + 1
-            pause_s = min(_MOST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (short - 2)) if short > 1 else 0.0
+            wait_s = pause_s(short)
             log.warning(
                 "worker %d (process %d) %s; another one is started%s",
-                *(number, worker.pid, worker.how(), f" in {pause_s:g} s" if pause_s else ""),
+                *(number, worker.pid, worker.how(), f" in {wait_s:g} s" if wait_s else ""),
                 extra={"event": "worker_ended", "worker": number},
             )
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
+                async with asyncio.timeout(wait_s):
                     await self._stopping.wait()
             if self._stopping.is_set():
                 return
@@ -246,7 +251,7 @@ class Parent:
 
     def _answers(self, worker: Worker) -> Answers:
         async def serving() -> None:
-            worker.serving.set()
+            worker.serves()
 
         async def others_ended() -> None:
             for each in [each for each in self._workers if each is not worker]:
@@ -291,6 +296,11 @@ class Parent:
             if why and self._in_charge(number) is before:
                 return f"worker {number} was not replaced: {why}"
         return ""
+
+
+def pause_s(short: int) -> float:
+    """Return when the next process of a worker is started, after so many in a row that ended soon."""
+    return min(_MOST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(short - 2, 16)) if short > 1 else 0.0
 
 
 async def _asked(worker: Worker, what: str, args: list[Any]) -> Any:

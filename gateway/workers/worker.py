@@ -25,12 +25,25 @@ class Worker:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     serving: asyncio.Event = field(default_factory=asyncio.Event)
     leases: dict[str, Lease] = field(default_factory=dict)
+    reload_due: bool = False
 
     def tell(self, number: signal.Signals) -> None:
         """Send a signal, if it still runs."""
         if not self.ended.is_set():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+    def reload(self) -> None:
+        """Have it read its settings again, once it serves: until then the signal may end it."""
+        self.reload_due = not self.serving.is_set()
+        if not self.reload_due:
+            self.tell(signal.SIGHUP)
+
+    def serves(self) -> None:
+        """It says that it serves."""
+        self.serving.set()
+        if self.reload_due:
+            self.reload()
 
     def watch(self) -> None:
         """Set `ended` when the process is gone.

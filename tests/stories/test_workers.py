@@ -5,17 +5,21 @@ import contextlib
 import functools
 import json
 import os
+import pathlib
 import re
 import signal
+import subprocess
+import time
 
 import httpx2
 import pytest
 
 from gateway.core.limits import KeyLimits
 from gateway.sim.server import SimConfig
+from gateway.workers import parent
 from tests import keyfiles
 from tests.ports import free_port
-from tests.stories.served import runs, served
+from tests.stories.served import PROGRAM, runs, served
 from tests.stories.support import FAST
 from tests.stories.support import story as story_within
 
@@ -420,6 +424,43 @@ async def test_a_reload_reaches_all_workers():
         os.kill(world.pids[0], signal.SIGHUP)
         await agree(world, lambda told: told["config"]["hash"] != before)
         assert len(world.lines("reloaded")) == 2
+
+
+def reloads_while_worker_1_starts(world):
+    """Start a gateway, and have it reload other settings as soon as it has a worker."""
+    world.start()
+    pid = world.pids[0]
+    children = pathlib.Path(f"/proc/{pid}/task/{pid}/children")
+    while not children.read_text():
+        time.sleep(0.005)
+    time.sleep(0.2)  # the worker is importing its modules
+    os.kill(pid, signal.SIGHUP)
+
+
+@story
+async def test_a_reload_waits_for_a_worker_that_is_starting():
+    async with served(FAST, extra=TWO, starts=reloads_while_worker_1_starts) as world:
+        await workers(world)
+        await world.until(lambda: world.lines("reloaded"))
+        assert not world.lines("worker_ended")
+
+
+@story
+async def test_the_exit_code_says_that_no_worker_can_use_the_settings(tmp_path):
+    file = tmp_path / "gateway.yaml"
+    file.write_text(
+        f"version: 1\nlisten: 127.0.0.1:{free_port()}\nadmin: {{listen: 127.0.0.1:{free_port()}}}\n"
+        "keys: {file: nowhere.yaml}\nworkers: 2\npools: {m: {backends: [http://127.0.0.1:1]}}\n"
+    )
+    words = [PROGRAM, "serve", "-c", file]
+    ran = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 3, ran.stderr
+    assert "nowhere.yaml" in ran.stderr
+
+
+def test_a_worker_that_never_lives_long_is_started_again_each_half_minute():
+    assert [parent.pause_s(short) for short in (0, 1, 2, 3, 4)] == [0, 0, 0.5, 1, 2]
+    assert parent.pause_s(1_000_000) == 30
 
 
 async def agree(world, condition):
