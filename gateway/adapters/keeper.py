@@ -329,7 +329,7 @@ class PoolAdapters:
         self.done[Done.FAILED] += 1
         before = self.known.failures.get((backend.id, name))
         tries = 1 if before is None else before.tries + 1
-        again_s = min(_RETRY_S * 2 ** (tries - 1), _RETRY_MOST_S)
+        again_s = min(_RETRY_S * 2.0 ** min(tries - 1, 16), _RETRY_MOST_S)
         self.known.failures[backend.id, name] = Failure(tries, self._clock.now() + again_s, why)
         detail = f"{why}; tried again in {again_s:.0f} s"
         self._tools.events.note(self._clock, EventKind.ADAPTER_FAILED, backend.id, name, detail)

@@ -5,6 +5,7 @@ import asyncio
 from gateway.adapters.keeper import Done, PoolAdapters, Tools
 from gateway.adapters.keepers import Adapters
 from gateway.adapters.memory import Memory, Order
+from gateway.adapters.seen import Failure
 from gateway.config.models import Config
 from gateway.core.events import Events
 from gateway.core.types import ModelsSeen, Need, Route, ServedModel
@@ -140,6 +141,22 @@ async def is_not_unloaded(folder, awaited, names):
 def test_an_unload_that_fails_is_tried_again_with_pauses_that_grow(tmp_path):
     is_not_unloaded(tmp_path / "replaced", ["b"], ["b"])
     is_not_unloaded(tmp_path / "ordered", [], ["b"])
+
+
+@held
+async def fails_for_weeks(folder):
+    site = Site(folder)
+    site.broken.add("a")
+    site.keeper.known.failures["m/b1", "a"] = Failure(5_000, site.loop.time(), "no such file")
+    site.keeper.want("a")
+    await site.turns(4 * LOAD_S, ["a"])
+    failed = site.keeper.known.failures["m/b1", "a"]
+    assert failed.tries == 5_001
+    assert 590 < failed.until - site.loop.time() <= 600
+
+
+def test_an_adapter_that_fails_for_weeks_is_tried_each_ten_minutes(tmp_path):
+    fails_for_weeks(tmp_path)
 
 
 @held
