@@ -18,7 +18,7 @@ import typer
 
 from gateway.cli.console import VerbError, fetch
 from gateway.cli.settings import DEFAULT_FILE, ConfigFile
-from gateway.cli.verbs import LOCAL, Server, Token
+from gateway.cli.verbs import LOCAL, OwnServer, Token
 
 if TYPE_CHECKING:
     from gateway.config.models import Config
@@ -45,7 +45,7 @@ def bundle(
     log: Annotated[
         Path | None, typer.Option(help="The gateway's log; its last MiB is packed.")
     ] = None,
-    server: Server = LOCAL,
+    server: OwnServer = "",
     token: Token = "",
 ) -> None:
     """Pack what a bug report needs: settings, status, events, requests, reloads, metrics, versions, the log's end.
@@ -53,27 +53,33 @@ def bundle(
     With what `vllm-gateway doctor` finds, which asks each backend. Secrets are masked; prompts are in none of it.
     Look into it before you send it. The log and the doctor's findings are left out while the settings are wrong.
     """
+    from gateway.cli.doctor.running import whom_to_ask
+
     parts, secrets, known = _settings(config)
     parts["versions.txt"] = versions()
+    asked = (server or LOCAL, token) if known is None else whom_to_ask(known, server, token)
     for name, path in _ASKED.items():
-        parts[name] = _asked(server, path, token)
-    if known:
-        parts["doctor.txt"] = _diagnosed(config)
+        parts[name] = _answer(path, *asked)
+    if known is not None:
+        parts["doctor.txt"] = _diagnosed(config, *asked)
     if log is not None:
-        parts["log.txt"] = _tail(log) if known else _LEFT_OUT
+        parts["log.txt"] = _LEFT_OUT if known is None else _tail(log)
     packed = pack({name: masked(text, {*secrets, token}) for name, text in parts.items()})
     try:
         out.write_bytes(packed)
     except OSError as error:
         raise VerbError(f"{out}: {error.strerror}") from error
-    left_out = "" if log is None or known else f" {_LEFT_OUT}"
+    left_out = f" {_LEFT_OUT}" if log is not None and known is None else ""
     sys.stdout.write(
         f"{out}: {', '.join(parts)} ({len(packed) // 1024 + 1} KiB). Secrets are masked.{left_out}\n"
     )
 
 
-def _settings(file: Path) -> tuple[dict[str, str], set[str], bool]:
-    """Return the settings in force and what is wrong with the file, the secrets in them, and whether those are all."""
+def _settings(file: Path) -> tuple[dict[str, str], set[str], Config | None]:
+    """Return the settings in force and what is wrong with the file, the secrets in them, and the settings.
+
+    The last is None while they are wrong: not all secrets may be known then.
+    """
     from gateway.config.load import check_file
     from gateway.config.spell import spell
 
@@ -82,10 +88,10 @@ def _settings(file: Path) -> tuple[dict[str, str], set[str], bool]:
     if checked.loaded is None:
         # What is wrong may be a secret, or its name.
         partial = checked.partial
-        return parts, set() if partial is None else secrets_of(partial.config), False
+        return parts, set() if partial is None else secrets_of(partial.config), None
     config = checked.loaded.config
     parts["settings.json"] = json.dumps(spell(config), indent=1, ensure_ascii=False)
-    return parts, secrets_of(config), True
+    return parts, secrets_of(config), config
 
 
 def secrets_of(config: Config) -> set[str]:
@@ -142,7 +148,7 @@ def pack(parts: dict[str, str]) -> bytes:
     return packed.getvalue()
 
 
-def _asked(server: str, path: str, token: str) -> str:
+def _answer(path: str, server: str, token: str) -> str:
     """Return what the gateway answers; why not, if it does not: a report of one that is down is one, too."""
     try:
         return fetch(server, path, token).decode("utf-8", "replace")
@@ -150,14 +156,14 @@ def _asked(server: str, path: str, token: str) -> str:
         return f"not available: {error}"
 
 
-def _diagnosed(file: Path) -> str:
+def _diagnosed(file: Path, server: str, token: str) -> str:
     """Return what `vllm-gateway doctor` prints."""
     from gateway.cli.doctor.verb import doctor
 
     told = io.StringIO()
     try:
         with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
-            doctor(config=file)
+            doctor(config=file, server=server, token=token)
     except typer.Exit:  # its exit code says whether anything is wrong
         return told.getvalue()
     except VerbError as error:

@@ -192,7 +192,8 @@ def fetch(  # noqa: PLR0913 - what a request has
     finally:
         connection.close()
     if reply.status == http.client.UNAUTHORIZED:
-        hint = "use --token or set GATEWAY_ADMIN_TOKEN"
+        # The option comes last: `redact` hides the word behind one.
+        hint = "set GATEWAY_ADMIN_TOKEN, or give --token"
         raise VerbError(f"{server} requires its admin token", hint, Exit.NOT_ALLOWED)
     if reply.status != http.client.OK:
         raise _problem(reply.status, body) or VerbError(

@@ -19,6 +19,10 @@ KEYS_SERVER: Final = "GATEWAY_KEYS_SERVER"  # apart: who asks one gateway may ke
 Server = Annotated[
     str, typer.Option(envvar=SERVER, help="URL of the admin listener, or unix:/path.")
 ]
+OwnServer = Annotated[
+    str,
+    typer.Option(envvar=SERVER, help="The admin listener. Default: `admin.listen` of the file."),
+]
 Token = Annotated[str, typer.Option(envvar=TOKEN, help="Token of the admin listener.")]
 LOCAL: Final = "http://127.0.0.1:9090"
 _WATCH_S: Final = 2.0

@@ -1,7 +1,10 @@
 """The bundle for a bug report holds what it says, and never a secret."""
 
+import contextlib
+import http.server
 import json
 import tarfile
+import threading
 
 import pytest
 from hypothesis import given
@@ -27,15 +30,18 @@ SETTINGS = (
 )
 
 
-def pack(folder, settings):
-    """Pack a bundle with these settings and a log that has their secrets; return its parts, and what is printed."""
+def pack(folder, settings, *asked):
+    """Pack a bundle with these settings and a log that has their secrets; return its parts, and what is printed.
+
+    `asked` is whom to ask, a port without a gateway unless given.
+    """
     if settings:
         (folder / "gateway.yaml").write_text(settings)
     log = folder / "log"
     log.write_text(f"sent {SECRET}\n{json.dumps(SECRET)}\nadmin-token-of-many-letters\nplain\n")
     out = folder / "out.tar.gz"
     words = ["bundle", "-c", str(folder / "gateway.yaml"), "--out", str(out), "--log", str(log)]
-    ran = CliRunner().invoke(app, [*words, "--server", "http://127.0.0.1:1"])
+    ran = CliRunner().invoke(app, [*words, *(asked or ("--server", "http://127.0.0.1:1"))])
     assert ran.exit_code == 0, ran.output
     return members(out), ran.output
 
@@ -57,6 +63,57 @@ def test_it_holds_what_a_report_needs_of_a_gateway_that_is_down(packed):
     assert "plain" in packed["log.txt"]
     assert "m/b1 does not answer" in packed["doctor.txt"]
     assert "wrong, " in packed["doctor.txt"].splitlines()[-1]
+
+
+@contextlib.contextmanager
+def admin(token):
+    """Run an admin listener that takes this token and answers all the same; yields its address."""
+
+    class Admin(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            known = self.headers["authorization"] == f"Bearer {token}"
+            self.send_response(200 if known else 401)
+            self.end_headers()
+            self.wfile.write(b"process_max_fds 65536.0\n" if known else b"")
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Admin) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+def test_the_doctor_asks_the_same_gateway_with_the_same_token(tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_KEY", SECRET)
+    with admin("another-token-of-letters") as address:
+        asked = ["--server", f"http://{address}", "--token", "another-token-of-letters"]
+        parts, _ = pack(tmp_path, SETTINGS, *asked)
+    assert parts["metrics.txt"] == "process_max_fds 65536.0\n"
+    assert "The running gateway may open 65,536 files" in parts["doctor.txt"]
+
+
+def test_without_a_server_the_one_of_the_file_is_asked(tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_KEY", SECRET)
+    with admin("admin-token-of-many-letters") as address:
+        parts, _ = pack(
+            tmp_path,
+            SETTINGS.replace("{listen: 127.0.0.1:1,", f"{{listen: {address},"),
+            "--token",
+            "",
+        )
+    assert parts["metrics.txt"] == "process_max_fds 65536.0\n"
+    assert "The running gateway may open 65,536 files" in parts["doctor.txt"]
+
+
+def test_the_mask_leaves_whole_what_to_do_about_a_token(tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_KEY", SECRET)
+    with admin("another-token-of-letters") as address:
+        parts, _ = pack(tmp_path, SETTINGS, "--server", f"http://{address}")
+    assert "set GATEWAY_ADMIN_TOKEN, or give --token\n" in parts["doctor.txt"]
 
 
 def test_no_secret_of_the_settings_is_in_it(packed):

@@ -20,8 +20,7 @@ def running_findings(config: Config, server: str, token: str) -> Iterator[Findin
 
     `server` and `token` are those of the options. Without `server`, it is asked where the file has it listen.
     """
-    if not server:
-        server, token = own_server(config), token or _token(config)
+    server, token = whom_to_ask(config, server, token)
     try:
         page = fetch(server, "/metrics", token)
     except VerbError as error:
@@ -31,6 +30,11 @@ def running_findings(config: Config, server: str, token: str) -> Iterator[Findin
         return
     if found := _MAX_FDS.search(page):
         yield files_finding(config, int(float(found[1])), "The running gateway")
+
+
+def whom_to_ask(config: Config, server: str, token: str) -> tuple[str, str]:
+    """Return the address and the token of the gateway to ask: those given, else those of the file."""
+    return (server, token) if server else (own_server(config), token or _token(config))
 
 
 def own_server(config: Config) -> str:

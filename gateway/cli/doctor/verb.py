@@ -14,7 +14,7 @@ import typer
 from gateway.cli.console import Exit, VerbError, option, print_json
 from gateway.cli.doctor.findings import Finding
 from gateway.cli.settings import DEFAULT_FILE, ConfigFile, usable
-from gateway.cli.verbs import SERVER, Token
+from gateway.cli.verbs import OwnServer, Token
 
 if TYPE_CHECKING:
     from gateway.cli.doctor.replies import Asked
@@ -50,12 +50,7 @@ def doctor(  # noqa: PLR0913 - the options of a verb
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Do not verify the certificate of --through.")
     ] = False,
-    server: Annotated[
-        str,
-        typer.Option(
-            envvar=SERVER, help="The admin listener. Default: `admin.listen` of the file."
-        ),
-    ] = "",
+    server: OwnServer = "",
     token: Token = "",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
