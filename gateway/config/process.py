@@ -110,6 +110,6 @@ class ShutdownConfig(Section):
     announce: DurationOrZero = setting(
         "5s",
         "After SIGTERM, how long new connections are still taken, while /readyz says 503 and each reply closes its "
-        "connection. So a load balancer learns of it before a connection is refused. Part of `grace`.",
+        "connection. So a load balancer learns of it before a connection is refused. This time counts towards `grace`.",
     )
     grace: DurationOrZero = setting("120s", "How long running requests may take to finish.")

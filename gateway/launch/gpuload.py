@@ -76,9 +76,8 @@ def pins(launch: LaunchConfig, base: Mapping[str, str]) -> Pins | None:
     most = None if taken is None else taken[0]
     if visible is not None:
         names = tuple(each.strip() for each in visible.split(","))
-        most = (
-            None if launch.gpus else most
-        )  # the parallel size follows from `gpus`, where none is stated
+        # With `launch.gpus` the list is already exact; do not cut it.
+        most = None if launch.gpus else most
         return Pins(names[:most], _share(flags))
     return Pins(None if most is None else tuple(map(str, range(most))), _share(flags))
 
