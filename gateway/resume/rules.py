@@ -102,7 +102,9 @@ _BY_VALUE_THERE: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], bool]]] =
     **dict.fromkeys(_UNSET_THERE, _is_unset),
     "seed": _is_greedy,
     "skip_special_tokens": lambda value, body: value is None or value is True,
-    "text": lambda value, body: not value or _is_text(value.get("format"), body),
+    "text": lambda value, body: (
+        not value or (isinstance(value, dict) and _is_text(value.get("format"), body))
+    ),
     "truncation": lambda value, body: value is None or value == "disabled",
 }
 
@@ -144,9 +146,8 @@ def is_parsed(call: Call) -> bool:
 
 def _stops(fields: Mapping[str, msgspec.Raw]) -> list[str]:
     stop = msgspec.json.decode(fields.get("stop", b"null"))
-    return (
-        [stop] if isinstance(stop, str) else [each for each in stop or () if isinstance(each, str)]
-    )
+    listed = stop if isinstance(stop, list) else [stop]
+    return [each for each in listed if isinstance(each, str)]
 
 
 def may_go_on(call: Call) -> bool:

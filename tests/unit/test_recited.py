@@ -73,10 +73,9 @@ def rest_of_chat(ids, pieces, first_id, finish="stop"):
     ]
 
 
-def watch_of(path, limit=100, **more):
-    return RecitedStream(
-        call(path, **more), Demand(9, exact=True, max_new_tokens=limit), request_id="r"
-    )
+def watch_of(path, limit=100, *, veil=False, **more):
+    demand = Demand(9, exact=True, max_new_tokens=limit)
+    return RecitedStream(call(path, **more), demand, request_id="r", veil=veil)
 
 
 TEXTS = st.text(min_size=1, max_size=5).filter(lambda text: "\ufffd" not in text)
@@ -285,6 +284,11 @@ def test_what_is_too_long_to_be_kept_is_forgotten(path):
         (MESSAGES, {"vllm_xargs": {"a": 1}}),
         (RESPONSES, {"tools": [{"type": "function", "name": "f"}]}),
         (RESPONSES, {"text": {"format": {"type": "json_object"}}}),
+        (RESPONSES, {"text": "x"}),
+        (RESPONSES, {"text": [1]}),
+        (RESPONSES, {"text": {"format": 1}}),
+        (MESSAGES, {"stop": 5}),
+        (MESSAGES, {"stop_sequences": True}),
         (RESPONSES, {"include": ["message.output_text.logprobs"]}),
         (RESPONSES, {"presence_penalty": 1}),
         (RESPONSES, {"truncation": "auto"}),

@@ -188,6 +188,12 @@ def test_of_reasoning_with_stop_strings_nobody_knows_what_is_held_back():
     assert b"it is gone" in watch.broken(FAULT)
 
 
+@pytest.mark.parametrize("stop", [5, True, {"x": 1}])
+def test_a_stop_that_is_no_string_is_the_engines_to_judge(stop):
+    watch = begun(frame("a", [7]), asked=call(stop=stop))
+    assert watch.broken(FAULT) == b""
+
+
 def test_a_backend_that_tells_no_ids_ends_with_an_error():
     watch = stream()
     watch.feed(frame("a", None))
