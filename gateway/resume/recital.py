@@ -71,7 +71,8 @@ class Recital:
         self._shape = shape
         self.teller: Teller = MessageTeller() if dialect is Dialect.MESSAGES else ResponseTeller()
         self.proven = True  # who writes now has told that its prompt is the right one
-        self.strayed = False  # it has another one, or says what cannot be told
+        # The backend that goes on reported another prompt, or sent something that is no plain text or too much.
+        self.strayed = False
         self.lost = False  # too much was said, or what cannot be gone on with
         self._pieces = bytearray()  # JSON strings, with a comma after each
         self._unread = bytearray()  # whole frames
@@ -125,6 +126,7 @@ class Recital:
 
     def _lose(self) -> None:
         self.lost = True
+        self.strayed |= self._given is not None and self.teller.repeats_text
         self._pieces.clear()
 
     @property

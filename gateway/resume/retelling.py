@@ -84,6 +84,7 @@ class Teller(Protocol):
     """Knows how far one reply has come, and tells more of it."""
 
     prompt_tokens: int | None  # as the first backend told; None: it did not
+    repeats_text: bool  # the last events have all of the text
 
     @property
     def begun(self) -> bool:
@@ -108,6 +109,8 @@ class Teller(Protocol):
 
 class MessageTeller:
     """Tells a message of Anthropic's that has one text."""
+
+    repeats_text = False
 
     def __init__(self) -> None:
         self.prompt_tokens: int | None = None
@@ -175,6 +178,7 @@ class ResponseTeller:
     """Tells a response of OpenAI's that has one message with one text."""
 
     prompt_tokens: int | None = None  # told at its end only
+    repeats_text = True
 
     def __init__(self) -> None:
         self._response: dict[str, Any] = {}

@@ -274,6 +274,42 @@ def test_what_is_too_long_to_be_kept_is_forgotten(path):
     assert watch.pieces == []
 
 
+FAILED = {
+    MESSAGES: b'event: error\ndata: {"type":"error","error":{"type":"internal_error","message":"no"}}\n\n',
+    RESPONSES: b'event: error\ndata: {"type":"error","code":"server_error","message":"no","param":null,"sequence_number":6}\n\n',
+}
+UNNAMED = (
+    b'data: {"error":{"message":"no","type":"InternalServerError","param":null,"code":500}}\n\n'
+)
+BEHIND = {
+    MESSAGES: b'event: message_stop\ndata: {"type":"message_stop"}\n\n',
+    RESPONSES: b'event: response.failed\ndata: {"type":"response.failed","sequence_number":7,"response":{"status":"failed"}}\n\n',
+}
+
+
+def test_the_end_of_a_resumed_response_is_not_told_without_its_text():
+    watch, _, prompt = broken(RESPONSES, limit=None)
+    watch.ids_are(prompt, [8, 9], ["On", "ce"])
+    watch.rest()
+    watch.feed(role([*prompt, 8, 9]))
+    out = b"".join(watch.feed(frame("a" * 1000, [5])) for _ in range(1100))
+    out += watch.feed(frame("", [6], finish="stop")) + watch.close()
+    assert b'"text":""' not in out
+    assert b"could not be resumed" in out
+    assert not watch.complete
+
+
+def test_the_end_of_a_message_does_not_need_its_text():
+    watch, _, prompt = broken(MESSAGES, limit=None)
+    watch.ids_are(prompt, [8, 9], ["On", "ce"])
+    watch.rest()
+    watch.feed(role([*prompt, 8, 9]))
+    out = b"".join(watch.feed(frame("a" * 1000, [5])) for _ in range(1100))
+    out += watch.feed(frame("", [6], finish="stop")) + watch.close()
+    assert out.endswith(BEHIND[MESSAGES])
+    assert watch.complete
+
+
 @pytest.mark.parametrize(
     ("path", "more"),
     [
