@@ -111,8 +111,7 @@ class Recital:
             try:
                 if event is None:
                     raise Strange
-                if event.type != "error":  # the client does not get it, if another one goes on
-                    self._add(self.teller.take(event))
+                self._add(self.teller.take(event))
             except Strange:
                 self._lose()
                 return

@@ -14,7 +14,7 @@ from typing import Final
 from gateway.core.endings import Barrier
 from gateway.core.types import Call
 from gateway.resume.recital import ABORTED, Recital
-from gateway.resume.retelling import SHOWS_TEXT, tells_abort
+from gateway.resume.retelling import SHOWS_TEXT, tells_abort, tells_error
 from gateway.resume.stream import TrailedStream
 from gateway.wire.chunks import Shape
 from gateway.wire.sse import StreamWatch
@@ -30,12 +30,12 @@ _ENDS_TEXT: Final = (
 class RecitedStream(TrailedStream):
     """Looks on as a `TrailedStream` does. It does not leave a drained backend: its ids are not known there."""
 
-    __slots__ = ("_held_end", "_told_abort")
+    __slots__ = ("_failed_here", "_held_end")
     trail: Recital
 
     def _new_trail(self, call: Call, shape: Shape, *, by_text: bool) -> Recital:
         self._held_end = b""  # events that end a text
-        self._told_abort = False  # nothing that follows is for the client
+        self._failed_here = False  # the first backend told why; nothing of it that follows counts
         return Recital(call.dialect, shape)
 
     def feed(self, data: bytes) -> bytes:
@@ -55,7 +55,7 @@ class RecitedStream(TrailedStream):
         if self._reached is not None or self._veil is not None or self.cut is not None:
             return False
         return not (
-            self._partial or self._carry or self._held_end or self._told_abort or self.ended
+            self._partial or self._carry or self._held_end or self._failed_here or self.ended
         )
 
     @property
@@ -86,14 +86,18 @@ class RecitedStream(TrailedStream):
     def _ours(self, frame: bytes) -> bytes:
         if self._reached is not None:
             return self.trail.retold(frame)
-        if self._told_abort:
+        if self._failed_here:
             return b""
-        if frame.startswith(_ENDS_TEXT):
-            self._held_end += frame
-            return b""
-        if tells_abort(frame):
-            self._told_abort = True
-            return ABORTED
+        if not frame.startswith(SHOWS_TEXT):
+            if frame.startswith(_ENDS_TEXT):
+                self._held_end += frame
+                return b""
+            if tells_abort(frame):
+                self._failed_here = True
+                return ABORTED
+            if tells_error(frame):
+                self._failed_here = True
+                return frame
         if self._held_end:
             frame, self._held_end = self._held_end + frame, b""
         self.trail.keep(frame)

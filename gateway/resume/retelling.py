@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal, Protocol
 
 import msgspec
 
+from gateway.wire.frames import EVENT as JUDGED
 from gateway.wire.objects import decode_or_none
 
 
@@ -38,9 +39,17 @@ def tells_abort(frame: bytes) -> bool:
     if not frame.startswith(_LAST):
         return False
     event = decode_or_none(EVENT, frame.partition(b"data: ")[2]) or Event()
-    if event.type == "message_delta":
-        return isinstance(event.delta, dict) and event.delta.get("stop_reason") is None
+    if event.type == "message_delta":  # vLLM always names the reason
+        return isinstance(event.delta, dict) and event.delta.get("stop_reason", "") is None
     return _field(event.response, "status") in ("cancelled", "failed")
+
+
+def tells_error(frame: bytes) -> bool:
+    """Whether a frame is an error of its backend."""
+    if b'"error"' not in frame:
+        return False
+    event = decode_or_none(JUDGED, frame.partition(b"data: ")[2])
+    return event is not None and event.is_error
 
 
 class _TextDelta(msgspec.Struct, gc=False):

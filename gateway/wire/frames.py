@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.core.types import Dialect, Usage, UsageSource
-from gateway.wire.objects import decode_or_none
+from gateway.wire.objects import decode_or_none, is_given
 from gateway.wire.replies import Fault, anthropic_type, openai_error
 
 # Dialects whose frames are nameless and end with [DONE].
@@ -112,6 +112,11 @@ class Event(msgspec.Struct, gc=False):
     delta: Raw = Raw()
     usage: Raw = Raw()
     error: Raw = Raw()
+
+    @property
+    def is_error(self) -> bool:
+        """Whether it tells that its backend failed."""
+        return self.type == "error" or (not self.type and is_given(self.error))
 
 
 class Started(msgspec.Struct, gc=False):

@@ -309,7 +309,7 @@ class StreamWatch:
         event = decode_or_none(frames.EVENT, payload)
         if event is None:
             return frame
-        if event.type == "error" or (not event.type and is_given(event.error)):
+        if event.is_error:
             return self._tell_backends(payload)
         if self._dialect is _RESPONSES:
             return self._judge_response(frame, event)

@@ -287,6 +287,36 @@ BEHIND = {
 }
 
 
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("unnamed", [False, True])
+@pytest.mark.parametrize("path", ASKED)
+def test_what_follows_an_error_does_not_matter(path, unnamed, together):
+    opening, frames, closing, _ = written(path, ["On", "ce"])
+    error = UNNAMED if unnamed else FAILED[path]
+    for more in (BEHIND[path], b"data: [DONE]\n\n", closing):
+        watch = watch_of(path)
+        shown = opening + b"".join(frames)
+        out = watch.feed(shown)
+        for part in [error + more] if together else [error, more]:
+            out += watch.feed(part)
+        assert out + watch.close() == shown
+        assert watch.wants_ids
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("path", ASKED)
+def test_an_error_that_nobody_goes_on_behind_is_the_last_event(path, together):
+    opening, frames, _, _ = written(path, ["On", "ce"])
+    watch = watch_of(path, stop=["x"])
+    shown = opening + b"".join(frames)
+    out = watch.feed(shown)
+    parts = [FAILED[path], BEHIND[path]]
+    out += b"".join(map(watch.feed, [b"".join(parts)] if together else parts)) + watch.close()
+    assert out.startswith(shown + b"event: error\n")
+    assert out.count(b"\n\n") == shown.count(b"\n\n") + 1
+    assert not watch.complete
+
+
 def test_the_end_of_a_resumed_response_is_not_told_without_its_text():
     watch, _, prompt = broken(RESPONSES, limit=None)
     watch.ids_are(prompt, [8, 9], ["On", "ce"])
@@ -307,6 +337,15 @@ def test_the_end_of_a_message_does_not_need_its_text():
     out = b"".join(watch.feed(frame("a" * 1000, [5])) for _ in range(1100))
     out += watch.feed(frame("", [6], finish="stop")) + watch.close()
     assert out.endswith(BEHIND[MESSAGES])
+    assert watch.complete
+
+
+def test_a_message_delta_without_a_reason_is_no_abort():
+    """vLLM writes the reason of each, null for an abort; others tell the usage so in the middle."""
+    opening, frames, closing, _ = written(MESSAGES, ["On", "ce"])
+    early = b'event: message_delta\ndata: {"type":"message_delta","delta":{},"usage":{"output_tokens":1}}\n\n'
+    watch, parts = watch_of(MESSAGES), [opening + frames[0], early, frames[1], closing]
+    assert b"".join(map(watch.feed, parts)) + watch.close() == b"".join(parts)
     assert watch.complete
 
 
