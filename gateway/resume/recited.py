@@ -5,6 +5,9 @@
 
 An engine that aborts a request ends its text in order, and tells the abort last. So the end of a text is held
 back until the next event, which comes with it.
+
+An event above 1 MiB is passed on in parts. Nobody can go on from then on, and the stream is watched as any
+other (`_passes`).
 """
 
 from __future__ import annotations
@@ -30,12 +33,13 @@ _ENDS_TEXT: Final = (
 class RecitedStream(TrailedStream):
     """Looks on as a `TrailedStream` does. It does not leave a drained backend: its ids are not known there."""
 
-    __slots__ = ("_failed_here", "_held_end")
+    __slots__ = ("_failed_here", "_held_end", "_passes")
     trail: Recital
 
     def _new_trail(self, call: Call, shape: Shape, *, by_text: bool) -> Recital:
         self._held_end = b""  # events that end a text
         self._failed_here = False  # the first backend told why; nothing of it that follows counts
+        self._passes = False  # a part of an event was passed on
         return Recital(call.dialect, shape)
 
     def feed(self, data: bytes) -> bytes:
@@ -44,6 +48,8 @@ class RecitedStream(TrailedStream):
             self._in_step = True
             self.trail.keep(data)
             return StreamWatch.feed(self, data)
+        if self._passes:
+            return self._pass_on(data)
         out = super().feed(data)
         self._in_step = self._in_step and not self._held_end
         return out
@@ -57,6 +63,17 @@ class RecitedStream(TrailedStream):
         return not (
             self._partial or self._carry or self._held_end or self._failed_here or self.ended
         )
+
+    def _too_long(self) -> bytes:
+        if self._reached is not None or self._failed_here:
+            return super()._too_long()
+        self._passes, self.trail.lost = True, True
+        held, self._held_end, self._partial = self._held_end + self._partial, b"", b""
+        return self._pass_on(held)
+
+    def _pass_on(self, data: bytes) -> bytes:
+        out = StreamWatch.feed(self, data)
+        return out if self._veil is None else self._veil.feed(out)
 
     @property
     def call(self) -> Call:

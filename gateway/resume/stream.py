@@ -103,9 +103,7 @@ class TrailedStream(StreamWatch):
         end = data.rfind(b"\n\n") + 2
         self._partial = data[end:] if end > 1 else data
         if end == 1:
-            return (
-                self._end(_TOO_LONG) if len(data) > _HOLD_BYTES and not self._shortened() else b""
-            )
+            return self._too_long() if len(data) > _HOLD_BYTES else b""
         if data.find(b"\n\n") + 2 == end:
             ours = self._ours(data[:end])
         else:
@@ -122,12 +120,14 @@ class TrailedStream(StreamWatch):
         )
         return out if self._veil is None else self._veil.feed(out)
 
-    def _shortened(self) -> bool:
-        """Drop the ids of a prompt that has too many to be kept; False where half a frame has none."""
+    def _too_long(self) -> bytes:
+        """Drop the ids of a prompt that has too many to be kept; end the stream where half a frame has none."""
         trail = self.trail
         short = trail.give_up(self._partial) if isinstance(trail, Trail) else None
-        self._partial = short or self._partial
-        return short is not None
+        if short is None:
+            return self._end(_TOO_LONG)
+        self._partial = short
+        return b""
 
     def by_sight(self, chunk: bytes) -> bytes | None:
         """Return a read that is just one more token as the client gets it; None: it is to be fed."""

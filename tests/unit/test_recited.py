@@ -274,6 +274,52 @@ def test_what_is_too_long_to_be_kept_is_forgotten(path):
     assert watch.pieces == []
 
 
+def with_long_end(chars):
+    """Return a response as it is written, in 64 KiB reads; its last event has so many characters of log probabilities."""
+    opening, frames, closing, _ = written(RESPONSES, ["On", "ce"])
+    at = closing.rfind(b"event: response.completed")
+    last = json.loads(closing[at:].partition(b"data: ")[2])
+    last["response"]["output"][0]["content"][0]["logprobs"] = ["x" * chars]
+    end = b"event: response.completed\ndata: " + json.dumps(last).encode() + b"\n\n"
+    data = opening + b"".join(frames) + closing[:at] + end
+    return [data[start : start + 65536] for start in range(0, len(data), 65536)]
+
+
+@pytest.mark.parametrize("chars", [1_000_000, 1_300_000])
+@pytest.mark.parametrize("veil", [False, True])
+def test_a_last_event_above_1_mib_passes(chars, veil):
+    reads, watch = with_long_end(chars), watch_of(RESPONSES, veil=veil)
+    assert b"".join(map(watch.feed, reads)) + watch.close() == b"".join(reads)
+    assert watch.complete
+
+
+def test_behind_a_part_of_an_event_nobody_goes_on():
+    reads, watch = with_long_end(2_000_000), watch_of(RESPONSES)
+    shown = b"".join(map(watch.feed, reads[:-1]))
+    assert shown == b"".join(reads[:-1])
+    assert watch.broken(FAULT).startswith(b"\n\nevent: error\n")
+    assert watch.barrier is Barrier.REPLY
+
+
+def test_behind_an_event_above_1_mib_the_stream_is_watched_as_any_other():
+    opening, frames, closing, _ = written(RESPONSES, ["On", "ce"])
+    odd = b'event: response.odd\ndata: {"type":"response.odd","x":"%b"}\n\n' % (b"x" * 2_000_000)
+    data = opening + frames[0] + odd + b"".join(frames[1:]) + closing
+    watch = watch_of(RESPONSES)
+    out = b"".join(watch.feed(data[start : start + 9999]) for start in range(0, len(data), 9999))
+    assert out + watch.close() == data
+    assert watch.complete
+
+
+def test_a_frame_of_a_rest_that_is_above_1_mib_is_not_passed_on():
+    watch, _, prompt = broken(RESPONSES)
+    watch.ids_are(prompt, [8, 9], ["On", "ce"])
+    watch.rest()
+    watch.feed(role([*prompt, 8, 9]))
+    assert watch.feed(b"data: " + b"x" * 2_000_000) == b""
+    assert watch.rest() is not None
+
+
 FAILED = {
     MESSAGES: b'event: error\ndata: {"type":"error","error":{"type":"internal_error","message":"no"}}\n\n',
     RESPONSES: b'event: error\ndata: {"type":"error","code":"server_error","message":"no","param":null,"sequence_number":6}\n\n',
