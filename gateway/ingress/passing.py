@@ -69,13 +69,14 @@ class Passing:
         return len(self.table.backends(ask.route.pool)) > 1
 
     def _trailed(
-        self, down: Downstream, ask: Ask, how: Resume, *, veil: bool
+        self, down: Downstream, ask: Ask, backend: Backend, how: Resume, *, veil: bool
     ) -> TrailedStream | None:
         """Return the watch of a stream that another backend could go on with, or does go on with."""
         if down.trailed is None or not down.trailed.went_on:
             # One that is there was another backend's, which refused the request in its first frame.
             by_text = how is _TEXT and not ask.call.tells_ids and self._trails(_TEXT, ask) is _TEXT
-            if how is _EXACT and may_recite(ask.call) and self._several(ask):
+            recites = how is _EXACT and not backend.plain and may_recite(ask.call)
+            if recites and self._several(ask):
                 down.trailed = RecitedStream(ask.call, ask.demand, request_id=down.id, veil=veil)
                 return down.trailed
             down.trailed = (
@@ -103,7 +104,11 @@ class Passing:
         """
         veil = ask.route.tenants_apart
         pool = settings.going_on[ask.route.pool]
-        trailed = self._trailed(down, ask, pool.how, veil=veil) if reply.is_event_stream else None
+        trailed = (
+            self._trailed(down, ask, backend, pool.how, veil=veil)
+            if reply.is_event_stream
+            else None
+        )
         watch: Watch = trailed or watch_over(
             reply, ask.call, down.id, settings.max_reply, veil=veil
         )

@@ -173,6 +173,18 @@ def test_where_nobody_tells_token_ids_the_client_is_told(path):
 
 
 @pytest.mark.parametrize("path", PATHS)
+def test_of_a_server_that_is_no_vllm_nothing_is_kept(path):
+    """None of its kind could go on."""
+
+    @story
+    async def check():
+        async with gateway(SIM, SIM, pool={"engine": "openai"}, access=True) as world:
+            await ends_with_an_error(world, path, "reset_after:7", None)
+
+    check()
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_one_that_begins_anew_is_not_passed_on(path):
     @story
     async def check():
