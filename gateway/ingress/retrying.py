@@ -103,10 +103,10 @@ class Retrying:
     async def _findable(
         self, settings: Settings, down: Downstream, record: RequestRecord, ask: Ask
     ) -> TrailedStream | None:
-        """Return the stream of a request, with all known that there is to know of where it broke off.
+        """Return the request's stream, after finding out at which token it broke off.
 
         Raises:
-            RequestQuarantined: backends die of the question, too (400).
+            RequestQuarantined: asking for the ids also killed a backend (400).
         """
         stream = down.trailed
         while stream is not None and stream.cut is not None:

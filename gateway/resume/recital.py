@@ -24,7 +24,7 @@ from gateway.wire.objects import decode_or_none
 _MOST_UNREAD_BYTES: Final = 32 * 1024
 _MOST_BYTES: Final = 1024 * 1024
 _PIECES: Final = msgspec.json.Decoder(list[str])
-ABORTED: Final = (  # what an engine says that fails
+ABORTED: Final = (  # the error frame that stands for an engine's abort
     b'data: {"error":{"message":"The backend aborted the request.","type":"server_error"'
     b',"code":"backend_error"}}\n\n'
 )
@@ -59,7 +59,7 @@ class Recital:
     tail: Final = ""  # stop strings bar a request
     kind: Final = ""
     reasoned: Final = False
-    shows = staticmethod(shown_by_chat)  # by whom goes on
+    shows = staticmethod(shown_by_chat)  # the rest always comes as chat chunks
 
     __slots__ = (
         "_given", "_pieces", "_reached", "_shape", "_told_tokens", "_unread", "lost", "proven", "strayed",
@@ -77,7 +77,8 @@ class Recital:
         self._pieces = bytearray()  # JSON strings, with a comma after each
         self._unread = bytearray()  # whole frames
         self._reached: Reached | None = None  # from where another backend can go on
-        self._given: Reached | None = None  # where who writes went on; None: it is the first
+        # The ids that the current backend was started from; None while the first backend writes.
+        self._given: Reached | None = None
         self._told_tokens = 0  # of the reply, by the one that went on
 
     def tell(self, chunk: bytes) -> bytes | None:

@@ -86,7 +86,7 @@ def _all_at_once(frames: bytes, mark: bytes, decoder: msgspec.json.Decoder[Any])
 
 
 class Strange(Exception):
-    """It tells what cannot be gone on with."""
+    """The first backend sent an event after which no other backend can continue."""
 
 
 class Teller(Protocol):

@@ -88,7 +88,7 @@ _HARMLESS_THERE: Final = frozenset(
         *("repetition_penalty", "logit_bias", "ignore_eos", "stop_token_ids"),
         *("metadata", "user", "store", "service_tier", "priority", "cache_salt", "request_id"),
         *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls"),
-        # These say nothing without what bars.
+        # These have no effect unless the request also has a field that bars it (tools, thinking).
         *("tool_choice", "max_tool_calls", "reasoning", "top_logprobs"),
     }
 )
@@ -110,7 +110,7 @@ _BY_VALUE_THERE: Final[Mapping[str, Callable[[Any, Mapping[str, Any]], bool]]] =
 
 
 def may_recite(call: Call) -> bool:
-    """Whether it is worth keeping the text of the stream that a call asks for, as no ids of it are told."""
+    """Whether to keep the text of this stream: its dialect reports no ids, so only the text can be resumed from."""
     return call.dialect in RECITED and call.stream and call.places is None
 
 
