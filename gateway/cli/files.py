@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from gateway.config.check import Remark
@@ -21,15 +22,15 @@ from gateway.launch.disk import why_unwritable
 def file_findings(loaded: Loaded, file: Path) -> list[Finding]:
     """Return what is wrong with the URL, the keys file and the tokenizers, at their settings.
 
-    A keys file that cannot be opened, or has no pepper, is a warning: a file is checked before the first
-    key is made, and in places that hold no keys.
+    A keys file or a pepper that is missing is a warning: a file is checked before the first key is made,
+    and in places that hold no keys.
     """
     remarks = [*_redis(loaded.config), *_state(loaded.config.state)]
     keys = loaded.config.keys
     if keys is not None and keys.shared:
         remarks += _shared_pepper(keys, file)
     elif keys is not None:
-        remarks += _keys(loaded.config, keys.file, file)
+        remarks += _keys(loaded.config, keys, file)
     for name, pool in loaded.config.pools.items():
         if pool.tokenizer is not None:
             remarks += _tokenizer(("pools", name, "tokenizer"), pool.tokenizer)
@@ -41,8 +42,8 @@ def file_findings(loaded: Loaded, file: Path) -> list[Finding]:
 
 
 def _redis(config: Config) -> Iterator[Remark]:
-    if config.redis is None:
-        return
+    if config.redis is None or find_spec("redis") is None:
+        return  # without the library, there is a finding already
     from gateway.core.aio import SystemClock
     from gateway.store.onredis import redis_store
 
@@ -71,41 +72,43 @@ def _shared_pepper(keys: KeysConfig, file: Path) -> Iterator[Remark]:
         )
 
 
-def _keys(config: Config, path: Path, file: Path) -> Iterator[Remark]:
+def _keys(config: Config, keys: KeysConfig, file: Path) -> Iterator[Remark]:
     from gateway.access.effective import lost_tiers
     from gateway.access.keyfile import pepper_path, read_pepper, read_records
 
-    where: KeyPath = ("keys", "file")
-    try:
-        path.open("rb").close()
-    except OSError as error:
-        if config.keys is not None and config.keys.oidc is not None and not path.exists():
-            return  # tokens do without keys
-        yield Remark(
-            where,
-            "keys-missing",
-            f"{path}: {error.strerror}; `serve` needs this file to start",
-            f"`vllm-gateway keys create NAME -c {file}` creates it",
-            Severity.WARNING,
-        )
+    where, path = ("keys", "file"), keys.file
+    create = f"`vllm-gateway keys create NAME -c {file}`"
+    if found := _not_opened(where, path, f"{create} creates it"):
+        if keys.oidc is None or found.code != "keys-missing":  # tokens do without keys
+            yield found
         return
     try:
         records = read_records(path)
         for lost in lost_tiers(records, config.tiers):
             yield Remark(where, "unknown-tier", f"{path}: {lost}")
         if records:
-            pepper_path(path).stat()
-            read_pepper(path)
+            hint = "it is created with the first key; keep it beside the keys file"
+            if found := _not_opened(where, pepper_path(path), hint):
+                yield found
+            else:
+                read_pepper(path)
+        elif keys.oidc is None:
+            told = f"{path} has no key, so no client can get in"
+            yield Remark(where, "no-keys", told, f"make one: {create}", Severity.WARNING)
     except ConfigError as error:
         yield from _unusable(where, "bad-keys", error)
+
+
+def _not_opened(where: KeyPath, path: Path, to_make: str) -> Remark | None:
+    """Return why a file that `serve` needs cannot be opened; `to_make` is the hint where it is missing."""
+    try:
+        path.open("rb").close()
     except OSError as error:
-        yield Remark(
-            where,
-            "keys-missing",
-            f"{pepper_path(path)}: {error.strerror}; `serve` needs this file to start",
-            "it is created with the first key; keep it beside the keys file",
-            Severity.WARNING,
-        )
+        told = f"{path}: {error.strerror}; `serve` needs this file to start"
+        if isinstance(error, FileNotFoundError):
+            return Remark(where, "keys-missing", told, to_make, Severity.WARNING)
+        return Remark(where, "bad-keys", told, "name a file that the gateway's user can read")
+    return None
 
 
 def _state(folder: Path) -> Iterator[Remark]:

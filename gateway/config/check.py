@@ -307,10 +307,19 @@ def _redis(config: Config) -> Iterator[Remark]:
 
 
 def _traces(config: Config) -> Iterator[Remark]:
-    if config.traces.endpoint is not None and find_spec("opentelemetry") is None:
+    # Other programs install the API alone; spans need the two packages that keep and send them.
+    needed = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+    if config.traces.endpoint is not None and not all(map(_installed, needed)):
         yield Remark(
             ("traces", "endpoint"),
             "no-otel",
             "the library that sends traces is not installed",
             "pip install 'vllm-gateway[otel]', or leave `traces.endpoint` empty",
         )
+
+
+def _installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # a package around it is missing
+        return False

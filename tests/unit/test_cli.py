@@ -231,6 +231,57 @@ def test_check_warns_of_keys_that_are_yet_to_be_made(run, file):
     assert run("check", file)[1] == f"{file}: 0 errors, 0 warnings\n"
 
 
+def test_check_tells_a_keys_file_that_is_there_and_cannot_be_read_as_an_error(run, file):
+    keys = file.parent / "keys.yaml"
+    keys.mkdir()
+    code, out, _ = run("check", file)
+    assert code == 3
+    assert served(file, "Is a directory", f"1:1 error {keys}: Is a directory; `serve` needs") in out
+    assert "name a file that the gateway's user can read" in out
+    assert "keys create" not in out
+    keys.rmdir()
+    created(run, file)
+    pepper = file.parent / "keys.yaml.pepper"
+    pepper.unlink()
+    pepper.mkdir()
+    code, out, _ = run("check", file)
+    assert code == 3
+    assert f"{file}:1:1 error {pepper}: Is a directory; `serve` needs" in out
+
+
+@pytest.mark.parametrize("text", ["", "keys: []\n"])
+def test_check_warns_of_a_keys_file_without_a_key(run, file, text):
+    keys = file.parent / "keys.yaml"
+    keys.write_text(text)
+    code, out, _ = run("check", file)
+    assert code == 0
+    assert f"{file}:1:1 warning {keys} has no key, so no client can get in [no-keys]" in out
+    assert f"make one: `vllm-gateway keys create NAME -c {file}`" in out
+
+
+@pytest.mark.parametrize(
+    ("setting", "missing", "code"),
+    [
+        ("redis: redis://127.0.0.1:1", "redis", "no-redis"),
+        ("traces: {endpoint: 'http://h:1'}", "opentelemetry.exporter", "no-otel"),
+        ("traces: {endpoint: 'http://h:1'}", "opentelemetry.sdk", "no-otel"),
+        ("traces: {endpoint: 'http://h:1'}", "opentelemetry", "no-otel"),
+    ],
+)
+def test_check_names_the_extra_that_a_setting_needs(file, setting, missing, code):
+    file.write_text(POOL + f"keys: none\n{setting}\n")
+    program = (
+        f"import sys; sys.modules[{missing!r}] = None\n"  # as if it were not installed
+        "from gateway.cli import main as cli; cli.main()"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program, "check", file, "--probe", "-o", "json"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (told.returncode, told.stderr) == (3, "")
+    assert [each["code"] for each in json.loads(told.stdout)] == [code]
+
+
 def test_check_for_programs_is_json_and_nothing_else(run, file):
     file.write_text(POOL + "limts: {}\nkeys: none\n")
     code, out, err = run("check", file, "-o", "json")
