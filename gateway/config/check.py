@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final
+from urllib.parse import urlsplit
 
 from gateway.config.findings import KeyPath, Severity
 from gateway.config.models import Config, PoolConfig
@@ -111,6 +112,18 @@ def _clash(one: Listen, other: Listen) -> bool:
     return one.host == other.host or bool({one.host, other.host} & _ANY_HOST)
 
 
+def _leads(url: str, listens: Listen) -> bool:
+    """Whether a backend's URL certainly leads to a listener: other names of this machine are not known."""
+    parts = urlsplit(url)
+    if listens.unix is not None or parts.scheme == "unix":
+        return url == str(listens)
+    backend = Listen(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
+    same = {backend.host, listens.host} == {"localhost", "127.0.0.1"} or (
+        backend.loopback and listens.host == ("::" if ":" in backend.host else "0.0.0.0")
+    )
+    return backend.port == listens.port and (same or backend.host == listens.host)
+
+
 def _names(config: Config) -> Iterator[Remark]:
     """Every name that clients may use leads to one place."""
     owners = {name: f"the pool `{name}`" for name in config.pools}
@@ -137,11 +150,14 @@ def _names(config: Config) -> Iterator[Remark]:
 
 
 def _addresses(config: Config) -> Iterator[Remark]:
-    """No server is listed twice."""
+    """No server is listed twice, and none is the gateway itself."""
     owners: dict[str, tuple[str, str]] = {}
     for pool, settings in config.pools.items():
         for place, backend in enumerate(settings.backends):
             path: KeyPath = ("pools", pool, "backends", place)
+            if _leads(backend.url, config.listen) or _leads(backend.url, config.admin.listen):
+                told = f"{backend.url} is an address of the gateway itself"
+                yield Remark(path, "address-clash", told, "write the address of the server")
             first = owners.setdefault(backend.url, (pool, backend.name))
             if first == (pool, backend.name):
                 continue

@@ -25,7 +25,7 @@ from gateway.config.prefixcheck import check_prefix
 from gateway.config.trafficcheck import check_traffic
 from gateway.core.errors import ConfigError
 
-_STAND_IN: Final = {"pools-are-wrong": {"backends": ["http://127.0.0.1:1"]}}
+_STAND_IN: Final = {"pools-are-wrong": {"backends": ["http://pools-are-wrong"]}}
 _ROUNDS: Final = 20  # of taking out wrong values; each one takes out at least one
 
 

@@ -72,6 +72,32 @@ def test_the_two_listeners_must_not_share_an_address(public, admin, clash):
 
 
 @pytest.mark.parametrize(
+    ("listens", "backend", "clash"),
+    [
+        ("127.0.0.1:7777", "http://127.0.0.1:7777", True),
+        ("127.0.0.1:7777", "http://localhost:7777", True),
+        ("localhost:7777", "http://127.0.0.1:7777", True),
+        ("gw.lan:80", "http://gw.lan", True),
+        ("0.0.0.0:7777", "http://127.0.0.1:7777", True),
+        ("'[::]:7777'", "'http://[::1]:7777'", True),
+        ("unix:/run/a", "'unix:/run/a'", True),
+        ("0.0.0.0:7777", "http://10.0.0.11:7777", False),  # it may be another machine
+        ("0.0.0.0:7777", "'http://[::1]:7777'", False),
+        ("127.0.0.1:7777", "http://127.0.0.2:7777", False),
+        ("127.0.0.1:7777", "http://127.0.0.1:8001", False),
+        ("unix:/run/a", "'unix:/run/b'", False),
+        ("unix:/run/a", "http://127.0.0.1:8001", False),
+    ],
+)
+def test_a_backend_must_not_be_the_gateway_itself(listens, backend, clash):
+    pools = f"pools: {{m: {{backends: [http://h:1, {backend}]}}}}\n"
+    for listener in (f"listen: {listens}", f"admin: {{listen: {listens}, token: {'x' * 16}}}"):
+        found = [each for each in findings(pools + listener) if each.severity is Severity.ERROR]
+        where = [("address-clash", ("pools", "m", "backends", 1))] if clash else []
+        assert [(each.code, each.path) for each in found] == where
+
+
+@pytest.mark.parametrize(
     "pools",
     [
         "{a: {aliases: [b], backends: [http://h:1]}, b: {backends: [http://h:2]}}",
