@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -45,7 +45,7 @@ app.add_typer(adapterverbs.adapters_app, name="adapters")
 app.add_typer(quarantine_app, name="quarantine")
 
 AsTable = verbs.AsTable
-AsText = Annotated[Literal["text", "json"], typer.Option("--output", "-o", help="text or json.")]
+AsText = verbs.AsText
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import typer
 from gateway.cli.console import Exit, VerbError, ask, print_json
 
 AsTable = Annotated[Literal["table", "json"], typer.Option("--output", "-o", help="table or json.")]
+AsText = Annotated[Literal["text", "json"], typer.Option("--output", "-o", help="text or json.")]
 SERVER: Final = "GATEWAY_ADMIN_URL"
 TOKEN: Final = "GATEWAY_ADMIN_TOKEN"
 KEYS_SERVER: Final = "GATEWAY_KEYS_SERVER"  # apart: who asks one gateway may keep keys in a file

@@ -41,7 +41,7 @@ def config(**more):
 
 
 def found(text, settings=None):
-    findings = nginx_findings(parse(text, "site.conf"), settings or config())
+    findings = nginx_findings(parse(text, "site.conf"), settings or config(), file="gw.yaml")
     return [each for each in findings if each.verdict != "ok"]
 
 
@@ -239,6 +239,7 @@ def test_a_body_limit_is_told_large_enough():
 
 def test_trusted_proxies_are_wanted_where_nginx_names_the_client():
     (finding,) = found(SHIPPED, config(trusted_proxies=[]))
+    assert finding.where == "gw.yaml"
     assert finding.change == "trusted_proxies: [127.0.0.1]"
 
 
@@ -274,6 +275,59 @@ def test_what_a_location_includes_holds_there():
     site = "\n".join(line for line in SHIPPED.splitlines() if not line.strip().startswith(gone))
     site = site.replace("proxy_pass ", "include proxy_params; proxy_pass ")
     assert found(printed("", site, headers)) == []
+
+
+def diagnosed(folder, *words, settings="r.yaml"):
+    """Return what the verb finds of nginx, for a gateway that no backend answers."""
+    file = folder / settings
+    file.write_text("version: 1\npools: {m: {backends: [http://127.0.0.1:1]}}\n")
+    ran = CliRunner().invoke(app, ["doctor", "-c", str(file), *map(str, words), "-o", "json"])
+    return file, {each["about"]: each for each in json.loads(ran.stdout)}
+
+
+def test_what_a_file_includes_is_looked_at_too(tmp_path):
+    main, site = tmp_path / "nginx.conf", tmp_path / "conf.d" / "gateway.conf"
+    site.parent.mkdir()
+    wrong = SHIPPED.replace("proxy_read_timeout 3600s;", "proxy_read_timeout 60s;")
+    wrong = wrong.replace("proxy_intercept_errors off;", "include 'more';")
+    site.write_text(wrong)
+    main.write_text("include nginx.conf; http {\n  include conf.d/*.conf;\n  include none/*;\n}\n")
+    (tmp_path / "more").write_text("proxy_intercept_errors on;")
+    settings, found = diagnosed(tmp_path, "--nginx", main)
+    assert "proxy_pass" not in found
+    assert found["read_timeout"]["where"] == f"{site}:{line_of(wrong, 'proxy_read_timeout')}"
+    assert found["errors"]["where"] == f"{tmp_path}/more:1"
+    assert found["client_address"]["where"] == str(settings)
+
+
+def test_what_a_file_includes_and_cannot_be_read_is_a_note(tmp_path):
+    main = tmp_path / "nginx.conf"
+    main.write_text("http { include sites/gateway.conf; }")
+    _, found = diagnosed(tmp_path, "--nginx", main)
+    assert found["nginx"]["verdict"] == "note"
+    assert (
+        found["nginx"]["told"] == f"{tmp_path}/sites/gateway.conf cannot be read: No such file or directory;"
+        " what it sets is not known"
+    )  # fmt: skip
+    assert found["proxy_pass"]["verdict"] == "note"
+    main.write_text(
+        printed("", SHIPPED, "include gone;")
+    )  # what nginx printed elsewhere has it all
+    _, found = diagnosed(tmp_path, "--nginx", main)
+    assert not {"nginx", "proxy_pass"} & {*found}
+
+
+def test_an_nginx_of_this_machine_that_serves_others_is_a_note(tmp_path, monkeypatch):
+    program = tmp_path / "nginx"
+    program.write_text("#!/bin/sh\necho 'events {}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    _, found = diagnosed(tmp_path)
+    assert found["proxy_pass"]["verdict"] == "note"
+    main = tmp_path / "nginx.conf"
+    main.write_text("events {}")  # one that is named is to lead to the gateway
+    _, found = diagnosed(tmp_path, "--nginx", main)
+    assert found["proxy_pass"]["verdict"] == "wrong"
 
 
 def test_a_file_that_includes_itself_is_read_once():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gateway.cli.doctor.findings import Finding, ok
+from gateway.cli.doctor.findings import Finding, Verdict, ok
 from gateway.cli.doctor.machine import most_clients
 from gateway.cli.doctor.nginxfile import Directive, seconds, size
 from gateway.config.models import Config
@@ -29,13 +29,18 @@ _DEFAULTS: Final = {
 }
 
 
-def nginx_findings(root: Directive, config: Config) -> Iterator[Finding]:
-    """Yield what is found of each place that passes requests on to the gateway."""
+def nginx_findings(
+    root: Directive, config: Config, *, file: str, none: Verdict = "wrong"
+) -> Iterator[Finding]:
+    """Yield what is found of each place that passes requests on to the gateway.
+
+    `file` is the name of the gateway's settings; `none` is the verdict where there is no such place.
+    """
     address = str(config.listen)
     places = [each.parent for each in root.find("proxy_pass") if _leads(root, each, address)]
     if not places:
         yield Finding(
-            verdict="wrong",
+            verdict=none,
             about="proxy_pass",
             told=f"Nothing in {root.where} passes requests on to the gateway ({address})",
             change=f"proxy_pass http://{address};",
@@ -43,7 +48,7 @@ def nginx_findings(root: Directive, config: Config) -> Iterator[Finding]:
     told: set[Finding] = set()  # one line may hold for several places
     for place in places:
         if place is not None:
-            found = [*_of(root, place, config)]
+            found = [*_of(root, place, config, file)]
             yield from (each for each in found if each not in told)
             told |= {*found}
             if not found:
@@ -91,13 +96,13 @@ def _word(place: Directive, name: str) -> tuple[str, str]:
     return " ".join(found.words), found.where
 
 
-def _of(root: Directive, place: Directive, config: Config) -> Iterator[Finding]:
+def _of(root: Directive, place: Directive, config: Config, file: str) -> Iterator[Finding]:
     yield from _streams(place)
     yield from _bodies(place, config)
     yield from _times(place, config)
     yield from _keep_alive(root, place, config)
     yield from _failures(place)
-    yield from _addresses(place, config)
+    yield from _addresses(place, config, file)
     yield from _connections(root, config)
 
 
@@ -221,7 +226,7 @@ def _failures(place: Directive) -> Iterator[Finding]:
                      "proxy_intercept_errors off;")  # fmt: skip
 
 
-def _addresses(place: Directive, config: Config) -> Iterator[Finding]:
+def _addresses(place: Directive, config: Config, file: str) -> Iterator[Finding]:
     headers = {
         each.words[0].lower(): (each.words[1], each.where)
         for each in place.all_of("proxy_set_header")
@@ -236,7 +241,7 @@ def _addresses(place: Directive, config: Config) -> Iterator[Finding]:
         )  # fmt: skip
     elif not config.trusted_proxies:
         yield Finding(
-            verdict="wrong", about="client_address", where="gateway.yaml",
+            verdict="wrong", about="client_address", where=file,
             told="The gateway does not read X-Forwarded-For, so wrong keys of one client count against all",
             change="trusted_proxies: [127.0.0.1]",
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import shutil
 import subprocess
 import sys
@@ -12,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from gateway.cli.console import Exit, VerbError, option, print_json
-from gateway.cli.doctor.findings import Finding
+from gateway.cli.doctor.findings import Finding, Verdict
 from gateway.cli.settings import DEFAULT_FILE, ConfigFile, usable
-from gateway.cli.verbs import OwnServer, Token
+from gateway.cli.verbs import AsText, OwnServer, Token
 
 if TYPE_CHECKING:
     from gateway.cli.doctor.replies import Asked
@@ -45,14 +46,18 @@ def doctor(  # noqa: PLR0913 - the options of a verb
         ),
     ] = "",
     nginx: Annotated[
-        Path | None, typer.Option(help="nginx's configuration. Default: what `nginx -T` prints.")
+        Path | None,
+        typer.Option(
+            help="nginx's configuration, with what it includes. Default: what `nginx -T` prints."
+        ),
     ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Do not verify the certificate of --through.")
     ] = False,
     server: OwnServer = "",
     token: Token = "",
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    output: AsText = "text",
+    json_: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
 ) -> None:
     """Look at proxy, machine and backends, and name what works against the gateway, with the line to change.
 
@@ -72,12 +77,12 @@ def doctor(  # noqa: PLR0913 - the options of a verb
     findings = [
         *machine_clock(),
         *running_findings(loaded.config, server, token),
-        *_nginx(loaded.config, nginx),
+        *_nginx(loaded.config, config, nginx),
         *_through(loaded.config, through, asked, insecure=insecure),
         *server_findings(loaded.config),
     ]
     findings.sort(key=lambda finding: _ORDER.index(finding.verdict))
-    if json_:
+    if json_ or output == "json":
         print_json([finding.as_json() for finding in findings])
     else:
         sys.stdout.write("\n".join(_lines(findings)) + "\n")
@@ -104,22 +109,53 @@ def _through(
     yield from through_findings(Site(through.rstrip("/"), insecure), config, asked, own)
 
 
-def _nginx(config: Config, file: Path | None) -> Iterator[Finding]:
+def _nginx(config: Config, settings: Path, file: Path | None) -> Iterator[Finding]:
     from gateway.cli.doctor.nginxfile import parse
     from gateway.cli.doctor.nginxrules import nginx_findings
 
+    unread: list[Finding] = []
     try:
-        text = _printed_by_nginx() if file is None else file.read_text()
+        text = _printed_by_nginx() if file is None else _printed(file, unread)
+        if text is None:
+            yield Finding(verdict="skipped", about="nginx", told="There is no nginx here that prints its configuration",
+                          change="--nginx FILE, or run this as root where nginx runs")  # fmt: skip
+            return
+        yield from unread
+        root = parse(text, "nginx -T" if file is None else str(file))
+        # The nginx of this machine may serve others.
+        none: Verdict = "note" if file is None or unread else "wrong"
+        yield from nginx_findings(root, config, file=str(settings), none=none)
     except OSError as error:
         raise VerbError(f"{error.filename}: {error.strerror}") from error
-    if text is None:
-        yield Finding(verdict="skipped", about="nginx", told="There is no nginx here that prints its configuration",
-                      change="--nginx FILE, or run this as root where nginx runs")  # fmt: skip
-        return
-    try:
-        yield from nginx_findings(parse(text, "nginx -T" if file is None else str(file)), config)
     except ValueError as error:
         raise VerbError(f"nginx's configuration cannot be read: {error}") from error
+
+
+def _printed(main: Path, unread: list[Finding]) -> str:
+    """Return a file and those that it includes as `nginx -T` prints them; what cannot be read is added to `unread`."""
+    from gateway.cli.doctor.nginxfile import parse
+
+    printed: dict[Path, str] = {}
+    waiting = [main]
+    for file in waiting:
+        if file in printed:
+            continue
+        try:
+            printed[file] = file.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            if file == main:
+                raise
+            printed[file] = ""
+            told = f"{file} cannot be read: {error.strerror}; what it sets is not known"
+            unread.append(Finding(verdict="note", about="nginx", told=told,
+                                  change="run this as root where nginx runs"))  # fmt: skip
+        if printed[file].startswith("# configuration file "):
+            return printed[file]  # nginx printed it, and all files are in it
+        for each in parse(printed[file], str(file)).find("include"):
+            pattern = str(main.parent / "".join(each.words).strip("\"'"))
+            found = sorted(glob.glob(pattern)) if glob.has_magic(pattern) else [pattern]
+            waiting += map(Path, found)
+    return "".join(f"# configuration file {file}:\n{text}\n" for file, text in printed.items())
 
 
 def _printed_by_nginx() -> str | None:
