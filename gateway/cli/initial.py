@@ -16,6 +16,8 @@ from gateway.cli.console import Exit, VerbError
 from gateway.cli.settings import DEFAULT_FILE
 
 TIMEOUT_S: Final = 5.0
+_REFUSED: Final = frozenset({"http_401", "http_403"})
+_AWAY: Final = frozenset({"refused", "unreachable", "timeout", "reset"})
 _PLAIN: Final = re.compile(r"[A-Za-z][\w./-]*")  # what YAML reads as a text without quotes
 _WORDS: Final = frozenset({"true", "false", "null", "yes", "no", "on", "off", "none", "auto"})
 _HEAD: Final = "# Check it with `vllm-gateway check`. Every other setting has a safe default.\n"
@@ -46,7 +48,7 @@ def init(
     api_key = None if key_variable is None else os.environ.get(key_variable)
     if key_variable is not None and not api_key:
         raise VerbError(f"the variable {key_variable} is not set", code=Exit.USAGE)
-    servers = ask_all(urls, api_key)
+    servers = ask_all(urls, api_key, key_variable)
     with file.open("x", encoding="utf-8") as out:
         out.write(settings_of(servers, key_variable))
     models = ", ".join(dict.fromkeys(pool_name(server.models) for server in servers))
@@ -117,7 +119,7 @@ def _word(text: str) -> str:
 # --- asking ---------------------------------------------------------------------------------------
 
 
-def ask_all(urls: Sequence[str], api_key: str | None) -> list[Server]:
+def ask_all(urls: Sequence[str], api_key: str | None, key_variable: str | None) -> list[Server]:
     """Ask every server at the same time, within 5 s.
 
     Raises:
@@ -127,21 +129,24 @@ def ask_all(urls: Sequence[str], api_key: str | None) -> list[Server]:
 
     import uvloop
 
-    async def ask() -> list[Server | str]:
+    async def ask() -> list[Server | VerbError]:
         async with asyncio.TaskGroup() as group:
-            asking = [group.create_task(_ask(url, api_key)) for url in dict.fromkeys(urls)]
+            asking = [
+                group.create_task(_ask(url, api_key, key_variable)) for url in dict.fromkeys(urls)
+            ]
         return [each.result() for each in asking]
 
     # asyncio's own loop does not tell why a host of several addresses could not be reached.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         answers = runner.run(ask())
-    if troubles := [each for each in answers if isinstance(each, str)]:
-        raise VerbError("; ".join(troubles), "start it, or leave it out; nothing was written")
+    if troubles := [each for each in answers if isinstance(each, VerbError)]:
+        hints = dict.fromkeys(each.hint for each in troubles)
+        raise VerbError("; ".join(map(str, troubles)), "; ".join([*hints, "nothing was written"]))
     return [each for each in answers if isinstance(each, Server)]
 
 
-async def _ask(url: str, api_key: str | None) -> Server | str:
-    """Return what a server says of itself, or why it cannot be used."""
+async def _ask(url: str, api_key: str | None, key_variable: str | None) -> Server | VerbError:
+    """Return what a server says of itself, or why it cannot be used, and what to do."""
     from pydantic_core import PydanticCustomError
 
     from gateway.cli.preflight import why_not
@@ -153,7 +158,7 @@ async def _ask(url: str, api_key: str | None) -> Server | str:
     try:
         backend = Backend("init", "b1", check_backend_url(url), api_key)
     except PydanticCustomError as error:
-        return f"--from: {error.message()}"
+        return VerbError(f"--from: {error.message()}", "correct the URL, or leave it out")
     pages = Pages(backend)
     try:
         listed = parse_models(await pages.get("/v1/models", timeout_s=TIMEOUT_S))
@@ -162,8 +167,17 @@ async def _ask(url: str, api_key: str | None) -> Server | str:
         except FetchError:
             version = None
     except FetchError as error:
-        return f"{backend.url} /v1/models: {why_not(backend, error.reason)}"
+        where = f"{backend.url} /v1/models"
+        if error.reason in _REFUSED:
+            told = f"it rejects the key of {key_variable}" if api_key else "it wants an API key"
+            return VerbError(
+                f"{where}: {told}", "name the variable that holds its key with --api-key-env"
+            )
+        todo = "start it" if error.reason in _AWAY else "correct the URL"
+        return VerbError(f"{where}: {why_not(backend, error.reason)}", f"{todo}, or leave it out")
     finally:
         pages.close()
     names = tuple(model.name for model in listed if model.parent is None)
-    return Server(backend.url, names, version) if names else f"{backend.url} serves no model"
+    if not names:
+        return VerbError(f"{backend.url} serves no model", "correct the URL, or leave it out")
+    return Server(backend.url, names, version)

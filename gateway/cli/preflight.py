@@ -91,6 +91,8 @@ class _Visit:
             return f"{self.backend.id} not running, `serve` starts it"
         if self.problem:
             return f"{self.backend.id} {self.problem}"
+        if self.backend.base_model is None:  # a finding tells which it serves instead
+            return f"{self.backend.id} does not serve the model"
         version = self.backend.version
         return f"{self.backend.id} ok" + (f" vLLM {version}" if version else "")
 

@@ -921,7 +921,11 @@ def test_probing_compares_the_file_with_the_backends(run, tmp_path):
         told = [(each["line"], each["severity"], each["code"]) for each in json.loads(out)]
         file.write_text(f"pools: {{m: {{backends: ['{url}']}}}}\nkeys: none")
         good = run("check", file, "--probe")
+        file.write_text(f"pools: {{n: {{served_model: n, backends: ['{url}']}}}}\nkeys: none")
+        other = run("check", file, "--probe")[1]
         sim.terminate()
+    assert "b1 does not serve `n`; it serves m, sql" in other
+    assert other.endswith(f"{file}: 1 error, 0 warnings · n/b1 does not serve the model\n")
     assert code == 3
     assert told == [
         (3, "warning", "context-mismatch"),

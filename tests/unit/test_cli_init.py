@@ -115,7 +115,11 @@ def test_the_file_is_written_once_and_passes_the_check_with_the_servers(tmp_path
         words = ["init", *(word for url in urls for word in ("--from", url)), "-c", file]
         code, _, err = run(*words)
         assert (code, file.exists()) == (1, False)
-        assert "it rejects the gateway's key; set api_key" in err
+        assert "/v1/models: it wants an API key" in err
+        assert "hint: name the variable that holds its key with --api-key-env; nothing" in err
+        code, _, err = run(*words, "--api-key-env", "VLLM_KEY", VLLM_KEY="wrong")
+        assert "/v1/models: it rejects the key of VLLM_KEY" in err
+        assert "hint: name the variable that holds its key with --api-key-env; nothing" in err
         code, out, _ = run(*words, "--api-key-env", "VLLM_KEY", VLLM_KEY="hunter2")
         assert code == 0
         assert "3 servers, model m, other" in out
@@ -131,7 +135,16 @@ def test_the_file_is_written_once_and_passes_the_check_with_the_servers(tmp_path
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--from", "http://127.0.0.1:1"], "http://127.0.0.1:1 /v1/models: connection refused"),
+        (
+            ["--from", "http://127.0.0.1:1"],
+            "http://127.0.0.1:1 /v1/models: connection refused\n"
+            "  hint: start it, or leave it out; nothing was written\n",
+        ),
+        (
+            ["--from", "http://127.0.0.1:1/v1"],
+            "without /v1 or any other path or query\n"
+            "  hint: correct the URL, or leave it out; nothing was written\n",
+        ),
         (["--from", "http://me:hunter2@h:1"], "a URL may not contain a user or password"),
         (["--from", "http://h:1", "--api-key-env", "NOPE"], "the variable NOPE is not set"),
     ],
