@@ -12,13 +12,14 @@ from pydantic_core import ErrorDetails
 from gateway.config.check import Remark
 from gateway.config.findings import KeyPath, dotted
 from gateway.config.models import Config, Section
-from gateway.config.names import BACKEND_NAME, MODEL_NAME
+from gateway.config.names import BACKEND_NAME, HEADER_NAME, MODEL_NAME
 from gateway.config.process import TOKEN_NAME
 from gateway.config.supervision import CONTAINER, KUBERNETES, UNIT
 
 _NAMES: Final = {
     MODEL_NAME: "use up to 128 letters, digits and . _ : / - and start with a letter or digit",
     BACKEND_NAME: "use up to 63 lower-case letters, digits and - and start with a letter or digit",
+    HEADER_NAME: "use up to 64 letters, digits and _ -",
     TOKEN_NAME: "use up to 64 letters, digits and . _ @ - and start with a letter or digit",
     UNIT: "it must look like `vllm@1.service`",
     CONTAINER: "it must look like `vllm-1`",
@@ -66,11 +67,15 @@ def explain(error: ErrorDetails) -> Remark:
         return Remark(path, "wrong-type", message)
     if kind in ("enum", "literal_error"):
         known = re.findall(r"'([^']*)'", context["expected"]) or [str(context["expected"])]
+        if written in known:  # `"1"`, where 1 is meant
+            message = f"{where} is text; it must be a number"
+            return Remark(path, "bad-value", message, f"write {written} without quotes")
         hint = _did_you_mean(str(written), known) or f"known: {', '.join(known)}"
         return Remark(path, "bad-value", f"{where}: `{written}` is not a known value", hint)
     if kind == "string_pattern_mismatch":
         hint = _NAMES.get(context["pattern"], f"it must match {context['pattern']}")
-        return Remark(path, "bad-name", f"`{written}` is not a valid name here", hint)
+        message = f"`{written}` is not a valid name"
+        return Remark(path, "bad-name", message if is_key else f"{where}: {message}", hint)
     if kind in _BOUNDS:
         bound, words = _BOUNDS[kind]
         return Remark(path, "out-of-range", f"{where} must be {words} {context[bound]}")

@@ -91,8 +91,11 @@ def _most(rule: Rule, value: object) -> float:
     try:
         return read_money(value) if rule in _MONEY else read_limit(value)
     except ValueError as error:
+        # Most of the rules count no tokens, so what is said of a token count does not fit.
+        own = isinstance(error, PydanticCustomError) and error.context
+        told = f"{own['value']} is not a count" if own else str(error)
         raise ValueError(
-            f"{rule.value}: {error}; write it like {'2.50' if rule in _MONEY else '60 or 100k'}"
+            f"{rule.value}: {told}; write it like {'2.50' if rule in _MONEY else '60 or 100k'}"
         ) from None
 
 

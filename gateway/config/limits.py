@@ -129,13 +129,18 @@ Origin = Annotated[str, AfterValidator(_check_origin)]
 def _check_proxy(value: str) -> str:
     if value != UNIX:
         try:
-            ipaddress.ip_network(value)
-        except ValueError as error:
+            network = ipaddress.ip_network(value, strict=False)
+        except ValueError:
+            raise PydanticCustomError(
+                "bad_proxy", "must be an address, a network such as 10.0.0.0/8, or unix"
+            ) from None
+        address = value.partition("/")[0]
+        if network.network_address != ipaddress.ip_address(address):
             raise PydanticCustomError(
                 "bad_proxy",
-                "must be an address, a network such as 10.0.0.0/8, or unix: {reason}",
-                {"reason": str(error)},
-            ) from None
+                "{value} is no network; write {network}, or {address} for that address",
+                {"value": value, "network": str(network), "address": address},
+            )
     return value
 
 

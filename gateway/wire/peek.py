@@ -9,6 +9,7 @@ field and never repeats a value that could be prompt text.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Annotated, Any, Final
 
@@ -54,6 +55,9 @@ _TEXTS: Final = msgspec.json.Decoder(list[str])
 _RAWS: Final = msgspec.json.Decoder(list[Raw])
 _VALUES: Final = msgspec.json.Decoder(list[Any])
 _VALUE_LISTS: Final = msgspec.json.Decoder(list[list[Any]])
+
+# The first escape of a surrogate pair without the second: `\ud83d`, behind whole escapes of backslashes.
+_HALF: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 
 
 def take_apart(body: bytes) -> dict[str, Raw]:
@@ -236,4 +240,9 @@ def _malformed(body: bytes, why: str) -> str:
         return "The body is empty; a JSON object is expected."
     if body.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")) or b"\0" in body[:4]:
         return "The body must be JSON in plain UTF-8, without a byte order mark."
+    at_escape = any(word in why for word in ("truncated", "escape", "surrogate"))
+    if at_escape and (half := _HALF.search(body)):
+        why = f"half of a character at byte {half.end() - 6}: text was cut inside an emoji"
+    elif why == "Input data was truncated":
+        why = "it ends too early"
     return f"The body is not valid JSON: {why.removeprefix('JSON is malformed: ')}."

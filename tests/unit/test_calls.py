@@ -522,3 +522,21 @@ def test_responses_are_not_stored_and_who_asks_for_it_hears_so(store):
 @pytest.mark.parametrize("store", [False, 0, "false", None])
 def test_who_wants_nothing_stored_is_served(store):
     assert responses(store=store).model == "m"
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (rb'"a \ud83d"}', "half of a character at byte 14: text was cut inside an emoji"),
+        (rb'"\ud83d b"}', "half of a character at byte 12: text was cut inside an emoji"),
+        (rb'"\\\\\uD83D\n"}', "half of a character at byte 16: text was cut inside an emoji"),
+        (rb'"\ud83d\ude00 \\ud83d', "it ends too early"),
+        (b'"x', "it ends too early"),
+        (rb'"\ud83d\u0041"}', "half of a character at byte 12: text was cut inside an emoji"),
+        (rb', "a": "\ud83d"}', "invalid character (byte 11)"),
+    ],
+)
+def test_a_body_that_was_cut_is_told_in_plain_words(content, told):
+    error = refused(COMPLETIONS, b'{"prompt": ' + content)
+    assert str(error) == f"The body is not valid JSON: {told}."
+    assert error.code == "invalid_json"

@@ -384,7 +384,14 @@ def test_for_people_only_the_key_is_on_standard_output(run, file):
         ("--max-context", "many", "many is not a token count"),
         ("--max-output", "-1", "-1 is not a token count"),
         ("--limit", "requests=5", "unknown limit 'requests'; there are requests_per_minute"),
-        ("--limit", "concurrent_requests", "write it like 60 or 100k"),
+        ("--limit", "concurrent_requests", "empty text is not a count; write it like 60 or 100k"),
+        (
+            "--limit",
+            "requests_per_minute=two",
+            "_minute: two is not a count; write it like 60 or 100k",
+        ),
+        ("--limit", "requests_per_minute=0", "requests_per_minute: must be at least 1; write it"),
+        ("--limit", "budget_per_day=two", "must be an amount of money above 0; write it like 2.50"),
     ],
 )
 def test_a_limit_that_cannot_be_read_is_a_usage_error(run, file, option, value, words):

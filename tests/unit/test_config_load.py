@@ -270,8 +270,11 @@ def test_a_key_of_the_pool_that_is_elsewhere_is_led_there():
         ("limits: {max_body: 0B}", "out-of-range", "must be more than 0"),
         ("redis: localhost", "bad-url", "redis://"),
         ("version: 2", "bad-value", "version: `2` is not a known value"),
+        ("version: '1'", "bad-value", "version is text; it must be a number"),
+        ("session_header: bad header", "bad-name", "session_header: `bad header` is not a valid name"),
+        ("tenants: {t: {limits: {requests_per_minute: two}}}", "bad-value", "two is not a count; write it like 60 or 100k"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_value_is_told_in_plain_words(text, code, words):
     finding = the_finding(POOL + text)
     assert finding.code == code
@@ -536,9 +539,16 @@ def test_no_text_makes_the_check_fail(text):
     assert checked.findings
 
 
-@pytest.mark.parametrize("wrong", ["10.0.0.1/8", "10.0.0.0/33", "nginx", "127.0.0.1:80", "''", "*"])
+@pytest.mark.parametrize("wrong", ["10.0.0.0/33", "nginx", "127.0.0.1:80", "''", "*"])
 def test_a_trusted_proxy_is_an_address_a_network_or_unix(wrong):
     text = f"trusted_proxies: ['{wrong}']\npools: {{m: {{backends: [http://h:1]}}}}\n"
     (found,) = check_text(text, file="gw.yaml", folder=pathlib.Path("/"), env={}).findings
     assert found.path == ("trusted_proxies", 0)
-    assert "must be an address, a network such as 10.0.0.0/8, or unix" in found.message
+    assert found.message.endswith("must be an address, a network such as 10.0.0.0/8, or unix")
+
+
+def test_a_network_that_is_written_by_one_of_its_addresses_is_told_as_it_must_be():
+    found = the_finding("trusted_proxies: [10.0.0.1/8]\n" + POOL)
+    assert found.message == (
+        "trusted_proxies[0]: 10.0.0.1/8 is no network; write 10.0.0.0/8, or 10.0.0.1 for that address"
+    )

@@ -402,7 +402,7 @@ def test_a_server_that_does_not_tell_what_was_cached_is_found_by_its_replies(set
     findings = asyncio.run(story())
     assert [each.verdict for each in findings] == ([] if verdict is None else [verdict])
     if verdict == "note":
-        assert "its metrics count 496" in findings[0].told
+        assert "its metrics say 496, its reply says nothing" in findings[0].told
         assert findings[0].change == "start it with --enable-prompt-tokens-details"
 
 

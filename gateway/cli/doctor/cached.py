@@ -60,7 +60,7 @@ def judged(backend: str, reply: bytes, before: float, after: float) -> Iterator[
         yield Finding(
             verdict="note", about="prompt_tokens_details",
             told=f"{backend} does not tell how many prompt tokens were cached, so usage and routing only guess:"
-            f" its metrics count {after - before:.0f} with a reply that has none",
+            f" its metrics say {after - before:.0f}, its reply says nothing",
             change="start it with --enable-prompt-tokens-details",
         )  # fmt: skip
 
