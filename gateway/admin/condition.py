@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import Final
 
 from gateway.admin.desk import Desk
+from gateway.config.load import text_hash
 from gateway.core.aio import periodic
 from gateway.core.events import EventKind
 from gateway.core.types import Outcome
@@ -142,8 +143,12 @@ def callers_seen(desk: Desk) -> Callers:
 
 
 def _changed_wall(desk: Desk) -> float | None:
+    """Return when the file was written last; None while its text is what is in force."""
+    if desk.file is None:
+        return None
     try:
-        return None if desk.file is None else desk.file.stat().st_mtime
+        same = text_hash(desk.file.read_bytes()) == desk.loaded().text_hash
+        return None if same else desk.file.stat().st_mtime
     except OSError:
         return None  # it was removed, or cannot be read: a reload would say so
 

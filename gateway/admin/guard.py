@@ -24,7 +24,7 @@ from gateway.admin.page import assets
 from gateway.admin.replies import problem
 from gateway.config.process import AdminConfig
 from gateway.core.errors import GatewayError
-from gateway.core.roles import Role
+from gateway.core.roles import ON_THIS_MACHINE, Role
 from gateway.ops.upgrading import Upgrading
 
 OPEN_PATHS: Final = frozenset({"/livez", "/readyz"})
@@ -124,7 +124,7 @@ class Guard:
         tokens = list(_tokens(self._admin()))
         where = address or _SOCKET
         if not tokens:
-            return Actor("local", Role.ADMIN, where)
+            return Actor(ON_THIS_MACHINE, Role.ADMIN, where)
         given = headers.getlist("authorization")
         if len(given) != 1:
             return None

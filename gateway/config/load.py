@@ -7,7 +7,9 @@ that one run reports all there is.
 from __future__ import annotations
 
 import copy
+import hashlib
 import os
+from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,6 +47,7 @@ class Loaded:
     origin: Mapping[KeyPath, Origin] = field(default_factory=dict)  # what is not here is a default
     warnings: tuple[Finding, ...] = ()
     lines: Sequence[str] = ()  # of the file, as they may be shown
+    text_hash: str = ""  # of the file
 
     def told_in(self, path: KeyPath) -> str:
         """Say where a setting comes from: `line 7`, `line 8, ${ADMIN_TOKEN}`, or `default`."""
@@ -123,9 +126,14 @@ def check_text(
     )
     if config is None:
         return Checked(findings)
-    loaded = Loaded(config, _origin(document), findings, lines)
+    loaded = Loaded(config, _origin(document), findings, lines, text_hash(text.encode()))
     wrong_somewhere = any(each.severity is Severity.ERROR for each in findings)
     return Checked(findings, None if wrong_somewhere else loaded, partial=loaded)
+
+
+def text_hash(raw: bytes) -> str:
+    """Return what tells the text of a file from any other one."""
+    return hashlib.sha256(raw.removeprefix(BOM_UTF8)).hexdigest()
 
 
 def placed(remark: Remark, loaded: Loaded, file: Path) -> Finding:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
+
+ON_THIS_MACHINE: Final = "local"  # who asks where no token is needed
 
 
 class Role(Enum):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from gateway.core.roles import ON_THIS_MACHINE
 from gateway.ops.problems import Problem, count, sentence
 from gateway.ops.reloads import Reload
 
@@ -21,7 +22,9 @@ class Own:
     """What is known of the gateway itself, beside its overview."""
 
     settings_file: str = "the settings file"
-    file_changed_wall: float | None = None  # when the file was written last
+    file_changed_wall: float | None = (
+        None  # when it was written last, if it is not what is in force
+    )
     reloads: Sequence[Reload] = ()  # the newest first
     disk: str = ""  # the folder of its state
     disk_free_bytes: int | None = None
@@ -98,15 +101,16 @@ def _reloads(own: Own, wall_less_now: float) -> Iterator[Problem]:
     if last is None:
         return
     if not last.done:
+        asked = "asked for on this machine" if last.by == ON_THIS_MACHINE else f"by {last.by}"
         more = f" ({len(last.findings) - 1} more)" if len(last.findings) > 1 else ""
         yield Problem(
             kind="reload_failed", severity="degraded", subject="reload",
-            what=f"The last reload, by {last.by}, was refused: the settings before it stay in force",
-            cause=sentence(f"{last.findings[0] if last.findings else 'the file is not valid'}{more}"),
+            what=f"The last reload, {asked}, was refused: the settings before it stay in force",
+            cause=f"{last.findings[0] if last.findings else 'The file is not valid.'}{more}",
             remedy=f"Correct {own.settings_file}, then run `vllm-gateway reload`.",
             since=last.at - wall_less_now,
         )  # fmt: skip
-    elif own.file_changed_wall is not None and own.file_changed_wall > last.at + 1.0:
+    elif own.file_changed_wall is not None:
         yield Problem(
             kind="reload_pending", severity="note", subject="reload",
             what=f"{own.settings_file} was changed, and the change is not in force",

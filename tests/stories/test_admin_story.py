@@ -47,7 +47,7 @@ async def test_a_change_of_settings_is_seen_carried_out_and_on_the_record():
         assert "unknown key `nothing`" in said
         code, said = await verb(world, "status", "--exit-code")
         assert code == 8
-        assert "degraded: The last reload, by local, was refused" in said
+        assert "degraded: The last reload, asked for on this machine, was refused" in said
         assert "unknown key `nothing`" in said
         code, said = await verb(world, "config", "validate")
         assert (code, "it cannot be used" in said) == (3, True)

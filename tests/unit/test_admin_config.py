@@ -1,6 +1,7 @@
 """The configuration over the admin API: in force, checked, compared, reloaded, and its history."""
 
 import json
+import os
 
 import pytest
 
@@ -66,6 +67,17 @@ def test_a_reload_tells_what_it_changed_and_is_in_the_history(desk):
     assert (entry["action"], entry["reason"]) == ("reload_config", "slower")
     assert entry["before"]["hash"] == first["hash"]
     assert entry["after"]["hash"] == newest["hash"]
+
+
+def test_a_file_is_changed_when_its_text_is_and_not_when_it_is_merely_written(desk):
+    at = desk.clock.wall()
+    for text, ahead_s, changed in ((PLAIN, 60, False), (PLAIN + "# why\n", -60, True)):
+        desk.file.write_text(text)
+        os.utime(desk.file, (at + ahead_s, at + ahead_s))
+        found = [each["subject"] for each in read(desk, "overview").json()["problems"]]
+        assert ("reload" in found) == changed
+    put(desk, "config:reload")
+    assert "reload" not in [each["subject"] for each in read(desk, "overview").json()["problems"]]
 
 
 def test_a_dry_run_of_a_reload_changes_nothing(desk):

@@ -289,8 +289,8 @@ def test_a_gpu_with_little_memory_left_beside_what_vllm_takes_is_told(fleet):
 # --- the gateway itself ---------------------------------------------------------------------------
 
 
-def tried(*findings, effect=(), at=1_700_000_090.0):
-    return Reload(1, at, "anna", "", not findings, "abc", effect, findings)
+def tried(*findings, effect=(), at=1_700_000_090.0, by="anna"):
+    return Reload(1, at, by, "", not findings, "abc", effect, findings)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,15 @@ def tried(*findings, effect=(), at=1_700_000_090.0):
         (
             Own(reloads=[tried("gw.yaml:3:1 error unknown key `pols`", "another")]),
             *("reload_failed", "degraded"),
-            ["by anna, was refused", "unknown key `pols` (1 more)", "vllm-gateway reload"],
+            [
+                *("by anna, was refused", " gw.yaml:3:1 error unknown key `pols` (1 more)"),
+                "vllm-gateway reload",
+            ],
+        ),
+        (
+            Own(reloads=[tried("gw.yaml:3:1 error x", by="local")]),
+            *("reload_failed", "degraded"),
+            ["The last reload, asked for on this machine, was refused"],
         ),
         (
             Own(reloads=[tried()], file_changed_wall=1_700_000_095.0, settings_file="gw.yaml"),
@@ -358,7 +366,7 @@ def test_what_is_wrong_with_the_gateway_itself_is_told(fleet, own, kind, severit
 @pytest.mark.parametrize(
     "own",
     [
-        Own(reloads=[tried()], file_changed_wall=1_700_000_089.0),
+        Own(reloads=[tried()]),
         Own(disk_free_bytes=200 * MIB, disk_least_bytes=128 * MIB),
         Own(disk_free_bytes=None, disk_least_bytes=128 * MIB),
         Own(),
