@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Final
 
 import msgspec
@@ -94,6 +95,8 @@ def public_app(
 
     async def model(request: Request) -> Response:
         name = request.path_params["name"]
+        if not name:  # `/v1/models/`
+            raise HTTPException(HTTPStatus.NOT_FOUND)
         asking = caller(request)
         entry = handler.catalog().visible(asking).get(name)
         if entry is None:

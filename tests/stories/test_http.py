@@ -203,6 +203,7 @@ def test_another_kind_of_target_is_refused(target):
         ("PURGE", "/v1/models", 405, "method_not_allowed"),
         ("PURGE", CHAT, 405, "method_not_allowed"),
         ("PROPFIND", "/nowhere", 404, "unknown_url"),
+        ("GET", "/v1/models/", 404, "unknown_url"),
         ("OPTIONS", "*", 404, "unknown_url"),
         ("OPTIONS", CHAT, 405, "method_not_allowed"),
         ("CONNECT", "gateway:443", 405, "method_not_allowed"),
