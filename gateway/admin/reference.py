@@ -22,8 +22,8 @@ The same as OpenAPI 3.1, with the shapes of all answers: `GET /admin/openapi.jso
 - **Names.** A backend is POOL/NAME; slashes may be written as they are.
 - **Lists** take `limit` and `after`, and answer `data`, `has_more`, `first_id`, `last_id`. Ask for the next page with
   `after` set to `last_id`.
-- **Changes** are POST or PATCH with a JSON body, `{}` at least. `reason` is kept. With `dry_run`, in the body or the
-  query, nothing is changed.
+- **Changes** are POST or PATCH of JSON, and say so (`content-type: application/json`); no body counts as `{}`.
+  `reason` is kept. With `dry_run`, in the body or the query, nothing is changed.
 - **What was seen.** A `GET` may answer an `ETag`; a change with that in `If-Match` is a 412 if it was changed since.
 - **Once.** A change with an `Idempotency-Key` that is sent again within an hour is answered again, and not done again
   (`idempotency-replayed: true`). What is kept of it is in memory: 1,000 answers, 4 MiB. What was answered

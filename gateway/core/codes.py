@@ -201,7 +201,8 @@ CODES: Final[Mapping[str, Meaning]] = {
         Whose.LOAD,
         "429",
         "A limit of the key or its tenant is used up. The message names the rule and the numbers.",
-        "Wait for `retry-after`. Without that header the request can never fit: send less.",
+        "Wait for `retry-after`, which is at most 30 s; the message has the whole time. Without that header the"
+        " request can never fit: send less.",
     ),
     "too_many_waiting": Meaning(
         Whose.LOAD,

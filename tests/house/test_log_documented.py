@@ -4,6 +4,7 @@ import ast
 import re
 from pathlib import Path
 
+from gateway.observe.instruments import UNKNOWN
 from gateway.observe.log import AccessLine
 
 ROOT = Path(__file__).parents[2]
@@ -59,3 +60,4 @@ def test_the_page_has_the_fields_of_an_access_line_in_their_order():
     table = PAGE.partition("## Requests")[2].partition("\n## ")[0]
     named = re.findall(r"^\| `(\w+)`", table, re.M)
     assert named == [*AccessLine.__struct_fields__]
+    assert f"`{UNKNOWN}` where it was refused before that was known" in table
