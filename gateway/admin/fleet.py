@@ -104,8 +104,7 @@ async def get_pool(desk: Desk, asked: Read) -> PoolOverview:
     pools = {each["name"]: each for each in pool_overviews(facts(desk), desk.moment())}
     found = pools.get(asked.names["pool"])
     if found is None:
-        detail = f"There is no pool {asked.names['pool'][:200]}. Known pools: {', '.join(pools)}."
-        raise Problem(HTTPStatus.NOT_FOUND, "pool_not_found", detail)
+        raise unknown_pool(desk, asked.names["pool"])
     return found
 
 
@@ -174,6 +173,12 @@ def unknown_backend(desk: Desk, backend_id: str) -> Problem:
     known = ", ".join(sorted(desk.table.ids()))
     detail = f"There is no backend {backend_id[:200]}. Known backends: {known}."
     return Problem(HTTPStatus.NOT_FOUND, "backend_not_found", detail)
+
+
+def unknown_pool(desk: Desk, pool: str) -> Problem:
+    """Return the problem that there is no such pool, and which there are (404)."""
+    detail = f"There is no pool {pool[:200]}. Known pools: {', '.join(desk.table.pools())}."
+    return Problem(HTTPStatus.NOT_FOUND, "pool_not_found", detail)
 
 
 def _same(row: Any) -> Any:

@@ -20,9 +20,8 @@ from gateway.admin.endpoint import (
     Problem,
     Query,
     Text,
-    bad_parameter,
 )
-from gateway.admin.fleet import unknown_backend
+from gateway.admin.fleet import unknown_backend, unknown_pool
 from gateway.core.events import Event
 from gateway.heal.orders import OrderRefused, Touched, Verb
 from gateway.heal.overrides import Override
@@ -220,9 +219,8 @@ async def get_events(desk: Desk, asked: Asked[ListQuery, Body]) -> Listing:
 
 
 def _check_pool(desk: Desk, pool: str | None) -> None:
-    pools = desk.table.pools()
-    if pool is not None and pool not in pools:
-        raise bad_parameter(f"There is no pool {pool[:200]}. Known pools: {', '.join(pools)}.")
+    if pool is not None and pool not in desk.table.pools():
+        raise unknown_pool(desk, pool)
 
 
 def _order_told(touched: Touched, *, dry_run: bool) -> OrderTold:

@@ -61,7 +61,8 @@ async def get_audit(desk: Desk, asked: Asked[ListQuery, Body]) -> Listing:
 
 _NO_BACKEND: Final = {HTTPStatus.NOT_FOUND: "backend_not_found"}
 _ORDER: Final = {**_NO_BACKEND, HTTPStatus.CONFLICT: "last_backend, not_supervised, upgrading"}
-_NO_STORE: Final = {
+_NOT_HELD: Final = {
+    HTTPStatus.NOT_FOUND: "pool_not_found",
     HTTPStatus.CONFLICT: "upgrading",
     HTTPStatus.SERVICE_UNAVAILABLE: "store_unavailable",
 }
@@ -222,13 +223,13 @@ _BACKENDS: Final = (
     Endpoint(
         method=Method.POST, path=f"{_V1}/restarts:hold", name="hold", role=Role.OPERATOR,
         does="Hold automatic restarts of a pool, or of all.", handler=orders.hold,
-        answer=orders.HoldTold, query=DryRunQuery, body=orders.PoolBody, refusals=_NO_STORE,
+        answer=orders.HoldTold, query=DryRunQuery, body=orders.PoolBody, refusals=_NOT_HELD,
         subject=subjects.holds, verb="hold",
     ),
     Endpoint(
         method=Method.POST, path=f"{_V1}/restarts:lift", name="lift", role=Role.OPERATOR,
         does="End a hold of automatic restarts.", handler=orders.lift,
-        answer=orders.HoldTold, query=DryRunQuery, body=orders.PoolBody, refusals=_NO_STORE,
+        answer=orders.HoldTold, query=DryRunQuery, body=orders.PoolBody, refusals=_NOT_HELD,
         subject=subjects.holds, verb="hold",
     ),
     Endpoint(

@@ -102,12 +102,16 @@ def print_table(rows: Sequence[Mapping[str, object]], *, empty: str = "none") ->
 
 def _is_number(value: object) -> bool:
     percent = isinstance(value, str) and value.endswith("%")
-    return percent or isinstance(value, int | float | None)
+    return percent or (isinstance(value, int | float | None) and not isinstance(value, bool))
 
 
 def _cell(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(str(item) for item in value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={_cell(each)}" for name, each in value.items()) or "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return "-" if value is None else str(value)
 
 
@@ -192,14 +196,21 @@ def fetch(  # noqa: PLR0913 - what a request has
     finally:
         connection.close()
     if reply.status == http.client.UNAUTHORIZED:
-        # The option comes last: `redact` hides the word behind one.
-        hint = "set GATEWAY_ADMIN_TOKEN, or give --token"
-        raise VerbError(f"{server} requires its admin token", hint, Exit.NOT_ALLOWED)
+        raise _no_entry(server, token)
     if reply.status != http.client.OK:
         raise _problem(reply.status, body) or VerbError(
             f"{server} returned {reply.status} for {path}", _OTHER_PORT, Exit.NOT_FOUND
         )
     return body
+
+
+def _no_entry(server: str, token: str) -> VerbError:
+    # `redact` hides the word behind an option that takes a secret.
+    if not token:
+        hint = "set GATEWAY_ADMIN_TOKEN, or give --token"
+        return VerbError(f"{server} requires its admin token", hint, Exit.NOT_ALLOWED)
+    hint = "compare it with `admin.token` and `admin.tokens` of the gateway's settings"
+    return VerbError(f"{server} does not accept this token", hint, Exit.NOT_ALLOWED)
 
 
 def _problem(status: int, body: bytes) -> VerbError | None:

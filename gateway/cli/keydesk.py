@@ -138,5 +138,8 @@ async def taken_over(
 
 
 def _in_words_of_options(name: str, why: str) -> str:
+    told = why.removeprefix(f"{name}: ").removeprefix(f"{name}.")
+    if told.startswith("unknown setting"):  # so it has no option
+        return f"--unset: {told}"
     named = _OPTIONS.get(name, f"--{name.replace('_', '-')}")
-    return f"{named}: {why.removeprefix(f'{name}: ').removeprefix(f'{name}.')}"
+    return f"{named}: {told}"

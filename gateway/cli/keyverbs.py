@@ -81,7 +81,9 @@ Role = Annotated[
 ]
 Note = Annotated[
     list[str] | None,
-    typer.Option("--metadata", metavar="NAME=TEXT", help="A note of yours. Repeatable."),
+    typer.Option(
+        "--metadata", metavar="NAME=TEXT", help="A note of yours, such as team=search. Repeatable."
+    ),
 ]
 
 
@@ -115,8 +117,8 @@ def keys_create(  # noqa: PLR0913 - the options of a verb
     settings = _settings(
         name=name, tenant=tenant or None, owner=owner, kind=kind, role=role, tier=tier,
         models=models, deny=deny, addresses=address, max_context=max_context,
-        max_output=max_output, priority=priority, fallback=fallback, limits=_pairs(limit),
-        metadata=_pairs(metadata), expires=_until(expires),
+        max_output=max_output, priority=priority, fallback=fallback, limits=_limits(limit),
+        metadata=_notes(metadata), expires=_until(expires),
     )  # fmt: skip
     _print_key(keys_of(config, server, token).create(settings), output)
 
@@ -160,8 +162,8 @@ def keys_update(  # noqa: PLR0913 - the options of a verb
     changes = _settings(
         name=name, tenant=tenant, owner=owner, role=role, tier=tier,
         models=models, deny=deny, addresses=address, max_context=max_context,
-        max_output=max_output, priority=priority, fallback=fallback, limits=_pairs(limit),
-        metadata=_pairs(metadata), expires=_until(expires),
+        max_output=max_output, priority=priority, fallback=fallback, limits=_limits(limit),
+        metadata=_notes(metadata), expires=_until(expires),
     )  # fmt: skip
     changes |= dict.fromkeys(unset or ())
     if not changes:
@@ -200,7 +202,7 @@ def keys_show(
     if output == "json":
         print_json(told)
         return
-    print_table([{"what": name, "value": _text(value)} for name, value in told.items()])
+    print_table([{"what": name, "value": value} for name, value in told.items()])
 
 
 @keys_app.command("effective", epilog="Example: vllm-gateway keys effective k7m2q9xd -c gw.yaml")
@@ -218,7 +220,7 @@ def keys_effective(
         return
     print_table(
         [
-            {"setting": name, "value": _text(each["value"]), "origin": each["origin"]}
+            {"setting": name, "value": each["value"], "origin": each["origin"]}
             for name, each in told.items()
         ]
     )
@@ -283,9 +285,24 @@ def _settings(**told: object) -> dict[str, object]:
     return {name: value for name, value in told.items() if value is not None}
 
 
-def _pairs(listed: Iterable[str] | None) -> Mapping[str, str] | None:
-    """Return `NAME=VALUE`, several with commas, as a mapping."""
+def _limits(listed: Iterable[str] | None) -> Mapping[str, str] | None:
+    return _pairs("--limit", listed, "requests_per_minute=60")
+
+
+def _notes(listed: Iterable[str] | None) -> Mapping[str, str] | None:
+    return _pairs("--metadata", listed, "team=search")
+
+
+def _pairs(name: str, listed: Iterable[str] | None, example: str) -> Mapping[str, str] | None:
+    """Return what is written as `NAME=VALUE`, several with commas, as a mapping.
+
+    Raises:
+        VerbError: some is not.
+    """
     every = [pair for text in listed or () for pair in text.split(",")]
+    for each in every:
+        if each.find("=") < 1:
+            raise VerbError(f"{name}: write it like {example}, not {each}", code=Exit.USAGE)
     return dict(each.partition("=")[::2] for each in every) or None
 
 
@@ -324,9 +341,3 @@ def _print_key(made: Told, output: str) -> None:
         f"Save this key (id {made['id']}) now: only its hash is stored, and it cannot be shown again.",
         file=sys.stderr,
     )
-
-
-def _text(value: object) -> object:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name}={_text(each)}" for name, each in value.items())
-    return value

@@ -90,8 +90,14 @@ def _root(
 # --- running --------------------------------------------------------------------------------------
 
 
+SettingsFile = Annotated[
+    Path | None, typer.Argument(help="The settings file; or --config.", show_default=False)
+]
+
+
 @app.command(epilog="Example: vllm-gateway serve -c gateway.yaml")
 def serve(
+    file: SettingsFile = None,
     config: ConfigFile = DEFAULT_FILE,
     workers: Annotated[
         int | None,
@@ -107,14 +113,15 @@ def serve(
     from gateway.store.group import VARIABLE
     from gateway.upgrade.predecessor import GaveUp, Predecessor
 
+    file = file or config
     predecessor = Predecessor.of(os.environ)
     if predecessor is None and VARIABLE not in os.environ:
-        usable(config)  # with source lines; the server itself would log one line each
+        usable(file)  # with source lines; the server itself would log one line each
     from gateway.app import serve as run
     from gateway.workers.parent import NotStarted
 
     try:
-        run(config, predecessor, workers)
+        run(file, predecessor, workers)
     except GaveUp as error:
         raise VerbError(str(error)) from error
     except NotStarted as error:
@@ -196,9 +203,7 @@ def _known_faults(texts: list[str]) -> None:
 
 @app.command(epilog="Example: vllm-gateway check gateway.yaml --probe")
 def check(
-    file: Annotated[
-        Path | None, typer.Argument(help="The settings file; or --config.", show_default=False)
-    ] = None,
+    file: SettingsFile = None,
     config: ConfigFile = DEFAULT_FILE,
     probe: Annotated[
         bool, typer.Option("--probe", help="Also query the backends and Redis.")

@@ -200,7 +200,7 @@ async def test_restarts_on_hold_wait_until_the_hold_is_lifted():
         await world.until(lambda: len(world.slot().starts) == 2)
         await world.serves()
         nowhere = await world.admin("POST", "/admin/v1/restarts:hold", {"pool": "x"})
-        assert nowhere.status_code == 400
+        assert nowhere.status_code == 404
         events = "gateway_supervision_events_total"
         assert await world.counted(events, pool="m", backend="b1", kind="exited") == 1
         assert await world.counted(events, kind="hold") == 2

@@ -88,6 +88,13 @@ def test_what_is_not_there_is_named(desk, path, code):
     assert "Known" in reply.json()["detail"]
 
 
+@pytest.mark.parametrize("verb", ["hold", "lift"])
+def test_a_pool_that_is_not_there_cannot_be_held(desk, verb):
+    reply = desk.client.post(f"/admin/v1/restarts:{verb}", json={"pool": "nope"})
+    assert (reply.status_code, reply.json()["code"]) == (404, "pool_not_found")
+    assert reply.json()["detail"] == "There is no pool nope. Known pools: m, org/n:x."
+
+
 def test_a_path_tells_how_it_may_be_asked(desk):
     reply = desk.get("/admin/v1/backends/m/b1:drain")
     assert (reply.status_code, reply.headers["allow"]) == (405, "POST")

@@ -203,6 +203,14 @@ def test_check_reads_the_tokenizers_that_serve_would_read(run, file, tokenizer):
     assert served(file, "tokenizer.json", f"4:16 error {tokenizer}/tokenizer.json: ") in out
 
 
+@pytest.mark.parametrize("words", [["serve"], ["serve", "-c"]])
+def test_serve_takes_its_file_as_check_does(run, file, words):
+    file.write_text(POOL + "limts: {}\n")
+    code, _, err = run(*words, file)
+    assert code == 3
+    assert f"{file}:2:1 error unknown key `limts`" in err
+
+
 def test_check_reads_the_keys_file_that_serve_would_read(run, file):
     file.write_text(POOL + "keys:\n  file: k.yaml\n")
     created(run, file)
@@ -384,7 +392,8 @@ def test_for_people_only_the_key_is_on_standard_output(run, file):
         ("--max-context", "many", "many is not a token count"),
         ("--max-output", "-1", "-1 is not a token count"),
         ("--limit", "requests=5", "unknown limit 'requests'; there are requests_per_minute"),
-        ("--limit", "concurrent_requests", "empty text is not a count; write it like 60 or 100k"),
+        ("--limit", "concurrent_requests", "write it like requests_per_minute=60, not conc"),
+        ("--limit", "concurrent_requests=", "write it like 60 or 100k"),
         (
             "--limit",
             "requests_per_minute=two",
@@ -466,6 +475,30 @@ def test_a_list_tells_who_may_do_what_but_no_key(run, file):
     _, out, _ = run("keys", "list", "-c", file, "-o", "json")
     (key,) = json.loads(out)
     assert (key["id"], key["models"], key["ends"]) == (made["id"], ["a*", "b"], None)
+
+
+def test_a_list_is_for_people(run, file):
+    created(run, file, "--limit", "requests_per_minute=1,concurrent_requests=2", "--no-fallback")
+    created(run, file)
+    _, out, _ = run("keys", "list", "-c", file)
+    _, limited, free = out.splitlines()
+    assert "  no        concurrent_requests=2, requests_per_minute=1  " in limited
+    assert "  yes       -  " in free
+
+
+def test_a_setting_that_cannot_be_taken_away_is_told_of_the_option(run, file):
+    made = created(run, file)
+    code, _, err = run("keys", "update", made["id"], "-c", file, "--unset", "foo")
+    assert code == 2
+    assert "--unset: unknown setting 'foo'" in err
+
+
+@pytest.mark.parametrize("note", ["foo", "=x", "a=1,foo"])
+def test_a_note_has_a_name_and_a_text(run, file, note):
+    code, _, err = run("keys", "create", "ci", "-c", file, "--metadata", note)
+    wrong = note.rpartition(",")[2]
+    assert code == 2
+    assert err == f"vllm-gateway: --metadata: write it like team=search, not {wrong}\n"
 
 
 def test_a_list_without_a_file_says_how_to_make_one(run, file):
@@ -647,6 +680,15 @@ def test_an_answer_that_is_no_overview_is_a_failure_with_a_hint(run, status, bod
     assert (ended, out) == (code, "")
     assert words in err
     assert "  hint: " in err
+
+
+def test_a_token_that_is_wrong_is_told_as_such(run, monkeypatch):
+    with admin(b"{}", 401) as (url, _):
+        monkeypatch.setenv("GATEWAY_ADMIN_TOKEN", "wrong")
+        code, _, err = run("status", "--server", url)
+    assert code == 5
+    assert "does not accept this token\n" in err
+    assert "hint: compare --token or GATEWAY_ADMIN_TOKEN with `admin.token`" in err
 
 
 @pytest.mark.parametrize(
