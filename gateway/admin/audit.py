@@ -90,7 +90,8 @@ class Audit:
         )  # fmt: skip
         self._kept.append(entry)
         log.info(
-            "%s asked for %s %s: %d %s", entry.who, entry.action, entry.target, entry.status, entry.code,
+            "%s asked for %s: %s", entry.who, f"{entry.action} {entry.target}".strip(),
+            f"{entry.status} {entry.code}".strip(),
             extra={"event": "audit"},
         )  # fmt: skip
         async with self._writing:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from gateway.config.units import format_duration
 from gateway.core.aio import Clock
 from gateway.core.events import EventKind
 from gateway.core.types import SERVING
@@ -111,7 +112,7 @@ class Orders:
     async def hold(self, pool: str | None, for_s: float | None, why: str = "") -> None:
         """Stop automatic restarts of a pool, or (None) of all, for a time or (None) until lifted."""
         await self.supervisor.intent.hold(pool, for_s, why)
-        how_long = "until lifted" if for_s is None else f"for {for_s:.0f} s"
+        how_long = "until lifted" if for_s is None else f"for {format_duration(for_s)}"
         self._tell(pool or "", "hold", f"automatic restarts are on hold {how_long}. {why}".strip())
 
     async def lift(self, pool: str | None) -> None:

@@ -25,14 +25,13 @@ def read_state(path: Path, decoder: msgspec.json.Decoder[T]) -> T | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        why, kept = error.strerror or str(error), path
+        why, kept = error.strerror or str(error), ""
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        why, kept = str(error), _kept_aside(path)
+        why, kept = str(error), f" What it held is in {_kept_aside(path)}."
     log.warning(
-        "cannot read %s, so it counts as empty: %s. What it held is in %s.",
-        *(path, why, kept),
+        "cannot read %s, so it counts as empty: %s.%s", *(path, why, kept),
         extra={"event": "state_damaged"},
-    )
+    )  # fmt: skip
     return None
 
 

@@ -10,15 +10,18 @@ def bind(host: str, port: int, uds: str | None) -> socket.socket:
     """Bind, without listening yet. Like vLLM, it takes no socket's file over.
 
     Raises:
-        OSError: the address is taken, or not ours.
+        OSError: the address is taken, or not ours; its `filename` is the address.
     """
-    if uds is not None:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.bind(uds)
-    else:
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    where: str | tuple[str, int] = (host, port) if uds is None else uds
+    family = socket.AF_INET if uds is None else socket.AF_UNIX
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    if uds is None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
+    try:
+        sock.bind(where)
+    except OSError as error:
+        sock.close()
+        raise OSError(error.errno, error.strerror, uds or f"{host}:{port}") from error
     sock.setblocking(False)
     return sock
 

@@ -38,11 +38,18 @@ def days_between(first: str, last: str) -> list[str]:
     Raises:
         ValueError: one is no day, there is none between them, or there are too many.
     """
-    begin, end = date.fromisoformat(first), date.fromisoformat(last)
+    begin, end = _day(first), _day(last)
     count = (end - begin).days + 1
     if not 0 < count <= MOST_DAYS:
         raise ValueError(f"from {first} to {last} are not 1 to {MOST_DAYS} days")
     return [(begin + timedelta(days=each)).isoformat() for each in range(count)]
+
+
+def _day(text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text} is not a day: write it like 2026-11-01") from None
 
 
 def rows(sums: Mapping[Place, Sums], by: Sequence[str], only: Mapping[str, str]) -> list[UsageRow]:

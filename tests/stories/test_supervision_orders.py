@@ -289,6 +289,7 @@ async def test_operators_order_by_the_command_line():
         assert (await cli(world, "hold", "--for", "30m"))[
             2
         ] == "automatic restarts of all pools are on hold for 30m\n"
+        assert "automatic restarts are on hold for 30m." in (await cli(world, "events"))[1]
         await world.turns(3)
         assert (
             "Automatic restarts of all pools are on hold until " in (await cli(world, "status"))[1]

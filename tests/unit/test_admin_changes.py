@@ -57,6 +57,15 @@ def test_a_change_is_on_the_record(desk):
     assert entry["after"]["why"] == "new driver"
 
 
+def test_a_line_of_the_log_has_no_gaps(desk, caplog):
+    caplog.set_level("INFO", "gateway.audit")
+    order(desk, "restarts:hold", body={"for_s": 60})
+    order(desk, "backends/m/b1:restart")
+    assert [each.partition(" asked for ")[2] for each in caplog.messages if " asked " in each] == [
+        "hold: 200", "restart m/b1: 409 not_supervised",
+    ]  # fmt: skip
+
+
 def test_what_was_refused_for_its_role_is_on_the_record(desk):
     assert order(desk, "backends/m/b1:drain", VIEWER).status_code == 403
     (entry,) = audited(desk)

@@ -262,6 +262,14 @@ def test_a_damaged_file_counts_as_empty_and_is_told(tmp_path, caplog):
     assert f"cannot read {tmp_path / FILE}" in caplog.text
 
 
+def test_a_file_that_cannot_be_read_is_told_once(tmp_path, caplog):
+    (tmp_path / FILE).mkdir()
+    started(tmp_path)
+    assert caplog.messages[0] == (
+        f"cannot read {tmp_path / FILE}, so it counts as empty: Is a directory."
+    )
+
+
 def test_a_damaged_file_is_kept_aside_so_that_no_order_is_lost_for_good(tmp_path, caplog):
     damaged = b'{"drained": {"m/a": {"at": 1.0'
     (tmp_path / FILE).write_bytes(damaged)

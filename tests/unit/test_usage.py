@@ -364,6 +364,8 @@ def test_days_are_named_and_not_too_many():
     ]:
         with pytest.raises(ValueError, match="day|400"):
             days_between(first, last)
+    with pytest.raises(ValueError, match=r"yesterday is not a day: write it like 2026-11-01$"):
+        days_between("yesterday", "2026-03-01")
 
 
 def test_each_day_is_counted_by_itself_also_once_the_next_has_begun():
