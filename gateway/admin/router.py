@@ -34,6 +34,7 @@ from gateway.admin.endpoint import (
 )
 from gateway.admin.replays import HEADER
 from gateway.admin.replies import json_reply, problem, reply
+from gateway.config.explain import in_words
 from gateway.core.roles import Role
 
 _ROWS_A_TURN: Final = 50  # of a list, before streams get their turn
@@ -201,16 +202,18 @@ def _conditions(request: Request, raw: bytes) -> Conditions:
 
 def _unfit(error: ValidationError, what: str) -> Problem:
     """Return the problem of something that is not as the model says; the input is not repeated."""
+    wrong = error.errors(include_url=False, include_input=False)
     found = [
-        {"pointer": _pointer(each["loc"], what), "detail": each["msg"]}
-        for each in error.errors(include_url=False, include_input=False, include_context=False)
+        {"pointer": _pointer(each["loc"], what), "detail": in_words(each) or each["msg"]}
+        for each in wrong
     ]
     first = found[0]
-    name = first["pointer"] or "it"
+    name = first["pointer"].removeprefix("/") or "it"
+    said = f"{name}{'' if in_words(wrong[0]) else ':'} {first['detail']}"
     return Problem(
         HTTPStatus.BAD_REQUEST,
         "bad_parameter",
-        f"The {what} is not valid: {name.removeprefix('/')}: {first['detail']}.",
+        f"The {what} is not valid: {said}.",
         errors=found[:20],
     )
 

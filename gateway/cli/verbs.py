@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal
 
 import typer
+from typer.core import TyperGroup
 
 from gateway.cli.console import Exit, VerbError, ask, print_json
 
@@ -31,9 +32,28 @@ _WATCH_S: Final = 2.0
 _WHOLE_KEY: Final = re.compile(r"gw_([a-z0-9]{8})_.*")
 
 
+class _Verbs(TyperGroup):
+    """A group that says in plain words what is wrong with an option."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb of a command line."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            from pydantic import ValidationError
+
+            from gateway.config.explain import in_words
+
+            if isinstance(error.__cause__, ValidationError):
+                told = in_words(error.__cause__.errors()[0])
+                error.message = told or error.message.removeprefix("Value error, ")
+            raise
+
+
 def group(help_text: str) -> typer.Typer:
     """Return a group of verbs, as they all look."""
     return typer.Typer(
+        cls=_Verbs,
         help=help_text,
         no_args_is_help=True,
         add_completion=False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, get_args, get_origin
 
 from pydantic_core import ErrorDetails
@@ -40,6 +40,7 @@ _WANTED: Final = {
     "bool_parsing": "true or false",
     "path_type": "a path",
 }
+_SIMPLE: Final = {"extra_forbidden": "is not known here", "missing": "is missing"}
 _BOUNDS: Final = {
     "greater_than": ("gt", "more than"),
     "greater_than_equal": ("ge", "at least"),
@@ -60,13 +61,10 @@ def explain(error: ErrorDetails) -> Remark:
         inside = f" in {dotted(path[:-1])}" if len(path) > 1 else ""
         return Remark(path, "missing-key", f"`{path[-1]}` is missing{inside}")
     if kind in _WANTED:
-        if written is None:
-            message = f"{where} is empty; it must be {_WANTED[kind]}"
-        else:
-            message = f"{where} must be {_WANTED[kind]}"
-        return Remark(path, "wrong-type", message)
+        empty = "is empty; it " if written is None else ""
+        return Remark(path, "wrong-type", f"{where} {empty}{in_words(error)}")
     if kind in ("enum", "literal_error"):
-        known = re.findall(r"'([^']*)'", context["expected"]) or [str(context["expected"])]
+        known = _known_values(context)
         if written in known:  # `"1"`, where 1 is meant
             message = f"{where} is text; it must be a number"
             return Remark(path, "bad-value", message, f"write {written} without quotes")
@@ -77,12 +75,30 @@ def explain(error: ErrorDetails) -> Remark:
         message = f"`{written}` is not a valid name"
         return Remark(path, "bad-name", message if is_key else f"{where}: {message}", hint)
     if kind in _BOUNDS:
-        bound, words = _BOUNDS[kind]
-        return Remark(path, "out-of-range", f"{where} must be {words} {context[bound]}")
+        return Remark(path, "out-of-range", f"{where} {in_words(error)}")
     if kind == "too_short":
         return Remark(path, "out-of-range", f"{where} needs at least one entry")
     code = kind.replace("_", "-") if kind in _OWN else "bad-value"
     return Remark(path, code, f"{where}: {error['msg']}" if where else error["msg"])
+
+
+def in_words(error: ErrorDetails) -> str | None:
+    """Say what a value must be, with its name before it; None for what has words of its own."""
+    kind, context = error["type"], error.get("ctx", {})
+    if kind in _WANTED:
+        return f"must be {_WANTED[kind]}"
+    if kind in _BOUNDS:
+        bound, words = _BOUNDS[kind]
+        return f"must be {words} {str(context[bound]).removesuffix('.0')}"
+    if kind in ("enum", "literal_error"):
+        return f"must be one of {', '.join(_known_values(context))}"
+    if kind == "json_invalid":
+        return f"is not JSON ({context['error']})"
+    return _SIMPLE.get(kind)
+
+
+def _known_values(context: Mapping[str, Any]) -> list[str]:
+    return re.findall(r"'([^']*)'", context["expected"]) or [str(context["expected"])]
 
 
 # The codes that the units and sections raise themselves.

@@ -133,3 +133,26 @@ def test_what_a_change_does_not_know_is_refused(desk):
         assert (reply.status_code, reply.json()["code"]) == (400, "bad_parameter")
     reply = desk.client.post("/admin/v1/restarts:hold", json={"for_s": "1", "x": 1})
     assert {each["pointer"] for each in reply.json()["errors"]} == {"/for_s", "/x"}
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("{x}", "it is not JSON (key must be a string at line 1 column 2)"),
+        ("[]", "it must be a mapping"),
+        ('{"x": 1}', "x is not known here"),
+        ('{"for_s": 0}', "for_s must be more than 0"),
+        ('{"for_s": {}}', "for_s must be a number"),
+    ],
+)
+def test_what_is_wrong_with_a_body_is_told_in_plain_words(desk, body, told):
+    headers = {"content-type": "application/json"}
+    reply = desk.client.post("/admin/v1/restarts:hold", content=body, headers=headers)
+    assert reply.json()["detail"] == f"The body is not valid: {told}."
+
+
+def test_what_is_wrong_with_a_query_is_told_in_plain_words(desk):
+    reply = desk.get("/admin/v1/requests?state=x")
+    assert reply.json()["detail"] == (
+        "The query parameter is not valid: state must be one of reading, waiting, running, ended."
+    )

@@ -7,6 +7,7 @@ import http.server
 import json
 import os
 import pathlib
+import socket
 import socketserver
 import subprocess
 import sys
@@ -88,6 +89,21 @@ def test_a_wrong_command_line_is_a_usage_error(run, words):
     code, out, err = run(*words)
     assert (code, out) == (2, "")
     assert "Error" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["diagnose", "-", "--exited", "killed"], "'--exited': must be a whole number"),
+        (["requests", "--limit", "0"], "'--limit': must be at least 1"),
+        (["keys", "create", "x", "--priority", "high"], "'--priority': must be a whole number"),
+        (["status", "-o", "yaml"], "'-o': 'yaml' is not one of 'table', 'json'."),
+    ],
+)
+def test_a_wrong_option_is_told_in_plain_words(run, words, told):
+    code, _, err = run(*words)
+    assert code == 2
+    assert err.endswith(f"{told}\n")
 
 
 @pytest.mark.parametrize(
@@ -953,6 +969,13 @@ def test_an_unknown_fault_is_a_usage_error_that_names_the_known_ones(run, verb):
     code, _, err = run(*verb, "--fault", "nope")
     assert code == 2
     assert "unknown fault 'nope'; known: " in err
+
+
+def test_a_port_that_is_taken_is_named(run):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        code, _, err = run("sim", "--port", where.rpartition(":")[2])
+    assert (code, err) == (1, f"vllm-gateway: {where}: Address already in use\n")
 
 
 def test_probing_compares_the_file_with_the_backends(run, tmp_path):
