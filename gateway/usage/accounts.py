@@ -67,7 +67,7 @@ class Accounts:
         self._waiting: deque[Entry] = deque()
         self._journal: UsageJournal | None = None
         self._writing = asyncio.Lock()
-        self._next = 1
+        self._appending: tuple[asyncio.Future[None], int] | None = None  # how many lines
         self._told = False  # that the ledger cannot be written
 
     def posted(self, records: Sequence[RequestRecord]) -> None:
@@ -130,7 +130,7 @@ class Accounts:
         except OSError as error:
             self._cannot_write(error)
             return
-        self._journal, self._next = journal, journal.last + 1
+        self._journal = journal
         for place, each in before.items():
             self.sums.setdefault(place, Sums()).include(each)
         self._fold(self.today())
@@ -169,18 +169,24 @@ class Accounts:
             await self._write_all(journal)
 
     async def _write_all(self, journal: UsageJournal) -> None:
+        """Write all that waits. Cancel: a thread goes on; whoever writes next waits for it first."""
         while self._waiting:
-            batch = [*islice(self._waiting, _MOST_WAITING)]
-            for n, each in enumerate(batch, self._next):
-                each.n = n
+            if self._appending is None:
+                batch = [*islice(self._waiting, _MOST_WAITING)]
+                for n, each in enumerate(batch, journal.last + 1):
+                    each.n = n
+                loop = asyncio.get_running_loop()
+                self._appending = loop.run_in_executor(None, journal.append, batch), len(batch)
+            appended, count = self._appending
+            await asyncio.wait([appended])
+            self._appending = None
             try:
-                await asyncio.to_thread(journal.append, batch)
+                appended.result()
             except OSError as error:
                 self._cannot_write(error)
                 return
-            for _ in batch:
+            for _ in range(count):
                 self._waiting.popleft()
-            self._next += len(batch)
             self._told = False
 
     async def read(self, days: Sequence[str]) -> dict[Place, Sums]:

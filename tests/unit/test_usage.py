@@ -1,6 +1,7 @@
 """Usage: counted once, written to a ledger of bounded size, read back, and told to Redis exactly once."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -319,6 +320,34 @@ def test_a_disk_that_is_full_loses_nothing_that_fits_the_memory(tmp_path):
         await accounts.turn()
         assert [each.id for each in every_entry(blocked)] == ["a"]
         await accounts.close()
+
+    run(story())
+
+
+def test_who_is_cancelled_while_lines_are_written_has_none_written_twice(tmp_path, monkeypatch):
+    append = UsageJournal.append
+
+    def slow(self, entries):
+        time.sleep(0.05)
+        append(self, entries)
+
+    monkeypatch.setattr(UsageJournal, "append", slow)
+
+    async def story():
+        accounts = Accounts(HeldClock(), None, tmp_path / "usage", 10**6, lambda *names: None)
+        accounts.posted([record("a"), record("b")])
+        turn = asyncio.ensure_future(accounts.turn())
+        while accounts._appending is None:
+            await asyncio.sleep(0)
+        turn.cancel()
+        await asyncio.wait([turn])
+        accounts.posted([record("c")])
+        await accounts.close()
+        assert [(each.n, each.id) for each in every_entry(tmp_path / "usage")] == [
+            (1, "a"),
+            (2, "b"),
+            (3, "c"),
+        ]
 
     run(story())
 
