@@ -65,7 +65,9 @@ class SharedLevels:
 
     def _recall(self, stores: tuple[str, ...], args: list[str], at: Moment) -> str:
         _, *spent = map(float, args[1].split())
-        self._levels.recall(_counts(stores, args[0]), at, spent.__getitem__)
+        counts = _counts(stores, args[0])
+        used = self._levels.used(counts, at)
+        self._levels.put(counts, [*map(max, used, spent)], at)
         return ""
 
 

@@ -232,7 +232,9 @@ class Limiter:
         if self._unknown:
             await self.renew()
         counted = plan.stores, plan.calendar
-        if plan.calendar and self._spent is not None and counted not in self._begun:
+        # What is spent has what is owed, which comes on top of each level: so that is told first.
+        begins = bool(plan.calendar) and counted not in self._begun and not self._owed
+        if begins and self._spent is not None:
             link.post(scripts.RECALL, plan.stores, self._recalled(self._spent, plan))
         told = scripts.words(f"{lease} {RUNS_S * 1000:.0f}", costs, plan.words)
         try:
@@ -250,7 +252,7 @@ class Limiter:
                 link.post(scripts.SETTLE, plan.stores, told)
             raise
         self._again_at = -math.inf
-        if plan.calendar:
+        if begins:
             self._begun.add(counted)
         fits, day, *levels = reply.split()
         marked = [place for place, each in enumerate(levels) if each[0] == "!"]

@@ -9,6 +9,7 @@ Settled requests are written within a second or so; a gateway that is killed los
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -146,6 +147,9 @@ class Accounts:
         if self._journal is None and self._waiting and self._folder is not None:
             await self._open(self._folder)
         if self._journal is None:
+            if self.telling is not None:
+                with contextlib.suppress(StoreUnavailable):
+                    await self.telling.tell_owed()
             return
         await self._write(self._journal)
         if self.telling is not None:

@@ -59,11 +59,19 @@ class Telling:
                 await self._learn()
                 self._mark = mark
 
+    async def tell_owed(self) -> None:
+        """Have limits tell what they owe, which needs no ledger.
+
+        Raises:
+            StoreUnavailable: something may be lost.
+        """
+        for told in self.on_telling:
+            await told()
+
     async def _catch_up(self, journal: UsageJournal) -> str | None:
         """Tell what Redis lacks; returns its mark once that is all."""
         counted, mark = await self._shared.counted(journal.id)
-        for told in self.on_telling:
-            await told()
+        await self.tell_owed()
         self._lacked |= counted < max(self._counted, journal.found)
         self._counted, whole = await self._tell(journal, counted)
         if whole and (self._lacked or self._turns % _LOOK_TURNS == 0):

@@ -187,6 +187,32 @@ def test_redis_is_told_what_a_day_and_a_month_lost_to_an_outage():
     desk.close()
 
 
+def test_what_an_outage_used_is_not_raised_to_and_then_told_again():
+    """A request may ask Redis after an outage, before Redis was told what that used."""
+    link, spent = None, 0.0
+
+    def make_link(clock):
+        nonlocal link
+        link = Lossy(clock)
+        return link
+
+    desk = LimiterDesk(make_link)
+    desk.starts_a_day()
+    desk.store._spent = lambda rule, key_id: spent
+    whole = KeyLimits(tokens_per_day=10_000)
+    link.trouble = "it is away"
+    desk.settle(desk.take(None, 100, 900, of_tenant=whole), 100, 900)
+    link.trouble, spent = "", 1000.0
+    assert used_of(desk.take(None, 1, key="other", of_tenant=whole)) == {Rule.TOKENS_DAY: 1}
+    desk.run(desk.store.tell_owed())
+    assert used_of(desk.take(None, 1, key="other", of_tenant=whole)) == {Rule.TOKENS_DAY: 1002}
+    desk.run(desk.store.tell_owed())
+    spent = 5000.0  # it is raised to what is known once nothing is owed
+    desk.store.recall()
+    assert used_of(desk.take(None, 1, key="other", of_tenant=whole)) == {Rule.TOKENS_DAY: 5001}
+    desk.close()
+
+
 def test_what_runs_is_told_anew_before_redis_is_asked_again():
     class Link(Away):
         async def ask(self, *args, **more):
