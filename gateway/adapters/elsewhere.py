@@ -36,13 +36,17 @@ class PoolTold(msgspec.Struct, frozen=True):
 
 
 class Elsewhere:
-    """What the other gateways told of a pool last."""
+    """What the other gateways told of a pool last.
 
-    def __init__(self, told: Sequence[PoolTold] = ()) -> None:
+    `stale`: this one places adapters, but that may be true no more, and another one may place them by now.
+    """
+
+    def __init__(self, told: Sequence[PoolTold] = (), *, stale: bool = False) -> None:
         self._told = told
+        self.stale = stale
 
     def __bool__(self) -> bool:
-        return bool(self._told)
+        return self.stale or bool(self._told)
 
     @property
     def awaited(self) -> AbstractSet[str]:

@@ -276,16 +276,17 @@ class PoolAdapters:
         return name not in backend.models
 
     async def _unused(self, backend: Backend, names: AbstractSet[str]) -> bool:
-        """Wait until all gateways have heard of a change, and no request uses these; False: it took too long."""
+        """Wait until all have heard of a change, and no request uses these; False: it takes too long, or is not known."""
         began = self._clock.now()
         heard_s = _HEARD_S if self.known.elsewhere else 0.0
         while (passed_s := self._clock.now() - began) < heard_s or names & (
             backend.adapter_requests.keys() | self.known.elsewhere.requests(backend.id).keys()
         ):
-            if passed_s > _UNUSED_S or self._table.get(backend.id) is not backend:
+            late = passed_s > _UNUSED_S or self.known.elsewhere.stale
+            if late or self._table.get(backend.id) is not backend:
                 return False
             await asyncio.sleep(_LOOK_S)
-        return True
+        return not self.known.elsewhere.stale
 
     async def _load(self, backend: Backend, server: Server, move: Move) -> None:
         name, began_at = str(move.load), self._clock.now()

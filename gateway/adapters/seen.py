@@ -105,6 +105,7 @@ class Known:
         """Return a backend as placement sees it."""
         gone = {name for place, name in self.gone if place == backend.id}
         held = frozenset(backend.adapters) - gone
+        unloads = not self.elsewhere.stale  # else others may use what nobody uses here
         out = frozenset(name for name, each in self.orders(backend.id).items() if not each.keep)
         ahead_s = backend.weighed().ahead_s
         return Place(
@@ -116,9 +117,9 @@ class Known:
                 for name in held & paths.keys()
                 if backend.models[name].root not in (None, paths[name])
             ),
-            ours=self.ours(backend) | out,
+            ours=self.ours(backend) | out if unloads else frozenset(),
             in_use=self.in_use(backend, now),
-            out=out,
+            out=out if unloads else frozenset(),
             stuck=frozenset(
                 name
                 for (place, name), failed in self.failures.items()
@@ -126,7 +127,7 @@ class Known:
             ),
             changing=self.changing.get(backend.id, frozenset()),
             barred=self._barred(backend, paths, now),
-            closed=mixes(backend) and bool(self.in_use(backend, now)),
+            closed=self._closed(backend, now),
             rested=self.rest_until.get(backend.id, 0.0) <= now or ahead_s == 0,
             caught_up=self.caught_up_at.get(backend.id, 0.0) <= now or not backend.in_flight,
             load_s=ahead_s,
@@ -159,12 +160,16 @@ class Known:
                 if limits.most
                 else limits.why_none
             )
-        if mixes(backend) and self.in_use(backend, now):
+        if self._closed(backend, now):
             version = backend.version or "which tells no version"
             return (
                 f"vLLM {version} may mix adapters up: it loads none while requests for others run"
             )
         return ""
+
+    def _closed(self, backend: Backend, now: float) -> bool:
+        """Whether a load could mix up requests that run, or may run for other gateways."""
+        return mixes(backend) and (self.elsewhere.stale or bool(self.in_use(backend, now)))
 
     def _barred(self, backend: Backend, paths: Mapping[str, str], now: float) -> dict[str, str]:
         found = {}

@@ -2,11 +2,12 @@
 
 Each tells which adapters its requests use and wait for. Who holds a lease plans for the sum, and tells what each
 backend has and lacks. While the store does not answer, who placed them last goes on, and the others go by what
-backends show.
+backends show. Once its lease is over another one may lead, and it unloads nothing that others may use.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -33,6 +34,8 @@ class Together:
     id: str
     _seat: Seat = field(init=False)
     _leads: bool | None = None  # None: nobody has told yet
+    _others: list[Mapping[str, PoolTold]] = field(default_factory=list)  # what they told last
+    _heard_at: float = -math.inf
 
     def __post_init__(self) -> None:
         self._seat = Seat("adapters", self.id, self.store, self.clock)
@@ -47,7 +50,7 @@ class Together:
 
     async def turn(self, pools: Mapping[str, PoolAdapters]) -> None:
         """Tell of the adapters here, and hear of the others."""
-        found: Mapping[str, tuple[str, float]] = {}
+        found: Mapping[str, tuple[str, float]] | None = None
         try:
             await self._seat.keep()
             self._leads = self._seat.ours
@@ -55,10 +58,16 @@ class Together:
             found = await self.store.beat(self.id, text, _KEPT_S, Board.ADAPTERS)
         except StoreUnavailable:
             self._leads = self._leads is not False
-        others = [_told(text) for each, (text, _) in found.items() if each != self.id]
+        if found is not None:
+            self._others = [_told(text) for each, (text, _) in found.items() if each != self.id]
+            self._heard_at = self.clock.now()
+        elif not self._seat.ours and self.clock.now() - self._heard_at > _KEPT_S:
+            self._others = []
+        stale = found is None and self._leads and not self._seat.ours
         for name, keeper in pools.items():
             keeper.leads = self._leads
-            keeper.hear(Elsewhere([each[name] for each in others if name in each]))
+            told = [each[name] for each in self._others if name in each]
+            keeper.hear(Elsewhere(told, stale=stale))
 
 
 def _told(text: str) -> Mapping[str, PoolTold]:

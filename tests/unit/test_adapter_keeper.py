@@ -2,17 +2,22 @@
 
 import asyncio
 
+from gateway.adapters.elsewhere import Elsewhere, PoolTold
 from gateway.adapters.keeper import Done, PoolAdapters, Tools
 from gateway.adapters.keepers import Adapters
 from gateway.adapters.memory import Memory, Order
 from gateway.adapters.seen import Failure
+from gateway.adapters.together import Together
 from gateway.config.models import Config
 from gateway.core.events import Events
 from gateway.core.types import ModelsSeen, Need, Route, ServedModel
+from gateway.store.memory import MemoryStore
+from gateway.store.shared import StoreUnavailable
 from gateway.watch.adapters import AdapterError
 from tests.gatehouse import House, held, passes
 
 BASE = ServedModel("m", None, None)
+OTHERS = PoolTold(requests={"m/b1": {"a": 1}})
 LOAD_S = 1.0
 UNLOAD_S = 0.1
 
@@ -182,3 +187,110 @@ async def is_paused(folder):
 
 def test_what_is_asked_for_in_a_pause_is_loaded_after_it(tmp_path):
     is_paused(tmp_path)
+
+
+class Store(MemoryStore):
+    lost = False
+
+    async def renew(self, *args):
+        if self.lost:
+            raise StoreUnavailable("the connection was refused")
+        return await super().renew(*args)
+
+    async def beat(self, *args):
+        if self.lost:
+            raise StoreUnavailable("the connection was refused")
+        return await super().beat(*args)
+
+
+class Other:
+    """A keeper of another gateway, which only tells."""
+
+    leads = None
+
+    def __init__(self, told):
+        self.told = told
+
+    def tell(self):
+        return self.told
+
+    def hear(self, elsewhere):
+        self.elsewhere = elsewhere
+
+
+async def loses_the_store(folder, seconds, told):
+    """Have a server with the one adapter, a gateway that leads lose the store, and then ask for the other one."""
+    site = Site(folder)
+    store = Store(site.loop)
+    one, other = (Together(store, site.loop, name) for name in ("one", "other"))
+    site.keeper.want("a")
+    await site.turns(8 * LOAD_S, ["a"])
+    keepers, others = {"m": site.keeper}, {"m": Other(told)}
+    for _ in range(2):
+        await one.turn(keepers)
+        await other.turn(others)
+    store.lost = True
+    await passes(seconds)
+    await one.turn(keepers)
+    await site.turns(8, ["b"])
+    return [*site.names], site
+
+
+@held
+async def keeps_what_others_use(folder):
+    assert (await loses_the_store(folder, 0.25, OTHERS))[0] == ["a"]
+
+
+@held
+async def unloads_while_it_leads(folder):
+    assert (await loses_the_store(folder, 0.25, PoolTold()))[0] == ["b"]
+
+
+@held
+async def unloads_nothing_after_its_lease(folder):
+    names, site = await loses_the_store(folder, 15.0, PoolTold())
+    assert names == ["a"]
+    site.keeper.hear(Elsewhere())
+    await site.turns(8, ["b"])
+    assert [*site.names] == ["b"]
+
+
+def test_a_gateway_without_the_store_unloads_nothing_that_others_may_use(tmp_path):
+    """What they told holds for as long as the lease does; after that, nothing is known."""
+    keeps_what_others_use(tmp_path / "0")
+    unloads_while_it_leads(tmp_path / "1")
+    unloads_nothing_after_its_lease(tmp_path / "2")
+
+
+@held
+async def stops_what_it_began(folder):
+    site = Site(folder)
+    site.keeper.want("a")
+    await site.turns(8 * LOAD_S, ["a"])
+    site.keeper.hear(Elsewhere([OTHERS]))
+    site.keeper.known.memory.order("m/b1", "a", Order(keep=False))
+    await site.turns(2, ["b"])
+    assert site.keeper.changes
+    site.keeper.hear(Elsewhere(stale=True))
+    await site.turns(2, ["b"])
+    assert (site.keeper.changes, [*site.names]) == ({}, ["a"])
+
+
+def test_an_unload_that_waits_ends_when_nobody_knows_what_others_use(tmp_path):
+    stops_what_it_began(tmp_path)
+
+
+@held
+async def loads_if_others_are_heard(folder):
+    site = Site(folder)
+    site.table.observe("m/b1", ModelsSeen(site.loop.time(), (BASE,), None, "0.24.0"))
+    site.keeper.hear(Elsewhere(stale=True))
+    await site.turns(4, ["a"])
+    assert [*site.names] == []
+    site.keeper.hear(Elsewhere())
+    await site.turns(4, ["a"])
+    assert [*site.names] == ["a"]
+
+
+def test_a_version_that_mixes_adapters_up_loads_none_while_others_are_not_heard(tmp_path):
+    loads_if_others_are_heard(tmp_path)
