@@ -7,7 +7,7 @@ twice. A Redis that came back empty is told all that the ledgers still have.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 import msgspec
@@ -40,7 +40,9 @@ return tonumber(ARGV[3])
 # The mark is a field beside the ledgers: a loss takes both.
 _COUNTED: Final = Script("return redis.call('HMGET', KEYS[1], ARGV[1], 'mark')")
 _MARK: Final = Script("redis.call('HSET', KEYS[1], 'mark', ARGV[1]) return ARGV[1]")
-_READ: Final = Script("return redis.call('HGETALL', KEYS[1])")
+# KEYS: the hash of a day. ARGV: where to go on, 0 at first. Returns that (0: this was all), then fields and amounts.
+# A part of it, so that no day takes longer than a call may; a field may come twice.
+_READ: Final = Script("return redis.call('HSCAN', KEYS[1], ARGV[1], 'COUNT', 500)")
 
 
 class SharedUsage:
@@ -75,13 +77,21 @@ class SharedUsage:
         """Return what was used on some days."""
         found: dict[Place, Sums] = {}
         for day in days:
-            flat = await self._link.ask(_READ, (_day_key(day),), ())
-            for field, amount in zip(flat[::2], flat[1::2], strict=True):
+            async for field, amount in self._fields(day):
                 tenant, key, model, adapter, measure = msgspec.json.decode(field)
                 sums = found.setdefault((day, tenant, key, model, adapter), Sums())
                 value = float(amount)
                 setattr(sums, measure, value if measure == "money" else round(value))
         return found
+
+    async def _fields(self, day: str) -> AsyncIterator[tuple[str, str]]:
+        at = "0"
+        while True:
+            at, flat = await self._link.ask(_READ, (_day_key(day),), (at,))
+            for pair in zip(flat[::2], flat[1::2], strict=True):
+                yield pair
+            if str(at) == "0":
+                return
 
 
 def _day_key(day: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from gateway.core.aio import SystemClock
 from gateway.core.limits import KeyLimits
+from gateway.usage.entries import Sums
 from gateway.usage.report import rows
 from tests.limitedgateway import LimitedGateway
 from tests.limitercases import DAY_S, plan_of
@@ -89,6 +90,26 @@ async def test_two_gateways_count_together_and_again_what_redis_lost(tmp_path, s
     assert await until_told(1400) == told
     for each in gateways:
         await each.ends()
+
+
+@story
+async def test_a_day_of_many_keys_is_read_and_the_link_goes_on(tmp_path, server):
+    gateway = Gateway(server, tmp_path)
+    await gateway.accounts.open()
+    today, places = gateway.accounts.today(), 10_000
+    with server.client() as client, client.pipeline(transaction=False) as pipe:
+        for n in range(places):
+            named = f'["tenant-{n}","key_{n:08d}","llama-3-70b",""'
+            fields = {f'{named},"{kind}"]': n for kind in Sums.__slots__}
+            pipe.hset(f"gw1:{{usage}}:{today}", mapping=fields)
+        pipe.execute()
+    await gateway.finds()
+    for _ in range(4):
+        read = await gateway.accounts.read([today])
+        assert len(read) == places
+        assert read[today, "tenant-7", "key_00000007", "llama-3-70b", ""] == Sums(7, 7, 7, 7, 7)
+        assert gateway.store.link.trouble == ""
+    await gateway.ends()
 
 
 @pytest.mark.parametrize("lost", ["all", "its last minutes"])

@@ -15,6 +15,7 @@ from gateway.usage.accounts import Accounts
 from gateway.usage.entries import Entry, Sums, entry_of, summed
 from gateway.usage.journal import UsageJournal, every_entry
 from gateway.usage.report import as_csv, days_between, rows
+from gateway.usage.shared import SharedUsage
 from tests.limitercases import DAY_S, plan_of
 from tests.storecases import HeldClock
 
@@ -218,6 +219,29 @@ def test_a_gateway_that_begins_again_knows_what_was_used_and_counts_on(tmp_path)
         await after.close()
 
     run(story())
+
+
+def test_a_day_is_read_in_parts_and_one_that_is_missing_makes_it_unknown():
+    class Pages:
+        missing = False
+
+        async def ask(self, script, keys, args, within_s=1.0):
+            if args[0] == "0":
+                return "7", ['["a","k","m","","input"]', "3", '["b","k","m","","input"]', "4"]
+            if self.missing:
+                raise StoreUnavailable
+            return "0", ['["b","k","m","","input"]', "4", '["b","k","m","","money"]', "0.5"]
+
+    pages, day = Pages(), "2026-11-23"
+    shared = SharedUsage(pages)
+    read = run(shared.read([day]))
+    assert read == {
+        (day, "a", "k", "m", ""): Sums(input=3),
+        (day, "b", "k", "m", ""): Sums(input=4, money=0.5),
+    }
+    pages.missing = True
+    with pytest.raises(StoreUnavailable):
+        run(shared.read([day]))
 
 
 def test_what_limits_owe_is_told_before_the_lines_of_it_and_once_redis_answers(tmp_path):
