@@ -32,6 +32,7 @@ class Together:
     id: str
     elects: bool
     _seat: Seat = field(init=False)
+    _tells: bool = False  # others may hear of a canary here, so its end is told too
 
     def __post_init__(self) -> None:
         self._seat = Seat("canaries", self.id, self.store, self.clock)
@@ -43,13 +44,14 @@ class Together:
     async def turn(self) -> None:
         """Tell what was seen here, and hear of the others."""
         told = self.rollouts.tell()
-        if not told:
+        if not told and not self._tells:
             return
         try:
             if self.elects:
                 await self._seat.keep()
-            text = msgspec.json.encode(told).decode()
+            text = msgspec.json.encode(told).decode() if told else ""
             found = await self.store.beat(self.id, text, _KEPT_S, Board.CANARIES)
+            self._tells = bool(told)
         except StoreUnavailable:
             found = None
         if self.elects:

@@ -260,6 +260,22 @@ def test_of_several_gateways_one_judges_what_all_saw_and_all_take_its_verdict(tm
     assert gateways.reserves() == [set(), set(), set()]
 
 
+def test_a_canary_that_ended_everywhere_begins_anew_when_it_is_set_up_again(tmp_path):
+    gateways = Gateways(tmp_path, 2, weight=0.5, automatic=False)
+    gateways.beat()
+    serve(gateways.sites[1], 40, outcome=Outcome.UPSTREAM_REJECTED)
+    gateways.beat()
+    assert [site.trial.finding for site in gateways.sites] == [Finding.WORSE] * 2
+    for site in gateways.sites:
+        site.rollouts.apply({})
+    gateways.beat()
+    for site in gateways.sites:
+        site.reload(**gateways.how)
+    gateways.beat()
+    assert [site.trial.finding for site in gateways.sites] == [Finding.OPEN] * 2
+    assert [site.trial.trial.requests for site in gateways.sites] == [0, 0]
+
+
 def test_when_the_one_that_judges_dies_another_does_and_knows_what_it_saw(tmp_path):
     gateways = Gateways(tmp_path, 2, weight=0.5, automatic=True)
     gateways.beat()
