@@ -126,8 +126,7 @@ class Accounts:
     async def _open(self, folder: Path) -> None:
         """Take a ledger, and count what was written before."""
         try:
-            journal = await asyncio.to_thread(UsageJournal, folder, self._most_bytes)
-            before = await asyncio.to_thread(lambda: summed(every_entry(folder)))
+            journal, before = await asyncio.to_thread(_opened, folder, self._most_bytes)
         except OSError as error:
             self._cannot_write(error)
             return
@@ -231,6 +230,16 @@ class Accounts:
                 extra={"event": "usage_unwritten"},
             )  # fmt: skip
         self._told = True
+
+
+def _opened(folder: Path, most_bytes: int) -> tuple[UsageJournal, dict[Place, Sums]]:
+    """Take a ledger, and return with it what all of them have."""
+    journal = UsageJournal(folder, most_bytes)
+    try:
+        return journal, summed(every_entry(folder))
+    except BaseException:
+        journal.close()
+        raise
 
 
 def _newest(sums: Mapping[Place, Sums]) -> dict[Place, Sums]:

@@ -173,7 +173,8 @@ def _first(path: Path) -> int:
 
 
 def _entries(path: Path) -> Iterator[Entry]:
-    with path.open("rb") as file:
+    # One that is gone was the oldest of a full ledger, whose process writes on meanwhile.
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         for line in file:
             each = _decoded(line)
             if each is not None:

@@ -244,6 +244,37 @@ def test_a_day_is_read_in_parts_and_one_that_is_missing_makes_it_unknown():
         run(shared.read([day]))
 
 
+def test_a_file_that_another_process_removes_meanwhile_is_passed_over(tmp_path):
+    journals = [UsageJournal(tmp_path, 10_000) for _ in range(2)]
+    for journal in journals:
+        journal.append([entry(1, journal.id)])
+    every = every_entry(tmp_path)
+    assert next(every).id == journals[0].id
+    next(tmp_path.glob("1/ledger-*")).unlink()
+    assert [*every] == []
+    for journal in journals:
+        journal.close()
+
+
+def test_a_ledger_is_free_again_when_the_others_cannot_be_read(tmp_path, monkeypatch):
+    def refuses(folder):
+        raise PermissionError(13, "Permission denied")
+
+    async def story():
+        accounts = Accounts(HeldClock(), None, tmp_path / "usage", 10**6, lambda *names: None)
+        accounts.posted([record("a")])
+        with monkeypatch.context() as patch:
+            patch.setattr("gateway.usage.accounts.every_entry", refuses)
+            for _ in range(3):
+                await accounts.turn()
+        await accounts.turn()
+        await accounts.close()
+        assert [each.name for each in (tmp_path / "usage").iterdir()] == ["0"]
+        assert [each.id for each in every_entry(tmp_path / "usage")] == ["a"]
+
+    run(story())
+
+
 def test_what_limits_owe_is_told_before_the_lines_of_it_and_once_redis_answers(tmp_path):
     async def story():
         redis, lost, told = FakeRedis(), False, []
