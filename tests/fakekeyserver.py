@@ -57,7 +57,7 @@ class FakeKeyServer:
         now, what = self.generation, "since"
         at = now - known
         there = 0 <= at < len(self.history) and self.history[at]
-        if stamp and there != stamp:
+        if stamp and (there != stamp or len(self.records) < len(self.changed)):
             known, what = 0, "all"
         elif known == now:
             what = "same"
@@ -66,7 +66,7 @@ class FakeKeyServer:
         since = sorted((at, each) for each, at in self.changed.items() if at > known)[:most]
         upto = since[-1][0] if len(since) == most else now
         head = [what, now, self.history[0] if self.history else "", self.pepper, upto]
-        return [*head, *(self.records[each] for _, each in since)]
+        return [*head, *(self.records[each] for _, each in since if each in self.records)]
 
     def _note_use(self, *args):
         for key_id, at in zip(args[::2], args[1::2], strict=True):

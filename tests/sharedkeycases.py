@@ -7,6 +7,7 @@ import pytest
 from gateway.access import redisstore
 from gateway.access.keyerrors import NoSuchKey, WrongPepper
 from gateway.access.redisstore import RedisKeys
+from gateway.access.sharedkeys import SharedKeys
 from gateway.store.shared import StoreUnavailable
 from tests.keycases import Desk, KeyCases
 
@@ -136,6 +137,21 @@ class SharedKeyCases(KeyCases):
         self.lose(desk)
         with pytest.raises(NoSuchKey):
             desk.put(made.record, made.record.version)
+
+    def test_records_that_alone_are_lost_are_told_again_by_who_knows_them(self, desk, tmp_path):
+        made = [desk.create({"name": name}).id for name in "ab"]
+        follower, late = (SharedKeys(desk.store, tmp_path / name) for name in ("one", "late"))
+        desk.runner.run(follower.look())
+        self.lose_records(desk)
+        desk.runner.run(late.look())
+        assert late.snapshot.entries == {}
+        desk.runner.run(follower.look())
+        assert sorted(follower.snapshot.entries) == sorted(made)
+        desk.runner.run(late.look())
+        assert sorted(late.snapshot.entries) == sorted(made) == desk.ids(desk.read())
+
+    def lose_records(self, desk):
+        raise NotImplementedError
 
     def lose(self, desk):
         raise NotImplementedError

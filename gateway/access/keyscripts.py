@@ -9,7 +9,8 @@
 
 A change draws a random stamp. A reader that knows the generation and its stamp gets what changed since,
 if that stamp is still where it was in the history. Otherwise changes were lost, as after a fail-over, or
-it was away for long: it reads everything.
+it was away for long: it reads everything. So does one that finds fewer records than keys: none is ever
+deleted, so some were lost.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ local known, most = tonumber(ARGV[1]), tonumber(ARGV[3])
 local now = tonumber(redis.call('GET', KEYS[3]) or '0')
 local stamp = redis.call('LINDEX', KEYS[4], 0) or ''
 local reply = {'since', now, stamp, redis.call('GET', KEYS[5]) or '', now}
-if ARGV[2] ~= '' and (known > now or redis.call('LINDEX', KEYS[4], now - known) ~= ARGV[2]) then
+local lost = redis.call('HLEN', KEYS[1]) < redis.call('ZCARD', KEYS[2])
+if ARGV[2] ~= '' and (lost or known > now or redis.call('LINDEX', KEYS[4], now - known) ~= ARGV[2]) then
   known, reply[1] = 0, 'all'
 elseif known == now then
   reply[1] = 'same'
@@ -73,7 +75,10 @@ end
 local found = redis.call(
   'ZRANGEBYSCORE', KEYS[2], '(' .. known, '+inf', 'WITHSCORES', 'LIMIT', 0, most)
 for place = 1, #found, 2 do
-  reply[#reply + 1] = redis.call('HGET', KEYS[1], found[place])
+  local text = redis.call('HGET', KEYS[1], found[place])
+  if text then
+    reply[#reply + 1] = text
+  end
 end
 if #found == 2 * most then
   reply[5] = tonumber(found[#found])

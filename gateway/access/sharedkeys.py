@@ -107,12 +107,10 @@ class SharedKeys:
             self._tell(str(error))
             return
         self._tell("")
-        if self.snapshot is not None and (part.generation, part.stamp) == (
-            known.generation,
-            known.stamp,
-        ):
-            return
         ours = _lost(known.entries, part) if part.whole else {}
+        same = (part.generation, part.stamp) == (known.generation, known.stamp)
+        if self.snapshot is not None and same and not ours:
+            return
         self._take(part, ours)
         if ours:
             await self._tell_again(ours.values(), part)

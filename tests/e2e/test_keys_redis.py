@@ -60,6 +60,9 @@ class TestRedis(SharedKeyCases):
     def lose(self, desk):
         desk.server.ask("FLUSHALL")
 
+    def lose_records(self, desk):
+        desk.server.ask("DEL", scripts.RECORDS)
+
     def plant(self, desk, key_id, text):
         desk.server.ask("HSET", scripts.RECORDS, key_id, text)
 

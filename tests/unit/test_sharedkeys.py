@@ -17,5 +17,8 @@ class TestPlayed(SharedKeyCases):
     def lose(self, desk):
         desk.store.link.forget()
 
+    def lose_records(self, desk):
+        desk.store.link.records.clear()
+
     def plant(self, desk, key_id, text):
         desk.store.link.records[key_id] = text
