@@ -39,6 +39,13 @@ return tonumber(ARGV[3])
 
 # The mark is a field beside the ledgers: a loss takes both.
 _COUNTED: Final = Script("return redis.call('HMGET', KEYS[1], ARGV[1], 'mark')")
+# ARGV: ledger, the last line that was counted, and the one that counts as that from now on.
+_GO_BACK: Final = Script("""
+if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then
+  redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+end
+return 1
+""")
 _MARK: Final = Script("redis.call('HSET', KEYS[1], 'mark', ARGV[1]) return ARGV[1]")
 # KEYS: the hash of a day. ARGV: where to go on, 0 at first. Returns that (0: this was all), then fields and amounts.
 # A part of it, so that no day takes longer than a call may; a field may come twice.
@@ -55,6 +62,10 @@ class SharedUsage:
         """Return the last line of a ledger that was counted, and the mark; empty: there is none."""
         counted, mark = await self._link.ask(_COUNTED, (_JOURNALS,), (journal_id,))
         return int(counted or 0), mark or ""
+
+    async def go_back(self, journal_id: str, counted: int, last: int) -> None:
+        """Have lines after the last one of a ledger count that lost what was counted of them."""
+        await self._link.ask(_GO_BACK, (_JOURNALS,), (journal_id, counted, last))
 
     async def leave_mark(self) -> str:
         """Say that lines of before were told again, with a mark that nobody has seen; returns it."""

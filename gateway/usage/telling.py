@@ -39,6 +39,7 @@ class Telling:
         self._shared = shared
         self._today = today
         self._counted = 0  # lines of this process's ledger, when Redis was asked last
+        self._began = False  # this process may have told lines
         self._lacked = False  # Redis lacked something of before, and no mark says so yet
         self._mark: str | None = None  # when the month was read last
         self._turns = 0
@@ -71,6 +72,10 @@ class Telling:
     async def _catch_up(self, journal: UsageJournal) -> str | None:
         """Tell what Redis lacks; returns its mark once that is all."""
         counted, mark = await self._shared.counted(journal.id)
+        if not self._began and counted > journal.found:  # its disk lost lines, whose numbers are used again
+            await self._shared.go_back(journal.id, counted, journal.found)
+            counted = journal.found
+        self._began = True
         await self.tell_owed()
         self._lacked |= counted < max(self._counted, journal.found)
         self._counted, whole = await self._tell(journal, counted)

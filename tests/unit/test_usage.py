@@ -143,6 +143,10 @@ class FakeRedis:
             raise StoreUnavailable
         if "HMGET" in script.text:
             return [self.counted.get(args[0]), self.counted.get("mark")]
+        if "ARGV[3])\nend" in script.text:
+            if self.counted.get(args[0]) == args[1]:
+                self.counted[args[0]] = args[2]
+            return 1
         if len(args) == 1:
             self.counted["mark"] = args[0]
             return args[0]
@@ -298,6 +302,34 @@ def test_what_limits_owe_is_told_before_the_lines_of_it_and_once_redis_answers(t
         assert (told, redis.tokens) == ([0, 0], 3)
         assert redis.counted["mark"]  # all read again what was used, as something may be lost
         await accounts.close()
+
+    run(story())
+
+
+@pytest.mark.parametrize("away", [True, False])
+def test_what_comes_after_lines_that_a_disk_lost_is_counted(tmp_path, away):
+    """After a power failure, or with a state folder of before, Redis has counted more than the ledger has."""
+
+    async def story():
+        redis, clock = FakeRedis(), HeldClock()
+        before = Accounts(clock, redis, tmp_path / "usage", 10**6, lambda *names: None)
+        for n in range(2):
+            before.posted([record(f"r{n}{m}", tokens=(3, 0)) for m in range(10)])
+            await before.turn()
+            if n == 0:
+                (file,) = tmp_path.glob("usage/0/ledger-*")
+                early = file.read_bytes()
+        await before.close()
+        file.write_bytes(early)
+        after = Accounts(clock, redis, tmp_path / "usage", 10**6, lambda *names: None)
+        await after.open()
+        redis.away = away
+        for n in range(30):
+            after.posted([record(f"s{n}", tokens=(3, 0))])
+            await after.turn()
+            redis.away = False
+        assert redis.tokens == 150
+        await after.close()
 
     run(story())
 
