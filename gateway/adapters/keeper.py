@@ -182,7 +182,7 @@ class PoolAdapters:
         self.look()
 
     def _follow(self, placed: Mapping[str, Placed]) -> None:
-        """Have requests find what another gateway has placed; read the list of a backend that shows it not yet."""
+        """Apply the leading gateway's placement here, and fetch a backend's model list again where it differs."""
         paths = self.known.paths(self._table.backends(self._pool)).keys()
         for each in self._serving():
             told = placed.get(each.id)
@@ -247,7 +247,7 @@ class PoolAdapters:
         try:
             with closing(self._tools.connect(backend)) as server:
                 gone = move.unload is None or await self._unload(backend, server, move)
-                # Others may still send what this load would mix up.
+                # Other gateways may still send adapter requests, and this vLLM would mix them up during a load.
                 apart = not (self.known.elsewhere and mixes(backend))
                 gone = gone and (apart or await self._unused(backend, {*backend.adapters}))
                 if gone and move.load is not None:

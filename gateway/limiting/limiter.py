@@ -78,14 +78,15 @@ class Limiter:
     ) -> None:
         """`spent` tells what is known to be used of a day or month; what is shared may lack it."""
         self._spent = spent
-        self.tells_owed = True  # False: who tells Redis the ledger tells that too, before it
+        self.tells_owed = True  # False: `usage.telling` calls `tell_owed`, before it sends ledger lines
         self.levels = Levels()
         self._clock = clock
         self._link = link
         self._replicas = replicas
         self._again_at = -math.inf  # Redis was slow, and is asked again then
         self._told: dict[Plan, tuple[tuple[float, ...], float]] = {}  # by Redis, and when
-        # Plans whose days and months are at least what was spent before; and that, by store, rule and day.
+        # `_begun`: plans whose levels in Redis were already raised to the known usage. `_before`: that usage, by store,
+        # amount, period and day.
         self._begun: set[tuple[tuple[str, ...], str]] = set()
         self._before: dict[tuple[str, int, Period, int], float] = {}
         self._owed: dict[Plan, Amounts] = {}  # of days and months, that Redis was not told

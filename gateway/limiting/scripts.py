@@ -138,7 +138,7 @@ end
 return redis.call('PEXPIRE', KEYS[1], ARGV[1])
 """)
 
-# What counts may have lost its data, or never had it: none of these rules is lower from now on.
+# Raises each level to at least what is known to be spent, because Redis may have lost it or never had it.
 # Words: four of each rule of a day or a month. ARGV[2]: the day, then what was spent of each of them.
 RECALL: Final = Script(
     _LEVELS

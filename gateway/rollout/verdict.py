@@ -84,7 +84,10 @@ class Arm(msgspec.Struct):
 
     @property
     def spread(self) -> int:
-        """In how many moments requests failed, as far as that matters."""
+        """In how many separate moments requests failed.
+
+        Each refused request is one; of others only the last `MOMENTS` are kept.
+        """
         return self.refused + len(self.moments)
 
     def later(self, seconds: float) -> Arm:

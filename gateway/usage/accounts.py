@@ -51,9 +51,10 @@ class Accounts:
         most_bytes: int,
         price_of: PriceOf,
     ) -> None:
-        # Of this process and, of this month, what its state folder has. With a folder the days before today are one.
+        # Usage counted by this process, plus this month's usage from the ledgers. If there are ledgers, all earlier
+        # days of the month are one entry.
         self.sums: dict[Place, Sums] = {}
-        self._spent = Spent()  # of these
+        self._spent = Spent()  # index over `sums`
         self._day = day_told(clock.wall())
         self._tenants: dict[str, Sums] = {}  # of this process
         # Where requests of one day are counted, by tenant, key, model and adapter; and when that day ends.

@@ -30,7 +30,10 @@ _DECODER: Final = msgspec.json.Decoder(Entry)
 
 
 class UsageJournal:
-    """One ledger. `last` is the number of its last line, 0 while it has none; `found` is that when it was taken."""
+    """One ledger. `last` is the number of its last line, 0 while it has none.
+
+    `found` is the value of `last` when this process opened the ledger.
+    """
 
     def __init__(self, folder: Path, most_bytes: int, place: int | None = None) -> None:
         """Take a ledger of a folder: the first free one, made if need be, or the one at a place.

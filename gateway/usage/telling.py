@@ -33,7 +33,7 @@ class Telling:
     def __init__(self, shared: SharedUsage, today: Callable[[], str]) -> None:
         self.spent: Spent | None = None
         self.wanted = False  # some limit counts over a day or a month
-        # Redis answers, and is told no lines yet. They raise StoreUnavailable where something may be lost.
+        # Called in each turn after Redis answered and before lines are sent to it. May raise StoreUnavailable.
         self.on_telling: list[Callable[[], Awaitable[None]]] = []
         self.on_learnt: list[Callable[[], None]] = []  # after `spent` changed
         self._shared = shared
@@ -41,7 +41,7 @@ class Telling:
         self._counted = 0  # lines of this process's ledger, when Redis was asked last
         self._began = False  # this process may have told lines
         self._lacked = False  # Redis lacked something of before, and no mark says so yet
-        self._mark: str | None = None  # when the month was read last
+        self._mark: str | None = None  # the mark in Redis when this gateway last read the month's usage
         self._turns = 0
         self._learns_from = 0  # that turn
 
