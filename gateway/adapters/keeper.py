@@ -276,7 +276,7 @@ class PoolAdapters:
         return name not in backend.models
 
     async def _unused(self, backend: Backend, names: AbstractSet[str]) -> bool:
-        """Wait until all have heard of a change, and no request uses these; False: it takes too long, or is not known."""
+        """Wait until all have heard of a change, and no request uses these; False: too long, or not known."""
         began = self._clock.now()
         heard_s = _HEARD_S if self.known.elsewhere else 0.0
         while (passed_s := self._clock.now() - began) < heard_s or names & (

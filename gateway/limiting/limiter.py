@@ -78,7 +78,8 @@ class Limiter:
     ) -> None:
         """`spent` tells what is known to be used of a day or month; what is shared may lack it."""
         self._spent = spent
-        self.tells_owed = True  # False: `usage.telling` calls `tell_owed`, before it sends ledger lines
+        # False: `usage.telling` calls `tell_owed`, before it sends ledger lines.
+        self.tells_owed = True
         self.levels = Levels()
         self._clock = clock
         self._link = link

@@ -22,9 +22,7 @@ class Own:
     """What is known of the gateway itself, beside its overview."""
 
     settings_file: str = "the settings file"
-    file_changed_wall: float | None = (
-        None  # when it was written last, if it is not what is in force
-    )
+    file_changed_wall: float | None = None  # when it was written last, if that is not in force
     reloads: Sequence[Reload] = ()  # the newest first
     disk: str = ""  # the folder of its state
     disk_free_bytes: int | None = None

@@ -41,7 +41,8 @@ class Telling:
         self._counted = 0  # lines of this process's ledger, when Redis was asked last
         self._began = False  # this process may have told lines
         self._lacked = False  # Redis lacked something of before, and no mark says so yet
-        self._mark: str | None = None  # the mark in Redis when this gateway last read the month's usage
+        # The mark in Redis when this gateway last read the month's usage.
+        self._mark: str | None = None
         self._turns = 0
         self._learns_from = 0  # that turn
 
@@ -72,7 +73,8 @@ class Telling:
     async def _catch_up(self, journal: UsageJournal) -> str | None:
         """Tell what Redis lacks; returns its mark once that is all."""
         counted, mark = await self._shared.counted(journal.id)
-        if not self._began and counted > journal.found:  # its disk lost lines, whose numbers are used again
+        if not self._began and counted > journal.found:
+            # Its disk lost lines, whose numbers are used again.
             await self._shared.go_back(journal.id, counted, journal.found)
             counted = journal.found
         self._began = True

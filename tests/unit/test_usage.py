@@ -2,9 +2,11 @@
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from gateway.core.aio import start
 from gateway.core.asked import Caller
 from gateway.core.endings import Attempt, Ending
 from gateway.core.limits import Amounts, KeyLimits, Period, Price, Taken
@@ -260,17 +262,16 @@ def test_a_file_that_another_process_removes_meanwhile_is_passed_over(tmp_path):
         journal.close()
 
 
-def test_a_ledger_is_free_again_when_the_others_cannot_be_read(tmp_path, monkeypatch):
-    def refuses(folder):
-        raise PermissionError(13, "Permission denied")
-
+def test_a_ledger_is_free_again_when_the_others_cannot_be_read(tmp_path):
     async def story():
         accounts = Accounts(HeldClock(), None, tmp_path / "usage", 10**6, lambda *names: None)
         accounts.posted([record("a")])
-        with monkeypatch.context() as patch:
-            patch.setattr("gateway.usage.accounts.every_entry", refuses)
-            for _ in range(3):
-                await accounts.turn()
+        unreadable = tmp_path / "usage/9/ledger-1.jsonl"
+        unreadable.mkdir(parents=True)
+        for _ in range(3):
+            await accounts.turn()
+        unreadable.rmdir()
+        unreadable.parent.rmdir()
         await accounts.turn()
         await accounts.close()
         assert [each.name for each in (tmp_path / "usage").iterdir()] == ["0"]
@@ -411,29 +412,31 @@ def test_a_disk_that_is_full_loses_nothing_that_fits_the_memory(tmp_path):
     run(story())
 
 
-def test_who_is_cancelled_while_lines_are_written_has_none_written_twice(tmp_path, monkeypatch):
-    append = UsageJournal.append
+class SlowDisk(ThreadPoolExecutor):
+    """Takes its time over whatever it is given."""
 
-    def slow(self, entries):
-        time.sleep(0.05)
-        append(self, entries)
+    def submit(self, work, *args):
+        return super().submit(lambda: (time.sleep(0.05), work(*args))[1])
 
-    monkeypatch.setattr(UsageJournal, "append", slow)
 
+def test_who_is_cancelled_while_lines_are_written_has_none_written_twice(tmp_path):
     async def story():
         accounts = Accounts(HeldClock(), None, tmp_path / "usage", 10**6, lambda *names: None)
+        accounts.posted([record("first")])
+        await accounts.turn()
+        asyncio.get_running_loop().set_default_executor(SlowDisk())
         accounts.posted([record("a"), record("b")])
-        turn = asyncio.ensure_future(accounts.turn())
-        while accounts._appending is None:
-            await asyncio.sleep(0)
+        turn = start(accounts.turn(), name="turn")
+        await asyncio.sleep(0.01)  # it is being written
         turn.cancel()
         await asyncio.wait([turn])
         accounts.posted([record("c")])
         await accounts.close()
         assert [(each.n, each.id) for each in every_entry(tmp_path / "usage")] == [
-            (1, "a"),
-            (2, "b"),
-            (3, "c"),
+            (1, "first"),
+            (2, "a"),
+            (3, "b"),
+            (4, "c"),
         ]
 
     run(story())
