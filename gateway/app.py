@@ -242,6 +242,7 @@ def _limiter(
         limiter.tells_owed = False
         accounts.telling.on_telling.append(limiter.tell_owed)
         accounts.telling.on_learnt.append(limiter.recall)
+        limiter.on_lost.append(accounts.telling.relearn)
     return limiter
 
 

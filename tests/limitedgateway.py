@@ -27,6 +27,7 @@ class LimitedGateway:
         )
         self.accounts.telling.on_telling.append(self.limiter.tell_owed)
         self.accounts.telling.on_learnt.append(self.limiter.recall)
+        self.limiter.on_lost.append(self.accounts.telling.relearn)
 
     async def answers(self, plan, tokens, times=1):
         """Answer requests that use so many tokens; returns how many fitted."""

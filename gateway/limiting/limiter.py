@@ -19,6 +19,7 @@ import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Final
 
 from gateway.core.aio import Clock, periodic
@@ -80,6 +81,7 @@ class Limiter:
         self._spent = spent
         # False: `usage.telling` calls `tell_owed`, before it sends ledger lines.
         self.tells_owed = True
+        self.on_lost: list[Callable[[], None]] = []  # Redis lost days and months
         self.levels = Levels()
         self._clock = clock
         self._link = link
@@ -259,6 +261,11 @@ class Limiter:
         fits, day, *levels = reply.split()
         marked = [place for place, each in enumerate(levels) if each[0] == "!"]
         used = tuple([float(each.lstrip("!")) for each in levels] if marked else map(float, levels))
+        taken = costs if fits == "1" else NOTHING
+        if plan.calendar and not begins and self._is_lost(plan, used, taken):
+            self.recall()
+            for lost in self.on_lost:
+                lost()
         self._told[plan] = used, self._clock.now()
         wall = self._clock.wall()
         if fits == "1":
@@ -269,6 +276,21 @@ class Limiter:
         why = refusal(plan, costs, used, marked, wall)
         assert why is not None, "the script names the rules that refuse"
         return Refused(why, plan, used, wall)
+
+    def _is_lost(self, plan: Plan, used: tuple[float, ...], taken: Amounts) -> bool:
+        """Whether Redis tells less than half of before of a day or month, and less than is known to be spent.
+
+        One node of a cluster may lose its data, or a level may be evicted, while the usage is still there.
+        """
+        if self._spent is None or self._owed:
+            return False
+        told = self._told[plan][0] if plan in self._told else repeat(math.inf)
+        for rule, now, before in zip(plan.rules, used, told, strict=False):
+            level = now - taken[rule.amount]
+            less = rule.period in CALENDAR and 2 * level < before
+            if less and level + 1e-6 < self._spent(rule, plan.key_id):
+                return True
+        return False
 
     def _take_here(self, plan: Plan, costs: Amounts, lease: str) -> Taken | Refused:
         wall, replicas, away = self._clock.wall(), max(1, self._replicas()), self._link is not None

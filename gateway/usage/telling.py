@@ -70,6 +70,10 @@ class Telling:
         for told in self.on_telling:
             await told()
 
+    def relearn(self) -> None:
+        """Read the month again, in one of the next turns: limits have lost something of it."""
+        self._mark = None
+
     async def _catch_up(self, journal: UsageJournal) -> str | None:
         """Tell what Redis lacks; returns its mark once that is all."""
         counted, mark = await self._shared.counted(journal.id)

@@ -140,6 +140,29 @@ async def test_days_and_months_go_on_where_they_were_after_redis_lost(tmp_path, 
         await each.ends()
 
 
+@pytest.mark.parametrize("by", ["each", "one"])
+@story
+async def test_limits_go_on_where_they_were_after_redis_lost_them_alone(tmp_path, server, by):
+    """As when one node of a cluster comes back empty, and the ledgers are counted at another one."""
+    gateways = [Gateway(server, tmp_path / str(n)) for n in range(2)]
+    for each in gateways:
+        assert await each.answers("k", 450, 10) == 10
+    await turns_until(gateways, 9000, 9000, 9000)
+    for each in gateways:
+        for _ in range(10):  # all have read the month, and do so no more
+            await each.accounts.turn()
+        await each.used()
+    server.ask("DEL", *PLANS["k"].stores)
+    asked = gateways if by == "each" else gateways[:1]
+    fitted = sum([await each.answers("k", 10) for each in asked])
+    assert fitted == len(asked)  # who notices it has been let through
+    used = 9000 + 10 * fitted
+    await turns_until(gateways, used, used, used)
+    assert sum([await each.answers("k", 1000) for each in gateways]) == 0
+    for each in gateways:
+        await each.ends()
+
+
 @story
 async def test_a_gateway_that_begins_with_an_empty_redis_goes_on_from_its_ledger(tmp_path, server):
     before = Gateway(server, tmp_path)
