@@ -71,10 +71,10 @@ e2e: setup             ## real vLLM, real nginx, real SDKs; skips what is not in
 	@$(MAKE) --jobs 2 --keep-going --output-sync e2e-vllm e2e-others
 
 e2e-vllm: setup        ## the tests that start real vLLM servers: one process, for two pairs of engines are too many
-	$(BIN)/pytest -m 'e2e and vllm'
+	$(BIN)/pytest -m 'e2e and vllm' --durations 15
 
 e2e-others: setup      ## all others of e2e
-	$(BIN)/pytest -m 'e2e and not vllm'
+	$(BIN)/pytest -m 'e2e and not vllm' --durations 15
 
 clients: setup         ## the clients that people have, unmodified; installs them first
 	bash tests/e2e/clients/install.sh $(CACHE)
