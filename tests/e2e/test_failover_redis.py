@@ -111,7 +111,7 @@ async def test_limits_keys_and_months_go_on_at_the_replica_that_lacked_the_last_
             spent = sum([await chat(http, few.key) for http in (to_a, to_b)])
             await until_used((to_a, to_b), few.key, spent)
             assert await a.store.claim_restart("p/x", "one")
-            assert master.ask("WAIT", 1, 5000) == 1
+            await eventually(lambda: second.ask("KEYS", "*claim*"))
             second.signal(signal.SIGSTOP)  # what follows is lost with the master
             spent += sum([await chat(http, few.key) for http in (to_a, to_b, to_b)])
             await until_used((to_a, to_b), few.key, spent)
