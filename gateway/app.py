@@ -160,7 +160,7 @@ def build(
         clock=clock,
         gate=gate,
         shadows=Shadows(table, chooser, gate, client, clock, metrics.shadowed),
-        limiter=_limiter(clock, link, lambda: replicas.alive, accounts, group),
+        limiter=limiter_of(clock, link, lambda: replicas.alive, accounts, group),
         catalogs=Catalogs(table, clock),
         live=set(),
         early=Early(ledger.settle, clock),
@@ -228,7 +228,7 @@ def _told(ingress: Ingress, handler: Handler, supervisor: Supervisor, group: Gro
     return told_of(handler.table, supervisor.names, told, handler.gate.queues())
 
 
-def _limiter(
+def limiter_of(
     clock: Clock,
     link: Scripted | None,
     replicas: Callable[[], int],

@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 
+from gateway.app import limiter_of
 from gateway.core.aio import SystemClock
 from gateway.core.asked import Caller
 from gateway.core.limits import Price, Taken
-from gateway.limiting.limiter import Limiter
 from gateway.store.onredis import redis_store
 from gateway.store.shared import StoreUnavailable
 from gateway.usage.accounts import Accounts
@@ -21,13 +21,10 @@ class LimitedGateway:
         clock, price = SystemClock(), Price(1, 1, 2)
         self.store = redis_store(url, clock)
         self.accounts = Accounts(clock, self.store.link, state, 10**6, lambda *_: price)
-        self.limiter = Limiter(clock, self.store.link, lambda: replicas, self.accounts.spent)
+        self.limiter = limiter_of(clock, self.store.link, lambda: replicas, self.accounts, None)
         self.doubtful = (
             0  # tokens that Redis may have counted, though the limiter did not hear of it
         )
-        self.accounts.telling.on_telling.append(self.limiter.tell_owed)
-        self.accounts.telling.on_learnt.append(self.limiter.recall)
-        self.limiter.on_lost.append(self.accounts.telling.relearn)
 
     async def answers(self, plan, tokens, times=1):
         """Answer requests that use so many tokens; returns how many fitted."""

@@ -26,7 +26,7 @@ from gateway.admission.waiting import (
     coming,
     covers,
     left_alone,
-    needs_more,
+    needs_as_much,
     starts_in_s,
 )
 from gateway.config.models import Admission, PoolConfig
@@ -90,11 +90,14 @@ class Line:
             self.close()
 
     def _place(self, serving: Sequence[Backend], now: float) -> None:
-        """Let in those for whom there is room; who finds none is looked at once, and so is who needs no less."""
+        """Let in those for whom there is room.
+
+        Once a request finds none, those like it that need as much or more are skipped.
+        """
         best = self.queue.highest, self.top_priority  # what keeps this out keeps all others out
         full = {each.id for each in serving if each.obstacle(1, now, *best) is not None}
         kinds: Kinds = {}
-        blocked: dict[tuple[object, ...], Need] = {}  # the least that found no room, of each kind
+        blocked: dict[tuple[object, ...], Need] = {}  # the smallest that found no room, by `alike`
         before: dict[str, float] = {}  # seconds that those will take who wait for one backend
 
         def place(waiting: Waiting, claimed: Claims) -> Slot | Blocked:
@@ -102,7 +105,11 @@ class Line:
             if waiting.turn.done():  # its client has left; its own task takes it out
                 return Blocked(frozenset())
             least = blocked.get(waiting.alike)
-            if least is not None and self._fits_all(ask) and needs_more(self._backends, ask, least):
+            if (
+                least is not None
+                and self._fits_all(ask)
+                and needs_as_much(self._backends, ask, least)
+            ):
                 return self._blocked(waiting, kinds, now, full)
             held = left_alone(self._table, ask, claimed) if claimed else _NOTHING
             backend = self._finder.find(ask, now, full | held, before)

@@ -61,7 +61,9 @@ class Waiting:
     cost_tokens: int = field(init=False)  # what it will take of a backend; 1 at least
     returned: bool = field(init=False)  # it was refused before, and came again as it was told
     kind: tuple[object, ...] = field(init=False)  # which backends could take it, but for its size
-    alike: tuple[object, ...] = field(init=False)  # which rules hold for it, but for its size
+    alike: tuple[object, ...] = field(
+        init=False
+    )  # those with the same value differ only in size and prompt
     passes: int = field(default=0, init=False)  # later ones that went where it could have gone
     number: int = field(default=-1, init=False)  # order of arrival; -1: it was not queued yet
     order: tuple[bool, int] = field(init=False)  # of its tenant: whether it is fresh, its number
@@ -149,10 +151,10 @@ def covers(need: Need, other: Need) -> bool:
     return need.prompt_tokens >= other.prompt_tokens and need.tokens >= other.tokens
 
 
-def needs_more(backends: Sequence[Backend], ask: Ask, least: Need) -> bool:
-    """Whether a request surely finds no room, as one alike that needs `least` found none.
+def needs_as_much(backends: Sequence[Backend], ask: Ask, least: Need) -> bool:
+    """Whether a request surely finds no room, because one like it that needs `least` found none.
 
-    What is cached need not be read: where some of its prompt is, nobody can tell without a look.
+    False where a backend has some of its prompt cached: that part need not be read, so it may fit.
     """
     if ask.awaits is not None or not covers(ask.need, least):
         return False

@@ -376,7 +376,7 @@ async def test_of_one_class_too_no_more_is_sent_than_is_read_in_a_fifth_of_a_sec
 
 @held
 async def test_of_many_alike_that_find_no_room_one_is_looked_at():
-    """The least of them, and whoever needs less: a queue of any length costs a look at each change."""
+    """Those that need as much or more are skipped; a smaller one still goes in."""
     world = house(backends=[ONE])
     world.scrape("m/b1", running=1, kv=0.5)
     (small,) = await world.guests(1, tokens=100)
