@@ -19,7 +19,6 @@ import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import repeat
 from typing import Final
 
 from gateway.core.aio import Clock, periodic
@@ -88,9 +87,9 @@ class Limiter:
         self._replicas = replicas
         self._again_at = -math.inf  # Redis was slow, and is asked again then
         self._told: dict[Plan, tuple[tuple[float, ...], float]] = {}  # by Redis, and when
-        # `_begun`: plans whose levels in Redis were already raised to the known usage. `_before`: that usage, by store,
-        # amount, period and day.
-        self._begun: set[tuple[tuple[str, ...], str]] = set()
+        # `_begun`: plans whose levels in Redis were already raised to the known usage, with the levels of days and
+        # months that it told last. `_before`: that usage, by store, amount, period and day.
+        self._begun: dict[tuple[tuple[str, ...], str], tuple[float, ...]] = {}
         self._before: dict[tuple[str, int, Period, int], float] = {}
         self._owed: dict[Plan, Amounts] = {}  # of days and months, that Redis was not told
         self._untold: list[_Settled] = []  # to Redis, of what it let through
@@ -256,16 +255,11 @@ class Limiter:
                 link.post(scripts.SETTLE, plan.stores, told)
             raise
         self._again_at = -math.inf
-        if begins:
-            self._begun.add(counted)
         fits, day, *levels = reply.split()
         marked = [place for place, each in enumerate(levels) if each[0] == "!"]
         used = tuple([float(each.lstrip("!")) for each in levels] if marked else map(float, levels))
-        taken = costs if fits == "1" else NOTHING
-        if plan.calendar and not begins and self._is_lost(plan, used, taken):
-            self.recall()
-            for lost in self.on_lost:
-                lost()
+        if begins or (plan.calendar and counted in self._begun):
+            self._see(plan, used, costs if fits == "1" else NOTHING)
         self._told[plan] = used, self._clock.now()
         wall = self._clock.wall()
         if fits == "1":
@@ -277,20 +271,24 @@ class Limiter:
         assert why is not None, "the script names the rules that refuse"
         return Refused(why, plan, used, wall)
 
-    def _is_lost(self, plan: Plan, used: tuple[float, ...], taken: Amounts) -> bool:
-        """Whether Redis tells less than half of before of a day or month, and less than is known to be spent.
+    def _see(self, plan: Plan, used: tuple[float, ...], taken: Amounts) -> None:
+        """Note the days and months that Redis told, and whether it lost some.
 
-        One node of a cluster may lose its data, or a level may be evicted, while the usage is still there.
+        It did where it tells less than half of before, and less than is known to be spent: one node of a cluster
+        may lose its data, or a level may be evicted, while the usage is still there.
         """
-        if self._spent is None or self._owed:
-            return False
-        told = self._told[plan][0] if plan in self._told else repeat(math.inf)
-        for rule, now, before in zip(plan.rules, used, told, strict=False):
-            level = now - taken[rule.amount]
-            less = rule.period in CALENDAR and 2 * level < before
-            if less and level + 1e-6 < self._spent(rule, plan.key_id):
-                return True
-        return False
+        counted, levels = (plan.stores, plan.calendar), []
+        before, lost = iter(self._begun.get(counted, ())), False
+        for rule, now in zip(plan.rules, used, strict=True):
+            if rule.period in CALENDAR:
+                levels.append(level := now - taken[rule.amount])
+                if 2 * level < next(before, 0.0) and self._spent is not None and not self._owed:
+                    lost = lost or level + 1e-6 < self._spent(rule, plan.key_id)
+        self._begun[counted] = tuple(levels)
+        if lost:
+            self.recall()
+            for told in self.on_lost:
+                told()
 
     def _take_here(self, plan: Plan, costs: Amounts, lease: str) -> Taken | Refused:
         wall, replicas, away = self._clock.wall(), max(1, self._replicas()), self._link is not None
