@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed# and what development needs
 # Processes that run `make test`. Tests wait more than they compute: three on two cores.
 JOBS ?= 3
 
-.PHONY: setup browser screenshots fmt lint types arch test faults chaos fault-report incident-report test-fast test-pythons e2e e2e-vllm e2e-others clients vllm-tests ci demo run schema references clean
+.PHONY: setup browser screenshots fmt lint types arch test faults chaos fault-report incident-report test-fast test-pythons e2e e2e-vllm e2e-others e2e-redis clients vllm-tests ci demo run schema references clean
 
 $(RUNS): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -69,12 +69,16 @@ test-pythons:          ## test-fast and the contracts on each other Python that 
 
 e2e: setup             ## real vLLM, real nginx, real SDKs; skips what is not installed
 	@$(MAKE) --jobs 2 --keep-going --output-sync e2e-vllm e2e-others
+	@$(MAKE) e2e-redis
+
+e2e-redis: setup       ## several gateways on one Redis; alone, for engines beside it make Redis late
+	$(BIN)/pytest -m e2e --durations 15 tests/e2e/*_redis.py
 
 e2e-vllm: setup        ## the tests that start real vLLM servers: one process, for two pairs of engines are too many
 	$(BIN)/pytest -m 'e2e and vllm' --durations 15
 
 e2e-others: setup      ## all others of e2e
-	$(BIN)/pytest -m 'e2e and not vllm' --durations 15
+	$(BIN)/pytest -m 'e2e and not vllm' --durations 15 $(foreach each,$(wildcard tests/e2e/*_redis.py),--ignore $(each))
 
 clients: setup         ## the clients that people have, unmodified; installs them first
 	bash tests/e2e/clients/install.sh $(CACHE)

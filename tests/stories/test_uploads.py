@@ -509,7 +509,7 @@ async def test_an_answer_that_comes_before_the_upload_is_whole_is_taken():
     async with wired() as (world, wire), Client.open(world, len(body)) as client:
         wire.answer = EVENT_STREAM + frames + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
         await client.send(body[:100_000])
-        text = await client.reader.readuntil(b"0\r\n\r\n")
+        text = await client.reader.readuntil(b"\r\n0\r\n\r\n")
         assert text.startswith(b"HTTP/1.1 200")
         assert frame in text
         await wire.closed.wait()
