@@ -19,28 +19,18 @@ import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import uvloop
 
 from gateway import __version__
-from gateway.access.effective import Tiers
 from gateway.access.failures import FailedKeys
-from gateway.access.keyfile import shared_pepper
-from gateway.access.redisstore import RedisKeys
-from gateway.access.sharedkeys import SharedKeys
 from gateway.adapters.keepers import Adapters
-from gateway.adapters.memory import Memory
-from gateway.adapters.together import Together
 from gateway.admission.gate import Gate
 from gateway.config.identity import keep_names
 from gateway.config.load import Loaded, load_config
 from gateway.config.models import Config
 from gateway.config.reload import digest
-from gateway.config.trafficcheck import check_workers
 from gateway.core.aio import Clock, SystemClock
-from gateway.core.errors import ConfigError
-from gateway.core.events import Events
 from gateway.heal.following import told_of
 from gateway.heal.givennames import read_names
 from gateway.heal.supervisor import Supervisor
@@ -53,7 +43,6 @@ from gateway.ingress.server import Ingress
 from gateway.ingress.settings import admin_ingress, connections_for, settings_for
 from gateway.ingress.shadow import Shadows
 from gateway.launch.gpuload import GpuWatch
-from gateway.limiting.limiter import Limiter
 from gateway.observe.instruments import LIMIT_REFUSALS, TENANT_TOKENS
 from gateway.observe.ledger import Ledger
 from gateway.observe.log import AccessLog, set_up_logging
@@ -63,14 +52,19 @@ from gateway.observe.readings import Readings
 from gateway.ops.quarantine import quarantined
 from gateway.pools.table import PoolTable
 from gateway.process import Process
-from gateway.rollout.rollouts import Rollouts
 from gateway.routing.catalog import Catalogs
 from gateway.routing.choice import Chooser
 from gateway.running import run
-from gateway.store.group import Group, GroupScripts, GroupStore, Place, place_of
-from gateway.store.memory import MemoryStore
+from gateway.sharing import (
+    adapter_memory,
+    adapters_together,
+    keys_of,
+    limiter_of,
+    rollouts_of,
+    shared_store,
+)
+from gateway.store.group import Group, Place, place_of
 from gateway.store.replicas import Replicas, Told, this_process
-from gateway.store.scripts import Scripted
 from gateway.store.shared import SharedStore
 from gateway.upgrade.predecessor import Predecessor
 from gateway.upstream.client import Client
@@ -79,9 +73,6 @@ from gateway.watch.discovery import Watchers
 from gateway.watch.engine_events import EngineEvents
 from gateway.watch.fetch import Pages
 from gateway.workers.parent import Parent
-
-if TYPE_CHECKING:  # it needs a library that is optional
-    from gateway.access.tokens import Tokens
 
 Supervise = Callable[[PoolTable, Clock, SharedStore, Config], Supervisor]
 
@@ -146,7 +137,7 @@ def build(
     )
     chooser = Chooser(table)
     gate = Gate(table, chooser, clock)
-    tokens, shared_keys = _keys(config, link, clock, lambda: handler.settings.config.tiers)
+    tokens, shared_keys = keys_of(config, link, clock, lambda: handler.settings.config.tiers)
     handler = Handler(
         settings=settings_for(
             config,
@@ -196,11 +187,13 @@ def build(
     supervisor.drained_elsewhere = replicas.drained_elsewhere
     supervisor.events.on_event.append(ledger.event)
     quarantine.on_quarantined.append(partial(quarantined, supervisor.events, clock))
-    rollouts = _rollouts(table, clock, supervisor.events, config, group)
+    rollouts = rollouts_of(table, clock, supervisor.events, config, group)
     ledger.on_posted += [supervisor.ended, rollouts.settled]
     ledger.on_failed.append(rollouts.failed)
-    adapters = Adapters(table, clock, supervisor.events, Memory(config.state), handler.gate.awaited)
-    adapters.together = None if config.redis is None else Together(store, clock, replicas.id)
+    adapters = Adapters(
+        table, clock, supervisor.events, adapter_memory(config, group), handler.gate.awaited
+    )
+    adapters.together = adapters_together(config, store, clock, replicas.id, group)
     adapters.apply(config.pools)
     handler.gate.on_wanted.append(adapters.want)
     return Process(
@@ -210,85 +203,12 @@ def build(
     )  # fmt: skip
 
 
-def _rollouts(
-    table: PoolTable, clock: Clock, events: Events, config: Config, group: Group | None
-) -> Rollouts:
-    """Make the canaries; of several gateways on a Redis, who holds a lease judges them."""
-    leads, alone = group is None or group.place.leads, config.redis is None
-    rollouts = Rollouts(table, clock, events, config.state, saves=leads, judges=leads and alone)
-    rollouts.apply(config.pools)
-    return rollouts
-
-
 def _told(ingress: Ingress, handler: Handler, supervisor: Supervisor, group: Group | None) -> Told:
     """Return what this process tells the others that share its store."""
     shared, leads = handler.settings.shared_digest, sorted(supervisor.leads)
     told = this_process(__version__, shared, leads, len(ingress.connections))
     told = told if group is None else group.named(told)
     return told_of(handler.table, supervisor.names, told, handler.gate.queues())
-
-
-def limiter_of(
-    clock: Clock,
-    link: Scripted | None,
-    replicas: Callable[[], int],
-    accounts: Accounts,
-    group: Group | None,
-) -> Limiter:
-    """Return what limits, on Redis, else in the parent of workers, else in this process."""
-    shared = link if link is not None or group is None else GroupScripts(group)
-    limiter = Limiter(clock, shared, replicas, accounts.spent)
-    if accounts.telling is not None:
-        limiter.tells_owed = False
-        accounts.telling.on_telling.append(limiter.tell_owed)
-        accounts.telling.on_learnt.append(limiter.recall)
-        limiter.on_lost.append(accounts.telling.relearn)
-    return limiter
-
-
-def shared_store(
-    config: Config, clock: Clock, group: Group | None = None
-) -> tuple[SharedStore, Scripted | None]:
-    """Return what replicas share, and the Redis that it is on, if it is; nothing is opened yet.
-
-    Workers without Redis share what their parent keeps.
-
-    Raises:
-        ConfigError: `redis` is not the URL of one.
-    """
-    if config.redis is None:
-        return MemoryStore(clock) if group is None else GroupStore(group), None
-    from gateway.store.onredis import redis_store
-
-    try:
-        store = redis_store(config.redis.get_secret_value(), clock)
-        return store, store.link
-    except ValueError as error:
-        raise ConfigError([f"redis: error: {error}"]) from None
-
-
-def _keys(
-    config: Config, link: Scripted | None, clock: Clock, tiers: Callable[[], Tiers]
-) -> tuple[Tokens | None, SharedKeys | None]:
-    """Return what reads the tokens of an identity provider, and the keys that replicas share, as of their copy.
-
-    None: no provider is named; keys are in a file.
-
-    Raises:
-        ConfigError: the pepper cannot be used.
-    """
-    tokens = None
-    if config.keys is not None and config.keys.oidc is not None:
-        from gateway.access.issuer import Issuer
-        from gateway.access.tokens import Tokens
-
-        tokens = Tokens(Issuer(config.keys.oidc, clock))
-    if config.keys is None or not config.keys.shared or link is None:
-        return tokens, None
-    keys = RedisKeys(link, shared_pepper(config.keys), tiers, clock.wall)
-    shared = SharedKeys(keys, config.state / "keys.json", tokens)
-    shared.read_copy()
-    return tokens, shared
 
 
 def serve(path: Path, predecessor: Predecessor | None = None, workers: int | None = None) -> None:
@@ -309,9 +229,6 @@ def serve(path: Path, predecessor: Predecessor | None = None, workers: int | Non
         listeners = inherited.listeners(loaded.config, _given(predecessor, place))
         count = loaded.config.workers if workers is None else workers
         if count > 1 and place is None and predecessor is None:
-            several = loaded.config.model_copy(update={"workers": count})
-            if refused := [remark.message for remark in check_workers(several)]:
-                raise ConfigError(refused)
             set_up_logging(loaded.config.log)
             asyncio.run(Parent(listeners, count).run())
             return

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gateway.access.filestore import FileKeys
 from gateway.access.keys import KeyRing
@@ -203,17 +204,15 @@ class Healing:
     def begin(self) -> None:
         """Begin, or go on after a pause."""
         process = self._process
-        if not process.leads:
+        works: dict[str, Coroutine[Any, Any, None]] = {"adapters": process.adapters.run()}
+        if process.leads:
+            works |= {"supervisor": process.supervisor.run(), "gpus": process.gpus.run()}
+        else:
             following = Following(
                 process.table, process.store, process.supervisor.names, process.replicas
             )
-            self._tasks = [self._group.create_task(following.run(), name="following")]
-            return
-        self._tasks = [
-            self._group.create_task(process.supervisor.run(), name="supervisor"),
-            self._group.create_task(process.adapters.run(), name="adapters"),
-            self._group.create_task(process.gpus.run(), name="gpus"),
-        ]
+            works["following"] = following.run()
+        self._tasks = [self._group.create_task(work, name=name) for name, work in works.items()]
 
     async def pause(self) -> None:
         """Leave everything as it is, what is under way too."""

@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 
-from gateway.app import limiter_of
 from gateway.core.aio import SystemClock
 from gateway.core.asked import Caller
 from gateway.core.limits import Price, Taken
+from gateway.sharing import limiter_of
 from gateway.store.onredis import redis_store
 from gateway.store.shared import StoreUnavailable
 from gateway.usage.accounts import Accounts

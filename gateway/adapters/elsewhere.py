@@ -39,14 +39,18 @@ class Elsewhere:
     """What the other gateways told of a pool last.
 
     `stale`: this one places adapters, but that may be true no more, and another one may place them by now.
+    `others`: there are some for sure, though none of them may have told anything yet.
     """
 
-    def __init__(self, told: Sequence[PoolTold] = (), *, stale: bool = False) -> None:
+    def __init__(
+        self, told: Sequence[PoolTold] = (), *, stale: bool = False, others: bool = False
+    ) -> None:
         self._told = told
         self.stale = stale
+        self._others = others
 
     def __bool__(self) -> bool:
-        return self.stale or bool(self._told)
+        return self.stale or self._others or bool(self._told)
 
     @property
     def awaited(self) -> AbstractSet[str]:

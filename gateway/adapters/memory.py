@@ -1,5 +1,7 @@
 """What must outlive this process: which adapters the gateway loaded, and what operators ordered.
 
+Of several workers the first one keeps the file. The others hear what it knows (`adapters.together`).
+
 <state>/adapters.json    {"loaded": {"pool/b1": ["sql"]},
                           "orders": {"pool/b1": {"sql": {"keep": true, "path": null, "at": ..., "why": ""}}}}
 """
@@ -37,14 +39,15 @@ _FORMAT: Final = msgspec.json.Decoder(_Kept)
 
 @dataclass(slots=True)
 class Memory:
-    """The state file. One owner."""
+    """The state file. One owner. `folder` is None where another worker keeps the file: nothing is read or saved."""
 
-    folder: Path
+    folder: Path | None
     saved: bool = True  # the last write succeeded
     _kept: _Kept = field(default_factory=_Kept)
 
     def __post_init__(self) -> None:
-        self._kept = read_state(self.folder / FILE, _FORMAT) or _Kept()
+        if self.folder is not None:
+            self._kept = read_state(self.folder / FILE, _FORMAT) or _Kept()
 
     def loaded(self, backend_id: str) -> frozenset[str]:
         """Return the adapters that this gateway, or one before it, loaded on a backend."""
@@ -79,4 +82,5 @@ class Memory:
         self._save()
 
     def _save(self) -> None:
-        self.saved = write_state(self.folder / FILE, self._kept, "what was loaded and ordered")
+        if self.folder is not None:
+            self.saved = write_state(self.folder / FILE, self._kept, "what was loaded and ordered")

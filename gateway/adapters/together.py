@@ -1,8 +1,10 @@
-"""Adapters of several gateways: one places them for the requests of all, the others do as it tells.
+"""Adapters of several gateways or workers: one places them for the requests of all, the others do as it tells.
 
 Each tells which adapters its requests use and wait for. Who holds a lease plans for the sum, and tells what each
-backend has and lacks. While the store does not answer, who placed them last goes on, and the others go by what
-backends show. Once its lease is over another one may lead, and it unloads nothing that others may use.
+backend has and lacks. Of the workers of a gateway only the first may: operators order and ask there.
+
+While the store does not answer, who placed them last goes on, and the others go by what backends show. Once its
+lease is over another one may lead, and it unloads nothing that others may use.
 """
 
 from __future__ import annotations
@@ -27,11 +29,13 @@ _FORMAT: Final = msgspec.json.Decoder(dict[str, PoolTold])
 
 @dataclass(slots=True)
 class Together:
-    """One task of a gateway; `id` names its life."""
+    """One task of a process; `id` names its life."""
 
     store: SharedStore
     clock: Clock
     id: str
+    may_lead: bool = True
+    others: bool = False  # there are some for sure: other workers
     _seat: Seat = field(init=False)
     _leads: bool | None = None  # None: nobody has told yet
     _others: list[Mapping[str, PoolTold]] = field(default_factory=list)  # what they told last
@@ -52,12 +56,13 @@ class Together:
         """Tell of the adapters here, and hear of the others."""
         found: Mapping[str, tuple[str, float]] | None = None
         try:
-            await self._seat.keep()
+            if self.may_lead:
+                await self._seat.keep()
             self._leads = self._seat.ours
             text = msgspec.json.encode({name: each.tell() for name, each in pools.items()}).decode()
             found = await self.store.beat(self.id, text, _KEPT_S, Board.ADAPTERS)
         except StoreUnavailable:
-            self._leads = self._leads is not False
+            self._leads = self.may_lead and self._leads is not False
         if found is not None:
             self._others = [_told(text) for each, (text, _) in found.items() if each != self.id]
             self._heard_at = self.clock.now()
@@ -67,7 +72,7 @@ class Together:
         for name, keeper in pools.items():
             keeper.leads = self._leads
             told = [each[name] for each in self._others if name in each]
-            keeper.hear(Elsewhere(told, stale=stale))
+            keeper.hear(Elsewhere(told, stale=stale, others=self.others))
 
 
 def _told(text: str) -> Mapping[str, PoolTold]:

@@ -16,28 +16,12 @@ from gateway.core.traffic import Cause, Engine
 
 def check_traffic(config: Config) -> Iterator[Remark]:
     """Yield what is wrong or doubtful in engines, weights, canaries, fallbacks and shadows."""
-    yield from check_workers(config)
     for name, pool in config.pools.items():
         yield from _engines(("pools", name), pool)
         yield from _shares(("pools", name), pool)
         yield from _canary(("pools", name, "canary"), pool)
         yield from _fallback(("pools", name, "fallback"), name, pool, config)
         yield from _shadow(("pools", name, "shadow"), name, pool, config)
-
-
-def check_workers(config: Config) -> Iterator[Remark]:
-    """Yield what several workers cannot do: adapters are loaded where one process sees all their requests."""
-    if config.workers == 1:
-        return
-    for name, pool in config.pools.items():
-        for place, adapter in enumerate(() if pool.adapters == "auto" else pool.adapters):
-            if adapter.path is not None:
-                yield Remark(
-                    ("pools", name, "adapters", place, "path"),
-                    "one-worker",
-                    f"the gateway loads adapters only with one worker, and `workers` is {config.workers}",
-                    "write `workers: 1`, or load the adapter on the backends and remove `path`",
-                )
 
 
 def _engines(path: KeyPath, pool: PoolConfig) -> Iterator[Remark]:

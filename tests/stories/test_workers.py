@@ -72,7 +72,7 @@ async def workers(world, count=2):
             await asyncio.sleep(0.05)
 
 
-async def all_asked(world, *, until, seconds=60):
+async def all_asked(world, *, until, seconds=60, **more):
     """Ask over new connections until `until` says of the replies that it is enough."""
     async with asyncio.timeout(seconds):
         replies = []
@@ -80,7 +80,7 @@ async def all_asked(world, *, until, seconds=60):
             limits = httpx2.Limits(max_keepalive_connections=0)
             async with client(world, limits=limits) as http:
                 async with asyncio.TaskGroup() as group:
-                    asked = [group.create_task(ask(http)) for _ in range(8)]
+                    asked = [group.create_task(ask(http, **more)) for _ in range(8)]
             replies += [each.result() for each in asked]
         return replies
 
