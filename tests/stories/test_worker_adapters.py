@@ -61,12 +61,15 @@ async def test_the_worker_that_follows_a_dead_one_may_unload_what_that_loaded():
 @story
 async def test_an_order_holds_in_all_workers_until_it_is_lifted():
     async with two_workers("a", "b", most=2) as world:
-        await workers(world)
+        before = await workers(world)
         await world.until(lambda: held(world).keys() == {"a", "b"})
         assert (
             await order(world, "backends/m/b1/adapters:unload", {"adapter": "a"})
         ).status_code < 300
         await world.until(lambda: held(world).keys() == {"b"})
+        os.kill(before[2], signal.SIGKILL)  # the next one must not take the order for its own
+        await world.until(functools.partial(gone, before[2]))
+        await workers(world)
         refused = await asked(world, "a")
         assert {each.status_code for each in refused} == {503}
         assert (
