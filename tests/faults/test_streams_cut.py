@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from gateway.core.types import SERVING
 from tests.abuse.support import front_of, scripted
 from tests.faults.ledgers import End
 from tests.faults.toxic import Ending, Toxic
@@ -38,9 +39,12 @@ def test_a_stream_cut_at_any_byte_goes_on_elsewhere_or_tells(ending, measured):
     @story
     async def check():
         async with recorded(SIM, SIM, toxics=[Toxic(), Toxic()]) as run:
+            backends = run.world.process.table.backends("m")
             for number, at in enumerate(range(1, 2400, 31)):
                 spoilt, other = run.proxies[number % 2], run.proxies[1 - number % 2]
                 other.down = Toxic()
+                # Probes met the fault, too.
+                await run.world.until(lambda: {each.phase for each in backends} <= SERVING, 20.0)
                 spoilt.reset()
                 spoilt.down = Toxic(limit_bytes=at, ending=ending)
                 await run.world.rested()
