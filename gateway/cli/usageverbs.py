@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import sys
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlencode
 
 import typer
 
 from gateway.cli.console import ask, print_json, print_table
 from gateway.cli.verbs import LOCAL, Server, Token
+
+_INCOMPLETE: Final = (
+    "WARNING: Redis does not answer this gateway. This lists only its own usage; ask again later.\n"
+)
 
 
 def usage(  # noqa: PLR0913 - the options of a verb
@@ -30,12 +35,15 @@ def usage(  # noqa: PLR0913 - the options of a verb
 ) -> None:
     """Show what was used: requests, tokens and money, by day, tenant, key, model and adapter.
 
-    With a Redis it is what all gateways were used for, else what this one was.
+    With a Redis it is what all gateways were used for, else what this one was. While Redis does not answer,
+    a warning on standard error says that others are missing, and so does `complete` in JSON and CSV.
     """
     asked = {"first": first, "last": last, "by": by, "tenant": tenant, "key": key, "model": model}
     path = f"/admin/v1/usage?{urlencode({name: it for name, it in asked.items() if it})}"
     told = ask(server, path, token)
     rows: list[dict[str, Any]] = told.get("data", [])
+    if not all(each.get("complete", True) for each in rows):
+        sys.stderr.write(_INCOMPLETE)
     if output == "json":
         print_json(told)
     elif output == "csv":

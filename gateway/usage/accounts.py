@@ -22,7 +22,16 @@ from gateway.core.limits import Judged, Price
 from gateway.core.types import RequestRecord
 from gateway.store.scripts import Scripted
 from gateway.store.shared import StoreUnavailable
-from gateway.usage.entries import Entry, Place, Sums, day_told, entry_of, place_of, summed
+from gateway.usage.entries import (
+    Entry,
+    Place,
+    Sums,
+    Used,
+    day_told,
+    entry_of,
+    place_of,
+    summed,
+)
 from gateway.usage.journal import UsageJournal, every_entry
 from gateway.usage.shared import SharedUsage
 from gateway.usage.spent import Spent, folded
@@ -193,22 +202,23 @@ class Accounts:
                 self._waiting.popleft()
             self._told = False
 
-    async def read(self, days: Sequence[str]) -> dict[Place, Sums]:
+    async def read(self, days: Sequence[str]) -> Used:
         """Return what was used on some days: by all gateways if they share a Redis that answers.
 
         Else by all processes of this state folder.
         """
         if self._shared is not None:
             try:
-                return await self._shared.read(days)
+                return Used(await self._shared.read(days))
             except StoreUnavailable:
                 pass
-        folder, journal = self._folder, self._journal
-        if folder is None or journal is None:
-            return {place: each for place, each in self.sums.items() if place[0] in days}
-        await self._write(journal)
-        found = await asyncio.to_thread(lambda: summed(every_entry(folder)))
-        return {place: each for place, each in found.items() if place[0] in days}
+        complete, folder, journal = self._shared is None, self._folder, self._journal
+        found = self.sums
+        if folder is not None and journal is not None:
+            await self._write(journal)
+            found = await asyncio.to_thread(lambda: summed(every_entry(folder)))
+        used = {place: each for place, each in found.items() if place[0] in days}
+        return Used(used, complete=complete)
 
     def spent(self, rule: Judged, key_id: str) -> float:
         """Return what was used before of a rule that counts over a day or a month, as far as is known."""

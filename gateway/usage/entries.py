@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -69,6 +69,13 @@ class Sums:
         self.cached += more.cached
         self.output += more.output
         self.money += more.money
+
+
+class Used(NamedTuple):
+    """What was used, by whose use it is."""
+
+    sums: Mapping[Place, Sums]
+    complete: bool = True  # False: what other gateways were used for is not in it
 
 
 def entry_of(record: RequestRecord, n: int, at: float, price: Price | None) -> Entry | None:

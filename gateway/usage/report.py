@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from typing_extensions import TypedDict
 
-from gateway.usage.entries import Place, Sums
+from gateway.usage.entries import Place, Used
 
 PLACES: Final = ("day", "tenant", "key", "model", "adapter")
 MOST_DAYS: Final = 400
@@ -30,6 +30,7 @@ class UsageRow(TypedDict):
     cached_tokens: int  # among the input
     output_tokens: int
     money: float
+    complete: bool  # false: Redis did not answer, so what other gateways were used for is not in it
 
 
 def days_between(first: str, last: str) -> list[str]:
@@ -52,10 +53,10 @@ def _day(text: str) -> date:
         raise ValueError(f"{text} is not a day: write it like 2026-11-01") from None
 
 
-def rows(sums: Mapping[Place, Sums], by: Sequence[str], only: Mapping[str, str]) -> list[UsageRow]:
-    """Return sums grouped by some of the places, in their order; `only` leaves out what is another's."""
+def rows(used: Used, by: Sequence[str], only: Mapping[str, str]) -> list[UsageRow]:
+    """Return usage grouped by some of the places, in their order; `only` leaves out what is another's."""
     found: dict[Place, list[float]] = {}
-    for place, each in sums.items():
+    for place, each in used.sums.items():
         told = dict(zip(PLACES, place, strict=True))
         if any(told[name] != value for name, value in only.items()):
             continue
@@ -65,10 +66,10 @@ def rows(sums: Mapping[Place, Sums], by: Sequence[str], only: Mapping[str, str])
         for at, amount in enumerate(amounts):
             total[at] += amount
     ordered = sorted(found.items(), key=lambda it: [each or "" for each in it[0]])
-    return [_row(place, total) for place, total in ordered]
+    return [_row(place, total, complete=used.complete) for place, total in ordered]
 
 
-def _row(place: Place, total: Sequence[float]) -> UsageRow:
+def _row(place: Place, total: Sequence[float], *, complete: bool) -> UsageRow:
     day, tenant, key, model, adapter = place
     requests, prompt, cached, output = map(round, total[:4])
     return UsageRow(
@@ -83,6 +84,7 @@ def _row(place: Place, total: Sequence[float]) -> UsageRow:
         cached_tokens=cached,
         output_tokens=output,
         money=round(total[4], 9),
+        complete=complete,
     )
 
 

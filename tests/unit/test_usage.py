@@ -14,7 +14,7 @@ from gateway.core.types import Endpoint, Outcome, RequestRecord, Usage, UsageSou
 from gateway.limiting.limiter import Limiter
 from gateway.store.shared import StoreUnavailable
 from gateway.usage.accounts import Accounts
-from gateway.usage.entries import Entry, Sums, entry_of, summed
+from gateway.usage.entries import Entry, Sums, Used, entry_of, summed
 from gateway.usage.journal import UsageJournal, every_entry
 from gateway.usage.report import as_csv, days_between, rows
 from gateway.usage.shared import SharedUsage
@@ -185,6 +185,7 @@ def test_redis_counts_each_line_once_whatever_is_lost_and_whatever_it_forgets(tm
         redis.lose_reply, redis.away = False, True
         accounts.posted([record("b", tokens=(7, 0))])
         await accounts.turn()
+        assert not (await accounts.read([accounts.today()])).complete
         redis.away = False
         await accounts.turn()
         assert redis.tokens == 3012
@@ -375,7 +376,7 @@ def test_memory_holds_what_limits_need_of_the_month_and_no_more_than_its_bound(t
             assert len(accounts.sums) <= 2
             clock.at += DAY_S
         assert spent == [15, 15 * 12]  # the twelfth of the month after
-        every = await accounts.read(days_between("2024-10-04", "2024-11-12"))
+        every = (await accounts.read(days_between("2024-10-04", "2024-11-12"))).sums
         assert sum(each.requests for each in every.values()) == 40
         await accounts.close()
 
@@ -456,21 +457,21 @@ def test_tenants_beyond_the_first_thousand_share_a_series():
 def test_rows_are_grouped_and_filtered_as_asked():
     sums = summed([entry(1, at=0), entry(2, at=DAY_S), entry(3, at=DAY_S, tokens=5)])
     assert sums["1970-01-02", "acme", "k", "m", ""] == Sums(2, 15, 0, 2, 0.0)
-    assert [(each["day"], each["input_tokens"]) for each in rows(sums, ["day"], {})] == [
+    assert [(each["day"], each["input_tokens"]) for each in rows(Used(sums), ["day"], {})] == [
         ("1970-01-01", 10),
         ("1970-01-02", 15),
     ]
-    assert [(each["tenant"], each["requests"]) for each in rows(sums, ["tenant"], {})] == [
+    assert [(each["tenant"], each["requests"]) for each in rows(Used(sums), ["tenant"], {})] == [
         ("acme", 3)
     ]
-    assert rows(sums, ["day"], {"key": "x"}) == []
+    assert rows(Used(sums), ["day"], {"key": "x"}) == []
 
 
 def test_csv_has_a_head_and_no_formulas():
     sums = {("1970-01-01", "=cmd()", "k", "m", ""): Sums(1, 2, 0, 3, 0.5)}
-    assert as_csv(rows(sums, ["day", "tenant", "key"], {})) == (
-        "day,tenant,key,model,adapter,requests,input_tokens,cached_tokens,output_tokens,money\n"
-        "1970-01-01,'=cmd(),k,,,1,2,0,3,0.5\n"
+    assert as_csv(rows(Used(sums), ["day", "tenant", "key"], {})) == (
+        "day,tenant,key,model,adapter,requests,input_tokens,cached_tokens,output_tokens,money,complete\n"
+        "1970-01-01,'=cmd(),k,,,1,2,0,3,0.5,True\n"
     )
 
 
