@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed# and what development needs
 # Processes that run `make test`. Tests wait more than they compute: three on two cores.
 JOBS ?= 3
 
-.PHONY: setup browser screenshots fmt lint types arch test faults faults-one-by-one faults-mixed chaos fault-report incident-report test-fast test-pythons e2e e2e-vllm e2e-others e2e-redis clients vllm-tests ci demo run schema references clean
+.PHONY: setup browser screenshots fmt lint types arch test faults chaos fault-report incident-report test-fast test-pythons e2e e2e-vllm e2e-others e2e-redis clients vllm-tests ci demo run schema references clean
 
 $(RUNS): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -47,13 +47,8 @@ arch: setup
 test: setup            ## everything that needs no other program than Python
 	$(BIN)/pytest -m 'not e2e' --ignore=tests/faults -n $(JOBS) --dist loadfile
 
-faults: setup          ## faults of the catalogue, and two minutes of a mix of them under load, side by side
-	@$(MAKE) --jobs 2 --keep-going --output-sync faults-one-by-one faults-mixed
-
-faults-one-by-one: setup
+faults: setup          ## faults of the catalogue, and two minutes of a mix of them under load
 	$(BIN)/pytest tests/faults
-
-faults-mixed: setup
 	$(BIN)/python -m tests.faults.chaos --seconds 120 --rate 25 $(if $(CI),--seed 1)
 
 chaos: setup           ## the long mix: half an hour, and a thousand kills
