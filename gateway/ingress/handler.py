@@ -53,7 +53,7 @@ from gateway.ingress.downstream import Downstream
 from gateway.ingress.drain import shutting_down
 from gateway.ingress.early import Early
 from gateway.ingress.heads import header_lines
-from gateway.ingress.leaving import Leaving, taken_ahead
+from gateway.ingress.leaving import Leaving, let_go, taken_ahead
 from gateway.ingress.measuring import UNMEASURED, Measuring
 from gateway.ingress.outgoing import outgoing
 from gateway.ingress.passing import Passing
@@ -173,14 +173,14 @@ class Handler:
             bug = GatewayError("Internal error in the gateway. It has been logged.")
             self._refuse(down, record, bug)
         finally:
-            if ask is not None and ask.place is not None:
-                ask.place.release()
+            if ask is not None:
+                let_go(ask)
             if down.hold is not None:
                 down.drop_body()
             if down.upload is not None:
                 record.stream = down.upload.form.stream  # the field may come after the file
                 down.upload.close()
-            if record.attempts > 1:
+            if record.failed:
                 self.retrying.give_back(down)
             if record.taken is not None:
                 settle(self.limiter, record)
@@ -223,6 +223,8 @@ class Handler:
                 if cause is Cause.OVERLOAD:
                     self.gate.gone_elsewhere(ask)
                 return
+            finally:
+                let_go(other)
         record.pool, record.adapter, record.demand, record.need, record.backend_id = before
         record.fallback = None
         give_back(self.limiter, record)

@@ -70,3 +70,10 @@ def taken_ahead(ask: Ask) -> Slot | None:
     if place is not None:
         ask.place = None
     return place
+
+
+def let_go(ask: Ask) -> None:
+    """Give back the place that was taken for a rest which is not sent any more."""
+    place = taken_ahead(ask)
+    if place is not None:
+        place.release()

@@ -421,3 +421,28 @@ async def test_a_model_that_is_denied_is_so_by_each_of_its_names():
         assert codes == {"big": 404, "gpt-4o": 404, "small": 200}
         listed = (await world.http.get("/v1/models", headers=ci)).json()["data"]
         assert [each["id"] for each in listed] == ["small"]
+
+
+@story
+async def test_a_client_that_leaves_as_its_stream_moves_inside_the_other_pool_holds_no_place_there():
+    slow = SimConfig(model="small", decode_step_s=0.005)
+    pools = """\
+pools:
+  big: {fallback: {no_backend: small}, backends: [<0>]}
+  small: {move_after: 0s, backends: [<1>, <2>]}
+"""
+    async with gateway(BIG, slow, slow, pools=pools) as world:
+        take_out(world)
+        asked = {"model": "big", "messages": [{"role": "user", "content": "go on"}]}
+        asked |= {"stream": True, "temperature": 0, "max_tokens": 4000}
+        async with world.http.stream("POST", "/v1/chat/completions", json=asked) as reply:
+            parts = reply.aiter_raw()
+            await anext(parts)
+            (down,) = world.process.ingress.live
+            took, other = sorted(world.process.table.backends("small"), key=lambda b: -b.in_flight)
+            world.process.table.order(took.id, Order.DRAIN)
+            async with asyncio.timeout(5):
+                while not other.in_flight:  # it has a place there, and its story does not know yet
+                    await asyncio.sleep(0)
+            down.on_client_gone()
+        await world.settled()

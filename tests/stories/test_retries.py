@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.core.aio import start
 from gateway.sim.server import SimConfig
 from tests.abuse.support import front_of, page, scripted
 from tests.stories.support import FAST, gateway, story
@@ -84,6 +85,21 @@ async def test_a_stream_that_has_begun_leaves_its_place_in_the_budget_to_others(
             assert not any(each.done() for each in sent)
             assert await retries(world, "elsewhere") > 3
         assert {each.result().status_code for each in sent} == {200}
+
+
+@story
+async def test_clients_that_leave_before_another_attempt_leave_their_place_in_the_budget_to_others():
+    answers = full(b"2")
+    async with scripted(lambda asked: answers) as backend, front_of(backend) as world:
+        for left in range(1, 5):
+            asked = start(world.chat(max_tokens=1), name="a client that leaves")
+            async with asyncio.timeout(5):
+                while await retries(world, "again") != left:
+                    assert await retries(world, "over_budget") is None
+                    await asyncio.sleep(0.01)
+            asked.cancel()  # while the gateway pauses
+            await world.settled()
+        assert len(backend.asked) == 4
 
 
 @story
