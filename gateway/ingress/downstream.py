@@ -25,7 +25,7 @@ from gateway.ingress.body import Body
 from gateway.ingress.gathering import Gathering
 from gateway.ingress.heads import CLIENT_ID
 from gateway.ingress.upload import Upload
-from gateway.pools.quarantine import Fingerprint
+from gateway.pools.losses import Fingerprint
 from gateway.resume.stream import TrailedStream
 from gateway.upstream.relay import Relay
 from gateway.upstream.reply import Reply

@@ -26,7 +26,8 @@ from gateway.ingress.measuring import Measuring
 from gateway.ingress.settings import Settings
 from gateway.observe.ledger import Ledger
 from gateway.pools.attribution import is_hard
-from gateway.pools.quarantine import Fingerprint, Quarantine, may_be_a_death
+from gateway.pools.losses import Fingerprint
+from gateway.pools.quarantine import Quarantine, may_be_a_death
 from gateway.pools.table import Backend, PoolTable
 from gateway.resume.stream import TrailedStream
 from gateway.upstream import attempts

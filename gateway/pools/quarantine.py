@@ -23,7 +23,7 @@ from __future__ import annotations
 import hmac
 import math
 import secrets
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -33,84 +33,16 @@ import msgspec
 from gateway.core.aio import Clock
 from gateway.core.endings import Ending
 from gateway.core.types import Phase
+from gateway.pools.losses import End, Fingerprint, Loss, Losses, Presence
 from gateway.pools.table import Backend, PoolTable
 
 QUARANTINE_S: Final = 600.0
 _DIES_WITHIN_S: Final = 5.0
-# What another backend says beyond a place that would have killed it, too: engines are some tokens ahead of
-# what was read of them.
-_SAME_PLACE_TOKENS: Final = 32
 _MOST: Final = 10_000  # requests known; of one death the oldest goes first
 _MOST_LOSSES: Final = 10_000  # not yet decided
 _LOSSES: Final = frozenset({Ending.BROKE, Ending.STREAM, Ending.HTTP_5XX, Ending.STALE})
 _DEAD: Final = frozenset({"refused", "reset", "http_503"})  # what a probe of a dead server finds
 _BY_ORDER: Final = frozenset({"restart", "pending"})  # reasons of STARTING
-
-
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """A keyed hash of a body, and the body's length."""
-
-    digest: bytes
-    body_bytes: int
-
-    @property
-    def id(self) -> str:
-        """What it is called in messages."""
-        return self.digest[:6].hex()
-
-
-@dataclass(slots=True, eq=False)
-class End:
-    """What was lost at one backend within five seconds; all of it at one death, if it died."""
-
-    backend_id: str
-    began_at: float
-    present: set[bytes] = field(default_factory=set)  # digests
-    in_order: bool = False  # it ended a reply itself, so it was stopped, and did not crash
-
-
-@dataclass(slots=True, eq=False)
-class Loss:
-    """One attempt that was lost."""
-
-    of: Fingerprint
-    pool: str
-    end: End
-    at: float
-    sent_at: float
-    said_tokens: int  # of its answer, by then
-
-    def follows(self, first: Loss) -> bool:
-        """Whether it was sent after another one was lost, and not at the same death."""
-        return self.end is not first.end and self.sent_at >= first.at
-
-    def told(self) -> Presence:
-        """Return what other workers are told of it, once its backend's death is proven."""
-        end, of = self.end, self.of
-        return Presence(
-            end.backend_id, self.pool, end.began_at, of.digest, of.body_bytes, self.at, self.sent_at, self.said_tokens
-        )  # fmt: skip
-
-    def repeats(self, first: Loss) -> bool:
-        """Whether both may be this request's doing."""
-        same_place = abs(self.said_tokens - first.said_tokens) < _SAME_PLACE_TOKENS
-        return self.follows(first) and (
-            same_place or len(self.end.present & first.end.present) == 1
-        )
-
-
-class Presence(msgspec.Struct, frozen=True, array_like=True):
-    """That a request was at a death, as workers tell each other. They share a clock."""
-
-    backend_id: str
-    pool: str
-    began_at: float  # of the death's `End`
-    digest: bytes
-    body_bytes: int
-    at: float
-    sent_at: float
-    said_tokens: int
 
 
 @dataclass(slots=True)
@@ -149,7 +81,7 @@ class Quarantine:
         self._table = table
         self._clock = clock
         self._key = secrets.token_bytes(32)
-        self._losses: deque[Loss] = deque()
+        self._losses = Losses(_MOST_LOSSES)
         self._ends: dict[str, End] = {}  # the last of each backend
         self._suspects: OrderedDict[bytes, Suspect] = OrderedDict()
 
@@ -165,13 +97,15 @@ class Quarantine:
 
     def lost(self, backend: Backend, of: Fingerprint, sent_at: float, said_tokens: int = 0) -> None:
         """Note that an attempt was lost which was sent then; what became of its backend will show."""
-        if len(self._losses) == _MOST_LOSSES:
-            self._unwatch(self._losses.popleft().of)
         now = self._clock.now()
         end = self._end(backend.id, now)
         end.present.add(of.digest)
-        self._losses.append(Loss(of, backend.pool, end, now, sent_at, said_tokens))
+        loss = Loss(of, backend.pool, end, now, sent_at, said_tokens)
         self.watched[of.body_bytes] += 1
+        if (gone := self._losses.add(loss)) is not None:
+            self._unwatch(gone.of)
+        if self._is_dead(loss) is not None:
+            self._losses.look_again(backend.id)
         for listener in self.on_lost:
             listener(backend.id)
 
@@ -204,25 +138,41 @@ class Quarantine:
     def tick(self) -> None:
         """Decide about losses as far as it is known what became of their backends, and forget what is long ago."""
         now = self._clock.now()
-        losses, self._losses = self._losses, deque()
         proven = []
-        for loss in losses:
-            dead = self._is_dead(loss)
-            if dead is None and now - loss.at < _DIES_WITHIN_S:
-                self._losses.append(loss)
-                continue
-            if dead:
-                self._present(loss)
-                proven.append(loss.told())
-            self._unwatch(loss.of)
+        for backend_id in self._losses.backends():
+            proven += self._decide(backend_id, now)
         if proven and self._tell is not None:
             self._tell(proven)
         for end in [*self._ends.values()]:
             if now - end.began_at >= _DIES_WITHIN_S:
                 del self._ends[end.backend_id]
-        past = [each for each in self._suspects.values() if now >= each.seen_at + QUARANTINE_S]
-        for suspect in past:
-            self._forget(suspect)
+        while self._suspects:
+            first = next(iter(self._suspects.values()))
+            if now < first.seen_at + QUARANTINE_S:
+                break
+            self._forget(first)
+
+    def _decide(self, backend_id: str, now: float) -> list[Presence]:
+        """Decide about what was lost at a backend, if more is known of it by now; return what is proven."""
+        losses, backend = self._losses.at(backend_id), self._table.get(backend_id)
+        end, health = losses[-1].end, None if backend is None else backend.health
+        told = (health and health.probed_at, health and health.probe_failure, end, end.in_order)
+        is_new = self._losses.looks_new(backend_id, told)
+        if not is_new and now - losses[0].at < _DIES_WITHIN_S:
+            return []
+        found = [(loss, self._is_dead(loss)) for loss in losses]
+        decided = [
+            (loss, dead)
+            for loss, dead in found
+            if dead is not None or now - loss.at >= _DIES_WITHIN_S
+        ]
+        self._losses.decided(backend_id, [loss for loss, _ in decided])
+        dead_of = [loss for loss, dead in decided if dead]
+        for loss in dead_of:
+            self._present(loss)
+        for loss, _ in decided:
+            self._unwatch(loss.of)
+        return [loss.told() for loss in dead_of]
 
     def _is_dead(self, loss: Loss) -> bool | None:
         """Whether the backend died of it, or with it; None while that is not known."""
@@ -270,7 +220,7 @@ class Quarantine:
     def undecided(self, of: Fingerprint) -> bool:
         """Whether a request may turn out to have been at two deaths, within seconds."""
         self.tick()
-        pending = [each for each in self._losses if each.of == of]
+        pending = self._losses.of(of.digest)
         known = self._suspects.get(of.digest)
         if not pending:
             return False
@@ -283,9 +233,9 @@ class Quarantine:
         self.tick()
 
         def there(loss: Loss) -> bool:
-            return loss.of == of and loss.end.backend_id == backend_id and loss.sent_at >= sent_at
+            return loss.end.backend_id == backend_id and loss.sent_at >= sent_at
 
-        if any(map(there, self._losses)):
+        if any(map(there, self._losses.of(of.digest))):
             return None
         known = self._suspects.get(of.digest)
         return known is not None and any(map(there, known.deaths))

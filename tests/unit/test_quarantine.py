@@ -266,6 +266,39 @@ def test_what_is_known_is_bounded():
     assert len([*house.quarantine]) == 5_000
 
 
+class Counts:
+    """A table that counts how often it is asked for a backend."""
+
+    def __init__(self, table):
+        self.table, self.asked = table, 0
+
+    def get(self, backend_id):
+        self.asked += 1
+        return self.table.get(backend_id)
+
+
+def test_what_a_look_costs_does_not_grow_with_what_was_lost():
+    """Each of a thousand requests that a crash ends asks again and again what became of it."""
+    house = House()
+    table = Counts(house.pool.table)
+    house.quarantine = Quarantine(table, house.pool.clock)
+    bodies = [b"%d" % number for number in range(1000)]
+    began = house.pool.clock.at
+    house.loses("b1", *bodies)
+    house.loses("b2", POISON)
+    for body in bodies:
+        assert not house.is_undecided(body)
+        assert house.quarantine.died(house.of(body), "m/b1", began) is None
+    house.probe("b1", "refused")
+    for body in bodies:
+        assert house.quarantine.died(house.of(body), "m/b1", began) is True
+    assert table.asked < 10 * len(bodies)
+    house.probe("b2")
+    house.pool.later(600)
+    house.quarantine.tick()
+    assert house.quarantine.watched == {}
+
+
 def test_the_key_is_the_process_s_own():
     assert House().of(POISON) != House().of(POISON)
 
