@@ -74,7 +74,7 @@ class Waiting:
         self.tenant, self.priority, self.returned = caller.tenant, caller.priority, ask.returned
         self.cost_tokens = max(1, ask.need.tokens)
         self.order = not ask.returned, sys.maxsize
-        self.kind = (ask.route.adapter, ask.call.endpoint, *ask.tried.items())
+        self.kind = (ask.route.adapter, ask.call.endpoint, *sorted(ask.tried.items()))
         self.alike = self.kind, self.tenant, self.priority
 
     def hurry(self, deadline: float) -> bool:

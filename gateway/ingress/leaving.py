@@ -18,6 +18,7 @@ from gateway.core.errors import StreamMoved
 from gateway.core.types import Ask, Demand, Phase, Slot
 from gateway.pools.table import Backend
 from gateway.resume.stream import TrailedStream
+from gateway.routing.choice import failed_at
 
 
 class Leaving:
@@ -39,7 +40,7 @@ class Leaving:
         drained = backend.phase is Phase.DRAINING and now - backend.health.since >= after_s
         if not drained or not stream.may_leave:
             return None
-        ask.place = self._gate.enter(self._rest(ask, stream, backend.id))
+        ask.place = self._gate.enter(self._rest(ask, stream, backend))
         if ask.place is None:
             return None
         self._moved[backend.id] += 1
@@ -50,7 +51,7 @@ class Leaving:
         moved, self._moved = self._moved, Counter()
         return moved
 
-    def _rest(self, ask: Ask, stream: TrailedStream, left: str) -> Ask:
+    def _rest(self, ask: Ask, stream: TrailedStream, left: Backend) -> Ask:
         """Return the ask for what is left of a stream; what was said is counted by its events."""
         said, demand = stream.events, stream.demand  # `ask.demand` may be that of a rest
         limit = demand.max_new_tokens
@@ -60,8 +61,9 @@ class Leaving:
             max_new_tokens=None if limit is None else max(1, limit - said),
         )
         need = self._gate.needs.of(ask.call, demand, ask.caller, ask.route.window_tokens)
-        tried = {**ask.tried, left: self._clock.now()}
-        return structs.replace(ask, demand=demand, need=need, prefix=None, tried=tried)
+        rest = structs.replace(ask, demand=demand, need=need, prefix=None, tried={**ask.tried})
+        failed_at(rest, left)
+        return rest
 
 
 def taken_ahead(ask: Ask) -> Slot | None:

@@ -30,6 +30,7 @@ from gateway.pools.losses import Fingerprint
 from gateway.pools.quarantine import Quarantine, may_be_a_death
 from gateway.pools.table import Backend, PoolTable
 from gateway.resume.stream import TrailedStream
+from gateway.routing.choice import failed_at
 from gateway.upstream import attempts
 from gateway.upstream.client import Client
 
@@ -115,7 +116,7 @@ class Retrying:
             failed = await self._measuring.find_way(settings, ask, stream)
             if failed is None:
                 break
-            ask.tried[failed.id] = self._clock.now()
+            failed_at(ask, failed)
             of = await self.lost(down, record, failed, Ending.BROKE, asked_at)
             if of is not None:
                 await self._admit(of, ask.caller.tenant)
@@ -154,7 +155,7 @@ class Retrying:
         if of is None or not _repeatable(down):
             return
         if await self._died(of, record):
-            ask.tried[backend.id] = self._clock.now()
+            failed_at(ask, backend)
             if self._gate.chance(ask) is not Chance.NEVER:
                 raise BackendBroke("The backend crashed while it worked on the request.")
 
@@ -230,7 +231,8 @@ class Retrying:
     def _note(
         self, record: RequestRecord, ask: Ask, backend: Backend, slot: Slot, error: UpstreamError | EngineFull
     ) -> None:  # fmt: skip
-        now = ask.tried[backend.id] = self._clock.now()
+        failed_at(ask, backend)
+        now = self._clock.now()
         sent_at = record.sent_at or now
         span_id = "" if record.trace is None else record.trace.attempt_id
         failed = Attempt(backend.id, record.engine_id, sent_at, now, error.ending, span_id)

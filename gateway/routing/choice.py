@@ -261,10 +261,15 @@ def obstacle(
     return found
 
 
+def failed_at(ask: Ask, backend: Backend) -> None:
+    """Note that an attempt failed there: the same of all that fail in one phase, so that they are of a kind."""
+    ask.tried[backend.id] = backend.health.since
+
+
 def was_tried(backend: Backend, ask: Ask) -> bool:
     """Whether an attempt failed there, and it has not come back since."""
-    at = ask.tried.get(backend.id)
-    return at is not None and not (backend.phase is Phase.READY and backend.health.since > at)
+    since = ask.tried.get(backend.id)
+    return since is not None and not (backend.phase is Phase.READY and backend.health.since > since)
 
 
 def _suited(members: Sequence[Backend], ask: Ask) -> Suited:

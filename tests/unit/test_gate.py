@@ -30,8 +30,9 @@ from gateway.core.types import (
 )
 from gateway.pools.facts import Tending
 from gateway.pools.health import Order
+from gateway.routing.choice import failed_at
 from gateway.wire.calls import ENDPOINTS, parse_call
-from tests.gatehouse import CAPACITY, Holds, House, held, passes, turns
+from tests.gatehouse import CAPACITY, Guest, Holds, House, held, passes, turns
 
 ONE, TWO = (f"http://127.0.0.1:{port}" for port in (8001, 8002))
 
@@ -394,6 +395,25 @@ async def test_of_many_alike_that_find_no_room_one_is_looked_at():
     await turns()
     assert numbers(alike) == [0]
     assert numbers(larger) == []
+    assert world.chooser.count == 2  # the first goes in; the second does not
+
+
+@held
+async def test_those_whose_attempts_failed_at_one_server_cost_one_look_whenever_that_was():
+    """A server that crashes sends all that it had back to the queue, one after the other."""
+    world = house(backends=[single(ONE, 9), single(TWO)])
+    held_up = world.gate.enter(world.ask(tried=["m/b1"]))
+    again = []
+    for _ in range(20):
+        await passes(0.125)
+        ask = world.ask()
+        failed_at(ask, world.table.get("m/b1"))
+        again.append(Guest(world, ask, 30.0, 0))
+        await turns()
+    world.chooser.count = 0
+    held_up.release()
+    await turns()
+    assert numbers(again) == [0]
     assert world.chooser.count == 2  # the first goes in; the second does not
 
 
