@@ -40,6 +40,7 @@ _SAMPLE: Final = re.compile(
     + rb')(?:\{((?:[^"}\n]|"(?:[^"\\\n]|\\.)*")*)\})?[ \t]+(\S+)',
     re.MULTILINE,
 )
+_MOST: Final = 1e30  # what is more is a mistake, as is what is negative; sums of these stay finite
 _LOADS: Final = frozenset({"num_requests_running", "num_requests_waiting"})
 _ENGINE: Final = re.compile(rb'(?:^|,)engine="(\d{1,3})"')
 _LABEL: Final = re.compile(rb'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -75,7 +76,7 @@ def parse_metrics(body: bytes, now: float) -> LoadSample | None:
     for name, labels, value in _samples(body):
         match name:
             case "kv_cache_usage_perc" | "gpu_cache_usage_perc":
-                kv_usage = max(kv_usage or 0.0, min(max(value, 0.0), 1.0))
+                kv_usage = max(kv_usage or 0.0, min(value, 1.0))
             case "engine_sleep_state":
                 asleep = asleep or (value > 0 and b'sleep_state="awake"' not in labels)
             case "cache_config_info":
@@ -122,8 +123,8 @@ def _samples(body: bytes) -> Iterator[tuple[str, bytes, float]]:
             value = float(text)
         except ValueError:
             continue
-        if math.isfinite(value):
-            yield name.decode(), labels, value
+        if abs(value) <= _MOST:
+            yield name.decode(), labels, max(value, 0.0)
 
 
 def _labels(labels: bytes) -> dict[bytes, bytes]:

@@ -52,9 +52,15 @@ def parse_models(body: bytes) -> tuple[ServedModel, ...]:
     """Read `GET /v1/models`; empty when it cannot be read. Adapters have a parent."""
     listed = decode_or_none(_MODELS, body)
     return tuple(
-        ServedModel(model.id, model.parent, model.max_model_len, _adapter_path(model))
+        ServedModel(model.id, model.parent, _window(model), _adapter_path(model))
         for model in (listed.data if listed is not None else ())
     )
+
+
+def _window(model: _Model) -> int | None:
+    """Return its context window; what is told as none, or as less, is not known."""
+    told = model.max_model_len
+    return told if told is not None and told > 0 else None
 
 
 def _adapter_path(model: _Model) -> str | None:

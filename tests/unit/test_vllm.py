@@ -85,6 +85,20 @@ def test_other_metrics_of_similar_names_are_not_taken():
     assert (sample.running, sample.waiting, sample.progress) == (1, 2, 1011)
 
 
+@pytest.mark.parametrize("odd", ["-4", "1e308", "NaN", "+Inf"])
+def test_what_no_engine_can_mean_is_passed_over(odd):
+    names = ("num_requests_running", "num_requests_waiting", "generation_tokens_total")
+    lines = [f'vllm:{name}{{engine="{number}"}} {odd}' for name in names for number in (1, 2)]
+    sample = read(*engine(0, 1, 2, 0.5), *lines)
+    assert (sample.running, sample.waiting, sample.generation_tokens) == (1, 2, 10.0)
+
+
+@pytest.mark.parametrize("window", [0, -1])
+def test_a_window_that_nothing_fits_into_is_none(window):
+    (model,) = parse_models(b'{"data": [{"id": "m", "max_model_len": %d}]}' % window)
+    assert model.window_tokens is None
+
+
 def test_the_old_name_of_the_cache_usage_is_known():
     assert (
         read("vllm:num_requests_running 1", "vllm:gpu_cache_usage_perc 0.4").kv_usage_ratio == 0.4
