@@ -329,8 +329,11 @@ class Backend(Server):
 
     @property
     def in_reserve(self) -> bool:
-        """Whether it takes requests only when no other backend can."""
-        return self.zero_weight or self.kept_back
+        """Whether it gets no requests while others serve: its weight is 0, or its revision was worse.
+
+        One that lost to a revision that is no worse takes what that has no room for.
+        """
+        return self.zero_weight or (self.kept_back and self.on_trial)
 
     @property
     def adapters(self) -> tuple[str, ...]:

@@ -4,7 +4,8 @@
     by cost     the seconds until a request that is sent there now would be done; where it is known how
                 a prompt begins, the seconds that it takes of all who are there (decision 017)
     obstacle    the first backend without one is taken; those of another revision only when none of the
-                request's own is free, DEGRADED ones only when no READY one is
+                request's own is free (once one was promoted, that is everybody's), DEGRADED ones only
+                when no READY one is
     wait        a request waits a little for a cheaper backend that has more of its prompt (decision 028)
 
 `explain` goes through all of them by the same costs and obstacles, and tells why. What `find` adds is left out
@@ -291,9 +292,12 @@ def _suited(members: Sequence[Backend], ask: Ask) -> Suited:
         ready = [each for each in ready if not each.in_reserve]
         degraded = [each for each in degraded if not each.in_reserve]
     later = [degraded]
-    if ask.on_trial is not None:
-        later.insert(0, [each for each in ready if each.on_trial is not ask.on_trial])
-        ready = [each for each in ready if each.on_trial is ask.on_trial]
+    side = ask.on_trial
+    if any(each.kept_back and not each.on_trial for each in members):
+        side = True  # the revision was promoted
+    if side is not None:
+        later.insert(0, [each for each in ready if each.on_trial is not side])
+        ready = [each for each in ready if each.on_trial is side]
     later = [backends for backends in later if backends]
     return Suited(ready, later, ejected, unfit, tuple([each.id for each in ready]))
 

@@ -63,7 +63,7 @@ class Site:
         return self.rollouts.get("m")
 
     def reserve(self):
-        return {backend.id for backend in self.table if backend.in_reserve}
+        return {backend.id for backend in self.table if backend.kept_back}
 
 
 def record(backend, *, outcome=Outcome.OK, first_s=0.1, gap_s=0.01, resumed=0, stream=True):

@@ -87,6 +87,32 @@ def test_weight_0_serves_only_when_no_other_does():
     assert choose(table, random.Random(1)).name == "b3"
 
 
+@pytest.mark.parametrize("side", [None, False, True])
+def test_who_was_not_promoted_serves_what_the_promoted_have_no_room_for(side):
+    """A canary is a small part of its pool: alone it cannot carry what all carried."""
+    backends = [
+        {"url": url, "revision": revision, "max_in_flight": 1}
+        for url, revision in zip(URLS, ("v2", "v1", "v1"), strict=True)
+    ]
+    canary = {"revision": "v2", "weight": 0.1, "automatic": True}
+    table = ready(pools(m={"backends": backends, "canary": canary}))
+    table.keep_back("m", on_trial=False)
+    chooser = Chooser(table, random.Random(1))
+    order = []
+    while (found := chooser.find(ask(need=NEED, on_trial=side), NOW)) is not None:
+        table.take(found.id, NOW, NEED)
+        order.append(found.revision)
+    assert order == ["v2", "v1", "v1"]
+    # Where it was rolled back, it serves while nobody else does.
+    table = ready(pools(m={"backends": backends, "canary": canary}))
+    table.keep_back("m", on_trial=True)
+    chooser, order = Chooser(table, random.Random(1)), []
+    while (found := chooser.find(ask(need=NEED, on_trial=side), NOW)) is not None:
+        table.take(found.id, NOW, NEED)
+        order.append(found.revision)
+    assert order == ["v1", "v1"]
+
+
 def near(**prefer):
     backends = [
         {"url": url, "labels": {"zone": zone}}
