@@ -116,8 +116,7 @@ class ShedReason(Enum):
     ENGINE = "engine"  # the engine's own admission control refused it
 
 
-# Where the values of an object's fields stand in its bytes: [start, end).
-Places = Mapping[str, tuple[int, int]]
+Places = Mapping[str, tuple[int, int]]  # where values of an object stand in its bytes: [start, end)
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -389,6 +388,7 @@ class RequestRecord(msgspec.Struct, gc=False):
     stream: bool = False
     backend_id: str | None = None
     revision: str = ""  # of that backend
+    conversation: float | None = None  # to which it belongs, by a hash, where a canary is on trial
     attempts: int = 0
     failed: tuple[Attempt, ...] = ()  # of these
     trace: Trace | None = None  # None: there are no traces

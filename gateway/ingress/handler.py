@@ -147,7 +147,7 @@ class Handler:
             ask = Ask(route, call, UNMEASURED, caller)
             ask.session = down.fields.get(settings.session_header, b"")
             if route.trial is not None:
-                assign(ask, down.revision)
+                record.conversation = assign(ask, down.revision)
             if self.retrying.quarantine.watched:
                 await self.retrying.admit(call, caller.tenant)
             try:
@@ -205,7 +205,7 @@ class Handler:
             record.fallback = Fallback(asked.pool, cause)
             sent = record.attempts
             other = Ask(route, ask.call, UNMEASURED, ask.caller, session=ask.session)
-            assign(other, down.revision)
+            record.conversation = assign(other, down.revision)
             give_back(self.limiter, record)
             try:
                 if not self.measuring.at_once(settings, record, other):

@@ -30,6 +30,7 @@ from gateway.rollout.verdict import FEWEST, Arm, Finding, judge, look_at, togeth
 
 _SAVED: Final = msgspec.json.Decoder(dict[str, tuple[str, Finding]])
 FILE: Final = "rollouts.json"
+_MOST_REFUSED: Final = 10_000  # conversations that are known
 
 
 class Sides(msgspec.Struct):
@@ -62,6 +63,7 @@ class Rollout:
     look: int = 1  # the next one
     finding: Finding = Finding.OPEN
     carried_out: bool = False
+    refused: dict[float, None] = field(default_factory=dict)  # conversations, the oldest first
 
     @property
     def trial(self) -> Arm:
@@ -163,8 +165,10 @@ class Rollouts:
             arm = self._arm(record.backend_id)
             if arm is None or record.outcome not in (Outcome.OK, Outcome.UPSTREAM_REJECTED):
                 continue
-            if record.outcome is Outcome.UPSTREAM_REJECTED:  # both sides get alike bad requests
-                arm.refuse()
+            if record.outcome is Outcome.UPSTREAM_REJECTED:
+                # Both sides get alike bad requests, but one conversation's all go to one side: once is all they tell.
+                if self._is_first(record):
+                    arm.refuse()
             elif record.stream and not record.resumed:  # else another backend began it
                 first_s = None
                 if record.first_byte_at is not None and record.sent_at is not None:
@@ -219,6 +223,18 @@ class Rollouts:
         if backend is None or rollout is None:
             return None
         return rollout.own.trial if backend.on_trial else rollout.own.stable
+
+    def _is_first(self, record: RequestRecord) -> bool:
+        """Whether a conversation has a request refused for the first time, as far as is known."""
+        conversation, backend = record.conversation, self._table.get(record.backend_id or "")
+        if conversation is None or backend is None:
+            return True
+        known = self._running[backend.pool].refused
+        is_first = conversation not in known
+        known[conversation] = None
+        if len(known) > _MOST_REFUSED:
+            del known[next(iter(known))]
+        return is_first
 
     def _look(self, name: str, rollout: Rollout) -> None:
         if not self.judges or rollout.finding is not Finding.OPEN:

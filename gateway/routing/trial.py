@@ -11,8 +11,8 @@ from gateway.wire.conversation import beginning
 _BYTES: Final = 8
 
 
-def assign(ask: Ask, wished: bytes) -> None:
-    """Set `on_trial` if the pool of a request has a canary.
+def assign(ask: Ask, wished: bytes) -> float | None:
+    """Set `on_trial` if the pool of a request has a canary; return which conversation it belongs to, as a hash.
 
     The header `x-gateway-revision` (`wished`) decides, or the key, or a hash of key and conversation. The
     hash keeps a conversation on its side, and a larger share contains a smaller one. A conversation is
@@ -20,13 +20,15 @@ def assign(ask: Ask, wished: bytes) -> None:
     """
     trial = ask.route.trial
     if trial is None:
-        return
+        return None
+    place = place_of(ask, trial.revision)
     if trial.by_header:
         ask.on_trial = wished == trial.revision.encode()
     elif trial.keys:
         ask.on_trial = ask.caller.key_id in trial.keys
     else:
-        ask.on_trial = place_of(ask, trial.revision) < trial.share
+        ask.on_trial = place < trial.share
+    return place
 
 
 def place_of(ask: Ask, purpose: str) -> float:

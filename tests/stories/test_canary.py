@@ -113,6 +113,19 @@ async def fill(world, count):
     return replies
 
 
+@story
+async def test_what_one_conversation_is_refused_in_a_loop_counts_once():
+    how = "header: true, automatic: true"
+    async with gateway(FAST, FAST, pools=pools(how), extra="state: state") as world:
+        world.sims[1].inject("http_500:422")
+        for number in range(50):
+            await world.chat("the same", max_tokens=1, headers={"x-gateway-revision": "v2"})
+            await world.chat(f"c {number}", max_tokens=1)
+        world.process.ledger.post()
+        told = await overview(world)
+        assert (told["finding"], told["requests"], told["failed"]) == ("open", 1, 1)
+
+
 @pytest.mark.parametrize("automatic", [False, True])
 def test_a_revision_that_fails_is_found_worse_and_rolled_back_where_that_is_automatic(automatic):
     @story

@@ -66,11 +66,20 @@ class Site:
         return {backend.id for backend in self.table if backend.kept_back}
 
 
-def record(backend, *, outcome=Outcome.OK, first_s=0.1, gap_s=0.01, resumed=0, stream=True):
+def record(
+    backend,
+    *,
+    outcome=Outcome.OK,
+    first_s=0.1,
+    gap_s=0.01,
+    resumed=0,
+    stream=True,
+    conversation=None,
+):
     return RequestRecord(
         "r", Endpoint.CHAT, 0.0, pool="m", backend_id=backend, outcome=outcome, stream=stream,
         sent_at=1.0, first_byte_at=1.0 + first_s, ended_at=1.0 + first_s + 10 * gap_s,
-        usage=Usage(5, 11, UsageSource.UPSTREAM), resumed=resumed,
+        usage=Usage(5, 11, UsageSource.UPSTREAM), resumed=resumed, conversation=conversation,
     )  # fmt: skip
 
 
@@ -115,6 +124,22 @@ def test_a_slow_revision_is_rolled_back_and_a_reload_changes_nothing(tmp_path):
     assert Site(tmp_path, weight=0.5, automatic=True).reserve() == {NEW}
     site.reload(weight=0.4, automatic=True)
     assert (site.trial.finding, site.reserve()) == (Finding.OPEN, set())
+
+
+def test_one_client_that_sends_what_is_wrong_again_and_again_rolls_nothing_back(tmp_path):
+    """All that one conversation sends goes to one side."""
+    site = Site(tmp_path, weight=0.5, automatic=True)
+    for _ in range(300):
+        serve(site, 1)
+        site.rollouts.settled(
+            [record(NEW, outcome=Outcome.UPSTREAM_REJECTED, conversation=0.25)] * 5
+        )
+    assert (site.trial.finding, site.trial.trial.failed) == (Finding.OPEN, 1)
+    for number in range(250):  # another conversation each
+        wrong = record(NEW, outcome=Outcome.UPSTREAM_REJECTED, conversation=number / 256)
+        site.rollouts.settled([wrong])
+        serve(site, 2)
+    assert site.reserve() == {NEW}
 
 
 def crash(site, backend, carried=30):
