@@ -214,10 +214,12 @@ class Line:
                 for each in self._backends
                 if (reason := why.get(each.id)) is None or reason.passes
             ]
-            best = min(usable, key=lambda each: each.in_flight, default=None)
-            ids = frozenset(each.id for each in usable)
-            shut = fits and all(i in full or why.get(i) in AWAITS_ADAPTER for i in ids)
-            known = Blocked(ids, best.id if best else None, shut=shut)
+            # Where its adapter is not, room is of no use to it: it claims none there, and nobody passes it.
+            able = [each for each in usable if why.get(each.id) not in AWAITS_ADAPTER]
+            best = min(able, key=lambda each: each.in_flight, default=None)
+            ids = frozenset(each.id for each in able)
+            shut = fits and ids <= full
+            known = Blocked(ids, best.id if best else None, shut=shut, lost=not usable)
             if fits:
                 kinds[waiting.kind] = known
         return known
@@ -246,7 +248,7 @@ class Line:
             return  # one is about to; what it can take is not known yet
         kinds: Kinds = {}
         for waiting in [*self.queue]:
-            if not self._blocked(waiting, kinds, now).backend_ids:
+            if self._blocked(waiting, kinds, now).lost:
                 self.queue.remove(waiting)
                 self._refuse_for_good(waiting)
 

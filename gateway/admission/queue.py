@@ -48,6 +48,7 @@ class Blocked:
     backend_ids: frozenset[str]
     best: str | None = None
     shut: bool = False  # no request of its kind can be placed while this walk lasts
+    lost: bool = False  # no backend will ever be able to take it
 
 
 Claims = Mapping[str, Sequence[Waiting]]  # by backend: who claims it

@@ -1868,6 +1868,30 @@ async def test_what_waits_for_an_adapter_claims_no_room_of_others():
     assert guest.waits
 
 
+@held
+async def test_what_has_no_room_where_its_adapter_is_claims_none_where_that_is_only_loaded():
+    world = house(backends=[ONE, single(TWO)])
+    world.up("m/b1", "sql")
+    world.scrape("m/b1", running=1, kv=0.85)
+    world.scrape("m/b2")
+    world.table.withhold(world.table.get("m/b2"), {"sql": Exclusion.ADAPTER_LOADING})
+    await world.guests(2, "c", adapter="sql", tokens=10)
+    (guest,) = await world.guests(1, "a", adapter="sql", tokens=5000, wait_s=600.0)
+    (inside,) = await world.guests(1, "b", tokens=2000)
+    for _ in range(40):
+        (after,) = await world.guests(1, "b", tokens=2000, wait_s=600.0)
+        inside.end()
+        await turns()
+        assert after.inside
+        inside = after
+    assert guest.waits
+    world.up("m/b2", "sql")
+    world.table.withhold(world.table.get("m/b2"), {})
+    inside.end()
+    await turns()
+    assert guest.slot.backend_id == "m/b2"
+
+
 # --- where a prompt is cached ---
 
 
