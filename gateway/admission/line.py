@@ -27,10 +27,12 @@ from gateway.admission.waiting import (
     covers,
     left_alone,
     needs_as_much,
+    place_at,
     starts_in_s,
 )
 from gateway.config.models import Admission, PoolConfig
 from gateway.core.aio import Clock
+from gateway.core.endpoints import NO_ENGINE
 from gateway.core.errors import GatewayError
 from gateway.core.exclusion import AWAITS_ADAPTER
 from gateway.core.types import SERVING, Ask, Need, Slot
@@ -119,9 +121,7 @@ class Line:
                 if self._fits_all(ask) and (least is None or covers(least, ask.need)):
                     blocked[waiting.alike] = ask.need
                 return self._blocked(waiting, kinds, now, full)
-            slot = self._table.take(
-                backend.id, now, ask.need, ask.caller.tenant, ask.prefix, ask.route.adapter
-            )
+            slot = place_at(self._table, backend.id, ask, now)
             before.clear()  # the next walk begins with the first again
             blocked.clear()
             if backend.obstacle(1, now, *best) is not None:
@@ -240,7 +240,15 @@ class Line:
             capacities = (each.room.capacity_tokens or math.inf for each in backends)
             windows = (each.window_tokens or math.inf for each in backends)
             self._fitting = min(capacities), min(windows)
+            self._let_pass(now)
             self._refuse_lost(now)
+
+    def _let_pass(self, now: float) -> None:
+        """Let those go who need no engine, and so no room: nobody served them when they came."""
+        for waiting in [each for each in self.queue if each.ask.call.endpoint in NO_ENGINE]:
+            backend = self._finder.find(waiting.ask, now)
+            if backend is not None and not waiting.turn.done() and self.queue.remove(waiting):
+                waiting.turn.set_result(place_at(self._table, backend.id, waiting.ask, now))
 
     def _refuse_lost(self, now: float) -> None:
         """Refuse those whom no backend can serve any more, however long they wait."""

@@ -10,6 +10,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from gateway.core.endpoints import NO_ENGINE
 from gateway.core.exclusion import Choice
 from gateway.core.types import SERVING, Ask, Exclusion, Need, Phase, Slot
 from gateway.pools.table import Backend, PoolTable
@@ -144,6 +145,13 @@ def awaits_load(backends: Sequence[Backend], ask: Ask) -> bool:
 def all_start(backends: Sequence[Backend], now: float) -> bool:
     """Whether none serves a pool, but such as start slowly: what they cannot take yet is no overload."""
     return all(each.limit.starts(now) for each in backends if each.phase in SERVING)
+
+
+def place_at(table: PoolTable, backend_id: str, ask: Ask, now: float) -> Slot:
+    """Take a place there; what no engine works on takes none."""
+    if ask.call.endpoint in NO_ENGINE:
+        return table.visit(backend_id, now)
+    return table.take(backend_id, now, ask.need, ask.caller.tenant, ask.prefix, ask.route.adapter)
 
 
 def covers(need: Need, other: Need) -> bool:

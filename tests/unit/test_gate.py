@@ -1446,6 +1446,22 @@ def test_what_no_engine_works_on_passes_the_queue_and_takes_no_place(endpoint):
 
 
 @held
+async def test_what_needs_no_engine_and_came_before_a_backend_was_up_waits_for_no_room_there():
+    world = house()
+    world.table.tend("m/b1", STARTS)
+    chats = await world.guests(3)
+    asks = world.guest(endpoint=Endpoint.TOKENIZE)
+    await turns()
+    assert asks.waits
+    world.table.tend("m/b1", None)
+    world.up("m/b1")
+    await turns()
+    assert numbers(chats) == [0]
+    assert not asks.waits
+    assert world.in_flight() == {"m/b1": 1}
+
+
+@held
 async def test_what_no_engine_works_on_goes_to_a_backend_whose_cache_is_full():
     world = house(backends=[ONE])
     world.scrape("m/b1", running=9, waiting=9, kv=1.0)
