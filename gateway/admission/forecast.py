@@ -159,7 +159,8 @@ class Forecast:
         tokens, self._given_back_tokens = given_back - self._given_back_tokens, given_back
         serving = any(each.phase in SERVING for each in backends)  # an outage drains nothing
         works = tokens > 0 or any(each.in_flight for each in backends)
-        queued = any(not awaits_load(backends, each.ask) for each in self._queue)
+        by_adapter = {each.ask.route.adapter: each.ask for each in self._queue}
+        queued = any(not awaits_load(backends, ask) for ask in by_adapter.values())
         stands = serving and works and (queued or self._refused)
         stood, self._stood, self._refused = self._stood, stands, False
         if seconds > 0 and stands and stood:

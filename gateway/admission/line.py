@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Final
@@ -67,6 +67,8 @@ class Line:
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._seen: tuple[object, ...] = ()  # names, phases, sizes, when last looked who is lost
+        self._loading: set[Hashable] = set()  # kinds that wait for their adapter everywhere
+        self._revision = -1  # of the table, when that was found
         self._fitting = (0.0, 0.0)  # of need and, if exact, demand: no backend was smaller then
 
     def follow(self, pool: PoolConfig, top_priority: int | None) -> None:
@@ -98,6 +100,8 @@ class Line:
         """
         best = self.queue.highest, self.top_priority  # what keeps this out keeps all others out
         full = {each.id for each in serving if each.obstacle(1, now, *best) is not None}
+        if self._revision != self._table.revision:
+            self._revision, self._loading = self._table.revision, set()
         kinds: Kinds = {}
         blocked: dict[tuple[object, ...], Need] = {}  # the smallest that found no room, by `alike`
         before: dict[str, float] = {}  # seconds that those will take who wait for one backend
@@ -106,19 +110,15 @@ class Line:
             ask = waiting.ask
             if waiting.turn.done():  # its client has left; its own task takes it out
                 return Blocked(frozenset())
-            least = blocked.get(waiting.alike)
-            if (
-                least is not None
-                and self._fits_all(ask)
-                and needs_as_much(self._backends, ask, least)
-            ):
+            least, fits = blocked.get(waiting.alike), self._fits_all(ask)
+            if fits and least is not None and needs_as_much(self._backends, ask, least):
                 return self._blocked(waiting, kinds, now, full)
             held = left_alone(self._table, ask, claimed) if claimed else _NOTHING
             backend = self._finder.find(ask, now, full | held, before)
             if ask.awaits is not None:
                 return Blocked(frozenset((ask.awaits,)), ask.awaits)
             if backend is None:
-                if self._fits_all(ask) and (least is None or covers(least, ask.need)):
+                if fits and (least is None or covers(least, ask.need)):
                     blocked[waiting.alike] = ask.need
                 return self._blocked(waiting, kinds, now, full)
             slot = place_at(self._table, backend.id, ask, now)
@@ -129,7 +129,7 @@ class Line:
                 kinds.clear()
             return slot
 
-        while len(full) < len(serving) and (taken := self.queue.take(place)) is not None:
+        while len(full) < len(serving) and (taken := self.queue.take(place, self._loading)):
             waiting, slot = taken
             waiting.turn.set_result(slot)
 
@@ -220,6 +220,8 @@ class Line:
             ids = frozenset(each.id for each in able)
             shut = fits and ids <= full
             known = Blocked(ids, best.id if best else None, shut=shut, lost=not usable)
+            if shut and usable and not able:
+                self._loading.add(waiting.kind)
             if fits:
                 kinds[waiting.kind] = known
         return known
@@ -343,7 +345,6 @@ class Line:
         why = self._finder.explain(ask, now).excluded
         if not awaits(self._backends, ask):
             return waited_too_long(ask, why, waited_s, self.forecast.retry_after_s(ask))
-        starts_s = starts_in_s(self._backends, ask, now)
-        if starts_s is None:
+        if (starts_s := starts_in_s(self._backends, ask, now)) is None:
             return no_backend(ask, why, self._rng)
         return starting(ask, starts_s, waited_s, self._rng)

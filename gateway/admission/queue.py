@@ -104,8 +104,10 @@ class FairQueue:
         own = self.tenants.get(waiting.tenant, Held())
         return self.limits.full(self.held, own, waiting.cost_tokens, waiting.body_bytes)
 
-    def take(self, place: Place) -> tuple[Waiting, Slot] | None:
-        """Take out the first request that `place` finds a slot for, with the slot.
+    def take(
+        self, place: Place, shut: AbstractSet[Hashable] = frozenset()
+    ) -> tuple[Waiting, Slot] | None:
+        """Take out the first request that `place` finds a slot for, with the slot; none of kinds that are `shut`.
 
         `place(waiting, claimed)` must not choose a claimed backend, but where it knows of room that
         those who claim it cannot have; nor touch the queue. When it raises, everything stays queued.
@@ -115,8 +117,10 @@ class FairQueue:
         blocked: list[tuple[Waiting, frozenset[str]]] = []
         looks: dict[Hashable, int] = {}  # at each kind
         left = self._max_looks
-        shut: set[Hashable] = set()  # kinds that are left out of the rest of the walk
-        for waiting in islice(self._walk(shut), left):
+        out = {*(shut & self._kinds.keys())}  # kinds that are left out of the rest of the walk
+        if len(out) == len(self._kinds):
+            return None
+        for waiting in islice(self._walk(out), left):
             kind, found = waiting.kind, place(waiting, claimed)
             if isinstance(found, Slot):
                 self._serve(waiting, blocked, found.backend_id)
@@ -129,8 +133,8 @@ class FairQueue:
                     for each in found.backend_ids if found.best is None else (found.best,):
                         claimed[each] = (*claimed.get(each, ()), waiting)
             if found.shut or looks[kind] >= left:
-                shut.add(kind)
-                if len(shut) == len(self._kinds):
+                out.add(kind)
+                if len(out) == len(self._kinds):
                     break
         return None
 

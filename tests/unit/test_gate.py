@@ -1885,6 +1885,28 @@ async def test_what_waits_for_an_adapter_claims_no_room_of_others():
 
 
 @held
+async def test_those_who_wait_for_loads_cost_no_look_until_something_was_loaded():
+    names = [f"a{number}" for number in range(50)]
+    world = house(backends=[single(ONE, 2), single(TWO, 2)])
+    for backend in world.table:
+        world.table.withhold(backend, dict.fromkeys(names, Exclusion.ADAPTER_DUE))
+    guests = {name: world.guest(adapter=name, wait_s=600.0) for name in names}
+    await turns()
+    world.chooser.count = 0
+    for _ in range(20):
+        (other,) = await world.guests(1)
+        assert other.inside
+        other.end()
+        await turns()
+    assert world.chooser.count < 3 * 50  # each of them once, and those who went in
+    world.up("m/b2", "a7")
+    others = dict.fromkeys([name for name in names if name != "a7"], Exclusion.ADAPTER_DUE)
+    world.table.withhold(world.table.get("m/b2"), others)
+    await turns()
+    assert [name for name, each in guests.items() if each.inside] == ["a7"]
+
+
+@held
 async def test_what_has_no_room_where_its_adapter_is_claims_none_where_that_is_only_loaded():
     world = house(backends=[ONE, single(TWO)])
     world.up("m/b1", "sql")
