@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -47,8 +48,8 @@ Count = Callable[[str, str, str, float | None], None]
 class Finder(Protocol):
     """Who knows a backend with room; `routing.choice.Chooser`."""
 
-    def find(self, ask: Ask, now: float) -> Backend | None:
-        """Return the best that may take a request now."""
+    def find(self, ask: Ask, now: float, barred: AbstractSet[str]) -> Backend | None:
+        """Return the best that may take a request now and is not barred."""
 
 
 @dataclass(slots=True)
@@ -122,7 +123,10 @@ class Shadows:
             return False
         # Nobody looks for its first token, so the next scrape is taken to show that its prompt was read.
         need = structs.replace(ask.need, streams=False)
-        backend = self._finder.find(Ask(Route(to, to, to), call, _NOTHING_KNOWN, NOBODY, need), now)
+        # Nothing is learnt of its end either: where one request at a time is a trial, it is a client's.
+        tried = {each.id for each in self._table.backends(to) if each.probation is not None}
+        copy_of = Ask(Route(to, to, to), call, _NOTHING_KNOWN, NOBODY, need)
+        backend = self._finder.find(copy_of, now, tried)
         allowed = None if backend is None else backend.allowed(now)
         if backend is None or (allowed is not None and 2 * backend.in_flight >= allowed):
             return False

@@ -13,6 +13,7 @@ from gateway.core.types import Ask, Demand, Need
 from gateway.sim.server import SimConfig
 from gateway.wire.calls import ENDPOINTS, parse_call
 from tests.stories.support import FAST, gateway, story
+from tests.stories.test_supervision_signs import Forward
 
 NEXT = SimConfig(model="next", speed=0)
 POOLS = """\
@@ -238,3 +239,28 @@ async def test_what_the_other_pool_forbids_and_what_is_large_is_not_copied():
         assert (await world.chat(max_tokens=1)).status_code == 200
         await world.until(lambda: copies(world))
         assert len(copies(world)) == 1
+
+
+@story
+async def test_a_copy_is_no_trial_of_a_server_whose_requests_failed():
+    """Nobody learns from it, and while it lasts no client's request could be one."""
+    clock = Forward()
+    slow = SimConfig(model="next", reply_tokens=4000, max_model_len=100_000)
+    text = pools("share: 1, max_in_flight: 100").replace("[<1>]", "[<1>, <2>]")
+    async with gateway(FAST, slow, NEXT, pools=text, clock=clock) as world:
+        first, sim = world.process.table.get("next/b1"), world.sims[1]
+        sim.inject("http_500")
+        for _ in range(300):
+            if first.kept_out:
+                break
+            await world.chat(model="next", max_tokens=1)
+        sim.clear()
+        clock.ahead_s += 30
+        await world.until(lambda: first.probation is not None)
+        for number in range(8):
+            assert (await world.chat(f"c {number}", stream=True)).status_code == 200
+        assert await counted(world, "ok") + await counted(world, "dropped") > 0
+        assert first.in_flight == 0
+        assert first.probation.slot is None
+        while first.probation is not None:
+            assert (await world.chat(model="next", max_tokens=1)).status_code == 200
