@@ -33,8 +33,9 @@ _BOUNDARY: Final = re.compile(
     % (_PARAMETERS, _PARAMETERS),
     re.ASCII | re.IGNORECASE,
 )
+# A name without quotes, as .NET writes it, is a token of plain letters.
 _DISPOSITION: Final = re.compile(
-    rb'form-data\s*;\s*name="([^"\\\r\n]{1,128})"((?:\s*;\s*filename\*?=(?:"(?:[^"\\\r\n]|\\.)*"|[^\s;"]+))*)\s*',
+    rb'form-data\s*;\s*name=(?:"([^"\\\r\n]{1,128})"|([A-Za-z0-9_.-]{1,128}))((?:\s*;\s*filename\*?=(?:"(?:[^"\\\r\n]|\\.)*"|[^\s;"]+))*)\s*',
     re.IGNORECASE,
 )
 _SINGLE: Final = frozenset({"model", "stream"})  # what we act on; lists of others are legal
@@ -229,7 +230,7 @@ def _disposition(head: bytes) -> tuple[str, bool]:
     if found is None:
         raise _malformed("a part has no plain Content-Disposition")
     try:
-        return found[1].decode(), bool(found[2])
+        return (found[1] or found[2]).decode(), bool(found[3])
     except UnicodeDecodeError:
         raise _malformed("a field's name is not UTF-8") from None
 

@@ -87,6 +87,24 @@ def test_another_media_type_is_told_so(kind):
         FormReader(kind)
 
 
+def test_names_without_quotes_are_read_as_net_writes_them():
+    """Source: .NET's MultipartFormDataContent, which the OpenAI SDK for .NET sends its audio with."""
+    text = b"\r\nContent-Type: text/plain; charset=utf-8"
+    model = b"Content-Disposition: form-data; name=model" + text, b"whisper"
+    sound = (
+        b"Content-Type: audio/wav\r\nContent-Disposition: form-data; name=file; filename=a.wav;"
+        b" filename*=utf-8''a.wav",
+        SOUND,
+    )
+    body = form(sound, model)
+    call = call_of(body, b'multipart/form-data; boundary="XX"')
+    assert call.model == "whisper"
+    out = upstream_body(call, served_model="s", inject_usage=False)
+    assert out == body.replace(b"whisper", b"s")
+    denied = b"Content-Disposition: form-data; name=vllm_xargs", b"{}"
+    assert refused(form(model, denied)).param == "vllm_xargs"
+
+
 def test_only_the_model_of_a_form_is_replaced():
     body = form(field(b"prompt", b"model"), field(b"model", b"alias"), file(SOUND))
     call = call_of(body)
@@ -121,6 +139,11 @@ def test_the_model_is_replaced_in_a_beginning_too():
         form(file(b"x", b"model")),
         form((b'Content-Disposition: form-data; name="model"; name="x"', b"w")),
         form((b'Content-Disposition: form-data; name=model; x="name="', b"w")),
+        form((b"Content-Disposition: form-data; name=model; name=x", b"w")),
+        form((b"Content-Disposition: form-data; name=mo del", b"w")),
+        form((b'Content-Disposition: form-data; name=mod"el', b"w")),
+        form((b"Content-Disposition: form-data; name*=utf-8''model", b"w")),
+        form((b"Content-Disposition: form-data; name=", b"w")),
         form((field(b"model", b"")[0] + b"\r\n" + field(b"other", b"")[0], b"w")),
         form(field(b"stream", b"true")),
         form(field(b"model", b"")),
