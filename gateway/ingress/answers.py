@@ -195,11 +195,13 @@ class _VeiledPlain(PlainWatch):
 
 
 def used(watch: Watch, reply: Reply, record: RequestRecord) -> Usage | None:
-    """Return the usage of what was passed on: as the backend told it, else counted by what came."""
-    if watch.usage is not None or reply.status >= 400:
-        return watch.usage
+    """Return the usage of what was passed on: as the backend told it, else counted by the events that came."""
+    if (told := watch.usage) is not None or reply.status >= 400:
+        return told
     if b"metadata" in reply.headers:
         return _plain_usage(reply, b"")
+    if not reply.is_event_stream:
+        return None  # what came of it has no tokens that could be counted
     began, demand, need = watch.began, record.demand, record.need
     if began is not None:
         return Usage(began.prompt_tokens, watch.events, UsageSource.COUNTED, began.cached_tokens)

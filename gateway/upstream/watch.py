@@ -67,6 +67,7 @@ class PlainWatch:
     (Chat, Completions), or near its end, where the usage is, too.
     """
 
+    _HEAD_BYTES: Final = 4096
     _TAIL_BYTES: Final = 4096
     between_frames: Final = False  # there are none
     cut: Fault | None = None
@@ -83,12 +84,12 @@ class PlainWatch:
         self.fault: Fault | None = None
         self.events = 0
         self.shape = Shape()
-        self._tail = b""
+        self._head = self._tail = b""
 
     @property
     def usage(self) -> Usage | None:
-        """What the end of the body says."""
-        return json_usage(self._tail)
+        """What the end of the body says, else its beginning: vLLM ranks documents behind what that took."""
+        return json_usage(self._tail) or json_usage(self._head)
 
     def feed(self, data: bytes) -> bytes:
         """Pass on everything; nothing more once it is too much, so that the relay ends it."""
@@ -99,6 +100,8 @@ class PlainWatch:
             return b""
         if self._dialect in _WITH_CHOICES:
             self._aborted |= json_aborted(self._tail[-_REASON_BYTES:] + data)
+        if len(self._head) < self._HEAD_BYTES:
+            self._head += data[: self._HEAD_BYTES - len(self._head)]
         self._tail = (self._tail + data)[-self._TAIL_BYTES :]
         return data
 

@@ -44,3 +44,20 @@ async def test_a_message_is_charged_for_what_the_cache_had_of_its_prompt():
         first, again, streamed = [(each.input, each.output) for each in lines]
         assert first == again == streamed
         assert [each.cached > 0 for each in lines] == [False, True, True]
+
+
+@story
+async def test_a_large_reply_costs_what_its_beginning_tells():
+    documents = ["word " * 400] * 200
+    async with gateway(SIM) as world:
+        for count in (2, 200):
+            body = {"model": "m", "query": "q", "documents": documents[:count]}
+            reply = await world.http.post("/v1/rerank", json=body)
+            assert reply.status_code == 200
+            told = reply.json()["usage"]["prompt_tokens"]
+            await world.until(lambda: not world.process.ingress.live)
+            world.process.ledger.post()
+            await world.process.accounts.turn()
+            *_, line = every_entry(world.process.config.state / "usage")
+            assert (line.input, line.output, line.source) == (told, 0, "upstream")
+        assert len(reply.content) > 256 * 1024

@@ -128,9 +128,26 @@ def test_the_usage_is_the_backends_own_where_it_told_one():
     ("exact", "source"), [(True, UsageSource.COUNTED), (False, UsageSource.ESTIMATED)]
 )
 def test_else_it_is_what_came_and_the_prompt_that_was_expected_not_its_bound(exact, source):
-    watch = watch_over(reply(b"text/event-stream"), CHAT, "r", 1 << 20)
+    stream = reply(b"text/event-stream")
+    watch = watch_over(stream, CHAT, "r", 1 << 20)
     watch.feed(b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null}]}\n\n')
-    assert used(watch, reply(), record(exact=exact)) == Usage(9, 1, source)
+    assert used(watch, stream, record(exact=exact)) == Usage(9, 1, source)
+
+
+def test_a_large_reply_may_tell_its_usage_before_all_else():
+    """Source: vLLM 0.32's RerankResponse, whose results follow its usage."""
+    watch = watch_over(reply(), AUDIO, "r", 1 << 20)
+    watch.feed(b'{"id":"rerank-1","model":"m","us')
+    watch.feed(b'age":{"prompt_tokens":7,"total_tokens":7},"results":[' + b"x" * 300_000)
+    watch.feed(b"]}")
+    assert used(watch, reply(), record()) == Usage(7, 0, UsageSource.UPSTREAM)
+
+
+def test_the_reads_that_a_large_reply_came_in_are_no_tokens():
+    watch = watch_over(reply(), AUDIO, "r", 1 << 20)
+    watch.feed(b"x" * 300_000)
+    watch.feed(b"x")
+    assert used(watch, reply(), record()) is None
 
 
 def test_an_error_has_no_usage():
