@@ -87,7 +87,10 @@ class Accounts:
         for record in records:
             if record.caller is None:
                 continue
-            price = self._price_of(record.model or "", record.pool or "")
+            pool = record.pool or ""
+            # Another pool that answers does so by its own name, and at its own price.
+            model = pool if record.fallback is not None else record.model or ""
+            price = self._price_of(model, pool)
             at = wall_ahead + (record.ended_at or record.received_at)
             entry = entry_of(record, 0, at, price)
             if entry is not None:

@@ -13,6 +13,7 @@ from gateway.core.types import Phase
 from gateway.pools.health import Order
 from gateway.process import reload
 from gateway.sim.server import SimConfig
+from gateway.usage.journal import every_entry
 from tests import keyfiles as keys
 from tests.stories.support import frames, gateway, story
 from tests.stories.test_explain import explain, route
@@ -405,6 +406,20 @@ async def test_the_limits_are_those_for_the_model_that_answers():
         assert reply.status_code == 200  # nothing was taken for the model that did not answer
         assert "x-gateway-model" not in reply.headers
         assert reply.headers["x-ratelimit-remaining-requests"] == "0"
+
+
+@story
+async def test_what_another_model_answers_costs_what_that_one_costs():
+    prices = "prices: {models: {big: {output: 1000}, small: {output: 1}}}"
+    async with gateway(BIG, SMALL, pools=two("no_backend: small"), extra=prices) as world:
+        assert (await world.chat(model="big", max_tokens=5)).status_code == 200
+        take_out(world)
+        assert (await world.chat(model="big", max_tokens=5)).status_code == 200
+        await world.until(lambda: not world.process.ingress.live)
+        world.process.ledger.post()
+        await world.process.accounts.turn()
+        lines = every_entry(world.process.config.state / "usage")
+        assert [(each.model, each.money) for each in lines] == [("big", 0.005), ("small", 5e-6)]
 
 
 @story
