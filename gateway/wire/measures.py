@@ -29,7 +29,6 @@ from gateway.wire.table import REFUSED_IN_FORMS, TABLE
 _QUOTE, _LIST, _OBJECT, _NULL = b'"[{n'
 _TEXT: Final = msgspec.json.Decoder(str)
 _PLAIN_IDS: Final = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]])
-FEW_TOOLS_BYTES: Final = 16_384  # too small to hold more tools than any limit: one has 44 bytes
 # Source: vLLM 0.32's SamplingParams; the highest temperature is ours, far above what makes sense.
 RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "temperature": (0.0, 100.0),
@@ -166,10 +165,11 @@ class Measure:
         structured_facts(raw, name, self._facts)
 
     def _tools(self, name: str, raw: Raw) -> None:
-        if len(raw) > FEW_TOOLS_BYTES:
-            self.note("tools_bytes", float(len(raw)), name)
-            if begins(raw) == _LIST:
-                self.note("tools", float(len(items_of(raw))), name)
+        if begins(raw) == _NULL:
+            return
+        self.note("tools_bytes", float(len(raw)), name)
+        if begins(raw) == _LIST:
+            self.note("tools", float(len(items_of(raw))), name)
 
     def _tool_choice(self, name: str, raw: Raw) -> None:
         """Where a tool is forced, the schemas of the tools are compiled."""

@@ -1,8 +1,8 @@
 """Ordinary bodies: one typed decoding proves that nothing in them has to be measured.
 
 An ordinary body has usual fields only, of their plain types and within their ranges, and all of its
-content is text, in strings or in parts. No row of the policy limits any of that. What types cannot say
-is checked beside: names that come twice, and how deep tools are nested. A short chat without tools,
+content is text, in strings or in parts. Of all that the policy limits its tools alone. What types cannot
+say is checked beside: names that come twice, and how deep tools are nested. A short chat without tools,
 which most are, is read in one go (`short_chat`).
 
 This is a shortcut, never a judgement: a body that is not ordinary is measured field by field. A test
@@ -20,7 +20,7 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from gateway.core.asked import NOTHING_ASKED, Asked, Fact
 from gateway.core.types import Endpoint
 from gateway.wire.content import CHECKED_BYTES
-from gateway.wire.measures import FEW_TOOLS_BYTES, RANGES
+from gateway.wire.measures import RANGES
 from gateway.wire.objects import MAX_DEPTH, begins
 from gateway.wire.peek import Integer
 from gateway.wire.prompts import TOOLS_GROWTH
@@ -81,10 +81,8 @@ def ordinary(endpoint: Endpoint, body: bytes, fields: Mapping[str, Raw]) -> Ordi
     if most_containers(seen.tools) > MAX_DEPTH - 2:  # the body and the list are levels too
         return None
     tools_bytes = len(fields["tools"])
-    asked = NOTHING_ASKED
-    if tools_bytes > FEW_TOOLS_BYTES:
-        size = Fact("tools_bytes", float(tools_bytes), "tools")
-        asked = Asked((size, Fact("tools", float(len(seen.tools)), "tools")))
+    size = Fact("tools_bytes", float(tools_bytes), "tools")
+    asked = Asked((size, Fact("tools", float(len(seen.tools)), "tools")))
     return Ordinary(seen, len(body) + TOOLS_GROWTH * tools_bytes, asked)
 
 

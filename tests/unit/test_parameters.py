@@ -115,6 +115,18 @@ def test_the_narrowest_setting_that_names_a_parameter_decides():
     check(CHAT, {"n": 500, "priority": 1}, everywhere, pool, key)
 
 
+@pytest.mark.parametrize("more", [{}, {"tool_choice": "required"}])
+def test_a_limit_of_tools_holds_however_small_they_are(more):
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    few = ("parameters", Overrides(max=(("tools", 4),)))
+    check(CHAT, {"tools": [tool] * 4, **more}, few)
+    assert refused(CHAT, {"tools": [tool] * 5, **more}, few).param == "tools"
+    short = ("parameters", Overrides(max=(("tools_bytes", 100),)))
+    check(CHAT, {"tools": [tool], **more}, short)
+    assert refused(CHAT, {"tools": [tool] * 2, **more}, short).param == "tools"
+    check(CHAT, {"tools": None}, ("parameters", Overrides(max=(("tools_bytes", 0),))))
+
+
 def test_any_field_can_be_denied():
     layer = ("pools.m.parameters", Overrides(deny=frozenset({"tools", "content.uuid", "mine"})))
     assert refused(CHAT, {"tools": []}, layer).param == "tools"
