@@ -40,7 +40,9 @@ __all__ = ["DONE", "HEARTBEAT", "StreamWatch", "error_frame", "json_aborted", "j
 HEARTBEAT: Final = b": keep-alive\n\n"
 HOLD_BYTES: Final = 64 * 1024
 # Source: vLLM's FinishReason, OpenAI reference. `abort` and `error` are the engine's failures.
-GOOD_REASONS: Final = frozenset({"stop", "length", "tool_calls", "function_call", "repetition"})
+GOOD_REASONS: Final = frozenset(
+    {"stop", "length", "tool_calls", "function_call", "content_filter", "repetition"}
+)
 
 CUT_SHORT: Final = Fault(
     502, "server_error", "backend_error", "The backend ended the stream before it was complete."

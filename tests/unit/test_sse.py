@@ -89,7 +89,9 @@ def test_a_role_is_an_ordinary_frame():
     assert w.events == 1
 
 
-@pytest.mark.parametrize("reason", ["stop", "length", "tool_calls", "function_call", "repetition"])
+@pytest.mark.parametrize(
+    "reason", ["stop", "length", "tool_calls", "function_call", "content_filter", "repetition"]
+)
 def test_a_good_finish_reason_completes_the_stream(reason):
     w = watch()
     whole = chunk() + chunk("", reason) + DONE
