@@ -23,7 +23,8 @@ from gateway.upstream.engineids import is_of_another
 from gateway.upstream.reading import is_encoded
 from gateway.upstream.reply import JSON_LINE, Reply
 from gateway.upstream.watch import PlainWatch, Watch
-from gateway.wire.frames import json_usage, whole_answer, whole_event_answer
+from gateway.wire.frames import ANY, json_usage, whole_answer, whole_event_answer
+from gateway.wire.objects import decode_or_none
 from gateway.wire.replies import CONTEXT_CODE, normalise_upstream_error, upstream_fault
 from gateway.wire.sse import StreamWatch
 from gateway.wire.veil import Veil, veiled
@@ -33,6 +34,7 @@ _OK: Final = Outcome.OK  # looked up once: 0.15 us before Python 3.12
 _FULL: Final = 503  # vLLM's own admission control: back-pressure, not sickness
 _TOO_MANY: Final = 429  # the same, as TGI says it
 GENERATES: Final = (Dialect.CHAT, Dialect.COMPLETIONS)
+_NO_REPLY: Final = "The backend answered with something else than a model's reply."
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
@@ -72,7 +74,7 @@ def _unreadable(reply: Reply, most_bytes: int) -> BackendBroke | None:
         return BackendBroke("The backend compressed its reply, which it was not asked for.")
     usual = headers.get(b"content-type", b"") in _USUAL
     if not usual and not _MEDIA.fullmatch(reply.content_type):
-        return BackendBroke("The backend answered with something else than a model's reply.")
+        return BackendBroke(_NO_REPLY)
     told = None if reply.body is not None else headers.get(b"content-length")
     if told is not None and (length := int(told)) > most_bytes:
         return BackendBroke(
@@ -118,6 +120,8 @@ def answer(
         error = BackendBroke("the backend did not finish the request")
         error.in_order = True
         raise error
+    if usage is None and call.dialect is not Dialect.PLAIN and decode_or_none(ANY, body) is None:
+        raise BackendBroke(_NO_REPLY)  # nothing, part of a reply, or the page of something else
     lines = reply.passed_lines()
     if b"content-type" not in reply.headers:
         lines += JSON_LINE

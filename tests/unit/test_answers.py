@@ -173,3 +173,12 @@ def test_the_usage_of_raw_vectors_is_in_a_header_that_the_client_gets():
 def test_a_reply_without_a_type_is_json():
     said = answer(Reply(200, {}, b"{}", None), AUDIO, "r", "", 1 << 20)
     assert said.lines == b"content-type: application/json\r\n"
+
+
+@pytest.mark.parametrize("body", [b"", b"[1]", b"7", b"null", b'{"choices":[{"message":{"content":"ab'])
+@pytest.mark.parametrize("dialect", [Dialect.CHAT, Dialect.RESPONSES, Dialect.MESSAGES])
+def test_what_is_no_json_object_is_no_answer_of_a_model(dialect, body):
+    with pytest.raises(BackendBroke, match="something else"):
+        answer(Reply(200, {}, body, None), call(dialect), "r", "", 1 << 20)
+    assert answer(Reply(200, {}, b"{}", None), CHAT, "r", "", 1 << 20).body == b"{}"
+    assert answer(Reply(200, {}, body, None), AUDIO, "r", "", 1 << 20).body == body
