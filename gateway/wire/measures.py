@@ -137,7 +137,7 @@ class Measure:
         row, chars = _STRING_ROWS[name]
         texts = items_of(raw) if begins(raw) == _LIST else [raw]
         self.note(row, float(len(texts)), name)
-        self.note(chars, float(max(map(len, texts), default=2) - 2), name)
+        self.note(chars, float(max(map(_characters, texts), default=0)), name)
 
     def _ids(self, name: str, raw: Raw) -> None:
         if begins(raw) != _LIST:
@@ -259,6 +259,10 @@ class Measure:
             param=name,
             code=code,
         )
+
+
+def _characters(raw: Raw) -> int:
+    return len(_TEXT.decode(raw) if begins(raw) == _QUOTE else raw)
 
 
 _INSTEAD: Final = {

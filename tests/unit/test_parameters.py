@@ -127,6 +127,19 @@ def test_a_limit_of_tools_holds_however_small_they_are(more):
     check(CHAT, {"tools": None}, ("parameters", Overrides(max=(("tools_bytes", 0),))))
 
 
+@pytest.mark.parametrize("ensure_ascii", [False, True])
+@pytest.mark.parametrize(("name", "most"), [("bad_words", 256), ("stop", 1024)])
+def test_characters_are_counted_as_such_however_they_are_written(name, most, ensure_ascii):
+    def sent(word):
+        fields = {"model": "m", "messages": HI, name: [word]}
+        body = json.dumps(fields, ensure_ascii=ensure_ascii).encode()
+        return parse_call(ENDPOINTS[CHAT.encode()], body)
+
+    judge(sent("\u4e2d" * most), effective([]))
+    with pytest.raises(RequestError, match=f"at most {most} characters, got {most + 1}"):
+        judge(sent("\u4e2d" * (most + 1)), effective([]))
+
+
 def test_any_field_can_be_denied():
     layer = ("pools.m.parameters", Overrides(deny=frozenset({"tools", "content.uuid", "mine"})))
     assert refused(CHAT, {"tools": []}, layer).param == "tools"
