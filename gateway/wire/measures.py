@@ -21,13 +21,14 @@ from gateway.core.types import Endpoint
 from gateway.wire.content import has_content, scan
 from gateway.wire.fields import known_fields
 from gateway.wire.lax import is_on, number_of
-from gateway.wire.objects import begins, fields_once, items_of, wrong_type
+from gateway.wire.objects import begins, decode_or_none, fields_once, items_of, wrong_type
 from gateway.wire.parameters import UNLIMITED
 from gateway.wire.schemas import format_facts, schema_facts, structured_facts
 from gateway.wire.table import REFUSED_IN_FORMS, TABLE
 
 _QUOTE, _LIST, _OBJECT, _NULL = b'"[{n'
 _TEXT: Final = msgspec.json.Decoder(str)
+_TEXTS: Final = msgspec.json.Decoder(list[str])
 _PLAIN_IDS: Final = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]])
 # Source: vLLM 0.32's SamplingParams; the highest temperature is ours, far above what makes sense.
 RANGES: Final[Mapping[str, tuple[float, float]]] = {
@@ -135,9 +136,10 @@ class Measure:
 
     def _strings(self, name: str, raw: Raw) -> None:
         row, chars = _STRING_ROWS[name]
-        texts = items_of(raw) if begins(raw) == _LIST else [raw]
+        listed = Raw(b"[%b]" % bytes(raw)) if begins(raw) != _LIST else raw
+        texts = decode_or_none(_TEXTS, listed) or items_of(listed)
         self.note(row, float(len(texts)), name)
-        self.note(chars, float(max(map(_characters, texts), default=0)), name)
+        self.note(chars, float(max(map(len, texts), default=0)), name)
 
     def _ids(self, name: str, raw: Raw) -> None:
         if begins(raw) != _LIST:
@@ -259,10 +261,6 @@ class Measure:
             param=name,
             code=code,
         )
-
-
-def _characters(raw: Raw) -> int:
-    return len(_TEXT.decode(raw) if begins(raw) == _QUOTE else raw)
 
 
 _INSTEAD: Final = {
