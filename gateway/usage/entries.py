@@ -23,7 +23,7 @@ REFUSED: Final = "refused"  # the engine refused it as wrong, and took no tokens
 UNKNOWN: Final = "unknown"  # nobody told it, and nothing was reserved
 
 
-class Entry(msgspec.Struct, gc=False):
+class Entry(msgspec.Struct, gc=False, omit_defaults=True):
     """One request. `n` counts the lines of one ledger, and is set when it is written; `id` is the request's own."""
 
     n: int
@@ -38,6 +38,7 @@ class Entry(msgspec.Struct, gc=False):
     output: int
     money: float
     source: str
+    asked: str = ""  # the name that the client gave the model, if that is an alias
 
 
 # Whose use it is: day, tenant, key, model, adapter.
@@ -46,13 +47,14 @@ Place = tuple[str, str, str, str, str]
 
 @dataclass(slots=True)  # its numbers are added to in half the time that a msgspec.Struct takes
 class Sums:
-    """What requests add up to."""
+    """What requests add up to; `asked` has those of each alias by themselves, for limits may name it."""
 
     requests: int = 0
     input: int = 0
     cached: int = 0
     output: int = 0
     money: float = 0.0
+    asked: dict[str, Sums] | None = None
 
     def add(self, each: Entry) -> None:
         """Count a request."""
@@ -61,6 +63,9 @@ class Sums:
         self.cached += each.cached
         self.output += each.output
         self.money += each.money
+        if each.asked:
+            one = Sums(1, each.input, each.cached, each.output, each.money)
+            self._include_asked(each.asked, one)
 
     def include(self, more: Sums) -> None:
         """Add what other requests add up to."""
@@ -69,6 +74,13 @@ class Sums:
         self.cached += more.cached
         self.output += more.output
         self.money += more.money
+        for alias, each in (more.asked or {}).items():
+            self._include_asked(alias, each)
+
+    def _include_asked(self, alias: str, more: Sums) -> None:
+        if self.asked is None:
+            self.asked = {}
+        self.asked.setdefault(alias, Sums()).include(more)
 
 
 class Used(NamedTuple):
@@ -108,7 +120,16 @@ def entry_of(record: RequestRecord, n: int, at: float, price: Price | None) -> E
         output,
         0.0 if price is None else round(price.of(prompt, output, cached), 9),
         source,
+        _alias(record),
     )
+
+
+def _alias(record: RequestRecord) -> str:
+    """Return the alias by which a request named its model; what another pool answers has that pool's name."""
+    model = record.model
+    if model is None or model in (record.pool, record.adapter) or record.fallback is not None:
+        return ""
+    return model
 
 
 def place_of(each: Entry) -> Place:

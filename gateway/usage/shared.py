@@ -17,7 +17,7 @@ from gateway.usage.entries import Entry, Place, Sums, summed
 
 KEPT_DAYS: Final = 400
 _JOURNALS: Final = f"{PREFIX}{{usage}}:ledgers"
-_MEASURES: Final = Sums.__slots__
+_MEASURES: Final = ("requests", "input", "cached", "output", "money")
 
 # KEYS: the last line that was counted of each ledger, then a hash for each day.
 # ARGV: ledger, first and last line, days that a hash is kept, then of each sum its day's place in KEYS, field, amount.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -34,11 +34,9 @@ class Spent:
         whole = limit.scope in (Scope.TENANT, Scope.TENANT_MODEL)
         return sum(
             each.money if rule.amount == _MONEY else each.input + each.output
-            for (day, _, _, model, adapter), each in self._of.get(
-                (whole, limit.owner if whole else key_id), ()
-            )
-            if day.startswith(begins)
-            and (not limit.models or _matches(limit.models, (model, adapter)))
+            for place, sums in self._of.get((whole, limit.owner if whole else key_id), ())
+            if place[0].startswith(begins)
+            for each in _counted(limit.models, place, sums)
         )
 
 
@@ -54,5 +52,9 @@ def folded(sums: Mapping[Place, Sums], today: str) -> dict[Place, Sums]:
     return found
 
 
-def _matches(glob: str, names: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, glob) for name in names if name)
+def _counted(glob: str, place: Place, sums: Sums) -> list[Sums]:
+    """Return what of these sums a limit counts: all, or what was asked for by an alias that its glob matches."""
+    *_, model, adapter = place
+    if not glob or any(fnmatchcase(name, glob) for name in (model, adapter) if name):
+        return [sums]
+    return [each for alias, each in (sums.asked or {}).items() if fnmatchcase(alias, glob)]

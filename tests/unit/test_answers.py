@@ -175,7 +175,9 @@ def test_a_reply_without_a_type_is_json():
     assert said.lines == b"content-type: application/json\r\n"
 
 
-@pytest.mark.parametrize("body", [b"", b"[1]", b"7", b"null", b'{"choices":[{"message":{"content":"ab'])
+@pytest.mark.parametrize(
+    "body", [b"", b"[1]", b"7", b"null", b'{"choices":[{"message":{"content":"ab']
+)
 @pytest.mark.parametrize("dialect", [Dialect.CHAT, Dialect.RESPONSES, Dialect.MESSAGES])
 def test_what_is_no_json_object_is_no_answer_of_a_model(dialect, body):
     with pytest.raises(BackendBroke, match="something else"):

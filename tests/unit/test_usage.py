@@ -10,8 +10,10 @@ from gateway.core.aio import start
 from gateway.core.asked import Caller
 from gateway.core.endings import Attempt, Ending
 from gateway.core.limits import Amounts, KeyLimits, Period, Price, Taken
+from gateway.core.traffic import Cause, Fallback
 from gateway.core.types import Endpoint, Outcome, RequestRecord, Usage, UsageSource
 from gateway.limiting.limiter import Limiter
+from gateway.limiting.plans import Plans
 from gateway.store.shared import StoreUnavailable
 from gateway.usage.accounts import Accounts
 from gateway.usage.entries import Entry, Sums, Used, entry_of, summed
@@ -223,6 +225,38 @@ def test_a_gateway_that_begins_again_knows_what_was_used_and_counts_on(tmp_path)
         limiter = Limiter(clock, None, lambda: 1, after.spent)
         assert isinstance(await limiter.take(plan, Amounts(1, 40, 0, 40, 0)), Taken)
         assert not isinstance(await limiter.take(plan, Amounts(1, 40, 0, 40, 0)), Taken)
+        await after.close()
+
+    run(story())
+
+
+def test_a_limit_for_an_alias_knows_after_a_start_what_was_asked_for_by_that_name(tmp_path):
+    """A pool may have several aliases, each with limits of its own."""
+
+    def spent(accounts, name, **limits):
+        of = KeyLimits(models=((name, KeyLimits(**limits)),))
+        plan = Plans({}).of(Caller("k", "k", "acme", limits=of), name, "m")
+        return [accounts.spent(rule, "k") for rule in plan.rules]
+
+    async def story():
+        clock = HeldClock()
+        before = Accounts(clock, None, tmp_path / "usage", 10**6, lambda *names: PRICE)
+        await before.open()
+        before.posted([record("a"), record("b", model="gpt-4o", tokens=(10, 5))])
+        before.posted([record("c", model="gpt-mini", tokens=(3, 1), pool="m")])
+        told = Fallback("other", Cause.OVERLOAD)
+        before.posted([record("d", model="gpt-4o", fallback=told, tokens=(1000, 1))])
+        await before.close()
+        after = Accounts(clock, None, tmp_path / "usage", 10**6, lambda *names: PRICE)
+        await after.open()
+        after.posted([record("e", model="gpt-4o", tokens=(2, 1))])
+        for _ in range(2):
+            assert spent(after, "gpt-4o", tokens_per_day=9, tokens_per_month=9) == [18, 18]
+            assert spent(after, "gpt-*", tokens_per_day=9) == [22]
+            assert spent(after, "gpt-4o", budget_per_day=9) == [pytest.approx(24 / 1e6)]
+            assert spent(after, "m", tokens_per_day=9) == [150 + 15 + 4 + 1001 + 3]
+            await after.turn()
+            after._fold(after.today())
         await after.close()
 
     run(story())
