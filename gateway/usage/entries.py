@@ -18,8 +18,10 @@ _DAY_S: Final = 86_400
 # Looked up once: 0.15 us before Python 3.12.
 _SHED: Final = Outcome.SHED
 _REJECTED: Final = Outcome.UPSTREAM_REJECTED
+_FAILED: Final = Outcome.BACKEND_ERROR
 RESERVED: Final = "reserved"  # nobody told the usage, so what its limits reserved counts
 REFUSED: Final = "refused"  # the engine refused it as wrong, and took no tokens
+FAILED: Final = "failed"  # its backend failed before its client had anything
 UNKNOWN: Final = "unknown"  # nobody told it, and nothing was reserved
 
 
@@ -104,6 +106,8 @@ def entry_of(record: RequestRecord, n: int, at: float, price: Price | None) -> E
         prompt, output = usage.prompt_tokens, usage.completion_tokens
     elif record.outcome is _REJECTED:
         source = REFUSED
+    elif record.outcome is _FAILED:
+        source = FAILED
     elif taken is not None:
         source = RESERVED
         prompt, output = round(taken.costs.input_tokens), round(taken.costs.output_tokens)

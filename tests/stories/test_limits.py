@@ -9,6 +9,7 @@ import pytest
 from gateway.core.limits import KeyLimits
 from gateway.process import reload
 from gateway.sim.config import SimConfig
+from gateway.usage.journal import every_entry
 from tests import keyfiles as keys
 from tests.stories.support import gateway, story
 
@@ -140,6 +141,26 @@ async def test_what_an_engine_refuses_as_wrong_is_a_request_and_takes_no_tokens(
         assert (await world.chat(headers=ci, max_tokens=200)).status_code == 400
         levels = world.process.handler.limiter.levels.amounts
         assert [used for _, used in levels.values()] == [0.0]
+
+
+@pytest.mark.parametrize("fault", ["http_500", "html_error", "reset_before_headers"])
+@story
+async def test_a_request_that_its_backend_failed_takes_no_tokens_and_costs_no_money(fault):
+    """Else retries during an outage use up the budget of a day, and nothing was answered."""
+    prices = "prices: {models: {m: {input: 1, output: 1}}}"
+    limits = KeyLimits(requests_per_minute=9, tokens_per_day=1000, budget_per_day=1.0)
+    async with limited(limits=limits, extra=prices) as (world, ci):
+        world.sims[0].inject(fault)
+        assert (await world.chat(headers=ci, max_tokens=200)).status_code in (500, 502)
+        await world.until(lambda: not world.process.ingress.live)
+        levels = world.process.handler.limiter.levels.amounts
+        used = {amount: used for (_, amount, _), (_, used) in levels.items()}
+        assert 0 < used.pop(0) <= 1  # it was a request
+        assert set(used.values()) == {0.0}
+        world.process.ledger.post()
+        await world.process.accounts.turn()
+        (line,) = every_entry(world.process.config.state / "usage")
+        assert (line.input, line.output, line.money, line.source) == (0, 0, 0.0, "failed")
 
 
 @story
