@@ -64,7 +64,7 @@ class GatewayError(Exception):
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     default_code: ClassVar[str | None] = None
-    outcome: ClassVar[Outcome] = Outcome.BUG
+    outcome: Outcome = Outcome.BUG
 
     def __init__(
         self,

@@ -77,10 +77,12 @@ def _unreadable(reply: Reply, most_bytes: int) -> BackendBroke | None:
         return BackendBroke(_NO_REPLY)
     told = None if reply.body is not None else headers.get(b"content-length")
     if told is not None and (length := int(told)) > most_bytes:
-        return BackendBroke(
+        error = BackendBroke(
             f"The backend's reply has {length} bytes; at most {most_bytes} are accepted "
             "(`limits.max_reply`). Please ask for less at a time."
         )
+        error.outcome = Outcome.REJECTED  # its engine did what the client had asked for
+        return error
     return None
 
 

@@ -3,17 +3,20 @@
 import pytest
 
 from gateway.core.errors import BackendBroke, MisdirectedReply
+from gateway.core.limits import Amounts
 from gateway.core.types import (
     Call,
     Demand,
     Dialect,
     Endpoint,
     Need,
+    Outcome,
     RequestRecord,
     Usage,
     UsageSource,
 )
 from gateway.ingress.answers import answer, unfit, used, watch_over
+from gateway.ingress.charging import actual_of
 from gateway.upstream.engineids import engine_id
 from gateway.upstream.reply import Reply
 
@@ -109,6 +112,19 @@ def test_only_what_can_be_read_and_is_for_this_request_is_passed_on(headers, beg
     told = beginning % {b"own": OWN, b"other": OTHER}
     found = unfit(Reply(200, headers, None, None), OWN.decode(), 100, told)
     assert (found is None) if error is None else (type(found) is error)
+
+
+def test_a_reply_that_is_too_large_is_what_its_client_asked_for():
+    """It takes the tokens that were reserved: its engine made them."""
+    error = unfit(Reply(200, {b"content-length": b"101"}, None, None), OWN.decode(), 100, b"{}")
+    assert error is not None
+    assert (error.status, error.outcome) == (502, Outcome.REJECTED)
+    taken = Amounts(1, 30, 70, 100, 0)
+    made = RequestRecord("r", Endpoint.CHAT, 0.0, attempts=1)
+    made.outcome = error.outcome
+    assert actual_of(made, taken) == taken
+    made.outcome = Outcome.BACKEND_ERROR
+    assert actual_of(made, taken) == Amounts(1)
 
 
 def test_a_stream_is_judged_in_its_dialect():
