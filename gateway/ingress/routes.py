@@ -167,10 +167,9 @@ def _presented(request: Request) -> tuple[bytes | None, bytes | None, bytes | No
     """Return what the headers hold that may carry a key."""
 
     def sent(name: str) -> bytes | None:
-        values = request.headers.getlist(name)
-        return (
-            ",".join(values).encode("latin-1") if values else None
-        )  # two are refused: no key has a comma
+        values = dict.fromkeys(request.headers.getlist(name))
+        # Two that differ are refused: no key has a comma.
+        return ",".join(values).encode("latin-1") if values else None
 
     return sent("authorization"), sent("x-api-key"), sent("api-key")
 

@@ -87,3 +87,16 @@ async def test_anthropics_form_has_its_own_word_for_it():
             429,
             "rate_limit_error",
         )
+
+
+@story
+async def test_a_key_that_is_sent_twice_is_one_key_on_every_route():
+    """Some proxies add the header of a client that has it already."""
+    async with gateway(FAST) as world, connected(world.process.public_port) as wire:
+        for method, target, body in (("POST", CHAT, chat_body()), ("GET", "/v1/models", b"")):
+            again = (f"Authorization: Bearer {world.key}",)
+            other = (f"Authorization: Bearer {world.key}x",)
+            sent = [
+                request(method, target, body, key=world.key, lines=each) for each in (again, other)
+            ]
+            assert [(await wire.ask(data)).status for data in sent] == [200, 401]
