@@ -31,6 +31,7 @@ from gateway.observe.redact import redact
 
 _SHOWN_BYTES: Final = 128  # of a request target in an error
 _TRIES: Final = 8  # heads that are kept in vain until no more are
+_MANY_CHUNKS: Final = 1000  # in one read: a millisecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class RequestReader(HttpToolsProtocol):
         self._kept_in_vain = 0  # heads that did not come again, one after the other
         self._left_bytes = 0  # of a body that the parser does not see
         self._in_chunks = False
+        self._chunks = 0  # in the read that is being parsed
         self._trailers = 0
         self._trailer_bytes = 0
         self._refusal: GatewayError | None = None  # why the parser was stopped, if by us
@@ -106,7 +108,18 @@ class RequestReader(HttpToolsProtocol):
         error = self._parse(data)
         if between and error is None:
             self._keep_head(data)
+        if self._chunks > _MANY_CHUNKS and not self.transport.is_closing():
+            self._let_others_run()
         return error
+
+    def _let_others_run(self) -> None:
+        """Read on in the next turn of the loop, which else reads 32 times in a row where there is so much."""
+        self.transport.pause_reading()
+        self.loop.call_soon(self._read_next)
+
+    def _read_next(self) -> None:
+        if not self.flow.read_paused and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def request_line(self) -> tuple[str, str]:
         """Return method and path of the last request as far as they were read; without the query."""
@@ -158,7 +171,7 @@ class RequestReader(HttpToolsProtocol):
     # --- heads that are parsed ----------------------------------------------------------------------
 
     def _parse(self, data: bytes) -> GatewayError | None:
-        self._begun = 0
+        self._begun = self._chunks = 0
         self._read_bytes = len(data)
         self.loose_bytes += self._read_bytes
         try:
@@ -222,6 +235,7 @@ class RequestReader(HttpToolsProtocol):
         The parser takes any list of codings that ends with chunked, and takes it in HTTP/1.0, too,
         where a proxy may not know it (RFC 9112 section 6.1).
         """
+        self._chunks += 1
         if not self._in_chunks:
             self._in_chunks = True
             codings = [value for name, value in self.headers if name == b"transfer-encoding"]

@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
+import os
+import socket
 
 import httpx2
 import pytest
@@ -255,6 +258,27 @@ async def test_bodies_in_tiny_chunks_need_no_more_memory_than_they_weigh():
             await client.flood(b"2\r\n  \r\n" * 8000, 7 << 20)
             await client.send(b"1\r\n}\r\n0\r\n\r\n")
             assert (await client.reply()).status in (200, 400)
+
+
+@story
+async def test_of_a_body_in_tiny_chunks_one_read_is_taken_in_a_turn_of_the_loop():
+    """The loop reads a socket up to 32 times in a row, which here are half a million chunks."""
+    async with gateway(FAST) as world, ledger(world):
+        async with raw(world) as client:
+            await client.send(head("POST", CHAT, key=world.key, chunked=True) + b"1\r\n{\r\n")
+            await world.until(lambda: world.process.ingress.live)
+            (down,) = world.process.ingress.live
+            descriptor = os.dup(client.writer.get_extra_info("socket").fileno())
+            rest = memoryview(b"1\r\n \r\n" * 2_000_000)
+            with socket.socket(fileno=descriptor) as own, contextlib.suppress(BlockingIOError):
+                while rest:  # until the buffers of the system are full
+                    rest = rest[own.send(rest) :]
+            seen = [down.body.came_bytes]
+            while len(seen) < 30:
+                await asyncio.sleep(0)
+                seen.append(down.body.came_bytes)
+            assert 0 < max(b - a for a, b in itertools.pairwise(seen)) <= 256 * 1024 // 6 + 1
+            assert seen[-1] > 100_000
 
 
 @story
