@@ -22,16 +22,7 @@ from gateway.core.limits import Judged, Price
 from gateway.core.types import RequestRecord
 from gateway.store.scripts import Scripted
 from gateway.store.shared import StoreUnavailable
-from gateway.usage.entries import (
-    Entry,
-    Place,
-    Sums,
-    Used,
-    day_told,
-    entry_of,
-    place_of,
-    summed,
-)
+from gateway.usage.entries import Entry, Place, Sums, Used, day_told, entry_of, summed
 from gateway.usage.journal import UsageJournal, every_entry
 from gateway.usage.shared import SharedUsage
 from gateway.usage.spent import Spent, folded
@@ -44,7 +35,6 @@ _MOST_WAITING: Final = 65_536  # entries that a disk which does not write may ho
 _MOST_TENANTS: Final = 1000  # that have metrics of their own
 _MOST_PLACES: Final = 100_000  # in memory; about 300 bytes each
 _OTHER: Final = "_other"
-_DAY_S: Final = 86_400.0
 
 PriceOf = Callable[[str, str], Price | None]  # by model and pool
 
@@ -66,9 +56,8 @@ class Accounts:
         self._spent = Spent()  # index over `sums`
         self._day = day_told(clock.wall())
         self._tenants: dict[str, Sums] = {}  # of this process
-        # Where requests of one day are counted, by tenant, key, model and adapter; and when that day ends.
-        self._cells: dict[tuple[str, ...], tuple[Sums, Sums]] = {}
-        self._day_ends_at = 0.0
+        # Where the requests of a place are counted: by place and by tenant.
+        self._cells: dict[Place, tuple[Sums, Sums]] = {}
         self._clock = clock
         self._shared = None if link is None or folder is None else SharedUsage(link)
         self.telling = None if self._shared is None else Telling(self._shared, self.today)
@@ -84,42 +73,33 @@ class Accounts:
     def posted(self, records: Sequence[RequestRecord]) -> None:
         """Count requests that ended: each exactly once, as its record is settled once."""
         wall_ahead = self._clock.wall() - self._clock.now()
+        entries: list[Entry] = []
         for record in records:
             if record.caller is None:
                 continue
             pool = record.pool or ""
             # Another pool that answers does so by its own name, and at its own price.
             model = pool if record.fallback is not None else record.model or ""
-            price = self._price_of(model, pool)
             at = wall_ahead + (record.ended_at or record.received_at)
-            entry = entry_of(record, 0, at, price)
+            entry = entry_of(record, 0, at, self._price_of(model, pool))
             if entry is not None:
-                self._count(entry)
+                entries.append(entry)
+        for place, more in summed(entries).items():
+            for sums in self._cells.get(place) or self._cell(place):
+                sums.include(more)
+        if self._folder is not None:
+            self._waiting.extend(entries[: _MOST_WAITING - len(self._waiting)])
 
-    def _count(self, entry: Entry) -> None:
-        if not self._day_ends_at - _DAY_S <= entry.at < self._day_ends_at:
-            self._cells.clear()
-            self._day_ends_at = (entry.at // _DAY_S + 1) * _DAY_S
-        named = (entry.tenant, entry.key, entry.model, entry.adapter)
-        sums, tenant = self._cells.get(named) or self._cell(named, place_of(entry))
-        sums.add(entry)
-        tenant.add(entry)
-        if self._folder is None:
-            return
-        if len(self._waiting) < _MOST_WAITING:
-            self._waiting.append(entry)
-
-    def _cell(self, named: tuple[str, ...], place: Place) -> tuple[Sums, Sums]:
+    def _cell(self, place: Place) -> tuple[Sums, Sums]:
         """Return where requests are counted whose first one has just ended: by place and by tenant."""
-        tenant = place[1]
+        cell_of, tenant = place, place[1]
         if tenant not in self._tenants and len(self._tenants) >= _MOST_TENANTS:
             tenant = _OTHER
         if place not in self.sums:
             if len(self.sums) >= _MOST_PLACES:
                 place = place[0], tenant, _OTHER, *place[3:]
             self._spent.note(place, self.sums.setdefault(place, Sums()))
-        cell = self.sums[place], self._tenants.setdefault(tenant, Sums())
-        self._cells[named] = cell
+        cell = self._cells[cell_of] = self.sums[place], self._tenants.setdefault(tenant, Sums())
         return cell
 
     @property

@@ -95,22 +95,21 @@ class Used(NamedTuple):
 def entry_of(record: RequestRecord, n: int, at: float, price: Price | None) -> Entry | None:
     """Return the line of a request that ended; None where no engine took it, or nobody is known to have sent it."""
     caller = record.caller
-    shed = record.outcome is _SHED or not reached(record.attempts, record.failed)
-    if caller is None or shed:
+    if caller is None or record.outcome is _SHED or not reached(record.attempts, record.failed):
         return None
-    usage, taken = record.usage, record.taken
-    source, cached = UNKNOWN, 0
-    prompt, output = 0, 0
+    usage, taken, cached = record.usage, record.taken, 0
     if usage is not None:
         source, cached = usage.source._value_, usage.cached_tokens or 0
         prompt, output = usage.prompt_tokens, usage.completion_tokens
     elif record.outcome is _REJECTED:
-        source = REFUSED
+        source, prompt, output = REFUSED, 0, 0
     elif record.outcome is _FAILED:
-        source = FAILED
+        source, prompt, output = FAILED, 0, 0
     elif taken is not None:
         source = RESERVED
         prompt, output = round(taken.costs.input_tokens), round(taken.costs.output_tokens)
+    else:
+        source, prompt, output = UNKNOWN, 0, 0
     return Entry(  # by position: names would double what it costs, and each request pays for it
         n,
         record.id,
