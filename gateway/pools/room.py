@@ -72,19 +72,23 @@ class Room:
     sequences: int = 0  # in flight: what our requests are in the engine's own counts
     _sample: LoadSample | None = None
     _scrapes: int = 0
-    _fresh_tokens: int = 0  # whole needs, those read since the last scrape among them
+    # Of requests whose prompt is not read yet, was read since the last scrape, or before it. Fresh are the
+    # first two; a sum that can be made of these is made when it is asked for.
+    _coming_tokens: int = 0
+    _coming_output: int = 0
     _read_prompt: int = 0
     _read_output: int = 0
     _old_prompt: int = 0
     _old_output: int = 0
     unread_tokens: int = 0  # to be read of the prompts of streams whose first token has not come
     _unseen_tokens: int = 0  # the same of others; the next scrape is taken to show them read
-    _output_tokens: int = 0  # expected of all in flight
     _ended_tokens: float = 0.0
     _share: float = 1.0  # what a credited token really takes
     tenants: dict[str, int] = field(default_factory=dict)  # tokens in flight, whole needs
     # Counted ever, but for requests that ended before a scrape could show them:
-    read_tokens: int = 0  # whole needs of those whose prompt was read
+    _read_before_tokens: int = (
+        0  # whole needs of those whose prompt was read, up to the last scrape
+    )
     ended_tokens: int = 0  # what those that ended should have held
     elsewhere: UnderWay = NOTHING  # at other gateways, as they told last
     _read_elsewhere: int = 0  # since the last scrape
@@ -121,19 +125,18 @@ class Room:
         tokens = prompt_tokens + output_tokens
         self.sequences += sequences
         self.tenants[tenant] = self.tenants.get(tenant, 0) + tokens
-        self._fresh_tokens += tokens
-        self._output_tokens += output_tokens
         unread_tokens = prompt_tokens - cached_tokens if cached_tokens < prompt_tokens else 0
         unread_before = self.unread_tokens + self.elsewhere.unread_tokens
         if streams:
             read_at = None
             self.unread_tokens += unread_tokens
+            self._coming_tokens += tokens
+            self._coming_output += output_tokens
         else:
             read_at = self._scrapes
             self._unseen_tokens += unread_tokens
             self._read_prompt += prompt_tokens
             self._read_output += output_tokens
-            self.read_tokens += tokens
         return Credit(
             prompt_tokens,
             output_tokens,
@@ -148,12 +151,14 @@ class Room:
     def first_token(self, credit: Credit) -> None:
         """Note that the prompt has been read: from the next scrape on, usage shows it."""
         if credit.held and credit.read_at is None:
+            prompt, output = credit.prompt_tokens, credit.output_tokens
             credit.read_at = self._scrapes
             self.unread_tokens -= credit.unread_tokens
             credit.unread_tokens = 0
-            self._read_prompt += credit.prompt_tokens
-            self._read_output += credit.output_tokens
-            self.read_tokens += credit.prompt_tokens + credit.output_tokens
+            self._coming_tokens -= prompt + output
+            self._coming_output -= output
+            self._read_prompt += prompt
+            self._read_output += output
 
     def give_back(self, credit: Credit) -> None:
         """Take back a credit, however the request ended; further calls do nothing."""
@@ -166,15 +171,12 @@ class Room:
         left = self.tenants.pop(credit.tenant, 0) - prompt - output
         if left > 0:
             self.tenants[credit.tenant] = left
-        self._output_tokens -= output
         if credit.read_at is None:
             self.unread_tokens -= credit.unread_tokens
-            self._fresh_tokens -= prompt + output
-            return
-        if credit.read_at == self._scrapes:
-            self.read_tokens -= prompt + output
+            self._coming_tokens -= prompt + output
+            self._coming_output -= output
+        elif credit.read_at == self._scrapes:
             self._unseen_tokens -= credit.unread_tokens
-            self._fresh_tokens -= prompt + output
             self._read_prompt -= prompt
             self._read_output -= output
         else:
@@ -197,7 +199,7 @@ class Room:
         if sample.kv_capacity_tokens is not None:
             self.capacity_tokens = sample.kv_capacity_tokens or None
         self._reserve_tokens = _RESERVE * (self.capacity_tokens or 0)
-        self._fresh_tokens -= self._read_prompt + self._read_output
+        self._read_before_tokens += self._read_prompt + self._read_output
         self._old_prompt += self._read_prompt
         self._old_output += self._read_output
         self._read_prompt = self._read_output = self._unseen_tokens = 0
@@ -248,7 +250,8 @@ class Room:
         capacity, usage = self.capacity_tokens, None
         reserve = reserves * self._reserve_tokens
         # As `_all_fresh` does: each request pays for a call.
-        fresh_tokens = self._fresh_tokens + self.elsewhere.coming_tokens + self._read_elsewhere
+        fresh_tokens = self._coming_tokens + self._read_prompt + self._read_output
+        fresh_tokens += self.elsewhere.coming_tokens + self._read_elsewhere
         if (
             need_tokens + self._share * fresh_tokens + reserve <= self._surely_free
             and now <= self._clear_until
@@ -287,12 +290,13 @@ class Room:
         count = len(self.tenants)
         if count < 2:
             return False
-        all_tokens = self._fresh_tokens + self._old_prompt + self._old_output
+        all_tokens = self._fresh() + self._old_prompt + self._old_output
         return self.tenants.get(tenant, 0) * count > _SHARES * all_tokens
 
     def left(self) -> tuple[int, int]:
         """Return what our requests leave to do: prompts not known to be read, and outputs expected."""
-        return self.unread_tokens + self._unseen_tokens, self._output_tokens
+        output_tokens = self._coming_output + self._read_output + self._old_output
+        return self.unread_tokens + self._unseen_tokens, output_tokens
 
     def projection(self, now: float) -> Projection:
         """Return what the verdict goes by, for people."""
@@ -314,16 +318,19 @@ class Room:
             self.sequences,
             unread_tokens,
             output_tokens,
-            self._fresh_tokens - self._read_prompt - self._read_output,
+            self._coming_tokens,
             int(self._old_prompt + _WRITTEN * self._old_output),
             self._old_output,
-            self.read_tokens,
+            self._read_before_tokens + self._read_prompt + self._read_output,
             self.ended_tokens,
         )
 
+    def _fresh(self) -> int:
+        return self._coming_tokens + self._read_prompt + self._read_output
+
     def _all_fresh(self) -> int:
         """Return the fresh tokens, those of other gateways too."""
-        return self._fresh_tokens + self.elsewhere.coming_tokens + self._read_elsewhere
+        return self._fresh() + self.elsewhere.coming_tokens + self._read_elsewhere
 
     def _projected(self, capacity: int, usage: float | None) -> float:
         others, fresh_tokens = self.elsewhere, self._all_fresh()
